@@ -1,0 +1,126 @@
+"""From a YAML file and command-line overrides to a Recipe, or to every mistake in them at once."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from toolkit.errors import InputError, Place
+from toolkit.recipe.positions import Document, KeyPath, parse, read
+from toolkit.recipe.schema import Recipe
+
+
+def load_recipe(file: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Read ``file``, apply ``section.key=value`` overrides, validate.
+
+    Raises InputError that names file, line and key of every mistake.
+    """
+    document = read(file)
+    if not isinstance(document.value, dict):
+        raise InputError.at(Place(file, 1), None, "a recipe is a mapping with the sections model, data, run, ...")
+    _apply(document, overrides)
+    return validate(document)
+
+
+def validate(document: Document) -> Recipe:
+    """Check a parsed document against the schema; raises InputError with all its mistakes."""
+    try:
+        return Recipe.model_validate(document.value)
+    except ValidationError as error:
+        raise InputError(*(_explain(item, document) for item in error.errors())) from None
+
+
+def recipe_sha256(recipe: Recipe) -> str:
+    """SHA-256 of the recipe's values, defaults included: two files that mean the same have the same."""
+    canonical = json.dumps(recipe.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _apply(document: Document, overrides: Iterable[str]) -> None:
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals or not all(key.split(".")):
+            raise InputError(f"{override}: an override is section.key=value, for example strategy.name=zero3")
+        value = parse(text, f"override {key}").value
+        path = tuple(key.split("."))
+        target = document.value
+        for part in path[:-1]:
+            inner = target.get(part)
+            if not isinstance(inner, dict):
+                inner = target[part] = {}
+            target = inner
+        target[path[-1]] = value
+        # Errors below this key now stand on the command line, not in the file.
+        document.places = {known: at for known, at in document.places.items() if known[: len(path)] != path}
+        document.places[path] = Place(f"override {override}")
+
+
+def _explain(item: ErrorDetails, document: Document) -> str:
+    path = _written_path(item["loc"], document.value)
+    place = document.place(path)
+    key = ".".join(str(part) for part in path)
+    match item["type"]:
+        case "extra_forbidden":
+            message = "unknown key" + did_you_mean(str(path[-1]), _keys_at(path[:-1]))
+        case "missing":
+            message = "missing" + _hint(path)
+        case "literal_error":
+            message = f"{item['input']!r} is not {item['ctx']['expected']}" + did_you_mean(
+                str(item["input"]), _choices(item["ctx"]["expected"])
+            )
+        case "value_error":
+            message = str(item["ctx"]["error"])
+        case _:
+            shown = item["input"] if not isinstance(item["input"], dict | list) else type(item["input"]).__name__
+            message = f"{item['msg'][0].lower()}{item['msg'][1:]} (given: {shown!r})"
+    return f"{place}: {key}: {message}" if key else f"{place}: {message}"
+
+
+def _written_path(location: tuple[int | str, ...], value: Any) -> KeyPath:
+    """Pydantic's location without the names it adds for the members of a union."""
+    path: list[str | int] = []
+    for index, part in enumerate(location):
+        last = index == len(location) - 1
+        known = isinstance(value, dict) and part in value or isinstance(value, list) and isinstance(part, int)
+        if known:
+            path.append(part)
+            value = value[part] if isinstance(value, dict) or int(part) < len(value) else None
+        elif isinstance(value, dict) and last:
+            path.append(part)  # a missing key
+    return tuple(path)
+
+
+def _hint(path: KeyPath) -> str:
+    match path:
+        case ("model",):
+            return "; for example model: {path: meta-llama/Llama-3.2-1B}"
+        case ("data",) | ("data", "train"):
+            return "; for example data: {train: data/train.jsonl}"
+        case _:
+            return ""
+
+
+def _keys_at(path: KeyPath) -> list[str]:
+    section: type[BaseModel] = Recipe
+    for part in path:
+        options = [section.model_fields[str(part)].annotation]
+        options += get_args(options[0])
+        section = next(o for o in options if isinstance(o, type) and issubclass(o, BaseModel))
+    return list(section.model_fields)
+
+
+def _choices(expected: str) -> list[str]:
+    return [word.strip(" '") for word in expected.replace(" or ", ",").split(",")]
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """``; did you mean x?`` for the nearest known word, else nothing."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {near[0]}?" if near else ""

@@ -1,0 +1,146 @@
+"""The recipe: all that a user writes. Every key, its type, its default and what it costs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+StrategyName = Literal["single", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2"]
+Task = Literal["causal-lm", "seq2seq-lm", "sequence-classification"]
+PrecisionName = Literal["fp32", "bf16", "fp16", "bf16-pure"]
+CheckpointingName = Literal["none", "full", "selective"]
+
+Positive = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+# 0 <= beta < 1: a beta of 1 would divide by a bias correction of zero (Adam, arXiv:1412.6980, algorithm 1).
+Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+class Section(BaseModel):
+    """Unknown keys are errors and types are exact: a recipe is never guessed at."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Model(Section):
+    path: str | None = Field(None, description="hub id or folder; or `config:`, exactly one of them")
+    config: dict[str, Any] | None = Field(None, description="a transformers config: random weights from the seed")
+    task: Task = Field("causal-lm", description="what the model is trained to do")
+    attention: str = Field("sdpa", description="eager, sdpa, flash_attention_2, ...: as transformers names them")
+    trust_remote_code: bool = Field(False, description="run Python code that comes with the model")
+    revision: str | None = Field(None, description="branch, tag or commit of a hub model")
+    num_labels: Positive | None = Field(None, description="classes, for sequence-classification")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Model:
+        if (self.path is None) == (self.config is None):
+            raise ValueError("give exactly one of `path` and `config`")
+        if self.config is not None and "model_type" not in self.config:
+            raise ValueError("`config` needs `model_type`, for example llama")
+        return self
+
+
+class Tokenizer(Section):
+    path: str | None = Field(None, description="hub id or folder; default: the model's own")
+
+
+class Adapter(Section):
+    method: Literal["lora", "dora"] = Field("lora", description="a PEFT method")
+    r: Positive = Field(16, description="rank of the update")
+    alpha: Annotated[float, Field(gt=0)] = Field(32, description="the update is scaled by alpha / r")
+    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(0.0, description="dropout before the first adapter matrix")
+    target_modules: str | list[str] = Field("all-linear", description="all-linear, a regular expression or names")
+    modules_to_save: list[str] = Field([], description="modules trained and saved whole, beside the adapter")
+    path: str | None = Field(None, description="an adapter to start from, saved by PEFT or by `toolkit export`")
+
+
+class Data(Section):
+    train: str = Field(description="file, folder or hub id")
+    eval: str | None = Field(None, description="file, folder or hub id; null: no evaluation")
+    format: Literal["text", "prompt-completion", "messages"] = Field("text", description="what a sample is")
+    max_length: Annotated[int, Field(ge=2)] = Field(1024, description="samples are cut after so many tokens")
+    packing: bool = Field(False, description="several samples in one row")
+    workers: Count = Field(2, description="loader processes per training process")
+    streaming: bool = Field(False, description="read while training; needs run.max_steps")
+    shuffle: bool = Field(True, description="a new order each epoch, fixed by run.seed")
+    fields: dict[str, str] = Field({}, description="the data's own names, e.g. {prompt: question}")
+    chat_template: str | None = Field(None, description="a Jinja file; default: the tokenizer's own template")
+
+
+class Batch(Section):
+    micro_size: Positive | None = Field(None, description="samples per process and forward pass")
+    accumulation: Positive | None = Field(None, description="forward passes per optimizer step")
+    global_size: Positive | None = Field(None, description="micro_size x accumulation x processes")
+
+
+class Optimizer(Section):
+    name: Literal["adamw"] = Field("adamw", description="AdamW with decoupled weight decay")
+    lr: Annotated[float, Field(gt=0)] = Field(2.0e-4, description="peak learning rate")
+    betas: Annotated[list[Beta], Field(min_length=2, max_length=2)] = Field([0.9, 0.999])
+    eps: Annotated[float, Field(gt=0)] = 1.0e-8
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    decay: Literal["matrices", "all"] = Field("matrices", description="matrices: not norms, biases, embeddings")
+    max_grad_norm: Annotated[float, Field(ge=0)] | None = Field(1.0, description="null or 0: no clipping")
+
+
+class Schedule(Section):
+    name: Literal["cosine", "linear", "constant"] = "cosine"
+    warmup_ratio: Fraction | None = Field(None, description="share of the steps; or warmup_steps")
+    warmup_steps: Count | None = None
+
+    @model_validator(mode="after")
+    def _one_warmup(self) -> Schedule:
+        if self.warmup_ratio is not None and self.warmup_steps is not None:
+            raise ValueError("give one of `warmup_ratio` and `warmup_steps`")
+        return self
+
+
+class Strategy(Section):
+    name: StrategyName = Field("single", description="how the training state is spread over the processes")
+    offload: Literal["none", "optimizer", "all"] = Field("none", description="what lives in host memory")
+    reshard_after_forward: bool = Field(
+        True, description="fsdp1, fsdp2: free the gathered weights after the forward; false is faster and larger"
+    )
+    wrap: list[str] | None = Field(None, description="block classes; default: the model's own _no_split_modules")
+
+
+class Machine(Section):
+    device: Literal["auto", "cuda", "cpu"] = "auto"
+    processes: Positive = Field(1, description="per node")
+    nodes: Positive = 1
+
+
+class Run(Section):
+    max_steps: Positive | None = Field(None, description="optimizer steps; or epochs")
+    epochs: Positive | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    output_dir: str = "runs/run"
+    log_every: Positive = Field(1, description="the screen, the trackers, and one device synchronisation")
+    save_every: Count = Field(0, description="0: only at the end")
+    eval_every: Count = Field(0, description="0: never")
+    trackers: list[str] = Field([], description="tensorboard, wandb, ...: as accelerate names them")
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Run:
+        if self.max_steps is not None and self.epochs is not None:
+            raise ValueError("give one of `max_steps` and `epochs`")
+        return self
+
+
+class Recipe(Section):
+    """The whole file."""
+
+    model: Model
+    tokenizer: Tokenizer = Tokenizer()
+    adapter: Adapter | None = None
+    data: Data
+    batch: Batch = Batch()
+    optimizer: Optimizer = Optimizer()
+    schedule: Schedule = Schedule()
+    precision: PrecisionName = "fp32"
+    activation_checkpointing: CheckpointingName = "none"
+    strategy: Strategy = Strategy()
+    machine: Machine = Machine()
+    run: Run = Run()
