@@ -1,0 +1,131 @@
+"""A process group that is kept open for many jobs: starting one costs seconds, a small case far less.
+
+Used by `toolkit verify` and the tests. A job is a picklable function, called with its arguments on every rank.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import signal
+import socket
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from typing import Any
+
+from toolkit.errors import NotSo
+
+
+class JobFailed(NotSo):
+    """A rank raised, died or ran out of time. ``rank`` is the first that did; the group has been stopped."""
+
+    def __init__(self, rank: int | None, message: str) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
+class WorkerGroup:
+    """``size`` processes connected over gloo (or NCCL, where a job's recipe says cuda), started at first use."""
+
+    def __init__(self, size: int, threads: int = 1, environment: dict[str, str] | None = None) -> None:
+        self.size = size
+        self.threads = threads
+        self.environment = environment or {}
+        self._processes: list[SpawnProcess] = []
+        self._pipes: list[Connection] = []
+
+    def run(self, job: Callable[..., Any], *args: Any, timeout: float = 120.0) -> list[Any]:
+        """Call ``job(*args)`` on every rank; returns the results by rank.
+
+        Raises JobFailed with the first failing rank's traceback, or when ``timeout`` seconds have passed; the
+        other ranks, which may wait in a collective for ever, are ended with it.
+        """
+        if not self._processes:
+            self._start()
+        for pipe in self._pipes:
+            pipe.send((job, args))
+        return self._collect(timeout)
+
+    def _collect(self, timeout: float) -> list[Any]:
+        results: dict[int, Any] = {}
+        deadline = time.monotonic() + timeout
+        while len(results) < self.size:
+            open_pipes = [pipe for rank, pipe in enumerate(self._pipes) if rank not in results]
+            ready = wait(open_pipes, timeout=max(0.0, deadline - time.monotonic()))
+            if not ready:
+                missing = [rank for rank in range(self.size) if rank not in results]
+                self.close()
+                raise JobFailed(missing[0], f"no answer from rank {missing} after {timeout:.0f} s")
+            for pipe in ready:
+                rank = self._pipes.index(pipe)  # type: ignore[arg-type]
+                try:
+                    ok, value = pipe.recv()  # type: ignore[union-attr]
+                except (EOFError, ConnectionError):
+                    code = self._processes[rank].exitcode
+                    self.close()
+                    raise JobFailed(rank, f"rank {rank} died (exit code {code})") from None
+                if not ok:
+                    self.close()
+                    raise JobFailed(rank, f"rank {rank}:\n{value}")
+                results[rank] = value
+        return [results[rank] for rank in range(self.size)]
+
+    def _start(self) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        context = multiprocessing.get_context("spawn")
+        for rank in range(self.size):
+            here, there = context.Pipe()
+            environment = {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(self.size),
+                "LOCAL_WORLD_SIZE": str(self.size),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "OMP_NUM_THREADS": str(self.threads),
+                "TOOLKIT_SHARED_GROUP": "1",
+                **self.environment,
+            }
+            process = context.Process(target=_serve, args=(there, environment), daemon=True)
+            process.start()
+            there.close()
+            self._processes.append(process)
+            self._pipes.append(here)
+
+    def close(self) -> None:
+        """End the processes that this group started."""
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self._processes:
+            if process.is_alive():
+                process.kill()
+            process.join(10)
+        self._processes, self._pipes = [], []
+
+    def __enter__(self) -> WorkerGroup:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _serve(pipe: Connection, environment: dict[str, str]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    os.environ.update(environment)
+    while True:
+        try:
+            job, args = pipe.recv()
+        except (EOFError, OSError):
+            os._exit(0)
+        try:
+            answer = (True, job(*args))
+        except BaseException:
+            answer = (False, traceback.format_exc())
+        gc.collect()
+        pipe.send(answer)

@@ -1,0 +1,100 @@
+"""LoRA and DoRA by PEFT, on any model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from toolkit.errors import InputError
+from toolkit.recipe.resolve import Resolved
+from toolkit.recipe.schema import Adapter, Task
+
+if TYPE_CHECKING:
+    from peft import LoraConfig, PeftModel
+
+_PEFT_TASKS: dict[Task, str] = {
+    "causal-lm": "CAUSAL_LM",
+    "seq2seq-lm": "SEQ_2_SEQ_LM",
+    "sequence-classification": "SEQ_CLS",
+}
+
+
+def add_adapter(model: nn.Module, resolved: Resolved) -> PeftModel:
+    """Wrap ``model`` so that only its adapter (and ``modules_to_save``) trains; drawn from ``run.seed``.
+
+    Raises InputError where ``target_modules`` or ``modules_to_save`` match nothing.
+    """
+    from peft import PeftModel, get_peft_model
+
+    adapter = resolved.recipe.adapter
+    assert adapter is not None
+    _check_targets(model, adapter, resolved.source)
+    torch.manual_seed(resolved.recipe.run.seed)
+    where = f"{resolved.source}: adapter"
+    try:
+        if adapter.path is not None:
+            adapted = PeftModel.from_pretrained(model, adapter.path, is_trainable=True)
+        else:
+            adapted = get_peft_model(model, lora_config(adapter, resolved.recipe.model.task, _ties(model)))
+    except (OSError, ValueError, RuntimeError) as error:
+        raise InputError(f"{where}{'.path' if adapter.path else ''}: {str(error).splitlines()[0]}") from None
+    if resolved.precision.mixed:
+        _leave_inputs(adapted)
+    return adapted
+
+
+def _leave_inputs(model: nn.Module) -> None:
+    """PEFT casts an adapter's input to its weight's dtype as it finds it. Under mixed precision that is float32
+    or 16 bits depending on what FSDP has gathered just then, so that recomputation differs from the forward
+    (peft 0.21.2, torch 2.13.0: CheckpointError). The products run in 16 bits either way."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    for module in model.modules():
+        if isinstance(module, BaseTunerLayer):
+            module.cast_input_dtype_enabled = False  # type: ignore[attr-defined]
+
+
+def lora_config(adapter: Adapter, task: Task, tied: bool) -> LoraConfig:
+    """PEFT's own config for a recipe's adapter section."""
+    from peft import LoraConfig
+
+    return LoraConfig(
+        task_type=_PEFT_TASKS[task],
+        r=adapter.r,
+        lora_alpha=adapter.alpha,
+        lora_dropout=adapter.dropout,
+        target_modules=adapter.target_modules,
+        modules_to_save=list(adapter.modules_to_save) or None,
+        use_dora=adapter.method == "dora",
+        # A saved copy of a tied embedding would leave the head with the old weights.
+        ensure_weight_tying=tied and bool(adapter.modules_to_save),
+    )
+
+
+def _ties(model: nn.Module) -> bool:
+    return bool(getattr(getattr(model, "config", None), "tie_word_embeddings", False))
+
+
+def _check_targets(model: nn.Module, adapter: Adapter, source: str) -> None:
+    names = [name for name, _ in model.named_modules() if name]
+    problems = []
+    for wanted in adapter.modules_to_save:
+        if not any(name == wanted or name.endswith(f".{wanted}") for name in names):
+            problems.append(f"{source}: adapter.modules_to_save: no module is named {wanted!r}" + _candidates(model))
+    if isinstance(adapter.target_modules, list):
+        for wanted in adapter.target_modules:
+            if not any(name == wanted or name.endswith(f".{wanted}") for name in names):
+                problems.append(f"{source}: adapter.target_modules: {wanted!r} matches nothing" + _candidates(model))
+    if problems:
+        raise InputError(*problems)
+
+
+def _candidates(model: nn.Module) -> str:
+    ends = {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if _is_linear(module)}
+    return f"; linear layers here: {', '.join(sorted(ends))}"
+
+
+def _is_linear(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"

@@ -1,0 +1,105 @@
+"""Any Hugging Face model, from a folder, the hub or a bare config, in the dtypes that the recipe asks for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from toolkit.errors import InputError
+from toolkit.recipe.resolve import Resolved
+from toolkit.recipe.schema import Recipe, Task
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+_AUTO_CLASSES: dict[Task, str] = {
+    "causal-lm": "AutoModelForCausalLM",
+    "seq2seq-lm": "AutoModelForSeq2SeqLM",
+    "sequence-classification": "AutoModelForSequenceClassification",
+}
+
+
+def load_tokenizer(recipe: Recipe) -> PreTrainedTokenizerBase:
+    """The recipe's tokenizer; raises InputError where there is none."""
+    from transformers import AutoTokenizer
+
+    path = recipe.tokenizer.path or recipe.model.path
+    try:
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=recipe.model.trust_remote_code)
+    except (OSError, ValueError) as error:
+        key = "tokenizer.path" if recipe.tokenizer.path else "model.path"
+        raise InputError(f"{key}: no tokenizer could be loaded from {path}: {_first_line(error)}") from None
+
+
+def load_base(resolved: Resolved, pad_token_id: int | None = None) -> nn.Module:
+    """The model before adapters, on the CPU, every process the same: random weights come from ``run.seed``.
+
+    Weights are float32, or the frozen dtype where an adapter is all that trains. Raises InputError where the
+    model cannot be had.
+    """
+    import transformers
+
+    spec = resolved.recipe.model
+    dtype = _load_dtype(resolved)
+    auto = getattr(transformers, _AUTO_CLASSES[spec.task])
+    config = _config(resolved, pad_token_id)
+    options: dict[str, Any] = {"attn_implementation": spec.attention, "trust_remote_code": spec.trust_remote_code}
+    try:
+        if spec.path is not None:
+            model = auto.from_pretrained(spec.path, config=config, dtype=dtype, revision=spec.revision, **options)
+        else:
+            # Drawn in float32 and cast after: the same numbers in every precision.
+            torch.manual_seed(resolved.recipe.run.seed)
+            model = auto.from_config(config, dtype=torch.float32, **options).to(dtype)
+    except (OSError, ValueError, ImportError) as error:
+        raise InputError(f"model: {spec.path or spec.config}: {_first_line(error)}") from None
+    # The key-value cache serves generation; under checkpointing it would be filled twice.
+    model.config.use_cache = False
+    return model
+
+
+def set_dtypes(model: nn.Module, trainable: str, frozen: str) -> None:
+    """Cast every floating parameter in place: trained ones to ``trainable``, others to ``frozen``."""
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            dtype = getattr(torch, trainable if parameter.requires_grad else frozen)
+            parameter.data = parameter.data.to(dtype)
+
+
+def _load_dtype(resolved: Resolved) -> torch.dtype:
+    precision = resolved.precision
+    return getattr(torch, precision.frozen if resolved.recipe.adapter else precision.trainable)
+
+
+def _config(resolved: Resolved, pad_token_id: int | None) -> PretrainedConfig:
+    from transformers import AutoConfig
+
+    spec = resolved.recipe.model
+    try:
+        if spec.path is not None:
+            remote = spec.trust_remote_code
+            config = AutoConfig.from_pretrained(spec.path, revision=spec.revision, trust_remote_code=remote)
+        else:
+            assert spec.config is not None
+            config = AutoConfig.for_model(**spec.config)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        where = "path" if spec.path else "config"
+        raise InputError(f"{resolved.source}: model.{where}: {_first_line(error)}") from None
+    if spec.num_labels is not None:
+        config.num_labels = spec.num_labels
+    if getattr(config, "pad_token_id", None) is None and pad_token_id is not None:
+        config.pad_token_id = pad_token_id  # classification heads look for the last token before the padding
+    return config
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def is_local(path: str) -> bool:
+    """Whether a model or tokenizer is named by a folder here."""
+    return Path(path).expanduser().is_dir()

@@ -1,0 +1,162 @@
+"""What can be known of a model without importing torch: its config file and its block classes.
+
+Block classes (what FSDP wraps and checkpointing recomputes) are read from the source of the installed
+transformers, or of the model's own folder, by syntax tree; nothing is executed.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.util
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from toolkit.errors import InputError
+from toolkit.recipe.schema import Model
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """Facts of a model's configuration; None where its config does not tell or cannot be had."""
+
+    config: dict[str, Any] | None
+    folder: Path | None
+    why_unknown: str | None = None
+
+    @property
+    def model_type(self) -> str | None:
+        return None if self.config is None else self.config.get("model_type")
+
+    @property
+    def hidden_size(self) -> int | None:
+        """Width of the residual stream, under any of the names that configs give it."""
+        config = self.config or {}
+        nested = config.get("text_config")
+        for source in (config, nested if isinstance(nested, dict) else {}):
+            for key in ("hidden_size", "d_model", "n_embd", "dim"):
+                if isinstance(source.get(key), int):
+                    return source[key]
+        return None
+
+
+def model_facts(model: Model) -> ModelFacts:
+    """Read the config of a recipe's model: given inline, in a folder, in the hub's cache, or from the hub.
+
+    Raises InputError where a folder was meant and is not there, or holds no readable config.
+    """
+    if model.config is not None:
+        return ModelFacts(dict(model.config), None)
+    assert model.path is not None
+    folder = Path(model.path).expanduser()
+    if folder.is_dir():
+        return _from_folder(folder)
+    if _looks_local(model.path):
+        raise InputError(f"model.path: no folder {model.path}")
+    return _from_hub(model.path, model.revision)
+
+
+def _looks_local(path: str) -> bool:
+    return path.startswith(("/", ".", "~")) or path.count("/") > 1 or path.endswith("/")
+
+
+def _from_folder(folder: Path) -> ModelFacts:
+    file = folder / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"model.path: {file}: {error.strerror}; a model's folder holds its config.json") from None
+    except ValueError as error:
+        raise InputError(f"model.path: {file}: not valid JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise InputError(f"model.path: {file}: not a JSON object")
+    return ModelFacts(config, folder)
+
+
+def _from_hub(repo: str, revision: str | None) -> ModelFacts:
+    from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
+
+    cached = try_to_load_from_cache(repo, "config.json", revision=revision)
+    if isinstance(cached, str):
+        return _from_folder(Path(cached).parent)
+    if constants.HF_HUB_OFFLINE:
+        return ModelFacts(None, None, f"{repo} is not in the hub's cache and HF_HUB_OFFLINE is set")
+    try:
+        file = hf_hub_download(repo, "config.json", revision=revision, etag_timeout=3)
+    except Exception as error:  # whatever the network does, the reason is kept and told where it matters
+        return ModelFacts(None, None, f"{repo}: no such folder here, nor could its config be had: {_first_line(error)}")
+    return _from_folder(Path(file).parent)
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def block_classes(facts: ModelFacts) -> tuple[str, ...]:
+    """Names of the model's repeated block classes, or () where they cannot be told.
+
+    transformers marks blocks twice: ``_no_split_modules`` (which also names embeddings) and the base class
+    ``GradientCheckpointingLayer``. Blocks are what both name, else what the second names, else the first.
+    """
+    for source in _sources(facts):
+        marked, checkpointed = _marks(source)
+        both = tuple(name for name in marked if name in checkpointed)
+        if both or checkpointed or marked:
+            return both or tuple(sorted(checkpointed)) or marked
+    return ()
+
+
+def _sources(facts: ModelFacts) -> list[Path]:
+    if facts.folder is not None and (facts.config or {}).get("auto_map"):
+        return sorted(facts.folder.glob("modeling_*.py"))
+    package = _transformers_models()
+    if package is None or facts.model_type is None:
+        return []
+    special = _special_modules()
+    module = special.get(facts.model_type, facts.model_type.replace("-", "_"))
+    return sorted((package / module).glob("modeling_*.py"))
+
+
+@functools.cache
+def _transformers_models() -> Path | None:
+    spec = importlib.util.find_spec("transformers")  # finds, does not import
+    if spec is None or spec.origin is None:
+        return None
+    return Path(spec.origin).parent / "models"
+
+
+@functools.cache
+def _special_modules() -> dict[str, str]:
+    """transformers' own table of model types whose code lives in another type's module."""
+    package = _transformers_models()
+    if package is None:
+        return {}
+    tree = ast.parse((package / "auto" / "auto_mappings.py").read_text(encoding="utf-8"))
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and any(
+            isinstance(target, ast.Name) and target.id == "SPECIAL_MODEL_TYPE_TO_MODULE_NAME" for target in node.targets
+        ):
+            assert isinstance(node.value, ast.Call)
+            return dict(ast.literal_eval(node.value.args[0]))
+    return {}
+
+
+def _marks(source: Path) -> tuple[tuple[str, ...], frozenset[str]]:
+    marked: list[str] = []
+    checkpointed = set()
+    for node in ast.parse(source.read_text(encoding="utf-8")).body:
+        if not isinstance(node, ast.ClassDef):
+            continue
+        if any(isinstance(base, ast.Name) and base.id == "GradientCheckpointingLayer" for base in node.bases):
+            checkpointed.add(node.name)
+        for statement in node.body:
+            if isinstance(statement, ast.Assign) and any(
+                isinstance(target, ast.Name) and target.id == "_no_split_modules" for target in statement.targets
+            ):
+                try:
+                    marked += ast.literal_eval(statement.value) or []
+                except ValueError:
+                    continue  # computed at run time: the other mark decides
+    return tuple(dict.fromkeys(marked)), frozenset(checkpointed)

@@ -1,0 +1,194 @@
+"""Every derived value, decided once, with its reason; nothing is left at "auto"."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from toolkit.errors import InputError
+from toolkit.machine import cuda_device_count
+from toolkit.recipe.load import recipe_sha256
+from toolkit.recipe.model_facts import ModelFacts, block_classes, model_facts
+from toolkit.recipe.schema import Batch, PrecisionName, Recipe
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One derived value and why it is what it is."""
+
+    key: str
+    value: Any
+    reason: str
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Dtypes by torch's names. ``compute``: matrix products; ``trainable``: the weights that the optimizer
+    updates, its moments and the accumulated gradient; ``frozen``: weights that do not train."""
+
+    compute: str
+    trainable: str
+    frozen: str
+    loss_scaling: bool = False
+
+    @property
+    def mixed(self) -> bool:
+        """Whether products run in another dtype than the trained weights are kept in."""
+        return self.compute != self.trainable
+
+
+PRECISIONS: dict[PrecisionName, Precision] = {
+    "fp32": Precision("float32", "float32", "float32"),
+    "bf16": Precision("bfloat16", "float32", "bfloat16"),
+    "fp16": Precision("float16", "float32", "float16", loss_scaling=True),
+    "bf16-pure": Precision("bfloat16", "bfloat16", "bfloat16"),
+}
+
+
+@dataclass
+class Decisions:
+    """Collects decisions while a recipe is resolved."""
+
+    made: list[Decision] = field(default_factory=list)
+
+    def __call__(self, key: str, value: Any, reason: str) -> Any:
+        """Note one decision and hand its value back."""
+        self.made.append(Decision(key, value, reason))
+        return value
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A recipe with everything decided. Launch files and runs are made from this alone."""
+
+    recipe: Recipe
+    source: str
+    sha256: str
+    facts: ModelFacts
+    device: str
+    world_size: int
+    micro_size: int
+    accumulation: int
+    global_size: int
+    precision: Precision
+    max_grad_norm: float
+    blocks: tuple[str, ...]
+    warmup_steps: int | None
+    """None: a share of a number of steps that only the data can tell (``run.epochs``)."""
+    settings: Any = None
+    """The strategy's own values, see its file under toolkit/strategies/."""
+    decisions: tuple[Decision, ...] = ()
+
+    def warmup(self, total_steps: int) -> int:
+        """Warm-up in optimizer steps for a run of ``total_steps``; a share is rounded up, as transformers does."""
+        if self.warmup_steps is not None:
+            return self.warmup_steps
+        return math.ceil((self.recipe.schedule.warmup_ratio or 0.0) * total_steps)
+
+
+def resolve_values(recipe: Recipe, source: str, decide: Decisions, *, device: str | None = None) -> Resolved:
+    """Decide all that does not depend on the strategy's kind; raises InputError with every contradiction.
+
+    ``device`` stands in for what this machine has (tests, planning for another machine).
+    """
+    problems = [*_contradictions(recipe)]
+    world_size = recipe.machine.processes * recipe.machine.nodes
+    micro, accumulation, global_size = _batch(recipe.batch, world_size, decide, problems)
+    if problems:
+        raise InputError(*(f"{source}: {problem}" for problem in problems))
+    facts = model_facts(recipe.model)
+    precision = PRECISIONS[recipe.precision]
+    decide("precision.compute", precision.compute, f"precision: {recipe.precision}")
+    decide("precision.trainable", precision.trainable, "weights that train, their gradients' sum and moments")
+    decide("precision.frozen", precision.frozen, "weights that do not train")
+    clip = recipe.optimizer.max_grad_norm or 0.0
+    decide("max_grad_norm", clip, "written into every file: engines left alone clip at their own default, 1.0")
+    return Resolved(
+        recipe=recipe,
+        source=source,
+        sha256=recipe_sha256(recipe),
+        facts=facts,
+        device=device or _device(recipe, decide),
+        world_size=decide("world_size", world_size, "machine.processes x machine.nodes"),
+        micro_size=micro,
+        accumulation=accumulation,
+        global_size=global_size,
+        precision=precision,
+        max_grad_norm=clip,
+        blocks=_blocks(recipe, facts, decide),
+        warmup_steps=_warmup(recipe, decide),
+    )
+
+
+def _contradictions(recipe: Recipe) -> list[str]:
+    found = []
+    if recipe.run.max_steps is None and recipe.run.epochs is None:
+        found.append("run: give max_steps or epochs")
+    if recipe.data.packing:
+        found.append("data.packing: true is not supported yet; set it to false")
+    if recipe.data.streaming and recipe.run.max_steps is None:
+        found.append("data.streaming: a stream's length is not known; give run.max_steps in place of run.epochs")
+    if recipe.model.task == "seq2seq-lm" and recipe.data.format != "prompt-completion":
+        found.append("data.format: seq2seq-lm reads prompt-completion (prompt to the encoder)")
+    if recipe.model.task == "sequence-classification" and recipe.data.format != "text":
+        found.append("data.format: sequence-classification reads text, with a label beside it")
+    if recipe.run.eval_every and recipe.data.eval is None:
+        found.append("run.eval_every: there is no data.eval to evaluate on; give it, or set eval_every: 0")
+    if recipe.model.config is not None and recipe.tokenizer.path is None:
+        found.append("tokenizer.path: model.config has no tokenizer of its own; name one")
+    if recipe.strategy.name == "single" and recipe.machine.processes * recipe.machine.nodes > 1:
+        found.append("strategy.name: single runs in one process; set machine.processes: 1, or use ddp")
+    return found
+
+
+def _batch(batch: Batch, world_size: int, decide: Decisions, problems: list[str]) -> tuple[int, int, int]:
+    micro, accumulation, total = batch.micro_size, batch.accumulation, batch.global_size
+    product = "micro_size x accumulation x processes"
+    if total is None:
+        micro = micro or decide("batch.micro_size", 1, "not given")
+        accumulation = accumulation or decide("batch.accumulation", 1, "not given")
+        total = decide("batch.global_size", micro * accumulation * world_size, product)
+    elif micro and accumulation:
+        if micro * accumulation * world_size != total:
+            got = f"{micro} x {accumulation} x {world_size} = {micro * accumulation * world_size}"
+            problems.append(f"batch: global_size is {total}, but {product} = {got}; leave one of the three out")
+    else:
+        given = micro or accumulation or 1
+        if total % (given * world_size):
+            problems.append(f"batch.global_size: {total} is not a multiple of {given} x {world_size} processes")
+        other = max(1, total // (given * world_size))
+        if accumulation:
+            micro = decide("batch.micro_size", other, "global_size / (accumulation x processes)")
+        else:
+            micro = micro or decide("batch.micro_size", 1, "not given")
+            accumulation = decide("batch.accumulation", other, "global_size / (micro_size x processes)")
+    assert micro is not None
+    assert accumulation is not None
+    return micro, accumulation, total
+
+
+def _device(recipe: Recipe, decide: Decisions) -> str:
+    asked = recipe.machine.device
+    if asked != "auto":
+        return decide("machine.device", asked, "asked for")
+    count = cuda_device_count()
+    return decide("machine.device", "cuda" if count else "cpu", f"auto: this machine has {count} NVIDIA GPUs")
+
+
+def _blocks(recipe: Recipe, facts: ModelFacts, decide: Decisions) -> tuple[str, ...]:
+    if recipe.strategy.wrap:
+        return decide("strategy.wrap", tuple(recipe.strategy.wrap), "asked for")
+    names = block_classes(facts)
+    return decide("strategy.wrap", names, facts.why_unknown or f"the blocks of model type {facts.model_type}")
+
+
+def _warmup(recipe: Recipe, decide: Decisions) -> int | None:
+    ratio, steps, total = recipe.schedule.warmup_ratio, recipe.schedule.warmup_steps, recipe.run.max_steps
+    if steps is not None:
+        return steps
+    if not ratio:
+        return decide("schedule.warmup_steps", 0, "no warm-up asked for")
+    if total is None:
+        return None
+    return decide("schedule.warmup_steps", math.ceil(ratio * total), f"{ratio} of {total} steps, rounded up")

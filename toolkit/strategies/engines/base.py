@@ -1,0 +1,206 @@
+"""An engine: a model made ready to train by one strategy, its optimizer, and access to its whole tensors.
+
+The loop calls ``forward``, ``backward``, ``step``; checkpoints and `verify` read and write whole tensors by
+name, however they are spread. What is common to the strategies without an engine of their own stands here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from toolkit.recipe.resolve import Resolved
+from toolkit.training.optimizer import make_adamw
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One thing that must be so if the strategy works, with what was seen."""
+
+    claim: str
+    expected: str
+    seen: str
+    ok: bool
+
+
+@dataclass
+class Prepared:
+    """A model before a strategy takes it: adapters added, checkpointing applied, dtypes set, on the CPU."""
+
+    model: nn.Module
+    resolved: Resolved
+    decayed: frozenset[str]
+    blocks: list[tuple[str, nn.Module]] = field(default_factory=list)
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Trainable parameters by name, in the model's order, tied ones once."""
+        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one optimizer step did. ``grad_norm``: 2-norm of the whole gradient before clipping, on the device."""
+
+    grad_norm: torch.Tensor
+    skipped: bool = False
+
+
+@dataclass
+class OptimizerState:
+    """AdamW's state of one parameter, whole, float32 unless the recipe is bf16-pure, on the CPU."""
+
+    step: int
+    moments: dict[str, torch.Tensor]
+
+
+class Engine:
+    """Base of the engines. A constructor leaves ``model``, ``optimizer`` and ``parameters`` set."""
+
+    model: nn.Module
+    """What the loop calls; the strategy's wrapper, where it has one."""
+    optimizer: torch.optim.Optimizer
+    parameters: dict[str, nn.Parameter]
+    """Trainable parameters by their name in the unwrapped model; possibly shards."""
+    gradient_divisor: int
+    """The strategy divides gradients by this when it sums them over ranks; the loss is multiplied by it."""
+
+    def __init__(self, prepared: Prepared, accelerator: Accelerator) -> None:
+        self.resolved = prepared.resolved
+        self.accelerator = accelerator
+        self.device: torch.device = accelerator.device
+        self.shapes = {name: tuple(p.shape) for name, p in prepared.trainable().items()}
+        self.dtypes = {name: p.dtype for name, p in prepared.model.named_parameters()}
+        self.blocks = prepared.blocks
+        self.config = prepared.model.config
+        self.gradient_divisor = self.resolved.world_size
+        self.scaler = self._make_scaler() if self.resolved.precision.loss_scaling else None
+        self.engage(prepared)
+
+    # ------------------------------------------------------------------ what the loop calls
+
+    def engage(self, prepared: Prepared) -> None:
+        """Wrap and place the model, make the optimizer."""
+        raise NotImplementedError
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """The context of every forward; strategies that cast the weights themselves need none."""
+        return contextlib.nullcontext()
+
+    def accumulating(self, last: bool) -> contextlib.AbstractContextManager[Any]:
+        """The context of a micro-batch's forward and backward; ``last`` is the window's last."""
+        return contextlib.nullcontext()
+
+    def backward(self, loss: torch.Tensor, last: bool) -> None:
+        """Add the gradient of ``loss`` to the window's."""
+        (self.scaler.scale(loss) if self.scaler else loss).backward()
+
+    def unscale(self) -> None:
+        """Take the loss scale out of the gradients, once all of a window's are there."""
+        if self.scaler:
+            self.scaler.unscale_(self.optimizer)
+
+    def step(self, lr: float) -> Step:
+        """Clip, update, and forget the gradients."""
+        self.set_lr(lr)
+        norm = self.clip(self.resolved.max_grad_norm)
+        skipped = False
+        if self.scaler:
+            before = self.scaler.get_scale()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            skipped = self.scaler.get_scale() < before
+        else:
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return Step(norm, skipped)
+
+    def clip(self, max_norm: float) -> torch.Tensor:
+        """Scale the gradients down to ``max_norm`` where they exceed it (0: never); returns the norm before."""
+        grads = [p.grad for p in self.parameters.values() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(grads)
+        if max_norm > 0:
+            torch.nn.utils.clip_grads_with_norm_(list(self.parameters.values()), max_norm, norm)
+        return norm
+
+    def set_lr(self, lr: float) -> None:
+        """Set the learning rate of every group; schedules are functions of the step, never objects with state."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+
+    @property
+    def loss_scale(self) -> float:
+        """The factor that the loss is multiplied by under fp16; 1 elsewhere."""
+        return self.scaler.get_scale() if self.scaler else 1.0
+
+    # ------------------------------------------------------------------ proof of engagement
+
+    def evidence(self) -> list[Claim]:
+        """What proves that the strategy is at work; every rank calls it."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------------ whole tensors, by name; every rank calls
+
+    def full_weight(self, name: str) -> torch.Tensor:
+        """The whole trained weight, from the master copy where there is one; on the CPU."""
+        raise NotImplementedError
+
+    def full_gradient(self, name: str) -> torch.Tensor | None:
+        """The whole gradient of the window, averaged over ranks, before clipping; None where there is none."""
+        raise NotImplementedError
+
+    def full_state(self, name: str) -> OptimizerState | None:
+        """AdamW's whole state of the parameter; None before its first update."""
+        raise NotImplementedError
+
+    def load(self, name: str, weight: torch.Tensor, state: OptimizerState | None) -> None:
+        """Set the whole weight, and AdamW's state unless None."""
+        raise NotImplementedError
+
+    @contextlib.contextmanager
+    def gathered(self) -> Iterator[nn.Module]:
+        """The unwrapped model able to run a forward outside training (generation, logits)."""
+        yield self.accelerator.unwrap_model(self.model)
+
+    def extra_state(self) -> dict[str, Any]:
+        """JSON-able state beyond the tensors: the loss scaler's."""
+        return {"scaler": self.scaler.state_dict()} if self.scaler else {}
+
+    def load_extra_state(self, state: Mapping[str, Any]) -> None:
+        """Take back what ``extra_state`` gave."""
+        if self.scaler and "scaler" in state:
+            self.scaler.load_state_dict(dict(state["scaler"]))
+
+    # ------------------------------------------------------------------ shared by subclasses
+
+    def _make_optimizer(self, parameters: Mapping[str, nn.Parameter], decayed: frozenset[str]) -> torch.optim.AdamW:
+        return make_adamw(parameters, decayed, self.resolved.recipe.optimizer, fused=True)
+
+    def _make_scaler(self) -> Any:
+        return torch.amp.GradScaler(self.device.type, init_scale=self._initial_scale())
+
+    def _initial_scale(self) -> float:
+        """torch's 65536 over the ranks: the loss of each rank is multiplied by their number already, so every
+        number of ranks starts with the same scale on the same gradients."""
+        return 65536.0 / self.gradient_divisor
+
+
+def connected_claim(world_size: int, device: torch.device) -> Claim:
+    """Every process takes part in a sum: the processes are connected, not merely started."""
+    import torch.distributed as dist
+
+    seen = 1
+    if dist.is_available() and dist.is_initialized():
+        one = torch.ones((), device=device)
+        dist.all_reduce(one)
+        seen = int(one.item())
+    return Claim("processes connected", str(world_size), str(seen), seen == world_size)

@@ -1,0 +1,134 @@
+"""One Accelerator per run, its processes connected, also on a machine without a GPU.
+
+Accelerate 1.15.0 without a GPU does not connect the processes of a sharded strategy, and says nothing: with
+``cpu=True`` DeepSpeed and FSDP quietly become DDP, without it every process trains alone. What engages them is
+an open gloo group before the Accelerator is made, and for FSDP a state that says MULTI_GPU.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from toolkit.errors import InputError
+from toolkit.recipe.resolve import Resolved
+from toolkit.strategies import strategy_of
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+
+def make_accelerator(resolved: Resolved, **options: Any) -> Accelerator:
+    """Connect the processes and make the Accelerator for a recipe's strategy; ``options`` go to Accelerator.
+
+    Raises InputError where the process was launched for another strategy or number of processes.
+    """
+    _check_launch(resolved)
+    kind = strategy_of(resolved).distributed_type
+    if kind == "NO":
+        return _single(resolved, options)
+    _fill_environment(resolved)
+    if kind == "DEEPSPEED":
+        # A machine without nvcc or a compiler can still import DeepSpeed's Python parts.
+        os.environ.setdefault("DS_SKIP_CUDA_CHECK", "1")
+    os.environ["ACCELERATE_USE_DEEPSPEED"] = "true" if kind == "DEEPSPEED" else "false"
+    os.environ["ACCELERATE_USE_FSDP"] = "true" if kind == "FSDP" else "false"
+    if resolved.device == "cpu":
+        _connect_gloo(kind)
+    return _accelerator(resolved, kind, options)
+
+
+def _single(resolved: Resolved, options: dict[str, Any]) -> Accelerator:
+    from accelerate import Accelerator
+
+    _forget_state()
+    _drop_environment("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP")
+    return Accelerator(cpu=resolved.device == "cpu", mixed_precision="no", **options)
+
+
+def _accelerator(resolved: Resolved, kind: str, options: dict[str, Any]) -> Accelerator:
+    from accelerate import Accelerator
+
+    if kind == "DEEPSPEED":
+        from accelerate import DeepSpeedPlugin
+
+        config = strategy_of(resolved).deepspeed_config(resolved)
+        plugin = DeepSpeedPlugin(hf_ds_config=config, zero3_init_flag=False)
+        precision = {"bfloat16": "bf16", "float16": "fp16"}.get(resolved.precision.compute, "no")
+        options = options | {"deepspeed_plugin": plugin, "mixed_precision": precision}
+        accelerator = Accelerator(gradient_accumulation_steps=resolved.accumulation, **options)
+        _forget_zero_init()
+        return accelerator
+    if kind == "FSDP":
+        engine: Any = strategy_of(resolved).engine_class()
+        plugin = engine.plugin(resolved.settings, resolved.precision.compute, resolved.precision.trainable)
+        return Accelerator(fsdp_plugin=plugin, mixed_precision="no", **options)
+    return Accelerator(cpu=resolved.device == "cpu", mixed_precision="no", **options)
+
+
+def _connect_gloo(kind: str) -> None:
+    from accelerate.state import PartialState
+    from accelerate.utils import DistributedType
+
+    _drop_environment("ACCELERATE_USE_CPU")
+    _forget_state()
+    if kind == "MULTI_GPU":
+        return  # Accelerator(cpu=True) connects DDP by itself
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group("gloo")
+    state = PartialState(backend="gloo")
+    state.device = torch.device("cpu")
+    if kind == "FSDP":
+        state.distributed_type = DistributedType.MULTI_GPU
+
+
+def _forget_zero_init() -> None:
+    """Accelerate 1.15.0 tells transformers of ZeRO-3 even with ``zero3_init_flag`` off, and every model made from
+    then on would be split while it is made, its random weights drawn differently. It is split when handed over."""
+    from transformers.integrations import unset_hf_deepspeed_config
+
+    unset_hf_deepspeed_config()
+
+
+def _forget_state() -> None:
+    """Accelerate keeps its state for the process; a process group may serve many runs, one after another."""
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def _check_launch(resolved: Resolved) -> None:
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if world != resolved.world_size:
+        raise InputError(
+            f"{resolved.source}: machine.processes: the recipe is for {resolved.world_size} processes, "
+            f"{world} were launched; launch with the accelerate.yaml that `toolkit config` writes for it"
+        )
+    kind = strategy_of(resolved).distributed_type
+    for flag, meant in (("ACCELERATE_USE_DEEPSPEED", "DEEPSPEED"), ("ACCELERATE_USE_FSDP", "FSDP")):
+        launched = os.environ.get(flag, "false").lower() == "true" and "TOOLKIT_SHARED_GROUP" not in os.environ
+        if launched and kind != meant:
+            raise InputError(
+                f"{resolved.source}: strategy.name: launched for {meant}, but the recipe's strategy is "
+                f"{resolved.recipe.strategy.name}; launch with the accelerate.yaml that `toolkit config` writes for it"
+            )
+
+
+def _fill_environment(resolved: Resolved) -> None:
+    """What torchrun would have set, for a strategy that runs in one process without it."""
+    if "RANK" in os.environ:
+        return
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    alone = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+    for key, value in (alone | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}).items():
+        os.environ[key] = str(value)
+
+
+def _drop_environment(*names: str) -> None:
+    for name in names:
+        os.environ.pop(name, None)

@@ -1,0 +1,71 @@
+"""single and ddp: torch's autocast over whole float32 weights, gradients averaged by DDP's buckets."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from toolkit.strategies.engines.base import MOMENTS, Claim, Engine, OptimizerState, Prepared, connected_claim
+
+
+class SingleEngine(Engine):
+    """One device, no wrapper."""
+
+    def engage(self, prepared: Prepared) -> None:
+        self.model = self.wrap(prepared.model.to(self.device))
+        self.parameters = prepared.trainable()
+        self.optimizer = self._make_optimizer(self.parameters, prepared.decayed)
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        return model
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if not self.resolved.precision.mixed:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=getattr(torch, self.resolved.precision.compute))
+
+    def evidence(self) -> list[Claim]:
+        return [connected_claim(self.resolved.world_size, self.device)]
+
+    def full_weight(self, name: str) -> torch.Tensor:
+        return self.parameters[name].detach().cpu().clone()
+
+    def full_gradient(self, name: str) -> torch.Tensor | None:
+        grad = self.parameters[name].grad
+        return None if grad is None else grad.detach().cpu().clone()
+
+    def full_state(self, name: str) -> OptimizerState | None:
+        state = self.optimizer.state.get(self.parameters[name])
+        if not state:
+            return None
+        return OptimizerState(int(state["step"].item()), {key: state[key].detach().cpu().clone() for key in MOMENTS})
+
+    def load(self, name: str, weight: torch.Tensor, state: OptimizerState | None) -> None:
+        parameter = self.parameters[name]
+        with torch.no_grad():
+            parameter.copy_(weight)
+        if state is not None:
+            self.optimizer.state[parameter] = {
+                # fused AdamW keeps its step count on the parameter's device
+                "step": torch.tensor(float(state.step), device=parameter.device),
+                **{key: state.moments[key].to(parameter.device, parameter.dtype).clone() for key in MOMENTS},
+            }
+
+
+class DdpEngine(SingleEngine):
+    """torch's DistributedDataParallel, made by Accelerate."""
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        return self.accelerator.prepare_model(model)
+
+    def accumulating(self, last: bool) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext() if last else self.accelerator.no_sync(self.model)
+
+    def evidence(self) -> list[Claim]:
+        wrapped = isinstance(self.model, DistributedDataParallel)
+        seen = type(self.model).__name__
+        return [*super().evidence(), Claim("model wrapped", "DistributedDataParallel", seen, wrapped)]

@@ -1,0 +1,145 @@
+"""ZeRO 1, 2 and 3 by DeepSpeed's engine, made by Accelerate from the same values as deepspeed.json."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from toolkit.strategies.engines.base import MOMENTS, Claim, Engine, OptimizerState, Prepared, Step, connected_claim
+from toolkit.strategies.engines.zero_state import ZeroTensors
+from toolkit.strategies.zero import ZeroSettings
+
+
+class ZeroEngine(Engine):
+    """DeepSpeed scales, clips and steps by itself; the loop still says when a window ends."""
+
+    def engage(self, prepared: Prepared) -> None:
+        model = prepared.model
+        self.parameters = prepared.trainable()
+        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        originals = _lossy_copies(self.parameters, self.resolved.precision.compute)
+        optimizer = self._make_optimizer(self.parameters, prepared.decayed)
+        self.model, _ = self.accelerator.prepare(model, optimizer)
+        self.engine: Any = self.model
+        self.optimizer = self.engine.optimizer
+        self.tensors = ZeroTensors(self.engine)
+        _restore_buffers(self.engine.module, buffers, self.device)
+        for name, original in originals.items():
+            self.tensors.set_weight(self.parameters[name], original)
+
+    def _make_scaler(self) -> Any:
+        return None  # DeepSpeed's own
+
+    def accumulating(self, last: bool) -> contextlib.AbstractContextManager[Any]:
+        self.engine.set_gradient_accumulation_boundary(is_boundary=last)
+        return contextlib.nullcontext()
+
+    def backward(self, loss: torch.Tensor, last: bool) -> None:
+        # The window's weights are in the loss already; DeepSpeed shall not divide by its accumulation count.
+        self.engine.backward(loss, scale_wrt_gas=False)
+        if not last:
+            self.engine.step()  # counts the micro-batch, updates nothing
+
+    def step(self, lr: float) -> Step:
+        self.set_lr(lr)
+        self.engine.step()
+        norm = self.engine.get_global_grad_norm()
+        skipped = bool(getattr(self.optimizer, "overflow", False))
+        if skipped:
+            norm = float("inf")  # DeepSpeed keeps the last good step's norm
+        return Step(torch.as_tensor(norm, dtype=torch.float32), skipped)
+
+    @property
+    def loss_scale(self) -> float:
+        scaler = getattr(self.optimizer, "loss_scaler", None)
+        return float(scaler.cur_scale) if scaler is not None and self.resolved.precision.loss_scaling else 1.0
+
+    def evidence(self) -> list[Claim]:
+        settings: ZeroSettings = self.resolved.settings
+        world = self.resolved.world_size
+        stage = int(self.engine.zero_optimization_stage())
+        masters = self.tensors.masters()
+        local, whole = sum(flat.numel() for flat in masters), sum(math.prod(shape) for shape in self.shapes.values())
+        # Stages 1 and 2 pad a group's partition to DeepSpeed's alignment, 2 x ranks elements; stage 3 pads each
+        # parameter to a multiple of the ranks.
+        slack = len(self.parameters) if settings.stage == 3 else 2 * world * len(masters)
+        ok = 0 < local <= -(-whole // world) + slack
+        claims = [
+            connected_claim(world, self.device),
+            Claim("engine", "DeepSpeedEngine", type(self.engine).__name__, hasattr(self.engine, "zero_optimization")),
+            Claim("ZeRO stage", str(settings.stage), str(stage), stage == settings.stage),
+            Claim("share of the optimizer state here", f"{100 / world:.1f} %",
+                  f"{100 * local / max(1, whole):.1f} %", ok),
+        ]  # fmt: skip
+        if settings.stage == 3:
+            split = [p for p in self.engine.module.parameters() if hasattr(p, "ds_tensor")]
+            total = len(list(self.engine.module.parameters()))
+            claims.append(Claim("parameters split", str(total), str(len(split)), len(split) == total))
+        return claims
+
+    def full_weight(self, name: str) -> torch.Tensor:
+        return self.tensors.weight(self.parameters[name])
+
+    def full_gradient(self, name: str) -> torch.Tensor | None:
+        grad = self.tensors.gradient(self.parameters[name])
+        return None if grad is None else grad.float() / self.loss_scale
+
+    def full_state(self, name: str) -> OptimizerState | None:
+        moments = {key: self.tensors.moment(self.parameters[name], key) for key in MOMENTS}
+        if any(moment is None for moment in moments.values()):
+            return None
+        return OptimizerState(self.tensors.step_count(), {k: m for k, m in moments.items() if m is not None})
+
+    def load(self, name: str, weight: torch.Tensor, state: OptimizerState | None) -> None:
+        parameter = self.parameters[name]
+        self.tensors.set_weight(parameter, weight)
+        if state is not None:
+            self.tensors.make_state()
+            for key in MOMENTS:
+                self.tensors.set_moment(parameter, key, state.moments[key])
+            self.tensors.set_step_count(state.step)
+
+    @contextlib.contextmanager
+    def gathered(self) -> Iterator[nn.Module]:
+        if self.resolved.settings.stage < 3:
+            yield self.engine.module
+            return
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters(list(self.engine.module.parameters())):
+            yield self.engine.module
+
+    def extra_state(self) -> dict[str, Any]:
+        if not self.resolved.precision.loss_scaling:
+            return {}
+        scaler = self.optimizer.loss_scaler
+        return {"scaler": {"cur_scale": scaler.cur_scale, "cur_iter": scaler.cur_iter,
+                           "last_overflow_iter": scaler.last_overflow_iter}}  # fmt: skip
+
+    def load_extra_state(self, state: Mapping[str, Any]) -> None:
+        for key, value in state.get("scaler", {}).items():
+            setattr(self.optimizer.loss_scaler, key, value)
+
+
+def _lossy_copies(parameters: Mapping[str, nn.Parameter], compute: str) -> dict[str, torch.Tensor]:
+    """Float32 weights that 16 bits cannot hold. DeepSpeed 0.19.8 makes its float32 masters from the 16-bit copy,
+    so training would start from rounded weights; they are set again after."""
+    dtype = getattr(torch, compute)
+    return {
+        name: p.detach().clone() for name, p in parameters.items() if not torch.equal(p.detach().to(dtype).to(p.dtype), p)
+    }
+
+
+def _restore_buffers(model: nn.Module, buffers: Mapping[str, torch.Tensor], device: torch.device) -> None:
+    """DeepSpeed 0.19.8 casts every buffer to 16 bits with the weights (``engine._configure_distributed_model``):
+    rotary frequencies rounded to 8 bits turn far positions by whole radians. Buffers keep their dtype."""
+    for name, original in buffers.items():
+        owner, _, attribute = name.rpartition(".")
+        module = model.get_submodule(owner)
+        if getattr(module, attribute).dtype != original.dtype:
+            setattr(module, attribute, original.to(device))

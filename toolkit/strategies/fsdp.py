@@ -1,0 +1,82 @@
+"""PyTorch FSDP (arXiv:2304.11277) through Accelerate: version 1 (flat parameters) and 2 (per parameter)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from toolkit.errors import InputError
+from toolkit.recipe.resolve import Decisions, Resolved
+from toolkit.strategies.base import Strategy
+
+
+@dataclass(frozen=True)
+class FsdpSettings:
+    version: int
+    reshard: bool
+    offload: bool
+    blocks: tuple[str, ...]
+    state_dict_type: str
+
+
+class _Fsdp(Strategy):
+    version: int
+    distributed_type = "FSDP"
+    offloads = ("none", "all")
+
+    def check(self, resolved: Resolved) -> None:
+        super().check(resolved)
+        if not resolved.blocks:
+            why = resolved.facts.why_unknown or f"no block class is known for {resolved.facts.model_type}"
+            raise InputError(
+                f"{resolved.source}: strategy.wrap: {self.name} must know the class of the model's blocks ({why}); "
+                "give it, for example strategy: {wrap: [LlamaDecoderLayer]}, or use zero3, which needs none"
+            )
+
+    def settings(self, resolved: Resolved, decide: Decisions) -> FsdpSettings:
+        strategy = resolved.recipe.strategy
+        kind = "FULL_STATE_DICT" if self.version == 1 else "SHARDED_STATE_DICT"
+        return FsdpSettings(
+            version=decide("fsdp.version", self.version, "accelerate's default is 1, transformers' 2: always written"),
+            reshard=strategy.reshard_after_forward,
+            offload=strategy.offload == "all",
+            blocks=resolved.blocks,
+            state_dict_type=decide("fsdp.state_dict_type", kind, "for other scripts; the toolkit's own need none"),
+        )
+
+    def accelerate_config(self, resolved: Resolved) -> dict[str, Any]:
+        settings: FsdpSettings = resolved.settings
+        fsdp: dict[str, Any] = {
+            "fsdp_version": settings.version,
+            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "fsdp_transformer_layer_cls_to_wrap": ",".join(settings.blocks),
+            "fsdp_offload_params": settings.offload,
+            "fsdp_cpu_ram_efficient_loading": False,
+            "fsdp_state_dict_type": settings.state_dict_type,
+            "fsdp_activation_checkpointing": False,
+        }
+        if settings.version == 1:
+            fsdp |= {
+                "fsdp_reshard_after_forward": "FULL_SHARD" if settings.reshard else "SHARD_GRAD_OP",
+                "fsdp_backward_prefetch": "BACKWARD_PRE",
+                "fsdp_forward_prefetch": False,
+                "fsdp_use_orig_params": True,
+                "fsdp_sync_module_states": resolved.device == "cuda",
+            }
+        else:
+            fsdp["fsdp_reshard_after_forward"] = settings.reshard
+        return {"fsdp_config": fsdp}
+
+
+class Fsdp1(_Fsdp):
+    name = "fsdp1"
+    title = "everything split, in flat parameters"
+    version = 1
+    engine = "toolkit.strategies.engines.fsdp1:Fsdp1Engine"
+
+
+class Fsdp2(_Fsdp):
+    name = "fsdp2"
+    title = "everything split, parameter by parameter"
+    version = 2
+    engine = "toolkit.strategies.engines.fsdp2:Fsdp2Engine"

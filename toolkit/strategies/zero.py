@@ -1,0 +1,159 @@
+"""DeepSpeed ZeRO (arXiv:1910.02054): 1 splits optimizer state, 2 gradients too, 3 weights too."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from toolkit.errors import InputError
+from toolkit.recipe.resolve import Decisions, Resolved
+from toolkit.strategies.base import Strategy
+
+# Elements per bucket where the model's width is not known: 100 MB of bf16, far below DeepSpeed's default of
+# 5e8, which with overlap_comm takes about 4.5 times its size in extra device memory.
+_BUCKET = 50_000_000
+
+
+@dataclass(frozen=True)
+class ZeroSettings:
+    """Bucket sizes and thresholds in elements, as DeepSpeed counts them."""
+
+    stage: int
+    reduce_bucket: int
+    allgather_bucket: int
+    prefetch_bucket: int
+    persistence_threshold: int
+    overlap: bool
+
+
+class _Zero(Strategy):
+    stage: int
+    distributed_type = "DEEPSPEED"
+    engine = "toolkit.strategies.engines.zero:ZeroEngine"
+
+    def check(self, resolved: Resolved) -> None:
+        super().check(resolved)
+        recipe, source = resolved.recipe, resolved.source
+        if recipe.precision == "fp16" and resolved.device == "cpu":
+            raise InputError(
+                f"{source}: precision: DeepSpeed runs fp16 on a GPU only; use bf16 here, or strategy ddp or fsdp2"
+            )
+        if recipe.precision == "bf16-pure" and recipe.strategy.offload != "none":
+            raise InputError(
+                f"{source}: precision: DeepSpeed keeps offloaded state in bf16 only with an optimizer of its own; "
+                "use bf16 with offload, or bf16-pure without"
+            )
+
+    def settings(self, resolved: Resolved, decide: Decisions) -> ZeroSettings:
+        hidden = resolved.facts.hidden_size
+        square = max(hidden * hidden, 1) if hidden else None
+        by_width = self.stage == 3 and square is not None
+        bucket = square if by_width else _BUCKET
+        why = "hidden_size^2: one weight matrix" if by_width else "100 MB of bf16"
+        assert bucket is not None
+        overlap = resolved.device == "cuda"
+        return ZeroSettings(
+            stage=decide("zero.stage", self.stage, f"strategy.name: {self.name}"),
+            reduce_bucket=decide("zero.reduce_bucket_size", bucket, why),
+            allgather_bucket=decide("zero.allgather_bucket_size", _BUCKET, "100 MB of bf16"),
+            prefetch_bucket=decide("zero.stage3_prefetch_bucket_size", int(0.9 * bucket), "0.9 of the reduce bucket"),
+            persistence_threshold=decide(
+                "zero.stage3_param_persistence_threshold",
+                10 * hidden if hidden else 10_000,
+                "10 x hidden_size: norms and biases stay whole" if hidden else "norms and biases stay whole",
+            ),
+            overlap=decide("zero.overlap_comm", overlap, "reduce while the backward runs" if overlap else "no GPU"),
+        )
+
+    def accelerate_config(self, resolved: Resolved) -> dict[str, Any]:
+        config: dict[str, Any] = {"deepspeed_config_file": "deepspeed.json", "zero3_init_flag": self.stage == 3}
+        if resolved.recipe.machine.nodes > 1:
+            # One torchrun per node, started by Slurm or by hand; pdsh would ask for password-less ssh.
+            config["deepspeed_multinode_launcher"] = "standard"
+        return {"deepspeed_config": config}
+
+    def deepspeed_config(self, resolved: Resolved) -> dict[str, Any]:
+        settings: ZeroSettings = resolved.settings
+        recipe = resolved.recipe
+        zero: dict[str, Any] = {
+            "stage": settings.stage,
+            "overlap_comm": settings.overlap,
+            "contiguous_gradients": True,
+            "reduce_scatter": True,
+            "reduce_bucket_size": settings.reduce_bucket,
+            "allgather_partitions": True,
+            "allgather_bucket_size": settings.allgather_bucket,
+        }
+        if settings.stage == 3:
+            zero |= {
+                "stage3_prefetch_bucket_size": settings.prefetch_bucket,
+                "stage3_param_persistence_threshold": settings.persistence_threshold,
+                "stage3_max_live_parameters": 1_000_000_000,
+                "stage3_max_reuse_distance": 1_000_000_000,
+                "stage3_gather_16bit_weights_on_model_save": True,
+            }
+        offload = recipe.strategy.offload
+        pinned = {"device": "cpu", "pin_memory": resolved.device == "cuda"}
+        if offload != "none":
+            zero["offload_optimizer"] = pinned
+        if offload == "all":
+            zero["offload_param"] = pinned
+        config: dict[str, Any] = {
+            "train_batch_size": resolved.global_size,
+            "train_micro_batch_size_per_gpu": resolved.micro_size,
+            "gradient_accumulation_steps": resolved.accumulation,
+            "gradient_clipping": resolved.max_grad_norm,
+            "zero_optimization": zero,
+            # torch's own AdamW, fused, also where its state is offloaded: the same arithmetic everywhere.
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,
+            "steps_per_print": 1_000_000_000,
+            "wall_clock_breakdown": False,
+            "bf16": {"enabled": resolved.precision.compute == "bfloat16"},
+            "fp16": {"enabled": resolved.precision.compute == "float16"},
+        }
+        if recipe.precision == "bf16-pure":
+            config["bf16"] |= {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
+        if config["bf16"]["enabled"]:
+            # A gradient that is not finite must be seen, not skipped in silence.
+            config["bf16"]["check_grad_overflow"] = False
+        if config["fp16"]["enabled"]:
+            # torch.amp.GradScaler's constants, so that every strategy scales alike; loss_scale 0 means dynamic. The
+            # loss of each rank is multiplied by their number already, see Engine._initial_scale.
+            config["fp16"] |= {
+                "auto_cast": False,
+                "loss_scale": 0,
+                "initial_scale_power": max(0, 16 - math.ceil(math.log2(resolved.world_size))),
+                "loss_scale_window": 2000,
+                "hysteresis": 1,
+                "min_loss_scale": 1,
+            }
+        if resolved.precision.mixed:
+            # Left alone, DeepSpeed sums gradients over ranks and micro-batches in 16 bits.
+            config["communication_data_type"] = "fp32"
+            config["data_types"] = {"grad_accum_dtype": "fp32"}
+        elif recipe.precision == "bf16-pure":
+            config["data_types"] = {"grad_accum_dtype": "bf16"}
+        return config
+
+
+class Zero1(_Zero):
+    name = "zero1"
+    title = "optimizer state split"
+    stage = 1
+    offloads = ("none", "optimizer")
+
+
+class Zero2(_Zero):
+    name = "zero2"
+    title = "optimizer state and gradients split"
+    stage = 2
+    offloads = ("none", "optimizer")
+
+
+class Zero3(_Zero):
+    name = "zero3"
+    title = "optimizer state, gradients and weights split"
+    stage = 3
+    offloads = ("none", "optimizer", "all")

@@ -1,0 +1,57 @@
+"""The loss as a sum over supervised tokens; who divides, and by what, is the window's business."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from toolkit.recipe.schema import Task
+
+
+def loss_sum(
+    model: nn.Module, config: Any, tensors: Mapping[str, torch.Tensor], task: Task
+) -> torch.Tensor:
+    """Cross-entropy summed over the supervised tokens of one micro-batch: a float32 scalar.
+
+    ``tensors``: ``input_ids`` and ``attention_mask`` (batch, length) int64, ``labels`` (batch, length) int64
+    with -100 where not supervised, (batch,) for classification. Logits are taken to float32 first, as
+    transformers does. ``config`` is the transformers config of the model inside ``model``.
+    """
+    inputs = {name: tensor for name, tensor in tensors.items() if name != "labels"}
+    labels = tensors["labels"]
+    if task == "seq2seq-lm":
+        inputs["decoder_input_ids"] = _decoder_inputs(config, labels)
+    output = model(**inputs)
+    logits = output.logits
+    if task == "causal-lm":
+        logits, labels = logits[:, :-1], labels[:, 1:]
+    loss = functional.cross_entropy(
+        logits.reshape(-1, logits.shape[-1]).float(), labels.reshape(-1), ignore_index=-100, reduction="sum"
+    )
+    return loss + _router_loss(config, output, labels)
+
+
+def _decoder_inputs(config: Any, labels: torch.Tensor) -> torch.Tensor:
+    """Labels shifted right behind the decoder's start token, -100 replaced by padding."""
+    start = config.decoder_start_token_id
+    start = config.pad_token_id if start is None else start
+    shifted = labels.new_empty(labels.shape)
+    shifted[:, 1:] = labels[:, :-1]
+    shifted[:, 0] = start
+    return shifted.masked_fill(shifted == -100, config.pad_token_id or 0)
+
+
+def _router_loss(config: Any, output: Any, labels: torch.Tensor) -> torch.Tensor | float:
+    """A mixture-of-experts balance loss, where the model's config asks for one (``output_router_logits``).
+
+    It is a mean over a micro-batch; weighted by the micro-batch's supervised tokens it adds up over a window.
+    """
+    auxiliary = getattr(output, "aux_loss", None)
+    if not isinstance(auxiliary, torch.Tensor):
+        return 0.0
+    return config.router_aux_loss_coef * auxiliary * (labels != -100).sum()
+

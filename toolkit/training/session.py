@@ -1,0 +1,89 @@
+"""From a resolved recipe to an engine that is ready to train and has proven that its strategy is at work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from toolkit.errors import NotSo
+from toolkit.model.adapters import add_adapter
+from toolkit.model.checkpointing import checkpoint_blocks, find_blocks
+from toolkit.model.load import load_base, load_tokenizer, set_dtypes
+from toolkit.recipe.resolve import Resolved
+from toolkit.strategies import strategy_of
+from toolkit.strategies.engines.base import Claim, Engine, Prepared
+from toolkit.strategies.engines.connect import make_accelerator
+from toolkit.training.optimizer import decayed_names
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass
+class Session:
+    """All that a run needs, in one place."""
+
+    resolved: Resolved
+    tokenizer: PreTrainedTokenizerBase
+    accelerator: Accelerator
+    engine: Engine
+    claims: list[Claim]
+
+
+def prepare_model(resolved: Resolved, pad_token_id: int | None = None) -> Prepared:
+    """Model, adapter, dtypes, checkpointing, in this order; nothing is spread yet.
+
+    Adapters come before dtypes, since they decide what trains, and checkpointing after both, since it takes the
+    blocks' forwards as they then are.
+    """
+    model: nn.Module = load_base(resolved, pad_token_id)
+    if resolved.recipe.adapter is not None:
+        model = add_adapter(model, resolved)
+    set_dtypes(model, resolved.precision.trainable, resolved.precision.frozen)
+    blocks = []
+    if resolved.recipe.activation_checkpointing != "none" or resolved.blocks:
+        blocks = find_blocks(model, resolved.blocks, resolved.source)
+    checkpoint_blocks(blocks, resolved.recipe.activation_checkpointing)
+    model.train()
+    return Prepared(model, resolved, decayed_names(model, resolved.recipe.optimizer), blocks)
+
+
+def open_session(resolved: Resolved, **accelerator_options: Any) -> Session:
+    """Connect, load, engage, and refuse to go on unless the strategy is seen at work.
+
+    Raises InputError for what the recipe or this launch gets wrong, NotSo where the strategy does not engage.
+    """
+    accelerator = make_accelerator(resolved, **accelerator_options)
+    tokenizer = load_tokenizer(resolved.recipe)
+    prepared = prepare_model(resolved, tokenizer.pad_token_id)
+    engine = strategy_of(resolved).engine_class()(prepared, accelerator)
+    claims = engine.evidence()
+    failed = [claim for claim in claims if not claim.ok]
+    if failed:
+        told = "; ".join(f"{claim.claim}: {claim.seen}, expected {claim.expected}" for claim in failed)
+        raise NotSo(f"{resolved.recipe.strategy.name} is not engaged: {told}")
+    return Session(resolved, tokenizer, accelerator, engine, claims)
+
+
+def seed_micro_batch(seed: int, step: int, micro: int, rank: int) -> None:
+    """Dropout masks depend on the place in the run alone, so a resumed run draws the same ones.
+
+    The four numbers are mixed by splitmix64 (Steele, Lea, Flood, OOPSLA 2014), whose outputs do not collide for
+    neighbouring inputs as sums of them would.
+    """
+    state = seed
+    for part in (step, micro, rank):
+        state = _splitmix64(state ^ _splitmix64(part))
+    torch.manual_seed(state & 0x7FFF_FFFF_FFFF_FFFF)
+
+
+def _splitmix64(value: int) -> int:
+    mask = 0xFFFF_FFFF_FFFF_FFFF
+    value = (value + 0x9E37_79B9_7F4A_7C15) & mask
+    value = ((value ^ (value >> 30)) * 0xBF58_476D_1CE4_E5B9) & mask
+    value = ((value ^ (value >> 27)) * 0x94D0_49BB_1331_11EB) & mask
+    return value ^ (value >> 31)
