@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
 
 from toolkit.recipe.schema import Recipe
 
@@ -37,3 +39,47 @@ def write_jsonl(tmp_path: Path) -> Callable[..., Path]:
         return file
 
     return write
+
+
+WORDS = [
+    "<pad>",
+    "<s>",
+    "</s>",
+    "<unk>",
+    "a",
+    "b",
+    "c",
+    "d",
+    "e",
+    "f",
+    "<|user|>",
+    "<|assistant|>",
+    "<|end|>",
+]
+"""a is 4, b is 5, ... f is 9; the marks of a chat are 10, 11, 12."""
+
+
+@pytest.fixture(scope="session")
+def make_tokenizer() -> Callable[..., PreTrainedTokenizerFast]:
+    """``make_tokenizer(bos, eos, adds)``: a word a token; ``adds`` is what it writes around a text."""
+
+    def make(
+        bos: bool = False, eos: bool = True, adds: str = "$A", pad: bool = True, template: str | None = None
+    ) -> PreTrainedTokenizerFast:
+        backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
+        backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        backend.post_processor = processors.TemplateProcessing(
+            single=adds, pair=None, special_tokens=[(w, i) for i, w in enumerate(WORDS) if w.startswith("<")]
+        )
+        tokenizer = PreTrainedTokenizerFast(
+            tokenizer_object=backend,
+            unk_token="<unk>",
+            bos_token="<s>" if bos else None,
+            eos_token="</s>" if eos else None,
+            pad_token="<pad>" if pad else None,
+            extra_special_tokens=["<|user|>", "<|assistant|>", "<|end|>"],
+        )
+        tokenizer.chat_template = template
+        return tokenizer
+
+    return make

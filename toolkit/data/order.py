@@ -35,7 +35,7 @@ def shuffler(seed: int, epoch: int) -> np.random.RandomState:
     return np.random.RandomState([seed, epoch])
 
 
-def windows(order: Sequence[T] | NDArray, global_size: int) -> Iterator[list[T]]:
+def windows(order: Sequence[int] | NDArray[np.int64], global_size: int) -> Iterator[list[int]]:
     """``order`` in pieces of ``global_size``; the last one is as short as it has to be."""
     for start in range(0, len(order), global_size):
         piece = order[start : start + global_size]
