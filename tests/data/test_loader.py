@@ -157,6 +157,8 @@ def test_a_small_shuffle_buffer_still_gives_every_sample_once() -> None:
     once, again = (list(stream.shuffled(range(50), seed=1, epoch=0, size=7)) for _ in range(2))
     assert once == again != list(range(50))
     assert sorted(once) == list(range(50))
+    assert [item for at, item in enumerate(once) if item > at + 6] == []  # no more than 7 are held back
+    assert set(range(7)) - set(once[-7:])  # and what comes early leaves in between, not all at the end
     assert list(stream.shuffled(range(50), seed=1, epoch=1, size=7)) != once
 
 

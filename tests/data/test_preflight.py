@@ -30,6 +30,7 @@ def refusal(recipe: Recipe) -> str:
 
 
 GOOD_CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo", "extra": [1]}]
+TOOL_CALL = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]}
 
 
 @pytest.mark.parametrize(
@@ -40,6 +41,7 @@ GOOD_CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content":
         ({"format": "text", "fields": {"text": "body"}}, {"body": "a"}),
         ({"format": "prompt-completion"}, {"prompt": "", "completion": "b"}),
         ({"format": "messages"}, {"messages": GOOD_CHAT}),
+        ({"format": "messages"}, {"messages": [TOOL_CALL]}),
         ({"task": "seq2seq-lm", "format": "prompt-completion"}, {"prompt": "a", "completion": "b"}),
         ({"task": "sequence-classification"}, {"text": "a", "label": 0}),
         ({"task": "sequence-classification"}, {"text": "a", "label": "spam"}),
@@ -76,6 +78,11 @@ BAD_ROWS: list[tuple[dict[str, Any], Any, list[str]]] = [
         {"format": "messages"},
         {"messages": [{"role": "user", "contents": "hi"}]},
         [":2: messages[0].content: missing", "did you mean contents?"],
+    ),
+    (
+        {"format": "messages"},
+        {"messages": [{"role": "assistant", "content": None}]},
+        [":2: messages[0].content: missing", "the keys here are: role"],
     ),
     ({"format": "messages"}, {"messages": GOOD_CHAT[:1]}, [":2: messages: has no assistant turn", "user"]),
     (
