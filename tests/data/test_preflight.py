@@ -1,0 +1,225 @@
+"""Every mistake in the data that shows before anything heavy is imported, and its message."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from toolkit.data import preflight
+from toolkit.data.preflight import check_data
+from toolkit.errors import InputError
+from toolkit.recipe.schema import Recipe
+
+Make = Callable[..., Recipe]
+Write = Callable[..., Path]
+
+
+def refusal(recipe: Recipe) -> str:
+    with pytest.raises(InputError) as caught:
+        check_data(recipe)
+    return str(caught.value)
+
+
+GOOD_CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo", "extra": [1]}]
+TOOL_CALL = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]}
+
+
+@pytest.mark.parametrize(
+    ("data", "row"),
+    [
+        ({"format": "text"}, {"text": "a", "id": 3}),
+        ({"format": "text"}, {"text": ""}),
+        ({"format": "text", "fields": {"text": "body"}}, {"body": "a"}),
+        ({"format": "prompt-completion"}, {"prompt": "", "completion": "b"}),
+        ({"format": "messages"}, {"messages": GOOD_CHAT}),
+        ({"format": "messages"}, {"messages": [TOOL_CALL]}),
+        ({"task": "seq2seq-lm", "format": "prompt-completion"}, {"prompt": "a", "completion": "b"}),
+        ({"task": "sequence-classification"}, {"text": "a", "label": 0}),
+        ({"task": "sequence-classification"}, {"text": "a", "label": "spam"}),
+    ],
+)
+def test_good_rows_pass(make_recipe: Make, write_jsonl: Write, data: dict, row: dict) -> None:
+    check_data(make_recipe(train=write_jsonl([row, "", row]), **data))
+
+
+def test_it_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, toolkit.data, toolkit.data.preflight;"
+        "assert not {'torch', 'transformers', 'datasets', 'pyarrow', 'numpy'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# One row that cannot be used: recipe data, the line as written, and what the message must say.
+BAD_ROWS: list[tuple[dict[str, Any], Any, list[str]]] = [
+    ({}, '{"text": "a"', [":2: not valid JSON", "column"]),
+    ({}, '{"text": "a"} {"text": "b"}', [":2: not valid JSON: Extra data"]),
+    ({}, "[1]", [":2: a sample is an object", "not a list"]),
+    ({}, "[" * 100_000, [":2: not valid JSON"]),
+    ({}, {"txt": "a", "id": 1}, [":2: text: missing", "txt, id", "did you mean txt?", "data.fields"]),
+    ({}, {"text": 3}, [":2: text: must be a string, not 3"]),
+    ({}, {"text": None}, [":2: text: must be a string, not null"]),
+    ({}, '{"text": "a\\ud800"}', [":2: text: half of a surrogate pair at character 1"]),
+    ({"format": "prompt-completion"}, {"prompt": "a"}, [":2: completion: missing"]),
+    ({"format": "prompt-completion"}, {"prompt": "a", "completion": ""}, [":2: completion: is empty"]),
+    ({"format": "messages"}, {"messages": "hi"}, [":2: messages: must be a list", "a string"]),
+    ({"format": "messages"}, {"messages": []}, [":2: messages: is empty"]),
+    ({"format": "messages"}, {"messages": ["hi"]}, [":2: messages[0]: must be {role, content}"]),
+    (
+        {"format": "messages"},
+        {"messages": [{"role": "user", "contents": "hi"}]},
+        [":2: messages[0].content: missing", "did you mean contents?"],
+    ),
+    (
+        {"format": "messages"},
+        {"messages": [{"role": "assistant", "content": None}]},
+        [":2: messages[0].content: missing", "the keys here are: role"],
+    ),
+    ({"format": "messages"}, {"messages": GOOD_CHAT[:1]}, [":2: messages: has no assistant turn", "user"]),
+    (
+        {"task": "sequence-classification"},
+        {"text": "a", "label": True},
+        [":2: label: must be a whole number"],
+    ),
+    ({"task": "sequence-classification"}, {"text": "a", "label": 0.5}, [":2: label: must be", "not 0.5"]),
+]
+
+
+@pytest.mark.parametrize(("data", "row", "said"), BAD_ROWS)
+def test_a_bad_row_is_told_with_its_line(
+    make_recipe: Make, write_jsonl: Write, data: dict, row: Any, said: list[str]
+) -> None:
+    good = {"text": "a", "prompt": "a", "completion": "b", "messages": GOOD_CHAT, "label": 0}
+    train = write_jsonl([good, row])
+    message = refusal(make_recipe(train=train, **data))
+    assert message.startswith(f"{train}:2: ")
+    assert [part for part in said if part not in message] == []
+    assert "\n" not in message
+
+
+def test_bytes_that_are_not_utf8(make_recipe: Make, tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(b'{"text": "a"}\n{"text": "\xff"}\n')
+    assert f"{file}:2: not UTF-8 (byte 10)" in refusal(make_recipe(train=file))
+    text = tmp_path / "a.txt"
+    text.write_bytes(b"one\ntwo\n\xff")
+    assert f"{text}:3: not UTF-8" in refusal(make_recipe(train=text))
+
+
+def test_paths_that_are_not_there(make_recipe: Make, write_jsonl: Write, tmp_path: Path) -> None:
+    write_jsonl([{"text": "a"}])
+    message = refusal(make_recipe(train=tmp_path / "trian.jsonl"))
+    assert message == f"data.train: {tmp_path}/trian.jsonl is not there; did you mean train.jsonl?"
+    message = refusal(make_recipe(train=tmp_path / "no" / "such" / "a.jsonl"))
+    assert (
+        message == f"data.train: {tmp_path}/no/such/a.jsonl is not there (there is no folder {tmp_path}/no)"
+    )
+    for spec in ("missing.txt", "./missing", "a/b/c", "~/no-such-folder-here"):
+        assert "is not there" in refusal(make_recipe(train=spec))
+    check_data(make_recipe(train="org/name", eval="squad"))  # may be on the hub: left to the run
+
+
+def test_mistakes_in_train_and_eval_are_told_together(make_recipe: Make, tmp_path: Path) -> None:
+    problems = refusal(make_recipe(train=tmp_path / "a.jsonl", eval=tmp_path / "b.jsonl")).splitlines()
+    assert [line.split(":")[0] for line in problems] == ["data.train", "data.eval"]
+
+
+def test_nothing_to_read(make_recipe: Make, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.jsonl"
+    empty.touch()
+    assert refusal(make_recipe(train=empty)) == f"data.train: {empty} is empty"
+    empty.write_text("\n\n")
+    assert refusal(make_recipe(train=empty)) == f"data.train: {empty} has no samples"
+    blank = tmp_path / "list.json"
+    blank.write_text("[]")
+    assert refusal(make_recipe(train=blank)) == f"data.train: {blank} has no samples"
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    assert refusal(make_recipe(train=folder)) == f"data.train: the folder {folder} is empty"
+    (folder / "a.csv").write_text("x")
+    assert "has no data file" in refusal(make_recipe(train=folder))
+    assert "a.csv" in refusal(make_recipe(train=folder))
+    assert "is not a data file that can be read" in refusal(make_recipe(train=folder / "a.csv"))
+    (folder / "a.jsonl").touch()
+    assert "every data file in the folder" in refusal(make_recipe(train=folder))
+
+
+def test_a_folder_of_texts_and_rows_is_refused(make_recipe: Make, write_jsonl: Write, tmp_path: Path) -> None:
+    write_jsonl([{"text": "a"}], "both/train.jsonl")
+    (tmp_path / "both" / "LICENSE.txt").write_text("mine")
+    message = refusal(make_recipe(train=tmp_path / "both"))
+    assert "LICENSE.txt" in message
+    assert "train.jsonl" in message
+
+
+def test_json_lists(make_recipe: Make, tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    file.write_text('[\n{"text": "a"},\n{"txt": "b"}\n]')
+    assert refusal(make_recipe(train=file)).startswith(f"{file}:3: text: missing")
+    file.write_text('[\n{"text": "a"},\n{"text": b}\n]')
+    assert refusal(make_recipe(train=file)).startswith(f"{file}:3: not valid JSON")
+    file.write_text('[{"text": "a"}\n{"text": "b"}]')
+    assert refusal(make_recipe(train=file)).startswith(f"{file}:2: not valid JSON")
+    file.write_text('[{"text": "a"}')
+    assert refusal(make_recipe(train=file)).startswith(f"{file}:1: not valid JSON")
+    file.write_text('[{"text": "a"}]\n]')
+    assert refusal(make_recipe(train=file)).startswith(f"{file}:2: not valid JSON: text after the list")
+    file.write_text('"a"')
+    assert "a list of objects" in refusal(make_recipe(train=file))
+    file.write_text('{"text": "a"}\n{"text": 1}')
+    assert refusal(make_recipe(train=file)).startswith(f"{file}:2: text: must be a string")
+
+
+def test_parquet(make_recipe: Make, tmp_path: Path) -> None:
+    file = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a", None], "id": [1, 2]}), file)
+    assert refusal(make_recipe(train=file)) == f"{file}: row 2: text: must be a string, not null"
+    message = refusal(make_recipe(train=file, fields={"text": "body"}))
+    assert message.startswith(f"{file}: row 1: body: missing; the fields here are: text, id")
+    file.write_bytes(b"PAR1 or not")
+    assert f"{file}: not a Parquet file" in refusal(make_recipe(train=file))
+
+
+def test_gzip(make_recipe: Make, tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl.gz"
+    file.write_bytes(gzip.compress(b'{"text": "a"}\nnot json\n'))
+    assert f"{file}:2: not valid JSON" in refusal(make_recipe(train=file))
+    file.write_bytes(gzip.compress(b'{"text": "a"}\n' * 1000)[:-12])
+    assert f"{file}: cannot be read" in refusal(make_recipe(train=file))
+    file.write_bytes(b"plain")
+    assert f"{file}: cannot be read" in refusal(make_recipe(train=file))
+
+
+def test_formats_and_fields_that_do_not_fit(make_recipe: Make, write_jsonl: Write, tmp_path: Path) -> None:
+    train = write_jsonl([{"text": "a"}])
+    assert refusal(make_recipe(train=train, task="seq2seq-lm")) == (
+        "data.format: text is not a format for seq2seq-lm; it takes prompt-completion"
+    )
+    message = refusal(make_recipe(train=train, format="prompt-completion", fields={"promt": "question"}))
+    assert message.startswith("data.fields.promt: ")
+    assert "did you mean prompt?" in message
+    (tmp_path / "a.txt").write_text("words")
+    message = refusal(make_recipe(train=tmp_path / "a.txt", format="messages"))
+    assert message.startswith("data.train: a text file has no fields")
+    assert "only used by format messages" in refusal(make_recipe(train=train, chat_template="t.jinja"))
+    chat = write_jsonl([{"messages": GOOD_CHAT}], "chat.jsonl")
+    message = refusal(make_recipe(train=chat, format="messages", chat_template=str(tmp_path / "t.jinja")))
+    assert message == f"data.chat_template: {tmp_path}/t.jinja cannot be read: No such file or directory"
+
+
+def test_large_files_are_not_read_to_their_end(
+    make_recipe: Make, write_jsonl: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "CHECKED_ROWS", 3)
+    rows = [json.dumps({"text": "a"})] * 3
+    check_data(make_recipe(train=write_jsonl([*rows, "not json"])))
+    assert ":3: not valid JSON" in refusal(make_recipe(train=write_jsonl([*rows[:2], "not json"])))

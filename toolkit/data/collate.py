@@ -1,0 +1,94 @@
+"""Samples side by side in tensors: one micro-batch as a model's forward takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from toolkit.data.formats import IGNORED, Example, supervised_tokens
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """What one rank computes in one forward pass.
+
+    ``tensors``: keyword arguments of the model's forward, all int64: ``input_ids`` and
+    ``attention_mask`` (batch, length), ``labels`` (batch, length) unshifted with IGNORED where there
+    is no loss, or (batch,) for sequence-classification. ``sample_ids``: which samples, empty for a
+    dummy that only keeps this rank in step with the others. ``supervised``: predictions with loss.
+    ``window``: the optimizer step, from 0 over the whole run; ``micro`` of ``micro_count`` within it.
+    """
+
+    tensors: dict[str, torch.Tensor]
+    sample_ids: list[int]
+    supervised: int
+    epoch: int
+    window: int
+    micro: int
+    micro_count: int
+
+    def to(self, device: torch.device | str) -> MicroBatch:
+        """The same on ``device``; the copy from pinned memory does not wait."""
+        return replace(self, tensors={k: t.to(device, non_blocking=True) for k, t in self.tensors.items()})
+
+    def pin_memory(self) -> MicroBatch:
+        """The same in page-locked memory. torch's DataLoader calls this by its name."""
+        return replace(self, tensors={k: t.pin_memory() for k, t in self.tensors.items()})
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One rank's part of one micro-batch: its samples' numbers, and where in the run it stands."""
+
+    sample_ids: list[int]
+    epoch: int
+    window: int
+    micro: int
+    micro_count: int
+
+
+def collate(
+    examples: Sequence[Example], slot: Slot, task: str, pad_id: int, pad_to_multiple_of: int | None = None
+) -> MicroBatch:
+    """Pad ``examples`` on the right to the longest of them (and up to ``pad_to_multiple_of``).
+
+    Without examples: one row of two padding tokens, attended to, without loss, so that the rank can
+    join the collectives of the others' forward and backward.
+    """
+    if len(examples) != len(slot.sample_ids):
+        raise AssertionError(f"{len(examples)} examples for the samples {slot.sample_ids}")
+    supervised = sum(supervised_tokens(example, task) for example in examples)
+    rows = list(examples) or [_dummy(task, pad_id)]
+    # A row that encodes to nothing attends to one padding token: a softmax over nothing is NaN.
+    ids = [row.input_ids or [pad_id] for row in rows]
+    multiple = pad_to_multiple_of or 1
+    length = _up(max(map(len, ids)), multiple)
+    tensors = {
+        "input_ids": _padded(ids, length, pad_id),
+        "attention_mask": _padded([[1] * len(row) for row in ids], length, 0),
+    }
+    if task == "sequence-classification":
+        tensors["labels"] = torch.tensor([row.labels for row in rows], dtype=torch.int64)
+    else:
+        labels = [[] if isinstance(row.labels, int) else row.labels for row in rows]
+        # A causal model's labels stand under its input; a sequence-to-sequence model's have their own length.
+        width = length if task == "causal-lm" else _up(max(1, *map(len, labels)), multiple)
+        tensors["labels"] = _padded(labels, width, IGNORED)
+    return MicroBatch(
+        tensors, slot.sample_ids, supervised, slot.epoch, slot.window, slot.micro, slot.micro_count
+    )
+
+
+def _dummy(task: str, pad_id: int) -> Example:
+    labels = IGNORED if task == "sequence-classification" else [IGNORED, IGNORED]
+    return Example([pad_id, pad_id], labels)
+
+
+def _up(length: int, multiple: int) -> int:
+    return -(-length // multiple) * multiple
+
+
+def _padded(rows: Sequence[list[int]], length: int, value: int) -> torch.Tensor:
+    return torch.tensor([[*row, *[value] * (length - len(row))] for row in rows], dtype=torch.int64)

@@ -1,0 +1,207 @@
+"""From a row to the token ids and labels of one sample.
+
+The rule for every task and format: a sample is the tokenizer's own encoding with its own special
+tokens, then the end-of-sequence token where the tokenizer has one and the encoding has not already
+ended with it, the whole cut at ``max_length``. So a cut sample does not end in end-of-sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from toolkit.data.fields import canonical_row, needed_fields
+from toolkit.data.rows import Row
+from toolkit.errors import InputError
+from toolkit.recipe.schema import Recipe
+
+IGNORED = -100
+"""The label of a position that carries no loss: torch's cross entropy leaves it out."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """One sample, ready for the model.
+
+    ``input_ids``: at most ``max_length`` ids. ``labels``: for causal-lm as many as input_ids, not
+    shifted, IGNORED where there is no loss; for seq2seq-lm the target's ids; for
+    sequence-classification the class. ``cut``: something was left out at ``max_length``.
+    """
+
+    input_ids: list[int]
+    labels: list[int] | int
+    cut: bool = False
+
+
+def supervised_tokens(example: Example, task: str) -> int:
+    """How many predictions of this sample carry loss.
+
+    The first position of a causal model is never predicted, whatever its label (transformers shifts
+    labels by one), so it does not count.
+    """
+    if isinstance(example.labels, int):
+        return int(example.labels != IGNORED)
+    labels = example.labels[1:] if task == "causal-lm" else example.labels
+    return sum(label != IGNORED for label in labels)
+
+
+class Formatter:
+    """Turns rows into Examples as the recipe's task and format say.
+
+    ``label_names``: the names of classes in order, where labels are strings. Raises InputError where
+    the task has no such format, or the tokenizer no chat template that ``messages`` needs.
+    """
+
+    def __init__(self, recipe: Recipe, tokenizer: Any, label_names: list[str] | None = None) -> None:
+        self.needed = needed_fields(recipe)
+        self._tokenizer = tokenizer
+        self._eos = tokenizer.eos_token_id
+        self._special = frozenset(tokenizer.all_special_ids)
+        self.pad_id = padding_id(tokenizer)
+        self.max_length = recipe.data.max_length
+        self._num_labels = recipe.model.num_labels
+        self._label_names = label_names
+        self._chat: Any = None
+        if recipe.data.format == "messages":
+            from toolkit.data.chat import Chat
+
+            self._chat = Chat(tokenizer, recipe.data.chat_template)
+        builders: dict[tuple[str, str], Callable[[Row, dict[str, Any]], Example]] = {
+            ("causal-lm", "text"): self._text,
+            ("causal-lm", "prompt-completion"): self._prompt_completion,
+            ("causal-lm", "messages"): self._messages,
+            ("seq2seq-lm", "prompt-completion"): self._seq2seq,
+            ("sequence-classification", "text"): self._classification,
+        }
+        self._build = builders[recipe.model.task, recipe.data.format]
+
+    def example(self, row: Row) -> Example:
+        """The sample of ``row``; raises InputError at the row where it cannot be one."""
+        return self.build(row, self.fields(row))
+
+    def fields(self, row: Row) -> dict[str, Any]:
+        """The needed fields of ``row``, checked without tokenising; raises InputError at the row."""
+        return canonical_row(row, self.needed)
+
+    def build(self, row: Row, fields: dict[str, Any]) -> Example:
+        """``example`` for fields that are already checked."""
+        return self._build(row, fields)
+
+    def _text(self, row: Row, fields: dict[str, Any]) -> Example:
+        ids, cut = self._finish(self._encode(fields["text"]))
+        return Example(ids, list(ids), cut)
+
+    def _prompt_completion(self, row: Row, fields: dict[str, Any]) -> Example:
+        ids, start = encode_pair(self._tokenizer, fields["prompt"], fields["completion"])
+        ids, cut = self._finish(ids)
+        return Example(ids, [IGNORED] * min(start, len(ids)) + ids[start:], cut)
+
+    def _messages(self, row: Row, fields: dict[str, Any]) -> Example:
+        ids, supervised = self._chat.encode(row, fields["messages"])
+        if not self._ended(ids, self._chat.is_blank):
+            # Whoever spoke last ends the sample; only an assistant is taught to.
+            ids = [*ids, self._eos]
+            supervised = [*supervised, fields["messages"][-1]["role"] == "assistant"]
+        labels = [token if on else IGNORED for token, on in zip(ids, supervised, strict=True)]
+        return Example(ids[: self.max_length], labels[: self.max_length], len(ids) > self.max_length)
+
+    def _seq2seq(self, row: Row, fields: dict[str, Any]) -> Example:
+        prompt = self._encode(fields["prompt"])
+        target = list(self._tokenizer(text_target=fields["completion"], verbose=False)["input_ids"])
+        labels, cut = self._finish(target)
+        ids, prompt_cut = self._finish(prompt)
+        return Example(ids, labels, cut or prompt_cut)
+
+    def _classification(self, row: Row, fields: dict[str, Any]) -> Example:
+        ids, cut = self._finish(self._encode(fields["text"]))
+        return Example(ids, self._label(row, fields["label"]), cut)
+
+    def _label(self, row: Row, label: int | str) -> int:
+        field = self.needed["label"]
+        if isinstance(label, str):
+            if self._label_names is None:
+                raise row.error(field, f"is the string {label!r}, but other labels are whole numbers")
+            if label not in self._label_names:
+                raise row.error(
+                    field, f"{label!r} is not a label of data.train ({_shown(self._label_names)})"
+                )
+            return self._label_names.index(label)
+        if self._label_names is not None:
+            raise row.error(field, f"is the number {label}, but other labels are strings")
+        if label < 0 or (self._num_labels is not None and label >= self._num_labels):
+            top = "" if self._num_labels is None else f" to {self._num_labels - 1} (model.num_labels)"
+            raise row.error(field, f"{label} is not a class; classes are the whole numbers from 0{top}")
+        return label
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self._tokenizer(text, verbose=False)["input_ids"])
+
+    def _finish(self, ids: list[int]) -> tuple[list[int], bool]:
+        if not self._ended(ids):
+            ids = [*ids, self._eos]
+        return ids[: self.max_length], len(ids) > self.max_length
+
+    def _ended(self, ids: list[int], skip: Callable[[int], bool] = lambda _: False) -> bool:
+        """Whether the ids already end with end-of-sequence, or the tokenizer has none.
+
+        Special tokens behind it (a language code) do not hide it, nor what ``skip`` says.
+        """
+        if self._eos is None:
+            return True
+        for token in reversed(ids):
+            if token == self._eos:
+                return True
+            if token not in self._special and not skip(token):
+                return False
+        return False
+
+
+def encode_pair(tokenizer: Any, prompt: str, completion: str) -> tuple[list[int], int]:
+    """The ids of prompt and completion as one text, and the index of the completion's first token.
+
+    The joined text is tokenised once, as it will be at generation time; a token that holds characters
+    of both counts as completion. A tokenizer without offsets (not a fast one) tokenises in two pieces.
+    """
+    if not tokenizer.is_fast:
+        first, second = (tokenizer(t, add_special_tokens=False)["input_ids"] for t in (prompt, completion))
+        body = [*first, *second]
+        ids = list(tokenizer.build_inputs_with_special_tokens(body))
+        before = next(at for at in range(len(ids)) if ids[at : at + len(body)] == body)
+        return ids, before + len(first)
+    encoding = tokenizer(prompt + completion, return_offsets_mapping=True, verbose=False)
+    ids, offsets = list(encoding["input_ids"]), encoding["offset_mapping"]
+    # Special tokens have the offsets (0, 0): those before the text fall before `start`, those after, after.
+    for index, (_, end) in enumerate(offsets):
+        if end > len(prompt):
+            return ids, index
+    # The tokenizer drops every character of the completion: only what follows the prompt's last token.
+    last = max((index for index, (_, end) in enumerate(offsets) if end), default=-1)
+    return ids, last + 1
+
+
+def _shown(names: list[str]) -> str:
+    return ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+
+
+def padding_id(tokenizer: object) -> int:
+    """The tokenizer's padding id, else end-of-sequence, else 0; the attention mask hides it anyway."""
+    for name in ("pad_token_id", "eos_token_id"):
+        token = getattr(tokenizer, name, None)
+        if token is not None:
+            return int(token)
+    return 0
+
+
+def label_names(labels: set[int | str], key: str) -> list[str] | None:
+    """The classes behind string labels, sorted; None where labels are whole numbers.
+
+    Raises InputError where ``labels`` mixes both.
+    """
+    names = sorted(label for label in labels if isinstance(label, str))
+    if names and len(names) < len(labels):
+        number = next(label for label in labels if not isinstance(label, str))
+        raise InputError.at(
+            None, key, f"labels are strings ({names[0]!r}) and numbers ({number}); write one kind"
+        )
+    return names or None

@@ -1,0 +1,141 @@
+"""Micro-batches in the order of the run, by rank: for ever to train on, once through to evaluate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from toolkit.data.collate import MicroBatch, Slot, collate
+from toolkit.data.order import deal, epoch_order, window_count, windows
+from toolkit.data.samples import MapSamples, Samples, StreamSamples, open_data
+from toolkit.data.spread import Spread
+from toolkit.data.stream import Failure, TrainStream, eval_stream
+from toolkit.errors import InputError
+from toolkit.recipe.schema import Recipe
+
+__all__ = ["TrainLoader", "eval_batches", "open_data"]
+
+
+class TrainLoader:
+    """Windows of micro-batches for one rank, epoch after epoch, without end.
+
+    Iterating yields one ``list[MicroBatch]`` per optimizer step, from ``start_window`` on; every rank
+    gets as many micro-batches per window as the others. What it yields depends on the data, the seed,
+    the window, the micro-batch and the rank alone: never on the workers, nor on where a run began.
+
+    ``steps_per_epoch``: windows per epoch; None when streamed, where only reading tells.
+    """
+
+    def __init__(
+        self,
+        samples: Samples,
+        recipe: Recipe,
+        *,
+        micro_size: int,
+        accumulation: int,
+        world_size: int,
+        rank: int,
+        device_type: str,
+        start_window: int = 0,
+        pad_to_multiple_of: int | None = None,
+    ) -> None:
+        self.start_window = start_window
+        self.steps_per_epoch: int | None = None
+        self._pin = device_type == "cuda"
+        # A stream is read in one order; a second worker would only read all of it again.
+        self._workers = min(1, recipe.data.workers) if samples.streamed else recipe.data.workers
+        self._ahead = max(2, -(-accumulation // max(1, self._workers)) + 1)
+        spread = Spread(
+            micro_size, accumulation, world_size, rank, recipe.run.seed, recipe.data.shuffle, start_window
+        )
+        self._slots: Sampler[Slot] | None = None
+        self._data: Any
+        if isinstance(samples, StreamSamples):
+            self._data = TrainStream(samples, spread, pad_to_multiple_of)
+        else:
+            self.steps_per_epoch = window_count(len(samples), spread.global_size)
+            self._data = _Collated(samples, pad_to_multiple_of)
+            self._slots = _MapSlots(len(samples), spread)
+
+    def __iter__(self) -> Iterator[list[MicroBatch]]:
+        loader = DataLoader(
+            self._data,
+            batch_size=None,  # a slot already is a micro-batch
+            sampler=self._slots,
+            num_workers=self._workers,
+            prefetch_factor=self._ahead if self._workers else None,
+            pin_memory=self._pin,
+            # DataLoader draws a seed; from the global generator, that would shift the dropout masks.
+            generator=torch.Generator().manual_seed(0),
+        )
+        window: list[MicroBatch] = []
+        for batch in loader:
+            if isinstance(batch, Failure):
+                raise InputError(*batch.problems)
+            window.append(batch)
+            if len(window) == batch.micro_count:
+                yield window
+                window = []
+
+
+def eval_batches(
+    samples: Samples,
+    recipe: Recipe,
+    micro_size: int,
+    world_size: int,
+    rank: int,
+    device_type: str,
+    pad_to_multiple_of: int | None = None,
+) -> Iterator[MicroBatch]:
+    """This rank's micro-batches of every sample once, in order, as many on every rank.
+
+    ``window`` counts them; each stands alone (``micro`` 0 of 1).
+    """
+    spread = Spread(micro_size, 1, world_size, rank, recipe.run.seed, shuffle=False)
+    if isinstance(samples, StreamSamples):
+        batches = eval_stream(samples, spread, pad_to_multiple_of)
+    else:
+        data = _Collated(samples, pad_to_multiple_of)
+        batches = (data[slot] for slot in _epoch_slots(range(len(samples)), spread))
+    for batch in batches:
+        yield batch.pin_memory() if device_type == "cuda" else batch
+
+
+class _Collated(Dataset[MicroBatch]):
+    """Samples by slot: what a worker does is to look up and to pad."""
+
+    def __init__(self, samples: MapSamples, pad_to_multiple_of: int | None) -> None:
+        self._samples, self._multiple = samples, pad_to_multiple_of
+
+    def __getitem__(self, slot: Slot) -> MicroBatch:
+        examples = [self._samples[index] for index in slot.sample_ids]
+        return collate(examples, slot, self._samples.task, self._samples.pad_id, self._multiple)
+
+
+class _MapSlots(Sampler[Slot]):
+    """The slots of one rank, window after window, without end; nothing is read to skip ahead."""
+
+    def __init__(self, n: int, spread: Spread) -> None:
+        self._n, self._spread = n, spread
+
+    def __iter__(self) -> Iterator[Slot]:
+        spread = self._spread
+        epoch, skip = divmod(spread.start_window, window_count(self._n, spread.global_size))
+        window = spread.start_window
+        while True:
+            order = epoch_order(self._n, spread.seed, epoch, spread.shuffle)[skip * spread.global_size :]
+            for ids in windows(order, spread.global_size):
+                dealt = deal(ids, spread.micro_size, spread.world_size)
+                for micro, ranks in enumerate(dealt):
+                    yield Slot(ranks[spread.rank], epoch, window, micro, len(dealt))
+                window += 1
+            epoch, skip = epoch + 1, 0
+
+
+def _epoch_slots(order: range, spread: Spread) -> Iterator[Slot]:
+    for window, ids in enumerate(windows(order, spread.global_size)):
+        [ranks] = deal(ids, spread.micro_size, spread.world_size)
+        yield Slot(ranks[spread.rank], 0, window, 0, 1)

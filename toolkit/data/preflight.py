@@ -1,0 +1,78 @@
+"""What can be told of a recipe's data before torch, transformers and datasets are imported."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+
+from toolkit.data.fields import canonical_row, needed_fields
+from toolkit.data.files import local_files, suffix
+from toolkit.data.rows import read_rows
+from toolkit.errors import InputError, Place
+from toolkit.recipe.schema import Recipe
+
+CHECKED_ROWS = 10_000
+"""Rows looked at before a run starts; the others are checked, with the same words, as they are read."""
+
+
+def check_data(recipe: Recipe) -> None:
+    """Raise InputError with every mistake in ``data`` that shows without a tokenizer or the network.
+
+    Paths, empty and unreadable files, malformed lines, missing and ill-typed fields. What may be a
+    hub id is left to the run. At most ``CHECKED_ROWS`` rows of each of train and eval are read.
+    """
+    needed = needed_fields(recipe)
+    problems: list[str] = []
+    if recipe.data.chat_template is not None:
+        problems += _template_problems(recipe)
+    for key, spec in (("data.train", recipe.data.train), ("data.eval", recipe.data.eval)):
+        if spec is not None:
+            try:
+                _check_source(spec, key, needed)
+            except InputError as error:
+                problems += error.problems
+    if problems:
+        raise InputError(*dict.fromkeys(problems))
+
+
+def _check_source(spec: str, key: str, needed: dict[str, str]) -> None:
+    files = local_files(spec, key)
+    if files is None:
+        return
+    if any(suffix(file) == ".txt" for file in files) and set(needed) != {"text"}:
+        raise InputError.at(
+            None, key, f"a text file has no fields, but this recipe needs {', '.join(needed)}"
+        )
+    seen = 0
+    for row in islice(read_rows(files, tuple(needed.values())), CHECKED_ROWS):
+        canonical_row(row, needed)
+        seen += 1
+    if not seen:
+        raise no_samples(key, spec)
+
+
+def no_samples(key: str, spec: str) -> InputError:
+    """The error for a data set without a single row."""
+    return InputError.at(None, key, f"{spec} has no samples")
+
+
+def _template_problems(recipe: Recipe) -> list[str]:
+    if recipe.data.format != "messages":
+        return [f"data.chat_template: only used by format messages, but data.format is {recipe.data.format}"]
+    try:
+        read_template(recipe.data.chat_template or "")
+    except InputError as error:
+        return list(error.problems)
+    return []
+
+
+def read_template(file: str) -> str:
+    """The chat template in ``file``; raises InputError where it is not there, not text or blank."""
+    try:
+        text = Path(file).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise InputError.at(None, "data.chat_template", f"{file} cannot be read: {reason}") from None
+    if not text.strip():
+        raise InputError.at(Place(file), "data.chat_template", "is empty")
+    return text

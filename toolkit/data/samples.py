@@ -1,0 +1,151 @@
+"""Samples as the loader takes them: tokenised once and kept, or tokenised as they are read."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+from toolkit.data.fields import canonical_row
+from toolkit.data.formats import Example, Formatter, label_names, supervised_tokens
+from toolkit.data.preflight import no_samples
+from toolkit.data.rows import Row
+from toolkit.data.sources import Source, Which, open_source
+from toolkit.errors import InputError
+from toolkit.recipe.schema import Recipe
+
+PEEKED = 100
+"""Streamed samples looked at before training, so that data without supervised tokens is refused early."""
+
+
+class MapSamples:
+    """Every sample, tokenised when opened, kept as 32-bit ids (8 bytes a token) that workers share.
+
+    ``notes``: what a user should be told. ``label_names``: the classes' names where labels are strings.
+    """
+
+    streamed = False
+
+    def __init__(self, source: Source, formatter: Formatter, task: str, names: list[str] | None) -> None:
+        self.task = task
+        self.label_names = names
+        self.pad_id = formatter.pad_id
+        # array, not list: one buffer that forked workers read without touching reference counts.
+        self._ids, self._labels = array("i"), array("i")
+        self._id_ends, self._label_ends, self._cut = array("q", [0]), array("q", [0]), array("b")
+        self.supervised = 0
+        without = 0
+        for row in source.rows():
+            example = formatter.example(row)
+            count = supervised_tokens(example, task)
+            self.supervised += count
+            without += not count
+            self._append(example)
+        if not len(self):
+            raise no_samples(source.key, source.spec)
+        self.notes = [
+            *source.notes,
+            *_notes(source.key, len(self), sum(self._cut), without, formatter.max_length),
+        ]
+        if not self.supervised:
+            raise nothing_supervised(source, f"none of its {len(self)} samples has", formatter.max_length)
+
+    def __len__(self) -> int:
+        return len(self._cut)
+
+    def __getitem__(self, index: int) -> Example:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        ids = self._ids[self._id_ends[index] : self._id_ends[index + 1]].tolist()
+        labels = self._labels[self._label_ends[index] : self._label_ends[index + 1]].tolist()
+        kept: list[int] | int = labels[0] if self.task == "sequence-classification" else labels
+        return Example(ids, kept, bool(self._cut[index]))
+
+    def _append(self, example: Example) -> None:
+        self._ids.extend(example.input_ids)
+        self._labels.extend([example.labels] if isinstance(example.labels, int) else example.labels)
+        self._id_ends.append(len(self._ids))
+        self._label_ends.append(len(self._labels))
+        self._cut.append(example.cut)
+
+
+class StreamSamples:
+    """Samples read as they are needed, the same each time through; tokenised by who uses them alone."""
+
+    streamed = True
+    label_names = None
+
+    def __init__(self, source: Source, formatter: Formatter, task: str) -> None:
+        self.task = task
+        self.pad_id = formatter.pad_id
+        self._source, self._formatter = source, formatter
+        first = [formatter.example(row) for row in islice(source.rows(), PEEKED)]
+        if not first:
+            raise no_samples(source.key, source.spec)
+        if not any(supervised_tokens(example, task) for example in first):
+            raise nothing_supervised(
+                source, f"none of its first {len(first)} samples has", formatter.max_length
+            )
+        cut = sum(example.cut for example in first)
+        without = sum(not supervised_tokens(example, task) for example in first)
+        told = _notes(source.key, len(first), cut, without, formatter.max_length, "the first ")
+        self.notes = [*source.notes, *told]
+
+    def rows(self) -> Iterator[tuple[int, Row, dict[str, Any]]]:
+        """Number, row and checked fields of each sample, not yet tokenised; InputError at a bad row."""
+        for number, row in enumerate(self._source.rows()):
+            yield number, row, self._formatter.fields(row)
+
+    def build(self, row: Row, fields: dict[str, Any]) -> Example:
+        """Tokenise one sample of ``rows``."""
+        return self._formatter.build(row, fields)
+
+
+Samples = MapSamples | StreamSamples
+
+
+def open_data(recipe: Recipe, which: Which, tokenizer: Any) -> Samples:
+    """The samples of ``data.train`` or ``data.eval``: a MapSamples, or a StreamSamples if ``data.streaming``.
+
+    Raises InputError, with file and line where there is one, for whatever cannot be used, and for data
+    without a single supervised token.
+    """
+    source = open_source(recipe, which)
+    names = _label_names(recipe, source) if recipe.model.task == "sequence-classification" else None
+    formatter = Formatter(recipe, tokenizer, names)
+    if recipe.data.streaming:
+        return StreamSamples(source, formatter, recipe.model.task)
+    return MapSamples(source, formatter, recipe.model.task, names)
+
+
+def _label_names(recipe: Recipe, source: Source) -> list[str] | None:
+    """The names of string labels, from all of data.train: evaluation means the same classes."""
+    train = source if source.key == "data.train" else open_source(recipe, "train")
+    needed = {"label": recipe.data.fields.get("label", "label")}
+    if recipe.data.streaming:
+        first = next(train.rows(), None)
+        if first is not None and isinstance(canonical_row(first, needed)["label"], str):
+            raise first.error(
+                needed["label"],
+                "labels that are strings are numbered by reading all of them first; "
+                "with data.streaming, write whole numbers (or set data.streaming: false)",
+            )
+        return None
+    return label_names({canonical_row(row, needed)["label"] for row in train.rows()}, train.key)
+
+
+def _notes(key: str, total: int, cut: int, without: int, max_length: int, first: str = "") -> list[str]:
+    notes = []
+    if cut:
+        notes.append(f"{key}: {cut} of {first}{total} samples were cut at data.max_length={max_length}")
+    if without:
+        notes.append(f"{key}: {without} of {first}{total} samples have no supervised token and teach nothing")
+    return notes
+
+
+def nothing_supervised(source: Source, what: str, max_length: int) -> InputError:
+    """The error for data that would train nothing."""
+    message = f"{source.spec}: {what} a supervised token"
+    hint = f"is the answer cut off at data.max_length={max_length}, or left unmarked by the chat template?"
+    return InputError.at(None, source.key, f"{message}; {hint}")

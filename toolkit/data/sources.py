@@ -1,0 +1,88 @@
+"""Rows from wherever the recipe's data is: local files, or a hub data set; all at once or streamed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from toolkit.data.fields import needed_fields
+from toolkit.data.files import local_files
+from toolkit.data.rows import Row, read_rows
+from toolkit.errors import InputError
+from toolkit.recipe.schema import Recipe
+
+Which = Literal["train", "eval"]
+_EVAL_SPLITS = ("validation", "eval", "valid", "dev", "test")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Rows that can be read again and again, in the same order each time.
+
+    ``key``: the recipe's key (data.train); ``spec``: its value; ``notes``: what a user should know.
+    """
+
+    key: str
+    spec: str
+    rows: Callable[[], Iterator[Row]]
+    notes: tuple[str, ...] = ()
+
+
+def open_source(recipe: Recipe, which: Which) -> Source:
+    """The rows of ``data.train`` or ``data.eval``; raises InputError where there is nothing to read.
+
+    A hub data set is ``org/name``, ``org/name:split`` or ``org/name:config:split``; without a split,
+    train for training and the first of validation, eval, valid, dev, test for evaluation.
+    """
+    key = f"data.{which}"
+    spec = recipe.data.train if which == "train" else recipe.data.eval
+    if spec is None:
+        raise InputError.at(None, key, "is not given")
+    columns = tuple(needed_fields(recipe).values())
+    files = local_files(spec, key)
+    if files is None:
+        return _hub(spec, key, which, columns, recipe.data.streaming)
+    notes: tuple[str, ...] = ()
+    if len(files) > 1:
+        notes = (f"{key}: {len(files)} files, {files[0].name} to {files[-1].name}",)
+    return Source(key, spec, lambda: read_rows(files, columns), notes)
+
+
+def _hub(spec: str, key: str, which: Which, columns: Sequence[str], streaming: bool) -> Source:
+    # Two seconds to import, and only a hub id needs it.
+    import datasets
+
+    name, _, rest = spec.partition(":")
+    config, _, split = rest.rpartition(":")
+    try:
+        if not split:
+            split = _split(which, datasets.get_dataset_split_names(name, config or None), spec, key)
+        data = datasets.load_dataset(name, config or None, split=split, streaming=streaming)
+    except InputError:
+        raise
+    except Exception as error:  # the hub, the network, the files there: each raises its own kind
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise InputError.at(
+            None,
+            key,
+            f"{spec} is neither a file or folder here nor a hub data set that can be reached ({reason})",
+        ) from None
+    wanted = list(columns)
+    if set(wanted) <= set(data.column_names or ()):
+        data = data.select_columns(wanted)
+
+    def rows() -> Iterator[Row]:
+        for number, value in enumerate(data, start=1):
+            yield Row(dict(value), f"{name} ({split})", number, "row")
+
+    return Source(key, spec, rows, (f"{key}: {name}, split {split}, from the hub",))
+
+
+def _split(which: Which, names: Sequence[Any], spec: str, key: str) -> str:
+    wanted = ("train",) if which == "train" else _EVAL_SPLITS
+    for name in wanted:
+        if name in names:
+            return name
+    there = ", ".join(map(str, names))
+    raise InputError.at(None, key, f"{spec} has the splits {there}; name one: {spec.rstrip(':')}:SPLIT")
