@@ -19,9 +19,7 @@ MakeTokenizer = Callable[..., PreTrainedTokenizerFast]
 I = -100  # noqa: E741
 
 TURN = "<|{{ m.role }}|> {{ m.content }} <|end|> "
-PLAIN = (
-    "{% for m in messages %}" + TURN + "{% endfor %}{% if add_generation_prompt %}<|assistant|> {% endif %}"
-)
+PLAIN = "{% for m in messages %}" + TURN + "{% endfor %}{% if add_generation_prompt %}<|assistant|> {% endif %}"
 MARKED = (
     "{% for m in messages %}<|{{ m.role }}|> {% if m.role == 'assistant' %}"
     "{% generation %}{{ m.content }} <|end|>{% endgeneration %} "
@@ -49,9 +47,7 @@ def build(make_recipe: Make, tokenizer: Any, messages: list, **data: Any) -> Exa
 
 
 @pytest.mark.parametrize("template", [PLAIN, MARKED])
-def test_the_assistants_tokens_carry_loss(
-    make_recipe: Make, make_tokenizer: MakeTokenizer, template: str
-) -> None:
+def test_the_assistants_tokens_carry_loss(make_recipe: Make, make_tokenizer: MakeTokenizer, template: str) -> None:
     tokenizer = make_tokenizer(eos=False, template=template)
     assert build(make_recipe, tokenizer, TWO_TURNS) == Example(IDS, LABELS)
     assert build(make_recipe, tokenizer, TWO_TURNS, max_length=5) == Example(IDS[:5], LABELS[:5], cut=True)
@@ -75,9 +71,7 @@ def test_the_end_is_taught_where_the_template_does_not_write_it(
     assert build(make_recipe, tokenizer, TWO_TURNS[:3]) == Example([*IDS[:10], 2], [*LABELS[:10], I])
 
 
-def test_the_end_that_the_template_writes_is_not_doubled(
-    make_recipe: Make, make_tokenizer: MakeTokenizer
-) -> None:
+def test_the_end_that_the_template_writes_is_not_doubled(make_recipe: Make, make_tokenizer: MakeTokenizer) -> None:
     tokenizer = make_tokenizer(eos=False, template=PLAIN)
     tokenizer.eos_token = "<|end|>"
     assert build(make_recipe, tokenizer, TWO_TURNS) == Example(IDS, LABELS)
@@ -85,14 +79,10 @@ def test_the_end_that_the_template_writes_is_not_doubled(
 
 def test_an_assistant_may_speak_first(make_recipe: Make, make_tokenizer: MakeTokenizer) -> None:
     tokenizer = make_tokenizer(eos=False, template=PLAIN)
-    assert build(make_recipe, tokenizer, TWO_TURNS[1:3]) == Example(
-        [A, 5, 6, E, U, 7, E], [I, 5, 6, E, I, I, I]
-    )
+    assert build(make_recipe, tokenizer, TWO_TURNS[1:3]) == Example([A, 5, 6, E, U, 7, E], [I, 5, 6, E, I, I, I])
 
 
-def test_a_template_that_rewrites_earlier_turns_is_refused(
-    make_recipe: Make, make_tokenizer: MakeTokenizer
-) -> None:
+def test_a_template_that_rewrites_earlier_turns_is_refused(make_recipe: Make, make_tokenizer: MakeTokenizer) -> None:
     tokenizer = make_tokenizer(eos=False, template=FORGETFUL)
     assert build(make_recipe, tokenizer, TWO_TURNS[:2]).labels == LABELS[:7]
     with pytest.raises(InputError, match=r"^x\.jsonl:7: messages\[1\]: the chat template writes") as caught:
@@ -123,9 +113,7 @@ def test_no_template(make_recipe: Make, make_tokenizer: MakeTokenizer) -> None:
 
 def test_a_template_that_refuses(make_recipe: Make, make_tokenizer: MakeTokenizer) -> None:
     tokenizer = make_tokenizer(template="{{ raise_exception('roles must alternate') }}")
-    with pytest.raises(
-        InputError, match=r"x\.jsonl:7: messages: the tokenizer's chat .*: roles must alternate"
-    ):
+    with pytest.raises(InputError, match=r"x\.jsonl:7: messages: the tokenizer's chat .*: roles must alternate"):
         build(make_recipe, tokenizer, TWO_TURNS)
     tokenizer = make_tokenizer(template="{% for %}")
     with pytest.raises(InputError, match="refuses this conversation"):

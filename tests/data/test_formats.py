@@ -125,9 +125,7 @@ class Letters(PreTrainedTokenizer):
     def _convert_id_to_token(self, index: int) -> str:
         return self._known[index]
 
-    def build_inputs_with_special_tokens(
-        self, first: list[int], second: list[int] | None = None
-    ) -> list[int]:
+    def build_inputs_with_special_tokens(self, first: list[int], second: list[int] | None = None) -> list[int]:
         return [0, *first, 1]
 
 
@@ -135,9 +133,7 @@ def test_a_tokenizer_without_offsets(make_recipe: Make) -> None:
     tokenizer = Letters()
     assert not tokenizer.is_fast
     a, b, c = tokenizer.convert_tokens_to_ids(["a", "b", "c"])
-    example = build(
-        make_recipe(train="x", format="prompt-completion"), tokenizer, prompt="ab", completion="ca"
-    )
+    example = build(make_recipe(train="x", format="prompt-completion"), tokenizer, prompt="ab", completion="ca")
     assert (example.input_ids, example.labels) == ([0, a, b, c, a, 1], [I, I, I, c, a, 1])
     tokenizer.chat_template = "{% for m in messages %}{{ m.role[0] }}{{ m.content }}{% endfor %}" + (
         "{% if add_generation_prompt %}a{% endif %}"
@@ -195,9 +191,7 @@ def test_padding_id(make_tokenizer: MakeTokenizer) -> None:
     assert padding_id(make_tokenizer(pad=False, eos=False)) == 0
 
 
-def test_text_beyond_the_tokenizers_own_length_is_whole(
-    make_recipe: Make, make_tokenizer: MakeTokenizer
-) -> None:
+def test_text_beyond_the_tokenizers_own_length_is_whole(make_recipe: Make, make_tokenizer: MakeTokenizer) -> None:
     tokenizer = make_tokenizer()
     tokenizer.model_max_length = 2
     tokenizer.backend_tokenizer.enable_truncation(2)
@@ -207,7 +201,5 @@ def test_text_beyond_the_tokenizers_own_length_is_whole(
 def test_a_bad_row_found_while_reading_has_the_same_message(
     make_recipe: Make, make_tokenizer: MakeTokenizer, tmp_path: Path
 ) -> None:
-    with pytest.raises(
-        InputError, match=r"x\.jsonl:7: text: missing; the fields here are: txt; did you mean txt"
-    ):
+    with pytest.raises(InputError, match=r"x\.jsonl:7: text: missing; the fields here are: txt; did you mean txt"):
         build(make_recipe(train="x"), make_tokenizer(), txt="a")

@@ -87,9 +87,7 @@ def test_a_rank_with_nothing_left_gets_a_dummy(
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_the_tensors_are_the_samples(
-    make_recipe: Make, make_tokenizer: Any, write_jsonl: Write, style: dict
-) -> None:
+def test_the_tensors_are_the_samples(make_recipe: Make, make_tokenizer: Any, write_jsonl: Write, style: dict) -> None:
     recipe = make_recipe(train=write_jsonl([{"text": "a b"}, {"text": "c"}]), shuffle=False, **style)
     [[batch]] = first(loader(recipe, make_tokenizer(), world_size=1), 1)
     assert batch == (
@@ -109,9 +107,7 @@ def test_the_tensors_are_the_samples(
 
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("workers", [1, 2])
-def test_workers_change_nothing(
-    make_recipe: Make, make_tokenizer: Any, train: Path, style: dict, workers: int
-) -> None:
+def test_workers_change_nothing(make_recipe: Make, make_tokenizer: Any, train: Path, style: dict, workers: int) -> None:
     alone, helped = (
         first(loader(make_recipe(train=train, workers=count, **style), make_tokenizer(), 1), STEPS + 1)
         for count in (0, workers)
@@ -143,12 +139,9 @@ def test_ranks_do_not_change_what_shares_a_step(
     assert [sorted(window) for window in ids(alone)] == together
 
 
-def test_streamed_without_shuffle_is_what_is_in_memory(
-    make_recipe: Make, make_tokenizer: Any, train: Path
-) -> None:
+def test_streamed_without_shuffle_is_what_is_in_memory(make_recipe: Make, make_tokenizer: Any, train: Path) -> None:
     memory, streamed = (
-        first(loader(make_recipe(train=train, shuffle=False, **style), make_tokenizer()), 7)
-        for style in STYLES
+        first(loader(make_recipe(train=train, shuffle=False, **style), make_tokenizer()), 7) for style in STYLES
     )
     assert memory == streamed
 
@@ -167,9 +160,7 @@ def test_steps_per_epoch(make_recipe: Make, make_tokenizer: Any, train: Path) ->
     assert loader(make_recipe(train=train, streaming=True), make_tokenizer()).steps_per_epoch is None
 
 
-def test_the_global_random_numbers_are_left_alone(
-    make_recipe: Make, make_tokenizer: Any, train: Path
-) -> None:
+def test_the_global_random_numbers_are_left_alone(make_recipe: Make, make_tokenizer: Any, train: Path) -> None:
     before = torch.get_rng_state()
     first(loader(make_recipe(train=train, workers=1), make_tokenizer()), 2)
     assert torch.equal(before, torch.get_rng_state())
@@ -196,9 +187,7 @@ def test_evaluation_is_every_sample_once_in_order(
 ) -> None:
     recipe = make_recipe(train="unread.jsonl", eval=train, **style)
     samples = open_data(recipe, "eval", make_tokenizer())
-    ranks = [
-        [plain(batch) for batch in eval_batches(samples, recipe, 3, 4, rank, "cpu")] for rank in range(4)
-    ]
+    ranks = [[plain(batch) for batch in eval_batches(samples, recipe, 3, 4, rank, "cpu")] for rank in range(4)]
     assert [batch[1] for batch in ranks[0]] == [[0, 1, 2], [12, 13, 14]]
     assert [batch[1] for batch in ranks[3]] == [[9, 10, 11], [21, 22]]
     assert sorted(i for rank in ranks for batch in rank for i in batch[1]) == list(range(N))
@@ -227,9 +216,7 @@ def test_data_that_teaches_nothing_is_refused(
 ) -> None:
     rows = [{"prompt": "a b c d", "completion": " e"}] * 3
     recipe = make_recipe(train=write_jsonl(rows), format="prompt-completion", max_length=3, **style)
-    with pytest.raises(
-        InputError, match=r"data\.train: .* none of its (first )?3 samples has a supervised token"
-    ):
+    with pytest.raises(InputError, match=r"data\.train: .* none of its (first )?3 samples has a supervised token"):
         open_data(recipe, "train", make_tokenizer())
 
 

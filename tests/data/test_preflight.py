@@ -120,9 +120,7 @@ def test_paths_that_are_not_there(make_recipe: Make, write_jsonl: Write, tmp_pat
     message = refusal(make_recipe(train=tmp_path / "trian.jsonl"))
     assert message == f"data.train: {tmp_path}/trian.jsonl is not there; did you mean train.jsonl?"
     message = refusal(make_recipe(train=tmp_path / "no" / "such" / "a.jsonl"))
-    assert (
-        message == f"data.train: {tmp_path}/no/such/a.jsonl is not there (there is no folder {tmp_path}/no)"
-    )
+    assert message == f"data.train: {tmp_path}/no/such/a.jsonl is not there (there is no folder {tmp_path}/no)"
     for spec in ("missing.txt", "./missing", "a/b/c", "~/no-such-folder-here"):
         assert "is not there" in refusal(make_recipe(train=spec))
     check_data(make_recipe(train="org/name", eval="squad"))  # may be on the hub: left to the run

@@ -89,9 +89,7 @@ class Chat:
 
     def _tokenise(self, text: str, spans: list[tuple[int, int]]) -> tuple[list[int], list[bool]]:
         if self._tokenizer.is_fast:
-            encoding = self._tokenizer(
-                text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
-            )
+            encoding = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
             inside = [
                 any(start < span_end and end > span_start for span_start, span_end in spans)
                 for start, end in encoding["offset_mapping"]
@@ -101,9 +99,7 @@ class Chat:
         supervised: list[bool] = []
         cuts = [0, *(at for span in spans for at in span), len(text)]
         for number, (start, end) in enumerate(pairwise(cuts)):
-            piece = (
-                self._tokenizer(text[start:end], add_special_tokens=False)["input_ids"] if start < end else []
-            )
+            piece = self._tokenizer(text[start:end], add_special_tokens=False)["input_ids"] if start < end else []
             ids += piece
             supervised += [number % 2 == 1] * len(piece)
         return ids, supervised

@@ -76,9 +76,7 @@ def collate(
         # A causal model's labels stand under its input; a sequence-to-sequence model's have their own length.
         width = length if task == "causal-lm" else _up(max(1, *map(len, labels)), multiple)
         tensors["labels"] = _padded(labels, width, IGNORED)
-    return MicroBatch(
-        tensors, slot.sample_ids, supervised, slot.epoch, slot.window, slot.micro, slot.micro_count
-    )
+    return MicroBatch(tensors, slot.sample_ids, supervised, slot.epoch, slot.window, slot.micro, slot.micro_count)
 
 
 def _dummy(task: str, pad_id: int) -> Example:

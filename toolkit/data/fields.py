@@ -83,9 +83,7 @@ def _messages(row: Row, own: str, value: Any) -> list[dict[str, Any]]:
                 _check_text(row, f"{at}.{part}", present[part])
             elif part == "role" or not present.get("tool_calls"):
                 near = did_you_mean(part, map(str, present))
-                raise row.error(
-                    f"{at}.{part}", f"missing; the keys here are: {', '.join(map(str, present))}{near}"
-                )
+                raise row.error(f"{at}.{part}", f"missing; the keys here are: {', '.join(map(str, present))}{near}")
         messages.append(present)
     if not any(message["role"] == "assistant" for message in messages):
         roles = ", ".join(sorted({message["role"] for message in messages}))

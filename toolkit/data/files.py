@@ -56,9 +56,7 @@ def _file(path: Path, spec: str, key: str) -> Path:
 def _folder(folder: Path, spec: str, key: str) -> list[Path]:
     if (folder / "state.json").exists() and (folder / "dataset_info.json").exists():
         raise _problem(key, f"{spec} was written by save_to_disk; write it as Parquet (dataset.to_parquet)")
-    inside = sorted(
-        path for path in folder.rglob("*") if _visible(path.relative_to(folder)) and path.is_file()
-    )
+    inside = sorted(path for path in folder.rglob("*") if _visible(path.relative_to(folder)) and path.is_file())
     if not inside:
         raise _problem(key, f"the folder {spec} is empty")
     files = [path for path in inside if suffix(path) is not None]

@@ -123,9 +123,7 @@ class Formatter:
             if self._label_names is None:
                 raise row.error(field, f"is the string {label!r}, but other labels are whole numbers")
             if label not in self._label_names:
-                raise row.error(
-                    field, f"{label!r} is not a label of data.train ({_shown(self._label_names)})"
-                )
+                raise row.error(field, f"{label!r} is not a label of data.train ({_shown(self._label_names)})")
             return self._label_names.index(label)
         if self._label_names is not None:
             raise row.error(field, f"is the number {label}, but other labels are strings")
@@ -201,7 +199,5 @@ def label_names(labels: set[int | str], key: str) -> list[str] | None:
     names = sorted(label for label in labels if isinstance(label, str))
     if names and len(names) < len(labels):
         number = next(label for label in labels if not isinstance(label, str))
-        raise InputError.at(
-            None, key, f"labels are strings ({names[0]!r}) and numbers ({number}); write one kind"
-        )
+        raise InputError.at(None, key, f"labels are strings ({names[0]!r}) and numbers ({number}); write one kind")
     return names or None

@@ -48,9 +48,7 @@ class TrainLoader:
         # A stream is read in one order; a second worker would only read all of it again.
         self._workers = min(1, recipe.data.workers) if samples.streamed else recipe.data.workers
         self._ahead = max(2, -(-accumulation // max(1, self._workers)) + 1)
-        spread = Spread(
-            micro_size, accumulation, world_size, rank, recipe.run.seed, recipe.data.shuffle, start_window
-        )
+        spread = Spread(micro_size, accumulation, world_size, rank, recipe.run.seed, recipe.data.shuffle, start_window)
         self._slots: Sampler[Slot] | None = None
         self._data: Any
         if isinstance(samples, StreamSamples):

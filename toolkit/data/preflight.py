@@ -40,9 +40,7 @@ def _check_source(spec: str, key: str, needed: dict[str, str]) -> None:
     if files is None:
         return
     if any(suffix(file) == ".txt" for file in files) and set(needed) != {"text"}:
-        raise InputError.at(
-            None, key, f"a text file has no fields, but this recipe needs {', '.join(needed)}"
-        )
+        raise InputError.at(None, key, f"a text file has no fields, but this recipe needs {', '.join(needed)}")
     seen = 0
     for row in islice(read_rows(files, tuple(needed.values())), CHECKED_ROWS):
         canonical_row(row, needed)

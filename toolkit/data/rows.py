@@ -143,9 +143,7 @@ def _skip(text: str, at: int) -> int:
 
 def _row(value: Any, file: str, number: int) -> Row:
     if not isinstance(value, dict):
-        raise _error_at(
-            file, number, "line", None, f"a sample is an object {{...}}, not a {_json_name(value)}"
-        )
+        raise _error_at(file, number, "line", None, f"a sample is an object {{...}}, not a {_json_name(value)}")
     return Row(value, file, number)
 
 

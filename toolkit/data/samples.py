@@ -84,9 +84,7 @@ class StreamSamples:
         if not first:
             raise no_samples(source.key, source.spec)
         if not any(supervised_tokens(example, task) for example in first):
-            raise nothing_supervised(
-                source, f"none of its first {len(first)} samples has", formatter.max_length
-            )
+            raise nothing_supervised(source, f"none of its first {len(first)} samples has", formatter.max_length)
         cut = sum(example.cut for example in first)
         without = sum(not supervised_tokens(example, task) for example in first)
         told = _notes(source.key, len(first), cut, without, formatter.max_length, "the first ")

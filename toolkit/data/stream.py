@@ -65,9 +65,7 @@ class TrainStream(IterableDataset):
             per_epoch, epoch = window - first, epoch + 1
 
 
-def eval_stream(
-    samples: StreamSamples, spread: Spread, pad_to_multiple_of: int | None
-) -> Iterator[MicroBatch]:
+def eval_stream(samples: StreamSamples, spread: Spread, pad_to_multiple_of: int | None) -> Iterator[MicroBatch]:
     """The stream once, in order; with ``accumulation`` 1 each window is one micro-batch."""
     for window, held in enumerate(_pieces(samples.rows(), spread.global_size)):
         yield from _micro_batches(samples, held, spread, 0, window, pad_to_multiple_of)

@@ -54,16 +54,16 @@ class WorkerGroup:
         results: dict[int, Any] = {}
         deadline = time.monotonic() + timeout
         while len(results) < self.size:
-            open_pipes = [pipe for rank, pipe in enumerate(self._pipes) if rank not in results]
-            ready = wait(open_pipes, timeout=max(0.0, deadline - time.monotonic()))
+            waited = {id(pipe): rank for rank, pipe in enumerate(self._pipes) if rank not in results}
+            open_pipes = [self._pipes[rank] for rank in waited.values()]
+            ready = [waited[id(pipe)] for pipe in wait(open_pipes, timeout=max(0.0, deadline - time.monotonic()))]
             if not ready:
                 missing = [rank for rank in range(self.size) if rank not in results]
                 self.close()
                 raise JobFailed(missing[0], f"no answer from rank {missing} after {timeout:.0f} s")
-            for pipe in ready:
-                rank = self._pipes.index(pipe)  # type: ignore[arg-type]
+            for rank in ready:
                 try:
-                    ok, value = pipe.recv()  # type: ignore[union-attr]
+                    ok, value = self._pipes[rank].recv()
                 except (EOFError, ConnectionError):
                     code = self._processes[rank].exitcode
                     self.close()

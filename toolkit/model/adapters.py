@@ -53,7 +53,7 @@ def _leave_inputs(model: nn.Module) -> None:
 
     for module in model.modules():
         if isinstance(module, BaseTunerLayer):
-            module.cast_input_dtype_enabled = False  # type: ignore[attr-defined]
+            module.cast_input_dtype_enabled = False
 
 
 def lora_config(adapter: Adapter, task: Task, tied: bool) -> LoraConfig:

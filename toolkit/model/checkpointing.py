@@ -61,7 +61,7 @@ def checkpoint_blocks(blocks: Sequence[tuple[str, nn.Module]], kind: Checkpointi
         options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": True}
         if kind == "selective":
             options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _keep_costly)
-        block.forward = _Recomputed(block.forward, block, options)  # type: ignore[method-assign]
+        block.forward = _Recomputed(block.forward, block, options)
 
 
 class _Recomputed:

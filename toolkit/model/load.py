@@ -46,7 +46,10 @@ def load_base(resolved: Resolved, pad_token_id: int | None = None) -> nn.Module:
     dtype = _load_dtype(resolved)
     auto = getattr(transformers, _AUTO_CLASSES[spec.task])
     config = _config(resolved, pad_token_id)
-    options: dict[str, Any] = {"attn_implementation": spec.attention, "trust_remote_code": spec.trust_remote_code}
+    options: dict[str, Any] = {
+        "attn_implementation": spec.attention,
+        "trust_remote_code": spec.trust_remote_code,
+    }
     try:
         if spec.path is not None:
             model = auto.from_pretrained(spec.path, config=config, dtype=dtype, revision=spec.revision, **options)

@@ -88,7 +88,7 @@ def _written_path(location: tuple[int | str, ...], value: Any) -> KeyPath:
     path: list[str | int] = []
     for index, part in enumerate(location):
         last = index == len(location) - 1
-        known = isinstance(value, dict) and part in value or isinstance(value, list) and isinstance(part, int)
+        known = (isinstance(value, dict) and part in value) or (isinstance(value, list) and isinstance(part, int))
         if known:
             path.append(part)
             value = value[part] if isinstance(value, dict) or int(part) < len(value) else None

@@ -20,7 +20,7 @@ KeyPath = tuple[str | int, ...]
 _BaseLoader: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-class _CoreLoader(_BaseLoader):  # type: ignore[misc]  # the base is chosen at run time: C where it is built
+class _CoreLoader(_BaseLoader):  # the base is chosen at run time: C where it is built
     yaml_implicit_resolvers: dict = {}  # noqa: RUF012  # PyYAML's own protocol
 
 

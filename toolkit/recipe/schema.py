@@ -101,7 +101,8 @@ class Strategy(Section):
     name: StrategyName = Field("single", description="how the training state is spread over the processes")
     offload: Literal["none", "optimizer", "all"] = Field("none", description="what lives in host memory")
     reshard_after_forward: bool = Field(
-        True, description="fsdp1, fsdp2: free the gathered weights after the forward; false is faster and larger"
+        True,
+        description="fsdp1, fsdp2: free the gathered weights after the forward; false is faster and larger",
     )
     wrap: list[str] | None = Field(None, description="block classes; default: the model's own _no_split_modules")
 
@@ -118,8 +119,9 @@ class Run(Section):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     output_dir: str = "runs/run"
     log_every: Positive = Field(1, description="the screen, the trackers, and one device synchronisation")
-    save_every: Count = Field(0, description="0: only at the end")
-    eval_every: Count = Field(0, description="0: never")
+    save_every: Count = Field(500, description="optimizer steps, and once at the end; 0: never")
+    keep: Positive = Field(2, description="newest checkpoints kept")
+    eval_every: Count = Field(500, description="optimizer steps, and once at the end; 0: never")
     trackers: list[str] = Field([], description="tensorboard, wandb, ...: as accelerate names them")
 
     @model_validator(mode="after")

@@ -6,6 +6,7 @@ Nothing here imports torch; ``engine`` names the module that does, loaded when a
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from toolkit.errors import InputError
@@ -41,8 +42,8 @@ class Strategy:
         """The strategy's own derived values, each decided with a reason."""
         return None
 
-    def accelerate_config(self, resolved: Resolved) -> dict[str, Any]:
-        """The strategy's keys of accelerate.yaml."""
+    def accelerate_config(self, resolved: Resolved, folder: Path) -> dict[str, Any]:
+        """The strategy's keys of accelerate.yaml, which will lie in ``folder``."""
         return {}
 
     def deepspeed_config(self, resolved: Resolved) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from toolkit.errors import InputError
@@ -32,6 +33,11 @@ class _Fsdp(Strategy):
                 f"{resolved.source}: strategy.wrap: {self.name} must know the class of the model's blocks ({why}); "
                 "give it, for example strategy: {wrap: [LlamaDecoderLayer]}, or use zero3, which needs none"
             )
+        if resolved.recipe.strategy.offload != "none" and resolved.device == "cpu":
+            raise InputError(
+                f"{resolved.source}: strategy.offload: FSDP offloads from a GPU, and machine.device is cpu; "
+                "set offload: none, or machine.device: cuda to write files for a machine with GPUs"
+            )
 
     def settings(self, resolved: Resolved, decide: Decisions) -> FsdpSettings:
         strategy = resolved.recipe.strategy
@@ -44,7 +50,7 @@ class _Fsdp(Strategy):
             state_dict_type=decide("fsdp.state_dict_type", kind, "for other scripts; the toolkit's own need none"),
         )
 
-    def accelerate_config(self, resolved: Resolved) -> dict[str, Any]:
+    def accelerate_config(self, resolved: Resolved, folder: Path) -> dict[str, Any]:
         settings: FsdpSettings = resolved.settings
         fsdp: dict[str, Any] = {
             "fsdp_version": settings.version,

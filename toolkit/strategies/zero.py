@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from toolkit.errors import InputError
@@ -66,8 +67,11 @@ class _Zero(Strategy):
             overlap=decide("zero.overlap_comm", overlap, "reduce while the backward runs" if overlap else "no GPU"),
         )
 
-    def accelerate_config(self, resolved: Resolved) -> dict[str, Any]:
-        config: dict[str, Any] = {"deepspeed_config_file": "deepspeed.json", "zero3_init_flag": self.stage == 3}
+    def accelerate_config(self, resolved: Resolved, folder: Path) -> dict[str, Any]:
+        config: dict[str, Any] = {
+            "deepspeed_config_file": str(folder / "deepspeed.json"),
+            "zero3_init_flag": self.stage == 3,
+        }
         if resolved.recipe.machine.nodes > 1:
             # One torchrun per node, started by Slurm or by hand; pdsh would ask for password-less ssh.
             config["deepspeed_multinode_launcher"] = "standard"

@@ -12,9 +12,7 @@ from torch.nn import functional
 from toolkit.recipe.schema import Task
 
 
-def loss_sum(
-    model: nn.Module, config: Any, tensors: Mapping[str, torch.Tensor], task: Task
-) -> torch.Tensor:
+def loss_sum(model: nn.Module, config: Any, tensors: Mapping[str, torch.Tensor], task: Task) -> torch.Tensor:
     """Cross-entropy summed over the supervised tokens of one micro-batch: a float32 scalar.
 
     ``tensors``: ``input_ids`` and ``attention_mask`` (batch, length) int64, ``labels`` (batch, length) int64
@@ -54,4 +52,3 @@ def _router_loss(config: Any, output: Any, labels: torch.Tensor) -> torch.Tensor
     if not isinstance(auxiliary, torch.Tensor):
         return 0.0
     return config.router_aux_loss_coef * auxiliary * (labels != -100).sum()
-

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,6 +33,8 @@ class Session:
     accelerator: Accelerator
     engine: Engine
     claims: list[Claim]
+    weights: int
+    """Parameters of the whole model, frozen ones included."""
 
 
 def prepare_model(resolved: Resolved, pad_token_id: int | None = None) -> Prepared:
@@ -58,15 +61,18 @@ def open_session(resolved: Resolved, **accelerator_options: Any) -> Session:
     Raises InputError for what the recipe or this launch gets wrong, NotSo where the strategy does not engage.
     """
     accelerator = make_accelerator(resolved, **accelerator_options)
+    if accelerator_options.get("log_with"):
+        accelerator.init_trackers(Path(resolved.recipe.run.output_dir).name)
     tokenizer = load_tokenizer(resolved.recipe)
     prepared = prepare_model(resolved, tokenizer.pad_token_id)
+    weights = sum(p.numel() for p in prepared.model.parameters())
     engine = strategy_of(resolved).engine_class()(prepared, accelerator)
     claims = engine.evidence()
     failed = [claim for claim in claims if not claim.ok]
     if failed:
         told = "; ".join(f"{claim.claim}: {claim.seen}, expected {claim.expected}" for claim in failed)
         raise NotSo(f"{resolved.recipe.strategy.name} is not engaged: {told}")
-    return Session(resolved, tokenizer, accelerator, engine, claims)
+    return Session(resolved, tokenizer, accelerator, engine, claims, weights)
 
 
 def seed_micro_batch(seed: int, step: int, micro: int, rank: int) -> None:

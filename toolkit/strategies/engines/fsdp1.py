@@ -85,7 +85,12 @@ class Fsdp1Engine(Engine):
         ok = bool(handles) and local * world <= whole + len(handles) * world
         return [
             connected_claim(world, self.device),
-            Claim("units wrapped", f"more than {len(self.blocks)}", str(len(units)), len(units) > len(self.blocks)),
+            Claim(
+                "units wrapped",
+                f"more than {len(self.blocks)}",
+                str(len(units)),
+                len(units) > len(self.blocks),
+            ),
             Claim("share of the weights here", f"{100 / world:.1f} %", f"{100 * share:.1f} %", ok),
         ]
 

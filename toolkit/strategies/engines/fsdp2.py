@@ -88,8 +88,8 @@ class Fsdp2Engine(Engine):
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    full = tensor.detach().full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
-    return full.cpu().clone()
+    whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return whole.detach().cpu().clone()
 
 
 def _split(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

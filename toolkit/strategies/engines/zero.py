@@ -10,7 +10,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from toolkit.strategies.engines.base import MOMENTS, Claim, Engine, OptimizerState, Prepared, Step, connected_claim
+from toolkit.strategies.engines.base import (
+    MOMENTS,
+    Claim,
+    Engine,
+    OptimizerState,
+    Prepared,
+    Step,
+    connected_claim,
+)
 from toolkit.strategies.engines.zero_state import ZeroTensors
 from toolkit.strategies.zero import ZeroSettings
 
@@ -24,8 +32,9 @@ class ZeroEngine(Engine):
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
         originals = _lossy_copies(self.parameters, self.resolved.precision.compute)
         optimizer = self._make_optimizer(self.parameters, prepared.decayed)
-        self.model, _ = self.accelerator.prepare(model, optimizer)
-        self.engine: Any = self.model
+        self.engine: Any
+        self.engine, _ = self.accelerator.prepare(model, optimizer)
+        self.model = self.engine
         self.optimizer = self.engine.optimizer
         self.tensors = ZeroTensors(self.engine)
         _restore_buffers(self.engine.module, buffers, self.device)
@@ -64,7 +73,10 @@ class ZeroEngine(Engine):
         world = self.resolved.world_size
         stage = int(self.engine.zero_optimization_stage())
         masters = self.tensors.masters()
-        local, whole = sum(flat.numel() for flat in masters), sum(math.prod(shape) for shape in self.shapes.values())
+        local, whole = (
+            sum(flat.numel() for flat in masters),
+            sum(math.prod(shape) for shape in self.shapes.values()),
+        )
         # Stages 1 and 2 pad a group's partition to DeepSpeed's alignment, 2 x ranks elements; stage 3 pads each
         # parameter to a multiple of the ranks.
         slack = len(self.parameters) if settings.stage == 3 else 2 * world * len(masters)
@@ -117,13 +129,13 @@ class ZeroEngine(Engine):
     def extra_state(self) -> dict[str, Any]:
         if not self.resolved.precision.loss_scaling:
             return {}
-        scaler = self.optimizer.loss_scaler
+        scaler = self.engine.optimizer.loss_scaler
         return {"scaler": {"cur_scale": scaler.cur_scale, "cur_iter": scaler.cur_iter,
                            "last_overflow_iter": scaler.last_overflow_iter}}  # fmt: skip
 
     def load_extra_state(self, state: Mapping[str, Any]) -> None:
         for key, value in state.get("scaler", {}).items():
-            setattr(self.optimizer.loss_scaler, key, value)
+            setattr(self.engine.optimizer.loss_scaler, key, value)
 
 
 def _lossy_copies(parameters: Mapping[str, nn.Parameter], compute: str) -> dict[str, torch.Tensor]:
@@ -131,7 +143,9 @@ def _lossy_copies(parameters: Mapping[str, nn.Parameter], compute: str) -> dict[
     so training would start from rounded weights; they are set again after."""
     dtype = getattr(torch, compute)
     return {
-        name: p.detach().clone() for name, p in parameters.items() if not torch.equal(p.detach().to(dtype).to(p.dtype), p)
+        name: p.detach().clone()
+        for name, p in parameters.items()
+        if not torch.equal(p.detach().to(dtype).to(p.dtype), p)
     }
 
 

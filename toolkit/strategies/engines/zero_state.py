@@ -68,7 +68,7 @@ class ZeroTensors:
                 utils.safe_set_full_optimizer_state(parameter, value.to(self.device), key)
             return
         # DeepSpeed 0.19.8 cannot write a whole tensor whose size the ranks do not divide; its local setter can.
-        size = parameter.partition_numel()  # type: ignore[operator]  # DeepSpeed adds this to a parameter
+        size = parameter.partition_numel()  # type: ignore[attr-defined]  # DeepSpeed adds this
         padded = torch.zeros(size * dist.get_world_size(), dtype=torch.float32)
         padded[: value.numel()] = value.reshape(-1)
         mine = padded[size * dist.get_rank() :][:size].to(self.device)

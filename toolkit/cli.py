@@ -1,0 +1,92 @@
+"""The commands. Each imports what it needs when it runs: `--help` answers at once."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    name="toolkit",
+    help="One recipe, every strategy: fine-tunes proven equal to a plain PyTorch loop.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+RecipeFile = Annotated[str, typer.Argument(metavar="RECIPE", help="the recipe, a YAML file")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[section.key=value]...", help="in place of the file's")]
+JsonTarget = Annotated[str | None, typer.Option("--json", metavar="FILE", help="the result, - for standard output")]
+
+
+@app.command()
+def config(
+    recipe: RecipeFile,
+    overrides: Overrides = None,
+    output: Annotated[str | None, typer.Option("-o", "--output", metavar="DIR", help="where to write")] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="print every derived value and its reason")] = False,
+    json_target: JsonTarget = None,
+) -> None:
+    """Write accelerate.yaml, deepspeed.json, training_args.json, launch.sh (and slurm.sbatch)."""
+    from toolkit.launch.command import config_command
+
+    config_command(recipe, overrides or [], output, explain, json_target)
+
+
+@app.command()
+def train(
+    recipe: RecipeFile,
+    overrides: Overrides = None,
+    resume: Annotated[bool, typer.Option("--resume", help="go on from the newest whole checkpoint")] = False,
+    json_target: JsonTarget = None,
+) -> None:
+    """Launch through `accelerate launch` and train."""
+    from toolkit.launch.job import train as launch_and_train
+    from toolkit.results import write_json
+
+    result = launch_and_train(recipe, overrides or [], resume=resume)
+    if json_target:
+        write_json(result, json_target)
+
+
+@app.command()
+def export(
+    checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="a checkpoint or run folder")],
+    output: Annotated[str, typer.Option("-o", "--output", metavar="DIR", help="where to write")],
+    merged: Annotated[bool, typer.Option("--merged", help="fold the adapter into the base")] = False,
+    json_target: JsonTarget = None,
+) -> None:
+    """Write a folder that from_pretrained (and PEFT) loads."""
+    from toolkit.training.export import export_command
+
+    export_command(checkpoint, output, merged, json_target)
+
+
+@app.command()
+def init(
+    output: Annotated[str, typer.Option("-o", "--output", metavar="FILE", help="the recipe to write")] = "recipe.yaml",
+    model: Annotated[str | None, typer.Option(help="hub id or folder")] = None,
+    data: Annotated[str | None, typer.Option(help="file, folder or hub id")] = None,
+    data_format: Annotated[str | None, typer.Option("--format", help="text, prompt-completion, messages")] = None,
+    lora: Annotated[int | None, typer.Option(help="rank of a LoRA adapter; 0: train every weight")] = None,
+    strategy: Annotated[str | None, typer.Option(help="single, ddp, zero1, zero2, zero3, fsdp1, fsdp2")] = None,
+    processes: Annotated[int | None, typer.Option(help="per node")] = None,
+    precision: Annotated[str | None, typer.Option(help="fp32, bf16, fp16, bf16-pure")] = None,
+    steps: Annotated[int | None, typer.Option(help="optimizer steps")] = None,
+    force: Annotated[bool, typer.Option("--force", help="overwrite the file")] = False,
+) -> None:
+    """Write a starter recipe, by questions on a terminal or by flags."""
+    from toolkit.recipe.starter import init_command
+
+    answers = {
+        "model": model,
+        "data": data,
+        "format": data_format,
+        "lora": lora,
+        "strategy": strategy,
+        "processes": processes,
+        "precision": precision,
+        "steps": steps,
+    }
+    init_command(output, answers, force)

@@ -1,0 +1,37 @@
+"""How a failed rank tells its launcher why, so that the reason is shown once and torchrun's own noise is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER_VARIABLE = "TOOLKIT_FAILURES"
+
+
+@dataclass(frozen=True)
+class Failure:
+    rank: int
+    time: float
+    message: str
+    exit_code: int
+
+
+def note_failure(rank: int, message: str, exit_code: int) -> bool:
+    """Leave the reason for the launcher; False where there is none to read it."""
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if folder is None:
+        return False
+    entry = {"rank": rank, "time": time.time(), "message": message, "exit_code": exit_code}
+    writing = Path(folder) / f".rank{rank}"
+    writing.write_text(json.dumps(entry), encoding="utf-8")
+    writing.rename(Path(folder) / f"rank{rank}.json")
+    return True
+
+
+def first_failure(folder: Path) -> Failure | None:
+    """The failure that came first: those of other ranks are its echoes."""
+    failures = [Failure(**json.loads(path.read_text(encoding="utf-8"))) for path in folder.glob("rank*.json")]
+    return min(failures, key=lambda failure: failure.time, default=None)

@@ -1,0 +1,141 @@
+"""The launch files, written from a resolved recipe and never read back. Nothing in them is left at "auto"."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from toolkit.launch.training_args import training_args
+from toolkit.recipe.resolve import Resolved
+from toolkit.strategies import strategy_of
+
+_PORT = 29500
+
+
+def launch_files(
+    resolved: Resolved, folder: str | Path, recipe_file: str, overrides: Sequence[str] = ()
+) -> dict[str, str]:
+    """File name to content, to be written into ``folder``. launch.sh trains ``recipe_file`` with ``overrides``.
+
+    accelerate looks for deepspeed.json from where it is started, not from where its YAML lies, so its path is
+    written as ``folder`` is given.
+    """
+    files = {
+        "accelerate.yaml": yaml.safe_dump(accelerate_config(resolved, folder), sort_keys=False),
+        "training_args.json": _json(training_args(resolved)),
+        "launch.sh": launch_script(resolved, recipe_file, overrides),
+    }
+    deepspeed = strategy_of(resolved).deepspeed_config(resolved)
+    if deepspeed is not None:
+        files["deepspeed.json"] = _json(deepspeed)
+    if resolved.recipe.machine.nodes > 1:
+        files["slurm.sbatch"] = slurm_script(resolved, folder)
+    return files
+
+
+def write_files(files: dict[str, str], folder: str | Path) -> list[Path]:
+    """Write the files into ``folder``, made where it is not; returns their paths. Raises OSError."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for name, content in files.items():
+        path = folder / name
+        path.write_text(content, encoding="utf-8")
+        if name.endswith(".sh"):
+            path.chmod(0o755)
+        paths.append(path)
+    return paths
+
+
+def accelerate_config(resolved: Resolved, folder: str | Path) -> dict[str, Any]:
+    """accelerate.yaml. Without a GPU it still says ``use_cpu: false``: with ``use_cpu: true`` accelerate 1.15.0
+    starts one process, whatever ``num_processes`` says."""
+    strategy = strategy_of(resolved)
+    machine = resolved.recipe.machine
+    kind = strategy.distributed_type
+    if kind == "MULTI_GPU" and resolved.world_size == 1:
+        kind = "NO"  # accelerate refuses MULTI_GPU with one process; DDP of one connects by itself
+    config: dict[str, Any] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "debug": False,
+        "distributed_type": kind,
+    }
+    if kind != "DEEPSPEED":
+        # With a deepspeed_config_file accelerate refuses a precision beside it; the JSON says it.
+        config["mixed_precision"] = _mixed_precision(resolved)
+    config |= strategy.accelerate_config(resolved, Path(folder))
+    config |= {
+        "downcast_bf16": "no",
+        "enable_cpu_affinity": False,
+        "machine_rank": 0,
+        "main_training_function": "main",
+        "num_machines": machine.nodes,
+        "num_processes": resolved.world_size,
+        "rdzv_backend": "static",
+        "same_network": True,
+        "use_cpu": resolved.device == "cpu" and kind == "NO",
+        # 0: a free port, so that two runs on one machine do not meet
+        "main_process_port": _PORT if machine.nodes > 1 else 0,
+    }
+    if machine.nodes > 1:
+        config["main_process_ip"] = "127.0.0.1"
+    return config
+
+
+def _mixed_precision(resolved: Resolved) -> str:
+    names = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
+    return names[resolved.precision.compute] if resolved.precision.mixed else "no"
+
+
+def launch_script(resolved: Resolved, recipe_file: str, overrides: Sequence[str]) -> str:
+    """launch.sh: on one node the job itself; on several, to be started on each with its rank and the first's IP."""
+    command = 'accelerate launch --config_file "$here/accelerate.yaml"'
+    header = ["#!/usr/bin/env bash", f"# {_summary(resolved)}"]
+    body = ["set -euo pipefail", 'here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)']
+    if resolved.recipe.machine.nodes > 1:
+        header.append("# On each node: NODE_RANK=<0 to nodes - 1> MAIN_IP=<address of node 0> ./launch.sh")
+        body.append(': "${NODE_RANK:?this node, from 0}" "${MAIN_IP:?address of node 0}"')
+        command += ' --machine_rank "$NODE_RANK" --main_process_ip "$MAIN_IP"'
+    return "\n".join([*header, *body, f"exec {command} \\\n  -m toolkit.train {_job(recipe_file, overrides)}", ""])
+
+
+def slurm_script(resolved: Resolved, folder: str | Path) -> str:
+    """slurm.sbatch: launch.sh once per node, the first node's name as the meeting point."""
+    machine = resolved.recipe.machine
+    gpus = [f"#SBATCH --gpus-per-node={machine.processes}"] if resolved.device == "cuda" else []
+    return "\n".join(
+        [
+            "#!/usr/bin/env bash",
+            f"# {_summary(resolved)}",
+            f"# Submit from the folder that the recipe's paths start from: sbatch {folder}/slurm.sbatch",
+            f"#SBATCH --nodes={machine.nodes}",
+            "#SBATCH --ntasks-per-node=1",
+            *gpus,
+            "#SBATCH --output=%x-%j.out",
+            "set -euo pipefail",
+            'export MAIN_IP=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+            "srun --kill-on-bad-exit=1 bash -c 'NODE_RANK=$SLURM_NODEID exec \"$0\"' "
+            + shlex.quote(f"{folder}/launch.sh"),
+            "",
+        ]
+    )
+
+
+def _job(recipe_file: str, overrides: Sequence[str]) -> str:
+    return " ".join(shlex.quote(part) for part in (recipe_file, *overrides))
+
+
+def _summary(resolved: Resolved) -> str:
+    recipe = resolved.recipe
+    model = recipe.model.path or (recipe.model.config or {})["model_type"]
+    batch = f"{resolved.micro_size} micro x {resolved.accumulation} accumulation x {resolved.world_size} processes"
+    return f"{model}, {recipe.strategy.name}, {recipe.precision}, global batch {resolved.global_size} = {batch}"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=2) + "\n"

@@ -1,0 +1,55 @@
+"""A run's folder: it belongs to one recipe, and a run that is started anew moves the earlier one aside."""
+
+from __future__ import annotations
+
+import json
+from itertools import count
+from pathlib import Path
+
+from toolkit.errors import InputError
+from toolkit.recipe.resolve import Resolved
+
+_MARK = "recipe.json"
+
+
+def claim_folder(resolved: Resolved, *, resume: bool) -> None:
+    """Make ``run.output_dir`` this recipe's. Raises InputError where it is another's or cannot be written.
+
+    The same recipe started again without ``--resume``: the earlier run is renamed, nothing of it is lost.
+    """
+    folder = Path(resolved.recipe.run.output_dir)
+    check_folder(resolved, resume=resume)
+    if not resume and (folder / _MARK).exists():
+        folder.rename(_free_name(folder))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        content = {"recipe_sha256": resolved.sha256, "recipe": resolved.recipe.model_dump(mode="json")}
+        (folder / _MARK).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"run.output_dir: {folder}: {error.strerror}") from None
+
+
+def check_folder(resolved: Resolved, *, resume: bool) -> None:
+    """Raise InputError where ``run.output_dir`` is a file, a folder of something else, or another recipe's.
+
+    With ``resume`` the checkpoint itself tells which differences matter.
+    """
+    folder = Path(resolved.recipe.run.output_dir)
+    where = f"{resolved.source}: run.output_dir: {folder}"
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{where} is a file")
+    mark = folder / _MARK
+    if not mark.exists():
+        if folder.is_dir() and any(folder.iterdir()):
+            raise InputError(f"{where} holds other files; give an empty or a new folder")
+        return
+    try:
+        known = json.loads(mark.read_text(encoding="utf-8"))["recipe_sha256"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise InputError(f"{where}: {mark} cannot be read; give a new folder") from None
+    if known != resolved.sha256 and not resume:
+        raise InputError(f"{where} holds a run of another recipe; give another folder, or --resume to go on with it")
+
+
+def _free_name(folder: Path) -> Path:
+    return next(path for n in count(1) if not (path := folder.with_name(f"{folder.name}.{n}")).exists())

@@ -1,0 +1,58 @@
+"""The machine-readable result of a command: what every one of them has in common."""
+
+from __future__ import annotations
+
+import functools
+import json
+import platform
+import sys
+import time
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = ("torch", "accelerate", "deepspeed", "transformers", "peft")
+
+
+@functools.cache
+def versions() -> dict[str, str | None]:
+    """Versions of Python and of the packages that decide the numbers; None where one is not installed."""
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+class Result:
+    """Started when a command starts; ``finish`` gives the common fields with the command's own."""
+
+    def __init__(self, command: str, schema_version: int = 1) -> None:
+        self.command = command
+        self.schema = f"toolkit.{command}/{schema_version}"
+        self.started = datetime.now(UTC).isoformat(timespec="seconds")
+        self._clock = time.perf_counter()
+
+    def finish(self, *, recipe_sha256: str | None, device: str | None, **fields: Any) -> dict[str, Any]:
+        return {
+            "schema": self.schema,
+            "command": self.command,
+            "recipe_sha256": recipe_sha256,
+            "versions": versions(),
+            "device": device,
+            "started": self.started,
+            "seconds": round(time.perf_counter() - self._clock, 3),
+            **fields,
+        }
+
+
+def write_json(result: dict[str, Any], target: str) -> None:
+    """Write to a file, or to standard output for ``-``."""
+    text = json.dumps(result, indent=2) + "\n"
+    if target == "-":
+        sys.stdout.write(text)
+    else:
+        Path(target).write_text(text, encoding="utf-8")

@@ -1,0 +1,79 @@
+"""The job itself: ``accelerate launch --config_file DIR/accelerate.yaml -m toolkit.train RECIPE [key=value ...]``.
+
+One process of it. `toolkit train` starts the same with files that it writes; see toolkit/launch/job.py.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from toolkit.errors import ToolkitError
+from toolkit.launch.failure import note_failure
+from toolkit.recipe.load import load_recipe
+from toolkit.strategies import resolve
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Train; returns the exit status. Ends the process itself where other ranks may still wait for it."""
+    resume = "--resume" in arguments
+    positional = [argument for argument in arguments if argument != "--resume"]
+    rank = int(os.environ.get("RANK", "0"))
+    if not positional or positional[0].startswith("-"):
+        print("usage: -m toolkit.train RECIPE [section.key=value ...] [--resume]", file=sys.stderr)
+        return 2
+    folder: Path | None = None
+    try:
+        recipe = load_recipe(positional[0], positional[1:])
+        resolved = resolve(recipe, positional[0])
+        folder = Path(recipe.run.output_dir)
+        from toolkit.launch.output import claim_folder
+        from toolkit.training.screen import quiet
+
+        if rank == 0 and "TOOLKIT_LAUNCHED" not in os.environ:
+            claim_folder(resolved, resume=resume)
+        screen = quiet(folder / "logs" / f"rank{rank}.log")
+        from toolkit.training.run import run
+
+        run(resolved, resume=resume, screen=screen)
+    except ToolkitError as error:
+        _tell(folder, rank, str(error), error.exit_code)
+        return _leave(error.exit_code)
+    except BaseException as error:  # whatever it is, the other ranks must not wait for this one
+        traceback.print_exc()
+        message = f"{type(error).__name__}: {error}".strip()
+        log = f"{folder}/logs/rank{rank}.log" if folder else "the traceback above"
+        _tell(folder, rank, f"rank {rank} failed: {message}\nits traceback is in {log}", 1)
+        return _leave(1)
+    return 0
+
+
+def _tell(folder: Path | None, rank: int, message: str, code: int) -> None:
+    """To the launcher where there is one, else to the terminal; ranks that fail alike leave it to rank 0."""
+    if note_failure(rank, message, code):
+        return
+    if rank:
+        time.sleep(1.0)  # rank 0 ends the job if it has failed too
+    os.write(_terminal(), f"{message}\n".encode())
+
+
+def _terminal() -> int:
+    """Standard error is the log by now; the controlling terminal, or the first standard output, is not."""
+    return int(os.environ.get("TOOLKIT_SCREEN_FD", "2"))
+
+
+def _leave(code: int) -> int:
+    """Exit at once: threads of the collectives would keep a failed process alive, and the job with it."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        os._exit(code)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,98 @@
+"""The training loop. A window is one optimizer step: its micro-batches, on every rank, weighed by token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from toolkit.data.collate import MicroBatch
+from toolkit.errors import NotSo
+from toolkit.training.loss import loss_sum
+from toolkit.training.metrics import Pending
+from toolkit.training.optimizer import learning_rate
+from toolkit.training.session import Session, seed_micro_batch
+
+
+@dataclass
+class Progress:
+    """Where a run stands. ``updates`` counts the steps that changed the weights: all but those skipped."""
+
+    step: int = 0
+    updates: int = 0
+
+
+def train(
+    session: Session,
+    windows: Iterable[list[MicroBatch]],
+    total_steps: int,
+    progress: Progress,
+    after_step: Callable[[Pending], None],
+) -> None:
+    """Take optimizer steps until ``total_steps``. ``after_step`` logs, evaluates and saves.
+
+    The loss of a window is the mean over the supervised tokens of all its micro-batches on all ranks, so its
+    gradient is the full batch's, however ragged the micro-batches are.
+    """
+    resolved, engine = session.resolved, session.engine
+    recipe = resolved.recipe
+    warmup = resolved.warmup(total_steps)
+    for window in windows:
+        if progress.step >= total_steps:
+            return
+        tokens = sum_over_ranks(torch.tensor(float(sum(m.supervised for m in window)), device=engine.device))
+        # Strategies average over ranks; a window without a supervised token has gradient zero, not 0/0.
+        weight = engine.gradient_divisor / tokens.clamp(min=1.0)
+        loss = torch.zeros((), device=engine.device)
+        for micro in window:
+            last = micro.micro == micro.micro_count - 1
+            seed_micro_batch(recipe.run.seed, progress.step, micro.micro, session.accelerator.process_index)
+            tensors = micro.to(engine.device).tensors
+            with engine.accumulating(last):
+                with engine.autocast():
+                    micro_loss = loss_sum(engine.model, engine.config, tensors, recipe.model.task)
+                engine.backward(micro_loss * weight, last)
+            loss += micro_loss.detach()
+        engine.unscale()
+        lr = learning_rate(recipe.schedule, recipe.optimizer.lr, progress.updates, warmup, total_steps)
+        step = engine.step(lr)
+        progress.step += 1
+        progress.updates += not step.skipped
+        after_step(Pending(progress.step, loss, tokens, step.grad_norm, lr, step.skipped))
+
+
+@torch.no_grad()
+def evaluate(session: Session, batches: Iterable[MicroBatch]) -> tuple[float, int]:
+    """Mean loss over the supervised tokens of every sample, and their number; every rank calls it."""
+    engine = session.engine
+    total = torch.zeros(2, dtype=torch.float64, device=engine.device)
+    engine.model.eval()
+    try:
+        for micro in batches:
+            with engine.autocast():
+                tensors = micro.to(engine.device).tensors
+                loss = loss_sum(engine.model, engine.config, tensors, session.resolved.recipe.model.task)
+            total[0] += loss
+            total[1] += micro.supervised
+    finally:
+        engine.model.train()
+    loss_total, count = sum_over_ranks(total).tolist()
+    return loss_total / max(1.0, count), int(count)
+
+
+def sum_over_ranks(tensor: torch.Tensor) -> torch.Tensor:
+    """The sum of ``tensor`` over all processes, on the device, without waiting for it there."""
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        dist.all_reduce(tensor)
+    return tensor
+
+
+def refuse_not_finite(loss: float | None, step: int) -> None:
+    """A loss that is not finite never comes back; training on would waste the night. Raises NotSo."""
+    if loss is None:
+        raise NotSo(
+            f"step {step}: the loss is not finite. Lower optimizer.lr, set optimizer.max_grad_norm, "
+            "or use precision: bf16 in place of fp16; the last checkpoint is from before this step"
+        )

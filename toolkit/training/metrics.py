@@ -1,0 +1,116 @@
+"""What a run tells: metrics.jsonl, a line per optimizer step, the trackers, and the screen."""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One line of metrics.jsonl. ``loss``: mean over the window's supervised tokens, all ranks; ``tokens``: how
+    many those were; ``grad_norm``: before clipping, null where it was not finite."""
+
+    step: int
+    loss: float | None
+    grad_norm: float | None
+    lr: float
+    tokens: int
+    tokens_per_second: float
+    skipped: bool
+
+
+@dataclass
+class Pending:
+    """A step whose numbers are still on the device."""
+
+    step: int
+    loss_sum: torch.Tensor
+    tokens: torch.Tensor
+    grad_norm: torch.Tensor
+    lr: float
+    skipped: bool
+
+
+class Recorder:
+    """Keeps steps on the device until they are logged, so that a step waits for nothing.
+
+    Every rank calls ``add`` and ``flush`` alike (the loss is summed over ranks when flushed); rank 0 writes.
+    """
+
+    def __init__(self, path: Path | None, sum_over_ranks: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._sum = sum_over_ranks
+        self._pending: list[Pending] = []
+        self._file = path.open("a", encoding="utf-8") if path else None
+        self._since = time.perf_counter()
+        self.tokens = 0
+        self.seconds = 0.0
+        self.last: StepRecord | None = None
+
+    def add(self, pending: Pending) -> None:
+        self._pending.append(pending)
+
+    def flush(self) -> list[StepRecord]:
+        """Bring the pending steps to the host: the one device synchronisation of logging."""
+        if not self._pending:
+            return []
+        losses = self._sum(torch.stack([p.loss_sum.double() for p in self._pending])).tolist()
+        tokens = [int(p.tokens.item()) for p in self._pending]
+        norms = [float(p.grad_norm) for p in self._pending]
+        now = time.perf_counter()
+        elapsed, self._since = now - self._since, now
+        rate = sum(tokens) / elapsed if elapsed else 0.0
+        self.tokens += sum(tokens)
+        self.seconds += elapsed
+        records = [
+            StepRecord(p.step, _finite(loss / max(1, count)), _finite(norm), p.lr, count, round(rate, 1), p.skipped)
+            for p, loss, count, norm in zip(self._pending, losses, tokens, norms, strict=True)
+        ]
+        self._pending = []
+        self.last = records[-1]
+        if self._file:
+            self._file.writelines(json.dumps(asdict(record)) + "\n" for record in records)
+            self._file.flush()
+        return records
+
+    def pause(self) -> None:
+        """Leave the time since the last flush out of tokens/s: evaluation and saving are not training."""
+        self._since = time.perf_counter()
+
+    def close(self) -> None:
+        if self._file:
+            self._file.close()
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Peak bytes of this process: allocated on the GPU, or resident on a CPU (ru_maxrss is in KiB on Linux)."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def truncate_metrics(path: Path, last_step: int) -> None:
+    """Drop the lines after ``last_step``: steps that a resumed run takes again."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            entry: dict[str, Any] = json.loads(line)
+        except ValueError:
+            continue  # a line cut off by the end of the earlier process
+        if entry["step"] <= last_step:
+            kept.append(line + "\n")
+    path.write_text("".join(kept), encoding="utf-8")

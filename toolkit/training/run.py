@@ -1,0 +1,203 @@
+"""One process of a training run, from its recipe to its last checkpoint."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from toolkit.data.loader import TrainLoader, eval_batches, open_data
+from toolkit.errors import InputError
+from toolkit.recipe.resolve import Resolved
+from toolkit.results import Result
+from toolkit.training import checkpoint
+from toolkit.training.loop import Progress, evaluate, refuse_not_finite, sum_over_ranks, train
+from toolkit.training.metrics import Pending, Recorder, peak_memory_bytes, truncate_metrics
+from toolkit.training.screen import Screen, engaged_line, headline
+from toolkit.training.session import Session, open_session
+
+
+def run(resolved: Resolved, *, resume: bool, screen: TextIO | None) -> dict[str, Any]:
+    """Train; returns the result (rank 0 also writes it to ``output_dir/result.json``). Every rank calls it.
+
+    Raises InputError for what the recipe, the data or a checkpoint gets wrong, NotSo where training fails.
+    """
+    result = Result("train")
+    recipe = resolved.recipe
+    folder = Path(recipe.run.output_dir)
+    session = open_session(resolved, **_tracking(resolved, folder))
+    main = session.accelerator.is_main_process
+    samples = open_data(recipe, "train", session.tokenizer)
+    start = checkpoint.newest(folder / "checkpoints") if resume else None
+    progress = checkpoint.load(session, start) if start else Progress()
+    loader = _loader(session, samples, progress.step)
+    total = _total_steps(resolved, loader)
+    if main:
+        truncate_metrics(folder / "metrics.jsonl", progress.step)
+        truncate_metrics(folder / "eval.jsonl", progress.step)
+    view = Screen(screen if main else None, total, progress.step)
+    _introduce(view, session, samples, start, resume)
+    recorder = Recorder(folder / "metrics.jsonl" if main else None, sum_over_ranks)
+    try:
+        steps = _Steps(session, view, recorder, folder, progress, total)
+        train(session, loader, total, progress, steps)
+        steps.finish()
+    finally:
+        view.close()
+        recorder.close()
+        session.accelerator.end_training()
+    peaks = sum_over_ranks(_on_own_row(peak_memory_bytes(session.engine.device), session)).tolist()
+    answer = result.finish(
+        recipe_sha256=resolved.sha256,
+        device=_device_name(session),
+        final_loss=recorder.last.loss if recorder.last else None,
+        steps=progress.step,
+        skipped_steps=progress.step - progress.updates,
+        tokens=recorder.tokens,
+        tokens_per_second=round(recorder.tokens / recorder.seconds, 1) if recorder.seconds else None,
+        peak_memory_bytes=[int(peak) for peak in peaks],
+        checkpoint=str(steps.saved or start) if steps.saved or start else None,
+        eval_loss=steps.eval_loss,
+    )
+    if main:
+        (folder / "result.json").write_text(json.dumps(answer, indent=2) + "\n", encoding="utf-8")
+        view.say(_farewell(answer, folder))
+    return answer
+
+
+class _Steps:
+    """What happens after each optimizer step: logging, evaluation, saving, each when its turn comes."""
+
+    def __init__(
+        self, session: Session, view: Screen, recorder: Recorder, folder: Path, progress: Progress, total: int
+    ) -> None:
+        self.session, self.view, self.recorder = session, view, recorder
+        self.folder, self.progress, self.total = folder, progress, total
+        self.run = session.resolved.recipe.run
+        self.saved: Path | None = None
+        self.eval_loss: float | None = None
+        self._evaluated = 0
+        evaluates = self.run.eval_every and session.resolved.recipe.data.eval
+        self._eval_samples = open_data(session.resolved.recipe, "eval", session.tokenizer) if evaluates else None
+
+    def __call__(self, pending: Pending) -> None:
+        self.recorder.add(pending)
+        step = pending.step
+        if step % self.run.log_every == 0:
+            self._log()
+        if self._eval_samples is not None and step % self.run.eval_every == 0:
+            self._timeless(self._evaluate)
+        if self.run.save_every and step % self.run.save_every == 0:
+            self._timeless(self._save)
+
+    def finish(self) -> None:
+        """The end of the run: what was not yet logged, evaluated or saved."""
+        self._log()
+        if self._eval_samples is not None and self._evaluated != self.progress.step:
+            self._evaluate()
+        if self.run.save_every and self.progress.step % self.run.save_every:
+            self._save()
+
+    def _timeless(self, action: Callable[[], None]) -> None:
+        self._log()
+        action()
+        self.recorder.pause()
+
+    def _log(self) -> None:
+        memory = peak_memory_bytes(self.session.engine.device)
+        for record in self.recorder.flush():
+            self.view.step(record, memory)
+            if self.run.trackers:
+                values = {"loss": record.loss, "grad_norm": record.grad_norm, "lr": record.lr,
+                          "tokens_per_second": record.tokens_per_second}  # fmt: skip
+                self.session.accelerator.log({k: v for k, v in values.items() if v is not None}, step=record.step)
+            if not record.skipped:
+                refuse_not_finite(record.loss, record.step)
+
+    def _evaluate(self) -> None:
+        session, resolved = self.session, self.session.resolved
+        assert self._eval_samples is not None
+        batches = eval_batches(
+            self._eval_samples,
+            resolved.recipe,
+            resolved.micro_size,
+            resolved.world_size,
+            session.accelerator.process_index,
+            resolved.device,
+        )
+        self.eval_loss, tokens = evaluate(session, batches)
+        step = self._evaluated = self.progress.step
+        self.view.say(f"  step {step}: held-out loss {self.eval_loss:.4f} over {tokens:,} tokens")
+        if self.run.trackers:
+            session.accelerator.log({"eval_loss": self.eval_loss}, step=step)
+        if session.accelerator.is_main_process:
+            with (self.folder / "eval.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"step": step, "loss": self.eval_loss, "tokens": tokens}) + "\n")
+
+    def _save(self) -> None:
+        self.saved = checkpoint.save(self.session, self.folder / "checkpoints", self.progress)
+
+
+def _loader(session: Session, samples: Any, start: int) -> TrainLoader:
+    resolved = session.resolved
+    return TrainLoader(
+        samples,
+        resolved.recipe,
+        micro_size=resolved.micro_size,
+        accumulation=resolved.accumulation,
+        world_size=resolved.world_size,
+        rank=session.accelerator.process_index,
+        device_type=resolved.device,
+        start_window=start,
+    )
+
+
+def _total_steps(resolved: Resolved, loader: TrainLoader) -> int:
+    run = resolved.recipe.run
+    if run.max_steps is not None:
+        return run.max_steps
+    if loader.steps_per_epoch is None:
+        raise InputError(f"{resolved.source}: run.epochs: a stream's length is not known; give run.max_steps")
+    return (run.epochs or 1) * loader.steps_per_epoch
+
+
+def _introduce(view: Screen, session: Session, samples: Any, start: Path | None, resume: bool) -> None:
+    trained = sum(math.prod(shape) for shape in session.engine.shapes.values())
+    view.say(headline(session.resolved, trained, session.weights))
+    view.say(engaged_line(session.claims))
+    for note in samples.notes:
+        view.say(f"note: {note}")
+    if start:
+        view.say(f"resumed from {start}")
+    elif resume:
+        view.say("nothing to resume from: starting at step 0")
+
+
+def _tracking(resolved: Resolved, folder: Path) -> dict[str, Any]:
+    trackers = resolved.recipe.run.trackers
+    return {"log_with": list(trackers), "project_dir": str(folder)} if trackers else {}
+
+
+def _on_own_row(value: int, session: Session) -> torch.Tensor:
+    rows = torch.zeros(session.resolved.world_size, dtype=torch.float64, device=session.engine.device)
+    rows[session.accelerator.process_index] = value
+    return rows
+
+
+def _device_name(session: Session) -> str:
+    if session.engine.device.type == "cuda":
+        return torch.cuda.get_device_name(session.engine.device)
+    return "cpu"
+
+
+def _farewell(answer: dict[str, Any], folder: Path) -> str:
+    loss = "" if answer["final_loss"] is None else f" · loss {answer['final_loss']:.4f}"
+    rate = "" if answer["tokens_per_second"] is None else f" · {answer['tokens_per_second']:,.0f} tok/s"
+    told = f"done: {answer['steps']} steps{loss} · {answer['tokens']:,} tokens{rate} · {answer['seconds']:.0f} s"
+    if answer["checkpoint"] is None:
+        return f"{told}\nnothing was saved (run.save_every: 0) · metrics in {folder}/metrics.jsonl"
+    return f"{told}\nnext: toolkit export {answer['checkpoint']} -o {folder}/export"

@@ -1,0 +1,92 @@
+"""What a run shows: one line of what it is, one of proof, and a bar; everything else goes to the run's logs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from toolkit.recipe.resolve import Resolved
+from toolkit.strategies.engines.base import Claim
+from toolkit.training.metrics import StepRecord
+
+
+def quiet(log: Path) -> TextIO:
+    """Send this process's standard output and error to ``log``, C libraries' included; returns the screen.
+
+    Four packages warn on every rank; what a user must see is written to the screen on purpose.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    screen = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
+    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    os.close(handle)
+    return screen
+
+
+class Screen:
+    """Rank 0's view of a run; the other ranks hold one that shows nothing."""
+
+    def __init__(self, stream: TextIO | None, total_steps: int, done: int = 0) -> None:
+        self.console = Console(file=stream, highlight=False, soft_wrap=True) if stream else None
+        self._bar: Progress | None = None
+        self.total_steps = total_steps
+        if self.console and self.console.is_terminal:
+            self._bar = Progress(
+                TextColumn("  step"),
+                MofNCompleteColumn(),
+                BarColumn(bar_width=28),
+                TextColumn("{task.description}"),
+                TimeRemainingColumn(),
+                console=self.console,
+            )
+            self._task = self._bar.add_task("", total=total_steps, completed=done)
+            self._bar.start()
+
+    def say(self, text: str) -> None:
+        if self.console:
+            self.console.print(text, markup=False)
+
+    def step(self, record: StepRecord, memory: int) -> None:
+        loss = "not finite" if record.loss is None else f"{record.loss:.4f}"
+        norm = "not finite" if record.grad_norm is None else f"{record.grad_norm:.3g}"
+        skipped = "  skipped (overflow)" if record.skipped else ""
+        told = f"loss {loss}  norm {norm}  {record.tokens_per_second:,.0f} tok/s  {memory / 2**30:.1f} GiB{skipped}"
+        if self._bar:
+            self._bar.update(self._task, completed=record.step, description=told)
+        else:
+            self.say(f"  step {record.step}/{self.total_steps}  {told}")
+
+    def close(self) -> None:
+        if self._bar:
+            self._bar.stop()
+
+
+def headline(resolved: Resolved, trainable: int, total: int) -> str:
+    """What is about to run, its global batch as a product."""
+    where = "on GPU" if resolved.device == "cuda" else "on CPU"
+    processes = "1 process" if resolved.world_size == 1 else f"{resolved.world_size} processes"
+    return (
+        f"{resolved.recipe.strategy.name} · {processes} {where} · {resolved.recipe.precision} · "
+        f"global batch {resolved.global_size} = {resolved.micro_size} micro × {resolved.accumulation} accumulation × "
+        f"{resolved.world_size} processes · {_count(trainable)} of {_count(total)} weights train"
+    )
+
+
+def engaged_line(claims: list[Claim]) -> str:
+    """The proof that the strategy is at work, in one line."""
+    return "engaged: " + " · ".join(f"{claim.claim} {claim.seen}" for claim in claims)
+
+
+def _count(number: int) -> str:
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.4g} {unit}"
+    return str(number)

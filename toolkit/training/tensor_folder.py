@@ -1,0 +1,117 @@
+"""Named tensors in a folder of safetensors files of bounded size, and a manifest that proves them whole."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from toolkit.errors import InputError
+
+MANIFEST = "manifest.json"
+_SHARD_BYTES = 2 * 1024**3
+
+
+class TensorWriter:
+    """Collects tensors and writes a file whenever 2 GiB are full: a save never holds more than that in memory."""
+
+    def __init__(self, folder: Path, stem: str) -> None:
+        self.folder = folder
+        self.stem = stem
+        self.index: dict[str, str] = {}
+        self._waiting: dict[str, torch.Tensor] = {}
+        self._bytes = 0
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        self._waiting[name] = tensor.contiguous()
+        self._bytes += tensor.numel() * tensor.element_size()
+        if self._bytes >= _SHARD_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        if not self._waiting:
+            return
+        number = len(set(self.index.values())) + 1
+        file = f"{self.stem}-{number:05d}.safetensors"
+        save_file(self._waiting, self.folder / file, metadata={"format": "pt"})
+        self.index |= dict.fromkeys(self._waiting, file)
+        self._waiting, self._bytes = {}, 0
+
+
+class TensorReader:
+    """Reads single tensors of a folder by the index that its writer left."""
+
+    def __init__(self, folder: Path, index: dict[str, str]) -> None:
+        self.folder = folder
+        self.index = index
+        self._open: dict[str, Any] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.index
+
+    def get(self, name: str) -> torch.Tensor:
+        file = self.index[name]
+        if file not in self._open:
+            self._open[file] = safe_open(self.folder / file, framework="pt")
+        return self._open[file].get_tensor(name)
+
+    def names(self) -> Iterator[str]:
+        return iter(self.index)
+
+
+def write_manifest(folder: Path, content: dict[str, Any]) -> None:
+    """Seal ``folder``: size and SHA-256 of every file in it, flushed to the disk before the manifest is."""
+    files = {}
+    for path in sorted(p for p in folder.iterdir() if p.name != MANIFEST):
+        _sync(path)
+        files[path.name] = {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
+    manifest = folder / MANIFEST
+    manifest.write_text(json.dumps(content | {"files": files}, indent=1) + "\n", encoding="utf-8")
+    _sync(manifest)
+    _sync(folder)
+
+
+def read_manifest(folder: Path, *, deep: bool = True) -> dict[str, Any]:
+    """The manifest of a whole folder; raises InputError that names the first file that is not as it was written.
+
+    ``deep`` reads every byte; without it only the sizes are compared.
+    """
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        files = manifest["files"]
+    except FileNotFoundError:
+        raise InputError(f"{folder}: no {MANIFEST}: not a checkpoint, or one whose saving was cut off") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path}: damaged: {error}") from None
+    for name, expected in files.items():
+        file = folder / name
+        if not file.is_file():
+            raise InputError(f"{file}: missing from the checkpoint")
+        size = file.stat().st_size
+        if size != expected["bytes"]:
+            raise InputError(f"{file}: damaged: {size} bytes, written with {expected['bytes']}")
+        if deep and file_sha256(file) != expected["sha256"]:
+            raise InputError(f"{file}: damaged: its bytes are not those that were written")
+    return manifest
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
