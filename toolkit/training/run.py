@@ -129,11 +129,12 @@ class _Steps:
             session.accelerator.process_index,
             resolved.device,
         )
-        self.eval_loss, tokens = evaluate(session, batches)
+        loss, tokens = evaluate(session, batches)
+        self.eval_loss = loss if math.isfinite(loss) else None  # JSON has no NaN
         step = self._evaluated = self.progress.step
-        self.view.say(f"  step {step}: held-out loss {self.eval_loss:.4f} over {tokens:,} tokens")
+        self.view.say(f"  step {step}: held-out loss {loss:.4f} over {tokens:,} tokens")
         if self.run.trackers:
-            session.accelerator.log({"eval_loss": self.eval_loss}, step=step)
+            session.accelerator.log({"eval_loss": loss}, step=step)
         if session.accelerator.is_main_process:
             with (self.folder / "eval.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": step, "loss": self.eval_loss, "tokens": tokens}) + "\n")
