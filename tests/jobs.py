@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -89,10 +91,8 @@ def train_job(
             raise StopIteration
 
     windows = iter(loader_for(resolved, session.accelerator.process_index, progress.step))
-    try:
+    with contextlib.suppress(StopIteration):
         train(session, windows, total or until, progress, after)
-    except StopIteration:
-        pass
     if save_to:
         checkpoint.save(session, Path(save_to), progress)
     run.weights = {name: engine.full_weight(name) for name in engine.shapes}
@@ -128,7 +128,7 @@ def overflow_job(resolved: Resolved) -> dict[str, Any] | None:
 
     progress = Progress()
     train(session, loader_for(resolved, session.accelerator.process_index), 2, progress, after)
-    moved = [not a.equal(b) for a, b in zip(weights, weights[1:], strict=False)]
+    moved = [not a.equal(b) for a, b in pairwise(weights)]
     answer = {"skipped": skipped, "updates": progress.updates, "moved": moved, "halved": scales[0] < before}
     return answer if session.accelerator.is_main_process else None
 

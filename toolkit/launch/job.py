@@ -78,25 +78,24 @@ def _launch(config: Path, arguments: Sequence[str], folder: Path, processes: int
         if code == 0:
             return
         failure = first_failure(Path(shared))
+    if (killed := _killed(logs / "launcher.log")) is not None:
+        raise NotSo(f"{killed}; see {logs}")
     if failure is None:
-        raise NotSo(f"{_silent_end(logs / 'launcher.log', code)}; see {logs}")
+        raise NotSo(f"the run ended with status {code} and no rank said why; see {logs}")
     if failure.exit_code == InputError.exit_code:
         raise InputError(failure.message)
     raise NotSo(failure.message)
 
 
-def _silent_end(log: Path, code: int) -> str:
-    """A rank that was killed says nothing itself; torchrun's summary of it ends the launcher's log."""
+def _killed(log: Path) -> str | None:
+    """Which rank a signal ended, from torchrun's summary at the end of the launcher's log: it cannot say so itself,
+    and the others fail only because it is gone. SIGTERM is torchrun's own, to the ranks that are left."""
     summary = log.read_text(encoding="utf-8", errors="replace")[-20_000:]
-    found = re.findall(r"rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", summary, re.DOTALL)
-    if not found:
-        return f"the run ended with status {code} and no rank said why"
-    rank, status = found[-1]
-    if int(status) >= 0:
-        return f"rank {rank} ended with status {status}"
-    name = signal.Signals(-int(status)).name
-    hint = " (out of host memory?)" if name == "SIGKILL" else ""
-    return f"rank {rank} was ended by {name}{hint}"
+    for rank, status in re.findall(r"^ +rank +: (\d+).*\n +exitcode +: (-?\d+)", summary, re.MULTILINE):
+        if int(status) < 0 and -int(status) != signal.SIGTERM:
+            name = signal.Signals(-int(status)).name
+            return f"rank {rank} was ended by {name}" + (" (out of host memory?)" if name == "SIGKILL" else "")
+    return None
 
 
 def _wait(job: subprocess.Popen[bytes]) -> int:
