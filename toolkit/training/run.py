@@ -109,8 +109,10 @@ class _Steps:
 
     def _log(self) -> None:
         memory = peak_memory_bytes(self.session.engine.device)
-        for record in self.recorder.flush():
-            self.view.step(record, memory)
+        records = self.recorder.flush()
+        if records:
+            self.view.step(records[-1], memory)
+        for record in records:
             if self.run.trackers:
                 values = {"loss": record.loss, "grad_norm": record.grad_norm, "lr": record.lr,
                           "tokens_per_second": record.tokens_per_second}  # fmt: skip
