@@ -63,8 +63,12 @@ def plan(
 def _edits(report: Report, fixed: Fixed) -> dict[str, list[Edit]]:
     """This round's edits by file: fixes that touch what another one touches wait for the next round."""
     taken: dict[str, list[Edit]] = {}
+    changing = {e.file for f in report.findings if f.fix for e in f.fix.edits if e.start != e.end}
     for finding in report.findings:
         if finding.fix is None:
+            continue
+        # New keys wait until the others are mended: the key may be there under a misspelt name.
+        if any(edit.start == edit.end and edit.file in changing for edit in finding.fix.edits):
             continue
         clash = any(
             edit.start <= other.end and other.start <= edit.end

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 from typing import Any
 
@@ -249,8 +250,13 @@ def true(value: Any) -> bool:
 
 
 def number(value: Any) -> bool:
-    """A real number: not a boolean, not text."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """A finite number: not a boolean, not text."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def whole(value: Any) -> bool:
+    """A whole number, 5e8 included."""
+    return number(value) and (isinstance(value, int) or value.is_integer())
 
 
 def same(one: Any, other: Any) -> bool:

@@ -91,7 +91,7 @@ class _Reader:
         self.at += 1
         while True:
             self._skip()
-            if self._take("}") and not node.entries:
+            if not node.entries and self._take("}"):
                 break
             key_start = self.at
             if self.text[self.at : self.at + 1] != '"':

@@ -11,7 +11,7 @@ from toolkit.lint.examples import args
 from toolkit.lint.model import Said, Setting
 from toolkit.lint.near import meant, nearest
 from toolkit.lint.registry import rule
-from toolkit.lint.world import World, number, true
+from toolkit.lint.world import World, number, true, whole
 
 _GUIDE = "transformers MIGRATION_GUIDE_V5.md, «Trainer»"
 # Gone from TrainingArguments by 5.17, and what takes their place: a key (renamed), or a sentence.
@@ -151,7 +151,7 @@ def _fits(value: Any, types: tuple[str, ...]) -> bool:
     if isinstance(value, int):
         return bool(set(types) & {"int", "float"}) or (value in (0, 1) and "bool" in types)
     if isinstance(value, float):
-        return "float" in types or ("int" in types and value == int(value))
+        return "float" in types or ("int" in types and value.is_integer())
     return type(value).__name__ in types
 
 
@@ -164,7 +164,7 @@ def _meant(value: Any, types: tuple[str, ...]) -> Any:
         return None
     if number is None or not set(types) & {"int", "float"} or number - number != 0:
         return None
-    return int(number) if number == int(number) and "int" in types else number
+    return int(number) if number.is_integer() and "int" in types else number
 
 
 @rule(
@@ -248,7 +248,7 @@ def steps_that_cannot_be(world: World) -> Iterator[Said]:
         yield Said(warmup, "warmup_steps must not be negative")
     for key in ("logging_steps", "eval_steps", "save_steps"):
         setting = world.arg(key)
-        if setting and number(setting.value) and setting.value > 1 and setting.value != int(setting.value):
+        if setting and number(setting.value) and setting.value > 1 and not whole(setting.value):
             yield Said(setting, f"{key} above 1 must be a whole number")
 
 

@@ -129,7 +129,8 @@ def precision_of_deepspeed_and_arguments(world: World) -> Iterator[Said]:
     "error",
     source=_TRAINER + "; accelerate 1.15.0 accelerator.py:_prepare_deepspeed",
     fails=zero("zero_stage: 2", "gradient_accumulation_steps: 1") | args(gradient_accumulation_steps=4),
-    passes=zero("zero_stage: 2", "gradient_accumulation_steps: 4") | args(gradient_accumulation_steps=4),
+    passes=zero("zero_stage: 2", "gradient_accumulation_steps: 4")
+    | args(gradient_accumulation_steps=4, bf16=True),
 )
 def accumulation(world: World) -> Iterator[Said]:
     """gradient_accumulation_steps differs between the layers.
@@ -470,3 +471,32 @@ def fsdp_and_deepspeed(world: World) -> Iterator[Said]:
         and (world.distributed_type == "DEEPSPEED" or world.arg_true("deepspeed"))
     ):
         yield Said(setting, "fsdp is set while DeepSpeed is on: the Trainer refuses the two")
+
+
+@rule(
+    "XL217",
+    "error",
+    source="transformers 5.23.0 training_args.py:__post_init__ (set_mixed_precision) and " + _TRAINER,
+    fails=zero("zero_stage: 2") | args(per_device_train_batch_size=2),
+    passes=zero("zero_stage: 2") | args(per_device_train_batch_size=2, bf16=True),
+)
+def precision_only_in_the_yaml(world: World) -> Iterator[Said]:
+    """mixed_precision stands in a DeepSpeed launch only, not in the training arguments.
+
+    accelerate enables it in the DeepSpeed config first; then the Trainer compares that with bf16 and fp16 of its
+    own, which count as false where they are not written, and refuses the run once the model is loaded. Without
+    DeepSpeed the accelerate config alone is enough.
+    """
+    launch = world.precision
+    if launch is None or str(launch.value) not in ("bf16", "fp16") or not _trainer(world):
+        return
+    if world.distributed_type != "DEEPSPEED" or world.arg_true("deepspeed"):
+        return
+    name = str(launch.value)
+    if "deepspeed" in world.kinds and world.deepspeed.get(f"{name}.enabled", "auto") != "auto":
+        return  # XL203 compares the JSON
+    if not (world.arg_true("bf16") or world.arg_true("fp16") or world.arg_true(f"{name}_full_eval")):
+        written = world.arg(name)
+        fix = set_value(written, True) if written else add(world.args, "", name, True)
+        message = f"{name} only here: under DeepSpeed the Trainer refuses it unless {name} is true in the training arguments"
+        yield Said(launch, message, fix)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from toolkit.lint.model import Said, Setting
 from toolkit.lint.near import meant, nearest
 from toolkit.lint.registry import rule
 from toolkit.lint.world import World
+from toolkit.lint.world import whole as is_whole
 
 # Sections that are pydantic models with extra="forbid": an unknown key there is refused.
 _STRICT = (
@@ -196,7 +198,7 @@ def _wrong(value: Any, types: tuple[str, ...], strict: bool) -> str | None:
         value = _parsed(value, whole and not decimal)
     if not isinstance(value, int | float):
         return "a whole number" if whole and not decimal else "a number"
-    return "a whole number" if whole and not decimal and not strict and value != int(value) else None
+    return "a whole number" if whole and not decimal and not strict and not is_whole(value) else None
 
 
 _TRUTHS = {"true", "false", "yes", "no", "on", "off", "1", "0", "t", "f", "y", "n"}
@@ -217,9 +219,9 @@ def _number(value: Any, types: tuple[str, ...]) -> int | float | None:
         number = float(value)
     except ValueError:
         return None
-    if not number - number == 0:
+    if not math.isfinite(number):
         return None
-    return int(number) if number == int(number) and "int" in types else number
+    return int(number) if number.is_integer() and "int" in types else number
 
 
 @rule(

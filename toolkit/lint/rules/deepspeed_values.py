@@ -244,11 +244,9 @@ def clipping_nobody_set(world: World) -> Iterator[Said]:
 
     DeepSpeed clips at 1.0 where nothing is written. Write 1.0 if that is meant, 0.0 for no clipping.
     """
-    if (
-        "deepspeed" in world.kinds
-        and world.ds("gradient_clipping") is None
-        and world.arg("max_grad_norm") is None
-    ):
+    if "deepspeed" not in world.kinds or world.arg("max_grad_norm") is not None:
+        return
+    if nearest("gradient_clipping", world.deepspeed.section("")) is None:
         fix = add(world.deepspeed, "", "gradient_clipping", 1.0)
         message = "gradient_clipping is not written: DeepSpeed clips at its default, 1.0"
         yield world.at_file(world.deepspeed, message, "gradient_clipping", fix=fix)

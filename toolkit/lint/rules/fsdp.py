@@ -33,7 +33,7 @@ def _strategy(setting: Setting | None) -> str | None:
     if setting is None:
         return None
     value = str(setting.value).upper()
-    return _STRATEGIES[int(value) - 1] if value in "12345" and value else value
+    return _STRATEGIES[int(value) - 1] if value in ("1", "2", "3", "4", "5") else value
 
 
 @rule(

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from toolkit.lint.edits import set_value
 from toolkit.lint.examples import ds, fsdp2, zero
 from toolkit.lint.model import Said, Severity
 from toolkit.lint.registry import rule
 from toolkit.lint.world import World, number, true
+
+def _values(section: Any) -> list[Any]:
+    return list(section.values()) if isinstance(section, dict) else []
+
 
 _DEFAULT_BUCKET = 5e8  # deepspeed 0.19.8 runtime/zero/config.py
 
@@ -117,7 +122,7 @@ def checkpointing_section(world: World) -> Iterator[Said]:
     """
     setting = world.ds("activation_checkpointing")
     if setting and any(
-        true(value) for value in (setting.value or {}).values() if not isinstance(value, dict)
+        true(value) for value in _values(setting.value) if not isinstance(value, dict)
     ):
         yield Said(setting, "has no effect on transformers models: they do not call deepspeed.checkpointing")
 
