@@ -98,7 +98,8 @@ def test_shell_script(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text(
         "#!/bin/bash\npip install deepspeed\nCUDA_VISIBLE_DEVICES=0,1 accelerate launch \\\n"
-        "  --num_processes=2 --mixed_precision bf16 train.py --output_dir out --bf16 --learning_rate $LR # end\n"
+        "  --num_processes=2 --mixed_precision bf16 train.py --output_dir out --bf16 "
+        "--learning_rate $LR # end\n"
     )
     sources = load([str(script)]).sources
     assert [source.kind for source in sources] == ["launch", "args"]

@@ -40,6 +40,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands to the toolkit's command line."""
     app.command("lint", help="Check configuration files for contradictions and traps.")(lint_command)
     app.command("explain", help="What a finding means, or which layer wins a key.")(explain_command)
+    app.command("migrate", help="The same training under another strategy, or why not.")(migrate_command)
 
 
 def _stop(error: ToolkitError) -> NoReturn:
@@ -167,3 +168,52 @@ def explain_command(
             echo(text)
     except ToolkitError as error:
         _stop(error)
+
+
+def migrate_command(
+    files: Annotated[list[str], typer.Argument(help=_FILES, show_default=False)],
+    to: Annotated[str, typer.Option("--to", help="zero1, zero2, zero3 or fsdp2.")],
+    folder: Annotated[
+        str | None, typer.Option("--output", "-o", help="Folder for the new files; else printed.")
+    ] = None,
+    json_file: Annotated[
+        str | None, typer.Option("--json", help="Write the result as JSON; - for stdout.")
+    ] = None,
+) -> None:
+    """Write another strategy's files with the same meaning; what has no equal is refused with its reason."""
+    from toolkit.lint.fix import write_whole
+    from toolkit.lint.output.machine import envelope
+    from toolkit.migrate import migrate
+
+    started = time.time()
+    try:
+        made = migrate(files, to)
+        if folder is not None:
+            _make(folder)
+            for name, text in made.files.items():
+                write_whole(Path(folder) / name, text)
+        if json_file:
+            result = envelope("migrate", started) | {
+                "from": made.source,
+                "to": made.target,
+                "files": made.files,
+                "notes": made.notes,
+            }
+            encoded = json.dumps(result, indent=2)
+            echo(encoded) if json_file == "-" else _write(json_file, encoded)
+        if json_file != "-":
+            for name, text in made.files.items():
+                echo(f"wrote {Path(folder) / name}" if folder else f"# {name}\n{text}")
+        for note in made.notes:
+            echo(f"note  {note}", err=True)
+    except ToolkitError as error:
+        _stop(error)
+
+
+def _make(folder: str) -> None:
+    from toolkit.errors import InputError, Place
+
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError.at(Place(folder), None, f"cannot be made: {error.strerror}") from None

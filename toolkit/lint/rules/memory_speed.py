@@ -11,6 +11,7 @@ from toolkit.lint.model import Said, Severity
 from toolkit.lint.registry import rule
 from toolkit.lint.world import World, number, true
 
+
 def _values(section: Any) -> list[Any]:
     return list(section.values()) if isinstance(section, dict) else []
 
@@ -121,9 +122,7 @@ def checkpointing_section(world: World) -> Iterator[Said]:
     checkpointing on in the training arguments.
     """
     setting = world.ds("activation_checkpointing")
-    if setting and any(
-        true(value) for value in _values(setting.value) if not isinstance(value, dict)
-    ):
+    if setting and any(true(value) for value in _values(setting.value) if not isinstance(value, dict)):
         yield Said(setting, "has no effect on transformers models: they do not call deepspeed.checkpointing")
 
 
