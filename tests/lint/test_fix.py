@@ -102,7 +102,7 @@ def test_killed_while_writing(tmp_path: Path) -> None:
     code = (
         "import sys; from toolkit.lint.fix import write_whole\n"
         "print('go', flush=True)\n"
-        f"while True: write_whole(sys.argv[1], 'b' * 200000); write_whole(sys.argv[1], 'a' * 200000)"
+        "while True: write_whole(sys.argv[1], 'b' * 200000); write_whole(sys.argv[1], 'a' * 200000)"
     )
     for delay in (0.0, 0.003, 0.007, 0.011, 0.019):
         child = subprocess.Popen(

@@ -46,7 +46,7 @@ def config(files: Files) -> dict:
         (fsdp1("fsdp_sharding_strategy: SHARD_GRAD_OP"), "fsdp2", False),
         (fsdp1("fsdp_sharding_strategy: 1"), "fsdp2", True),
     ],
-)  # fmt: skip
+)
 def test_to_fsdp2(files: Files, to: str, reshard: bool) -> None:
     made = migrate(put(files), to)
     put(made.files)
@@ -82,8 +82,11 @@ def test_numbers_of_the_json_move_into_the_training_arguments() -> None:
         gradient_accumulation_steps=4,
         gradient_clipping=None,
         optimizer={"type": "AdamW", "params": {"lr": 1e-4, "betas": [0.9, 0.95], "eps": "auto"}},
-        scheduler={"type": "WarmupDecayLR", "params": {"warmup_type": "linear", "warmup_num_steps": 10, "total_num_steps": 90}},
-    )  # fmt: skip
+        scheduler={
+            "type": "WarmupDecayLR",
+            "params": {"warmup_type": "linear", "warmup_num_steps": 10, "total_num_steps": 90},
+        },
+    )
     made = migrate(put(zero(*_FILE, top=()) | json_file), "fsdp2")
     assert json.loads(made.files["training_args.json"]) == {
         "max_grad_norm": 1.0,  # DeepSpeed's default, written down
@@ -118,20 +121,32 @@ def test_hybrid_sharding_is_kept(strategy: str, reshard: bool) -> None:
         (fsdp1("fsdp_sharding_strategy: NO_SHARD"), "fsdp2", "plain data parallel"),
         (fsdp("fsdp_version: 1", "fsdp_state_dict_type: LOCAL_STATE_DICT"), "fsdp2", "FSDP1 alone"),
         (zero("zero_stage: 2", "offload_optimizer_device: cpu"), "fsdp2", "together"),
-        (zero(*_FILE, top=()) | ds(3, zero={"offload_param": {"device": "nvme", "nvme_path": "/x"}}), "fsdp2", "host only"),
+        (
+            zero(*_FILE, top=()) | ds(3, zero={"offload_param": {"device": "nvme", "nvme_path": "/x"}}),
+            "fsdp2",
+            "host only",
+        ),
         (zero(*_FILE, top=()) | ds(2, optimizer={"type": "Lion", "params": {}}), "fsdp2", "Lion"),
         (zero(*_FILE, top=()) | ds(2, scheduler={"type": "OneCycle", "params": {}}), "fsdp2", "OneCycle"),
         (zero(*_FILE, top=()) | ds(2, tensor_parallel={"autotp_size": 2}), "fsdp2", "tensor_parallel"),
-        (zero(*_FILE, top=()) | ds(2, bf16={"enabled": True, "bf16_master_weights_and_grads": True}), "fsdp2", "fp32"),
+        (
+            zero(*_FILE, top=()) | ds(2, bf16={"enabled": True, "bf16_master_weights_and_grads": True}),
+            "fsdp2",
+            "fp32",
+        ),
         (zero(*_FILE, top=()) | ds(2, fp16={"enabled": True, "loss_scale": 128}), "fsdp2", "dynamic"),
-        (zero(*_FILE, top=()) | ds(3, zero={"zero_quantized_weights": True}), "fsdp2", "zero_quantized_weights"),
+        (
+            zero(*_FILE, top=()) | ds(3, zero={"zero_quantized_weights": True}),
+            "fsdp2",
+            "zero_quantized_weights",
+        ),
         (fsdp2("fsdp_offload_params: true"), "zero2", "zero3 can"),
         (fsdp2("fsdp_ignored_modules: x.*"), "zero3", "ignored_modules"),
         (fsdp2(top=("parallelism_config:", "  parallelism_config_dp_replicate_size: 2")), "zero3", "MiCS"),
         (fsdp2(top=("parallelism_config:", "  parallelism_config_cp_size: 2")), "zero3", "cp_size"),
         (fsdp2(top=("fp8_config:", "  fp8_backend: te")), "zero3", "fp8_config"),
     ],
-)  # fmt: skip
+)
 def test_what_has_no_equal_is_refused(files: Files, to: str, reason: str) -> None:
     with pytest.raises(NotSo) as caught:
         migrate(put(files), to)

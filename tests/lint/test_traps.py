@@ -1,4 +1,4 @@
-"""The traps that people fall into: found with the right code in the right line; mended, accepted and clean."""
+"""The traps that people fall into: found with the right code and line; mended, clean and accepted."""
 
 from __future__ import annotations
 

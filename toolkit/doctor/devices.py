@@ -35,7 +35,8 @@ def gpus() -> Iterator[Condition]:
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         capability = f"{properties.major}.{properties.minor}"
-        found = f"{properties.name}, {properties.total_memory / (1 << 30):.1f} GiB, compute capability {capability}"
+        memory = properties.total_memory / (1 << 30)
+        found = f"{properties.name}, {memory:.1f} GiB, compute capability {capability}"
         yield Condition(f"GPU {index}", "ok", found)
         if properties.major < 8:
             advice = "precision: fp16"
@@ -141,7 +142,8 @@ def _nvcc() -> Iterator[Condition]:
         return
     match = re.search(r"release (\d+)\.(\d+)", shown)
     if match and match[1] != torch.version.cuda.split(".")[0]:
-        found = f"{match[1]}.{match[2]}, torch was built with {torch.version.cuda}: DeepSpeed refuses to compile its ops"
+        built = torch.version.cuda
+        found = f"{match[1]}.{match[2]}, torch was built with {built}: DeepSpeed refuses to compile its ops"
         yield Condition("nvcc", "error", found, f"install CUDA {torch.version.cuda}")
     elif match:
         yield Condition("nvcc", "ok", f"{match[1]}.{match[2]}, torch's CUDA is {torch.version.cuda}")

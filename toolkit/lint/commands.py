@@ -150,7 +150,7 @@ def explain_command(
         str | None, typer.Option("--json", help="Write the result as JSON; - for stdout.")
     ] = None,
 ) -> None:
-    """`explain CODE`: the reason, a file that fails, one that passes. `explain KEY FILE...`: which layer wins."""
+    """`explain CODE`: the reason and two examples. `explain KEY FILE...`: which layer wins."""
     from toolkit.lint import explain
 
     started = time.time()

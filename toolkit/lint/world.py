@@ -47,7 +47,7 @@ class World:
         return None
 
     def _is_trainer(self) -> bool:
-        """A file of training arguments is the Trainer's; a script's own flags are where they name its keys."""
+        """A file of training arguments is the Trainer's; a script's flags are, where they name its keys."""
         if self.args.syntax != "shell":
             return True
         return any(

@@ -10,18 +10,45 @@ from toolkit.migrate.meaning import Meaning
 
 # They tune DeepSpeed's own buckets and streams; the numbers that a run computes do not depend on them.
 _TUNING = {
-    "allgather_partitions", "allgather_bucket_size", "overlap_comm", "reduce_scatter", "reduce_bucket_size",
-    "contiguous_gradients", "round_robin_gradients", "sub_group_size", "use_multi_rank_bucket_allreduce",
-    "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold", "stage3_model_persistence_threshold",
-    "stage3_max_live_parameters", "stage3_max_reuse_distance", "memory_efficient_linear", "parameter_alignment",
-    "ignore_unused_parameters", "load_from_fp32_weights", "stage3_use_all_reduce_for_fetch_params",
-    "stage3_module_granularity_threshold", "stage3_allgather_sequential", "log_trace_cache_warnings",
-}  # fmt: skip
+    "allgather_partitions",
+    "allgather_bucket_size",
+    "overlap_comm",
+    "reduce_scatter",
+    "reduce_bucket_size",
+    "contiguous_gradients",
+    "round_robin_gradients",
+    "sub_group_size",
+    "use_multi_rank_bucket_allreduce",
+    "stage3_prefetch_bucket_size",
+    "stage3_param_persistence_threshold",
+    "stage3_model_persistence_threshold",
+    "stage3_max_live_parameters",
+    "stage3_max_reuse_distance",
+    "memory_efficient_linear",
+    "parameter_alignment",
+    "ignore_unused_parameters",
+    "load_from_fp32_weights",
+    "stage3_use_all_reduce_for_fetch_params",
+    "stage3_module_granularity_threshold",
+    "stage3_allgather_sequential",
+    "log_trace_cache_warnings",
+}
 _LOGGING = {
-    "steps_per_print", "wall_clock_breakdown", "memory_breakdown", "dump_state", "flops_profiler", "comms_logger",
-    "log_level", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "activation_checkpointing",
-    "disable_allgather", "managed_gradient_accumulation", "vocabulary_size", "timers",
-}  # fmt: skip
+    "steps_per_print",
+    "wall_clock_breakdown",
+    "memory_breakdown",
+    "dump_state",
+    "flops_profiler",
+    "comms_logger",
+    "log_level",
+    "zero_allow_untested_optimizer",
+    "zero_force_ds_cpu_optimizer",
+    "activation_checkpointing",
+    "disable_allgather",
+    "managed_gradient_accumulation",
+    "vocabulary_size",
+    "timers",
+}
 _ADAM = {"lr": "learning_rate", "eps": "adam_epsilon", "weight_decay": "weight_decay"}
 
 

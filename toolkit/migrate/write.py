@@ -10,11 +10,27 @@ import yaml
 from toolkit.migrate.meaning import Meaning
 
 KEPT = (
-    "compute_environment", "debug", "distributed_type", "mixed_precision", "num_processes", "num_machines",
-    "machine_rank", "main_process_ip", "main_process_port", "gpu_ids", "main_training_function", "rdzv_backend",
-    "same_network", "use_cpu", "downcast_bf16", "enable_cpu_affinity", "dynamo_config",
-    "tpu_env", "tpu_use_cluster", "tpu_use_sudo",
-)  # fmt: skip
+    "compute_environment",
+    "debug",
+    "distributed_type",
+    "mixed_precision",
+    "num_processes",
+    "num_machines",
+    "machine_rank",
+    "main_process_ip",
+    "main_process_port",
+    "gpu_ids",
+    "main_training_function",
+    "rdzv_backend",
+    "same_network",
+    "use_cpu",
+    "downcast_bf16",
+    "enable_cpu_affinity",
+    "dynamo_config",
+    "tpu_env",
+    "tpu_use_cluster",
+    "tpu_use_sudo",
+)
 
 
 def fsdp2(meaning: Meaning) -> dict[str, Any]:

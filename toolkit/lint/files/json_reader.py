@@ -1,4 +1,4 @@
-"""JSON exactly as Python's json accepts it (NaN and Infinity too), with positions and its own error places."""
+"""JSON as Python's json accepts it (NaN and Infinity too), with positions."""
 
 from __future__ import annotations
 
@@ -143,7 +143,9 @@ class _Reader:
     def _fail(self, message: str, after_comma: bool = False) -> Any:
         here = self.text[self.at : self.at + 2]
         if here in ("//", "/*") or here[:1] == "#":
-            message += "; JSON has no comments: DeepSpeed alone reads them, accelerate and transformers refuse the file"
+            message += (
+                "; JSON has no comments: DeepSpeed alone reads them, accelerate and transformers do not"
+            )
         elif after_comma and here[:1] == "}":
             message += "; JSON allows no comma before a closing brace"
         elif self.at >= len(self.text):

@@ -50,7 +50,7 @@ def load(files: list[str], command: str | None = None) -> Loaded:
 
 
 def read_sources(file: str, text: str | None = None) -> list[Source]:
-    """One file's sources: one, or two per command of a shell script. ``text`` stands in for what is on disk."""
+    """One file's sources (two per command of a shell script). ``text`` stands in for what is on disk."""
     text = read_text(file) if text is None else text
     suffix = Path(file).suffix.lower()
     if suffix in _SHELL or text.startswith("#!"):
@@ -121,7 +121,7 @@ def _follow(loaded: Loaded) -> None:
 
 
 def _find(name: str, beside: str) -> str | None:
-    """A named file: from the working directory as the packages look for it, else beside the file that names it."""
+    """A named file: from the working directory, as the packages look for it, else beside its namer."""
     for candidate in (Path(name), Path(beside).parent / name):
         try:
             if candidate.is_file():

@@ -50,7 +50,8 @@ class Entry:
 class Source:
     """One file (or one part of a command line) of one kind.
 
-    ``kind`` is ``accelerate``, ``deepspeed``, ``args``, ``peft``, ``launch`` (flags of a launcher) or ``script``.
+    ``kind`` is ``accelerate``, ``deepspeed``, ``args``, ``peft``, ``launch`` (flags of a launcher) or
+    ``script``.
     """
 
     path: str
@@ -101,7 +102,7 @@ class Source:
         return self.entry(key) is not None
 
     def section(self, key: str) -> dict[str, Entry]:
-        """The entries of the mapping at a dotted path (``""`` is the file itself); empty where there is none."""
+        """The entries of the mapping at a dotted path (``""``: the whole file); empty where it is not."""
         if not key:
             return self.root.entries or {}
         entry = self.entry(key)

@@ -28,9 +28,9 @@ _PEFT = "peft 0.21.2"
 def reentrant_and_frozen_base(world: World) -> Iterator[Said]:
     """Reentrant checkpointing over a frozen base: no gradient reaches the adapters.
 
-    A reentrant checkpoint passes gradients only where an input of the block requires one, and the embeddings are
-    frozen. enable_input_require_grads works around it where the model has it and it is called; use_reentrant:
-    false needs no workaround (but see LR802 for ZeRO-3).
+    A reentrant checkpoint passes gradients only where an input of the block requires one, and the
+    embeddings are frozen. enable_input_require_grads works around it where the model has it and it is
+    called; use_reentrant: false needs no workaround (but see LR802 for ZeRO-3).
     """
     setting = world.reentrant
     if setting and true(setting.value) and world.checkpointing and world.lora and world.zero_stage != 3:
@@ -54,8 +54,9 @@ def reentrant_and_frozen_base(world: World) -> Iterator[Said]:
 def checkpoints_under_zero_3(world: World) -> Iterator[Said]:
     """Non-reentrant checkpointing, PEFT and ZeRO-3 together fail at the first backward pass.
 
-    The recomputed tensors are partitioned again and have other shapes than the saved ones: CheckpointError. The
-    default of transformers 5 is non-reentrant; use_reentrant: true works, with enable_input_require_grads.
+    The recomputed tensors are partitioned again and have other shapes than the saved ones: CheckpointError.
+    The default of transformers 5 is non-reentrant; use_reentrant: true works, with
+    enable_input_require_grads.
     """
     if not (world.checkpointing and world.lora and world.zero_stage == 3):
         return
@@ -94,8 +95,8 @@ def quantised_without_adapters(world: World) -> Iterator[Said]:
 def storage_type_under_fsdp(world: World) -> Iterator[Said]:
     """4-bit weights under FSDP without a floating storage type.
 
-    The default storage, uint8, cannot be sharded: FSDP2 leaves the quantised weights whole on every GPU, FSDP1
-    cannot flatten them. bnb_4bit_quant_storage must be the compute type, usually bfloat16.
+    The default storage, uint8, cannot be sharded: FSDP2 leaves the quantised weights whole on every GPU,
+    FSDP1 cannot flatten them. bnb_4bit_quant_storage must be the compute type, usually bfloat16.
     """
     if world.uses != "fsdp" or world.four_bit is None:
         return

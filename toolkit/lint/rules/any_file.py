@@ -24,7 +24,8 @@ _EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE]\d+|[-+]?\d+[eE][-+]?\d+")
 def written_twice(world: World) -> Iterator[Said]:
     """A key is written twice.
 
-    json and PyYAML keep the last value and say nothing; DeepSpeed, where it opens the file itself, refuses it.
+    json and PyYAML keep the last value and say nothing; DeepSpeed, where it opens the file itself, refuses
+    it.
     """
     for source in world.sources:
         for path, node in source.mappings():

@@ -67,8 +67,8 @@ def _by_deepspeed_alone(world: World) -> bool:
 def auto_becomes_the_default(world: World) -> Iterator[Said]:
     """ "auto" that DeepSpeed turns into its default.
 
-    The sections of a DeepSpeed config drop every "auto" and take their defaults: bf16 is off, buckets hold 5e8
-    elements. Only accelerate and the transformers Trainer put a value there before DeepSpeed sees it.
+    The sections of a DeepSpeed config drop every "auto" and take their defaults: bf16 is off, buckets hold
+    5e8 elements. Only accelerate and the transformers Trainer put a value there before DeepSpeed sees it.
     """
     if not _by_deepspeed_alone(world):
         return
@@ -158,13 +158,13 @@ def auto_that_nobody_resolves(world: World) -> Iterator[Said]:
 def auto_needs_a_reader(world: World) -> Iterator[Said]:
     """Values of "auto": fine under the Trainer, not under the deepspeed launcher.
 
-    A note where the files do not tell who reads them. `--reader deepspeed` makes it an error, `--reader trainer`
-    checks it for the Trainer.
+    A note where the files do not tell who reads them. `--reader deepspeed` makes it an error, `--reader
+    trainer` checks it for the Trainer.
     """
     found = _autos(world)
     if found and world.reader is None:
         names = f"{found[0].key} and {len(found) - 1} more are" if len(found) > 1 else f"{found[0].key} is"
-        message = f'{names} "auto": the Trainer fills them in, a script that calls deepspeed.initialize gets defaults or fails'
+        message = f'{names} "auto": the Trainer fills that in, deepspeed.initialize takes defaults or fails'
         yield Said(found[0], message)
 
 
@@ -179,7 +179,8 @@ def auto_needs_a_reader(world: World) -> Iterator[Said]:
 def auto_needs_dummies(world: World) -> Iterator[Said]:
     """An optimizer or scheduler "auto" that a bare Accelerator resolves only with dummies.
 
-    The script must hand `DummyOptim` and `DummyScheduler` to prepare; a real optimizer beside this section raises.
+    The script must hand `DummyOptim` and `DummyScheduler` to prepare; a real optimizer beside this section
+    raises.
     """
     if world.reader == "accelerator":
         for setting in _autos(world):

@@ -82,7 +82,10 @@ def offload_costs(world: World) -> Iterator[Said]:
     passes=ds(zero={"offload_optimizer": {"device": "cpu", "pin_memory": True}}),
 )
 def offload_not_pinned(world: World) -> Iterator[Said]:
-    """Offload without pinned memory: copies are synchronous and slow. Right only where memlock or RAM is short."""
+    """Offload without pinned memory: copies are synchronous and slow.
+
+    Right only where memlock or the host's memory is short.
+    """
     for part in ("optimizer", "param"):
         setting = world.ds(f"zero_optimization.offload_{part}.pin_memory")
         device = world.deepspeed.get(f"zero_optimization.offload_{part}.device")
@@ -118,8 +121,8 @@ def profiling_left_on(world: World) -> Iterator[Said]:
 def checkpointing_section(world: World) -> Iterator[Said]:
     """DeepSpeed's activation_checkpointing section does nothing for a transformers model.
 
-    It configures deepspeed.checkpointing, which a model must call itself; transformers models use torch's. Turn
-    checkpointing on in the training arguments.
+    It configures deepspeed.checkpointing, which a model must call itself; transformers models use torch's.
+    Turn checkpointing on in the training arguments.
     """
     setting = world.ds("activation_checkpointing")
     if setting and any(true(value) for value in _values(setting.value) if not isinstance(value, dict)):
@@ -165,7 +168,10 @@ def model_on_every_rank(world: World) -> Iterator[Said]:
     passes=fsdp2("fsdp_reshard_after_forward: true"),
 )
 def no_resharding(world: World) -> Iterator[Said]:
-    """reshard_after_forward: false keeps the gathered weights until the backward pass: ZeRO-2's memory, less traffic."""
+    """reshard_after_forward: false keeps the gathered weights until the backward pass.
+
+    That is ZeRO-2's memory, and less traffic than resharding.
+    """
     setting = world.fsdp("reshard_after_forward")
     if setting and world.uses == "fsdp" and world.fsdp_version == 2 and str(setting.value).lower() == "false":
         yield Said(setting, "the whole model stays gathered from forward to backward, as under ZeRO-2")

@@ -36,7 +36,8 @@ def weights_stay_sharded(world: World) -> Iterator[Said]:
             return
         if setting is None:
             fix = add(world.deepspeed, "zero_optimization", _GATHER.partition(".")[2], True)
-            message = "stage3_gather_16bit_weights_on_model_save is not written and off: saving a model fails after the run"
+            key = _GATHER.partition(".")[2]
+            message = f"{key} is not written and off: saving a model fails after the run"
             yield world.at_file(world.deepspeed, message, _GATHER, fix=fix)
         elif setting.value == "auto":
             yield Said(

@@ -1,52 +1,17 @@
-"""LT5xx: processes, machines, and the batch they share."""
+"""LT5xx: processes, machines and launch commands."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from toolkit.lint import keys
-from toolkit.lint.edits import set_value
-from toolkit.lint.examples import acc, ds, fsdp2, multi_gpu, shell, zero
+from toolkit.lint.examples import acc, fsdp2, multi_gpu, shell, zero
 from toolkit.lint.model import Said, Severity
 from toolkit.lint.near import meant, nearest
 from toolkit.lint.registry import rule
 from toolkit.lint.world import World, number, true
 
-_BATCH = "deepspeed 0.19.8 runtime/config.py:_batch_assertion"
 _LAUNCH = "accelerate 1.15.0 utils/launch.py"
-
-
-@rule(
-    "LT501",
-    "error",
-    source=_BATCH,
-    fails=ds(train_batch_size=10, gradient_accumulation_steps=2),
-    passes=ds(train_batch_size=16, gradient_accumulation_steps=2),
-)
-def batch_arithmetic(world: World) -> Iterator[Said]:
-    """train_batch_size is no multiple of micro-batch × accumulation, or not the number of processes times it."""
-    setting = world.ds("train_batch_size")
-    micro, steps = (
-        world.deepspeed.get("train_micro_batch_size_per_gpu"),
-        world.deepspeed.get("gradient_accumulation_steps"),
-    )
-    if world.reader == "trainer" and world.processes is not None and "args" in world.kinds:
-        return  # XL206 has the Trainer's numbers
-    if setting is None or not all(number(n) and n > 0 for n in (setting.value, micro)):
-        return
-    steps = steps if number(steps) and steps > 0 else None
-    unit = micro * (steps or 1)
-    if setting.value % unit:
-        shown = f"{micro} × {steps} accumulation" if steps else f"the micro-batch of {micro}"
-        yield Said(setting, f"{setting.value} is no multiple of {shown}: no number of processes fits")
-    elif world.processes is not None and world.parallel_extra == 1:
-        total = world.processes.value * unit
-        if (steps and setting.value != total) or setting.value % total:
-            yield Said(
-                setting,
-                f"{setting.value} here, but {world.processes.value} processes × {micro} × "
-                f"{steps or 1} = {total}",
-            )
 
 
 @rule(
@@ -147,52 +112,6 @@ def sharded_over_one(world: World) -> Iterator[Said]:
 
 
 @rule(
-    "LT505",
-    "error",
-    source="accelerate 1.15.0 parallelism_config.py:_validate_accelerator (ValueError)",
-    fails=fsdp2(top=("parallelism_config:", "  parallelism_config_dp_shard_size: 4")),
-    passes=fsdp2(top=("parallelism_config:", "  parallelism_config_dp_shard_size: 2")),
-)
-def parallel_sizes(world: World) -> Iterator[Said]:
-    """The sizes of parallelism_config do not multiply to the number of processes."""
-    section, processes = World._in(world.accelerate, "parallelism_config"), world.processes
-    if section is None or processes is None:
-        return
-    sizes = [
-        world.accelerate.get(f"parallelism_config.parallelism_config_{k}_size", 1)
-        for k in ("dp_replicate", "dp_shard", "tp", "cp", "sp")
-    ]
-    if not all(isinstance(size, int) and size > 0 for size in sizes) or sizes[4] > 1:
-        return  # sequence parallelism: DeepSpeed makes the groups itself
-    total = sizes[0] * sizes[1] * sizes[2] * sizes[3]
-    if total > 1 and total != processes.value:
-        yield Said(section, f"the sizes multiply to {total}, num_processes is {processes.value}")
-
-
-@rule(
-    "LT506",
-    "error",
-    source="accelerate 1.15.0 parallelism_config.py:_validate_accelerator (ValueError)",
-    fails=fsdp2(top=("parallelism_config:", "  parallelism_config_dp_replicate_size: 2")),
-    passes=fsdp2(top=("parallelism_config:", "  parallelism_config_dp_shard_size: 2")),
-)
-def nothing_to_shard_over(world: World) -> Iterator[Said]:
-    """FSDP2 with a parallelism_config that leaves it nothing to shard over."""
-    section = World._in(world.accelerate, "parallelism_config")
-    if section is None or not section.value or world.distributed_type != "FSDP" or world.fsdp_version != 2:
-        return
-    if all(
-        world.accelerate.get(f"parallelism_config.parallelism_config_{k}_size", 1) == 1
-        for k in ("dp_shard", "cp")
-    ):
-        yield Said(
-            section,
-            "dp_shard_size and cp_size are both 1: FSDP2 has no dimension to shard over and "
-            "accelerate refuses it",
-        )
-
-
-@rule(
     "LT507",
     "error",
     source="accelerate 1.15.0 commands/launch.py:_validate_launch_command (ValueError)",
@@ -248,22 +167,26 @@ def rank_of_no_machine(world: World) -> Iterator[Said]:
 def processes_that_never_start(world: World) -> Iterator[Said]:
     """Several processes with a distributed_type that starts one.
 
-    NO and MULTI_CPU go through the simple launcher, which runs the script once (MULTI_CPU unless mpirun is set).
+    NO and MULTI_CPU go through the simple launcher, which runs the script once (MULTI_CPU unless mpirun is
+    set).
     """
     processes = world.acc("num_processes")
     mpi = world.acc("mpirun_config.mpirun_hostfile")
     flags = any(world.launch.get(flag) for flag in ("multi_gpu", "use_deepspeed", "use_fsdp"))
     if (
-        processes
-        and number(processes.value)
-        and processes.value > 1
-        and world.distributed_type in ("NO", "MULTI_CPU")
+        (
+            processes
+            and number(processes.value)
+            and processes.value > 1
+            and world.distributed_type in ("NO", "MULTI_CPU")
+        )
+        and not flags
+        and mpi is None
     ):
-        if not flags and mpi is None:
-            yield Said(
-                processes,
-                f"distributed_type {world.distributed_type} starts one process, not {processes.value}",
-            )
+        yield Said(
+            processes,
+            f"distributed_type {world.distributed_type} starts one process, not {processes.value}",
+        )
 
 
 @rule(
@@ -325,43 +248,3 @@ def unknown_flag(world: World) -> Iterator[Said]:
         if key not in known:
             setting = world.of(world.launch, key, entry)
             yield Said(setting, f"{world.launch.launcher} has no flag --{key}{meant(nearest(key, known))}")
-
-
-@rule(
-    "LT513",
-    "warning",
-    source="deepspeed 0.19.8 runtime/config.py:_set_batch_related_parameters (floor division)",
-    fails=ds(None, train_micro_batch_size_per_gpu=None, train_batch_size=6, gradient_accumulation_steps=4),
-    passes=ds(None, train_micro_batch_size_per_gpu=None, train_batch_size=8, gradient_accumulation_steps=4),
-)
-def derived_batch(world: World) -> Iterator[Said]:
-    """The derived micro-batch is not whole: DeepSpeed rounds it down and then asserts."""
-    batch, steps = world.ds("train_batch_size"), world.deepspeed.get("gradient_accumulation_steps")
-    if (
-        batch
-        and number(batch.value)
-        and number(steps)
-        and steps > 0
-        and world.ds("train_micro_batch_size_per_gpu") is None
-    ):
-        if batch.value % steps:
-            yield Said(batch, f"{batch.value} is not a multiple of gradient_accumulation_steps {steps}")
-
-
-@rule(
-    "LT514",
-    "error",
-    source=_BATCH,
-    fails=ds(gradient_accumulation_steps=0),
-    passes=ds(gradient_accumulation_steps=1),
-)
-def batch_of_nothing(world: World) -> Iterator[Said]:
-    """A batch size or an accumulation of zero or less."""
-    for key in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"):
-        setting = world.ds(key)
-        if setting and number(setting.value) and setting.value <= 0:
-            yield Said(setting, f"{key} must be above 0", set_value(setting, 1) if "accum" in key else None)
-    for key in ("gradient_accumulation_steps", "per_device_train_batch_size"):
-        setting = world.arg(key)
-        if setting and number(setting.value) and setting.value <= 0:
-            yield Said(setting, f"{key} must be above 0")
