@@ -92,6 +92,9 @@ def trainer_deepspeed(env: dict[str, str], **values: Any) -> Any:
 
 def deepspeed_alone(config: dict[str, Any]) -> Any:
     """DeepSpeedConfig as `deepspeed.initialize` makes it, for one process."""
-    from deepspeed.runtime.config import DeepSpeedConfig
+    from deepspeed.runtime.config import DeepSpeedConfig, DeepSpeedConfigError
 
-    return DeepSpeedConfig(config)
+    try:
+        return DeepSpeedConfig(config)
+    except DeepSpeedConfigError as error:  # a bare Exception: told apart from every other one here
+        raise ValueError(str(error)) from error

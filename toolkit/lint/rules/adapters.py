@@ -230,18 +230,3 @@ def qlora_under_fsdp1(world: World) -> Iterator[Said]:
             world.four_bit,
             "under FSDP1 the adapters, norms and quantised storage of a unit must share one dtype",
         )
-
-
-@rule(
-    "LR812",
-    "error",
-    source="transformers 5.23.0 utils/quantization_config.py:BitsAndBytesConfig.post_init "
-    "(TypeError, ValueError)",
-    fails=args(load_in_4bit=True, use_peft=True, bnb_4bit_quant_type="nf8"),
-    passes=args(load_in_4bit=True, use_peft=True, bnb_4bit_quant_type="nf4"),
-)
-def quantisation_type(world: World) -> Iterator[Said]:
-    """A 4-bit type that bitsandbytes does not have: fp4 or nf4."""
-    setting = world.arg("bnb_4bit_quant_type") or world.arg("quantization_config.bnb_4bit_quant_type")
-    if setting and str(setting.value).lower() not in ("fp4", "nf4"):
-        yield Said(setting, f"{setting.value!r} is not fp4 or nf4")
