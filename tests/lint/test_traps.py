@@ -12,6 +12,8 @@ import pytest
 from tests.lint import real_packages as real
 from toolkit.lint.engine import lint
 from toolkit.lint.examples import args, ds, fsdp, fsdp1, fsdp2, lora, multi_gpu, zero
+from toolkit.lint.files.load import load
+from toolkit.lint.fix import plan, write
 from toolkit.lint.model import Files, Reader
 
 _FILE = ("deepspeed_config_file: ds.json",)
@@ -253,6 +255,17 @@ def test_mended_is_clean_and_accepted(trap: Trap) -> None:
     report = lint(put(trap.mended), reader=trap.reader)
     assert not report.failed, [(f.code, f.message) for f in report.findings if f.severity != "note"]
     accept(trap.mended)
+
+
+@pytest.mark.parametrize("trap", TRAPS, ids=lambda trap: trap.name)
+def test_fixed_by_machine_is_accepted(trap: Trap) -> None:
+    fixed = plan(load(put(trap.files)), reader=trap.reader)
+    assert fixed.report is not None
+    if not fixed.changed or fixed.report.failed:
+        pytest.skip("needs a decision that only a person can take")
+    write(fixed)
+    assert not lint(list(trap.files), reader=trap.reader).failed
+    accept(fixed.after)
 
 
 def accept(files: Files) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Iterator
 from typing import Any
 
@@ -205,3 +206,37 @@ def accelerator_config_key(world: World) -> Iterator[Said]:
             setting = Setting(world.args, f"accelerator_config.{key}", entry)
             near = nearest(key, known)
             yield Said(setting, f'unknown key "{key}"{meant(near)}', rename(setting, near) if near else None)
+
+
+@rule(
+    "TA116",
+    "note",
+    source="the TrainingArguments of transformers 5.17.0 and 5.23.0, compared (toolkit/lint/keys)",
+    fails=args(activation_checkpointing=True),
+    passes=args(per_device_train_batch_size=2),
+)
+def newer_than_some(world: World) -> Iterator[Said]:
+    """A training argument that only newer versions of transformers have.
+
+    A note on machines that have it; an error where the installed transformers is older than the argument.
+    """
+    oldest = keys.versions("transformers")[0]
+    for key, fact in known_arguments().items():
+        setting = world.arg(key)
+        if setting is None or fact.since is None or world.args.syntax == "shell":
+            continue
+        missing = _installed_before(fact.since)
+        there = f"the installed {missing} does not have it" if missing else f"{oldest} does not have it"
+        message = f"{key} is in transformers {fact.since}; {there} and raises a TypeError"
+        yield Said(setting, message, severity="error" if missing else None)
+
+
+def _installed_before(since: str) -> str | None:
+    """The installed transformers where it is one of the known versions before ``since``."""
+    try:
+        installed = importlib.metadata.version("transformers")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    known = keys.versions("transformers")
+    older = installed in known and known.index(installed) < known.index(since)
+    return installed if older else None

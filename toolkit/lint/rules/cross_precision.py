@@ -47,7 +47,7 @@ def precision_of_yaml_and_arguments(world: World) -> Iterator[Said]:
                 setting,
                 f"{name} wins over mixed_precision {there} in {launch.place.file}:{launch.place.line}",
             )
-        elif not setting.value and there == name:
+        elif not setting.value and there == name and world.distributed_type != "DEEPSPEED":  # XL217 there
             yield Said(
                 setting, f"{name} is false here and runs all the same: mixed_precision {there} in "
                 f"{launch.place.file}:{launch.place.line} wins", set_value(setting, True),
