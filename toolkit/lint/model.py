@@ -52,6 +52,11 @@ class Setting:
         return self.source.place(self.entry.start)
 
     @property
+    def told(self) -> str:
+        """The value and its place, as a message about another file says it."""
+        return f"{self.value} in {self.place.file}:{self.place.line}"
+
+    @property
     def name(self) -> str:
         """The last part of the key."""
         return self.entry.key

@@ -129,6 +129,21 @@ class World:
         """FSDP set in the training arguments: the Trainer then builds the plugin from them alone."""
         return self.arg_true("fsdp")
 
+    @property
+    def fsdp_from_yaml(self) -> bool:
+        """Whether accelerate's own plugin takes FSDP from the accelerate config."""
+        return self.distributed_type == "FSDP" and not self.trainer_fsdp
+
+    @property
+    def trainer_run(self) -> bool:
+        """Whether the Trainer compares these training arguments with the other layers."""
+        return "args" in self.kinds and self.reader == "trainer"
+
+    @property
+    def local(self) -> bool:
+        """Whether the accelerate config is for machines of one's own (not SageMaker)."""
+        return self.accelerate.get("compute_environment", "LOCAL_MACHINE") == "LOCAL_MACHINE"
+
     @cached_property
     def fsdp_version(self) -> int:
         """1 or 2, by the default of who reads it."""

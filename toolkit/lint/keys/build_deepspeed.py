@@ -67,11 +67,14 @@ def read() -> Table:
 
 def _models() -> dict[str, Any]:
     from deepspeed.comm.config import CommsLoggerConfig
+    from deepspeed.compile.config import CompileConfig
     from deepspeed.monitor.config import CometConfig, CSVConfig, TensorBoardConfig, WandbConfig
     from deepspeed.runtime.config import HybridEngineConfig
     from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
     from deepspeed.runtime.tensor_parallel.config import TPTrainingConfig
+    from deepspeed.runtime.zenflow.zenflow_config import ZenFlowConfig
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+    from deepspeed.runtime.zero.leaf_module_config import DeepSpeedZeroLeafModuleConfig
     from deepspeed.runtime.zero.offload_config import (
         DeepSpeedZeroOffloadOptimizerConfig,
         DeepSpeedZeroOffloadParamConfig,
@@ -90,6 +93,9 @@ def _models() -> dict[str, Any]:
         "comms_logger": CommsLoggerConfig,
         "hybrid_engine": HybridEngineConfig,
         "tensor_parallel": TPTrainingConfig,
+        "compile": CompileConfig,
+        "zero_optimization.zenflow": ZenFlowConfig,
+        "zero_optimization.leaf_module": DeepSpeedZeroLeafModuleConfig,
     }
 
 

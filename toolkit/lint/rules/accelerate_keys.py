@@ -31,10 +31,6 @@ _OWNER = {
 _TRAINER_NAMES = {"cpu_offload": "fsdp_offload_params", "fsdp_cpu_offload": "fsdp_offload_params"}
 
 
-def _local(world: World) -> bool:
-    return world.accelerate.get("compute_environment", "LOCAL_MACHINE") == "LOCAL_MACHINE"
-
-
 @rule(
     "AC101",
     "error",
@@ -44,7 +40,7 @@ def _local(world: World) -> bool:
 )
 def unknown_top_level(world: World) -> Iterator[Said]:
     """accelerate does not know a top-level key: `accelerate launch` refuses the file."""
-    known = keys.section("accelerate", "" if _local(world) else "sagemaker")
+    known = keys.section("accelerate", "" if world.local else "sagemaker")
     for key, entry in world.accelerate.section("").items():
         if key not in known:
             near = nearest(key, known)

@@ -15,10 +15,6 @@ from toolkit.lint.world import World, number
 _LAUNCH = "accelerate 1.15.0 commands/launch.py:_validate_launch_command"
 
 
-def _local(world: World) -> bool:
-    return world.accelerate.get("compute_environment", "LOCAL_MACHINE") == "LOCAL_MACHINE"
-
-
 @rule(
     "AC103",
     "error",
@@ -106,7 +102,7 @@ def no_processes(world: World) -> Iterator[Said]:
     written = world.acc("num_processes") is not None
     if (
         "accelerate" in world.kinds
-        and _local(world)
+        and world.local
         and not written
         and world.distributed_type not in (None, "NO")
     ):

@@ -6,27 +6,19 @@ from collections.abc import Iterator
 
 from toolkit.lint.edits import add, set_value
 from toolkit.lint.examples import args, ds, multi_gpu, zero
-from toolkit.lint.model import Said, Setting
+from toolkit.lint.model import Said
 from toolkit.lint.registry import rule
 from toolkit.lint.world import World, number, same
 
 _TRAINER = "transformers 5.23.0 integrations/deepspeed.py:trainer_config_process, _finalize (ValueError)"
 
 
-def _there(setting: Setting) -> str:
-    return f"{setting.value} in {setting.place.file}:{setting.place.line}"
-
-
 def _argument(world: World, key: str, default: object) -> tuple[object, str]:
     """A training argument's value and where it is from; its default counts, for the Trainer compares that."""
     setting = world.arg(key)
     if setting is not None and setting.value is not None:
-        return setting.value, _there(setting)
+        return setting.value, setting.told
     return default, f"{default} by default in the training arguments"
-
-
-def _trainer(world: World) -> bool:
-    return "args" in world.kinds and world.reader == "trainer"
 
 
 @rule(
@@ -46,7 +38,7 @@ def accumulation(world: World) -> Iterator[Said]:
         world.acc("deepspeed_config.gradient_accumulation_steps"),
         world.ds("gradient_accumulation_steps"),
     ):
-        if setting is None or not number(setting.value) or not _trainer(world):
+        if setting is None or not number(setting.value) or not world.trainer_run:
             continue
         steps, where = _argument(world, "gradient_accumulation_steps", 1)
         if not same(setting.value, steps):
@@ -72,7 +64,7 @@ def micro_batch(world: World) -> Iterator[Said]:
     if (
         setting is None
         or not number(setting.value)
-        or not _trainer(world)
+        or not world.trainer_run
         or world.arg_true("auto_find_batch_size")
     ):
         return
@@ -97,7 +89,7 @@ def micro_batch(world: World) -> Iterator[Said]:
 def global_batch(world: World) -> Iterator[Said]:
     """train_batch_size is not processes × micro-batch × accumulation."""
     setting, processes = world.ds("train_batch_size"), world.processes
-    if setting is None or not number(setting.value) or processes is None or not _trainer(world):
+    if setting is None or not number(setting.value) or processes is None or not world.trainer_run:
         return
     micro, steps = (
         _argument(world, "per_device_train_batch_size", 8)[0],
@@ -126,7 +118,7 @@ def clipping(world: World) -> Iterator[Said]:
     max_grad_norm counts with its default, 1.0, where it is not written.
     """
     for setting in (world.ds("gradient_clipping"), world.acc("deepspeed_config.gradient_clipping")):
-        if setting is None or not number(setting.value) or not _trainer(world):
+        if setting is None or not number(setting.value) or not world.trainer_run:
             continue
         norm, where = _argument(world, "max_grad_norm", 1.0)
         if not same(setting.value, norm):
@@ -183,7 +175,7 @@ def optimizer_values(world: World) -> Iterator[Said]:
 
     The defaults of the training arguments count: learning_rate 5e-5, weight_decay 0, betas 0.9 and 0.999.
     """
-    if not _trainer(world):
+    if not world.trainer_run:
         return
     betas = [_argument(world, "adam_beta1", 0.9)[0], _argument(world, "adam_beta2", 0.999)[0]]
     for key, value in (
@@ -231,7 +223,7 @@ def schedule_length(world: World) -> Iterator[Said]:
     ):
         yield Said(
             setting,
-            f"total_num_steps is {setting.value} here, max_steps {_there(steps)}",
+            f"total_num_steps is {setting.value} here, max_steps {steps.told}",
             set_value(setting, "auto"),
         )
 
@@ -248,7 +240,7 @@ def schedule_is_ignored(world: World) -> Iterator[Said]:
     """lr_scheduler_type or optim has no effect: the DeepSpeed JSON has one of its own."""
     for key, section in (("lr_scheduler_type", "scheduler"), ("optim", "optimizer")):
         setting, owner = world.arg(key), world.ds(section)
-        if setting and owner and _trainer(world):
+        if setting and owner and world.trainer_run:
             kind = world.deepspeed.get(f"{section}.type")
             yield Said(
                 setting,

@@ -6,20 +6,12 @@ from collections.abc import Iterator
 
 from toolkit.lint.edits import add, set_value
 from toolkit.lint.examples import args, ds, multi_gpu, zero
-from toolkit.lint.model import Said, Setting
+from toolkit.lint.model import Said
 from toolkit.lint.registry import rule
 from toolkit.lint.world import World, true
 
 _TRAINER = "transformers 5.23.0 integrations/deepspeed.py:trainer_config_process, _finalize (ValueError)"
 _FILE = ("deepspeed_config_file: ds.json",)
-
-
-def _there(setting: Setting) -> str:
-    return f"{setting.value} in {setting.place.file}:{setting.place.line}"
-
-
-def _trainer(world: World) -> bool:
-    return "args" in world.kinds and world.reader == "trainer"
 
 
 @rule(
@@ -35,7 +27,7 @@ def precision_of_yaml_and_arguments(world: World) -> Iterator[Said]:
     A true argument wins over the accelerate config; a false one does not, and the accelerate config wins.
     """
     launch = world.precision
-    if launch is None or not _trainer(world):
+    if launch is None or not world.trainer_run:
         return
     there = str(launch.value).lower() if launch.value is not False else "no"
     for name in ("bf16", "fp16"):
@@ -79,12 +71,12 @@ def precision_of_yaml_and_deepspeed(world: World) -> Iterator[Said]:
     if enabled and true(enabled.value):
         yield Said(
             enabled,
-            f"{other} is enabled here, mixed_precision is {_there(launch)}: accelerate refuses the two",
+            f"{other} is enabled here, mixed_precision is {launch.told}: accelerate refuses the two",
         )
     disabled = world.ds(f"{mine}.enabled")
     if disabled and disabled.value is False:
         yield Said(
-            disabled, f"{mine} is off here and wins over mixed_precision {_there(launch)}: the run is in fp32"
+            disabled, f"{mine} is off here and wins over mixed_precision {launch.told}: the run is in fp32"
         )
 
 
@@ -100,7 +92,7 @@ def precision_of_deepspeed_and_arguments(world: World) -> Iterator[Said]:
 
     An argument that is not written counts as false.
     """
-    if not _trainer(world):
+    if not world.trainer_run:
         return
     for name in ("fp16", "bf16"):
         setting = world.ds(f"{name}.enabled")
@@ -130,7 +122,7 @@ def precision_only_in_the_yaml(world: World) -> Iterator[Said]:
     loaded. Without DeepSpeed the accelerate config alone is enough.
     """
     launch = world.precision
-    if launch is None or str(launch.value) not in ("bf16", "fp16") or not _trainer(world):
+    if launch is None or str(launch.value) not in ("bf16", "fp16") or not world.trainer_run:
         return
     if world.distributed_type != "DEEPSPEED" or world.arg_true("deepspeed"):
         return

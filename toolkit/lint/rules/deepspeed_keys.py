@@ -14,7 +14,7 @@ from toolkit.lint.registry import rule
 from toolkit.lint.world import World
 
 # Sections that are pydantic models with extra="forbid": an unknown key there is refused.
-_STRICT = (
+STRICT = (
     "zero_optimization",
     "zero_optimization.offload_param",
     "zero_optimization.offload_optimizer",
@@ -26,6 +26,9 @@ _STRICT = (
     "comet",
     "hybrid_engine",
     "tensor_parallel",
+    "compile",
+    "zero_optimization.zenflow",
+    "zero_optimization.leaf_module",
 )
 # Sections that hand-written code reads key by key: an unknown key there is never looked at.
 _LOOSE = (
@@ -91,7 +94,7 @@ def unknown_nested(world: World) -> Iterator[Said]:
 
     These sections are pydantic models that forbid extra keys: the engine raises a ValidationError.
     """
-    for section in _STRICT:
+    for section in STRICT:
         known = keys.section("deepspeed", section)
         for key, entry in world.deepspeed.section(section).items():
             if key in known or key in keys.section("deepspeed", "removed.zero_optimization"):

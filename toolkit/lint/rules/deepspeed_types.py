@@ -11,23 +11,10 @@ from toolkit.lint.edits import set_value
 from toolkit.lint.examples import ds
 from toolkit.lint.model import Said, Setting
 from toolkit.lint.registry import rule
+from toolkit.lint.rules.deepspeed_keys import STRICT
 from toolkit.lint.world import World
 from toolkit.lint.world import whole as is_whole
 
-# Sections that are pydantic models with extra="forbid": an unknown key there is refused.
-_STRICT = (
-    "zero_optimization",
-    "zero_optimization.offload_param",
-    "zero_optimization.offload_optimizer",
-    "fp16",
-    "bf16",
-    "tensorboard",
-    "wandb",
-    "csv_monitor",
-    "comet",
-    "hybrid_engine",
-    "tensor_parallel",
-)
 _TRUTHS = {"true", "false", "yes", "no", "on", "off", "1", "0", "t", "f", "y", "n"}
 
 
@@ -89,7 +76,7 @@ def wrong_type(world: World) -> Iterator[Said]:
     At the top level nothing is converted, so "4" fails where it is first compared; in the sections pydantic
     converts what it can ("true", 5e8) and refuses the rest ("5e8", 5.5 for a whole number).
     """
-    for section in ("", *_STRICT):
+    for section in ("", *STRICT):
         known = keys.section("deepspeed", section)
         for key, entry in world.deepspeed.section(section).items():
             expected = known[key].types if key in known else ()

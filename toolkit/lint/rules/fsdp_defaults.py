@@ -21,11 +21,6 @@ _ONLY_1 = (
 _STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 
 
-def _yaml(world: World) -> bool:
-    """Whether accelerate's own plugin reads FSDP from the accelerate config."""
-    return world.distributed_type == "FSDP" and not world.trainer_fsdp
-
-
 def _strategy(setting: Setting | None) -> str | None:
     if setting is None:
         return None
@@ -47,7 +42,7 @@ def no_wrap_policy(world: World) -> Iterator[Said]:
     little. FSDP from the training arguments wraps transformer layers by default.
     """
     policy = world.acc("fsdp_config.fsdp_auto_wrap_policy")
-    if not _yaml(world):
+    if not world.fsdp_from_yaml:
         return
     if policy is None:
         fix = add(world.accelerate, "fsdp_config", "fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP")
@@ -71,7 +66,7 @@ def no_version(world: World) -> Iterator[Said]:
 
     The fix writes down the version that runs today. Where keys of version 1 stand beside it, this is a note.
     """
-    if _yaml(world) and world.fsdp("version") is None:
+    if world.fsdp_from_yaml and world.fsdp("version") is None:
         of_one = any(world.fsdp(name) is not None for name in _ONLY_1)
         fix = add(world.accelerate, "fsdp_config", "fsdp_version", 1)
         message = "fsdp_version is not written: accelerate runs FSDP1 (the Trainer's own default is 2)"
@@ -96,7 +91,7 @@ def no_state_dict_type(world: World) -> Iterator[Said]:
     A sharded checkpoint has no file that from_pretrained loads: `accelerate merge-weights` makes one. Under
     the Trainer's own FSDP the default is full.
     """
-    if _yaml(world) and world.fsdp("state_dict_type") is None:
+    if world.fsdp_from_yaml and world.fsdp("state_dict_type") is None:
         runs = "FULL_STATE_DICT" if world.fsdp_version == 1 else "SHARDED_STATE_DICT"
         fix = add(world.accelerate, "fsdp_config", "fsdp_state_dict_type", runs)
         message = f"fsdp_state_dict_type is not written: version {world.fsdp_version} saves {runs}"
@@ -128,7 +123,7 @@ def strategy_under_2(world: World) -> Iterator[Said]:
         and world.fsdp("reshard_after_forward") is None
     ):
         fix = None
-        if name == "SHARD_GRAD_OP" and _yaml(world):
+        if name == "SHARD_GRAD_OP" and world.fsdp_from_yaml:
             fix = both(rename(strategy, "fsdp_reshard_after_forward"), set_value(strategy, False))
         advice = (
             "; use parallelism_config's dp_replicate_size and dp_shard_size"
@@ -169,7 +164,7 @@ def reshard_under_1(world: World) -> Iterator[Said]:
     if reshard is None or asked == runs or (asked == "TRUE" and runs == "FULL_SHARD"):
         return
     fix = None
-    if strategy is None and asked in _STRATEGIES and _yaml(world):
+    if strategy is None and asked in _STRATEGIES and world.fsdp_from_yaml:
         fix = rename(reshard, "fsdp_sharding_strategy")
     yield Said(reshard, f"{reshard.value} has no effect under FSDP1: the run uses {runs}", fix)
 

@@ -13,11 +13,6 @@ from toolkit.lint.world import World, true
 _PLUGIN = "accelerate 1.15.0 utils/dataclasses.py:FullyShardedDataParallelPlugin.__post_init__"
 
 
-def _yaml(world: World) -> bool:
-    """Whether accelerate's own plugin reads FSDP from the accelerate config."""
-    return world.distributed_type == "FSDP" and not world.trainer_fsdp
-
-
 @rule(
     "FS407",
     "error",
@@ -145,7 +140,7 @@ def checkpointing_and_dropout(world: World) -> Iterator[Said]:
 def offload_of_no_checkpoints(world: World) -> Iterator[Said]:
     """Offloaded activation checkpoints without checkpointing, or under FSDP1."""
     setting = world.acc("fsdp_config.fsdp_activation_checkpointing_offload")
-    if setting is None or not true(setting.value) or not _yaml(world):
+    if setting is None or not true(setting.value) or not world.fsdp_from_yaml:
         return
     checkpointing = world.acc("fsdp_config.fsdp_activation_checkpointing")
     if checkpointing is None or not true(checkpointing.value):

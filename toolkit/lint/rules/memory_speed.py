@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from toolkit.lint.edits import set_value
 from toolkit.lint.examples import ds, fsdp2, zero
 from toolkit.lint.model import Said, Severity
 from toolkit.lint.registry import rule
@@ -43,13 +42,14 @@ def overlap_with_big_buckets(world: World) -> Iterator[Said]:
     if not on or stage not in (1, 2, 3) or not number(size) or size < _DEFAULT_BUCKET:
         return
     gigabytes = 4.5 * size * 4 / 1e9
-    fix = set_value(bucket, 50000000) if bucket is not None else None
     where = bucket or overlap or world.ds("zero_optimization.stage")
     shown = (
         f"reduce_bucket_size {size:.0e}" if bucket is not None else "the default reduce_bucket_size of 5e8"
     )
     severity: Severity | None = None if overlap is not None or bucket is not None else "note"
-    yield Said(where, f"overlap_comm with {shown} takes about {gigabytes:.1f} GB on every GPU", fix, severity)
+    yield Said(
+        where, f"overlap_comm with {shown} takes about {gigabytes:.1f} GB on every GPU", None, severity
+    )
 
 
 @rule(
