@@ -103,9 +103,10 @@ def _precision(world: World) -> Answers:
     launch = world.precision
     asked = "no" if launch is None or launch.value in (None, False) else str(launch.value)
     bare = _plugin_precision(world, asked, launch)
-    only = _stored(world)
-    if only is None:
-        only = by_default("no", "DeepSpeed", 'an "auto" or missing section is off')
+    if "deepspeed" not in world.kinds:
+        only = not_read("there is no DeepSpeed JSON")
+    else:
+        only = _stored(world) or by_default("no", "DeepSpeed", 'an "auto" or missing section is off')
     return bare, only, _trainer_precision(world, asked, launch)
 
 
