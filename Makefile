@@ -18,8 +18,8 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 lint: $(READY)
-	@$(BIN)/ruff check toolkit tests examples
-	@$(BIN)/ruff format --check toolkit tests examples
+	@$(BIN)/ruff check toolkit tests examples ds_configs
+	@$(BIN)/ruff format --check toolkit tests examples ds_configs
 	@$(BIN)/mypy
 
 clean:
@@ -41,3 +41,6 @@ test-quick: $(READY)
 test-slow: $(READY)
 	@echo "the long matrices: about 30 minutes on two cores"
 	@$(BIN)/python -m pytest -m slow
+
+presets: $(READY)
+	@$(BIN)/python ds_configs/write.py

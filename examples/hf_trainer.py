@@ -1,7 +1,7 @@
 """The transformers Trainer under the toolkit's files: training_args.json says how, accelerate.yaml where.
 
-    toolkit config RECIPE -o launch
-    accelerate launch --config_file launch/accelerate.yaml examples/hf_trainer.py launch/training_args.json
+toolkit config RECIPE -o launch
+accelerate launch --config_file launch/accelerate.yaml examples/hf_trainer.py launch/training_args.json
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ def main() -> None:
     model = LlamaForCausalLM(
         LlamaConfig(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, vocab_size=256)
     )
-    trainer = Trainer(model=model, args=TrainingArguments(**arguments), train_dataset=Ragged(), data_collator=pad)
+    training_arguments = TrainingArguments(**arguments)
+    if not torch.cuda.is_available():
+        connect_without_gpu()
+    trainer = Trainer(model=model, args=training_arguments, train_dataset=Ragged(), data_collator=pad)
     trainer.train()
     if trainer.is_world_process_zero():
         state = trainer.accelerator.state

@@ -29,3 +29,11 @@ def group() -> Iterator[WorkerGroup]:
     """Two connected processes, kept for every test that needs them."""
     with WorkerGroup(2) as workers:
         yield workers
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that start processes are marked, so that `make test-quick` can leave them out."""
+    for item in items:
+        starts = {"group", "here"} & set(getattr(item, "fixturenames", ()))
+        if starts:
+            item.add_marker(pytest.mark.group)

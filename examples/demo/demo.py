@@ -18,6 +18,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 from corpus import write_corpus
 
+from toolkit.model.quiet import hush
+
 ROOT = Path("runs/demo")
 RECIPES = (
     Path(__file__).parent.relative_to(Path.cwd())
@@ -28,6 +30,7 @@ RECIPES = (
 
 def main() -> None:
     start = time.perf_counter()
+    hush()
     shutil.rmtree(ROOT, ignore_errors=True)
     say("1/6 data: functions and docstrings of Python's standard library")
     counts = write_corpus(ROOT / "data")

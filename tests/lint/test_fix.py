@@ -84,9 +84,7 @@ def test_fix_follows_a_symlink(tmp_path: Path) -> None:
 
 def test_fix_across_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    files = zero("zero_stage: 2", "gradient_accumulation_steps: 1") | args(
-        gradient_accumulation_steps=4, bf16=True
-    )
+    files = zero("zero_stage: 2", "gradient_accumulation_steps: 1") | args(gradient_accumulation_steps=4, bf16=True)
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     assert run.invoke(app, ["lint", *files]).exit_code == 1
@@ -105,9 +103,7 @@ def test_killed_while_writing(tmp_path: Path) -> None:
         "while True: write_whole(sys.argv[1], 'b' * 200000); write_whole(sys.argv[1], 'a' * 200000)"
     )
     for delay in (0.0, 0.003, 0.007, 0.011, 0.019):
-        child = subprocess.Popen(
-            [sys.executable, "-c", code, str(file)], stdout=subprocess.PIPE, cwd=os.getcwd()
-        )
+        child = subprocess.Popen([sys.executable, "-c", code, str(file)], stdout=subprocess.PIPE, cwd=os.getcwd())
         assert child.stdout is not None
         child.stdout.readline()
         time.sleep(delay)

@@ -114,9 +114,9 @@ def test_trainer_with_deepspeed(content: Files, values: dict[str, Any], tmp_path
     [("bf16", {"bf16": False}), ("fp16", {"bf16": True}), ("'no'", {"bf16": True}), ("bf16", {})],
 )
 def test_trainer_precision_without_deepspeed(yaml: str, values: dict[str, Any], tmp_path: Path) -> None:
-    content = {
-        "accelerate.yaml": f"distributed_type: MULTI_GPU\nnum_processes: 2\nmixed_precision: {yaml}\n"
-    } | args(**values)
+    content = {"accelerate.yaml": f"distributed_type: MULTI_GPU\nnum_processes: 2\nmixed_precision: {yaml}\n"} | args(
+        **values
+    )
     env = real.launch_environment(files(tmp_path, content)[0])
     assert real.training_arguments(env, **values).mixed_precision == three(tmp_path, content, "bf16")[2].value
 
@@ -177,9 +177,7 @@ def test_accelerate_launch_with_fsdp(content: Files, tmp_path: Path) -> None:
 def test_trainer_with_fsdp(config: dict[str, Any], tmp_path: Path) -> None:
     content = args(fsdp=True, fsdp_config=config)
     files(tmp_path, content)
-    plugin = real.fsdp_plugin(
-        {}, **real.training_arguments({}, fsdp=True, fsdp_config=dict(config)).fsdp_plugin_args
-    )
+    plugin = real.fsdp_plugin({}, **real.training_arguments({}, fsdp=True, fsdp_config=dict(config)).fsdp_plugin_args)
     assert plugin.fsdp_version == three(tmp_path, content, "fsdp_version")[2].value
     assert plugin.state_dict_type.name == three(tmp_path, content, "state_dict_type")[2].value
     # The strategy that Accelerator.prepare_model takes for version 1: sharding_strategy before the other.

@@ -60,9 +60,7 @@ def test_to_fsdp2(files: Files, to: str, reshard: bool) -> None:
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_to_zero(stage: int) -> None:
-    made = migrate(
-        put(fsdp2() | args(bf16=True, gradient_accumulation_steps=4, max_grad_norm=0.3)), f"zero{stage}"
-    )
+    made = migrate(put(fsdp2() | args(bf16=True, gradient_accumulation_steps=4, max_grad_norm=0.3)), f"zero{stage}")
     put(made.files)
     env = real.launch_environment("accelerate.yaml")
     values = json.loads(made.files["training_args.json"])

@@ -19,8 +19,7 @@ from toolkit.lint.output import machine, text
 from toolkit.lint.registry import all_rules
 
 SEEDS: list[Files] = [
-    zero("zero_stage: 3", "offload_param_device: cpu", "zero3_save_16bit_model: true")
-    | args(bf16=True, max_steps=10),
+    zero("zero_stage: 3", "offload_param_device: cpu", "zero3_save_16bit_model: true") | args(bf16=True, max_steps=10),
     fsdp2("fsdp_activation_checkpointing: true") | lora(lora_dropout=0.1) | args(fsdp_config={"version": 1}),
     fsdp1("fsdp_sharding_strategy: HYBRID_SHARD", "fsdp_use_orig_params: false"),
     ds(3, zero={"overlap_comm": True, "offload_optimizer": {"device": "nvme"}}, fp16={"enabled": "auto"}),
@@ -67,20 +66,14 @@ def truncate(rng: random.Random, source: str) -> str:
 
 def misspell(rng: random.Random, source: str) -> str:
     index = rng.randrange(len(source) or 1)
-    return (
-        source[:index]
-        + rng.choice("abcxyz_:,{}[]\"'#\t\n\u00e9\ufeff\x85")
-        + source[index + rng.randrange(2) :]
-    )
+    return source[:index] + rng.choice("abcxyz_:,{}[]\"'#\t\n\u00e9\ufeff\x85") + source[index + rng.randrange(2) :]
 
 
 def retype(rng: random.Random, source: str) -> str:
     lines = source.split("\n")
     index = rng.randrange(len(lines))
     key, colon, _ = lines[index].partition(":")
-    lines[index] = (
-        f"{key}{colon} {rng.choice(VALUES)}{',' * lines[index].endswith(',')}" if colon else lines[index]
-    )
+    lines[index] = f"{key}{colon} {rng.choice(VALUES)}{',' * lines[index].endswith(',')}" if colon else lines[index]
     return "\n".join(lines)
 
 

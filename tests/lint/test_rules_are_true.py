@@ -77,9 +77,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("code", REFUSED)
 def test_refused(code: str) -> None:
     put(RULES[code].fails)
-    with pytest.raises(
-        (ValueError, TypeError, AssertionError, KeyError, AttributeError, RuntimeError)
-    ) as caught:
+    with pytest.raises((ValueError, TypeError, AssertionError, KeyError, AttributeError, RuntimeError)) as caught:
         accept(RULES[code].fails)
     assert not isinstance(caught.value, FileNotFoundError)
 
@@ -110,9 +108,7 @@ SILENT: list[tuple[str, Callable[[], Any], Any]] = [
     ("AC104", lambda: "ACCELERATE_CPU_AFFINITY" in env(multi_gpu("enable_cpu_affinity: true")), False),
     (
         "AC105",
-        lambda: real.deepspeed_plugin(env(RULES["AC105"].fails))["zero_optimization"]["offload_param"][
-            "nvme_path"
-        ],
+        lambda: real.deepspeed_plugin(env(RULES["AC105"].fails))["zero_optimization"]["offload_param"]["nvme_path"],
         "none",
     ),
     ("AC106", lambda: env(RULES["AC106"].fails)["PARALLELISM_CONFIG_DP_SHARD_SIZE"], "1"),
@@ -193,9 +189,7 @@ def test_optimizers_and_schedulers_of_deepspeed() -> None:
 
     assert set(rules._OPTIMIZERS) == set(config.DEEPSPEED_OPTIMIZERS)
     torch_has = {
-        n
-        for n, c in vars(torch.optim).items()
-        if isinstance(c, type) and issubclass(c, torch.optim.Optimizer)
+        n for n, c in vars(torch.optim).items() if isinstance(c, type) and issubclass(c, torch.optim.Optimizer)
     }
     assert set(rules._TORCH_OPTIMIZERS) == torch_has - {"Optimizer"}
     assert set(rules._SCHEDULERS) == set(lr_schedules.VALID_LR_SCHEDULES)

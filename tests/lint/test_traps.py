@@ -42,9 +42,7 @@ TRAPS = [
         ds(bf16={"enabled": True}),
         "deepspeed",
     ),
-    Trap(
-        "bucket auto alone", "AU301", "ds.json:6", ds(zero={"reduce_bucket_size": "auto"}), ds(), "deepspeed"
-    ),
+    Trap("bucket auto alone", "AU301", "ds.json:6", ds(zero={"reduce_bucket_size": "auto"}), ds(), "deepspeed"),
     Trap(
         "batch auto alone",
         "AU302",
@@ -72,10 +70,8 @@ TRAPS = [
         "accumulation of two layers",
         "XL204",
         "accelerate.yaml:6",
-        zero("zero_stage: 2", "gradient_accumulation_steps: 1")
-        | args(gradient_accumulation_steps=4, bf16=True),
-        zero("zero_stage: 2", "gradient_accumulation_steps: 4")
-        | args(gradient_accumulation_steps=4, bf16=True),
+        zero("zero_stage: 2", "gradient_accumulation_steps: 1") | args(gradient_accumulation_steps=4, bf16=True),
+        zero("zero_stage: 2", "gradient_accumulation_steps: 4") | args(gradient_accumulation_steps=4, bf16=True),
     ),
     Trap(
         "bf16 false loses",
@@ -140,9 +136,7 @@ TRAPS = [
         fsdp2("fsdp_sharding_strategy: HYBRID_SHARD"),
         fsdp2(top=("parallelism_config:", "  parallelism_config_dp_shard_size: 2")),
     ),
-    Trap(
-        "no shard under 2", "FS404", "accelerate.yaml:8", fsdp2("fsdp_sharding_strategy: NO_SHARD"), fsdp2()
-    ),
+    Trap("no shard under 2", "FS404", "accelerate.yaml:8", fsdp2("fsdp_sharding_strategy: NO_SHARD"), fsdp2()),
     Trap(
         "hybrid text under 2",
         "FS404",
@@ -197,12 +191,8 @@ TRAPS = [
         "clipping only in the arguments",
         "XL208",
         "args.json:3",
-        zero(*_FILE, top=())
-        | ds(gradient_clipping=None)
-        | args(max_grad_norm=0.3, per_device_train_batch_size=2),
-        zero(*_FILE, top=())
-        | ds(gradient_clipping="auto")
-        | args(max_grad_norm=0.3, per_device_train_batch_size=2),
+        zero(*_FILE, top=()) | ds(gradient_clipping=None) | args(max_grad_norm=0.3, per_device_train_batch_size=2),
+        zero(*_FILE, top=()) | ds(gradient_clipping="auto") | args(max_grad_norm=0.3, per_device_train_batch_size=2),
     ),
     Trap(
         "clipping only in the YAML",
@@ -242,11 +232,7 @@ def put(files: Files) -> list[str]:
 @pytest.mark.parametrize("trap", TRAPS, ids=lambda trap: trap.name)
 def test_found_with_the_right_code_in_the_right_line(trap: Trap) -> None:
     report = lint(put(trap.files), reader=trap.reader)
-    places = [
-        f"{f.place.file}:{f.place.line}"
-        for f in report.findings
-        if f.code == trap.code and f.severity != "note"
-    ]
+    places = [f"{f.place.file}:{f.place.line}" for f in report.findings if f.code == trap.code and f.severity != "note"]
     assert trap.place in places, [(f.code, str(f.place)) for f in report.findings]
 
 

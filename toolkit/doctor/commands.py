@@ -15,15 +15,11 @@ _MARKS = {"ok": "ok", "note": "note", "warning": "warn", "error": "FAIL"}
 
 def register(app: typer.Typer) -> None:
     """Add the command to the toolkit's command line."""
-    app.command("doctor", help="What is installed, which devices, what will not work here and why.")(
-        doctor_command
-    )
+    app.command("doctor", help="What is installed, which devices, what will not work here and why.")(doctor_command)
 
 
 def doctor_command(
-    json_file: Annotated[
-        str | None, typer.Option("--json", help="Write the result as JSON; - for stdout.")
-    ] = None,
+    json_file: Annotated[str | None, typer.Option("--json", help="Write the result as JSON; - for stdout.")] = None,
 ) -> None:
     """Look at this machine: exit 0 where nothing is broken, 1 where something is."""
     from toolkit.doctor.examine import examine
@@ -33,9 +29,7 @@ def doctor_command(
     found = examine()
     failed = [condition for condition in found if condition.status == "error"]
     if json_file:
-        conditions = [
-            {"subject": c.subject, "status": c.status, "found": c.found, "advice": c.advice} for c in found
-        ]
+        conditions = [{"subject": c.subject, "status": c.status, "found": c.found, "advice": c.advice} for c in found]
         text = json.dumps(envelope("doctor", started) | {"conditions": conditions}, indent=2)
         if json_file == "-":
             typer.echo(text)

@@ -40,9 +40,7 @@ def gpus() -> Iterator[Condition]:
         yield Condition(f"GPU {index}", "ok", found)
         if properties.major < 8:
             advice = "precision: fp16"
-            yield Condition(
-                f"GPU {index}", "warning", f"no bf16 in hardware below 8.0 (here {capability})", advice
-            )
+            yield Condition(f"GPU {index}", "warning", f"no bf16 in hardware below 8.0 (here {capability})", advice)
     names = {torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())}
     if len(names) > 1:
         yield Condition(
@@ -51,14 +49,8 @@ def gpus() -> Iterator[Condition]:
             f"of {len(names)} kinds: every step waits for the slowest",
             "CUDA_VISIBLE_DEVICES",
         )
-    if (
-        any(re.search(r"RTX (40|PRO)|RTX 4\d", name) for name in names)
-        and len(names)
-        and torch.cuda.device_count() > 1
-    ):
-        yield Condition(
-            "NCCL", "note", "RTX 4000 cards have no peer-to-peer: accelerate launch turns it off by itself"
-        )
+    if any(re.search(r"RTX (40|PRO)|RTX 4\d", name) for name in names) and len(names) and torch.cuda.device_count() > 1:
+        yield Condition("NCCL", "note", "RTX 4000 cards have no peer-to-peer: accelerate launch turns it off by itself")
 
 
 def _without_gpu(torch: Any) -> Iterator[Condition]:
@@ -66,9 +58,7 @@ def _without_gpu(torch: Any) -> Iterator[Condition]:
     smi = shutil.which("nvidia-smi")
     if smi and build is None:
         advice = "install a CUDA build of torch: https://pytorch.org/get-started/locally"
-        yield Condition(
-            "GPU", "error", f"nvidia-smi is here, but torch {torch.__version__} is a CPU build", advice
-        )
+        yield Condition("GPU", "error", f"nvidia-smi is here, but torch {torch.__version__} is a CPU build", advice)
     elif smi:
         advice = "the driver may be older than CUDA " + str(build) + ": nvidia-smi names what it supports"
         yield Condition("GPU", "error", f"nvidia-smi is here, but torch (CUDA {build}) finds no GPU", advice)
@@ -77,9 +67,7 @@ def _without_gpu(torch: Any) -> Iterator[Condition]:
             "GPU", "warning", "none: runs on the CPU over gloo, for trying things out", "machine.device: cpu"
         )
         yield Condition("fp16", "note", "DeepSpeed refuses fp16 on a CPU", "precision: bf16 or fp32")
-        yield Condition(
-            "FSDP1", "note", "a full state dict of FSDP1 on CPU tensors crashes torch", "strategy: fsdp2"
-        )
+        yield Condition("FSDP1", "note", "a full state dict of FSDP1 on CPU tensors crashes torch", "strategy: fsdp2")
 
 
 @check
@@ -127,17 +115,11 @@ def _nvcc() -> Iterator[Condition]:
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     nvcc = str(Path(home, "bin", "nvcc")) if home else shutil.which("nvcc")
     if not nvcc or not Path(nvcc).exists():
-        advice = (
-            "install the CUDA toolkit of the same version, or use torch's optimizers (optimizer.name: adamw)"
-        )
-        yield Condition(
-            "nvcc", "warning", "not found: DeepSpeed's CUDA ops (FusedAdam) cannot be compiled", advice
-        )
+        advice = "install the CUDA toolkit of the same version, or use torch's optimizers (optimizer.name: adamw)"
+        yield Condition("nvcc", "warning", "not found: DeepSpeed's CUDA ops (FusedAdam) cannot be compiled", advice)
         return
     try:
-        shown = subprocess.run(
-            [nvcc, "--version"], capture_output=True, text=True, timeout=20, check=False
-        ).stdout
+        shown = subprocess.run([nvcc, "--version"], capture_output=True, text=True, timeout=20, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
         return
     match = re.search(r"release (\d+)\.(\d+)", shown)

@@ -108,9 +108,7 @@ def left_behind() -> Iterator[Condition]:
         if file.is_file():
             found = f"{file}: accelerate launch reads it where no --config_file is given"
             yield Condition("accelerate default", "note", found, f"toolkit lint {file}")
-    ours = sorted(
-        key for key in os.environ if key.startswith(("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_"))
-    )
+    ours = sorted(key for key in os.environ if key.startswith(("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")))
     if ours:
         found = f"{', '.join(ours)} set in this shell: they reach every run started without accelerate launch"
         yield Condition("environment", "warning", found, f"unset {' '.join(ours)}")

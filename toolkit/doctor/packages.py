@@ -52,9 +52,7 @@ def requirements() -> Iterator[Condition]:
             problem = _unmet(text)
             if problem:
                 wanted, there = problem
-                yield Condition(
-                    name, "error", f"wants {wanted}, {there} is installed", f"pip install '{wanted}'"
-                )
+                yield Condition(name, "error", f"wants {wanted}, {there} is installed", f"pip install '{wanted}'")
 
 
 def _unmet(text: str) -> tuple[str, str] | None:
@@ -76,17 +74,10 @@ def clashes() -> Iterator[Condition]:
     torch, accelerate, deepspeed = version("torch"), version("accelerate"), version("deepspeed")
     # accelerate utils/constants.py: FSDP2_PYTORCH_VERSION
     if torch and Version(torch) < Version("2.6.0"):
-        yield Condition(
-            "torch", "error", f"{torch}: accelerate refuses FSDP2 below 2.6.0", "pip install 'torch>=2.6'"
-        )
+        yield Condition("torch", "error", f"{torch}: accelerate refuses FSDP2 below 2.6.0", "pip install 'torch>=2.6'")
     # deepspeed 0.19.6 rejects warmup_num_steps 0, which an accelerate before 1.15 may hand it
     # (accelerate 1.15.0 accelerator.py:_prepare_deepspeed keeps it positive).
-    if (
-        deepspeed
-        and accelerate
-        and Version(deepspeed) >= Version("0.19.6")
-        and Version(accelerate) < Version("1.15")
-    ):
+    if deepspeed and accelerate and Version(deepspeed) >= Version("0.19.6") and Version(accelerate) < Version("1.15"):
         advice = "pip install 'accelerate>=1.15'"
         yield Condition(
             "accelerate",
@@ -98,6 +89,4 @@ def clashes() -> Iterator[Condition]:
         there, known = version(name), keys.versions(name)
         if there is not None and there not in known:
             found = f"{there}: toolkit lint knows the keys of {', '.join(known)}"
-            yield Condition(
-                name, "note", found, "python -m toolkit.lint.keys reads them out of the installed version"
-            )
+            yield Condition(name, "note", found, "python -m toolkit.lint.keys reads them out of the installed version")

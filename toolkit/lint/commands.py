@@ -13,9 +13,7 @@ import typer
 
 from toolkit.errors import ToolkitError
 
-_FILES = (
-    "accelerate YAML, DeepSpeed JSON, training arguments (JSON, YAML or a launch script), PEFT adapter config"
-)
+_FILES = "accelerate YAML, DeepSpeed JSON, training arguments (JSON, YAML or a launch script), PEFT adapter config"
 
 
 class Format(StrEnum):
@@ -62,20 +60,14 @@ def _split(values: list[str] | None) -> tuple[str, ...]:
 
 def lint_command(
     files: Annotated[list[str] | None, typer.Argument(help=_FILES, show_default=False)] = None,
-    command: Annotated[
-        str | None, typer.Option("--command", "-c", help="A launch command, as one text.")
-    ] = None,
-    reader: Annotated[
-        Reader | None, typer.Option(help="Who reads the files; guessed where it is not given.")
-    ] = None,
+    command: Annotated[str | None, typer.Option("--command", "-c", help="A launch command, as one text.")] = None,
+    reader: Annotated[Reader | None, typer.Option(help="Who reads the files; guessed where it is not given.")] = None,
     fix: Annotated[bool, typer.Option("--fix", help="Make the safe fixes in place.")] = False,
     diff: Annotated[bool, typer.Option("--diff", help="Show the safe fixes, change nothing.")] = False,
     select: Annotated[list[str] | None, typer.Option(help="Only these codes or their beginnings.")] = None,
     ignore: Annotated[list[str] | None, typer.Option(help="Not these codes or their beginnings.")] = None,
     output: Annotated[Format, typer.Option("--format", help="How to print the findings.")] = Format.text,
-    json_file: Annotated[
-        str | None, typer.Option("--json", help="Write the result as JSON; - for stdout.")
-    ] = None,
+    json_file: Annotated[str | None, typer.Option("--json", help="Write the result as JSON; - for stdout.")] = None,
 ) -> None:
     """Check the files together: exit 0 clean (notes allowed), 1 findings, 2 a file cannot be used."""
     from toolkit.errors import InputError
@@ -116,9 +108,7 @@ def _fix(loaded: Any, reader: Any, select: tuple[str, ...], ignore: tuple[str, .
 def _print(report: Any, output: Format, json_file: str | None, started: float) -> None:
     from toolkit.lint.output import machine, text
 
-    result = (
-        json.dumps(machine.as_json(report, started), indent=2) if json_file or output is Format.json else ""
-    )
+    result = json.dumps(machine.as_json(report, started), indent=2) if json_file or output is Format.json else ""
     if json_file and json_file != "-":
         _write(json_file, result)
     if json_file == "-" or output is Format.json:
@@ -143,12 +133,8 @@ def _write(path: str, text: str) -> None:
 def explain_command(
     what: Annotated[str, typer.Argument(help="A code such as DS101, or a key such as mixed_precision.")],
     files: Annotated[list[str] | None, typer.Argument(help=_FILES, show_default=False)] = None,
-    command: Annotated[
-        str | None, typer.Option("--command", "-c", help="A launch command, as one text.")
-    ] = None,
-    json_file: Annotated[
-        str | None, typer.Option("--json", help="Write the result as JSON; - for stdout.")
-    ] = None,
+    command: Annotated[str | None, typer.Option("--command", "-c", help="A launch command, as one text.")] = None,
+    json_file: Annotated[str | None, typer.Option("--json", help="Write the result as JSON; - for stdout.")] = None,
 ) -> None:
     """`explain CODE`: the reason and two examples. `explain KEY FILE...`: which layer wins."""
     from toolkit.lint import explain
@@ -176,9 +162,7 @@ def migrate_command(
     folder: Annotated[
         str | None, typer.Option("--output", "-o", help="Folder for the new files; else printed.")
     ] = None,
-    json_file: Annotated[
-        str | None, typer.Option("--json", help="Write the result as JSON; - for stdout.")
-    ] = None,
+    json_file: Annotated[str | None, typer.Option("--json", help="Write the result as JSON; - for stdout.")] = None,
 ) -> None:
     """Write another strategy's files with the same meaning; what has no equal is refused with its reason."""
     from toolkit.lint.fix import write_whole

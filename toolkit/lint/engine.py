@@ -62,9 +62,7 @@ def check(
             for said in rule.check(world):
                 finding = _finding(rule, said, world)
                 if finding is not None:
-                    findings.setdefault(
-                        (finding.code, str(finding.place), finding.key, finding.message), finding
-                    )
+                    findings.setdefault((finding.code, str(finding.place), finding.key, finding.message), finding)
     order = {source.path: index for index, source in enumerate(loaded.sources)}
     ranked = sorted(
         findings.values(),
@@ -81,17 +79,13 @@ def worlds(loaded: Loaded, reader: Reader | None = None) -> list[World]:
         return [World(loaded.sources, reader, loaded.missing)]
     groups: list[list[Source]] = []
     for source in loaded.sources:
-        owner = (
-            source.named_by.file if source.named_by else (source.path if source.syntax == "shell" else None)
-        )
+        owner = source.named_by.file if source.named_by else (source.path if source.syntax == "shell" else None)
         home = next((group for group in groups if any(s.path == owner for s in group)), None)
         if home is not None and all(s.kind != source.kind for s in home):
             home.append(source)
         else:
             groups.append([source])
-    return [
-        World(g, reader, [m for m in loaded.missing if any(m[0].file == s.path for s in g)]) for g in groups
-    ]
+    return [World(g, reader, [m for m in loaded.missing if any(m[0].file == s.path for s in g)]) for g in groups]
 
 
 def _chosen(code: str, select: Iterable[str], ignore: Iterable[str]) -> bool:

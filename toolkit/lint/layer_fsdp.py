@@ -36,9 +36,7 @@ def _state_dict(world: World) -> Answers:
     bare = (
         written(yaml, "the launcher passes it to the plugin")
         if yaml
-        else by_default(
-            "SHARDED_STATE_DICT" if two else "FULL_STATE_DICT", f"accelerate for version {2 if two else 1}"
-        )
+        else by_default("SHARDED_STATE_DICT" if two else "FULL_STATE_DICT", f"accelerate for version {2 if two else 1}")
     )
     trainer = bare
     if world.trainer_fsdp:
@@ -54,9 +52,7 @@ def _state_dict(world: World) -> Answers:
 @topic("fsdp_auto_wrap_policy", "auto_wrap_policy")
 def _wrap(world: World) -> Answers:
     yaml = world.acc("fsdp_config.fsdp_auto_wrap_policy")
-    bare = (
-        written(yaml, "the launcher passes it to the plugin") if yaml else by_default("NO_WRAP", "accelerate")
-    )
+    bare = written(yaml, "the launcher passes it to the plugin") if yaml else by_default("NO_WRAP", "accelerate")
     trainer = bare
     if world.trainer_fsdp:
         arg = world.fsdp("auto_wrap_policy")
@@ -85,9 +81,7 @@ def _sharding(world: World) -> Answers:
         bare = (
             written(strategy, "version 1 reads sharding_strategy first")
             if strategy
-            else by_default(
-                "FULL_SHARD", "accelerate for version 1", "reshard_after_forward is never reached"
-            )
+            else by_default("FULL_SHARD", "accelerate for version 1", "reshard_after_forward is never reached")
         )
     trainer = bare
     if world.trainer_fsdp:

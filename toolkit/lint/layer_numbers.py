@@ -39,9 +39,7 @@ def _accumulation(world: World) -> Answers:
             f"{fixed.value} here and {steps} in the training arguments: the Trainer refuses the two",
         )
     else:
-        trainer = (
-            written(arg, "the Trainer accumulates itself") if arg else by_default(1, "TrainingArguments")
-        )
+        trainer = written(arg, "the Trainer accumulates itself") if arg else by_default(1, "TrainingArguments")
     return bare, only, trainer
 
 

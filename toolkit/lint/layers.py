@@ -102,9 +102,7 @@ def alone(world: World, key: str, default: Any) -> Answer:
 
 def _general(world: World, key: str) -> Answers | None:
     """A key that one layer has: that layer's value wherever the layer is read."""
-    yaml = world.acc(key) or next(
-        (world.acc(f"{s}.{key}") for s in _SECTIONS if world.acc(f"{s}.{key}")), None
-    )
+    yaml = world.acc(key) or next((world.acc(f"{s}.{key}") for s in _SECTIONS if world.acc(f"{s}.{key}")), None)
     json, arg = world.ds(key) or world.ds(f"zero_optimization.{key}"), world.arg(key)
     known = _knownby_default(key)
     if yaml is None and json is None and arg is None and known is None:
@@ -118,9 +116,7 @@ def _general(world: World, key: str) -> Answers | None:
         bare or stored or default,
         stored
         or (
-            default
-            if known and "DeepSpeed" in known.where
-            else not_read("the deepspeed launcher reads the JSON alone")
+            default if known and "DeepSpeed" in known.where else not_read("the deepspeed launcher reads the JSON alone")
         ),
         (written(arg, "the Trainer's own argument") if arg else None) or bare or stored or default,
     )

@@ -31,9 +31,7 @@ def rule(
         assert code not in _RULES, f"two rules have the code {code}"
         title, _, reason = inspect.cleandoc(check.__doc__ or "").partition("\n")
         assert title, f"{code} has no title"
-        _RULES[code] = Rule(
-            code, severity, title.rstrip("."), reason.strip(), source, fails, passes, check, reader
-        )
+        _RULES[code] = Rule(code, severity, title.rstrip("."), reason.strip(), source, fails, passes, check, reader)
         return check
 
     return register

@@ -50,9 +50,7 @@ class World:
         """A file of training arguments is the Trainer's; a script's flags are, where they name its keys."""
         if self.args.syntax != "shell":
             return True
-        return any(
-            self.args.has(key) for key in ("output_dir", "per_device_train_batch_size", "num_train_epochs")
-        )
+        return any(self.args.has(key) for key in ("output_dir", "per_device_train_batch_size", "num_train_epochs"))
 
     # ---- asking a layer for a key ------------------------------------------------------------------
 
@@ -237,15 +235,11 @@ class World:
     @cached_property
     def parallel_extra(self) -> int:
         """Processes that share one batch: tensor, context and sequence parallelism."""
-        sizes = [
-            self.acc(f"parallelism_config.parallelism_config_{kind}_size") for kind in ("tp", "cp", "sp")
-        ]
+        sizes = [self.acc(f"parallelism_config.parallelism_config_{kind}_size") for kind in ("tp", "cp", "sp")]
         extra = self.deepspeed.get("tensor_parallel.autotp_size", 1)
         product = extra if isinstance(extra, int) and extra > 0 else 1
         for size in sizes:
-            product *= (
-                size.value if size is not None and isinstance(size.value, int) and size.value > 0 else 1
-            )
+            product *= size.value if size is not None and isinstance(size.value, int) and size.value > 0 else 1
         return product
 
     @cached_property

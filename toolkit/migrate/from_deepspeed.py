@@ -141,8 +141,7 @@ def _precision(name: str, section: Any, place: str, meaning: Meaning) -> None:
     elif name == "fp16":
         meaning.note(
             place,
-            "the dynamic loss scale is torch's GradScaler there: it grows every 2000 "
-            "steps, without hysteresis",
+            "the dynamic loss scale is torch's GradScaler there: it grows every 2000 steps, without hysteresis",
         )
     for key in ("bf16_master_weights_and_grads", "bf16_optimizer_states", "fp16_master_weights_and_grads"):
         if true(section.get(key, False)):

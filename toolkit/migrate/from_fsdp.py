@@ -46,9 +46,7 @@ def _strategy_of_1(world: World, meaning: Meaning) -> None:
     name = _NUMBERS.get(name, name)
     place = str(setting.place) if setting else "fsdp_sharding_strategy"
     if name not in _STRATEGIES:
-        meaning.refuse(
-            place, f"{name} shards nothing: it is plain data parallel (distributed_type MULTI_GPU)"
-        )
+        meaning.refuse(place, f"{name} shards nothing: it is plain data parallel (distributed_type MULTI_GPU)")
         return
     meaning.reshard, hybrid = _STRATEGIES[name]
     if not hybrid:
@@ -56,9 +54,7 @@ def _strategy_of_1(world: World, meaning: Meaning) -> None:
     machines = world.acc("num_machines")
     count = machines.value if machines and number(machines.value) else 1
     if world.processes is None or world.processes.value % max(1, count):
-        meaning.refuse(
-            place, f"{name}: num_processes must be a multiple of num_machines to know the size of a group"
-        )
+        meaning.refuse(place, f"{name}: num_processes must be a multiple of num_machines to know the size of a group")
         return
     # torch shards inside a machine and replicates across: FSDP1's default groups for HYBRID_SHARD.
     meaning.replicas = max(1, count)

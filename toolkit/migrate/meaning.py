@@ -25,9 +25,7 @@ class Meaning:
     top: dict[str, Any] = field(default_factory=dict)  # topology: processes, machines, addresses
     arguments: dict[str, Any] = field(default_factory=dict)  # what belongs to the training arguments
     refused: list[str] = field(default_factory=list)  # what has no equal, and why
-    notes: list[str] = field(
-        default_factory=list
-    )  # what is said differently, or not at all, and why that is safe
+    notes: list[str] = field(default_factory=list)  # what is said differently, or not at all, and why that is safe
 
     def refuse(self, place: str, reason: str) -> None:
         """Something that cannot be carried over."""

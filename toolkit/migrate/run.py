@@ -44,16 +44,12 @@ def migrate(files: list[str], to: str) -> Migrated:
     if meaning.source == to:
         raise InputError(f"these files are {to} already")
     if meaning.source.startswith("zero") and to.startswith("zero"):
-        raise InputError(
-            f"{meaning.source} to {to}: change the stage in the file; nothing else has another meaning"
-        )
+        raise InputError(f"{meaning.source} to {to}: change the stage in the file; nothing else has another meaning")
     _batch(meaning, world)
     config = write.fsdp2(meaning) if to == "fsdp2" else write.deepspeed(meaning, int(to[-1]))
     if meaning.refused:
         raise NotSo(
-            "\n".join(
-                [f"{meaning.source} cannot become {to}:", *(f"  {reason}" for reason in meaning.refused)]
-            )
+            "\n".join([f"{meaning.source} cannot become {to}:", *(f"  {reason}" for reason in meaning.refused)])
         )
     made = write.texts(config, meaning.arguments)
     _must_be_clean(made)
@@ -68,14 +64,10 @@ def _read(world: World) -> Meaning:
         if key not in ("deepspeed_config", "fsdp_config", "parallelism_config"):
             meaning.top[key] = entry.node.plain()
             if key not in write.KEPT and entry.node.plain() not in (None, {}, []):
-                meaning.refuse(
-                    str(world.accelerate.place(entry.start)), f"{key} is not known how to carry over"
-                )
+                meaning.refuse(str(world.accelerate.place(entry.start)), f"{key} is not known how to carry over")
     for key, entry in world.args.section("").items():
         if key in _ELSEWHERE:
-            meaning.note(
-                str(world.args.place(entry.start)), f"{key} is gone: the accelerate config holds the strategy"
-            )
+            meaning.note(str(world.args.place(entry.start)), f"{key} is gone: the accelerate config holds the strategy")
         else:
             meaning.arguments[key] = entry.node.plain()
     if world.uses == "deepspeed":
@@ -97,9 +89,7 @@ def _batch(meaning: Meaning, world: World) -> None:
     total = meaning.top.pop("train_batch_size", None)
     if total is None:
         return
-    micro, steps = (
-        meaning.arguments.get(k) for k in ("per_device_train_batch_size", "gradient_accumulation_steps")
-    )
+    micro, steps = (meaning.arguments.get(k) for k in ("per_device_train_batch_size", "gradient_accumulation_steps"))
     processes = world.processes.value if world.processes else None
     if processes and micro and not steps and total % (micro * processes) == 0:
         meaning.arguments["gradient_accumulation_steps"] = total // (micro * processes)

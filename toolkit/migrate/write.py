@@ -72,9 +72,7 @@ def deepspeed(meaning: Meaning, stage: int) -> dict[str, Any]:
         meaning.refuse("fsdp_offload_params", f"ZeRO-{stage} cannot offload weights: zero3 can")
     if meaning.checkpointing:
         meaning.argument("gradient_checkpointing", True, "fsdp_activation_checkpointing")
-        meaning.note(
-            "fsdp_activation_checkpointing", "becomes gradient_checkpointing of the training arguments"
-        )
+        meaning.note("fsdp_activation_checkpointing", "becomes gradient_checkpointing of the training arguments")
     meaning.note("fsdp_auto_wrap_policy", "DeepSpeed needs no wrapping")
     # Without training arguments the script decides: "auto" takes the Accelerator's or the Trainer's number.
     steps = meaning.arguments.get("gradient_accumulation_steps", 1 if meaning.arguments else "auto")

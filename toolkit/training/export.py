@@ -12,6 +12,7 @@ from torch import nn
 
 from toolkit.errors import InputError, NotSo
 from toolkit.model.load import load_tokenizer
+from toolkit.model.quiet import hush
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.results import Result, write_json
@@ -24,6 +25,7 @@ from toolkit.training.tensor_folder import read_manifest
 def export_command(checkpoint: str, output: str, merged: bool, json_target: str | None) -> None:
     """Write ``output`` from a checkpoint, or from the newest one of a run; raises InputError."""
     result = Result("export")
+    hush()
     kind, resolved = export(Path(checkpoint), Path(output), merged=merged)
     if json_target != "-":
         print(f"wrote {output}: {kind}, with its tokenizer")

@@ -143,9 +143,7 @@ class _Reader:
     def _fail(self, message: str, after_comma: bool = False) -> Any:
         here = self.text[self.at : self.at + 2]
         if here in ("//", "/*") or here[:1] == "#":
-            message += (
-                "; JSON has no comments: DeepSpeed alone reads them, accelerate and transformers do not"
-            )
+            message += "; JSON has no comments: DeepSpeed alone reads them, accelerate and transformers do not"
         elif after_comma and here[:1] == "}":
             message += "; JSON allows no comma before a closing brace"
         elif self.at >= len(self.text):

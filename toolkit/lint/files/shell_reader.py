@@ -111,9 +111,7 @@ def _arguments(words: list[Word], start: int) -> Node:
 
 def _put(node: Node, key: str, flag: Word, value: Word | None) -> None:
     assert node.entries is not None
-    scalar = (
-        Node(flag.start, flag.end, True) if value is None else Node(value.start, value.end, _typed(value))
-    )
+    scalar = Node(flag.start, flag.end, True) if value is None else Node(value.start, value.end, _typed(value))
     if value is not None and value.unknown:
         return  # a shell variable: nothing can be said about it
     node.entries[key] = Entry(key, flag.start, flag.end, scalar)
@@ -129,9 +127,7 @@ def _typed(word: Word) -> Any:
     return word.text
 
 
-_TOKEN = re.compile(
-    r"""\\\r?\n|[ \t\r]+|\n|&&|\|\||[;|&]|\\.|'[^']*'|"(?:[^"\\]|\\.)*"|[^\s;|&\\'"]+|.""", re.S
-)
+_TOKEN = re.compile(r"""\\\r?\n|[ \t\r]+|\n|&&|\|\||[;|&]|\\.|'[^']*'|"(?:[^"\\]|\\.)*"|[^\s;|&\\'"]+|.""", re.S)
 
 
 def _split(text: str) -> list[list[Word]]:

@@ -24,9 +24,7 @@ def read_text(path: str | Path) -> str:
         with open(path, "rb") as file:
             data = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
-        raise InputError.at(
-            Place(path), None, f"cannot be read: {getattr(error, 'strerror', None) or error}"
-        ) from None
+        raise InputError.at(Place(path), None, f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -39,9 +39,7 @@ def encode(data: dict[str, Any]) -> str:
     sections = list(data["sections"].items())
     for index, (path, keys) in enumerate(sections):
         lines.append(f"  {json.dumps(path)}: {{")
-        body = [
-            f"   {json.dumps(key)}: {json.dumps(facts, ensure_ascii=False)}" for key, facts in keys.items()
-        ]
+        body = [f"   {json.dumps(key)}: {json.dumps(facts, ensure_ascii=False)}" for key, facts in keys.items()]
         lines.append(",\n".join(body))
         lines.append("  }" + ("," if index < len(sections) - 1 else ""))
     return "\n".join([*lines, " }", "}", ""])

@@ -52,9 +52,7 @@ def read() -> Table:
         for option in action.option_strings:
             sections["flags"][option.lstrip("-")] = {"dest": dest, "takes": 0 if action.nargs == 0 else 1}
     for name in SECTIONS:
-        members = {
-            dest: action for dest, action in actions.items() if _section_of(dest, action, parser) == name
-        }
+        members = {dest: action for dest, action in actions.items() if _section_of(dest, action, parser) == name}
         keys = {dest: _flag_facts(action) for dest, action in members.items()}
         for key in read_keys - set(actions):  # read with getattr, without a flag
             if key.startswith("fsdp_") and name == "fsdp_config":

@@ -47,8 +47,7 @@ def read() -> Table:
     )
     scalars = _scalar_types()
     sections[""] = {
-        key: scalars.get(key, {"types": ["dict"] if key in sections or key in spies else ["any"]})
-        for key in asked
+        key: scalars.get(key, {"types": ["dict"] if key in sections or key in spies else ["any"]}) for key in asked
     }
     for name, spy in spies.items():
         sections.setdefault(name, {}).update({key: {"types": ["any"]} for key in spy.asked})
@@ -58,9 +57,7 @@ def read() -> Table:
     sections["optimizer.params"] = _optimizer_params()
     sections["scheduler.params"] = _scheduler_params()
     sections["removed"] = {key: {"why": why} for key, why in _REMOVED_TOP_LEVEL_CONFIG_KEYS.items()}
-    sections["removed.zero_optimization"] = {
-        key: {"why": why} for key, why in _REMOVED_ZERO_CONFIG_KEYS.items()
-    }
+    sections["removed.zero_optimization"] = {key: {"why": why} for key, why in _REMOVED_ZERO_CONFIG_KEYS.items()}
     sections["flags"] = _launcher_flags()
     return {path: keys for path, keys in sections.items() if keys}
 

@@ -118,9 +118,7 @@ def as_github(report: Report) -> str:
     names = {"error": "error", "warning": "warning", "note": "notice"}
     lines = []
     for finding in report.findings:
-        place = (
-            f"file={_property(str(finding.place.file))},line={finding.place.line},col={finding.place.column}"
-        )
+        place = f"file={_property(str(finding.place.file))},line={finding.place.line},col={finding.place.column}"
         message = finding.message.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
         lines.append(f"::{names[finding.severity]} {place},title={finding.code}::{message}")
     return "\n".join(lines)

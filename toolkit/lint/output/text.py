@@ -19,8 +19,7 @@ def show(report: Report, quiet: bool = False) -> str:
     blocks = [_finding(finding, quiet) for finding in report.findings]
     if report.apart:
         blocks.append(
-            "several files of one kind were given: each was checked alone; name one of each "
-            "to check them together"
+            "several files of one kind were given: each was checked alone; name one of each to check them together"
         )
     return "\n".join([*blocks, _summary(report.findings)])
 
@@ -45,9 +44,7 @@ def _finding(finding: Finding, quiet: bool) -> str:
 def _summary(findings: list[Finding]) -> str:
     counts = Counter(finding.severity for finding in findings)
     parts = [
-        f"{counts[name]} {name}{'s' * (counts[name] != 1)}"
-        for name in ("error", "warning", "note")
-        if counts[name]
+        f"{counts[name]} {name}{'s' * (counts[name] != 1)}" for name in ("error", "warning", "note") if counts[name]
     ]
     fixable = sum(finding.fix is not None for finding in findings)
     parts += [f"{fixable} fixable"] if fixable else []

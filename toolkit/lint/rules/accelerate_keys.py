@@ -70,12 +70,8 @@ def unknown_nested(world: World) -> Iterator[Said]:
                 continue
             setting = Setting(world.accelerate, f"{section}.{key}", entry)
             near = nearest(full, known)
-            message = (
-                f'unknown key "{key}"{meant(near)}; accelerate accepts it in silence and nothing reads it'
-            )
-            yield Said(
-                setting, message, rename(setting, near) if near else None, "error" if near else "warning"
-            )
+            message = f'unknown key "{key}"{meant(near)}; accelerate accepts it in silence and nothing reads it'
+            yield Said(setting, message, rename(setting, near) if near else None, "error" if near else "warning")
 
 
 @rule(
@@ -83,8 +79,7 @@ def unknown_nested(world: World) -> Iterator[Said]:
     "warning",
     source=f"{_LAUNCH} (a top-level value is copied only where the flag's own default is None)",
     fails=multi_gpu("enable_cpu_affinity: true"),
-    passes=shell("accelerate launch --config_file accelerate.yaml --enable_cpu_affinity train.py")
-    | multi_gpu(),
+    passes=shell("accelerate launch --config_file accelerate.yaml --enable_cpu_affinity train.py") | multi_gpu(),
 )
 def never_copied(world: World) -> Iterator[Said]:
     """A top-level key that accelerate accepts and never uses.
@@ -99,9 +94,7 @@ def never_copied(world: World) -> Iterator[Said]:
         asks = str(setting.value) not in ("static", "None") if key == "rdzv_backend" else true(setting.value)
         if asks:
             flag = f"--{key} {setting.value}" if key == "rdzv_backend" else f"--{key}"
-            yield Said(
-                setting, f"accelerate launch never takes {key} from the file; give {flag} on the command line"
-            )
+            yield Said(setting, f"accelerate launch never takes {key} from the file; give {flag} on the command line")
 
 
 @rule(
@@ -135,8 +128,7 @@ def nvme_path_is_lost(world: World) -> Iterator[Said]:
 @rule(
     "AC106",
     "error",
-    source=f"{_LAUNCH}: adds a prefix for fsdp_config, fp8_config and dynamo_config, not "
-    "for parallelism_config",
+    source=f"{_LAUNCH}: adds a prefix for fsdp_config, fp8_config and dynamo_config, not for parallelism_config",
     fails=fsdp2(top=("parallelism_config:", "  dp_shard_size: 2")),
     passes=fsdp2(top=("parallelism_config:", "  parallelism_config_dp_shard_size: 2")),
 )
@@ -150,9 +142,7 @@ def parallelism_prefix(world: World) -> Iterator[Said]:
         full = f"parallelism_config_{key}"
         near = full if full in known else nearest(key, known)
         fix = rename(setting, near) if near else None
-        yield Said(
-            setting, f'unknown key "{key}"{meant(near)}; nothing reads it and its default stays in force', fix
-        )
+        yield Said(setting, f'unknown key "{key}"{meant(near)}; nothing reads it and its default stays in force', fix)
 
 
 @rule(
@@ -191,16 +181,13 @@ def section_of_another_type(world: World) -> Iterator[Said]:
     for section, owner in _OWNER.items():
         setting = World._in(world.accelerate, section)
         if setting and setting.value and world.distributed_type not in (None, owner):
-            yield Said(
-                setting, f"nothing reads {section}: distributed_type is {world.distributed_type}, not {owner}"
-            )
+            yield Said(setting, f"nothing reads {section}: distributed_type is {world.distributed_type}, not {owner}")
 
 
 @rule(
     "AC113",
     "note",
-    source="accelerate 1.15.0 commands/config/config_args.py:process_config («Convert the "
-    "config to the new format»)",
+    source="accelerate 1.15.0 commands/config/config_args.py:process_config («Convert the config to the new format»)",
     fails=acc("distributed_type: MULTI_GPU", "fp16: true", "num_processes: 2"),
     passes=acc("distributed_type: MULTI_GPU", "mixed_precision: fp16", "num_processes: 2"),
 )

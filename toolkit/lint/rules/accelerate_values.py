@@ -67,8 +67,7 @@ def precision_no(world: World) -> Iterator[Said]:
         fix = set_value(setting, "no") if setting.value is False else None
         yield Said(
             setting,
-            f"YAML reads this as {str(setting.value).lower()}, and accelerate fails on it; "
-            "write 'no' in quotes",
+            f"YAML reads this as {str(setting.value).lower()}, and accelerate fails on it; write 'no' in quotes",
             fix,
         )
 
@@ -100,12 +99,7 @@ def no_distributed_type(world: World) -> Iterator[Said]:
 def no_processes(world: World) -> Iterator[Said]:
     """num_processes is not written: accelerate launch asks for it on the command line."""
     written = world.acc("num_processes") is not None
-    if (
-        "accelerate" in world.kinds
-        and world.local
-        and not written
-        and world.distributed_type not in (None, "NO")
-    ):
+    if "accelerate" in world.kinds and world.local and not written and world.distributed_type not in (None, "NO"):
         yield world.at_file(
             world.accelerate,
                 "num_processes is not written: accelerate launch stops "
@@ -178,8 +172,7 @@ def not_a_truth(world: World) -> Iterator[Said]:
 @rule(
     "AC116",
     "error",
-    source="accelerate 1.15.0 utils/dataclasses.py:DeepSpeedPlugin.__post_init__ (int() "
-    "and float() of the variables)",
+    source="accelerate 1.15.0 utils/dataclasses.py:DeepSpeedPlugin.__post_init__ (int() and float() of the variables)",
     fails=zero("zero_stage: two"),
     passes=zero("zero_stage: 2"),
 )
@@ -211,10 +204,7 @@ def stage_nobody_set(world: World) -> Iterator[Said]:
     """zero_stage is not written: accelerate runs ZeRO-2."""
     if world.distributed_type != "DEEPSPEED" or "accelerate" not in world.kinds:
         return
-    if (
-        world.acc("deepspeed_config.zero_stage") is None
-        and world.acc("deepspeed_config.deepspeed_config_file") is None
-    ):
+    if world.acc("deepspeed_config.zero_stage") is None and world.acc("deepspeed_config.deepspeed_config_file") is None:
         fix = add(world.accelerate, "deepspeed_config", "zero_stage", 2)
         message = "zero_stage is not written: accelerate runs ZeRO-2"
         yield world.at_file(world.accelerate, message, "deepspeed_config.zero_stage", fix=fix)

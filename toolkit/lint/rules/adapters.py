@@ -20,10 +20,8 @@ _PEFT = "peft 0.21.2"
     "error",
     source="torch.utils.checkpoint (reentrant: no input requires a gradient); transformers "
     "modeling_utils.py:enable_input_require_grads",
-    fails=lora()
-    | args(activation_checkpointing=True, activation_checkpointing_kwargs={"use_reentrant": True}),
-    passes=lora()
-    | args(activation_checkpointing=True, activation_checkpointing_kwargs={"use_reentrant": False}),
+    fails=lora() | args(activation_checkpointing=True, activation_checkpointing_kwargs={"use_reentrant": True}),
+    passes=lora() | args(activation_checkpointing=True, activation_checkpointing_kwargs={"use_reentrant": False}),
 )
 def reentrant_and_frozen_base(world: World) -> Iterator[Said]:
     """Reentrant checkpointing over a frozen base: no gradient reaches the adapters.
@@ -64,8 +62,7 @@ def checkpoints_under_zero_3(world: World) -> Iterator[Said]:
     if setting is None or not true(setting.value):
         yield Said(
             setting or world.checkpointing,
-            "non-reentrant checkpoints with PEFT under ZeRO-3 end in a CheckpointError; "
-            "use_reentrant: true works",
+            "non-reentrant checkpoints with PEFT under ZeRO-3 end in a CheckpointError; use_reentrant: true works",
         )
 
 
@@ -191,9 +188,7 @@ def adapter_for_inference(world: World) -> Iterator[Said]:
     """
     setting = world.lora_key("inference_mode")
     if setting and true(setting.value) and "args" in world.kinds:
-        yield Said(
-            setting, "inference_mode freezes the adapter: nothing would train", set_value(setting, False)
-        )
+        yield Said(setting, "inference_mode freezes the adapter: nothing would train", set_value(setting, False))
 
 
 @rule(
@@ -216,8 +211,7 @@ def trained_biases(world: World) -> Iterator[Said]:
 @rule(
     "LR811",
     "note",
-    source="transformers docs/source/en/quantization/bitsandbytes.md, «FSDP-QLoRA»; torch "
-    "FSDP1 flattens per unit",
+    source="transformers docs/source/en/quantization/bitsandbytes.md, «FSDP-QLoRA»; torch FSDP1 flattens per unit",
     fails=fsdp1() | args(load_in_4bit=True, use_peft=True, bnb_4bit_quant_storage="bfloat16"),
     passes=fsdp2() | args(load_in_4bit=True, use_peft=True, bnb_4bit_quant_storage="bfloat16"),
 )

@@ -93,8 +93,7 @@ def _with_dot(text: str) -> str:
 @rule(
     "KY104",
     "warning",
-    source="accelerate 1.15.0 utils/dataclasses.py:DeepSpeedPlugin; transformers 5.23.0 "
-    "training_args.py:__post_init__",
+    source="accelerate 1.15.0 utils/dataclasses.py:DeepSpeedPlugin; transformers 5.23.0 training_args.py:__post_init__",
     fails=acc(
         "distributed_type: DEEPSPEED",
         "num_processes: 2",

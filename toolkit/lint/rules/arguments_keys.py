@@ -135,8 +135,7 @@ def deprecated(world: World) -> Iterator[Said]:
             since = known_arguments()[new].since
             yield Said(
                 setting,
-                f"{key} is deprecated: {new} takes its place (there since {since} at the "
-                "latest, not in 5.17)",
+                f"{key} is deprecated: {new} takes its place (there since {since} at the latest, not in 5.17)",
             )
 
 
@@ -179,12 +178,7 @@ def no_such_choice(world: World) -> Iterator[Said]:
     """A training argument that is none of its choices."""
     for key, fact in known_arguments().items():
         setting = world.arg(key)
-        if (
-            setting is None
-            or not fact.choices
-            or not isinstance(setting.value, str)
-            or setting.value in fact.choices
-        ):
+        if setting is None or not fact.choices or not isinstance(setting.value, str) or setting.value in fact.choices:
             continue
         near = nearest(setting.value, fact.choices, 0.6)
         fix = set_value(setting, near) if near and nearest(setting.value, fact.choices, 0.85) else None

@@ -67,9 +67,7 @@ def prefetch_without_workers(world: World) -> Iterator[Said]:
     """dataloader_prefetch_factor without workers to prefetch."""
     setting = world.arg("dataloader_prefetch_factor")
     if setting and setting.value is not None and world.args.get("dataloader_num_workers", 0) == 0:
-        yield Said(
-            setting, "dataloader_prefetch_factor needs dataloader_num_workers above 0", remove(setting)
-        )
+        yield Said(setting, "dataloader_prefetch_factor needs dataloader_num_workers above 0", remove(setting))
 
 
 @rule(
@@ -115,9 +113,7 @@ def plateau_without_evaluation(world: World) -> Iterator[Said]:
     "TA112",
     "error",
     source="transformers 5.23.0 trainer.py:create_accelerator_and_postprocess (ValueError)",
-    fails=args(
-        gradient_accumulation_steps=4, accelerator_config={"gradient_accumulation_kwargs": {"num_steps": 4}}
-    ),
+    fails=args(gradient_accumulation_steps=4, accelerator_config={"gradient_accumulation_kwargs": {"num_steps": 4}}),
     passes=args(gradient_accumulation_steps=4),
 )
 def accumulation_twice(world: World) -> Iterator[Said]:
@@ -125,9 +121,7 @@ def accumulation_twice(world: World) -> Iterator[Said]:
     setting = world.arg("accelerator_config.gradient_accumulation_kwargs.num_steps")
     steps = world.args.get("gradient_accumulation_steps", 1)
     if setting is not None and number(steps) and steps > 1:
-        yield Said(
-            setting, f"num_steps stands beside gradient_accumulation_steps {steps}: the Trainer refuses both"
-        )
+        yield Said(setting, f"num_steps stands beside gradient_accumulation_steps {steps}: the Trainer refuses both")
 
 
 @rule(

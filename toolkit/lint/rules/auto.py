@@ -102,8 +102,7 @@ def auto_batch_size(world: World) -> Iterator[Said]:
 @rule(
     "AU303",
     "error",
-    source="deepspeed 0.19.8 runtime/config.py:get_gradient_clipping (no conversion), "
-    "engine.py:clip_fp32_gradients",
+    source="deepspeed 0.19.8 runtime/config.py:get_gradient_clipping (no conversion), engine.py:clip_fp32_gradients",
     reader="deepspeed",
     fails=ds(gradient_clipping="auto"),
     passes=ds(gradient_clipping=1.0),
@@ -138,9 +137,7 @@ def auto_that_nobody_resolves(world: World) -> Iterator[Said]:
     known = _BY_ACCELERATE | _WITH_DUMMIES if world.reader == "accelerator" else _BY_TRAINER
     for setting in _autos(world):
         if setting.key not in known:
-            who = {"trainer": "the Trainer", "accelerator": "accelerate"}.get(
-                world.reader or "", "any launcher"
-            )
+            who = {"trainer": "the Trainer", "accelerator": "accelerate"}.get(world.reader or "", "any launcher")
             yield Said(
                 setting,
                 f'"auto" means nothing here: {setting.name} is not among the keys that {who} fills in',

@@ -26,8 +26,7 @@ def _argument(world: World, key: str, default: object) -> tuple[object, str]:
     "error",
     source=_TRAINER + "; accelerate 1.15.0 accelerator.py:_prepare_deepspeed",
     fails=zero("zero_stage: 2", "gradient_accumulation_steps: 1") | args(gradient_accumulation_steps=4),
-    passes=zero("zero_stage: 2", "gradient_accumulation_steps: 4")
-    | args(gradient_accumulation_steps=4, bf16=True),
+    passes=zero("zero_stage: 2", "gradient_accumulation_steps: 4") | args(gradient_accumulation_steps=4, bf16=True),
 )
 def accumulation(world: World) -> Iterator[Said]:
     """gradient_accumulation_steps differs between the layers.
@@ -42,9 +41,7 @@ def accumulation(world: World) -> Iterator[Said]:
             continue
         steps, where = _argument(world, "gradient_accumulation_steps", 1)
         if not same(setting.value, steps):
-            message = (
-                f"{setting.name} is {setting.value} here, {where}: the Trainer refuses that once it runs"
-            )
+            message = f"{setting.name} is {setting.value} here, {where}: the Trainer refuses that once it runs"
             yield Said(setting, message, set_value(setting, steps))
 
 
@@ -61,12 +58,7 @@ def micro_batch(world: World) -> Iterator[Said]:
     per_device_train_batch_size counts with its default, 8, where it is not written.
     """
     setting = world.ds("train_micro_batch_size_per_gpu")
-    if (
-        setting is None
-        or not number(setting.value)
-        or not world.trainer_run
-        or world.arg_true("auto_find_batch_size")
-    ):
+    if setting is None or not number(setting.value) or not world.trainer_run or world.arg_true("auto_find_batch_size"):
         return
     size, where = _argument(world, "per_device_train_batch_size", 8)
     if not same(setting.value, size):
@@ -81,9 +73,7 @@ def micro_batch(world: World) -> Iterator[Said]:
     "XL206",
     "error",
     source=_TRAINER,
-    fails=ds(train_batch_size=32)
-    | args(per_device_train_batch_size=2, gradient_accumulation_steps=4)
-    | multi_gpu(),
+    fails=ds(train_batch_size=32) | args(per_device_train_batch_size=2, gradient_accumulation_steps=4) | multi_gpu(),
     passes=ds(train_batch_size=16) | args(per_device_train_batch_size=2, gradient_accumulation_steps=4),
 )
 def global_batch(world: World) -> Iterator[Said]:
@@ -99,9 +89,7 @@ def global_batch(world: World) -> Iterator[Said]:
         return
     total = processes.value * micro * steps
     if setting.value != total and world.parallel_extra == 1:
-        message = (
-            f"{setting.value} here, but {processes.value} processes × {micro} × {steps} accumulated = {total}"
-        )
+        message = f"{setting.value} here, but {processes.value} processes × {micro} × {steps} accumulated = {total}"
         yield Said(setting, message, set_value(setting, "auto"))
 
 
@@ -124,8 +112,7 @@ def clipping(world: World) -> Iterator[Said]:
         if not same(setting.value, norm):
             yield Said(
                 setting,
-                f"gradient_clipping is {setting.value} here, max_grad_norm {where}: the "
-                "Trainer refuses the two",
+                f"gradient_clipping is {setting.value} here, max_grad_norm {where}: the Trainer refuses the two",
                 set_value(setting, "auto"),
             )
 

@@ -75,9 +75,7 @@ def precision_of_yaml_and_deepspeed(world: World) -> Iterator[Said]:
         )
     disabled = world.ds(f"{mine}.enabled")
     if disabled and disabled.value is False:
-        yield Said(
-            disabled, f"{mine} is off here and wins over mixed_precision {launch.told}: the run is in fp32"
-        )
+        yield Said(disabled, f"{mine} is off here and wins over mixed_precision {launch.told}: the run is in fp32")
 
 
 @rule(
@@ -102,9 +100,7 @@ def precision_of_deepspeed_and_arguments(world: World) -> Iterator[Said]:
         if setting.value != asked:
             fix = set_value(setting, "auto")
             shown = f"{name} is {str(asked).lower()} in the training arguments"
-            yield Said(
-                setting, f"{str(setting.value).lower()} here, {shown}: the Trainer refuses the two", fix
-            )
+            yield Said(setting, f"{str(setting.value).lower()} here, {shown}: the Trainer refuses the two", fix)
 
 
 @rule(

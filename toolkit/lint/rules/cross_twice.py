@@ -58,8 +58,7 @@ def beside_the_config_file(world: World) -> Iterator[Said]:
         fix = remove(setting) if agreed else None
         yield Said(
             setting,
-            f"{setting.name} may not stand beside deepspeed_config_file: accelerate "
-            "refuses the file at launch",
+            f"{setting.name} may not stand beside deepspeed_config_file: accelerate refuses the file at launch",
             fix,
         )
 
@@ -88,17 +87,14 @@ def deepspeed_twice(world: World) -> Iterator[Said]:
     written += ["mixed_precision"] if world.accelerate.get("mixed_precision") is not None else []
     if written:
         listed = ", ".join(written)
-        message = (
-            f"accelerate refuses a DeepSpeed config from here beside {listed} in {world.accelerate.path}"
-        )
+        message = f"accelerate refuses a DeepSpeed config from here beside {listed} in {world.accelerate.path}"
         yield Said(setting, message)
 
 
 @rule(
     "XL215",
     "error",
-    source="transformers 5.23.0 trainer.py:create_accelerator_and_postprocess (plugin from "
-    "the arguments alone)",
+    source="transformers 5.23.0 trainer.py:create_accelerator_and_postprocess (plugin from the arguments alone)",
     fails=fsdp2() | args(fsdp=True, fsdp_config={"version": 1}),
     passes=fsdp2() | args(fsdp=True, fsdp_config={"version": 2}),
 )
@@ -135,9 +131,5 @@ def fsdp_twice(world: World) -> Iterator[Said]:
 def fsdp_and_deepspeed(world: World) -> Iterator[Said]:
     """FSDP in the training arguments together with DeepSpeed: the Trainer refuses the two."""
     setting = world.arg("fsdp")
-    if (
-        setting
-        and world.trainer_fsdp
-        and (world.distributed_type == "DEEPSPEED" or world.arg_true("deepspeed"))
-    ):
+    if setting and world.trainer_fsdp and (world.distributed_type == "DEEPSPEED" or world.arg_true("deepspeed")):
         yield Said(setting, "fsdp is set while DeepSpeed is on: the Trainer refuses the two")

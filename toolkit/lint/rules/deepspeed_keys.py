@@ -55,8 +55,7 @@ def _comment(key: str) -> bool:
 @rule(
     "DS101",
     "error",
-    source="deepspeed 0.19.8 runtime/config.py:DeepSpeedConfig._initialize_params (reads "
-    "by name, refuses nothing)",
+    source="deepspeed 0.19.8 runtime/config.py:DeepSpeedConfig._initialize_params (reads by name, refuses nothing)",
     fails=ds(gradient_cliping=0.5),
     passes=ds(),
 )
@@ -101,9 +100,7 @@ def unknown_nested(world: World) -> Iterator[Said]:
                 continue
             setting = Setting(world.deepspeed, f"{section}.{key}", entry)
             if key.startswith("//"):
-                yield Said(
-                    setting, f"{section} takes no comments: DeepSpeed refuses every key that it does not know"
-                )
+                yield Said(setting, f"{section} takes no comments: DeepSpeed refuses every key that it does not know")
                 continue
             near = nearest(key, known)
             message = f'unknown key "{key}" in {section}{meant(near)}; DeepSpeed refuses it'
@@ -191,11 +188,7 @@ def old_and_new_name(world: World) -> Iterator[Said]:
     """
     for key, new in _DEPRECATED.items():
         setting = world.ds(f"zero_optimization.{key}")
-        if (
-            setting is not None
-            and key != "cpu_offload_use_pin_memory"
-            and world.ds(f"zero_optimization.{new}")
-        ):
+        if setting is not None and key != "cpu_offload_use_pin_memory" and world.ds(f"zero_optimization.{new}"):
             yield Said(
                 setting,
                 f"{key} and its successor {new} are both here: DeepSpeed refuses that",

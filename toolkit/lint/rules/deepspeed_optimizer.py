@@ -65,8 +65,7 @@ def unknown_optimizer(world: World) -> Iterator[Said]:
     ):
         yield Said(
             setting,
-            f"no optimizer {setting.value!r} in DeepSpeed 0.19.8 or "
-            f"torch{meant(nearest(setting.value, known))}",
+            f"no optimizer {setting.value!r} in DeepSpeed 0.19.8 or torch{meant(nearest(setting.value, known))}",
         )
 
 

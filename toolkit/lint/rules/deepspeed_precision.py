@@ -59,11 +59,7 @@ def sum_under_stage_3(world: World) -> Iterator[Said]:
     `gradient_allreduce_op: sum` is refused with stage 3; with mean, divide by the tokens yourself.
     """
     setting = world.ds("gradient_allreduce_op")
-    if (
-        setting
-        and str(setting.value).lower() == "sum"
-        and world.deepspeed.get("zero_optimization.stage") == 3
-    ):
+    if setting and str(setting.value).lower() == "sum" and world.deepspeed.get("zero_optimization.stage") == 3:
         yield Said(setting, "gradient_allreduce_op sum is not supported with ZeRO stage 3")
 
 
@@ -79,9 +75,7 @@ def bf16_states_alone(world: World) -> Iterator[Said]:
 
     bf16_optimizer_states needs bf16_master_weights_and_grads, and both need ZeRO 1, 2 or 3.
     """
-    states, master = (
-        world.ds(f"bf16.{k}") for k in ("bf16_optimizer_states", "bf16_master_weights_and_grads")
-    )
+    states, master = (world.ds(f"bf16.{k}") for k in ("bf16_optimizer_states", "bf16_master_weights_and_grads"))
     if states and true(states.value) and not (master and true(master.value)):
         fix = add(world.deepspeed, "bf16", "bf16_master_weights_and_grads", True) if master is None else None
         yield Said(states, "bf16_optimizer_states requires bf16_master_weights_and_grads", fix)
@@ -157,11 +151,7 @@ def communication_type(world: World) -> Iterator[Said]:
     """A communication data type that DeepSpeed does not know: it takes fp16, bf16 or fp32."""
     for key in ("communication_data_type", "seq_parallel_communication_data_type"):
         setting = world.ds(key)
-        if (
-            setting
-            and setting.value is not None
-            and str(setting.value).lower() not in ("fp16", "bf16", "fp32", "auto")
-        ):
+        if setting and setting.value is not None and str(setting.value).lower() not in ("fp16", "bf16", "fp32", "auto"):
             yield Said(setting, f"{setting.value!r} is not fp16, bf16 or fp32")
 
 
@@ -179,9 +169,7 @@ def clipping_in_the_optimizer(world: World) -> Iterator[Said]:
     """
     setting = world.ds("optimizer.params.max_grad_norm")
     if setting is not None:
-        yield Said(
-            setting, "max_grad_norm has no effect here: gradient_clipping at the top level is what clips"
-        )
+        yield Said(setting, "max_grad_norm has no effect here: gradient_clipping at the top level is what clips")
 
 
 @rule(

@@ -19,13 +19,7 @@ _TRUTHS = {"true", "false", "yes", "no", "on", "off", "1", "0", "t", "f", "y", "
 
 
 def _wrong(value: Any, types: tuple[str, ...], strict: bool) -> str | None:
-    if (
-        not types
-        or "any" in types
-        or value == "auto"
-        or value is None
-        or set(types) & {"str", "dict", "list"}
-    ):
+    if not types or "any" in types or value == "auto" or value is None or set(types) & {"str", "dict", "list"}:
         return None
     whole, decimal = "int" in types, "float" in types
     if types == ("bool",) or types == ("NoneType", "bool"):
@@ -65,8 +59,7 @@ def _number(value: Any, types: tuple[str, ...]) -> int | float | None:
 @rule(
     "DS105",
     "error",
-    source="deepspeed 0.19.8 runtime/config.py:_batch_assertion and pydantic's lax mode in "
-    "runtime/zero/config.py",
+    source="deepspeed 0.19.8 runtime/config.py:_batch_assertion and pydantic's lax mode in runtime/zero/config.py",
     fails=ds(gradient_accumulation_steps="4"),
     passes=ds(gradient_accumulation_steps=4),
 )
@@ -107,9 +100,5 @@ def section_is_not_a_mapping(world: World) -> Iterator[Said]:
         if key == "zero_optimization" and isinstance(setting.value, bool):
             continue  # DS213
         value = setting.value
-        fix = (
-            set_value(setting, {"enabled": value})
-            if key in ("fp16", "bf16") and isinstance(value, bool)
-            else None
-        )
+        fix = set_value(setting, {"enabled": value}) if key in ("fp16", "bf16") and isinstance(value, bool) else None
         yield Said(setting, f"{key} must be a section of settings, not {value!r}", fix)

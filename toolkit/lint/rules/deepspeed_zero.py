@@ -44,14 +44,8 @@ def nvme_without_path(world: World) -> Iterator[Said]:
     """Offload to NVMe without nvme_path."""
     for section in ("offload_param", "offload_optimizer"):
         setting = world.ds(f"zero_optimization.{section}.device")
-        if (
-            setting
-            and setting.value == "nvme"
-            and not world.deepspeed.get(f"zero_optimization.{section}.nvme_path")
-        ):
-            yield Said(
-                setting, f"{section} goes to nvme, but nvme_path is not set: the engine fails when it starts"
-            )
+        if setting and setting.value == "nvme" and not world.deepspeed.get(f"zero_optimization.{section}.nvme_path"):
+            yield Said(setting, f"{section} goes to nvme, but nvme_path is not set: the engine fails when it starts")
 
 
 @rule(
@@ -68,9 +62,7 @@ def zero_as_a_boolean(world: World) -> Iterator[Said]:
     """
     setting = world.ds("zero_optimization")
     if setting is not None and isinstance(setting.value, bool):
-        yield Said(
-            setting, f"a bare {str(setting.value).lower()} is deprecated: it means stage {int(setting.value)}"
-        )
+        yield Said(setting, f"a bare {str(setting.value).lower()} is deprecated: it means stage {int(setting.value)}")
 
 
 @rule(

@@ -27,9 +27,7 @@ def config_without_fsdp(world: World) -> Iterator[Said]:
     setting = world.arg("fsdp_config")
     if setting and setting.value and not world.trainer_fsdp and world.args.syntax != "shell":
         fix = (
-            add(world.args, "", "fsdp", True)
-            if not world.args.has("fsdp") and world.distributed_type is None
-            else None
+            add(world.args, "", "fsdp", True) if not world.args.has("fsdp") and world.distributed_type is None else None
         )
         yield Said(setting, "nothing reads fsdp_config: fsdp is not set", fix)
 
@@ -51,9 +49,7 @@ def unknown_key(world: World) -> Iterator[Said]:
         setting = Setting(world.args, f"fsdp_config.{key}", entry)
         near = {"offload_params": "cpu_offload"}.get(name) or nearest(name, known)
         fix = rename(setting, near) if near else None
-        yield Said(
-            setting, f'the Trainer does not read "{key}"{meant(near)}', fix, "error" if near else "warning"
-        )
+        yield Said(setting, f'the Trainer does not read "{key}"{meant(near)}', fix, "error" if near else "warning")
 
 
 @rule(
@@ -66,12 +62,7 @@ def unknown_key(world: World) -> Iterator[Said]:
 def legacy_text(world: World) -> Iterator[Said]:
     """fsdp as text or a list: a form that goes away. `fsdp: true` with fsdp_config takes its place."""
     setting = world.arg("fsdp")
-    if (
-        setting
-        and world.trainer_fsdp
-        and not isinstance(setting.value, bool)
-        and world.args.syntax != "shell"
-    ):
+    if setting and world.trainer_fsdp and not isinstance(setting.value, bool) and world.args.syntax != "shell":
         yield Said(setting, "fsdp as text is deprecated: write true, and the rest in fsdp_config")
 
 
@@ -112,9 +103,7 @@ def checkpointing_twice(world: World) -> Iterator[Said]:
     """Activation checkpointing by FSDP and by the Trainer: the Trainer refuses the two."""
     ours, theirs = world.checkpointing, world.fsdp("activation_checkpointing")
     if ours and theirs and true(theirs.value) and world.uses == "fsdp":
-        yield Said(
-            ours, f"{ours.name} and FSDP's activation_checkpointing are both on: the Trainer refuses that"
-        )
+        yield Said(ours, f"{ours.name} and FSDP's activation_checkpointing are both on: the Trainer refuses that")
 
 
 @rule(

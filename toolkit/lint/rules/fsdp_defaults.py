@@ -49,9 +49,7 @@ def no_wrap_policy(world: World) -> Iterator[Said]:
         message = "fsdp_auto_wrap_policy is not written: accelerate wraps nothing, the model is one unit"
         yield world.at_file(world.accelerate, message, "fsdp_config.fsdp_auto_wrap_policy", fix=fix)
     elif str(policy.value).upper() == "NO_WRAP":
-        yield Said(
-            policy, "NO_WRAP makes the model one unit: each forward gathers all of it", severity="note"
-        )
+        yield Said(policy, "NO_WRAP makes the model one unit: each forward gathers all of it", severity="note")
 
 
 @rule(
@@ -73,9 +71,7 @@ def no_version(world: World) -> Iterator[Said]:
         severity = "note" if of_one else None
         yield world.at_file(world.accelerate, message, "fsdp_config.fsdp_version", fix=fix, severity=severity)
     elif world.trainer_fsdp and world.fsdp("version") is None:
-        yield Said(
-            world.arg("fsdp"), "fsdp_config.version is not written: the Trainer runs FSDP2", severity="note"
-        )
+        yield Said(world.arg("fsdp"), "fsdp_config.version is not written: the Trainer runs FSDP2", severity="note")
 
 
 @rule(
@@ -101,8 +97,7 @@ def no_state_dict_type(world: World) -> Iterator[Said]:
 @rule(
     "FS404",
     "error",
-    source=_PLUGIN
-    + " (version 2 takes true or false); accelerate commands/to_fsdp2.py:ARGUMENT_VALUE_MAPPING",
+    source=_PLUGIN + " (version 2 takes true or false); accelerate commands/to_fsdp2.py:ARGUMENT_VALUE_MAPPING",
     fails=fsdp2("fsdp_sharding_strategy: HYBRID_SHARD"),
     passes=fsdp2("fsdp_reshard_after_forward: true"),
 )
@@ -117,19 +112,11 @@ def strategy_under_2(world: World) -> Iterator[Said]:
         return
     strategy = world.fsdp("sharding_strategy")
     name = _strategy(strategy)
-    if (
-        strategy is not None
-        and name not in (None, "FULL_SHARD")
-        and world.fsdp("reshard_after_forward") is None
-    ):
+    if strategy is not None and name not in (None, "FULL_SHARD") and world.fsdp("reshard_after_forward") is None:
         fix = None
         if name == "SHARD_GRAD_OP" and world.fsdp_from_yaml:
             fix = both(rename(strategy, "fsdp_reshard_after_forward"), set_value(strategy, False))
-        advice = (
-            "; use parallelism_config's dp_replicate_size and dp_shard_size"
-            if name.startswith("HYBRID")
-            else ""
-        )
+        advice = "; use parallelism_config's dp_replicate_size and dp_shard_size" if name.startswith("HYBRID") else ""
         yield Said(strategy, f"{name} is not read under FSDP2: the model is fully sharded{advice}", fix)
     reshard = world.fsdp("reshard_after_forward")
     if reshard is not None and str(reshard.value).upper() in _STRATEGIES:

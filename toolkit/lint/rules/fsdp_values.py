@@ -36,8 +36,7 @@ def loading_without_sync(world: World) -> Iterator[Said]:
         loaded = "is true" if loading is not None else "is true by default"
         yield Said(
             sync,
-            f"sync_module_states is false while cpu_ram_efficient_loading {loaded}: only "
-            "rank 0 would have the weights",
+            f"sync_module_states is false while cpu_ram_efficient_loading {loaded}: only rank 0 would have the weights",
             fix,
         )
 
@@ -121,13 +120,10 @@ def checkpointing_and_dropout(world: World) -> Iterator[Said]:
     if dropout is not None:
         yield Said(
             setting,
-            f"recomputation draws new dropout masks: with {dropout.name} {dropout.value} "
-            "the gradients are wrong",
+            f"recomputation draws new dropout masks: with {dropout.name} {dropout.value} the gradients are wrong",
         )
     elif world.lora_key("lora_dropout") is None and world.arg("lora_dropout") is None:
-        yield Said(
-            setting, "right only without dropout: recomputation draws new dropout masks", severity="note"
-        )
+        yield Said(setting, "right only without dropout: recomputation draws new dropout masks", severity="note")
 
 
 @rule(

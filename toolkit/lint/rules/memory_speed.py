@@ -43,13 +43,9 @@ def overlap_with_big_buckets(world: World) -> Iterator[Said]:
         return
     gigabytes = 4.5 * size * 4 / 1e9
     where = bucket or overlap or world.ds("zero_optimization.stage")
-    shown = (
-        f"reduce_bucket_size {size:.0e}" if bucket is not None else "the default reduce_bucket_size of 5e8"
-    )
+    shown = f"reduce_bucket_size {size:.0e}" if bucket is not None else "the default reduce_bucket_size of 5e8"
     severity: Severity | None = None if overlap is not None or bucket is not None else "note"
-    yield Said(
-        where, f"overlap_comm with {shown} takes about {gigabytes:.1f} GB on every GPU", None, severity
-    )
+    yield Said(where, f"overlap_comm with {shown} takes about {gigabytes:.1f} GB on every GPU", None, severity)
 
 
 @rule(
@@ -69,9 +65,7 @@ def offload_costs(world: World) -> Iterator[Said]:
             return
     offload = world.fsdp("cpu_offload") if world.uses == "fsdp" else None
     if offload and true(offload.value):
-        yield Said(
-            offload, "parameters and optimizer step on the CPU: worth its time only where the GPU has no room"
-        )
+        yield Said(offload, "parameters and optimizer step on the CPU: worth its time only where the GPU has no room")
 
 
 @rule(
@@ -141,9 +135,7 @@ def tiny_buckets(world: World) -> Iterator[Said]:
     for key in ("reduce_bucket_size", "allgather_bucket_size"):
         setting = world.ds(f"zero_optimization.{key}")
         if setting and number(setting.value) and 0 < setting.value < 1_000_000:
-            yield Said(
-                setting, f"{setting.value:g} elements a bucket: thousands of small collectives per step"
-            )
+            yield Said(setting, f"{setting.value:g} elements a bucket: thousands of small collectives per step")
 
 
 @rule(

@@ -16,8 +16,7 @@ _GATHER = "zero_optimization.stage3_gather_16bit_weights_on_model_save"
 @rule(
     "SV701",
     "warning",
-    source="accelerate 1.15.0 accelerator.py:get_state_dict (ValueError); transformers "
-    "5.23.0 trainer.py:save_model",
+    source="accelerate 1.15.0 accelerator.py:get_state_dict (ValueError); transformers 5.23.0 trainer.py:save_model",
     fails=ds(3),
     passes=ds(3, zero={"stage3_gather_16bit_weights_on_model_save": True}),
 )
@@ -61,21 +60,15 @@ def weights_stay_sharded(world: World) -> Iterator[Said]:
     "SV702",
     "error",
     source="transformers 5.23.0 trainer.py:create_accelerator_and_postprocess (ValueError)",
-    fails=args(
-        save_only_model=True, fsdp=True, fsdp_config={"state_dict_type": "SHARDED_STATE_DICT", "version": 2}
-    ),
-    passes=args(
-        save_only_model=True, fsdp=True, fsdp_config={"state_dict_type": "FULL_STATE_DICT", "version": 2}
-    ),
+    fails=args(save_only_model=True, fsdp=True, fsdp_config={"state_dict_type": "SHARDED_STATE_DICT", "version": 2}),
+    passes=args(save_only_model=True, fsdp=True, fsdp_config={"state_dict_type": "FULL_STATE_DICT", "version": 2}),
 )
 def only_model_and_shards(world: World) -> Iterator[Said]:
     """save_only_model with sharded state dicts: the Trainer refuses the two."""
     setting, kind = world.arg("save_only_model"), world.fsdp("state_dict_type")
     if setting is None or setting.value is not True or world.uses != "fsdp":
         return
-    default = (
-        "SHARDED_STATE_DICT" if world.fsdp_version == 2 and not world.trainer_fsdp else "FULL_STATE_DICT"
-    )
+    default = "SHARDED_STATE_DICT" if world.fsdp_version == 2 and not world.trainer_fsdp else "FULL_STATE_DICT"
     if str(kind.value if kind else default).upper() == "SHARDED_STATE_DICT":
         yield Said(setting, "save_only_model is not compatible with SHARDED_STATE_DICT")
 
@@ -97,9 +90,7 @@ def only_model_and_best(world: World) -> Iterator[Said]:
         and world.arg_true("load_best_model_at_end")
         and world.uses in ("deepspeed", "fsdp")
     ):
-        yield Said(
-            setting, f"{world.uses} cannot load the best model at the end when only the model is saved"
-        )
+        yield Said(setting, f"{world.uses} cannot load the best model at the end when only the model is saved")
 
 
 @rule(

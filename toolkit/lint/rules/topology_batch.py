@@ -41,8 +41,7 @@ def batch_arithmetic(world: World) -> Iterator[Said]:
         if (steps and setting.value != total) or setting.value % total:
             yield Said(
                 setting,
-                f"{setting.value} here, but {world.processes.value} processes × {micro} × "
-                f"{steps or 1} = {total}",
+                f"{setting.value} here, but {world.processes.value} processes × {micro} × {steps or 1} = {total}",
             )
 
 
@@ -81,14 +80,10 @@ def nothing_to_shard_over(world: World) -> Iterator[Said]:
     section = World._in(world.accelerate, "parallelism_config")
     if section is None or not section.value or world.distributed_type != "FSDP" or world.fsdp_version != 2:
         return
-    if all(
-        world.accelerate.get(f"parallelism_config.parallelism_config_{k}_size", 1) == 1
-        for k in ("dp_shard", "cp")
-    ):
+    if all(world.accelerate.get(f"parallelism_config.parallelism_config_{k}_size", 1) == 1 for k in ("dp_shard", "cp")):
         yield Said(
             section,
-            "dp_shard_size and cp_size are both 1: FSDP2 has no dimension to shard over and "
-            "accelerate refuses it",
+            "dp_shard_size and cp_size are both 1: FSDP2 has no dimension to shard over and accelerate refuses it",
         )
 
 

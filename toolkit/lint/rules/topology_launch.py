@@ -19,9 +19,7 @@ _LAUNCH = "accelerate 1.15.0 utils/launch.py"
     "error",
     source=_LAUNCH + ":prepare_multi_gpu_env (the address becomes the text 'None')",
     fails=multi_gpu("num_machines: 2", "machine_rank: 0"),
-    passes=multi_gpu(
-        "num_machines: 2", "machine_rank: 0", "main_process_ip: 10.0.0.1", "main_process_port: 29500"
-    ),
+    passes=multi_gpu("num_machines: 2", "machine_rank: 0", "main_process_ip: 10.0.0.1", "main_process_port: 29500"),
 )
 def machines_without_address(world: World) -> Iterator[Said]:
     """Several machines, but no address of the main one."""
@@ -29,12 +27,8 @@ def machines_without_address(world: World) -> Iterator[Said]:
     if machines is None or not number(machines.value) or machines.value < 2:
         return
     if world.acc("main_process_ip") is None:
-        severity: Severity | None = (
-            None if world.launch.launcher else "warning"
-        )  # the flag may be given at launch
-        yield Said(
-            machines, f"{machines.value} machines, but main_process_ip is not written", severity=severity
-        )
+        severity: Severity | None = None if world.launch.launcher else "warning"  # the flag may be given at launch
+        yield Said(machines, f"{machines.value} machines, but main_process_ip is not written", severity=severity)
 
 
 @rule(
@@ -64,18 +58,11 @@ def uneven_machines(world: World) -> Iterator[Said]:
     num_processes counts all machines; each starts the whole-number share, and the rest never start.
     """
     machines, processes = world.acc("num_machines"), world.processes
-    if (
-        machines
-        and processes
-        and number(machines.value)
-        and machines.value > 1
-        and processes.value % machines.value
-    ):
+    if machines and processes and number(machines.value) and machines.value > 1 and processes.value % machines.value:
         each = processes.value // machines.value
         yield Said(
             processes,
-            f"{processes.value} processes on {machines.value} machines: each starts {each}, "
-            "the rest never start",
+            f"{processes.value} processes on {machines.value} machines: each starts {each}, the rest never start",
         )
 
 
@@ -102,13 +89,9 @@ def sharded_over_one(world: World) -> Iterator[Said]:
         and processes.source.kind != "launch"
     ):
         offloads = any(world.ds(f"zero_optimization.offload_{p}.device") for p in ("optimizer", "param"))
-        offloads = offloads or any(
-            world.acc(f"deepspeed_config.offload_{p}_device") for p in ("optimizer", "param")
-        )
+        offloads = offloads or any(world.acc(f"deepspeed_config.offload_{p}_device") for p in ("optimizer", "param"))
         if world.uses != "deepspeed" or not offloads:
-            yield Said(
-                processes, f"one process: there is nothing to share, and {world.distributed_type} only costs"
-            )
+            yield Said(processes, f"one process: there is nothing to share, and {world.distributed_type} only costs")
 
 
 @rule(
@@ -126,15 +109,9 @@ def too_few_gpus(world: World) -> Iterator[Said]:
     machines = world.acc("num_machines")
     count = len([part for part in setting.value.split(",") if part.strip()])
     each = (
-        processes.value // max(1, machines.value if machines and number(machines.value) else 1)
-        if processes
-        else None
+        processes.value // max(1, machines.value if machines and number(machines.value) else 1) if processes else None
     )
-    if (
-        world.distributed_type == "MULTI_GPU"
-        and count < 2
-        and (machines is None or machines.value in (None, 1))
-    ):
+    if world.distributed_type == "MULTI_GPU" and count < 2 and (machines is None or machines.value in (None, 1)):
         yield Said(setting, "one GPU id with MULTI_GPU: accelerate refuses it")
     elif each is not None and world.distributed_type not in (None, "NO") and count < each:
         yield Said(setting, f"{count} GPUs for {each} processes: two processes would share a GPU")
@@ -152,9 +129,7 @@ def rank_of_no_machine(world: World) -> Iterator[Said]:
     rank, machines = world.acc("machine_rank"), world.acc("num_machines")
     count = machines.value if machines and number(machines.value) else 1
     if rank and number(rank.value) and rank.value >= max(1, count):
-        yield Said(
-            rank, f"machine_rank {rank.value} with {count} machine{'s' * (count > 1)}: ranks count from 0"
-        )
+        yield Said(rank, f"machine_rank {rank.value} with {count} machine{'s' * (count > 1)}: ranks count from 0")
 
 
 @rule(
@@ -219,9 +194,7 @@ def two_launch_types(world: World) -> Iterator[Said]:
     if world.launch.launcher != "accelerate":
         return
     given = [
-        flag
-        for flag in ("cpu", "multi_gpu", "tpu", "use_deepspeed", "use_fsdp")
-        if world.launch.get(flag) is True
+        flag for flag in ("cpu", "multi_gpu", "tpu", "use_deepspeed", "use_fsdp") if world.launch.get(flag) is True
     ]
     if len(given) > 1:
         yield Said(
