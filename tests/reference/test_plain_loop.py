@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.tiny import LLAMA
+from tiny import LLAMA
+
 from toolkit.data.collate import MicroBatch, Slot, collate
 from toolkit.data.formats import Example
 from toolkit.recipe.resolve import Resolved

@@ -7,7 +7,7 @@ samples, and nothing of the strategies, of accelerate or of DeepSpeed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -39,6 +39,7 @@ class PlainLoop:
         self, model: nn.Module, resolved: Resolved, decayed: frozenset[str], seed: Seed, compute: Compute = "plain"
     ) -> None:
         self.model = model
+        self.config: Any = model.config if hasattr(model, "config") else None
         self.resolved = resolved
         self.seed = seed
         self.compute = compute
@@ -121,7 +122,7 @@ class PlainLoop:
         inputs = {name: tensor for name, tensor in micro.tensors.items() if name != "labels"}
         labels = micro.tensors["labels"]
         if task == "seq2seq-lm":
-            config = self.model.config
+            config = self.config
             start = config.decoder_start_token_id
             first = torch.full_like(labels[:, :1], config.pad_token_id if start is None else start)
             shifted = torch.cat([first, labels[:, :-1]], dim=1)
@@ -134,7 +135,7 @@ class PlainLoop:
         balance = getattr(output, "aux_loss", None)
         if isinstance(balance, torch.Tensor):
             # A mixture of experts' balance loss is a mean over the micro-batch: weighted by tokens, as the rest is.
-            loss = loss + self.model.config.router_aux_loss_coef * balance * (labels != -100).sum()
+            loss = loss + self.config.router_aux_loss_coef * balance * (labels != -100).sum()
         return loss
 
     def _autocast(self) -> torch.autocast:
