@@ -31,6 +31,11 @@ class Fault:
     def __init__(self) -> None:
         self._reached = False
 
+    @classmethod
+    def needs_of(cls, resolved: Any) -> dict[str, Any]:
+        """What has to be merged over a recipe so that the fault can be in it."""
+        return cls.needs
+
     def inject(self, patch: Patch, case: Any) -> None:
         """Put the fault in with ``patch``."""
         raise NotImplementedError
