@@ -97,12 +97,14 @@ class Stage:
 
 
 def first_difference(stages: Sequence[Stage]) -> tuple[Stage, Measure] | None:
-    """The first stage that is wrong, and where."""
-    for stage in stages:
-        wrong = stage.first_wrong
-        if wrong is not None:
-            return stage, wrong
-    return None
+    """Where a run first went wrong: the earliest step, in it the earliest stage. What comes back from a checkpoint
+    is judged after all else, whatever steps it is about."""
+    wrong = [(stage, first) for stage in stages if (first := stage.first_wrong) is not None]
+    return min(
+        wrong,
+        key=lambda pair: (pair[0].name == "round-trip", pair[1].step, STAGES.index(pair[0].name)),
+        default=None,
+    )
 
 
 def finite(value: float) -> float | str:

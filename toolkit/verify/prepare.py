@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,7 @@ def exercise_clipping(case: Case) -> Case:
         return case
     unclipped = replace(case, recipe=case.recipe | {"optimizer": case.recipe["optimizer"] | {"max_grad_norm": None}})
     norms = sorted(_plain_norms(unclipped))
-    gaps = [(high / low, (high * low) ** 0.5) for low, high in zip(norms, norms[1:], strict=False) if low > 0]
+    gaps = [(high / low, (high * low) ** 0.5) for low, high in itertools.pairwise(norms) if low > 0]
     if not gaps:
         return case
     limit = max(gaps)[1]

@@ -50,7 +50,7 @@ class Recorder:
         loss_sum, backward, unscale, step = loop.loss_sum, engine.backward, engine.unscale, engine.step
         loop.loss_sum = self._watched_loss(loss_sum)
         engine.backward = self._watched_backward(backward)
-        engine.unscale = lambda: (unscale(), self._after_backward())[0]
+        engine.unscale = self._watched_unscale(unscale)
         engine.step = lambda lr: self._watched_step(step, lr)
         try:
             yield self.trace
@@ -87,6 +87,13 @@ class Recorder:
             self._forced_from = _set_scale(self.engine, OVERFLOWING_SCALE)
         self._step.loss_scale = self.engine.loss_scale
 
+    def _watched_unscale(self, unscale: Callable[[], None]) -> Callable[[], None]:
+        def watched() -> None:
+            unscale()
+            self._after_backward()
+
+        return watched
+
     def _after_backward(self) -> None:
         step = self._step
         assert step is not None
@@ -94,7 +101,8 @@ class Recorder:
         for name in self.engine.shapes:
             gradient = self.engine.full_gradient(name)
             if gradient is not None:
-                self.dtypes["gradient"].add(_name(_gradient_dtype(self.engine, name, gradient)))
+                if not step.gradient_digests:
+                    self.dtypes["gradient"].add(_name(_gradient_dtype(self.engine, name, gradient)))
                 step.gradient_digests[name] = digest(gradient)
             if self.main:
                 step.gradient[name] = gradient

@@ -68,14 +68,18 @@ class Reference:
         self, step: int, weights: dict[str, torch.Tensor], loss_scale: float = 1.0
     ) -> tuple[list[float], dict[str, torch.Tensor]]:
         """Loss of each micro-batch and the window's gradient, at ``weights``, dropout as the candidate drew it."""
-        self.loop.set_weights(weights)
+        self.set_weights(weights)
         losses = self.loop.backward(step, self.windows[step], loss_scale)
         return losses, {name: g.cpu() for name, g in self.loop.gradients.items()}
+
+    def set_weights(self, weights: dict[str, torch.Tensor]) -> None:
+        """Take the candidate's weights: those that train here too."""
+        self.loop.set_weights({name: weight for name, weight in weights.items() if name in self.first})
 
     def measure_noise(self, step: int, weights: dict[str, torch.Tensor], loss_scale: float = 1.0) -> None:
         """Add what correct runs of this step differ by. Without dropout: masks depend on order and shape."""
         window = self.windows[step]
-        self.loop.set_weights(weights)
+        self.set_weights(weights)
         variants = [reversed_order(window), rows_flipped(window)]
         if not self._balances_experts():
             variants += [rows_apart(window), all_together(window)]
@@ -113,7 +117,7 @@ class Reference:
     @contextlib.contextmanager
     def _perturbed(self) -> Iterator[None]:
         """The input embedding off by one machine epsilon of the compute dtype, up or down at random."""
-        table = self.loop.model.get_input_embeddings().weight  # type: ignore[operator, union-attr]
+        table = self.loop.model.get_input_embeddings().weight  # type: ignore[operator]
         assert isinstance(table, torch.Tensor)
         before = table.detach().clone()
         draw = torch.Generator().manual_seed(0)
@@ -155,4 +159,3 @@ def _tied(model: torch.nn.Module) -> list[list[str]]:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         sharing.setdefault(id(parameter), []).append(name)
     return [sorted(names) for names in sharing.values() if len(names) > 1]
-

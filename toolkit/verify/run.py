@@ -79,7 +79,9 @@ def verify(
         resolved = with_needs(resolved, kind.needs_of(resolved))
     values = twin_recipe(resolved, full_size=full_size)
     names: list[PassName] = ["logic"] if resolved.recipe.precision == "fp32" else ["logic", "precision"]
-    own = WorkerGroup(resolved.world_size, threads=max(1, cpu_count() // resolved.world_size)) if group is None else None
+    own = (
+        WorkerGroup(resolved.world_size, threads=max(1, cpu_count() // resolved.world_size)) if group is None else None
+    )
     reached = False
     outcome: Outcome | None = None
     try:

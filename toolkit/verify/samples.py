@@ -74,7 +74,8 @@ def _labels(tokens: list[int], recipe: Any, draw: random.Random, ids: list[int],
 
 def expected_windows(samples: RaggedSamples, resolved: Resolved, steps: int) -> list[Window]:
     """What each step has to consume, from the seed alone: (rank, micro-batch) pairs by step."""
-    recipe, found = resolved.recipe, []
+    recipe = resolved.recipe
+    found: list[Window] = []
     per_epoch = window_count(len(samples), resolved.global_size)
     for step in range(steps):
         epoch, window = divmod(step, per_epoch)

@@ -15,9 +15,17 @@ def headline(resolved: Resolved, twin: Resolved | None = None) -> str:
     """What is verified."""
     recipe = resolved.recipe
     name = recipe.model.path or (recipe.model.config or {}).get("model_type", "model")
-    adapter = f"{recipe.adapter.method.upper().replace('LORA', 'LoRA').replace('DORA', 'DoRA')} r{recipe.adapter.r}" if recipe.adapter else "all weights"
+    adapter = (
+        f"{recipe.adapter.method.upper().replace('LORA', 'LoRA').replace('DORA', 'DoRA')} r{recipe.adapter.r}"
+        if recipe.adapter
+        else "all weights"
+    )
     backend = "gloo" if resolved.device == "cpu" else "nccl"
-    where = f"{resolved.world_size} processes ({resolved.device}, {backend})" if resolved.world_size > 1 else f"1 process ({resolved.device})"
+    where = (
+        f"{resolved.world_size} processes ({resolved.device}, {backend})"
+        if resolved.world_size > 1
+        else f"1 process ({resolved.device})"
+    )
     parts = [str(name), recipe.strategy.name, where, adapter, recipe.precision]
     if recipe.activation_checkpointing != "none":
         parts.append(f"checkpointing {recipe.activation_checkpointing}")
@@ -35,9 +43,7 @@ def twin_line(outcome: Outcome) -> str:
     what = "itself" if config == own else "same architecture and recipe"
     steps = outcome.passes[0].reference.windows if outcome.passes and outcome.passes[0].reference else []
     counts = [
-        sum(m.supervised for r, m in window if r == rank)
-        for window in steps
-        for rank in range(outcome.twin.world_size)
+        sum(m.supervised for r, m in window if r == rank) for window in steps for rank in range(outcome.twin.world_size)
     ]
     tokens = f", {min(counts)} to {max(counts)} supervised tokens per rank and step" if counts else ""
     return f"twin    {config.get('model_type', '')} {layers} layers × {width} wide, {what}; {STEPS} steps{tokens}"
@@ -137,4 +143,3 @@ def _wrapped(head: str, parts: list[str]) -> str:
         else:
             line += more
     return "\n".join([*lines, line])
-

@@ -33,7 +33,15 @@ _LAYER_KEYS = (
     "decoder_layers",
 )
 # Feed-forward widths keep what they are to the model: twice its width.
-_FEED_FORWARD_KEYS = ("intermediate_size", "ffn_dim", "n_inner", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim", "ffn_hidden_size")
+_FEED_FORWARD_KEYS = (
+    "intermediate_size",
+    "ffn_dim",
+    "n_inner",
+    "d_ff",
+    "encoder_ffn_dim",
+    "decoder_ffn_dim",
+    "ffn_hidden_size",
+)
 _CAPS = {
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 32,
@@ -57,7 +65,15 @@ _CAPS = {
     "sliding_window": 8,
     "first_k_dense_replace": 1,
 }
-_TOKEN_KEYS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "unk_token_id", "sep_token_id", "cls_token_id")
+_TOKEN_KEYS = (
+    "pad_token_id",
+    "bos_token_id",
+    "eos_token_id",
+    "decoder_start_token_id",
+    "unk_token_id",
+    "sep_token_id",
+    "cls_token_id",
+)
 
 
 def twin_config(config: dict[str, Any]) -> dict[str, Any]:
@@ -135,6 +151,4 @@ def _shrink_vocabulary(twin: dict[str, Any]) -> None:
 
 def _without_factors(rope: dict[str, Any]) -> dict[str, Any]:
     """longrope lists a factor per pair of a head's dimensions: as many as the twin's heads have."""
-    return {
-        key: value[: _HEAD_DIM // 2] if isinstance(value, list) else value for key, value in rope.items()
-    }
+    return {key: value[: _HEAD_DIM // 2] if isinstance(value, list) else value for key, value in rope.items()}

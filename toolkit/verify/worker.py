@@ -32,10 +32,7 @@ def run_case(case: Case) -> None:
     trace = RankTrace(rank)
     fault = find_fault(case.fault, case.mutation)
     with _quiet(case.folder / f"rank{rank}.log"), fault.injected(case):
-        try:
-            _run(case, trace)
-        except NotSo as error:
-            trace.failure = str(error)
+        _run(case, trace)
     trace.fault_reached = fault.was_reached()
     trace.save(case.folder)
 
@@ -43,7 +40,11 @@ def run_case(case: Case) -> None:
 def _run(case: Case, trace: RankTrace) -> None:
     resolved = case.resolved()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    session = _open(resolved, case)
+    try:
+        session = _open(resolved, case)
+    except NotSo as error:
+        trace.failure = str(error)
+        return
     trace.claims = session.claims
     trace.trainable = list(session.engine.shapes)
     trace.tied = _tied(session)
@@ -63,7 +64,6 @@ def _run(case: Case, trace: RankTrace) -> None:
     trace.collectives = dict(recorder.collectives)
     trace.dtypes = {what: sorted(names) for what, names in recorder.dtypes.items()}
     trace.dtypes |= _parameter_dtypes(session)
-    del session, recorder
     if case.round_trip:
         _resume(case, trace, checkpoints)
 

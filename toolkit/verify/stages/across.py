@@ -21,12 +21,10 @@ def cross_rank(ranks: Sequence[RankTrace]) -> Stage:
     """Gradients, live weights, learning rates, norms and skips of every rank against those of rank 0."""
     stage = Stage("cross-rank", detection_limit=0.0, summary="bit-equal" if len(ranks) > 1 else "one process")
     stage.measures += _copies(0, [rank.run.copies for rank in ranks])
-    for name, mine in ranks[0].run.frozen.items():
-        differing = [rank.rank for rank in ranks if rank.run.frozen_after.get(name) != rank.run.frozen.get(name)]
-        stage.measures.append(
-            Measure(0, name, len(differing), 0.0, said=f"a frozen weight changed on ranks {differing}")
-        )
-        del mine
+    end = len(ranks[0].run.steps) - 1
+    for name in ranks[0].run.frozen:
+        changed = [rank.rank for rank in ranks if rank.run.frozen_after.get(name) != rank.run.frozen.get(name)]
+        stage.measures.append(Measure(end, name, len(changed), 0.0, said=f"a frozen weight changed on ranks {changed}"))
     for step, taken in enumerate(ranks[0].run.steps):
         here = [rank.run.steps[step] for rank in ranks if step < len(rank.run.steps)]
         stage.measures.append(Measure(step, "steps taken", len(ranks) - len(here), 0.0, said="a rank stopped early"))
@@ -59,7 +57,7 @@ def round_trip(ranks: Sequence[RankTrace], windows: Sequence[Window], task: str,
 
     ``tolerance``: 0 where arithmetic repeats bit by bit (a CPU), else the gradient's.
     """
-    stage = Stage("round-trip", detection_limit=tolerance, summary="reloads equal, resume bit-equal")
+    stage = Stage("round-trip", detection_limit=tolerance, summary="reload, resume bit-equal")
     resumed = ranks[0].resumed
     whole = ranks[0].run.steps[SAVE_AFTER - 1 :]
     if resumed is None or not whole:

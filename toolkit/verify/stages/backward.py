@@ -50,7 +50,9 @@ def forward(ranks: Sequence[RankTrace], reference: Reference, replayed: Replayed
     noise = reference.noise
     for name, first in reference.first.items():
         seen = ranks[0].run.weights.get(name)
-        error = float("inf") if seen is None else relative_error(seen, first)
+        if seen is None:
+            continue  # does not train: the gradient stage tells
+        error = relative_error(seen, first)
         stage.measures.append(Measure(0, f"{name} at the start", error, 0.0, said="the first weights"))
     tolerance = noise.tolerance("loss")
     for step, losses in enumerate(replayed.losses):
@@ -64,18 +66,16 @@ def forward(ranks: Sequence[RankTrace], reference: Reference, replayed: Replayed
     return stage
 
 
-def gradient(
-    ranks: Sequence[RankTrace], noise: Noise, replayed: Replayed, overflow_step: int | None
-) -> Stage:
+def gradient(ranks: Sequence[RankTrace], noise: Noise, replayed: Replayed, overflow_step: int | None) -> Stage:
     """Every parameter's whole gradient, unscaled, before clipping."""
     stage = Stage("gradient")
     signal: set[str] = set()
     for step, (taken, right) in enumerate(zip(ranks[0].run.steps, replayed.gradients, strict=True)):
         if step == overflow_step:
             continue  # not finite, on purpose
-        for name in taken.gradient:
+        for name in dict.fromkeys([*taken.gradient, *right]):
             tolerance, floor = noise.tolerance(name), noise.of(name)
-            seen, expected = taken.gradient[name], right.get(name)
+            seen, expected = taken.gradient.get(name), right.get(name)
             said = ""
             if seen is None or expected is None:
                 missing = (seen is None) != (expected is None)

@@ -81,7 +81,9 @@ def _compare_unchanged(taken: StepTrace, weights: Tensors, states: States, updat
         before, after = states[name], taken.states[name]
         kept = (before is None) == (after is None)
         if before is not None and after is not None:
-            kept = before.step == after.step and all(torch.equal(m, after.moments[k]) for k, m in before.moments.items())
+            kept = before.step == after.step and all(
+                torch.equal(m, after.moments[k]) for k, m in before.moments.items()
+            )
         state.measures.append(Measure(taken.step, name, float(not kept), 0.0, said="a skipped step changed its state"))
 
 
@@ -89,7 +91,13 @@ class _OneStep:
     """One update held against float64, and against torch's own two implementations, whose rounding is the noise."""
 
     def __init__(
-        self, taken: StepTrace, weights: Tensors, states: States, resolved: Resolved, decayed: frozenset[str], updates: int
+        self,
+        taken: StepTrace,
+        weights: Tensors,
+        states: States,
+        resolved: Resolved,
+        decayed: frozenset[str],
+        updates: int,
     ) -> None:
         self.taken, self.weights, self.states = taken, weights, states
         self.settings = resolved.recipe.optimizer
@@ -231,9 +239,7 @@ class _OneStep:
                 }
         optimizer.step()
         states: States = {
-            name: OptimizerState(
-                self.updates + 1, {key: optimizer.state[w][key] for key in ("exp_avg", "exp_avg_sq")}
-            )
+            name: OptimizerState(self.updates + 1, {key: optimizer.state[w][key] for key in ("exp_avg", "exp_avg_sq")})
             for name, w in weights.items()
         }
         return weights, states
