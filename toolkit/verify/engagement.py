@@ -87,7 +87,7 @@ def _collectives(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
     claims = []
     for kinds in _COLLECTIVES[resolved.recipe.strategy.name]:
         ok = any(seen.get(kind, 0) > 0 for kind in kinds)
-        claims.append(Claim("collectives", " or ".join(kinds), told, ok))
+        claims.append(Claim("collectives in the first step", " or ".join(kinds), told, ok))
     return claims
 
 

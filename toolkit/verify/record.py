@@ -144,10 +144,10 @@ class Recorder:
         parameters = self.session.engine.model.named_parameters()
         return {name: digest(_local(p)) for name, p in parameters if not p.requires_grad}
 
-    @contextlib.contextmanager
-    def _counting(self) -> Iterator[None]:
-        with _Collectives(self.collectives):
-            yield
+    def _counting(self) -> contextlib.AbstractContextManager[Any]:
+        """Collectives are counted in the first step: a dispatch mode around every operator takes its time."""
+        first = self._step is not None and self._step.step == 0
+        return _Collectives(self.collectives) if first else contextlib.nullcontext()
 
     def _mark(self, stage: str) -> None:
         if self.marker is not None:

@@ -13,6 +13,8 @@ class AdapterDtype(Fault):
     title = "adapters in another dtype than the recipe says"
     reference = "peft#1706, DeepSpeed#8113"
     stages = ("engagement", "forward", "update")
+    # DeepSpeed keeps float32 masters whatever dtype it is given: there the fault is none.
+    strategies = ("single", "ddp", "fsdp1", "fsdp2")
     needs: ClassVar = {"adapter": LORA, "precision": "bf16"}
 
     def inject(self, patch: Patch, case: Any) -> None:
