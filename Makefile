@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: setup test test-quick demo lint clean
+.PHONY: setup test test-quick test-slow demo lint presets clean
 
 setup: $(READY)
 
@@ -18,9 +18,29 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 lint: $(READY)
-	@$(BIN)/ruff check toolkit tests examples
-	@$(BIN)/ruff format --check toolkit tests examples
+	@$(BIN)/ruff check toolkit tests examples ds_configs
+	@$(BIN)/ruff format --check toolkit tests examples ds_configs
 	@$(BIN)/mypy
 
 clean:
 	rm -rf $(VENV) runs build
+
+demo: $(READY)
+	@echo "the main job on real text, two processes on the CPU: about 2 minutes, everything goes to runs/demo"
+	@$(BIN)/python examples/demo/demo.py
+
+test: $(READY)
+	@echo "style, types and every test that is not marked slow: about 10 minutes on two cores"
+	@$(MAKE) --no-print-directory lint
+	@$(BIN)/python -m pytest -m 'not slow'
+
+test-quick: $(READY)
+	@echo "the tests that start no process group: about 1 minute"
+	@$(BIN)/python -m pytest -m 'not slow and not group'
+
+test-slow: $(READY)
+	@echo "the long matrices: about 30 minutes on two cores"
+	@$(BIN)/python -m pytest -m slow
+
+presets: $(READY)
+	@$(BIN)/python ds_configs/write.py

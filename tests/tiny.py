@@ -7,7 +7,27 @@ import random
 from pathlib import Path
 from typing import Any
 
-WORDS = ["the", "a", "model", "shard", "gradient", "of", "and", "rank", "loss", "is", "reduced", "by", "batch", "over", "token", "step", "every", "in", "train"]
+WORDS = [
+    "the",
+    "a",
+    "model",
+    "shard",
+    "gradient",
+    "of",
+    "and",
+    "rank",
+    "loss",
+    "is",
+    "reduced",
+    "by",
+    "batch",
+    "over",
+    "token",
+    "step",
+    "every",
+    "in",
+    "train",
+]
 
 LLAMA = {
     "model_type": "llama",

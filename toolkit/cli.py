@@ -6,6 +6,9 @@ from typing import Annotated
 
 import typer
 
+from toolkit.doctor import commands as doctor_commands
+from toolkit.lint import commands as lint_commands
+
 app = typer.Typer(
     name="toolkit",
     help="One recipe, every strategy: fine-tunes proven equal to a plain PyTorch loop.",
@@ -90,3 +93,7 @@ def init(
         "steps": steps,
     }
     init_command(output, answers, force)
+
+
+lint_commands.register(app)
+doctor_commands.register(app)

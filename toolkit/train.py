@@ -27,6 +27,7 @@ def main(arguments: Sequence[str]) -> int:
         print("usage: -m toolkit.train RECIPE [section.key=value ...] [--resume]", file=sys.stderr)
         return 2
     folder: Path | None = None
+    terminal = os.dup(2)  # standard error becomes the log
     try:
         recipe = load_recipe(positional[0], positional[1:])
         resolved = resolve(recipe, positional[0])
@@ -41,29 +42,24 @@ def main(arguments: Sequence[str]) -> int:
 
         run(resolved, resume=resume, screen=screen)
     except ToolkitError as error:
-        _tell(folder, rank, str(error), error.exit_code)
+        _tell(terminal, rank, str(error), error.exit_code)
         return _leave(error.exit_code)
     except BaseException as error:  # whatever it is, the other ranks must not wait for this one
         traceback.print_exc()
         message = f"{type(error).__name__}: {error}".strip()
         log = f"{folder}/logs/rank{rank}.log" if folder else "the traceback above"
-        _tell(folder, rank, f"rank {rank} failed: {message}\nits traceback is in {log}", 1)
+        _tell(terminal, rank, f"rank {rank} failed: {message}\nits traceback is in {log}", 1)
         return _leave(1)
     return 0
 
 
-def _tell(folder: Path | None, rank: int, message: str, code: int) -> None:
+def _tell(terminal: int, rank: int, message: str, code: int) -> None:
     """To the launcher where there is one, else to the terminal; ranks that fail alike leave it to rank 0."""
     if note_failure(rank, message, code):
         return
     if rank:
         time.sleep(1.0)  # rank 0 ends the job if it has failed too
-    os.write(_terminal(), f"{message}\n".encode())
-
-
-def _terminal() -> int:
-    """Standard error is the log by now; the controlling terminal, or the first standard output, is not."""
-    return int(os.environ.get("TOOLKIT_SCREEN_FD", "2"))
+    os.write(terminal, f"{message}\n".encode())
 
 
 def _leave(code: int) -> int:

@@ -1,4 +1,4 @@
-"""How a failed rank tells its launcher why, so that the reason is shown once and torchrun's own noise is not."""
+"""How the ranks reach the user past their launcher: its own noise is kept off the screen, and so is torchrun's."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER_VARIABLE = "TOOLKIT_FAILURES"
+"""Names the folder in which a failed rank leaves its reason, so that it is shown once."""
+SCREEN_VARIABLE = "TOOLKIT_SCREEN"
+"""Names a file that is the user's screen, where the launcher's own standard output is not."""
 
 
 @dataclass(frozen=True)

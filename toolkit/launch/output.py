@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
@@ -12,21 +14,33 @@ from toolkit.recipe.resolve import Resolved
 _MARK = "recipe.json"
 
 
-def claim_folder(resolved: Resolved, *, resume: bool) -> None:
-    """Make ``run.output_dir`` this recipe's. Raises InputError where it is another's or cannot be written.
+def claim_folder(resolved: Resolved, *, resume: bool) -> Callable[[], None]:
+    """Make ``run.output_dir`` this recipe's; returns what undoes it, for a run that cannot begin.
 
-    The same recipe started again without ``--resume``: the earlier run is renamed, nothing of it is lost.
+    The same recipe started again without ``--resume``: the earlier run is renamed, nothing of it is lost. Raises
+    InputError where the folder is another recipe's or cannot be written.
     """
     folder = Path(resolved.recipe.run.output_dir)
     check_folder(resolved, resume=resume)
-    if not resume and (folder / _MARK).exists():
-        folder.rename(_free_name(folder))
+    if resume and (folder / _MARK).exists():
+        return lambda: None
+    earlier = _free_name(folder) if (folder / _MARK).exists() else None
+    if earlier:
+        folder.rename(earlier)
+
+    def undo() -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        if earlier:
+            earlier.rename(folder)
+
     try:
         folder.mkdir(parents=True, exist_ok=True)
         content = {"recipe_sha256": resolved.sha256, "recipe": resolved.recipe.model_dump(mode="json")}
         (folder / _MARK).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
+        undo()
         raise InputError(f"run.output_dir: {folder}: {error.strerror}") from None
+    return undo
 
 
 def check_folder(resolved: Resolved, *, resume: bool) -> None:

@@ -88,7 +88,7 @@ def _config(resolved: Resolved, pad_token_id: int | None) -> PretrainedConfig:
         else:
             assert spec.config is not None
             config = AutoConfig.for_model(**spec.config)
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except Exception as error:  # each config class checks what it was given in its own way
         where = "path" if spec.path else "config"
         raise InputError(f"{resolved.source}: model.{where}: {_first_line(error)}") from None
     if spec.num_labels is not None:

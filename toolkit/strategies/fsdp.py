@@ -63,7 +63,8 @@ class _Fsdp(Strategy):
         }
         if settings.version == 1:
             fsdp |= {
-                "fsdp_reshard_after_forward": "FULL_SHARD" if settings.reshard else "SHARD_GRAD_OP",
+                # accelerate 1.15.0 reads fsdp_reshard_after_forward for version 2 alone
+                "fsdp_sharding_strategy": "FULL_SHARD" if settings.reshard else "SHARD_GRAD_OP",
                 "fsdp_backward_prefetch": "BACKWARD_PRE",
                 "fsdp_forward_prefetch": False,
                 "fsdp_use_orig_params": True,

@@ -14,6 +14,7 @@ from toolkit.strategies.base import Strategy
 # Elements per bucket where the model's width is not known: 100 MB of bf16, far below DeepSpeed's default of
 # 5e8, which with overlap_comm takes about 4.5 times its size in extra device memory.
 _BUCKET = 50_000_000
+_LEAST = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,9 @@ class _Zero(Strategy):
 
     def settings(self, resolved: Resolved, decide: Decisions) -> ZeroSettings:
         hidden = resolved.facts.hidden_size
-        square = max(hidden * hidden, 1) if hidden else None
-        by_width = self.stage == 3 and square is not None
-        bucket = square if by_width else _BUCKET
-        why = "hidden_size^2: one weight matrix" if by_width else "100 MB of bf16"
-        assert bucket is not None
+        bucket, why = _BUCKET, "100 MB of bf16"
+        if self.stage == 3 and hidden is not None:
+            bucket, why = max(hidden * hidden, _LEAST), f"hidden_size^2: one weight matrix, {_LEAST:,} at least"
         overlap = resolved.device == "cuda"
         return ZeroSettings(
             stage=decide("zero.stage", self.stage, f"strategy.name: {self.name}"),

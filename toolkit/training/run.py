@@ -109,8 +109,10 @@ class _Steps:
 
     def _log(self) -> None:
         memory = peak_memory_bytes(self.session.engine.device)
-        for record in self.recorder.flush():
-            self.view.step(record, memory)
+        records = self.recorder.flush()
+        if records:
+            self.view.step(records[-1], memory)
+        for record in records:
             if self.run.trackers:
                 values = {"loss": record.loss, "grad_norm": record.grad_norm, "lr": record.lr,
                           "tokens_per_second": record.tokens_per_second}  # fmt: skip
@@ -129,11 +131,12 @@ class _Steps:
             session.accelerator.process_index,
             resolved.device,
         )
-        self.eval_loss, tokens = evaluate(session, batches)
+        loss, tokens = evaluate(session, batches)
+        self.eval_loss = loss if math.isfinite(loss) else None  # JSON has no NaN
         step = self._evaluated = self.progress.step
-        self.view.say(f"  step {step}: held-out loss {self.eval_loss:.4f} over {tokens:,} tokens")
+        self.view.say(f"  step {step}: held-out loss {loss:.4f} over {tokens:,} tokens")
         if self.run.trackers:
-            session.accelerator.log({"eval_loss": self.eval_loss}, step=step)
+            session.accelerator.log({"eval_loss": loss}, step=step)
         if session.accelerator.is_main_process:
             with (self.folder / "eval.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": step, "loss": self.eval_loss, "tokens": tokens}) + "\n")

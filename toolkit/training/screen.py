@@ -10,6 +10,7 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from toolkit.launch.failure import SCREEN_VARIABLE
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies.engines.base import Claim
 from toolkit.training.metrics import StepRecord
@@ -23,7 +24,9 @@ def quiet(log: Path) -> TextIO:
     log.parent.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
     sys.stderr.flush()
-    screen = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
+    named = os.environ.get(SCREEN_VARIABLE)
+    terminal = os.open(named, os.O_WRONLY) if named else os.dup(1)
+    screen = os.fdopen(terminal, "w", buffering=1, encoding="utf-8")
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(handle, 1)
     os.dup2(handle, 2)

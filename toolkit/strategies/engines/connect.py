@@ -37,7 +37,7 @@ def make_accelerator(resolved: Resolved, **options: Any) -> Accelerator:
     os.environ["ACCELERATE_USE_DEEPSPEED"] = "true" if kind == "DEEPSPEED" else "false"
     os.environ["ACCELERATE_USE_FSDP"] = "true" if kind == "FSDP" else "false"
     if resolved.device == "cpu":
-        _connect_gloo(kind)
+        connect_without_gpu(kind)
     return _accelerator(resolved, kind, options)
 
 
@@ -69,20 +69,34 @@ def _accelerator(resolved: Resolved, kind: str, options: dict[str, Any]) -> Acce
     return Accelerator(cpu=resolved.device == "cpu", mixed_precision="no", **options)
 
 
-def _connect_gloo(kind: str) -> None:
+def connect_without_gpu(kind: str | None = None) -> None:
+    """Connect the launched processes over gloo; call it before the Accelerator (or TrainingArguments) is made.
+
+    ``kind``: DEEPSPEED, FSDP or MULTI_GPU; left out, what `accelerate launch` has set up. Scripts of one's own
+    need it on a machine without a GPU, and only there.
+    """
     from accelerate.state import PartialState
     from accelerate.utils import DistributedType
 
     _drop_environment("ACCELERATE_USE_CPU")
     _forget_state()
+    kind = kind or _launched_kind()
     if kind == "MULTI_GPU":
-        return  # Accelerator(cpu=True) connects DDP by itself
+        os.environ["ACCELERATE_USE_CPU"] = "true"  # Accelerator(cpu=True) connects DDP by itself
+        return
     if not torch.distributed.is_initialized():
         torch.distributed.init_process_group("gloo")
     state = PartialState(backend="gloo")
     state.device = torch.device("cpu")
     if kind == "FSDP":
         state.distributed_type = DistributedType.MULTI_GPU
+
+
+def _launched_kind() -> str:
+    for kind in ("DEEPSPEED", "FSDP"):
+        if os.environ.get(f"ACCELERATE_USE_{kind}", "false").lower() == "true":
+            return kind
+    return "MULTI_GPU"
 
 
 def _forget_zero_init() -> None:

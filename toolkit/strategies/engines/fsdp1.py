@@ -36,7 +36,7 @@ class Fsdp1Engine(Engine):
             )
         return FullyShardedDataParallelPlugin(
             fsdp_version=1,
-            reshard_after_forward="FULL_SHARD" if settings.reshard else "SHARD_GRAD_OP",
+            sharding_strategy="FULL_SHARD" if settings.reshard else "SHARD_GRAD_OP",
             cpu_offload=settings.offload,
             auto_wrap_policy="transformer_based_wrap",
             transformer_cls_names_to_wrap=list(settings.blocks),

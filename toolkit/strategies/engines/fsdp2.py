@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from toolkit.strategies.engines.base import MOMENTS, Claim, Engine, OptimizerState, Prepared, connected_claim
@@ -40,7 +43,8 @@ class Fsdp2Engine(Engine):
 
     def engage(self, prepared: Prepared) -> None:
         placeholder = torch.optim.SGD(list(prepared.trainable().values()), lr=0.0)  # accelerate wants both at once
-        self.model, _ = self.accelerator.prepare(prepared.model, placeholder)
+        with _embeddings_in_the_root(prepared.model):
+            self.model, _ = self.accelerator.prepare(prepared.model, placeholder)
         self.parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self.optimizer = self._make_optimizer(self.parameters, prepared.decayed)
 
@@ -85,6 +89,29 @@ class Fsdp2Engine(Engine):
                 "step": torch.tensor(float(state.step), device=parameter.device),
                 **{key: _split(state.moments[key], parameter) for key in MOMENTS},
             }
+
+
+@contextlib.contextmanager
+def _embeddings_in_the_root(model: nn.Module) -> Iterator[None]:
+    """Accelerate 1.15.0 gives embedding and head units of their own, which torch 2.13.0 refuses where a third
+    module has the same weight (T5's encoder and decoder: «shared with a parameter already managed by another
+    FSDP group»). Without their names it leaves them to the root, which holds all of them together."""
+    owners: dict[nn.Parameter, set[nn.Module]] = {}
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            owners.setdefault(parameter, set()).add(module)
+    known = {model.get_input_embeddings(), model.get_output_embeddings()}  # type: ignore[operator]
+    if all(len(modules) == 1 or modules <= known for modules in owners.values()):
+        yield
+        return
+    names = ("get_input_embeddings", "get_output_embeddings")
+    for name in names:
+        setattr(model, name, lambda: None)
+    try:
+        yield
+    finally:
+        for name in names:
+            delattr(model, name)
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,84 @@
+"""Write every preset: `make presets`. A recipe per folder, and beside it what `toolkit config` writes for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path("ds_configs")
+
+# strategy, offload, adapter, what it is for
+PRESETS: dict[str, tuple[str, str, bool, str]] = {
+    "single-lora": ("single", "none", True, "one GPU, LoRA"),
+    "ddp-lora": ("ddp", "none", True, "LoRA where the base fits every GPU: the fastest"),
+    "zero1": ("zero1", "none", False, "every weight; optimizer state split"),
+    "zero2": ("zero2", "none", False, "every weight; optimizer state and gradients split"),
+    "zero2-lora": ("zero2", "none", True, "LoRA, the adapter's state split"),
+    "zero2-offload": ("zero2", "optimizer", False, "as zero2, the optimizer in host memory"),
+    "zero3": ("zero3", "none", False, "every weight; weights split too"),
+    "zero3-lora": ("zero3", "none", True, "LoRA where the base does not fit one GPU"),
+    "zero3-offload-optimizer": ("zero3", "optimizer", False, "as zero3, the optimizer in host memory"),
+    "zero3-offload-all": (
+        "zero3",
+        "all",
+        False,
+        "as zero3, weights and optimizer in host memory: the least GPU memory",
+    ),
+    "fsdp1": ("fsdp1", "none", False, "every weight; PyTorch's first sharding, for scripts that need it"),
+    "fsdp2": ("fsdp2", "none", False, "every weight; PyTorch's own sharding"),
+    "fsdp2-lora": ("fsdp2", "none", True, "LoRA where the base does not fit one GPU"),
+    "fsdp2-offload": ("fsdp2", "all", False, "as fsdp2, weights and optimizer in host memory"),
+}
+
+RECIPE = """\
+# {purpose}. The shape of Llama-3.2-1B with random weights, so that it runs without a download;
+# for the real one: toolkit train ds_configs/{name}/recipe.yaml model.config=null model.path=meta-llama/Llama-3.2-1B
+model:
+  config:
+    model_type: llama
+    hidden_size: 2048
+    intermediate_size: 8192
+    num_hidden_layers: 16
+    num_attention_heads: 32
+    num_key_value_heads: 8
+    head_dim: 64
+    vocab_size: 128256
+    max_position_embeddings: 131072
+    tie_word_embeddings: true
+tokenizer: {{path: meta-llama/Llama-3.2-1B}}
+adapter: {adapter}
+data: {{train: data/train.jsonl, format: text, max_length: 2048}}
+batch: {{micro_size: 2, accumulation: 4}}
+optimizer: {{lr: {lr}, weight_decay: 0.0, max_grad_norm: 1.0}}
+schedule: {{name: cosine, warmup_ratio: 0.03}}
+precision: bf16
+activation_checkpointing: full
+strategy: {{name: {strategy}, offload: {offload}}}
+machine: {{device: cuda, processes: {processes}}}
+run: {{max_steps: 1000, output_dir: runs/{name}, save_every: 200}}
+"""
+
+
+def main() -> None:
+    for name, (strategy, offload, lora, purpose) in PRESETS.items():
+        folder = HERE / name
+        folder.mkdir(exist_ok=True)
+        adapter = "{method: lora, r: 16, alpha: 32, dropout: 0.05, target_modules: all-linear}" if lora else "null"
+        recipe = RECIPE.format(
+            name=name,
+            purpose=purpose,
+            strategy=strategy,
+            offload=offload,
+            adapter=adapter,
+            lr="2.0e-4" if lora else "2.0e-5",
+            processes=1 if strategy == "single" else 8,
+        )
+        (folder / "recipe.yaml").write_text(recipe, encoding="utf-8")
+        command = [sys.executable, "-m", "toolkit", "config", f"{folder}/recipe.yaml", "-o", str(folder)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=60)
+    print(f"wrote {len(PRESETS)} presets")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""What many tests share: tiny data on disk, and one process group for the whole session."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tiny import make_text, make_tokenizer
+
+from toolkit.launch.group import WorkerGroup
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(scope="session")
+def tiny_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tokenizer, train.jsonl (30 ragged samples) and eval.jsonl (9)."""
+    root = tmp_path_factory.mktemp("tiny")
+    make_tokenizer(root / "tokenizer")
+    make_text(root / "train.jsonl", 30)
+    make_text(root / "eval.jsonl", 9, seed=1)
+    return root
+
+
+@pytest.fixture(scope="session")
+def group() -> Iterator[WorkerGroup]:
+    """Two connected processes, kept for every test that needs them."""
+    with WorkerGroup(2) as workers:
+        yield workers
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that start processes are marked, so that `make test-quick` can leave them out."""
+    for item in items:
+        starts = {"group", "here"} & set(getattr(item, "fixturenames", ()))
+        if starts:
+            item.add_marker(pytest.mark.group)

@@ -1,0 +1,75 @@
+"""The doctor sees what is missing, says what to do, and never breaks itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from toolkit.doctor import commands, machine, packages
+from toolkit.doctor.examine import examine
+from toolkit.doctor.model import CHECKS, Condition
+
+app = typer.Typer()
+commands.register(app)
+app.callback()(lambda: None)
+
+
+def test_healthy_here() -> None:
+    found = examine()
+    assert {"packages", "host", "collectives"} <= {condition.subject for condition in found}
+    for condition in found:
+        assert condition.found
+        assert condition.status == "ok" or condition.advice or condition.status == "note", condition
+
+
+def test_command_and_json() -> None:
+    result = CliRunner().invoke(app, ["doctor", "--json", "-"])
+    data = json.loads(result.output)
+    assert data["schema"] == "toolkit.doctor/1"
+    assert result.exit_code == (1 if any(c["status"] == "error" for c in data["conditions"]) else 0)
+    text = CliRunner().invoke(app, ["doctor"]).output
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_unmet_requirement(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages, "version", lambda name: "0.1" if name == "accelerate" else "99")
+    monkeypatch.setattr("importlib.metadata.requires", lambda name: ["accelerate>=1.1", "gone; extra == 'x'"])
+    found = list(packages.requirements())
+    assert found[0].status == "error"
+    assert "accelerate>=1.1" in found[0].found
+
+
+def test_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages, "version", lambda name: None)
+    assert "error" in {condition.status for condition in packages.installed()}
+
+
+def test_small_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(64 << 20, 0, 64 << 20))
+    assert next(iter(machine.shared_memory())).status == "warning"
+
+
+def test_variables_left_in_the_shell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
+    (tmp_path / "accelerate").mkdir()
+    (tmp_path / "accelerate" / "default_config.yaml").write_text("distributed_type: NO\n")
+    subjects = [condition.subject for condition in machine.left_behind()]
+    assert subjects[:2] == ["accelerate default", "environment"]
+
+
+def test_a_check_that_breaks_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> list[Condition]:
+        raise RuntimeError("no")
+
+    monkeypatch.setattr("toolkit.doctor.examine.CHECKS", [*CHECKS[:1], broken])
+    assert examine()[-1].status == "warning"
+    assert os.getcwd()

@@ -1,0 +1,169 @@
+"""What the tests run on the ranks of a process group, and the plain loop that it is held against."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from toolkit.data.collate import MicroBatch
+from toolkit.data.loader import TrainLoader, open_data
+from toolkit.model.load import load_tokenizer
+from toolkit.recipe.resolve import Resolved
+from toolkit.recipe.schema import Recipe
+from toolkit.reference.loop import PlainLoop
+from toolkit.strategies import resolve
+from toolkit.training import checkpoint
+from toolkit.training.loop import Progress, evaluate, sum_over_ranks, train
+from toolkit.training.metrics import Pending
+from toolkit.training.optimizer import learning_rate
+from toolkit.training.session import open_session, prepare_model, seed_micro_batch
+
+
+@dataclass
+class Run:
+    """What a run did, as far as tests ask."""
+
+    losses: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    skipped: list[bool] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    weights: dict[str, torch.Tensor] = field(default_factory=dict)
+    moments: dict[str, torch.Tensor] = field(default_factory=dict)
+    first_gradient: dict[str, torch.Tensor | None] = field(default_factory=dict)
+    claims: list[tuple[str, bool]] = field(default_factory=list)
+    frozen_dtypes: set[str] = field(default_factory=set)
+    eval_loss: float | None = None
+
+
+def resolved_from(recipe: dict[str, Any]) -> Resolved:
+    return resolve(Recipe.model_validate(recipe), "recipe.yaml")
+
+
+def loader_for(resolved: Resolved, rank: int, start: int = 0) -> TrainLoader:
+    tokenizer = load_tokenizer(resolved.recipe)
+    samples = open_data(resolved.recipe, "train", tokenizer)
+    return TrainLoader(
+        samples,
+        resolved.recipe,
+        micro_size=resolved.micro_size,
+        accumulation=resolved.accumulation,
+        world_size=resolved.world_size,
+        rank=rank,
+        device_type="cpu",
+        start_window=start,
+    )
+
+
+def train_job(
+    resolved: Resolved,
+    steps: int,
+    save_to: str | None = None,
+    load_from: str | None = None,
+    total: int | None = None,
+) -> Run | None:
+    """Train ``steps`` optimizer steps of a run of ``total``; rank 0 answers, with whole tensors."""
+    session = open_session(resolved)
+    engine = session.engine
+    progress = checkpoint.load(session, Path(load_from)) if load_from else Progress()
+    until = progress.step + steps
+    run = Run(claims=[(claim.claim, claim.ok) for claim in session.claims])
+    original = engine.step
+
+    def step_after_reading(lr: float) -> Any:
+        if not run.first_gradient:
+            run.first_gradient = {name: engine.full_gradient(name) for name in engine.shapes}
+        return original(lr)
+
+    engine.step = step_after_reading  # type: ignore[method-assign]
+
+    def after(pending: Pending) -> None:
+        loss = sum_over_ranks(pending.loss_sum.double())
+        run.losses.append((loss / pending.tokens).item())
+        run.norms.append(float(pending.grad_norm))
+        run.skipped.append(pending.skipped)
+        run.tokens.append(int(pending.tokens))
+        if pending.step == until:
+            raise StopIteration
+
+    windows = iter(loader_for(resolved, session.accelerator.process_index, progress.step))
+    with contextlib.suppress(StopIteration):
+        train(session, windows, total or until, progress, after)
+    if save_to:
+        checkpoint.save(session, Path(save_to), progress)
+    run.weights = {name: engine.full_weight(name) for name in engine.shapes}
+    for name in engine.shapes:
+        state = engine.full_state(name)
+        if state:
+            run.moments |= {f"{name}.{key}": moment for key, moment in state.moments.items()}
+    return run if session.accelerator.is_main_process else None
+
+
+def eval_job(resolved: Resolved, batches: list[list[MicroBatch]]) -> float:
+    session = open_session(resolved)
+    return evaluate(session, batches[session.accelerator.process_index])[0]
+
+
+def overflow_job(resolved: Resolved) -> dict[str, Any] | None:
+    """Two fp16 steps, the first with a loss scale that no gradient survives."""
+    session = open_session(resolved)
+    engine = session.engine
+    assert engine.scaler is not None
+    engine.scaler._init_scale = 2.0**40  # no float16 gradient survives this
+    name = next(iter(engine.shapes))
+    weights, skipped = [engine.full_weight(name)], []
+    before = 2.0**40
+    scales = []
+
+    def after(pending: Pending) -> None:
+        skipped.append(pending.skipped)
+        weights.append(engine.full_weight(name))
+        scales.append(engine.loss_scale)
+        if len(skipped) == 1:
+            engine.scaler.update(1024.0)
+
+    progress = Progress()
+    train(session, loader_for(resolved, session.accelerator.process_index), 2, progress, after)
+    moved = [not a.equal(b) for a, b in pairwise(weights)]
+    answer = {"skipped": skipped, "updates": progress.updates, "moved": moved, "halved": scales[0] < before}
+    return answer if session.accelerator.is_main_process else None
+
+
+def plain_run(resolved: Resolved, steps: int, total: int | None = None) -> Run:
+    """The same windows, all ranks' micro-batches one after another, through the plain loop."""
+    prepared = prepare_model(resolved, load_tokenizer(resolved.recipe).pad_token_id)
+
+    def seed(step: int, micro: int, rank: int) -> None:
+        seed_micro_batch(resolved.recipe.run.seed, step, micro, rank)
+
+    loop = PlainLoop(prepared.model, resolved, prepared.decayed, seed)
+    loaders = [iter(loader_for(resolved, rank)) for rank in range(resolved.world_size)]
+    run = Run()
+    total = total or steps
+    for step in range(steps):
+        ranks = [next(loader) for loader in loaders]
+        run.losses.append(loop.backward(step, ranks))
+        run.tokens.append(sum(micro.supervised for window in ranks for micro in window))
+        if not step:
+            run.first_gradient = {n: None if p.grad is None else p.grad.clone() for n, p in loop.named.items()}
+        recipe = resolved.recipe
+        loop.update(learning_rate(recipe.schedule, recipe.optimizer.lr, step, resolved.warmup(total), total))
+        run.norms.append(float(loop.norm))
+    run.weights = {name: p.detach().clone() for name, p in loop.named.items()}
+    return run
+
+
+def worst(found: dict[str, Any], expected: dict[str, Any]) -> tuple[float, str]:
+    """The largest relative error of any one tensor, in the 2-norm, and whose it is."""
+    assert found.keys() == expected.keys()
+    errors = {}
+    for name, want in expected.items():
+        scale = want.double().norm().item()
+        difference = (found[name].double() - want.double()).norm().item()
+        errors[name] = difference / scale if scale else difference
+    name = max(errors, key=lambda key: errors[key] if errors[key] == errors[key] else float("inf"))
+    return errors[name], name

@@ -1,0 +1,83 @@
+"""Every mistake is told with its file, line and key, all of a file's at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from toolkit.errors import InputError
+from toolkit.recipe.load import load_recipe, recipe_sha256
+
+GOOD = """\
+model: {path: some/model}
+data:
+  train: train.jsonl
+optimizer:
+  lr: 1e-4
+run: {max_steps: 3}
+"""
+
+
+def load(tmp_path: Path, text: str, *overrides: str) -> str:
+    file = tmp_path / "r.yaml"
+    file.write_text(text)
+    with pytest.raises(InputError) as caught:
+        load_recipe(file, overrides)
+    return str(caught.value).replace(str(tmp_path) + "/", "")
+
+
+def test_numbers_are_yaml_1_2(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text(GOOD)
+    assert load_recipe(tmp_path / "r.yaml").optimizer.lr == 1e-4  # YAML 1.1 reads a string
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (GOOD + "optimiser: {lr: 1}\n", "r.yaml:7:1: optimiser: unknown key; did you mean optimizer?"),
+        (GOOD.replace("  lr:", "  weight_decya: 0\n  lr:"), "r.yaml:5:3: optimizer.weight_decya: unknown key"),
+        (GOOD.replace("1e-4", "fast"), "r.yaml:5:3: optimizer.lr: input should be a valid number (given: 'fast')"),
+        (GOOD.replace("max_steps: 3", "max_steps: 0"), "r.yaml:6:7: run.max_steps: input should be greater than"),
+        (GOOD.replace("max_steps: 3", "max_steps: true"), "r.yaml:6:7: run.max_steps: input should be a valid int"),
+        (GOOD + "precision: bf15\n", "did you mean bf16?"),
+        (GOOD.replace("{path: some/model}", "{}"), "r.yaml:1:1: model: give exactly one of `path` and `config`"),
+        (GOOD.replace("  train: train.jsonl", "  eval: e.jsonl"), "r.yaml:2:1: data.train: missing"),
+        (GOOD + "data: {train: x}\n", "r.yaml:7:1: data: written twice; the first is in line 2"),
+        (GOOD.replace("model: {", "model: {{"), "not valid YAML"),
+        ("- a\n- b\n", "a recipe is a mapping"),
+        ("", "a recipe is a mapping"),
+        (GOOD.replace("max_steps: 3", "max_steps: 3, epochs: 1"), "run: give one of `max_steps` and `epochs`"),
+    ],
+)
+def test_mistakes_are_placed(tmp_path: Path, text: str, expected: str) -> None:
+    assert expected in load(tmp_path, text)
+
+
+def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
+    told = load(tmp_path, GOOD.replace("1e-4", "fast") + "precision: bf15\nfoo: 1\n").splitlines()
+    assert len(told) == 3
+
+
+def test_an_override_wins_and_its_mistakes_are_its_own(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text(GOOD)
+    recipe = load_recipe(tmp_path / "r.yaml", ["optimizer.lr=0.5", "adapter.r=4", "strategy.name=zero3"])
+    assert (recipe.optimizer.lr, recipe.adapter and recipe.adapter.r, recipe.strategy.name) == (0.5, 4, "zero3")
+    assert load(tmp_path, GOOD, "optimizer.lr=x").startswith("override optimizer.lr=x: optimizer.lr: input should")
+    assert "an override is section.key=value" in load(tmp_path, GOOD, "nonsense")
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="No such file"):
+        load_recipe(tmp_path / "absent.yaml")
+    (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\x00bad")
+    with pytest.raises(InputError, match="not UTF-8"):
+        load_recipe(tmp_path / "b.yaml")
+
+
+def test_the_hash_is_of_the_meaning(tmp_path: Path) -> None:
+    first, second = tmp_path / "a.yaml", tmp_path / "b.yaml"
+    first.write_text(GOOD)
+    second.write_text("# a comment\n" + GOOD.replace("1e-4", "0.0001") + "precision: fp32\n")
+    assert recipe_sha256(load_recipe(first)) == recipe_sha256(load_recipe(second))
+    assert recipe_sha256(load_recipe(first)) != recipe_sha256(load_recipe(first, ["run.seed=1"]))

@@ -1,0 +1,102 @@
+"""Derived values, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from families import FAMILIES
+from jobs import resolved_from
+from tiny import recipe_dict
+
+from toolkit.errors import InputError
+from toolkit.recipe.model_facts import ModelFacts, block_classes
+from toolkit.recipe.schema import Recipe
+from toolkit.strategies import resolve, strategies
+from toolkit.strategies.base import Strategy
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"),
+    [
+        ({}, (1, 1, 2)),
+        ({"micro_size": 3}, (3, 1, 6)),
+        ({"micro_size": 3, "accumulation": 2}, (3, 2, 12)),
+        ({"global_size": 24, "micro_size": 3}, (3, 4, 24)),
+        ({"global_size": 24, "accumulation": 3}, (4, 3, 24)),
+        ({"global_size": 24}, (1, 12, 24)),
+        ({"global_size": 24, "micro_size": 3, "accumulation": 4}, (3, 4, 24)),
+    ],
+)
+def test_two_of_three_make_the_batch(batch: dict[str, int], expected: tuple[int, int, int], tiny_root: Path) -> None:
+    recipe = recipe_dict(tiny_root)
+    recipe["batch"] = batch
+    resolved = resolved_from(recipe)
+    assert (resolved.micro_size, resolved.accumulation, resolved.global_size) == expected
+
+
+@pytest.mark.parametrize(
+    ("sections", "expected"),
+    [
+        ({"batch": {"global_size": 5, "accumulation": None}}, "not a multiple of 2 x 2 processes"),
+        ({"batch": {"global_size": 9}}, "2 x 2 x 2 = 8; leave one of the three out"),
+        ({"strategy": {"name": "single"}}, "single runs in one process"),
+        ({"strategy": {"name": "ddp", "offload": "optimizer"}}, "ddp cannot offload 'optimizer'"),
+        ({"strategy": {"name": "zero2", "offload": "all"}}, "zero2 cannot offload 'all'"),
+        ({"strategy": {"name": "fsdp2", "offload": "optimizer"}}, "fsdp2 cannot offload"),
+        ({"strategy": {"name": "zero1"}, "precision": "fp16"}, "DeepSpeed runs fp16 on a GPU only"),
+        ({"data": {"packing": True}}, "packing"),
+        ({"data": {"streaming": True}, "run": {"max_steps": None, "epochs": 1}}, "a stream's length is not known"),
+        ({"run": {"max_steps": None}}, "give max_steps or epochs"),
+        ({"run": {"eval_every": 5}}, "no data.eval"),
+        ({"tokenizer": {"path": None}}, "tokenizer of its own"),
+        ({"model": {"config": None, "path": "./not/there"}}, "no folder ./not/there"),
+    ],
+)
+def test_contradictions_are_refused(sections: dict[str, Any], expected: str, tiny_root: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        resolved_from(recipe_dict(tiny_root, **sections))
+    assert expected in str(caught.value)
+
+
+def test_every_decision_has_a_reason(tiny_root: Path) -> None:
+    resolved = resolved_from(recipe_dict(tiny_root, strategy={"name": "zero3"}))
+    assert {"world_size", "batch.global_size", "strategy.wrap", "zero.reduce_bucket_size"} <= {
+        decision.key for decision in resolved.decisions
+    }
+    assert all(decision.reason for decision in resolved.decisions)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_block_classes_are_the_models_own(family: str) -> None:
+    import transformers
+    from transformers import AutoConfig
+
+    facts = ModelFacts(FAMILIES[family]["config"], None)
+    model = transformers.AutoModel.from_config(AutoConfig.for_model(**facts.config))  # type: ignore[arg-type]
+    lists = [m for m in model.modules() if isinstance(m, __import__("torch").nn.ModuleList)]
+    repeated = {type(block).__name__ for blocks in lists for block in blocks}
+    names = block_classes(facts)
+    assert names
+    assert set(names) <= repeated
+    assert set(names) <= set(model._no_split_modules)
+
+
+def test_an_unknown_model_is_refused_where_its_blocks_matter(tiny_root: Path) -> None:
+    recipe = recipe_dict(tiny_root, model={"config": None, "path": "nobody/nothing"}, strategy={"name": "fsdp2"})
+    with pytest.raises(InputError, match=r"strategy\.wrap: fsdp2 must know the class"):
+        resolved_from(recipe)
+    assert resolved_from(recipe | {"strategy": {"name": "zero3"}}).blocks == ()
+    named = recipe | {"strategy": {"name": "fsdp2", "wrap": ["LlamaDecoderLayer"]}}
+    assert resolved_from(named).blocks == ("LlamaDecoderLayer",)
+
+
+def test_a_strategy_is_found_by_its_file() -> None:
+    assert set(strategies()) == {"single", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2"}
+    assert all(isinstance(strategy, Strategy) and strategy.title for strategy in strategies().values())
+
+
+def test_files_for_gpus_are_resolved_without_one(tiny_root: Path) -> None:
+    recipe = recipe_dict(tiny_root, strategy={"name": "zero3", "offload": "all"}, machine={"device": "cuda"})
+    assert resolve(Recipe.model_validate(recipe)).device == "cuda"

@@ -1,0 +1,48 @@
+"""`toolkit doctor` on the command line."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_MARKS = {"ok": "ok", "note": "note", "warning": "warn", "error": "FAIL"}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the toolkit's command line."""
+    app.command("doctor", help="What is installed, which devices, what will not work here and why.")(doctor_command)
+
+
+def doctor_command(
+    json_file: Annotated[str | None, typer.Option("--json", help="Write the result as JSON; - for stdout.")] = None,
+) -> None:
+    """Look at this machine: exit 0 where nothing is broken, 1 where something is."""
+    from toolkit.doctor.examine import examine
+    from toolkit.lint.output.machine import envelope
+
+    started = time.time()
+    found = examine()
+    failed = [condition for condition in found if condition.status == "error"]
+    if json_file:
+        conditions = [{"subject": c.subject, "status": c.status, "found": c.found, "advice": c.advice} for c in found]
+        text = json.dumps(envelope("doctor", started) | {"conditions": conditions}, indent=2)
+        if json_file == "-":
+            typer.echo(text)
+        else:
+            Path(json_file).write_text(text + "\n", encoding="utf-8")
+    if json_file != "-":
+        for condition in found:
+            head = f"{_MARKS[condition.status]:<5} {condition.subject:<20} {condition.found}"
+            lines = textwrap.wrap(head, 100, subsequent_indent=" " * 27)
+            if condition.advice and condition.status != "ok":
+                lines += textwrap.wrap(
+                    condition.advice, 100, initial_indent=" " * 27 + "→ ", subsequent_indent=" " * 29
+                )
+            typer.echo("\n".join(lines))
+        typer.echo(f"{len(failed)} broken" if failed else "nothing is broken · next: toolkit init")
+    raise typer.Exit(1 if failed else 0)

@@ -1,0 +1,131 @@
+"""GPUs, collectives, and the compilers that DeepSpeed's ops need. Imports torch."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from toolkit.doctor.model import Condition, check
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except Exception:  # whatever breaks an import, the doctor goes on
+        return None
+    return torch
+
+
+@check
+def gpus() -> Iterator[Condition]:
+    """What torch sees."""
+    torch = _torch()
+    if torch is None:
+        yield Condition("torch", "error", "cannot be imported", "python -c 'import torch' shows why")
+        return
+    if not torch.cuda.is_available():
+        yield from _without_gpu(torch)
+        return
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        capability = f"{properties.major}.{properties.minor}"
+        memory = properties.total_memory / (1 << 30)
+        found = f"{properties.name}, {memory:.1f} GiB, compute capability {capability}"
+        yield Condition(f"GPU {index}", "ok", found)
+        if properties.major < 8:
+            advice = "precision: fp16"
+            yield Condition(f"GPU {index}", "warning", f"no bf16 in hardware below 8.0 (here {capability})", advice)
+    names = {torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())}
+    if len(names) > 1:
+        yield Condition(
+            "GPUs",
+            "warning",
+            f"of {len(names)} kinds: every step waits for the slowest",
+            "CUDA_VISIBLE_DEVICES",
+        )
+    if any(re.search(r"RTX (40|PRO)|RTX 4\d", name) for name in names) and len(names) and torch.cuda.device_count() > 1:
+        yield Condition("NCCL", "note", "RTX 4000 cards have no peer-to-peer: accelerate launch turns it off by itself")
+
+
+def _without_gpu(torch: Any) -> Iterator[Condition]:
+    build = torch.version.cuda
+    smi = shutil.which("nvidia-smi")
+    if smi and build is None:
+        advice = "install a CUDA build of torch: https://pytorch.org/get-started/locally"
+        yield Condition("GPU", "error", f"nvidia-smi is here, but torch {torch.__version__} is a CPU build", advice)
+    elif smi:
+        advice = "the driver may be older than CUDA " + str(build) + ": nvidia-smi names what it supports"
+        yield Condition("GPU", "error", f"nvidia-smi is here, but torch (CUDA {build}) finds no GPU", advice)
+    else:
+        yield Condition(
+            "GPU", "warning", "none: runs on the CPU over gloo, for trying things out", "machine.device: cpu"
+        )
+        yield Condition("fp16", "note", "DeepSpeed refuses fp16 on a CPU", "precision: bf16 or fp32")
+        yield Condition("FSDP1", "note", "a full state dict of FSDP1 on CPU tensors crashes torch", "strategy: fsdp2")
+
+
+@check
+def collectives() -> Iterator[Condition]:
+    """The backends that processes talk over."""
+    torch = _torch()
+    if torch is None or not torch.distributed.is_available():
+        yield Condition(
+            "torch.distributed", "error", "not built in: only one process can run", "another build of torch"
+        )
+        return
+    here = [name for name in ("nccl", "gloo", "mpi") if getattr(torch.distributed, f"is_{name}_available")()]
+    shown = ", ".join(here)
+    if "nccl" in here and torch.cuda.is_available():
+        shown += f" (NCCL {'.'.join(map(str, torch.cuda.nccl.version()))})"
+    yield Condition("collectives", "ok" if here else "error", shown or "none")
+    if torch.cuda.is_available() and torch.cuda.device_count() > 1 and "nccl" not in here:
+        yield Condition(
+            "NCCL", "error", "not in this torch: several GPUs cannot talk", "install torch for CUDA on Linux"
+        )
+
+
+@check
+def compilers() -> Iterator[Condition]:
+    """DeepSpeed compiles CPUAdam, shared-memory collectives and its fused optimizers at first use."""
+    missing = [tool for tool in ("g++", "ninja") if shutil.which(tool) is None]
+    if "ninja" in missing and Path(sysconfig.get_path("scripts"), "ninja").exists():
+        missing.remove("ninja")  # beside the interpreter, where torch's builder finds it
+    header = Path(sysconfig.get_path("include"), "Python.h").exists()
+    if not header:
+        missing.append("Python.h")
+    if missing:
+        advice = "apt-get install g++ ninja-build python3-dev, or pip install ninja"
+        found = f"{', '.join(missing)} missing: offload (CPUAdam) and fused optimizers cannot be compiled"
+        yield Condition("DeepSpeed ops", "warning", found, advice)
+    else:
+        yield Condition("DeepSpeed ops", "ok", "g++, ninja and Python.h are here: ops compile at first use")
+    yield from _nvcc()
+
+
+def _nvcc() -> Iterator[Condition]:
+    torch = _torch()
+    if torch is None or torch.version.cuda is None:
+        return
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    nvcc = str(Path(home, "bin", "nvcc")) if home else shutil.which("nvcc")
+    if not nvcc or not Path(nvcc).exists():
+        advice = "install the CUDA toolkit of the same version, or use torch's optimizers (optimizer.name: adamw)"
+        yield Condition("nvcc", "warning", "not found: DeepSpeed's CUDA ops (FusedAdam) cannot be compiled", advice)
+        return
+    try:
+        shown = subprocess.run([nvcc, "--version"], capture_output=True, text=True, timeout=20, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return
+    match = re.search(r"release (\d+)\.(\d+)", shown)
+    if match and match[1] != torch.version.cuda.split(".")[0]:
+        built = torch.version.cuda
+        found = f"{match[1]}.{match[2]}, torch was built with {built}: DeepSpeed refuses to compile its ops"
+        yield Condition("nvcc", "error", found, f"install CUDA {torch.version.cuda}")
+    elif match:
+        yield Condition("nvcc", "ok", f"{match[1]}.{match[2]}, torch's CUDA is {torch.version.cuda}")

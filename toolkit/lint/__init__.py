@@ -1,0 +1,1 @@
+"""Checking the configuration files that people already have, before any model loads."""

@@ -1,0 +1,1 @@
+"""Readers of the three packages' configuration files: plain values, and where each one stands."""

@@ -1,0 +1,14 @@
+"""transformers' progress bars and warnings, kept off the screen of commands that say what they do themselves."""
+
+from __future__ import annotations
+
+import warnings
+
+
+def hush() -> None:
+    """Call before models are loaded in the process that prints to the user."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    warnings.simplefilter("ignore", FutureWarning)

@@ -1,0 +1,71 @@
+"""docs/recipe.md, written from the schema itself: ``python -m toolkit.recipe.reference > docs/recipe.md``."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, get_args
+
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from toolkit.recipe.schema import Recipe
+
+_HEAD = """\
+# The recipe
+
+Every key, its type and its default, from the schema itself. Unknown keys are errors with their line and a «did you
+mean»; types are exact; any value can be given on the command line as `section.key=value`.
+"""
+
+
+def reference() -> str:
+    """The page, a table per section."""
+    parts = [_HEAD]
+    plain = []
+    for name, field in Recipe.model_fields.items():
+        section = _section(field.annotation)
+        if section is None:
+            plain.append((name, field))
+            continue
+        optional = " (null: none)" if field.default is None else ""
+        parts.append(f"## {name}{optional}\n\n{_table(list(section.model_fields.items()))}")
+    parts.append(f"## Without a section\n\n{_table(plain)}")
+    return "\n".join(parts)
+
+
+def _section(annotation: Any) -> type[BaseModel] | None:
+    for option in (annotation, *get_args(annotation)):
+        if isinstance(option, type) and issubclass(option, BaseModel):
+            return option
+    return None
+
+
+def _table(fields: list[tuple[str, Any]]) -> str:
+    rows = ["| key | type | default | |", "| --- | --- | --- | --- |"]
+    for name, field in fields:
+        default = "required" if field.default is PydanticUndefined else f"`{_shown(field.default)}`"
+        rows.append(f"| `{name}` | {_type(field.annotation)} | {default} | {field.description or ''} |")
+    return "\n".join(rows) + "\n"
+
+
+def _type(annotation: Any) -> str:
+    choices = [choice for choice in get_args(annotation) if isinstance(choice, str)]
+    if choices:
+        return " \\| ".join(choices)
+    inner = get_args(annotation)
+    if type(None) in inner:
+        return f"{_type(inner[0])} or null" if len(inner) == 2 else " or ".join(map(_type, inner))
+    if inner and hasattr(annotation, "__metadata__"):
+        return _type(inner[0])
+    name = annotation.__name__ if isinstance(annotation, type) and not inner else str(annotation)
+    return re.sub(r"typing\.", "", name).replace(" | ", " or ")
+
+
+def _shown(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value)
+
+
+if __name__ == "__main__":
+    print(reference(), end="")

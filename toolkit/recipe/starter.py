@@ -1,0 +1,86 @@
+"""`toolkit init`: a starter recipe, from answers or flags, with a word beside every choice."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from toolkit.errors import InputError
+from toolkit.machine import cuda_device_count
+from toolkit.recipe.load import load_recipe, validate
+from toolkit.recipe.positions import parse
+
+
+def init_command(output: str, answers: dict[str, Any], force: bool) -> None:
+    """Write a recipe to ``output``; raises InputError where it is there already or an answer cannot be used."""
+    target = Path(output)
+    if target.exists() and not force:
+        raise InputError(f"{output}: is there already; --force overwrites it, -o names another")
+    if sys.stdin.isatty():
+        _ask(answers)
+    text = starter(answers)
+    validate(parse(text, output))
+    try:
+        target.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{output}: {error.strerror}") from None
+    load_recipe(output)
+    print(f"wrote {output}\nnext: toolkit train {output}")
+
+
+_QUESTIONS = (
+    ("model", "model (hub id or folder)", "meta-llama/Llama-3.2-1B"),
+    ("data", "training data (JSONL, Parquet, folder or hub id)", "data/train.jsonl"),
+    ("format", "what a sample is: text, prompt-completion, messages", "text"),
+    ("lora", "LoRA rank (0: train every weight)", 16),
+    ("steps", "optimizer steps", 500),
+)
+
+
+def _ask(answers: dict[str, Any]) -> None:
+    import typer
+
+    for key, question, default in _QUESTIONS:
+        if answers[key] is None:
+            answers[key] = typer.prompt(question, default=default)
+
+
+def starter(answers: dict[str, Any]) -> str:
+    """The text of a recipe. Answers left None get a default that suits this machine."""
+    gpus = cuda_device_count()
+    processes = answers["processes"] or max(1, gpus)
+    lora = 16 if answers["lora"] is None else answers["lora"]
+    spread = "zero2" if lora else "fsdp2"
+    strategy = answers["strategy"] or ("single" if processes == 1 else spread)
+    precision = answers["precision"] or ("bf16" if gpus else "fp32")
+    adapter = (
+        f"{{method: lora, r: {lora}, alpha: {2 * lora}, dropout: 0.05, target_modules: all-linear}}" if lora else "null"
+    )
+    lr = "2.0e-4" if lora else "2.0e-5"
+    return f"""\
+# toolkit train {{this file}} · toolkit config {{this file}} -o launch --explain
+model:
+  path: {_text(answers["model"] or "meta-llama/Llama-3.2-1B")}     # hub id or folder
+  task: causal-lm                     # causal-lm | seq2seq-lm | sequence-classification
+adapter: {adapter}
+data:
+  train: {_text(answers["data"] or "data/train.jsonl")}
+  eval: null                          # held-out data, the same format
+  format: {answers["format"] or "text"}
+  max_length: 1024
+batch: {{micro_size: 2, accumulation: 4}}   # per process
+optimizer: {{lr: {lr}, weight_decay: 0.0, max_grad_norm: 1.0}}
+schedule: {{name: cosine, warmup_ratio: 0.03}}
+precision: {precision}                       # fp32 | bf16 | fp16 | bf16-pure
+activation_checkpointing: none        # none | selective | full: less memory, more time
+strategy: {{name: {strategy}}}             # single | ddp | zero1 | zero2 | zero3 | fsdp1 | fsdp2
+machine: {{device: auto, processes: {processes}}}
+run: {{max_steps: {answers["steps"] or 500}, seed: 0, output_dir: runs/first, save_every: 100}}
+"""
+
+
+def _text(value: str) -> str:
+    """A YAML scalar; quoted where plain text would mean something else."""
+    plain = all(c.isalnum() or c in "/._-" for c in value) and not value.startswith("-")
+    return value if plain else "'" + value.replace("'", "''") + "'"

@@ -1,0 +1,120 @@
+"""`toolkit export`: a folder that from_pretrained (and PEFT) loads, with no part of this toolkit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from toolkit.errors import InputError, NotSo
+from toolkit.model.load import load_tokenizer
+from toolkit.model.quiet import hush
+from toolkit.recipe.resolve import Resolved
+from toolkit.recipe.schema import Recipe
+from toolkit.results import Result, write_json
+from toolkit.strategies import resolve
+from toolkit.training.checkpoint import newest, tensors_of
+from toolkit.training.session import prepare_model
+from toolkit.training.tensor_folder import read_manifest
+
+
+def export_command(checkpoint: str, output: str, merged: bool, json_target: str | None) -> None:
+    """Write ``output`` from a checkpoint, or from the newest one of a run; raises InputError."""
+    result = Result("export")
+    hush()
+    kind, resolved = export(Path(checkpoint), Path(output), merged=merged)
+    if json_target != "-":
+        print(f"wrote {output}: {kind}, with its tokenizer")
+    if json_target:
+        fields = {"kind": kind, "output": output}
+        write_json(result.finish(recipe_sha256=resolved.sha256, device="cpu", **fields), json_target)
+
+
+def export(source: Path, output: Path, *, merged: bool = False) -> tuple[str, Resolved]:
+    """Write adapter, merged or full model; returns which and the recipe it was trained with.
+
+    Raises InputError where ``source`` is no whole checkpoint or ``output`` is taken, NotSo where a tensor that
+    was trained is missing.
+    """
+    folder = _checkpoint(source)
+    read_manifest(folder)
+    recipe = Recipe.model_validate_json((folder / "recipe.json").read_text(encoding="utf-8"))
+    if output.exists() and any(output.iterdir() if output.is_dir() else [output]):
+        raise InputError(f"{output}: is there already; give a new folder")
+    if merged and recipe.adapter is None:
+        raise InputError("--merged: this run trained every weight, there is no adapter to fold in")
+    resolved = resolve(_alone(recipe), str(folder), device="cpu")
+    tokenizer = load_tokenizer(recipe)
+    model = trained_model(resolved, folder, tokenizer.pad_token_id)
+    writing = output.with_name(f".{output.name}.writing")
+    shutil.rmtree(writing, ignore_errors=True)
+    kind = _write(model, recipe, writing, merged=merged)
+    tokenizer.save_pretrained(writing)
+    if output.exists():
+        output.rmdir()
+    writing.rename(output)
+    return kind, resolved
+
+
+def trained_model(resolved: Resolved, folder: Path, pad_token_id: int | None = None) -> nn.Module:
+    """The recipe's model with a checkpoint's weights in it, whole, on the CPU."""
+    model = prepare_model(resolved, pad_token_id).model
+    parameters = dict(model.named_parameters())
+    missing = {name for name, parameter in parameters.items() if parameter.requires_grad}
+    with torch.no_grad():
+        for name, tensor in tensors_of(folder):
+            if name not in parameters or parameters[name].shape != tensor.shape:
+                raise NotSo(f"{folder}: {name}: the model has no such tensor, or one of another shape")
+            parameters[name].copy_(tensor)
+            missing.discard(name)
+    if missing:
+        raise NotSo(f"{folder}: {len(missing)} trained tensors are not in it, {sorted(missing)[0]} among them")
+    return model.eval()
+
+
+def _write(model: Any, recipe: Recipe, folder: Path, *, merged: bool) -> str:
+    if recipe.adapter is None:
+        model.config.use_cache = True
+        model.save_pretrained(folder)
+        return "full model"
+    if not merged:
+        model.save_pretrained(folder)
+        _name_base(folder, recipe)
+        return "adapter"
+    whole = model.merge_and_unload()
+    whole.config.use_cache = True
+    whole.save_pretrained(folder)
+    return "merged model"
+
+
+def _name_base(folder: Path, recipe: Recipe) -> None:
+    """PEFT records the base as the model was loaded; a base made from a bare config has no name to record."""
+    file = folder / "adapter_config.json"
+    config = json.loads(file.read_text(encoding="utf-8"))
+    config["base_model_name_or_path"] = recipe.model.path
+    file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _checkpoint(source: Path) -> Path:
+    if not source.is_dir():
+        raise InputError(f"{source}: no such folder; give a checkpoint or a run's folder")
+    for folder in (source, source / "checkpoints"):
+        if (folder / "manifest.json").exists():
+            return folder
+        if (found := newest(folder)) is not None:
+            return found
+    raise InputError(f"{source}: holds no checkpoint (run.save_every: 0 saves none)")
+
+
+def _alone(recipe: Recipe) -> Recipe:
+    """The same model on one CPU process: how it was spread does not matter any more."""
+    content = recipe.model_dump(mode="json")
+    content["strategy"] = {"name": "single", "wrap": recipe.strategy.wrap}
+    content["machine"] = {"device": "cpu", "processes": 1, "nodes": 1}
+    content["batch"] = {}
+    content["activation_checkpointing"] = "none"
+    return Recipe.model_validate(content)
