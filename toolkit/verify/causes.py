@@ -115,6 +115,10 @@ def _round_trip(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diag
         return Diagnosis("the optimizer's step count does not come back", first, "DeepSpeed#4396")
     if "frozen weights" in wrong:
         return Diagnosis("frozen weights do not come back", first, "DeepSpeed#3090")
+    if wrong[0] in ("merged logits", "exported logits"):
+        return Diagnosis(
+            f"the {wrong[0].split()[0]} model is not the one that was trained", first, "peft#2025, peft#2803"
+        )
     resumed = found.ranks[0].resumed
     reloaded = [name.removeprefix("reloaded ") for name in wrong if name.startswith("reloaded ")]
     weights = [name for name in reloaded if resumed and name in resumed.weights]

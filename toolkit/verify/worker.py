@@ -21,6 +21,7 @@ from toolkit.training.loop import Progress
 from toolkit.training.metrics import Pending
 from toolkit.training.session import Session, engage
 from toolkit.verify.case import SAVE_AFTER, Case
+from toolkit.verify.exported import exported_answers
 from toolkit.verify.faults import find_fault
 from toolkit.verify.record import Recorder
 from toolkit.verify.trace import RankTrace
@@ -78,9 +79,11 @@ def _resume(case: Case, trace: RankTrace, checkpoints: Path) -> None:
     recorder = Recorder(session, progress, case.overflow_step, case.folder / f"rank{trace.rank}.at")
     with recorder.watching() as trace.resumed:
         _train(session, case, progress, lambda pending: None)
-    _together()
     if trace.rank == 0:
+        if case.pass_name == "logic" and resolved.recipe.model.path is None:
+            trace.exported = exported_answers(resolved, newest, case.samples, case.folder)
         shutil.rmtree(checkpoints)
+    _together()
 
 
 def _open(resolved: Resolved, case: Case) -> Session:

@@ -12,7 +12,8 @@ class OptimizerStale(Fault):
     id = "optimizer-stale"
     title = "the optimizer holds the parameters from before sharding"
     reference = "accelerate#2665, pytorch#149205"
-    stages = ("update",)
+    # In a first step of warm-up the right update is none: there the state that never comes is seen first.
+    stages = ("update", "optimizer-state")
     strategies = ("single", "ddp", "fsdp1", "fsdp2")
 
     def inject(self, patch: Patch, case: Any) -> None:

@@ -10,7 +10,7 @@ import torch
 from toolkit.reference.loop import Window
 from toolkit.verify.case import SAVE_AFTER
 from toolkit.verify.measure import Measure, Stage
-from toolkit.verify.replay import relative_error
+from toolkit.verify.replay import SAFETY, relative_error
 from toolkit.verify.stages.ledger import resumed_ledger
 from toolkit.verify.trace import RankTrace, RunTrace, StepTrace
 
@@ -83,9 +83,25 @@ def round_trip(ranks: Sequence[RankTrace], windows: Sequence[Window], task: str,
                 error = float("inf") if other is None else _error(other, gradient)
             stage.measures.append(Measure(step, f"resumed {name} gradient", error, tolerance))
         stage.measures += _tensors(step, "resumed", straight, again.weights, again.states, tolerance)
+    stage.measures += _exported(ranks[0].exported)
     if ranks[0].run.frozen != resumed.frozen:
         stage.measures.append(Measure(SAVE_AFTER, "frozen weights", 1.0, 0.0, said="differ after the resume"))
     return stage
+
+
+def _exported(answers: dict[str, torch.Tensor] | None) -> list[Measure]:
+    """An export answers as the trained model does; a merged one up to rounding, whose size float64 tells."""
+    if answers is None:
+        return []
+    trained = answers["trained"]
+    noise = max(relative_error(trained, answers["float64"]), torch.finfo(torch.float32).eps)
+    found = []
+    for what in ("exported", "merged"):
+        if what in answers:
+            error = _error(answers[what], trained)
+            said = f"the {what} model answers differently"
+            found.append(Measure(SAVE_AFTER, f"{what} logits", error, SAFETY * noise, noise, said=said))
+    return found
 
 
 def _tensors(

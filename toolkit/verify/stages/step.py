@@ -195,9 +195,9 @@ class _OneStep:
         if not along:
             return None
         value = across / along
-        residual = sum((moved - value * gradient).pow(2).sum().item() for moved, gradient in pairs)
-        count = sum(gradient.numel() for _, gradient in pairs)
-        return _Fit(value, math.sqrt(residual / along / max(1, count - 1)))
+        # Rounding grows with the element, so each residual counts with its own size (White, Econometrica 48, 1980).
+        spread = sum(((moved - value * gradient) * gradient).pow(2).sum().item() for moved, gradient in pairs)
+        return _Fit(value, math.sqrt(spread) / along)
 
     def _float64_step(self, name: str, coefficient: float) -> AdamWStep:
         before = self.states[name]
