@@ -44,7 +44,9 @@ def check(outcome: Outcome) -> None:
     assert logic["gradient"].worst.noise > 0
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(
+    "strategy", [pytest.param(name, marks=pytest.mark.slow) if name == "zero1" else name for name in STRATEGIES]
+)
 def test_lora_in_bf16_recomputed_with_dropout(
     strategy: str, recipe: Callable[..., Resolved], group: WorkerGroup
 ) -> None:
@@ -63,6 +65,7 @@ def test_single(recipe: Callable[..., Resolved], lone_group: WorkerGroup) -> Non
     check(outcome)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["zero2", "fsdp2"])
 def test_every_weight_in_bf16_alone(strategy: str, recipe: Callable[..., Resolved], group: WorkerGroup) -> None:
     tied = recipe("ddp").recipe.model.config or {}

@@ -98,8 +98,10 @@ def _forward(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnos
 
 
 def _across(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnosis | None:
-    if measure.tensor == "skipped":
-        return Diagnosis("ranks disagree on skipping a step", measure.said, "DeepSpeed#7580")
+    skips = [m for m in stage.measures if not m.ok and m.tensor == "skipped"]
+    if skips and skips[0].step <= measure.step:
+        told = f"step {skips[0].step + 1} skipped, {skips[0].said}"
+        return Diagnosis("ranks disagree on skipping a step", told, "DeepSpeed#7580")
     if "gradient" in measure.tensor:
         return Diagnosis("a gradient is not reduced over the ranks", f"{measure.tensor} differs between ranks",
                          "DeepSpeed#4321, DeepSpeed#7985")  # fmt: skip

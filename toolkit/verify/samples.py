@@ -63,7 +63,7 @@ def _labels(tokens: list[int], recipe: Any, draw: random.Random, ids: list[int],
         return list(tokens)
     labels = list(tokens)
     # The prompt, and between turns of a conversation what others say, carries no loss.
-    hidden = range(draw.randint(1, len(tokens) - 2))
+    hidden = range(draw.randint(1, len(tokens) // 2))
     for at in hidden:
         labels[at] = IGNORED
     if recipe.data.format == "messages" and len(tokens) > 8:

@@ -122,7 +122,10 @@ def _told(one: Pass, stage: Stage, measure: Measure) -> list[str]:
         place += f", rank {measure.rank}"
     size = f"{measure.error:.1%} off" if 1e-3 < measure.error < 10 else f"off by {measure.error:.3g}"
     noise = f" (noise {measure.noise:.1e})" if measure.noise else ""
-    lines = [f"different  at {stage.name}, {one.name} pass, {place}: {measure.tensor}  {size}{noise}"]
+    lines = [
+        f"different  at {stage.name}, {one.name} pass, {place}: {_short(measure.tensor)}",
+        f"           {size}{noise}",
+    ]
     if measure.said:
         lines.append(f"           {measure.said}")
     tensors = {m.tensor for m in stage.measures}
@@ -130,6 +133,11 @@ def _told(one: Pass, stage: Stage, measure: Measure) -> list[str]:
     if len(tensors) > 1:
         lines.append(f"           {len(wrong)} of {len(tensors)} compared are wrong in {stage.name}")
     return lines
+
+
+def _short(tensor: str) -> str:
+    """A parameter's name without what PEFT puts around every one."""
+    return tensor.replace("base_model.model.", "", 1).replace(".default.weight", "")
 
 
 def _wrapped(head: str, parts: list[str]) -> str:
