@@ -45,7 +45,7 @@ class MicroGradients:
 
     def attribute(self, gradient: dict[str, torch.Tensor | None], names: Sequence[str]) -> Attribution:
         """Solve for the weights over the tensors ``names``."""
-        kept = [name for name in names if gradient.get(name) is not None]
+        kept = [name for name in names if gradient.get(name) is not None and name in self.by_micro[0]]
         used = [index for index, tokens in enumerate(self.tokens) if tokens]
         target = torch.cat([gradient[name].double().reshape(-1) for name in kept])  # type: ignore[union-attr]
         columns = torch.stack([torch.cat([self.by_micro[i][name].reshape(-1) for name in kept]) for i in used], dim=1)

@@ -30,6 +30,9 @@ def gradient_cause(found: Pass, case: Case, stage: Stage, measure: Measure) -> D
     missing = [name for name in wrong if taken.gradient.get(name) is None]
     if missing and len(missing) == len(wrong):
         return _no_gradient(missing, names, found, case)
+    strangers = [name for name in wrong if name not in right]
+    if strangers:
+        return Diagnosis("a weight trains that should be frozen", f"{strangers[0]} has a gradient")
     micros = MicroGradients(reference, step, weights)
     resolved = reference.resolved
     bound = max(_EXPLAINED, 2 * (stage.detection_limit or 0.0))
