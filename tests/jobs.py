@@ -140,20 +140,24 @@ def plain_run(resolved: Resolved, steps: int, total: int | None = None) -> Run:
     def seed(step: int, micro: int, rank: int) -> None:
         seed_micro_batch(resolved.recipe.run.seed, step, micro, rank)
 
-    loop = PlainLoop(prepared.model, resolved, prepared.decayed, seed)
+    loop = PlainLoop(
+        prepared.model, resolved, prepared.decayed, seed, "autocast" if resolved.precision.mixed else "plain"
+    )
     loaders = [iter(loader_for(resolved, rank)) for rank in range(resolved.world_size)]
     run = Run()
     total = total or steps
     for step in range(steps):
         ranks = [next(loader) for loader in loaders]
-        run.losses.append(loop.backward(step, ranks))
-        run.tokens.append(sum(micro.supervised for window in ranks for micro in window))
+        window = [(rank, micro) for rank, micros in enumerate(ranks) for micro in micros]
+        tokens = sum(micro.supervised for _, micro in window)
+        run.losses.append(sum(loop.backward(step, window)) / max(1, tokens))
+        run.tokens.append(tokens)
         if not step:
-            run.first_gradient = {n: None if p.grad is None else p.grad.clone() for n, p in loop.named.items()}
+            run.first_gradient = {name: loop.gradients.get(name) for name in loop.weights}
         recipe = resolved.recipe
         loop.update(learning_rate(recipe.schedule, recipe.optimizer.lr, step, resolved.warmup(total), total))
         run.norms.append(float(loop.norm))
-    run.weights = {name: p.detach().clone() for name, p in loop.named.items()}
+    run.weights = {name: p.detach().clone() for name, p in loop.weights.items()}
     return run
 
 

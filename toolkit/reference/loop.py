@@ -7,6 +7,7 @@ samples, and nothing of the strategies, of accelerate or of DeepSpeed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -18,24 +19,44 @@ from toolkit.recipe.resolve import Resolved
 Seed = Callable[[int, int, int], None]
 """``seed(step, micro, rank)``: sets torch's generator before a micro-batch, so that dropout masks agree."""
 
+Window = Sequence[tuple[int, MicroBatch]]
+"""One optimizer step: (rank, micro-batch) pairs, computed one after another."""
+
+Compute = Literal["plain", "autocast", "copy"]
+"""How products run: in the weights' own dtype; under torch's autocast over float32 weights; or with a 16-bit copy
+of the float32 weights, whose 16-bit gradients are summed in float32 (DeepSpeed's and FSDP's mixed precision)."""
+
 
 class PlainLoop:
-    """A model, its gradients and AdamW, one micro-batch after another.
+    """A model, the gradient of a window, AdamW.
 
-    After ``backward``: ``model``'s ``.grad`` is the gradient of the window's loss, the mean over its supervised
-    tokens. After ``update``: ``norm`` is its 2-norm, ``coefficient`` what clipping multiplied it by.
+    ``weights``: what trains, by name: the model's own parameters, or with ``compute="copy"`` float32 masters of
+    them. After ``backward``, ``gradients`` holds the gradient of the window's loss, which is the mean over its
+    supervised tokens. After ``update``, ``norm`` is its 2-norm and ``coefficient`` what clipping multiplied it by.
     """
 
-    def __init__(self, model: nn.Module, resolved: Resolved, decayed: frozenset[str], seed: Seed) -> None:
+    def __init__(
+        self, model: nn.Module, resolved: Resolved, decayed: frozenset[str], seed: Seed, compute: Compute = "plain"
+    ) -> None:
         self.model = model
+        self.config: Any = model.config if hasattr(model, "config") else None
         self.resolved = resolved
         self.seed = seed
-        self.named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.compute = compute
+        self.compute_dtype: torch.dtype = getattr(torch, resolved.precision.compute)
+        self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.weights: dict[str, torch.Tensor] = dict(self.trained)
+        if compute == "copy":
+            self.weights = {name: p.detach().clone() for name, p in self.trained.items()}
+            for parameter in model.parameters():
+                parameter.data = parameter.data.to(self.compute_dtype)
+        self.gradients: dict[str, torch.Tensor] = {}
+        self.norm = self.coefficient = 0.0
         settings = resolved.recipe.optimizer
         self.optimizer = torch.optim.AdamW(
             [
-                {"params": [p], "weight_decay": settings.weight_decay if name in decayed else 0.0}
-                for name, p in self.named.items()
+                {"params": [w], "weight_decay": settings.weight_decay if name in decayed else 0.0}
+                for name, w in self.weights.items()
             ],
             lr=settings.lr,
             betas=(settings.betas[0], settings.betas[1]),
@@ -43,34 +64,57 @@ class PlainLoop:
             foreach=False,
         )
 
-    def backward(self, step: int, ranks: Sequence[Sequence[MicroBatch]]) -> float:
-        """Accumulate the gradient of one window, given as micro-batches by rank; returns its mean loss."""
-        tokens = sum(micro.supervised for window in ranks for micro in window)
-        total = 0.0
-        for rank, window in enumerate(ranks):
-            for micro in window:
-                self.seed(step, micro.micro, rank)
-                with self._autocast():
-                    loss = self.loss_sum(micro)
-                (loss / max(1, tokens)).backward()
-                total += loss.item()
-        return total / max(1, tokens)
+    def backward(self, step: int, window: Window, loss_scale: float = 1.0) -> list[float]:
+        """Compute the gradient of one window; returns each micro-batch's loss, summed over its supervised tokens."""
+        tokens = max(1, sum(micro.supervised for _, micro in window))
+        self.gradients = {}
+        self.model.zero_grad(set_to_none=True)
+        losses = []
+        for rank, micro in window:
+            self.seed(step, micro.micro, rank)
+            with self._autocast():
+                loss = self.loss_sum(micro)
+            (loss * (loss_scale / tokens)).backward()
+            losses.append(loss.item())
+            if self.compute == "copy":
+                self._collect()
+                self.model.zero_grad(set_to_none=True)
+        if self.compute != "copy":
+            self._collect()
+        if loss_scale != 1.0:
+            for gradient in self.gradients.values():
+                gradient.div_(loss_scale)
+        return losses
+
+    def _collect(self) -> None:
+        """Add the parameters' gradients to the window's, in the dtype that the weights are kept in."""
+        for name, parameter in self.trained.items():
+            if parameter.grad is not None:
+                gradient = parameter.grad.to(self.weights[name].dtype)
+                self.gradients[name] = self.gradients[name] + gradient if name in self.gradients else gradient.clone()
 
     def update(self, lr: float) -> None:
         """Clip, step, forget the gradients."""
-        grads = [p.grad for p in self.named.values() if p.grad is not None]
-        self.norm = torch.stack([g.float().pow(2).sum() for g in grads]).sum().sqrt()
-        self.coefficient = 1.0
+        self.norm = sum(g.double().pow(2).sum().item() for g in self.gradients.values()) ** 0.5
         limit = self.resolved.max_grad_norm
-        if limit > 0:
-            # torch.nn.utils.clip_grad_norm_ adds the same 1e-6
-            self.coefficient = min(1.0, limit / (self.norm.item() + 1e-6))
-            for grad in grads:
-                grad.mul_(self.coefficient)
+        # torch.nn.utils.clip_grad_norm_ adds the same 1e-6
+        self.coefficient = min(1.0, limit / (self.norm + 1e-6)) if limit > 0 else 1.0
+        for name, weight in self.weights.items():
+            weight.grad = self.gradients[name] * self.coefficient if name in self.gradients else None
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
         self.optimizer.zero_grad()
+        if self.compute == "copy":
+            self.set_weights(self.weights)
+
+    @torch.no_grad()
+    def set_weights(self, weights: dict[str, torch.Tensor]) -> None:
+        """Take other weights, by name; a 16-bit copy is made of them anew."""
+        for name, weight in weights.items():
+            self.weights[name].copy_(weight)
+            if self.compute == "copy":
+                self.trained[name].copy_(weight)
 
     def loss_sum(self, micro: MicroBatch) -> torch.Tensor:
         """Cross-entropy summed over a micro-batch's supervised tokens, in float32."""
@@ -78,7 +122,7 @@ class PlainLoop:
         inputs = {name: tensor for name, tensor in micro.tensors.items() if name != "labels"}
         labels = micro.tensors["labels"]
         if task == "seq2seq-lm":
-            config = self.model.config
+            config = self.config
             start = config.decoder_start_token_id
             first = torch.full_like(labels[:, :1], config.pad_token_id if start is None else start)
             shifted = torch.cat([first, labels[:, :-1]], dim=1)
@@ -88,25 +132,25 @@ class PlainLoop:
         if task == "causal-lm":
             logits, labels = logits[:, :-1], labels[:, 1:]
         loss = functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=-100, reduction="sum")
-        if getattr(output, "aux_loss", None) is not None and not isinstance(output.aux_loss, int):
-            loss = loss + self.model.config.router_aux_loss_coef * output.aux_loss * (labels != -100).sum()
+        balance = getattr(output, "aux_loss", None)
+        if isinstance(balance, torch.Tensor):
+            # A mixture of experts' balance loss is a mean over the micro-batch: weighted by tokens, as the rest is.
+            loss = loss + self.config.router_aux_loss_coef * balance * (labels != -100).sum()
         return loss
 
     def _autocast(self) -> torch.autocast:
-        precision = self.resolved.precision
         device = next(self.model.parameters()).device.type
-        return torch.autocast(device, dtype=getattr(torch, precision.compute), enabled=precision.mixed)
+        return torch.autocast(device, dtype=self.compute_dtype, enabled=self.compute == "autocast")
 
 
 def train_plainly(
-    loop: PlainLoop,
-    steps: Iterable[Sequence[Sequence[MicroBatch]]],
-    learning_rate: Callable[[int], float],
-) -> list[float]:
-    """Run ``loop`` over windows of micro-batches by rank; returns the loss of each step."""
+    loop: PlainLoop, steps: Iterable[Window], learning_rate: Callable[[int], float]
+) -> list[tuple[float, float]]:
+    """Run ``loop`` over windows; returns each step's mean loss and gradient norm before clipping."""
     loop.model.train()
-    losses = []
-    for step, ranks in enumerate(steps):
-        losses.append(loop.backward(step, ranks))
+    told = []
+    for step, window in enumerate(steps):
+        losses = loop.backward(step, window)
         loop.update(learning_rate(step))
-    return losses
+        told.append((sum(losses) / max(1, sum(micro.supervised for _, micro in window)), loop.norm))
+    return told

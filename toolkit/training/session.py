@@ -29,7 +29,8 @@ class Session:
     """All that a run needs, in one place."""
 
     resolved: Resolved
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: PreTrainedTokenizerBase | None
+    """None where the samples need none, under `verify`."""
     accelerator: Accelerator
     engine: Engine
     claims: list[Claim]
@@ -64,7 +65,14 @@ def open_session(resolved: Resolved, **accelerator_options: Any) -> Session:
     if accelerator_options.get("log_with"):
         accelerator.init_trackers(Path(resolved.recipe.run.output_dir).name)
     tokenizer = load_tokenizer(resolved.recipe)
-    prepared = prepare_model(resolved, tokenizer.pad_token_id)
+    return engage(resolved, accelerator, tokenizer, tokenizer.pad_token_id)
+
+
+def engage(
+    resolved: Resolved, accelerator: Accelerator, tokenizer: PreTrainedTokenizerBase | None, pad_token_id: int | None
+) -> Session:
+    """The rest of ``open_session``; `verify` has samples made of ids, and so no tokenizer."""
+    prepared = prepare_model(resolved, pad_token_id)
     weights = sum(p.numel() for p in prepared.model.parameters())
     engine = strategy_of(resolved).engine_class()(prepared, accelerator)
     claims = engine.evidence()

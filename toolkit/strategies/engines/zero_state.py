@@ -26,14 +26,16 @@ class ZeroTensors:
     def weight(self, parameter: nn.Parameter) -> torch.Tensor:
         from deepspeed.utils import safe_get_full_fp32_param
 
-        return _copy(safe_get_full_fp32_param(parameter))
+        # Below stage 3 DeepSpeed puts whole tensors together in float32, whatever dtype it keeps them in.
+        return _copy(safe_get_full_fp32_param(parameter)).to(self.masters()[0].dtype)
 
     def gradient(self, parameter: nn.Parameter) -> torch.Tensor | None:
         """The accumulated gradient as the optimizer will read it, loss scale still in it."""
         from deepspeed.utils import safe_get_full_grad
 
         grad = safe_get_full_grad(parameter)
-        return None if grad is None else _copy(grad)
+        kept = getattr(self.zero, "gradient_accumulation_dtype", None)
+        return None if grad is None else _copy(grad).to(kept or grad.dtype)
 
     def moment(self, parameter: nn.Parameter, key: str) -> torch.Tensor | None:
         from deepspeed.utils import safe_get_full_optimizer_state
@@ -41,7 +43,8 @@ class ZeroTensors:
         if not self._has_state():
             return None
         self._link_state()
-        return _copy(safe_get_full_optimizer_state(parameter, key))
+        dtype = next(state[key].dtype for state in self.inner.state.values() if key in state)
+        return _copy(safe_get_full_optimizer_state(parameter, key)).to(dtype)
 
     def set_weight(self, parameter: nn.Parameter, weight: torch.Tensor) -> None:
         """Set the master weight and the copy that the next forward uses."""

@@ -1,0 +1,186 @@
+"""Upstream defects, each shown in a few lines without this toolkit. Run on two connected processes over gloo.
+
+Every function returns what docs/findings.md tells; tests/verify/test_upstream.py says when one is gone.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+def _connect(kind: str) -> None:
+    """What `accelerate launch` and torchrun set up, and what engages sharding without a GPU."""
+    from accelerate.state import AcceleratorState, PartialState
+    from accelerate.utils import DistributedType
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    os.environ.pop("ACCELERATE_USE_CPU", None)
+    os.environ["ACCELERATE_USE_DEEPSPEED"] = str(kind == "deepspeed").lower()
+    os.environ["ACCELERATE_USE_FSDP"] = str(kind == "fsdp").lower()
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    state = PartialState(backend="gloo")
+    state.device = torch.device("cpu")
+    if kind == "fsdp":
+        state.distributed_type = DistributedType.MULTI_GPU
+
+
+def _llama(dropout: float = 0.0) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            vocab_size=64,
+            attention_dropout=dropout,
+            use_cache=False,
+        )
+    ).train()
+
+
+def _tokens() -> torch.Tensor:
+    return torch.randint(3, 64, (2, 12), generator=torch.Generator().manual_seed(1))
+
+
+def _fsdp2_gradients(checkpointing: bool) -> tuple[float, dict[str, torch.Tensor]]:
+    from accelerate import Accelerator, FullyShardedDataParallelPlugin
+
+    _connect("fsdp")
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        auto_wrap_policy="transformer_based_wrap",
+        transformer_cls_names_to_wrap=["LlamaDecoderLayer"],
+        activation_checkpointing=checkpointing,
+    )
+    accelerator = Accelerator(fsdp_plugin=plugin)
+    model = _llama(dropout=0.1)
+    model, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.0))
+    torch.manual_seed(7)
+    loss = model(input_ids=_tokens(), labels=_tokens()).loss
+    accelerator.backward(loss)
+    named = {name.replace("_checkpoint_wrapped_module.", ""): p for name, p in model.named_parameters()}
+    return loss.item(), {name: p.grad.full_tensor() for name, p in named.items()}
+
+
+def fsdp2_checkpointing_redraws_dropout() -> tuple[float, float]:
+    """(difference of the loss, largest relative error of a gradient) with checkpointing on and off."""
+    plain_loss, plain = _fsdp2_gradients(False)
+    loss, found = _fsdp2_gradients(True)
+    worst = max(((found[name] - plain[name]).norm() / plain[name].norm()).item() for name in plain)
+    return abs(loss - plain_loss), worst
+
+
+def _deepspeed(model: nn.Module, optimizer: torch.optim.Optimizer, stage: int, **config: Any) -> Any:
+    from accelerate import Accelerator, DeepSpeedPlugin
+
+    _connect("deepspeed")
+    values = {
+        "train_micro_batch_size_per_gpu": 2,
+        "train_batch_size": 4,
+        "zero_optimization": {"stage": stage},
+        "zero_allow_untested_optimizer": True,
+        **config,
+    }
+    accelerator = Accelerator(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=values, zero3_init_flag=False))
+    return accelerator.prepare(model, optimizer)[0]
+
+
+def zero2_links_one_group() -> str:
+    """What reading Adam's moment of a parameter of the second group says after a step."""
+    from deepspeed.utils import safe_get_full_optimizer_state
+
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    optimizer = torch.optim.AdamW([{"params": model[0].parameters()}, {"params": model[1].parameters()}])
+    engine = _deepspeed(model, optimizer, 2)
+    engine.backward(engine(torch.ones(2, 8)).sum())
+    engine.step()
+    # The first group's can be read, the second's cannot.
+    assert safe_get_full_optimizer_state(model[0].weight, "exp_avg") is not None
+    try:
+        safe_get_full_optimizer_state(model[1].weight, "exp_avg")
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "read"
+
+
+def deepspeed_casts_buffers() -> tuple[str, float]:
+    """(dtype of the rotary frequencies, radians that position 2000 is turned too far)."""
+    model = _llama()
+    before = model.model.rotary_emb.inv_freq.clone()
+    engine = _deepspeed(model, torch.optim.AdamW(model.parameters()), 2, bf16={"enabled": True})
+    after = engine.module.model.rotary_emb.inv_freq
+    return str(after.dtype), ((after.float() - before).abs().max() * 2000).item()
+
+
+def deepspeed_masters_are_rounded() -> float:
+    """Relative error of the float32 master weights before any step."""
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    model = _llama()
+    before = model.lm_head.weight.detach().clone()
+    engine = _deepspeed(model, torch.optim.AdamW(model.parameters()), 2, bf16={"enabled": True})
+    master = safe_get_full_fp32_param(engine.module.lm_head.weight)
+    return ((master - before).norm() / before.norm()).item()
+
+
+def fsdp2_bf16_casts_the_loss() -> tuple[str, str, float]:
+    """(dtype that gradients are reduced in, dtype of the loss, its error) under accelerate's bf16."""
+    from accelerate import Accelerator, FullyShardedDataParallelPlugin
+
+    _connect("fsdp")
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        auto_wrap_policy="transformer_based_wrap",
+        transformer_cls_names_to_wrap=["LlamaDecoderLayer"],
+    )
+    accelerator = Accelerator(fsdp_plugin=plugin, mixed_precision="bf16")
+    model = _llama()
+    with torch.autocast("cpu", torch.bfloat16):
+        right = model(input_ids=_tokens(), labels=_tokens()).loss.item()
+    model, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.0))
+    loss = model(input_ids=_tokens(), labels=_tokens()).loss
+    policy = plugin.mixed_precision_policy
+    return str(policy.reduce_dtype), str(loss.dtype), abs(loss.item() - right)
+
+
+def zero3_is_told_with_the_flag_off() -> bool:
+    """Whether transformers takes every model made from now on for a ZeRO-3 one, ``zero3_init_flag=False`` or not."""
+    from accelerate import Accelerator, DeepSpeedPlugin
+    from transformers.integrations import is_deepspeed_zero3_enabled, unset_hf_deepspeed_config
+
+    _connect("deepspeed")
+    config = {"train_micro_batch_size_per_gpu": 2, "train_batch_size": 4, "zero_optimization": {"stage": 3}}
+    plugin = DeepSpeedPlugin(hf_ds_config=config, zero3_init_flag=False)
+    Accelerator(deepspeed_plugin=plugin)
+    try:
+        return is_deepspeed_zero3_enabled()
+    finally:
+        unset_hf_deepspeed_config()
+
+
+def fused_adamw_under_sharded_scaler() -> str:
+    """What a fused AdamW step under ShardedGradScaler says."""
+    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    weight = nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.AdamW([weight], fused=True)
+    scaler = ShardedGradScaler("cpu", init_scale=4.0)
+    scaler.scale(weight.sum()).backward()
+    scaler.unscale_(optimizer)  # to clip before the step
+    try:
+        scaler.step(optimizer)
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+    return "stepped"

@@ -1,0 +1,28 @@
+"""The model of the plain loop: loaded, adapted and cast, and nothing more. Never checkpointed, never wrapped."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from toolkit.model.adapters import add_adapter
+from toolkit.model.load import load_base, set_dtypes
+from toolkit.recipe.resolve import Resolved
+
+
+def plain_model(resolved: Resolved, pad_token_id: int | None = None) -> nn.Module:
+    """The recipe's model in training mode on its device, weights in the dtypes that the recipe's precision says."""
+    model = load_base(resolved, pad_token_id)
+    if resolved.recipe.adapter is not None:
+        model = add_adapter(model, resolved)
+    set_dtypes(model, resolved.precision.trainable, resolved.precision.frozen)
+    return model.to(torch.device(resolved.device)).train()
+
+
+def plain_decayed(model: nn.Module, resolved: Resolved) -> frozenset[str]:
+    """Names of the trained weights that decay: ``matrices`` means neither norms nor biases nor embeddings."""
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    if resolved.recipe.optimizer.decay == "all":
+        return frozenset(name for name, _ in trained)
+    tables = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
+    return frozenset(name for name, p in trained if p.dim() > 1 and not any(p is table for table in tables))

@@ -1,0 +1,128 @@
+"""Evidence that each claim of a recipe happened. A claim without it is the verdict `not-exercised`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from toolkit.recipe.resolve import Resolved
+from toolkit.strategies.engines.base import Claim
+from toolkit.verify.case import Case
+from toolkit.verify.measure import Stage
+from toolkit.verify.replay import Reference
+from toolkit.verify.trace import RankTrace
+
+# What each strategy must be seen to call. ZeRO 1 and 2 over gloo reduce gradients by all-reduce (deepspeed 0.19.8).
+_COLLECTIVES: dict[str, tuple[tuple[str, ...], ...]] = {
+    "single": (),
+    "ddp": (("all-reduce",),),
+    "zero1": (("all-reduce", "reduce-scatter"), ("all-gather",)),
+    "zero2": (("all-reduce", "reduce-scatter"), ("all-gather",)),
+    "zero3": (("reduce-scatter",), ("all-gather",)),
+    "fsdp1": (("reduce-scatter",), ("all-gather",)),
+    "fsdp2": (("reduce-scatter",), ("all-gather",)),
+}
+
+
+def engagement(
+    ranks: Sequence[RankTrace], case: Case, resolved: Resolved, reference: Reference, stages: Sequence[Stage]
+) -> list[Claim]:
+    """Every claim of the recipe, with what was seen."""
+    claims = [claim for rank in ranks for claim in rank.claims if rank.rank == 0 or not claim.ok]
+    claims += _trainable(ranks, reference)
+    claims += _dtypes(ranks, resolved)
+    claims += _recomputation(ranks, resolved)
+    claims += _collectives(ranks, resolved)
+    claims += _ties(ranks, reference)
+    claims += _exercised(ranks, case, resolved, reference, stages)
+    return claims
+
+
+def _trainable(ranks: Sequence[RankTrace], reference: Reference) -> list[Claim]:
+    right, seen = set(reference.first), set(ranks[0].trainable)
+    odd = sorted(right ^ seen)
+    found = f"{len(seen)}" + (f", differing in {odd[0]}" if odd else "")
+    changed = [name for rank in ranks for name, d in rank.run.frozen.items() if rank.run.frozen_after.get(name) != d]
+    claims = [Claim("tensors that train", str(len(right)), found, not odd)]
+    if ranks[0].run.frozen:
+        said = f"{len(set(changed))} changed" + (f", first {changed[0]}" if changed else "")
+        claims.append(Claim("frozen tensors", f"{len(ranks[0].run.frozen)}, 0 changed",
+                            f"{len(ranks[0].run.frozen)}, {said}", not changed))  # fmt: skip
+    return claims
+
+
+def _dtypes(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
+    precision = resolved.precision
+    wanted = {"weight": precision.trainable, "gradient": precision.trainable, "state": precision.trainable}
+    if ranks[0].dtypes.get("frozen"):
+        wanted["frozen"] = precision.frozen
+    words = {"weight": "trained weights", "gradient": "summed gradients", "state": "optimizer state",
+             "frozen": "frozen weights"}  # fmt: skip
+    claims = []
+    for what, right in wanted.items():
+        seen = sorted({name for rank in ranks for name in rank.dtypes.get(what, [])})
+        claims.append(Claim(f"dtype of {words[what]}", right, ", ".join(seen) or "none", seen == [right]))
+    return claims
+
+
+def _recomputation(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
+    kind = resolved.recipe.activation_checkpointing
+    if kind == "none":
+        return []
+    claims = []
+    for rank in ranks:
+        # Once in the forward, once in the backward.
+        right = [2 * rank.forwards] * max(1, len(rank.recomputed))
+        ok = bool(rank.recomputed) and rank.recomputed == right
+        seen = f"{len(rank.recomputed)} blocks, runs {sorted(set(rank.recomputed))}"
+        if rank.rank == 0 or not ok:
+            claims.append(Claim("blocks recomputed", f"every block {2 * rank.forwards} times", seen, ok))
+    return claims
+
+
+def _collectives(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
+    if resolved.world_size == 1:
+        return []
+    seen = ranks[0].collectives
+    told = ", ".join(f"{count} {kind}" for kind, count in sorted(seen.items())) or "none"
+    claims = []
+    for kinds in _COLLECTIVES[resolved.recipe.strategy.name]:
+        ok = any(seen.get(kind, 0) > 0 for kind in kinds)
+        claims.append(Claim("collectives in the first step", " or ".join(kinds), told, ok))
+    return claims
+
+
+def _ties(ranks: Sequence[RankTrace], reference: Reference) -> list[Claim]:
+    if not reference.tied:
+        return []
+    ok = ranks[0].tied == reference.tied
+    seen = "; ".join(" = ".join(names) for names in ranks[0].tied) or "none"
+    return [Claim("tied weights", "; ".join(" = ".join(names) for names in reference.tied), seen, ok)]
+
+
+def _exercised(
+    ranks: Sequence[RankTrace], case: Case, resolved: Resolved, reference: Reference, stages: Sequence[Stage]
+) -> list[Claim]:
+    """The run met what it was made to meet."""
+    claims = []
+    steps = ranks[0].run.steps
+    if resolved.max_grad_norm > 0:
+        norms = [step.norm for step in steps if step.step != case.overflow_step]
+        above = sum(norm > resolved.max_grad_norm for norm in norms)
+        seen = f"{above} of {len(norms)}"
+        claims.append(Claim("steps that clip, steps that do not", "some of each", seen, 0 < above < len(norms)))
+    if resolved.world_size > 1:
+        uneven = sum(
+            len({sum(m.supervised for r, m in window if r == rank) for rank in range(resolved.world_size)}) > 1
+            for window in reference.windows
+        )
+        claims.append(Claim("windows uneven over ranks", "1 or more", str(uneven), uneven > 0))
+        empty = sum(not micro.sample_ids for window in reference.windows for _, micro in window)
+        claims.append(Claim("micro-batches without samples", "1 or more", str(empty), empty > 0))
+    if case.overflow_step is not None:
+        skipped = [step.step for step in steps if step.skipped]
+        claims.append(Claim("overflow skipped", f"step {case.overflow_step + 1}",
+                            ", ".join(f"step {s + 1}" for s in skipped) or "none",
+                            case.overflow_step in skipped))  # fmt: skip
+    if len(ranks[0].run.steps) != case.steps:
+        claims.append(Claim("steps taken", str(case.steps), str(len(ranks[0].run.steps)), False))
+    return claims

@@ -1,0 +1,70 @@
+"""The verdict on a recipe: from its passes to what is printed, written and returned as an exit status."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from toolkit.recipe.resolve import Resolved
+from toolkit.strategies.engines.base import Claim
+from toolkit.verify.diagnosis import Diagnosis
+from toolkit.verify.measure import Measure, Stage
+from toolkit.verify.passes import Pass
+
+Verdict = Literal["equivalent", "different", "not-exercised"]
+
+
+@dataclass
+class Outcome:
+    """Everything that `toolkit verify` found about one recipe."""
+
+    resolved: Resolved
+    twin: Resolved
+    passes: list[Pass] = field(default_factory=list)
+    diagnosis: Diagnosis | None = None
+
+    @property
+    def failure(self) -> str | None:
+        return next((one.failure for one in self.passes if one.failure), None)
+
+    @property
+    def difference(self) -> tuple[Pass, Stage, Measure] | None:
+        for one in self.passes:
+            if one.different:
+                return one, *one.different
+        return None
+
+    @property
+    def unproven(self) -> list[Claim]:
+        return [claim for one in self.passes for claim in one.unproven]
+
+    @property
+    def verdict(self) -> Verdict:
+        """A strategy that never engaged makes all numbers void; a number that is wrong is wrong all the same."""
+        if self.failure or (self.difference and not any(one.not_engaged for one in self.passes)):
+            return "different"
+        return "not-exercised" if self.unproven or not self.passes else "equivalent"
+
+    @property
+    def exit_code(self) -> int:
+        return 0 if self.verdict == "equivalent" else 1
+
+    def fields(self) -> dict[str, Any]:
+        """The contract's fields."""
+        difference = self.difference
+        return {
+            "verdict": self.verdict,
+            "passes": [one.to_json() for one in self.passes],
+            "engagement": [
+                {"pass": one.name, "claim": c.claim, "expected": c.expected, "seen": c.seen, "ok": c.ok}
+                for one in self.passes
+                for c in one.claims
+            ],
+            "first_difference": _difference(*difference) if difference else None,
+            "diagnosis": self.diagnosis.to_json() if self.diagnosis else None,
+            "failure": self.failure,
+        }
+
+
+def _difference(one: Pass, stage: Stage, measure: Measure) -> dict[str, Any]:
+    return {"pass": one.name, "stage": stage.name} | measure.to_json()

@@ -1,0 +1,106 @@
+"""One pass: a case run by the workers, replayed by the plain loop, compared stage by stage."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from toolkit.launch.group import JobFailed, WorkerGroup
+from toolkit.strategies.engines.base import Claim
+from toolkit.verify.case import Case
+from toolkit.verify.engagement import engagement
+from toolkit.verify.measure import Measure, Stage, first_difference
+from toolkit.verify.replay import Reference
+from toolkit.verify.stages.across import cross_rank, round_trip
+from toolkit.verify.stages.backward import Replayed, forward, gradient, replay
+from toolkit.verify.stages.ledger import ledger
+from toolkit.verify.stages.step import optimizer_stages
+from toolkit.verify.trace import RankTrace, load_traces
+from toolkit.verify.worker import run_case
+
+
+@dataclass
+class Pass:
+    """What one pass found. ``failure``: why the run did not get to its end, where it did not."""
+
+    name: str
+    stages: list[Stage] = field(default_factory=list)
+    claims: list[Claim] = field(default_factory=list)
+    failure: str | None = None
+    not_engaged: bool = False
+    seconds: float = 0.0
+    ranks: list[RankTrace] = field(default_factory=list)
+    replayed: Replayed | None = None
+    reference: Reference | None = None
+    fault_reached: bool = False
+
+    @property
+    def different(self) -> tuple[Stage, Measure] | None:
+        return first_difference(self.stages)
+
+    @property
+    def unproven(self) -> list[Claim]:
+        return [claim for claim in self.claims if not claim.ok]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"pass": self.name, "seconds": round(self.seconds, 2), "failure": self.failure,
+                "stages": [stage.to_json() for stage in self.stages]}  # fmt: skip
+
+
+def run_pass(case: Case, group: WorkerGroup, timeout: float) -> Pass:
+    """Run and compare one case. Raises InputError where the recipe cannot be used; nothing else is raised for what a
+    candidate does: a crash, a hang and NaN are findings."""
+    started = time.perf_counter()
+    found = Pass(case.pass_name)
+    try:
+        group.run(run_case, case, timeout=timeout)
+    except JobFailed as error:
+        found.failure = _told(case, error)
+        found.fault_reached = True
+        found.seconds = time.perf_counter() - started
+        return found
+    found.ranks = load_traces(case.folder, group.size)
+    found.fault_reached = any(rank.fault_reached for rank in found.ranks)
+    failed = next((rank for rank in found.ranks if rank.failure), None)
+    if failed is not None:
+        found.not_engaged = True
+        name = case.recipe["strategy"]["name"]
+        found.claims = [Claim(f"{name} engaged", "yes", failed.failure or "", False)]
+    else:
+        compare(case, found)
+    found.seconds = time.perf_counter() - started
+    return found
+
+
+def compare(case: Case, found: Pass) -> None:
+    """Fill in the stages and the evidence from the traces."""
+    reference = found.reference = Reference(case)
+    resolved, ranks = reference.resolved, found.ranks
+    replayed = found.replayed = replay(ranks, reference, case.overflow_step)
+    task = resolved.recipe.model.task
+    found.stages = [
+        ledger(ranks, reference.windows, task),
+        forward(ranks, reference, replayed),
+        gradient(ranks, reference.noise, replayed, case.overflow_step),
+        *optimizer_stages(ranks, resolved, reference.decayed, case.steps, case.overflow_step),
+        cross_rank(ranks),
+    ]
+    if case.round_trip:
+        limit = found.stages[2].detection_limit or 0.0
+        tolerance = 0.0 if resolved.device == "cpu" else limit
+        found.stages.append(round_trip(ranks, reference.windows, task, tolerance))
+    found.claims = engagement(ranks, case, resolved, reference, found.stages)
+
+
+def _told(case: Case, error: JobFailed) -> str:
+    """Rank, step and the last stage that it reached, then the reason."""
+    at = case.folder / f"rank{error.rank}.at"
+    place = f"rank {error.rank}"
+    if at.exists():
+        step, _, stage = at.read_text(encoding="utf-8").partition(" ")
+        place += f", step {int(step) + 1}, {stage}"
+    else:
+        place += ", before the first step"
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    return f"{place}: {lines[-1].strip() if lines else error}"

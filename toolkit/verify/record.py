@@ -1,0 +1,205 @@
+"""Watches a run from inside its rank: what goes into each forward, what each step leaves. Changes nothing.
+
+It stands around the calls that the training loop makes itself, so what is recorded is what the loop did.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from toolkit.strategies.engines.base import Engine, Step
+from toolkit.training import loop
+from toolkit.training.loop import Progress
+from toolkit.training.session import Session
+from toolkit.verify.trace import MicroTrace, RunTrace, StepTrace, digest, plain
+
+OVERFLOWING_SCALE = 2.0**60
+"""No 16-bit gradient survives it: float16 ends at 65504."""
+
+
+class Recorder:
+    """Attached to one session for one call of the training loop; fills ``trace``."""
+
+    def __init__(
+        self, session: Session, progress: Progress, overflow_step: int | None = None, marker: Path | None = None
+    ) -> None:
+        self.session, self.progress = session, progress
+        self.engine: Engine = session.engine
+        self.main = session.accelerator.process_index == 0
+        self.overflow_step, self.marker = overflow_step, marker
+        self.trace = RunTrace()
+        self.collectives: Counter[str] = Counter()
+        self.dtypes: dict[str, set[str]] = {"gradient": set(), "state": set(), "weight": set()}
+        self._step: StepTrace | None = None
+        self._forced_from: float | None = None
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[RunTrace]:
+        """Record everything that the training loop does inside."""
+        engine: Any = self.engine
+        self.trace.weights, self.trace.states, self.trace.copies = self._tensors()
+        self.trace.frozen = self._frozen()
+        loss_sum, backward, unscale, step = loop.loss_sum, engine.backward, engine.unscale, engine.step
+        loop.loss_sum = self._watched_loss(loss_sum)
+        engine.backward = self._watched_backward(backward)
+        engine.unscale = self._watched_unscale(unscale)
+        engine.step = lambda lr: self._watched_step(step, lr)
+        try:
+            yield self.trace
+        finally:
+            loop.loss_sum = loss_sum
+            del engine.backward, engine.unscale, engine.step
+        self.trace.frozen_after = self._frozen()
+
+    def _watched_loss(self, loss_sum: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def watched(model: Any, config: Any, tensors: Any, task: Any) -> torch.Tensor:
+            if self._step is None:
+                self._begin()
+            assert self._step is not None
+            self._mark(f"forward of micro-batch {len(self._step.micros)}")
+            with self._counting():
+                loss = loss_sum(model, config, tensors, task)
+            kept = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+            self._step.micros.append(MicroTrace(kept, float(loss.detach().item())))
+            return loss
+
+        return watched
+
+    def _watched_backward(self, backward: Callable[..., None]) -> Callable[..., None]:
+        def watched(loss: torch.Tensor, last: bool) -> None:
+            self._mark("backward")
+            with self._counting():
+                backward(loss, last)
+
+        return watched
+
+    def _begin(self) -> None:
+        self._step = StepTrace(self.progress.step, updates_before=self.progress.updates)
+        if self._step.step == self.overflow_step:
+            self._forced_from = _set_scale(self.engine, OVERFLOWING_SCALE)
+        self._step.loss_scale = self.engine.loss_scale
+
+    def _watched_unscale(self, unscale: Callable[[], None]) -> Callable[[], None]:
+        def watched() -> None:
+            unscale()
+            self._after_backward()
+
+        return watched
+
+    def _after_backward(self) -> None:
+        step = self._step
+        assert step is not None
+        self._mark("gradient")
+        for name in self.engine.shapes:
+            gradient = self.engine.full_gradient(name)
+            if gradient is not None:
+                if not step.gradient_digests:
+                    self.dtypes["gradient"].add(_name(_gradient_dtype(self.engine, name, gradient)))
+                step.gradient_digests[name] = digest(gradient)
+            if self.main:
+                step.gradient[name] = gradient
+
+    def _watched_step(self, take_step: Callable[[float], Step], lr: float) -> Step:
+        step = self._step
+        assert step is not None
+        self._mark("optimizer step")
+        with self._counting():
+            taken = take_step(lr)
+        if self._forced_from is not None:
+            _set_scale(self.engine, self._forced_from / 2)
+            self._forced_from = None
+        step.norm, step.skipped = plain(taken.grad_norm), bool(taken.skipped)
+        step.lr = sorted({float(group["lr"]) for group in self.engine.optimizer.param_groups})
+        step.weights, step.states, step.copies = self._tensors()
+        self.trace.steps.append(step)
+        self._step = None
+        self._mark("end of the step")
+        return taken
+
+    def _tensors(self) -> tuple[dict[str, torch.Tensor], dict[str, Any], dict[str, str]]:
+        weights, states, copies = {}, {}, {}
+        for name, shape in self.engine.shapes.items():
+            weight, state = self.engine.full_weight(name), self.engine.full_state(name)
+            self.dtypes["weight"].add(_name(weight.dtype))
+            if state is not None:
+                self.dtypes["state"] |= {_name(moment.dtype) for moment in state.moments.values()}
+            live = self.engine.parameters[name].data
+            if live.numel() == math.prod(shape) and type(live) is torch.Tensor and live.shape == torch.Size(shape):
+                copies[name] = digest(live)
+                if self.main:
+                    copies[f"{name} as the optimizer has it"] = digest(weight.to(live.dtype))
+            if self.main:
+                weights[name], states[name] = weight, state
+        return weights, states, copies
+
+    def _frozen(self) -> dict[str, str]:
+        parameters = self.session.engine.model.named_parameters()
+        return {name: digest(_local(p)) for name, p in parameters if not p.requires_grad}
+
+    def _counting(self) -> contextlib.AbstractContextManager[Any]:
+        """Collectives are counted in the first step: a dispatch mode around every operator takes its time."""
+        first = self._step is not None and self._step.step == 0
+        return _Collectives(self.collectives) if first else contextlib.nullcontext()
+
+    def _mark(self, stage: str) -> None:
+        if self.marker is not None:
+            self.marker.write_text(f"{self.progress.step} {stage}", encoding="utf-8")
+
+
+class _Collectives(TorchDispatchMode):
+    """Counts calls of c10d's operators by kind."""
+
+    def __init__(self, counts: Counter[str]) -> None:
+        super().__init__()
+        self.counts = counts
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace in ("c10d", "_c10d_functional"):
+            name = func.__name__.lower()
+            for kind, spelled in _KINDS.items():
+                if any(part in name for part in spelled):
+                    self.counts[kind] += 1
+        return func(*args, **(kwargs or {}))
+
+
+_KINDS = {
+    "all-reduce": ("allreduce", "all_reduce"),
+    "all-gather": ("allgather", "all_gather"),
+    "reduce-scatter": ("reduce_scatter",),
+    "broadcast": ("broadcast",),
+}
+
+
+def _local(parameter: torch.Tensor) -> torch.Tensor:
+    local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+    shard = getattr(parameter, "ds_tensor", None)  # ZeRO-3 keeps its shard beside an empty parameter
+    return shard if shard is not None else local
+
+
+def _gradient_dtype(engine: Any, name: str, gradient: torch.Tensor) -> torch.dtype:
+    if hasattr(engine, "tensors"):  # DeepSpeed: what it keeps, before the engine unscales it
+        raw = engine.tensors.gradient(engine.parameters[name])
+        return gradient.dtype if raw is None else raw.dtype
+    return gradient.dtype
+
+
+def _set_scale(engine: Any, scale: float) -> float:
+    """Set the loss scale; returns the one before."""
+    before = engine.loss_scale
+    if engine.scaler is not None:
+        engine.scaler._scale.fill_(scale)
+    else:
+        engine.optimizer.loss_scaler.cur_scale = scale
+    return before
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,96 @@
+"""What was seen of a run, step by step, on one rank: recorded there, compared elsewhere."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from toolkit.strategies.engines.base import Claim, OptimizerState
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass
+class MicroTrace:
+    """One forward: the tensors that the model was given, and the loss, summed over supervised tokens."""
+
+    tensors: Tensors
+    loss: float
+
+
+@dataclass
+class StepTrace:
+    """One optimizer step of one rank. Tensors are whole, on the CPU, and kept by rank 0 only; digests by all.
+
+    ``gradient``: unscaled, before clipping, None where the parameter has none. ``weights``, ``states``: after the
+    step. ``copies``: digests of the whole live parameters, where this rank holds them whole.
+    """
+
+    step: int
+    micros: list[MicroTrace] = field(default_factory=list)
+    loss_scale: float = 1.0
+    updates_before: int = 0
+    gradient: dict[str, torch.Tensor | None] = field(default_factory=dict)
+    gradient_digests: dict[str, str] = field(default_factory=dict)
+    norm: float = float("nan")
+    skipped: bool = False
+    lr: list[float] = field(default_factory=list)
+    weights: Tensors = field(default_factory=dict)
+    states: dict[str, OptimizerState | None] = field(default_factory=dict)
+    copies: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class RunTrace:
+    """A run of one rank, from its first weights on."""
+
+    weights: Tensors = field(default_factory=dict)
+    copies: dict[str, str] = field(default_factory=dict)
+    states: dict[str, OptimizerState | None] = field(default_factory=dict)
+    frozen: dict[str, str] = field(default_factory=dict)
+    frozen_after: dict[str, str] = field(default_factory=dict)
+    steps: list[StepTrace] = field(default_factory=list)
+
+
+@dataclass
+class RankTrace:
+    """All that one rank saw. ``failure``: why its strategy never engaged, where it did not."""
+
+    rank: int
+    failure: str | None = None
+    run: RunTrace = field(default_factory=RunTrace)
+    resumed: RunTrace | None = None
+    exported: Tensors | None = None
+    claims: list[Claim] = field(default_factory=list)
+    trainable: list[str] = field(default_factory=list)
+    decayed: list[str] = field(default_factory=list)
+    dtypes: dict[str, list[str]] = field(default_factory=dict)
+    recomputed: list[int] = field(default_factory=list)
+    forwards: int = 0
+    tied: list[list[str]] = field(default_factory=list)
+    collectives: dict[str, int] = field(default_factory=dict)
+    fault_reached: bool = False
+
+    def save(self, folder: Path) -> None:
+        torch.save(self, folder / f"rank{self.rank}.pt")
+
+
+def load_traces(folder: Path, world_size: int) -> list[RankTrace]:
+    """The traces that the ranks of one case left (our own files, of this run)."""
+    return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(world_size)]
+
+
+def digest(tensor: torch.Tensor) -> str:
+    """A fingerprint of a tensor's dtype, shape and bits."""
+    data = tensor.detach().cpu().contiguous()
+    head = f"{data.dtype}{tuple(data.shape)}".encode()
+    return hashlib.blake2b(head + data.reshape(-1).view(torch.uint8).numpy().tobytes(), digest_size=12).hexdigest()
+
+
+def plain(value: Any) -> Any:
+    """A tensor of one element or a number, as a float."""
+    return float(value.item()) if isinstance(value, torch.Tensor) else float(value)

@@ -1,0 +1,154 @@
+"""The twin: a model of the same architecture, narrower and with fewer layers, so that any recipe verifies here.
+
+Only sizes change. What decides how a model computes (kinds of layers, grouped heads, experts, biases, tied weights,
+rotary scaling, dropout) is kept.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from toolkit.errors import InputError
+
+_WIDTH, _HEADS, _HEAD_DIM = 64, 4, 16
+_LAYERS = 2
+_VOCABULARY = 512
+
+_WIDTH_KEYS = ("hidden_size", "d_model", "n_embd", "dim", "word_embed_proj_dim", "embedding_size")
+_HEAD_KEYS = (
+    "num_attention_heads",
+    "n_head",
+    "n_heads",
+    "num_heads",
+    "encoder_attention_heads",
+    "decoder_attention_heads",
+)
+_LAYER_KEYS = (
+    "num_hidden_layers",
+    "n_layer",
+    "n_layers",
+    "num_layers",
+    "num_decoder_layers",
+    "encoder_layers",
+    "decoder_layers",
+)
+# Feed-forward widths keep what they are to the model: twice its width.
+_FEED_FORWARD_KEYS = (
+    "intermediate_size",
+    "ffn_dim",
+    "n_inner",
+    "d_ff",
+    "encoder_ffn_dim",
+    "decoder_ffn_dim",
+    "ffn_hidden_size",
+)
+_CAPS = {
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 24,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+    "head_dim": _HEAD_DIM,
+    "d_kv": _HEAD_DIM,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "sliding_window": 8,
+    "first_k_dense_replace": 1,
+}
+_TOKEN_KEYS = (
+    "pad_token_id",
+    "bos_token_id",
+    "eos_token_id",
+    "decoder_start_token_id",
+    "unk_token_id",
+    "sep_token_id",
+    "cls_token_id",
+)
+
+
+def twin_config(config: dict[str, Any]) -> dict[str, Any]:
+    """A smaller config of the same model type; ``config`` itself where it is small already."""
+    if "model_type" not in config:
+        raise InputError("model: its config names no model_type")
+    if _is_small(config):
+        return dict(config)
+    twin = dict(config)
+    for nested in ("text_config", "decoder", "encoder"):
+        if isinstance(twin.get(nested), dict):
+            twin[nested] = _narrowed(twin[nested])
+    return _narrowed(twin)
+
+
+def _is_small(config: dict[str, Any]) -> bool:
+    width = next((config[key] for key in _WIDTH_KEYS if isinstance(config.get(key), int)), None)
+    layers = [config[key] for key in _LAYER_KEYS if isinstance(config.get(key), int)]
+    vocabulary = config.get("vocab_size", 0)
+    return width is not None and width <= 2 * _WIDTH and max(layers, default=0) <= 4 and vocabulary <= 4 * _VOCABULARY
+
+
+def _narrowed(config: dict[str, Any]) -> dict[str, Any]:
+    twin = dict(config)
+    kinds = twin.get("layer_types")
+    layers = _layers(kinds)
+    for key in _LAYER_KEYS:
+        if isinstance(twin.get(key), int):
+            twin[key] = min(twin[key], layers)
+    if isinstance(kinds, list):
+        twin["layer_types"] = kinds[:layers]
+    heads = next((twin[key] for key in _HEAD_KEYS if isinstance(twin.get(key), int)), None)
+    for key in _HEAD_KEYS:
+        if isinstance(twin.get(key), int):
+            twin[key] = _HEADS
+    for key in ("num_key_value_heads", "num_kv_heads", "n_head_kv"):
+        if isinstance(twin.get(key), int):
+            # All heads share one key, each has its own, or groups do.
+            twin[key] = {1: 1, heads: _HEADS}.get(twin[key], 2)
+    for key in _WIDTH_KEYS:
+        if isinstance(twin.get(key), int):
+            twin[key] = _WIDTH
+    for key in _FEED_FORWARD_KEYS:
+        if isinstance(twin.get(key), int):
+            twin[key] = 2 * _WIDTH
+    for key, cap in _CAPS.items():
+        if isinstance(twin.get(key), int):
+            twin[key] = min(twin[key], cap)
+    _shrink_vocabulary(twin)
+    for key in ("rope_scaling", "rope_parameters"):
+        if isinstance(twin.get(key), dict):
+            twin[key] = _without_factors(twin[key])
+    return twin
+
+
+def _layers(kinds: Any) -> int:
+    """Enough layers that every kind of them is there."""
+    if not isinstance(kinds, list) or not kinds:
+        return _LAYERS
+    return max(_LAYERS, *(kinds.index(kind) + 1 for kind in set(kinds)))
+
+
+def _shrink_vocabulary(twin: dict[str, Any]) -> None:
+    if not isinstance(twin.get("vocab_size"), int):
+        return
+    twin["vocab_size"] = min(twin["vocab_size"], _VOCABULARY)
+    for place, key in enumerate(_TOKEN_KEYS):
+        value = twin.get(key)
+        if isinstance(value, list):
+            value = value[0] if value else None
+        if isinstance(value, int):
+            twin[key] = value if 0 <= value < twin["vocab_size"] else place % 3
+    # transformers wants a padding index within the vocabulary where there is one at all.
+
+
+def _without_factors(rope: dict[str, Any]) -> dict[str, Any]:
+    """longrope lists a factor per pair of a head's dimensions: as many as the twin's heads have."""
+    return {key: value[: _HEAD_DIM // 2] if isinstance(value, list) else value for key, value in rope.items()}
