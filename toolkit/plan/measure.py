@@ -39,13 +39,22 @@ def measure(resolved: Resolved, length: int, steps: int = 2, track: bool = True)
     """
     accelerator = make_accelerator(resolved)
     found = Measured()
+    linear = torch.nn.functional.linear
+    try:
+        _tracked(resolved, accelerator, length, steps, found, track)
+    finally:
+        # DeepSpeed 0.19.8 puts its own in this place for ZeRO-3, and leaves it there for whatever trains next.
+        torch.nn.functional.linear = linear
+    gc.collect()
+    return found
+
+
+def _tracked(resolved: Resolved, accelerator: Any, length: int, steps: int, found: Measured, track: bool) -> None:
     if track:
         with LiveBytes() as tracker:
             _train(resolved, accelerator, length, steps, found, tracker)
     else:
         _train(resolved, accelerator, length, steps, found, None)
-    gc.collect()
-    return found
 
 
 def _train(

@@ -6,7 +6,6 @@ out, adapters are added to what is left, and what one block of a kind holds is m
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,56 +16,19 @@ from toolkit.errors import InputError
 from toolkit.model.adapters import add_adapter
 from toolkit.model.checkpointing import find_blocks
 from toolkit.recipe.resolve import Resolved
-
-
-@dataclass(frozen=True)
-class Weight:
-    """One parameter: its shape, and whether it trains."""
-
-    name: str
-    shape: tuple[int, ...]
-    trains: bool
-    decays: bool
-
-    @property
-    def numel(self) -> int:
-        return int(torch.Size(self.shape).numel())
-
-
-@dataclass
-class Kind:
-    """Blocks that hold and compute the same. ``traced``: the one of them in the short model."""
-
-    count: int
-    weights: list[Weight]
-    traced: int
-    class_name: str
-
-    def elements(self, trains: bool | None = None) -> int:
-        return sum(w.numel for w in self.weights if trains is None or w.trains == trains)
+from toolkit.strategies.ledgers.base import Holdings, Weight
+from toolkit.training.optimizer import decayed_names
 
 
 @dataclass
 class Skeleton:
-    """What a model holds. ``kinds`` times their counts, and ``outside``, is all of it; tied weights count once."""
+    """What a model holds, and its short version."""
 
     config: Any
-    kinds: list[Kind]
-    outside: list[Weight]
-    buffers: int
-    """Bytes of buffers in the whole model."""
+    holdings: Holdings
     model: nn.Module = field(repr=False)
     """The short model, on the meta device: one block of every kind, the very first block apart."""
     blocks: list[tuple[str, nn.Module]] = field(repr=False, default_factory=list)
-
-    def elements(self, trains: bool | None = None) -> int:
-        outside = sum(w.numel for w in self.outside if trains is None or w.trains == trains)
-        return outside + sum(kind.count * kind.elements(trains) for kind in self.kinds)
-
-    def weights(self) -> list[tuple[Weight, int]]:
-        """Every weight, with how many of the same there are."""
-        inside = [(weight, kind.count) for kind in self.kinds for weight in kind.weights]
-        return inside + [(weight, 1) for weight in self.outside]
 
 
 def build(resolved: Resolved) -> Skeleton:
@@ -76,16 +38,14 @@ def build(resolved: Resolved) -> Skeleton:
     """
     model = _meta_model(resolved)
     blocks = find_blocks(model, resolved.blocks, resolved.source) if resolved.blocks else []
-    chosen = _choose(model, blocks)
     buffers = sum(b.numel() * b.element_size() for b in model.buffers())
-    _cut(model, {name for name, _ in blocks} - set(chosen))
+    kept, order = _choose(blocks)
+    _cut(model, {name for name, _ in blocks} - kept)
     if resolved.recipe.adapter is not None:
         model = add_adapter(model, resolved)
-    else:
-        model.requires_grad_(True)
     model.train()
-    kept = find_blocks(model, resolved.blocks, resolved.source) if resolved.blocks else []
-    return _count(model, kept, [count for _, count in chosen.values()], buffers, resolved)
+    short = find_blocks(model, resolved.blocks, resolved.source) if resolved.blocks else []
+    return Skeleton(model.config, _count(model, short, order, buffers, resolved), model, short)
 
 
 def _meta_model(resolved: Resolved) -> nn.Module:
@@ -119,7 +79,7 @@ def _meta_model(resolved: Resolved) -> nn.Module:
     return model
 
 
-def _signature(model: nn.Module, name: str, block: nn.Module) -> Any:
+def _signature(name: str, block: nn.Module) -> Any:
     """Two blocks of one signature hold and compute the same: class, weights, and the settings that a config
     varies from layer to layer (sliding or full attention, dense or experts)."""
     shapes = tuple((key, tuple(p.shape)) for key, p in block.named_parameters())
@@ -131,18 +91,22 @@ def _signature(model: nn.Module, name: str, block: nn.Module) -> Any:
     return (name.rsplit(".", 1)[0], type(block).__name__, shapes, tuple(settings))
 
 
-def _choose(model: nn.Module, blocks: list[tuple[str, nn.Module]]) -> dict[str, tuple[nn.Module, int]]:
-    """Which blocks stay, and for how many each stands. The first of each list stays for itself alone: frozen
-    embeddings ask for no gradient of its input, so that it saves less than the others."""
-    groups: dict[Any, list[tuple[str, nn.Module]]] = {}
+def _choose(blocks: list[tuple[str, nn.Module]]) -> tuple[set[str], list[int]]:
+    """The names of the blocks that stay, one of each kind, and the kind of every block. The first of each list is a
+    kind of its own: frozen embeddings ask for no gradient of its input, so that it saves less than the others."""
+    kinds: dict[Any, int] = {}
+    kept: set[str] = set()
+    order = []
     lists_seen: set[str] = set()
     for name, block in blocks:
         parent = name.rsplit(".", 1)[0]
-        signature = (_signature(model, name, block), parent not in lists_seen)
+        signature = (_signature(name, block), parent in lists_seen)
         lists_seen.add(parent)
-        groups.setdefault(signature, []).append((name, block))
-    kept = {members[0][0]: (members[0][1], len(members)) for members in groups.values()}
-    return {name: kept[name] for name, _ in blocks if name in kept}
+        if signature not in kinds:
+            kinds[signature] = len(kinds)
+            kept.add(name)
+        order.append(kinds[signature])
+    return kept, order
 
 
 def _cut(model: nn.Module, removed: set[str]) -> None:
@@ -158,24 +122,32 @@ def _cut(model: nn.Module, removed: set[str]) -> None:
 
 
 def _count(
-    model: nn.Module, blocks: list[tuple[str, nn.Module]], counts: list[int], buffers: int, resolved: Resolved
-) -> Skeleton:
-    from toolkit.training.optimizer import decayed_names
-
+    model: nn.Module, blocks: list[tuple[str, nn.Module]], order: list[int], buffers: int, resolved: Resolved
+) -> Holdings:
     decayed = decayed_names(model, resolved.recipe.optimizer)
-    kinds = []
+    kinds: list[list[Weight]] = []
     inside: set[str] = set()
-    for (name, block), count in zip(blocks, counts, strict=True):
-        own = {f"{name}.{key}": p for key, p in block.named_parameters()}
-        inside |= set(own)
-        weights = [Weight(key, tuple(p.shape), p.requires_grad, key in decayed) for key, p in own.items()]
-        kinds.append(Kind(count, weights, len(kinds), type(block).__name__))
-    outside = [
-        Weight(key, tuple(p.shape), p.requires_grad, key in decayed)
+    everything = {
+        key: Weight(key, tuple(p.shape), p.requires_grad, key in decayed, p.numel())
         for key, p in model.named_parameters()
-        if key not in inside
-    ]
-    return Skeleton(model.config, kinds, outside, buffers, model, blocks)
+    }
+    for name, _ in blocks:
+        own = [weight for key, weight in everything.items() if key.startswith(name + ".")]
+        inside |= {weight.name for weight in own}
+        kinds.append(own)
+    outside = [weight for key, weight in everything.items() if key not in inside]
+    embeddings = {id(p) for p in _of(model, "get_input_embeddings")}
+    embedding_names = {key for key, p in model.named_parameters() if id(p) in embeddings}
+    tied = bool(embeddings & {id(p) for p in _of(model, "get_output_embeddings")})
+    embed = [weight for weight in outside if weight.name in embedding_names]
+    tail = [weight for weight in outside if weight.name not in embedding_names]
+    return Holdings(kinds, order, embed, tail, tied, buffers, everything)
 
 
-__all__ = ["Kind", "Skeleton", "Weight", "build", "dataclasses"]
+def _of(model: nn.Module, getter: str) -> list[nn.Parameter]:
+    """The parameters of a module that transformers names by a method, [] where it names none."""
+    try:
+        module = getattr(model, getter)()
+    except (AttributeError, NotImplementedError):
+        return []
+    return [] if module is None else list(module.parameters())

@@ -25,22 +25,25 @@ _HALF = (torch.bfloat16, torch.float16)
 class TargetKernels:
     """Acts out ``device`` («cuda» or «cpu») while entered. ``attention``: kernels that attention was given to."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, zero3: bool = False) -> None:
         self.cuda = device == "cuda"
+        self.zero3 = zero3
         self.attention: set[str] = set()
 
     @contextlib.contextmanager
     def acting(self) -> Iterator[None]:
         """Replace torch.nn.functional's functions; a torch function mode would not reach a recomputation, since
         torch switches it off inside ``backward``."""
-        if not self.cuda:
-            yield
-            return
-        originals = {name: getattr(functional, name) for name in (*_FLOAT32, "scaled_dot_product_attention")}
+        replacements: dict[str, Callable[..., Any]] = {}
+        if self.cuda:
+            replacements |= {name: _in_float32(getattr(functional, name)) for name in _FLOAT32}
+            replacements["scaled_dot_product_attention"] = self._attend
+        if self.zero3:
+            replacements["linear"] = _KeepsInput.apply
+        originals = {name: getattr(functional, name) for name in replacements}
         try:
-            for name in _FLOAT32:
-                setattr(functional, name, _in_float32(originals[name]))
-            functional.scaled_dot_product_attention = self._attend  # type: ignore[assignment]
+            for name, replacement in replacements.items():
+                setattr(functional, name, replacement)
             yield
         finally:
             for name, original in originals.items():
@@ -84,6 +87,32 @@ class TargetKernels:
         return torch.ops.aten._scaled_dot_product_attention_math(
             query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale
         )[0]
+
+
+class _KeepsInput(torch.autograd.Function):
+    """DeepSpeed's linear layer under ZeRO-3 (0.19.8, runtime/zero/linear.py), which it puts in the place of
+    torch's: it keeps its input also where the weight does not train."""
+
+    @staticmethod
+    def forward(ctx: Any, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        ctx.save_for_backward(input, weight, bias)
+        if input.dim() == 2 and bias is not None:
+            return torch.addmm(bias, input, weight.t())
+        output = input.matmul(weight.t())
+        if bias is not None:
+            output += bias
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        (grad,) = grads
+        input, weight, bias = ctx.saved_tensors
+        flat = grad.reshape(-1, grad.shape[-1])
+        return (
+            grad.matmul(weight) if ctx.needs_input_grad[0] else None,
+            flat.t().matmul(input.reshape(-1, input.shape[-1])) if ctx.needs_input_grad[1] else None,
+            flat.sum(0) if bias is not None and ctx.needs_input_grad[2] else None,
+        )
 
 
 def _bias(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:

@@ -25,6 +25,7 @@ from toolkit.plan.skeleton import Skeleton
 from toolkit.plan.target import TargetKernels
 from toolkit.recipe.resolve import Precision
 from toolkit.recipe.schema import CheckpointingName, Task
+from toolkit.strategies.ledgers.base import Compute
 from toolkit.training.loss import loss_sum
 
 OUTSIDE = -1
@@ -32,13 +33,26 @@ OUTSIDE = -1
 
 @dataclass(frozen=True)
 class Shape:
-    """What a trace depends on. ``autocast``: whole weights and torch's autocast (single, ddp); else the weights
-    are in the compute dtype themselves (ZeRO, FSDP)."""
+    """What a trace depends on. ``compute``: see toolkit/strategies/ledgers/base.py."""
 
     checkpointing: CheckpointingName
     micro: int
     length: int
-    autocast: bool
+    compute: Compute
+
+    @property
+    def autocast(self) -> bool:
+        return self.compute == "autocast"
+
+
+@dataclass
+class Gradient:
+    """The gradient of one weight is complete. ``live``: bytes alive just then, itself included; ``peak``: the
+    highest since the one before, or since the segment began."""
+
+    weight: str
+    live: int
+    peak: int
 
 
 @dataclass
@@ -52,8 +66,10 @@ class Segment:
     backward: bool
     start: int
     peak: int = 0
+    """From the last finished gradient on, or from the begin where there was none."""
     held: dict[int, int] = field(default_factory=dict)
     flops: int = 0
+    gradients: list[Gradient] = field(default_factory=list)
 
 
 @dataclass
@@ -70,7 +86,7 @@ def trace(skeleton: Skeleton, shape: Shape, precision: Precision, device: str, t
 
     Raises InputError where the module cannot be run on fake tensors.
     """
-    kernels = TargetKernels(device)
+    kernels = TargetKernels(device, zero3=shape.compute == "zero3")
     recorder = _Recorder()
     try:
         with warnings.catch_warnings(), FakeTensorMode(allow_non_fake_inputs=True) as fake:
@@ -104,7 +120,7 @@ def _run(
         tensors = _batch(skeleton.config, shape, task)
         dtype = getattr(torch, precision.compute)
         cast = torch.autocast("cpu", dtype=dtype) if shape.autocast and precision.mixed else contextlib.nullcontext()
-        with kernels.acting():
+        with kernels.acting(), _full_rows():
             with cast:
                 loss = loss_sum(model, skeleton.config, tensors, task)
             recorder.move(OUTSIDE, backward=True)
@@ -117,12 +133,26 @@ def _batch(config: Any, shape: Shape, task: Task) -> dict[str, torch.Tensor]:
     """Full rows: the most that a micro-batch can take. Full rows need no mask, so none is given to the model, but
     its bytes are there."""
     size = (shape.micro, shape.length)
-    tensors = {"input_ids": torch.zeros(size, dtype=torch.int64)}
+    tensors: dict[str, Any] = {"input_ids": torch.zeros(size, dtype=torch.int64), "attention_mask": None}
     if task == "sequence-classification":
         tensors["labels"] = torch.zeros(size[:1], dtype=torch.int64)
     else:
         tensors["labels"] = torch.zeros(size, dtype=torch.int64)
     return tensors
+
+
+@contextlib.contextmanager
+def _full_rows() -> Iterator[None]:
+    """transformers 5.23 looks into the position ids for rows packed together and, where it may not look (fake
+    tensors), makes a mask for them. Rows are full here and need none, as in a real run of such rows."""
+    from transformers import masking_utils
+
+    original = masking_utils.find_packed_sequence_indices
+    masking_utils.find_packed_sequence_indices = lambda position_ids: None
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = original
 
 
 @contextlib.contextmanager
@@ -212,8 +242,9 @@ class _Recorder:
         for index, block in enumerate(blocks):
             handles.append(block.register_forward_pre_hook(self._entering(index)))
             handles.append(block.register_forward_hook(self._leaving(index)))
-        for parameter in {id(p): p for p in model.parameters() if p.requires_grad}.values():
-            handles.append(parameter.register_post_accumulate_grad_hook(_drop))
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                handles.append(parameter.register_post_accumulate_grad_hook(self._finishing(name)))
         try:
             yield
         finally:
@@ -240,6 +271,12 @@ class _Recorder:
 
         return hook
 
+    def _finishing(self, name: str) -> Any:
+        def hook(parameter: torch.Tensor) -> None:
+            assert self._live is not None
+            live = self._live.live
+            self.segments[-1].gradients.append(Gradient(name, live, self._live.reset_peak()))
+            parameter.grad = None
+            self._live.reset_peak()
 
-def _drop(parameter: torch.Tensor) -> None:
-    parameter.grad = None
+        return hook
