@@ -22,8 +22,10 @@ class LiveBytes(TorchDispatchMode):
     ``owner`` is asked at every birth; ``by_owner`` splits ``live`` by its answers.
     """
 
-    def __init__(self, owner: Callable[[], Any] | None = None) -> None:
+    def __init__(self, owner: Callable[[], Any] | None = None, meta: bool = False) -> None:
         super().__init__()
+        self.meta = meta
+        """Whether tensors on the meta device count: in a trace they stand for real ones, elsewhere for nothing."""
         self.live = 0
         self.peak = 0
         self.by_owner: dict[Any, int] = {}
@@ -58,13 +60,13 @@ class LiveBytes(TorchDispatchMode):
             self._known[storage._cdata] = _Storage(storage, None, lambda: None, counted=False)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(kind, _dtensor()) for kind in types):
+        if types and any(issubclass(kind, _dtensor()) for kind in types):
             return NotImplemented  # DTensor first turns its operation into those on local tensors
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         self.dispatched(func, args, kwargs, result)
-        for item in tree_iter(result):
-            if isinstance(item, torch.Tensor) and item.device.type != "meta":
+        for item in (result,) if isinstance(result, torch.Tensor) else tree_iter(result):
+            if isinstance(item, torch.Tensor) and (self.meta or item.device.type != "meta"):
                 self._seen(item)
         return result
 

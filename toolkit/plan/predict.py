@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from toolkit.plan.memory import Memory, walk
-from toolkit.plan.profile import expand, interpolate
+from toolkit.plan.profile import Point, expand, interpolate
 from toolkit.plan.skeleton import Skeleton, build
 from toolkit.plan.trace import Segment, Shape, Traced, trace
 from toolkit.recipe.resolve import Resolved
@@ -25,6 +25,7 @@ class Planner:
     length: int
     skeleton: Skeleton
     traces: dict[Shape, Traced] = field(default_factory=dict)
+    expanded: dict[tuple[CheckpointingName, int, Compute], list[Point]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, resolved: Resolved, length: int) -> Planner:
@@ -39,8 +40,13 @@ class Planner:
         strategy = strategy_of(resolved)
         ledger = strategy.ledger_class()(self.skeleton.holdings, resolved)
         kind = resolved.recipe.activation_checkpointing
-        segments = self.segments(kind, resolved.micro_size, ledger.compute_as)
-        return walk(expand(segments, self.skeleton.holdings.order), ledger, resolved.accumulation)
+        return walk(self._points(kind, resolved.micro_size, ledger.compute_as), ledger, resolved.accumulation)
+
+    def _points(self, kind: CheckpointingName, micro: int, compute: Compute) -> list[Point]:
+        key = (kind, micro, self._same_as(compute))
+        if key not in self.expanded:
+            self.expanded[key] = list(expand(self.segments(kind, micro, compute), self.skeleton.holdings.order))
+        return self.expanded[key]
 
     def segments(self, kind: CheckpointingName, micro: int, compute: Compute) -> list[Segment]:
         """The short model's segments at ``micro`` samples: traced, or put together from traces of one and two."""

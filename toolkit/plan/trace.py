@@ -1,7 +1,7 @@
-"""One forward and backward of the short model under fake tensors: what each block saves, and what it takes more.
+"""One forward and backward of the short model without memory: what each block saves, and what it takes more.
 
 Nothing is computed and nothing allocated; every operation runs as it would, on tensors that have shapes, dtypes
-and storages but no memory (torch's FakeTensorMode). LiveBytes counts the storages; autograd, checkpointing,
+and storages but no memory: meta tensors, or torch's fake ones where autocast must see a real device. LiveBytes counts the storages; autograd, checkpointing,
 autocast, dropout, adapters and attention are the real ones.
 """
 
@@ -86,13 +86,13 @@ def trace(skeleton: Skeleton, shape: Shape, precision: Precision, device: str, t
 
     Raises InputError where the module cannot be run on fake tensors.
     """
-    kernels = TargetKernels(device, zero3=shape.compute == "zero3")
-    recorder = _Recorder()
+    quick = device == "cuda" and shape.compute != "autocast"
     try:
-        with warnings.catch_warnings(), FakeTensorMode(allow_non_fake_inputs=True) as fake:
-            warnings.simplefilter("ignore")
-            with _fake_weights(skeleton.model, fake, precision, shape.autocast) as model:
-                _run(model, skeleton, shape, precision, task, kernels, recorder)
+        if quick:
+            # Meta tensors go through no Python on their way and are two to three times as fast as fake ones.
+            with contextlib.suppress(NotImplementedError, RuntimeError, AttributeError, TypeError):
+                return _traced(skeleton, shape, precision, device, task, meta=True)
+        return _traced(skeleton, shape, precision, device, task, meta=False)
     except (InputError, MemoryError):
         raise
     except Exception as error:
@@ -101,6 +101,18 @@ def trace(skeleton: Skeleton, shape: Shape, precision: Precision, device: str, t
             f"model: {type(skeleton.model).__name__} cannot be traced without running it ({first[:200]}); "
             "plan cannot tell its activations. Measure it in place: toolkit bench RECIPE"
         ) from error
+
+
+def _traced(
+    skeleton: Skeleton, shape: Shape, precision: Precision, device: str, task: Task, *, meta: bool
+) -> Traced:
+    kernels = TargetKernels(device, zero3=shape.compute == "zero3")
+    recorder = _Recorder()
+    world: Any = torch.device("meta") if meta else FakeTensorMode(allow_non_fake_inputs=True)
+    with warnings.catch_warnings(), world:
+        warnings.simplefilter("ignore")
+        with _empty_weights(skeleton.model, precision, shape.autocast) as model:
+            _run(model, skeleton, shape, precision, task, kernels, recorder, meta)
     return Traced(shape, recorder.segments, tuple(sorted(kernels.attention)))
 
 
@@ -112,9 +124,10 @@ def _run(
     task: Task,
     kernels: TargetKernels,
     recorder: _Recorder,
+    meta: bool,
 ) -> None:
     blocks = [block for _, block in skeleton.blocks]
-    with recorder.watching(model, blocks, shape.checkpointing), _Counter(recorder.owner) as live:
+    with recorder.watching(model, blocks, shape.checkpointing), _Counter(recorder.owner, meta) as live:
         live.born_before([*model.parameters(), *model.buffers()])
         recorder.begin(live)
         tensors = _batch(skeleton.config, shape, task)
@@ -156,10 +169,8 @@ def _full_rows() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _fake_weights(
-    model: nn.Module, fake: FakeTensorMode, precision: Precision, autocast: bool
-) -> Iterator[nn.Module]:
-    """The model with its meta weights turned into fake ones of the dtypes that a strategy computes with."""
+def _empty_weights(model: nn.Module, precision: Precision, autocast: bool) -> Iterator[nn.Module]:
+    """The model with weights of the dtypes that a strategy computes with, made where tensors are made now."""
     kept: list[tuple[nn.Module, str, Any, bool]] = []
     made: dict[int, nn.Parameter] = {}
     compute, trained, frozen = (getattr(torch, d) for d in (precision.compute, precision.trainable, precision.frozen))
