@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from typing import Any
 
@@ -35,7 +36,7 @@ def _resolved(recipe: dict[str, Any]) -> Any:
         zero._BUCKET = original
 
 
-def main() -> None:
+def main(which: str = "") -> None:
     from toolkit.errors import ToolkitError
     from toolkit.launch.group import WorkerGroup
 
@@ -43,6 +44,8 @@ def main() -> None:
     with WorkerGroup(1) as one, WorkerGroup(2) as two:
         for title, cells in (("built", BUILT), ("held out", HELD_OUT)):
             for cell in cells:
+                if which not in cell.name:
+                    continue
                 try:
                     group = one if cell.strategy == "single" else two
                     real = max(group.run(measured, cell.recipe(), cell.length))
@@ -54,4 +57,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -75,6 +75,7 @@ def _meta_model(resolved: Resolved) -> nn.Module:
     except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InputError(f"{resolved.source}: model: cannot be made from its config: {first}") from None
+    model.tie_weights()  # left out with the initialisation
     model.config.use_cache = False
     return model
 

@@ -40,6 +40,8 @@ class TargetKernels:
             replacements["scaled_dot_product_attention"] = self._attend
         if self.zero3:
             replacements["linear"] = _KeepsInput.apply
+        if hasattr(functional, "grouped_mm"):
+            replacements["grouped_mm"] = _grouped
         originals = {name: getattr(functional, name) for name in replacements}
         try:
             for name, replacement in replacements.items():
@@ -113,6 +115,31 @@ class _KeepsInput(torch.autograd.Function):
             flat.t().matmul(input.reshape(-1, input.shape[-1])) if ctx.needs_input_grad[1] else None,
             flat.sum(0) if bias is not None and ctx.needs_input_grad[2] else None,
         )
+
+
+def _grouped(mat_a: torch.Tensor, mat_b: torch.Tensor, *, offs: Any = None, **options: Any) -> torch.Tensor:
+    return _Experts.apply(mat_a, mat_b)
+
+
+class _Experts(torch.autograd.Function):
+    """Experts' grouped product of shapes only: torch 2.13's own has those for bfloat16 alone. Every row meets one
+    expert, so rows (tokens, in) times experts (experts, in, out) cost and save what one expert would."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(rows, experts)
+        return rows.matmul(experts[0])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        (grad,) = grads
+        rows, experts = ctx.saved_tensors
+        of_rows = grad.matmul(experts[0].t()) if ctx.needs_input_grad[0] else None
+        of_experts = None
+        if ctx.needs_input_grad[1]:
+            rows.t().matmul(grad)  # counted; its result, of one expert's shape, is gone at once
+            of_experts = torch.empty_like(experts)
+        return of_rows, of_experts
 
 
 def _bias(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
