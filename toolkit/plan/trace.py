@@ -103,9 +103,7 @@ def trace(skeleton: Skeleton, shape: Shape, precision: Precision, device: str, t
         ) from error
 
 
-def _traced(
-    skeleton: Skeleton, shape: Shape, precision: Precision, device: str, task: Task, *, meta: bool
-) -> Traced:
+def _traced(skeleton: Skeleton, shape: Shape, precision: Precision, device: str, task: Task, *, meta: bool) -> Traced:
     kernels = TargetKernels(device, zero3=shape.compute == "zero3")
     recorder = _Recorder()
     world: Any = torch.device("meta") if meta else FakeTensorMode(allow_non_fake_inputs=True)
