@@ -68,6 +68,23 @@ def run_matrix(
     return 0 if killed == len(cells) else 1
 
 
+def run_trace(folder: str, json_target: str | None) -> int:
+    """Judge a recorded loop; returns the exit status. Raises InputError."""
+    from toolkit.verify.recorded import verify_trace
+
+    result = Result("verify")
+    outcome = verify_trace(Path(folder))
+    answer = to_json(result, outcome, None)
+    if json_target != "-":
+        steps = len(outcome.passes[0].ranks[0].run.steps)
+        _say(f"verify  {folder} · {outcome.resolved.world_size} processes · {steps} recorded steps")
+        told = [*screen.table(outcome.passes), *screen.ending(outcome, answer["seconds"], f"--trace {folder}")]
+        _say("\n".join(line for line in told if not line.startswith("next: toolkit train")))
+    if json_target:
+        write_json(answer, json_target)
+    return outcome.exit_code
+
+
 def _report(outcome: Outcome, seconds: float, command: str) -> list[str]:
     whole = [one for one in outcome.passes if one.stages]
     return [
