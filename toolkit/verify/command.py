@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from toolkit.results import Result, write_json
+from toolkit.report.verify_page import verify_page
+from toolkit.results import Result, versions, write_json
 from toolkit.verify import screen
 from toolkit.verify.outcome import Outcome
 from toolkit.verify.run import resolve_recipe, verify
@@ -31,6 +32,10 @@ def run_command(
     say("\n".join(_report(outcome, answer["seconds"], " ".join([recipe_file, *overrides]))))
     if json_target:
         write_json(answer, json_target)
+    page = Path("runs/verify") / f"{Path(recipe_file).stem}.html"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(verify_page(outcome, Path(recipe_file).stem, answer["seconds"], versions()), encoding="utf-8")
+    say(f"report: {page}")
     return outcome.exit_code
 
 
