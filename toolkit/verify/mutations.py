@@ -146,13 +146,14 @@ class Mutant:
     killed: bool
     stage: str
     limit: float
+    changed: bool
+    """Whether it did anything: nothing small enough to drop, or no digit to round away, is no mutation."""
 
     @property
     def must_die(self) -> bool:
-        """Sizes of one: a batch, a delay and a transposition have none of their own."""
-        return (
-            self.kind.split()[0] == "label" or self.kind.split()[1] in ("delay", "transpose") or self.size > self.limit
-        )
+        """A batch, a delay and a transposition have no size of their own."""
+        what, how = self.kind.split()
+        return self.changed and (what == "label" or how in ("delay", "transpose") or self.size > self.limit)
 
 
 def mutate(
