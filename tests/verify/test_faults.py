@@ -92,3 +92,12 @@ def test_every_fault_is_killed(recipe: Callable[..., Resolved], group: WorkerGro
     cells = kill_matrix(recipe("ddp"), None, 120, told.append, groups={1: lone_group, 2: group})
     assert len(cells) > 150
     assert not [line for line, cell in zip(told, cells, strict=True) if not (cell.killed and cell.right)]
+
+
+def test_a_run_that_hangs_or_dies_is_told_with_its_place(recipe: Callable[..., Resolved]) -> None:
+    with WorkerGroup(1) as workers:
+        outcome = verify(recipe("single"), group=workers, time_limit=0.05)
+        assert outcome.verdict == "different"
+        assert outcome.failure is not None
+        assert outcome.failure.startswith("rank 0, before the first step: no answer")
+        assert not workers._processes, "nothing is left behind"

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from toolkit.results import Result, write_json
+from toolkit.report.verify_page import verify_page
+from toolkit.results import Result, versions, write_json
 from toolkit.verify import screen
 from toolkit.verify.outcome import Outcome
 from toolkit.verify.run import resolve_recipe, verify
@@ -31,6 +32,10 @@ def run_command(
     say("\n".join(_report(outcome, answer["seconds"], " ".join([recipe_file, *overrides]))))
     if json_target:
         write_json(answer, json_target)
+    page = Path("runs/verify") / f"{Path(recipe_file).stem}.html"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(verify_page(outcome, Path(recipe_file).stem, answer["seconds"], versions()), encoding="utf-8")
+    say(f"report: {page}")
     return outcome.exit_code
 
 
@@ -66,6 +71,23 @@ def run_matrix(
     if json_target:
         write_json(answer, json_target)
     return 0 if killed == len(cells) else 1
+
+
+def run_trace(folder: str, json_target: str | None) -> int:
+    """Judge a recorded loop; returns the exit status. Raises InputError."""
+    from toolkit.verify.recorded import verify_trace
+
+    result = Result("verify")
+    outcome = verify_trace(Path(folder))
+    answer = to_json(result, outcome, None)
+    if json_target != "-":
+        steps = len(outcome.passes[0].ranks[0].run.steps)
+        _say(f"verify  {folder} · {outcome.resolved.world_size} processes · {steps} recorded steps")
+        told = [*screen.table(outcome.passes), *screen.ending(outcome, answer["seconds"], f"--trace {folder}")]
+        _say("\n".join(line for line in told if not line.startswith("next: toolkit train")))
+    if json_target:
+        write_json(answer, json_target)
+    return outcome.exit_code
 
 
 def _report(outcome: Outcome, seconds: float, command: str) -> list[str]:

@@ -13,7 +13,7 @@ def register(app: typer.Typer) -> None:
 
 
 def verify_command(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="the recipe, a YAML file")],
+    recipe: Annotated[str | None, typer.Argument(metavar="RECIPE", help="the recipe, a YAML file")] = None,
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[section.key=value]...", help="in place of the file's")
     ] = None,
@@ -21,6 +21,9 @@ def verify_command(
     kill_matrix: Annotated[
         bool, typer.Option("--kill-matrix", help="every fault under every strategy; writes docs/kill-matrix.md")
     ] = False,
+    trace: Annotated[
+        str | None, typer.Option("--trace", metavar="DIR", help="a loop of your own, recorded, in place of a recipe")
+    ] = None,
     full_size: Annotated[bool, typer.Option("--full-size", help="the model itself, not its twin")] = False,
     json_target: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="the result, - for standard output")
@@ -28,8 +31,13 @@ def verify_command(
     time_limit: Annotated[float, typer.Option("--time-limit", metavar="SECONDS", help="per pass")] = 300.0,
 ) -> None:
     """Prove the recipe equal to a plain loop, or say where it first differs."""
-    from toolkit.verify.command import run_command, run_matrix
+    from toolkit.errors import InputError
+    from toolkit.verify.command import run_command, run_matrix, run_trace
 
+    if trace is not None:
+        raise typer.Exit(run_trace(trace, json_target))
+    if recipe is None:
+        raise InputError("toolkit verify: give a recipe, or --trace DIR")
     if kill_matrix:
         code = run_matrix(recipe, overrides or [], fault, json_target, time_limit)
     else:

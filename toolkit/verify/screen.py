@@ -61,8 +61,11 @@ def engaged_lines(outcome: Outcome) -> list[str]:
 
 def table(passes: list[Pass]) -> list[str]:
     """A line per stage, a column per pass."""
-    heads = {"logic": "logic (fp32)", "precision": "precision"}
-    lines = ["", "stage             " + "".join(f"{heads[one.name]:<{_COLUMN}}" for one in passes).rstrip()]
+    heads = {"logic": "logic (fp32)"}
+    lines = [
+        "",
+        "stage             " + "".join(f"{heads.get(one.name, one.name):<{_COLUMN}}" for one in passes).rstrip(),
+    ]
     for name in STAGES:
         cells = []
         for one in passes:

@@ -13,7 +13,8 @@ class CheckpointNoGrad(Fault):
     title = "reentrant checkpointing with frozen embeddings: no gradients"
     reference = "transformers#26221, trl#3089"
     stages = ("gradient",)
-    strategies = ("single", "ddp", "zero1", "zero2", "fsdp2")
+    # DDP refuses by itself: parameters took no part in the loss.
+    strategies = ("single", "zero1", "zero2", "fsdp2")
     # The head trains too, so that the backward has something to reach.
     needs: ClassVar = {"activation_checkpointing": "full", "adapter": LORA | {"modules_to_save": ["lm_head"]}}
 

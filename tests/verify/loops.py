@@ -1,0 +1,94 @@
+"""Loops that are not ours: plain Accelerate, transformers' Trainer; a right and a wrong one of each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from toolkit.verify.recorder import Recorder
+
+
+def model_and_batches(count: int) -> tuple[Any, list[dict[str, torch.Tensor]]]:
+    """A tiny Llama with dropout, and ragged right-padded batches of two rows."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, vocab_size=64,
+            attention_dropout=0.1, use_cache=False,
+        )
+    )  # fmt: skip
+    draw = torch.Generator().manual_seed(1)
+    batches = []
+    for at in range(count):
+        width = 5 + 4 * (at % 3)
+        ids = torch.randint(3, 64, (2, width), generator=draw)
+        labels = ids.clone()
+        labels[1, width // 2 :] = -100
+        mask = torch.ones_like(ids)
+        mask[1, width // 2 :] = 0
+        batches.append({"input_ids": ids, "attention_mask": mask, "labels": labels})
+    return model, batches
+
+
+def accelerate_loop(folder: str, right: bool) -> None:
+    """Three steps of two micro-batches on each of two ranks. Wrong: every micro-batch's own mean, as most do."""
+    import torch.distributed as dist
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model, batches = model_and_batches(12)
+    recorder = Recorder(folder, model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    recorder.attach(model, optimizer)
+    torch.manual_seed(dist.get_rank())
+    for step in range(3):
+        window = batches[4 * step + 2 * dist.get_rank() :][:2]
+        tokens = torch.tensor(float(sum((b["labels"][:, 1:] != -100).sum() for b in window)))
+        dist.all_reduce(tokens)
+        for batch in window:
+            with accelerator.accumulate(model):
+                output = model(**batch)
+                loss = output.loss
+                if right:
+                    # accelerate divides by the accumulation, DDP by the ranks.
+                    loss = loss * (batch["labels"][:, 1:] != -100).sum() * 4 / tokens
+                accelerator.backward(loss)
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(model.parameters(), 0.5)
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+def trainer_loop(folder: Path, kind: str = "Trainer") -> None:
+    """transformers' Trainer, or TRL's SFTTrainer, three steps of two micro-batches on one process."""
+    from accelerate.state import AcceleratorState
+    from transformers import Trainer, TrainingArguments
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    model, batches = model_and_batches(12)
+    rows = [{key: tensor[row] for key, tensor in batch.items()} for batch in batches for row in (0, 1)]
+
+    def collate(examples: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        width = max(len(e["input_ids"]) for e in examples)
+        fill = {"input_ids": 0, "attention_mask": 0, "labels": -100}
+        return {
+            key: torch.stack([torch.nn.functional.pad(e[key], (0, width - len(e[key])), value=v) for e in examples])
+            for key, v in fill.items()
+        }
+
+    recorder = Recorder(folder, model)
+    arguments = TrainingArguments(
+        output_dir=str(folder / "out"), per_device_train_batch_size=2, gradient_accumulation_steps=2, max_steps=3,
+        learning_rate=1e-3, report_to=[], use_cpu=True, save_strategy="no", disable_tqdm=True, weight_decay=0.1,
+    )  # fmt: skip
+    trainer = Trainer(
+        model=model, args=arguments, train_dataset=rows, data_collator=collate, callbacks=[recorder.callback()]
+    )
+    trainer.train()

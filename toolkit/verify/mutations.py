@@ -1,0 +1,199 @@
+"""Mutations made at random: something small is wrong in a gradient, a moment, a weight or a batch, at any size.
+
+Known faults show that what is known is found; these show from what size on anything is.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from toolkit.launch.group import WorkerGroup
+from toolkit.recipe.resolve import Resolved
+from toolkit.verify.faults.base import Fault, Patch
+from toolkit.verify.faults.helpers import after_adamw
+from toolkit.verify.outcome import Outcome
+from toolkit.verify.run import verify
+
+KINDS = ("gradient scale", "gradient noise", "gradient drop", "gradient round", "gradient delay", "gradient transpose",
+         "moment scale", "weight noise", "label swap")  # fmt: skip
+
+
+class Mutation(Fault):
+    """``kind`` done to one thing picked by ``seed``, from the second step on; ``size`` is its relative error."""
+
+    id = "none"
+    title = "a mutation made at random"
+    stages = ()
+
+    def __init__(self, kind: str, size: float, seed: int) -> None:
+        super().__init__()
+        self.kind, self.size, self.seed = kind, size, seed
+        self._before: torch.Tensor | None = None
+
+    def inject(self, patch: Patch, case: Any) -> None:
+        what = self.kind.split()[0]
+        if what == "gradient":
+            self._gradients(patch)
+        elif what == "label":
+            self._labels(patch)
+        else:
+            after_adamw(patch, self._moments if what == "moment" else self._weights)
+
+    def _gradients(self, patch: Patch) -> None:
+        """In the parameter's own gradient: once it is whole for torch's engines, as it arrives for DeepSpeed's."""
+        from toolkit.strategies.engines.base import Engine
+        from toolkit.strategies.engines.zero import ZeroEngine
+
+        def unscale(right: Any) -> Any:
+            def wrong(engine: Any) -> None:
+                right(engine)
+                if not isinstance(engine, ZeroEngine):
+                    with torch.no_grad():
+                        parameter = self._pick([p for p in engine.parameters.values() if p.grad is not None])
+                        local = parameter.grad.to_local() if hasattr(parameter.grad, "to_local") else parameter.grad
+                        local.copy_(self._changed(local))
+
+            return wrong
+
+        def engage(right: Any) -> Any:
+            def wrong(engine: Any, prepared: Any) -> None:
+                self._pick(list(prepared.trainable().values())).register_hook(self._changed)
+                right(engine, prepared)
+
+            return wrong
+
+        patch(Engine, "unscale", unscale)
+        patch(ZeroEngine, "engage", engage)
+
+    def _changed(self, tensor: torch.Tensor) -> torch.Tensor:
+        changed = self._change(tensor)
+        if not torch.equal(changed, tensor):
+            self.reached()
+        return changed
+
+    def _change(self, tensor: torch.Tensor) -> torch.Tensor:
+        how = self.kind.split()[1]
+        if how == "scale":
+            return tensor * (1 + self.size)
+        if how == "drop":
+            # Elements worth ``size`` of the norm, so that the error is what it says.
+            flat = tensor.reshape(-1).clone()
+            order = flat.abs().argsort()
+            gone = order[flat[order].pow(2).cumsum(0) <= (self.size * flat.norm()) ** 2]
+            flat[gone] = 0
+            return flat.view(tensor.shape)
+        if how == "round":
+            steps = 2.0 ** round(math.log2(1 / max(self.size, 1e-9)))
+            mantissa, exponent = torch.frexp(tensor)
+            return torch.ldexp((mantissa * steps).round() / steps, exponent)
+        if how == "delay":
+            before, self._before = self._before, tensor.detach().clone()
+            return tensor if before is None or before.shape != tensor.shape else before
+        if how == "transpose":
+            square = tensor.ndim == 2 and tensor.shape[0] == tensor.shape[1]
+            return tensor.t().contiguous() if square else tensor.flip(0)
+        noise = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(self.seed)).to(tensor.device)
+        return tensor + noise * (self.size * tensor.norm() / noise.norm().clamp(min=1e-30)).to(tensor.dtype)
+
+    def _moments(self, optimizer: Any) -> None:
+        states = [state for state in optimizer.state.values() if "exp_avg_sq" in state]
+        if states:
+            self.reached()
+            self._pick(states)["exp_avg_sq"].mul_(1 + self.size)
+
+    def _weights(self, optimizer: Any) -> None:
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.numel()]
+        parameter = self._pick(parameters)
+        local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+        self.reached()
+        local.add_(torch.randn_like(local) * (self.size * local.norm() / math.sqrt(max(1, local.numel()))))
+
+    def _labels(self, patch: Patch) -> None:
+        from dataclasses import replace
+
+        from toolkit.data import loader
+
+        def collate(right: Any) -> Any:
+            def wrong(*args: Any, **kwargs: Any) -> Any:
+                micro = right(*args, **kwargs)
+                labels = micro.tensors["labels"].clone()
+                if micro.sample_ids and labels.ndim == 2:
+                    self.reached()
+                    labels[0, 1] = labels[0, 1] + 1 if labels[0, 1] >= 0 else 3
+                return replace(micro, tensors=micro.tensors | {"labels": labels})
+
+            return wrong
+
+        patch(loader, "collate", collate)
+
+    def _pick(self, things: list[Any]) -> Any:
+        return things[self.seed % len(things)]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One mutation and what became of it. ``limit``: above which relative error it has to be found."""
+
+    kind: str
+    size: float
+    strategy: str
+    killed: bool
+    stage: str
+    limit: float
+    changed: bool
+    """Whether it did anything: nothing small enough to drop, or no digit to round away, is no mutation."""
+
+    @property
+    def must_die(self) -> bool:
+        """A batch, a delay and a transposition have no size of their own."""
+        what, how = self.kind.split()
+        return self.changed and (what == "label" or how in ("delay", "transpose") or self.size > self.limit)
+
+
+def mutate(
+    resolved: Resolved, group: WorkerGroup, count: int, seed: int, tell: Callable[[Mutant], None] = lambda _: None
+) -> list[Mutant]:
+    """Run ``count`` random mutations of sizes from 1e-8 to 1."""
+    draw = random.Random(seed)
+    found = []
+    for _ in range(count):
+        kind, size = draw.choice(KINDS), 10 ** draw.uniform(-8, 0)
+        options = {"kind": kind, "size": size, "seed": draw.randrange(2**31)}
+        outcome = verify(resolved, group=group, mutation=options, round_trip=False, stop_early=True, time_limit=120)
+        limit = _limit(outcome, kind)
+        stage = outcome.difference[1].name if outcome.difference else ""
+        mutant = Mutant(kind, size, resolved.recipe.strategy.name, outcome.exit_code != 0, stage, limit,
+                        outcome.passes[0].fault_reached)  # fmt: skip
+        tell(mutant)
+        found.append(mutant)
+    return found
+
+
+def _limit(outcome: Outcome, kind: str) -> float:
+    stage = {"gradient": "gradient", "moment": "optimizer-state", "weight": "update", "label": "ledger"}[
+        kind.split()[0]
+    ]
+    limits = [s.detection_limit for s in outcome.passes[0].stages if s.name == stage]
+    return max((limit for limit in limits if limit), default=0.0)
+
+
+def by_size(mutants: list[Mutant]) -> list[str]:
+    """A line per power of ten: how many, how many killed."""
+    lines = []
+    for power in range(-8, 0):
+        mine = [
+            m
+            for m in mutants
+            if 10.0**power <= m.size < 10.0 ** (power + 1) and m.changed and not m.kind.startswith("label")
+        ]
+        if mine:
+            lines.append(f"1e{power} to 1e{power + 1}: {sum(m.killed for m in mine)} of {len(mine)} killed")
+    must = [m for m in mutants if m.must_die]
+    lines.append(f"above the detection limit: {sum(m.killed for m in must)} of {len(must)} killed")
+    return lines
