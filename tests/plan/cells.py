@@ -80,5 +80,8 @@ HELD_OUT = [
     *(Cell("gemma3", False, s, "full", 512, micro=1) for s in STRATEGIES),
     *(Cell("mixtral", False, s, "none", 128) for s in ("single", "ddp", "zero2", "fsdp2")),
     *(Cell("llama", True, s, "none", 256, precision="fp32") for s in STRATEGIES),
-    *(Cell("llama", False, s, "none", 128, precision="bf16-pure") for s in ("single", "ddp", "zero2", "zero3", "fsdp2")),
+    *(
+        Cell("llama", False, s, "none", 128, precision="bf16-pure")
+        for s in ("single", "ddp", "zero2", "zero3", "fsdp2")
+    ),
 ]

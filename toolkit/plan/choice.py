@@ -154,9 +154,7 @@ class Search:
         values["strategy"] = values.get("strategy", {}) | strategy
         values["batch"] = {"micro_size": micro, "global_size": self.asked.global_size}
         try:
-            return resolve(
-                Recipe.model_validate(values | top), self.asked.source, device=self.asked.device
-            )
+            return resolve(Recipe.model_validate(values | top), self.asked.source, device=self.asked.device)
         except InputError:
             return None
 

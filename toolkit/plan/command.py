@@ -62,7 +62,7 @@ def plan_command(request: Request) -> int:
     if request.calibrate:
         from toolkit.plan.calibrate import calibrated
 
-        rates = calibrated(asked, device, rates)
+        device, rates = calibrated(asked, device, rates)
     search = Search(asked, device, request.headroom, rates)
     candidates = search.all()
     chosen = choose(candidates)
@@ -141,7 +141,9 @@ def _check(request: Request) -> None:
         if value is not None and value < 1:
             raise InputError(f"{name} {value}: at least 1")
     if request.lora is not None and request.lora < 1:
-        raise InputError(f"--lora {request.lora}: the rank of an adapter, at least 1; leave it out to train all weights")
+        raise InputError(
+            f"--lora {request.lora}: the rank of an adapter, at least 1; leave it out to train all weights"
+        )
     if request.memory is not None and request.memory <= 0:
         raise InputError(f"--memory {request.memory:g}: GiB per device, above 0")
     if not 0 <= request.headroom < 1:

@@ -28,7 +28,9 @@ def plan(
     every: Annotated[bool, typer.Option("--all", help="show every candidate")] = False,
     scale: Annotated[bool, typer.Option("--scale", help="from 1 to 1024 devices, on paper")] = False,
     calibrate: Annotated[bool, typer.Option("--calibrate", help="run two steps here, correct the rates")] = False,
-    output: Annotated[str | None, typer.Option("-o", "--output", metavar="FILE", help="write the chosen recipe")] = None,
+    output: Annotated[
+        str | None, typer.Option("-o", "--output", metavar="FILE", help="write the chosen recipe")
+    ] = None,
     json_target: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="the result, - for standard output")
     ] = None,

@@ -107,7 +107,9 @@ def _time_line(candidate: Candidate) -> str:
     heights = "▁▂▃▄▅▆▇█"
     cells, phases = [], []
     for column in range(columns):
-        part = line[column * len(line) // columns : max((column + 1) * len(line) // columns, column * len(line) // columns + 1)]
+        part = line[
+            column * len(line) // columns : max((column + 1) * len(line) // columns, column * len(line) // columns + 1)
+        ]
         peak = max(size for _, size in part)
         cells.append(heights[min(7, int(8 * peak / max(1, candidate.memory.peak + 1)))])
         phases.append(part[0][0])
@@ -120,7 +122,9 @@ def _time_line(candidate: Candidate) -> str:
 
 
 def _scale_table(rows: list[dict[str, Any]]) -> str:
-    text = "on paper, the same micro-batch on every device:\n  devices  strategy        GiB   step s  waiting for links\n"
+    text = (
+        "on paper, the same micro-batch on every device:\n  devices  strategy        GiB   step s  waiting for links\n"
+    )
     for row in rows:
         seconds = "      –" if row["seconds"] is None else f"{row['seconds']:7.2f}"
         share = "–" if row["waiting"] is None else f"{100 * row['waiting']:.0f} %"

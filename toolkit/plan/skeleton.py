@@ -115,9 +115,7 @@ def _cut(model: nn.Module, removed: set[str]) -> None:
     for parent in parents:
         modules = model.get_submodule(parent)
         assert isinstance(modules, nn.ModuleList), f"{parent} is no ModuleList"
-        kept = nn.ModuleList(
-            block for index, block in enumerate(modules) if f"{parent}.{index}" not in removed
-        )
+        kept = nn.ModuleList(block for index, block in enumerate(modules) if f"{parent}.{index}" not in removed)
         owner, _, attribute = parent.rpartition(".")
         setattr(model.get_submodule(owner), attribute, kept)
 
