@@ -1,4 +1,4 @@
-"""Measures cells and predicts them; ``python -m tests.plan.truth`` prints the table of docs/planning.md."""
+"""Measures cells and predicts them; ``PYTHONPATH=tests python -m plan.truth`` prints the table of docs/planning.md."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 import warnings
 from typing import Any
 
-from tests.plan.cells import BUCKET, BUILT, HELD_OUT, Cell
+from plan.cells import BUCKET, BUILT, HELD_OUT, Cell
 
 
 def measured(recipe: dict[str, Any], length: int) -> int:
@@ -42,7 +42,7 @@ def main(which: str = "") -> None:
 
     warnings.filterwarnings("ignore")
     with WorkerGroup(1) as one, WorkerGroup(2) as two:
-        for title, cells in (("built", BUILT), ("held out", HELD_OUT)):
+        for title, cells in (("held out", HELD_OUT), ("built", BUILT)):
             for cell in cells:
                 if which not in cell.name:
                     continue

@@ -62,7 +62,7 @@ def plan_command(request: Request) -> int:
     if request.calibrate:
         from toolkit.plan.calibrate import calibrated
 
-        rates = calibrated(asked, device, rates)
+        device, rates = calibrated(asked, device, rates)
     search = Search(asked, device, request.headroom, rates)
     candidates = search.all()
     chosen = choose(candidates)

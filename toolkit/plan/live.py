@@ -70,6 +70,14 @@ class LiveBytes(TorchDispatchMode):
                 self._seen(item)
         return result
 
+    def give(self, tensor: torch.Tensor, owner: Any) -> None:
+        """Make ``owner`` the one whose bytes a tensor's storage is."""
+        entry = self._known.get(tensor.untyped_storage()._cdata)
+        if entry is not None and entry.counted:
+            self._count(entry.owner, -entry.size)
+            entry.owner = owner
+            self._count(owner, entry.size)
+
     def dispatched(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """One operation, for subclasses that count something else too."""
 

@@ -87,6 +87,8 @@ def _train(
             close(f"step{step}.backward{micro}")
         engine.unscale()
         engine.step(resolved.recipe.optimizer.lr)
+        if engine.device.type == "cuda":
+            torch.cuda.synchronize()
         close(f"step{step}.step")
         found.seconds.append(time.perf_counter() - begun)
 

@@ -18,7 +18,7 @@ from toolkit.strategies.ledgers.base import Compute
 class Planner:
     """Predictions for one model, adapter, precision, length and device; strategies and sizes may differ.
 
-    Traces are kept by checkpointing, micro-batch and way of computing; two of them give all micro-batch sizes.
+    Traces are kept by checkpointing, micro-batch and way of computing; two of them give all larger micro-batches.
     """
 
     resolved: Resolved
@@ -49,14 +49,12 @@ class Planner:
         return self.expanded[key]
 
     def segments(self, kind: CheckpointingName, micro: int, compute: Compute) -> list[Segment]:
-        """The short model's segments at ``micro`` samples: traced, or put together from traces of one and two."""
+        """The short model's segments at ``micro`` samples: traced, or put together from traces of two and four."""
         compute = self._same_as(compute)
-        one = self._trace(kind, 1, compute)
-        if micro == 1:
-            return one.segments
-        two = self._trace(kind, 2, compute)
-        if micro == 2:
-            return two.segments
+        if micro in (1, 2, 4):
+            return self._trace(kind, micro, compute).segments
+        # One sample is a case of its own: its logits without the last position are a view, those of more a copy.
+        one, two = self._trace(kind, 2, compute), self._trace(kind, 4, compute)
         try:
             return interpolate(one, two, micro)
         except ValueError:

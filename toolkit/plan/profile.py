@@ -1,7 +1,8 @@
 """A traced step as numbers that any micro-batch size and any number of blocks can be put into.
 
-Every byte count of a trace is a constant (casts of weights, rotary tables) plus a part per sample, so two traces,
-of one and of two samples, give all sizes exactly. Blocks of a kind save the same, so the live bytes at a place in
+Every byte count of a trace is a constant (casts of weights, rotary tables) plus a part per sample, so two traces
+give all larger sizes (a peak to a part in a thousand: at another size another place may be the
+highest). Blocks of a kind save the same, so the live bytes at a place in
 the whole model are those of the short model at that place, with what the missing blocks hold added.
 """
 
@@ -32,10 +33,10 @@ class Point:
 
 
 def interpolate(one: Traced, two: Traced, micro: int) -> list[Segment]:
-    """The segments at ``micro`` samples from traces at one and at two. Raises ValueError where these differ in
+    """The segments at ``micro`` samples from traces at two other sizes. Raises ValueError where these differ in
     more than sizes."""
     if [_outline(s) for s in one.segments] != [_outline(s) for s in two.segments]:
-        raise ValueError("the model computes differently for one and for two samples")
+        raise ValueError("the model computes differently for other numbers of samples")
     base = one.shape.micro
     steps = (micro - base) / (two.shape.micro - base)
 

@@ -250,7 +250,8 @@ class _Recorder:
         checkpoint_blocks([("", block) for block in blocks], kind)
         for index, block in enumerate(blocks):
             handles.append(block.register_forward_pre_hook(self._entering(index)))
-            handles.append(block.register_forward_hook(self._leaving(index)))
+            after = index + 1 if index + 1 < len(blocks) else OUTSIDE
+            handles.append(block.register_forward_hook(self._leaving(index, after)))
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
                 handles.append(parameter.register_post_accumulate_grad_hook(self._finishing(name)))
@@ -271,9 +272,13 @@ class _Recorder:
 
         return hook
 
-    def _leaving(self, index: int) -> Any:
+    def _leaving(self, index: int, after: int) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             first = output if isinstance(output, torch.Tensor) else output[0]
+            assert self._live is not None
+            # A block's output is kept, if at all, as the next one's input: it goes with that, so that the last
+            # block, which no block comes after, holds what every other does.
+            self._live.give(first, after)
             if first.requires_grad:
                 first.register_hook(lambda _: self.move(index, backward=True))
             self.move(OUTSIDE, backward=False)
