@@ -82,6 +82,11 @@ def deepspeed(meaning: Meaning, stage: int) -> dict[str, Any]:
             "gradient_clipping",
             "DeepSpeed clips itself: at max_grad_norm under the Trainer, at 1.0 elsewhere",
         )
+    if stage == 3 and not meaning.full_checkpoint:
+        meaning.note(
+            "zero3_save_16bit_model",
+            "on: shards of ZeRO-3 are nothing that from_pretrained loads, unlike FSDP's, which accelerate merges",
+        )
     section: dict[str, Any] = {
         "zero_stage": stage,
         "gradient_accumulation_steps": steps,
@@ -89,7 +94,7 @@ def deepspeed(meaning: Meaning, stage: int) -> dict[str, Any]:
         "offload_optimizer_device": "cpu" if meaning.offload else "none",
         "offload_param_device": "cpu" if meaning.offload else "none",
         "zero3_init_flag": stage == 3 and meaning.rank0_loading,
-        "zero3_save_16bit_model": stage == 3 and meaning.full_checkpoint,
+        "zero3_save_16bit_model": stage == 3,
     }
     if meaning.precision in ("bf16", "fp16"):
         meaning.argument(meaning.precision, True, "mixed_precision")
