@@ -8,6 +8,8 @@ import typer
 
 from toolkit.doctor import commands as doctor_commands
 from toolkit.lint import commands as lint_commands
+from toolkit.plan import commands as plan_commands
+from toolkit.verify import commands as verify_commands
 
 app = typer.Typer(
     name="toolkit",
@@ -95,5 +97,7 @@ def init(
     init_command(output, answers, force)
 
 
+verify_commands.register(app)
+plan_commands.register(app)
 lint_commands.register(app)
 doctor_commands.register(app)

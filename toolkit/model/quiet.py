@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging as python_logging
 import warnings
 
 
@@ -12,3 +13,4 @@ def hush() -> None:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     warnings.simplefilter("ignore", FutureWarning)
+    python_logging.disable(python_logging.WARNING)  # DeepSpeed warns on standard output when it is imported

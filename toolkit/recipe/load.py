@@ -25,7 +25,7 @@ def load_recipe(file: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     document = read(file)
     if not isinstance(document.value, dict):
         raise InputError.at(Place(file, 1), None, "a recipe is a mapping with the sections model, data, run, ...")
-    _apply(document, overrides)
+    apply_overrides(document, overrides)
     return validate(document)
 
 
@@ -43,7 +43,8 @@ def recipe_sha256(recipe: Recipe) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def _apply(document: Document, overrides: Iterable[str]) -> None:
+def apply_overrides(document: Document, overrides: Iterable[str]) -> None:
+    """Set ``section.key=value`` in a parsed document, in place. Raises InputError for what is not of this form."""
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals or not all(key.split(".")):

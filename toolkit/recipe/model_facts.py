@@ -143,6 +143,7 @@ def _special_modules() -> dict[str, str]:
     return {}
 
 
+@functools.cache
 def _marks(source: Path) -> tuple[tuple[str, ...], frozenset[str]]:
     marked: list[str] = []
     checkpointed = set()

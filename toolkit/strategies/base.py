@@ -14,6 +14,7 @@ from toolkit.recipe.resolve import Decisions, Resolved
 
 if TYPE_CHECKING:
     from toolkit.strategies.engines.base import Engine
+    from toolkit.strategies.ledgers.base import Ledger
 
 
 class Strategy:
@@ -27,6 +28,8 @@ class Strategy:
     offloads: ClassVar[tuple[str, ...]] = ("none",)
     engine: ClassVar[str]
     """``module:class`` of the engine."""
+    ledger: ClassVar[str]
+    """``module:class`` of the ledger, which says what the strategy keeps in memory."""
 
     def check(self, resolved: Resolved) -> None:
         """Refuse what this strategy cannot do; raises InputError."""
@@ -53,4 +56,9 @@ class Strategy:
     def engine_class(self) -> type[Engine]:
         """The class that makes a model train this way; imports torch and more."""
         module, _, name = self.engine.partition(":")
+        return getattr(importlib.import_module(module), name)
+
+    def ledger_class(self) -> type[Ledger]:
+        """The class that says what this strategy keeps in memory; imports nothing heavy."""
+        module, _, name = self.ledger.partition(":")
         return getattr(importlib.import_module(module), name)

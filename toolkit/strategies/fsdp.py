@@ -80,6 +80,7 @@ class Fsdp1(_Fsdp):
     title = "everything split, in flat parameters"
     version = 1
     engine = "toolkit.strategies.engines.fsdp1:Fsdp1Engine"
+    ledger = "toolkit.strategies.ledgers.fsdp:Fsdp1Ledger"
 
 
 class Fsdp2(_Fsdp):
@@ -87,3 +88,4 @@ class Fsdp2(_Fsdp):
     title = "everything split, parameter by parameter"
     version = 2
     engine = "toolkit.strategies.engines.fsdp2:Fsdp2Engine"
+    ledger = "toolkit.strategies.ledgers.fsdp:Fsdp2Ledger"

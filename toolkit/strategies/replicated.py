@@ -10,6 +10,7 @@ class Single(Strategy):
     title = "one process, nothing spread"
     distributed_type = "NO"
     engine = "toolkit.strategies.engines.replicated:SingleEngine"
+    ledger = "toolkit.strategies.ledgers.replicated:SingleLedger"
 
 
 class DistributedDataParallel(Strategy):
@@ -17,3 +18,4 @@ class DistributedDataParallel(Strategy):
     title = "whole state on every process, gradients averaged"
     distributed_type = "MULTI_GPU"
     engine = "toolkit.strategies.engines.replicated:DdpEngine"
+    ledger = "toolkit.strategies.ledgers.replicated:DdpLedger"

@@ -145,6 +145,7 @@ class Zero1(_Zero):
     name = "zero1"
     title = "optimizer state split"
     stage = 1
+    ledger = "toolkit.strategies.ledgers.zero:Zero1Ledger"
     offloads = ("none", "optimizer")
 
 
@@ -152,6 +153,7 @@ class Zero2(_Zero):
     name = "zero2"
     title = "optimizer state and gradients split"
     stage = 2
+    ledger = "toolkit.strategies.ledgers.zero:Zero2Ledger"
     offloads = ("none", "optimizer")
 
 
@@ -159,4 +161,5 @@ class Zero3(_Zero):
     name = "zero3"
     title = "optimizer state, gradients and weights split"
     stage = 3
+    ledger = "toolkit.strategies.ledgers.zero:Zero3Ledger"
     offloads = ("none", "optimizer", "all")

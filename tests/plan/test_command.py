@@ -1,0 +1,149 @@
+"""`toolkit plan` as a user meets it: exit status, JSON, the suggested change, refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from plan.cells import LLAMA
+
+from toolkit.errors import InputError
+from toolkit.plan.command import Request, plan_command
+
+BIG = LLAMA | {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 16, "vocab_size": 32000}
+FIELDS = {
+    "strategy", "offload", "activation_checkpointing", "micro_size", "fits", "peak_bytes", "host_bytes", "breakdown",
+    "peak_phase", "seconds_per_step", "reason", "asked",
+}  # fmt: skip
+TERMS = {"parameters", "gradients", "optimizer", "activations", "loss", "communication", "reserve"}
+
+
+@pytest.fixture()
+def config(tmp_path: Path) -> str:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(BIG))
+    return str(file)
+
+
+def planned(tmp_path: Path, config: str, **options: Any) -> tuple[int, dict[str, Any]]:
+    target = tmp_path / "plan.json"
+    status = plan_command(Request(config, json_target=str(target), **({"length": 1024} | options)))
+    return status, json.loads(target.read_text())
+
+
+def test_what_fits_exits_0_and_says_all_that_the_contract_names(tmp_path: Path, config: str) -> None:
+    status, result = planned(tmp_path, config, gpu="h100", gpus=2)
+    assert status == 0
+    assert {"schema", "command", "recipe_sha256", "versions", "device", "started", "seconds"} <= set(result)
+    asked = [c for c in result["candidates"] if c["asked"]]
+    assert len(asked) == 1
+    for candidate in result["candidates"]:
+        assert set(candidate) >= FIELDS
+        assert set(candidate["breakdown"]) == TERMS
+        assert sum(candidate["breakdown"].values()) == candidate["peak_bytes"]
+        assert candidate["peak_bytes"] == max(candidate["phases"].values())
+    chosen = result["candidates"][result["chosen"]]
+    fitting = [c["seconds_per_step"] for c in result["candidates"] if c["fits"]]
+    assert chosen["fits"]
+    assert chosen["seconds_per_step"] == min(fitting)
+    assert {c["strategy"] for c in result["candidates"]} == {"ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2"}
+
+
+def test_what_does_not_fit_exits_1_with_the_change_that_helps(tmp_path: Path, config: str) -> None:
+    status, result = planned(tmp_path, config, memory=4.5, gpus=2, micro=4)
+    asked = next(c for c in result["candidates"] if c["asked"])
+    assert status == 1
+    assert not asked["fits"]
+    assert "of 4.5 GiB" in asked["reason"]
+    key, _, value = result["smallest_change"].split(" ")[0].partition("=")
+    assert key in ("batch.micro_size", "strategy.name", "strategy.offload", "activation_checkpointing")
+    overrides = tuple(part for part in result["smallest_change"].split(" (")[0].replace(",", "").split())
+    again, _ = planned(tmp_path, config, memory=4.5, gpus=2, micro=4, overrides=overrides)
+    assert again == 0
+    assert value
+
+
+def test_a_length_that_fits_is_found_where_nothing_else_helps(tmp_path: Path, config: str) -> None:
+    status, result = planned(tmp_path, config, memory=3.3, lora=8, length=8192, overrides=("batch.accumulation=1",))
+    assert status == 1
+    assert result["smallest_change"].startswith("data.max_length=")
+
+
+def test_the_chosen_recipe_is_written_and_loads(tmp_path: Path, config: str) -> None:
+    from toolkit.recipe.load import load_recipe
+
+    target = tmp_path / "recipe.yaml"
+    _, result = planned(tmp_path, config, gpu="h100", gpus=2, output=str(target))
+    chosen = result["candidates"][result["chosen"]]
+    recipe = load_recipe(target)
+    assert recipe.strategy.name == chosen["strategy"]
+    assert recipe.batch.micro_size == chosen["micro_size"]
+    assert plan_command(Request(str(target), gpu="h100", json_target=str(tmp_path / "x.json"))) == 0
+
+
+def test_more_devices_take_less_memory_each_where_state_is_split(tmp_path: Path, config: str) -> None:
+    peaks = []
+    for gpus in (2, 8):
+        _, result = planned(tmp_path, config, gpu="h100", gpus=gpus, overrides=("strategy.name=fsdp2",))
+        peaks.append(result["candidates"][0]["peak_bytes"])
+    assert peaks[1] < peaks[0]
+
+
+def test_a_user_adds_a_device(tmp_path: Path, config: str) -> None:
+    table = tmp_path / "gpus.yaml"
+    table.write_text(yaml.safe_dump({"mine": {"memory": 12, "bf16": 50, "bandwidth": 400, "link": 8, "pcie": 8}}))
+    status, result = planned(tmp_path, config, gpu="mine", gpu_table=str(table), gpus=2)
+    assert result["device"] == "mine"
+    assert status in (0, 1)
+    assert result["usable_bytes"] == int(12 * 2**30 * 0.95)
+
+
+def test_on_paper_to_1024_devices_communication_takes_over(tmp_path: Path, config: str) -> None:
+    _, result = planned(tmp_path, config, gpu="h100", gpus=8, scale=True)
+    rows = [r for r in result["scale"] if r["strategy"] == "zero3"]
+    assert [r["devices"] for r in rows] == [2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]
+    assert rows[-1]["waiting"] > rows[2]["waiting"]
+    hybrid = [r for r in result["scale"] if r["strategy"] == "fsdp2 hybrid" and r["devices"] == 1024]
+    assert hybrid[0]["waiting"] < rows[-1]["waiting"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"gpu": "h1000"}, "did you mean h100"),
+        ({}, "--gpu: which device"),
+        ({"gpu": "h100", "gpus": 0}, "at least 1"),
+        ({"gpu": "h100", "gpus": 8, "nodes": 1000}, "up to 1024"),
+        ({"memory": -1.0}, "above 0"),
+        ({"gpu": "h100", "headroom": 1.5}, "share"),
+        ({"gpu": "h100", "lora": 0}, "rank"),
+        ({"gpu": "h100", "gpu_table": "no-such-file.yaml"}, "no-such-file.yaml"),
+        ({"gpu": "h100", "overrides": ("strategy.name=zero9",)}, "zero9"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(tmp_path: Path, config: str, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        planned(tmp_path, config, **options)
+
+
+def test_a_model_whose_config_cannot_be_had_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="config"):
+        plan_command(Request("nobody/has-this-model", gpu="h100"))
+
+
+def test_an_unknown_kind_of_model_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"model_type": "no_such_model", "hidden_size": 8}))
+    with pytest.raises(InputError):
+        plan_command(Request(str(file), gpu="h100"))
+
+
+def test_help_imports_nothing_heavy() -> None:
+    import subprocess
+    import sys
+
+    code = "import sys, toolkit.plan.commands; assert not {'torch', 'transformers'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,113 @@
+"""What a trace tells: sizes scale exactly, checkpointing and adapters do what they do in a real run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from plan.cells import LLAMA, LORA, Cell
+
+from toolkit.plan.live import LiveBytes
+from toolkit.plan.predict import Planner
+from toolkit.plan.profile import expand
+from toolkit.plan.time import flops
+from toolkit.recipe.resolve import Resolved
+from toolkit.recipe.schema import Recipe
+from toolkit.strategies import resolve
+
+
+def recipe(device: str = "cuda", **sections: Any) -> Resolved:
+    values = Cell("llama", False, "ddp", "none", 64).recipe() | sections
+    return resolve(Recipe.model_validate(values), device=device)
+
+
+def planner(device: str = "cuda", **sections: Any) -> Planner:
+    return Planner.of(recipe(device, **sections), 64)
+
+
+@pytest.mark.parametrize("compute", ["autocast", "cast", "zero3"])
+@pytest.mark.parametrize("kind", ["none", "full", "selective"])
+def test_two_traces_give_every_micro_batch_exactly(kind: Any, compute: Any) -> None:
+    made = planner(adapter=LORA)
+    put_together = made.segments(kind, 5, compute)
+    from toolkit.plan.trace import Shape, trace
+
+    real = trace(made.skeleton, Shape(kind, 5, 64, compute), made.resolved.precision, "cuda", "causal-lm").segments
+    assert [(s.block, s.start, s.held, s.flops) for s in put_together] == [
+        (s.block, s.start, s.held, s.flops) for s in real
+    ]
+    # A peak is the greatest of such sums, and another one may be the greatest at another size.
+    assert [s.peak for s in put_together] == pytest.approx([s.peak for s in real], rel=1e-3)
+
+
+def test_a_short_model_stands_for_the_whole() -> None:
+    """Eight layers put together from two traced ones weigh what eight traced layers do."""
+    eight = planner(model={"config": LLAMA | {"num_hidden_layers": 8}})
+    points = list(expand(eight.segments("none", 2, "autocast"), eight.skeleton.holdings.order))
+    blocks = [p for p in points if p.event == "leave" and not p.backward and p.block >= 0]
+    steps = {b.live - a.live for a, b in zip(blocks[1:], blocks[2:], strict=False)}
+    assert len(blocks) == 8
+    assert len(steps) == 1
+    assert eight.skeleton.holdings.elements() == _real_elements(LLAMA | {"num_hidden_layers": 8})
+
+
+def _real_elements(config: dict[str, Any]) -> int:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return sum(p.numel() for p in AutoModelForCausalLM.from_config(AutoConfig.for_model(**config)).parameters())
+
+
+def test_tied_weights_count_once() -> None:
+    config = LLAMA | {"tie_word_embeddings": True}
+    assert planner(model={"config": config}).skeleton.holdings.elements() == _real_elements(config)
+
+
+def test_checkpointing_saves_less_and_computes_more() -> None:
+    made = planner()
+    order = list(made.skeleton.holdings.order)
+    saved, work = {}, {}
+    for kind in ("none", "selective", "full"):
+        segments = made.segments(kind, 2, "cast")
+        saved[kind] = max(p.live for p in expand(segments, order) if p.event == "leave" and not p.backward)
+        work[kind] = flops(segments, order)[1]
+    assert saved["full"] < saved["selective"] < saved["none"]
+    assert work["none"] == work["selective"] < work["full"]
+
+
+def test_flops_are_those_of_the_matrices() -> None:
+    """Two a weight and token in the forward, twice that in the backward, attention's own beside them."""
+    made = planner()
+    forward, backward = flops(made.segments("none", 1, "cast"), list(made.skeleton.holdings.order))
+    holdings = made.skeleton.holdings
+    matrices = holdings.elements() - sum(w.numel for w in holdings.embed)
+    assert 2 * 64 * matrices * 0.98 < forward < 2 * 64 * matrices * 1.15
+    assert backward == pytest.approx(2 * forward, rel=0.05)
+
+
+def test_a_lora_model_saves_no_less_than_a_full_one() -> None:
+    full, lora = planner(), planner(adapter=LORA)
+    high = [max(p.live for p in expand(m.segments("none", 2, "cast"), m.skeleton.holdings.order)) for m in (full, lora)]
+    assert high[1] > 0.9 * high[0]
+
+
+def test_a_gpu_attends_by_flash_where_rows_are_full() -> None:
+    made = planner()
+    made.segments("none", 1, "cast")
+    assert {kernel for t in made.traces.values() for kernel in t.attention} == {"flash"}
+
+
+def test_live_bytes_see_births_deaths_and_resizes() -> None:
+    with LiveBytes() as live:
+        a = torch.zeros(1000)
+        b = a.view(10, 100)
+        assert live.live == 4000
+        del a
+        assert live.live == 4000
+        b.untyped_storage().resize_(0)
+        assert live.live == 0
+        c = torch.ones(10, dtype=torch.bfloat16)
+        assert (live.live, live.peak) == (20, 4000)
+        del b, c
+    assert live.live == 0

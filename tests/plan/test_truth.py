@@ -1,0 +1,48 @@
+"""Predicted memory against measured: real training on the CPU, every storage counted, on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from plan.cells import BUILT, HELD_OUT, Cell
+from plan.truth import measured, predicted
+
+from toolkit.launch.group import WorkerGroup
+
+TOLERANCE = 0.05
+QUICK = [
+    Cell("llama", True, "single", "full", 128),
+    Cell("llama", False, "zero2", "none", 128),
+    Cell("qwen3", True, "zero3", "none", 96),
+    Cell("gpt2", False, "fsdp2", "selective", 64),
+]
+
+
+@pytest.fixture(scope="module")
+def groups() -> Iterator[dict[int, WorkerGroup]]:
+    with WorkerGroup(1) as one, WorkerGroup(2) as two:
+        yield {1: one, 2: two}
+
+
+def check(cell: Cell, groups: dict[int, WorkerGroup]) -> None:
+    group = groups[1 if cell.strategy == "single" else 2]
+    real = max(group.run(measured, cell.recipe(), cell.length))
+    said = predicted(cell)
+    assert abs(said / real - 1) < TOLERANCE, f"{cell.name}: predicted {said:,}, measured {real:,}"
+
+
+@pytest.mark.parametrize("cell", QUICK, ids=lambda cell: cell.name)
+def test_quick(cell: Cell, groups: dict[int, WorkerGroup]) -> None:
+    check(cell, groups)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", [*BUILT, *HELD_OUT], ids=lambda cell: cell.name)
+def test_matrix(cell: Cell, groups: dict[int, WorkerGroup]) -> None:
+    check(cell, groups)
+
+
+def test_the_matrix_is_large_enough() -> None:
+    assert len(BUILT) + len(HELD_OUT) >= 60
+    assert len(HELD_OUT) * 2 >= len(BUILT) + len(HELD_OUT)

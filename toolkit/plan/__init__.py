@@ -1,0 +1,1 @@
+"""What fits and how fast, before anything runs."""

@@ -1,0 +1,187 @@
+"""`toolkit plan`: from what the user typed to the screen, the JSON, the written recipe and the exit status."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from toolkit.errors import InputError
+from toolkit.plan.hardware import Device, device_named
+from toolkit.recipe.load import apply_overrides, load_recipe, validate
+from toolkit.recipe.positions import parse
+from toolkit.recipe.resolve import Resolved
+from toolkit.recipe.schema import Recipe
+from toolkit.results import Result, write_json
+from toolkit.strategies import resolve
+
+
+@dataclass(frozen=True)
+class Request:
+    """The command line."""
+
+    recipe: str
+    overrides: tuple[str, ...] = ()
+    gpu: str | None = None
+    memory: float | None = None
+    gpus: int | None = None
+    nodes: int | None = None
+    gpu_table: str | None = None
+    link: float | None = None
+    lora: int | None = None
+    length: int | None = None
+    micro: int | None = None
+    headroom: float = 0.05
+    every: bool = False
+    scale: bool = False
+    calibrate: bool = False
+    output: str | None = None
+    json_target: str | None = None
+
+
+def plan_command(request: Request) -> int:
+    """Plan and tell; returns the exit status: 0 the asked recipe fits, 1 it does not.
+
+    Raises InputError where the input cannot be used.
+    """
+    result = Result("plan")
+    warnings.filterwarnings("ignore")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    _check(request)
+    recipe = read_recipe(request)
+    device = _device(request, recipe)
+    asked = resolve(recipe, request.recipe, device="cpu" if device.name == "cpu" else "cuda")
+    from toolkit.plan.choice import Search, choose, smallest_change
+    from toolkit.plan.screen import show
+    from toolkit.plan.time import Rates
+
+    rates = Rates() if request.link is None else Rates(between_nodes=request.link)
+    if request.calibrate:
+        from toolkit.plan.calibrate import calibrated
+
+        device, rates = calibrated(asked, device, rates)
+    search = Search(asked, device, request.headroom, rates)
+    candidates = search.all()
+    chosen = choose(candidates)
+    change = smallest_change(candidates, search)
+    scaled = None
+    if request.scale:
+        from toolkit.plan.scale import on_paper
+
+        scaled = on_paper(search)
+    if request.output and chosen is not None:
+        _write_recipe(chosen.resolved, request.output)
+    document = result.finish(
+        recipe_sha256=asked.sha256,
+        device=device.name,
+        candidates=[candidate.as_json() for candidate in candidates],
+        chosen=None if chosen is None else candidates.index(chosen),
+        smallest_change=change,
+        usable_bytes=search.usable,
+        assumptions=_assumptions(asked),
+        scale=scaled,
+    )
+    if request.json_target:
+        write_json(document, request.json_target)
+    if request.json_target != "-":
+        show(search, candidates, chosen, change, request, scaled)
+    return 0 if candidates[0].fits else 1
+
+
+def read_recipe(request: Request) -> Recipe:
+    """The recipe that was named, or one made around a model. Raises InputError."""
+    machine = {"machine.processes": request.gpus, "machine.nodes": request.nodes}
+    flags = machine | {"data.max_length": request.length, "batch.micro_size": request.micro}
+    given = [f"{key}={value}" for key, value in flags.items() if value is not None]
+    if request.recipe.endswith((".yaml", ".yml")):
+        if request.lora is not None:
+            raise InputError("--lora: goes with a model; in a recipe it is adapter.r=16")
+        return load_recipe(request.recipe, [*given, *request.overrides])
+    return _around_model(request, given)
+
+
+def _around_model(request: Request, given: list[str]) -> Recipe:
+    processes = request.gpus or 1
+    source = Path(request.recipe).expanduser()
+    model: dict[str, Any] = {"path": request.recipe}
+    if source.suffix == ".json":
+        config = _read(source)
+        model = {"config": config}
+    elif source.is_dir():
+        model = {"path": str(source)}
+    values: dict[str, Any] = {
+        "model": model,
+        "tokenizer": {"path": None if "path" in model else "tokenizer"},
+        "adapter": None if request.lora is None else {"method": "lora", "r": request.lora, "alpha": 2.0 * request.lora},
+        "data": {"train": "data/train.jsonl", "max_length": request.length or 1024},
+        "batch": {"micro_size": request.micro or 1, "accumulation": max(1, 16 // processes // (request.micro or 1))},
+        "precision": "bf16",
+        "activation_checkpointing": "full",
+        "strategy": {"name": "single" if processes * (request.nodes or 1) == 1 else "zero2"},
+        "machine": {"device": "cuda", "processes": processes, "nodes": request.nodes or 1},
+        "run": {"max_steps": 500},
+    }
+    document = parse(json.dumps(values), request.recipe)
+    apply_overrides(document, request.overrides)
+    return validate(document)
+
+
+def _read(file: Path) -> Any:
+    try:
+        return parse(file.read_text(encoding="utf-8"), str(file)).value
+    except OSError as error:
+        raise InputError(f"{file}: {error.strerror}") from None
+
+
+def _check(request: Request) -> None:
+    for name, value in (("--gpus", request.gpus), ("--nodes", request.nodes), ("--micro", request.micro)):
+        if value is not None and value < 1:
+            raise InputError(f"{name} {value}: at least 1")
+    if request.lora is not None and request.lora < 1:
+        raise InputError(
+            f"--lora {request.lora}: the rank of an adapter, at least 1; leave it out to train all weights"
+        )
+    if request.memory is not None and request.memory <= 0:
+        raise InputError(f"--memory {request.memory:g}: GiB per device, above 0")
+    if not 0 <= request.headroom < 1:
+        raise InputError(f"--headroom {request.headroom:g}: a share of the memory, from 0 to below 1")
+    if (request.gpus or 1) * (request.nodes or 1) > 1024:
+        raise InputError(f"--gpus x --nodes: {request.gpus} x {request.nodes}: up to 1024 devices are planned for")
+
+
+def _device(request: Request, recipe: Recipe) -> Device:
+    if request.gpu is not None or request.memory is not None:
+        return device_named(request.gpu, request.memory, request.gpu_table)
+    if recipe.machine.device == "cpu":
+        return _this_machine(recipe.machine.processes)
+    raise InputError(
+        "--gpu: which device is this plan for? Give --gpu NAME (for example h100), or --memory GIB; "
+        "a recipe with machine.device: cpu is planned for this machine"
+    )
+
+
+def _this_machine(processes: int) -> Device:
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Device("cpu", total / processes / 2**30, 0, 0, 0, 0, "this machine's memory over its processes")
+
+
+def _write_recipe(resolved: Resolved, target: str) -> None:
+    import yaml
+
+    values = resolved.recipe.model_dump(mode="json", exclude_defaults=True)
+    values["batch"] = {"micro_size": resolved.micro_size, "accumulation": resolved.accumulation}
+    Path(target).write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), encoding="utf-8")
+
+
+def _assumptions(asked: Resolved) -> list[str]:
+    found = ["every row is full: the most that a micro-batch can take"]
+    if asked.device == "cuda":
+        found += [
+            "no prediction has been held against a GPU yet: CUDA context 0.5 GiB, cuBLAS workspace 32 MiB and the "
+            "headroom stand for what the CPU cannot show",
+            "rates are data sheets' times assumed shares, until --calibrate measures them",
+        ]
+    return found

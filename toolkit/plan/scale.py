@@ -1,0 +1,57 @@
+"""The same recipe on 1 to 1,024 devices, on paper: memory per device, time, and where communication takes over."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from toolkit.plan.choice import Search
+from toolkit.recipe.schema import Recipe
+from toolkit.strategies import resolve
+
+_DEVICES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+_PER_NODE = 8
+
+
+def on_paper(search: Search) -> list[dict[str, Any]]:
+    """A row per number of devices and strategy (zero2, zero3, fsdp2, and fsdp2 split within a node only), each with
+    the asked micro-batch and accumulation, so that the global batch grows with the devices."""
+    rows = []
+    for count in _DEVICES:
+        per_node = min(count, _PER_NODE)
+        for name in ("zero2", "zero3", "fsdp2", "fsdp2 hybrid"):
+            if name == "fsdp2 hybrid" and count <= _PER_NODE:
+                continue
+            rows.append(_row(search, name, per_node, count // per_node))
+    return rows
+
+
+def _row(search: Search, name: str, per_node: int, nodes: int) -> dict[str, Any]:
+    values = search.asked.recipe.model_dump(exclude_unset=True)
+    strategy = "single" if per_node * nodes == 1 else name.split()[0]
+    hybrid = name.endswith("hybrid")
+    values["strategy"] = {"name": strategy}
+    values["machine"] = values.get("machine", {}) | {"processes": per_node, "nodes": 1 if hybrid else nodes}
+    values["batch"] = {"micro_size": search.asked.micro_size, "accumulation": search.asked.accumulation}
+    resolved = resolve(Recipe.model_validate(values), search.asked.source, device=search.asked.device)
+    candidate = search.candidate(resolved)
+    seconds = candidate.seconds
+    if hybrid and seconds is not None:
+        seconds = dataclasses.replace(seconds, exposed=seconds.exposed + _between_nodes(search, nodes, per_node))
+    return {
+        "devices": per_node * nodes,
+        "strategy": strategy if per_node * nodes == 1 else name,
+        "peak_bytes": candidate.peak,
+        "fits": candidate.fits,
+        "seconds": None if seconds is None else seconds.total,
+        "waiting": None if seconds is None else seconds.exposed / seconds.total,
+    }
+
+
+def _between_nodes(search: Search, nodes: int, per_node: int) -> float:
+    """Hybrid sharding sums each part's gradient over the nodes: an all-reduce of 1/per_node of the gradients by
+    every device, over the node's one link."""
+    holdings = search.planner.skeleton.holdings
+    gradients = holdings.elements(True) * 4 / per_node
+    speed = search.rates.between_nodes * 1e9 * search.rates.link / per_node
+    return search.asked.accumulation * 2 * (nodes - 1) / nodes * gradients / speed

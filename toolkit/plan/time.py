@@ -1,0 +1,147 @@
+"""Seconds per optimizer step: arithmetic, memory traffic and collectives, as a strategy lets them overlap.
+
+The model is the roofline kind: each part is its amount over a rate. Amounts are exact (floating point operations of
+the traced module, recomputation included; bytes of every collective). Rates are the data sheet's times a share that
+real kernels reach; these shares are assumptions until `--calibrate` measures them on the machine itself.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from toolkit.plan.hardware import Device
+from toolkit.plan.trace import OUTSIDE, Segment
+from toolkit.recipe.resolve import Resolved
+from toolkit.strategies.ledgers.base import BYTES, Holdings
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Shares of the data sheet's rates that are reached, and what it does not give. None of these was measured on
+    a GPU; `--calibrate` replaces ``compute``."""
+
+    compute: float = 0.5
+    bandwidth: float = 0.8
+    link: float = 0.7
+    between_nodes: float = 25.0
+    """GB/s per direction and node, of one 200 Gb/s adapter."""
+    latency: float = 10e-6
+    """Seconds of one collective's start, times log2 of the devices."""
+    host_bandwidth: float = 50.0
+    """GB/s of host memory that the optimizer's update on the CPU reaches."""
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Parts of one step; ``exposed``: communication that computing does not hide. ``total`` is not their sum."""
+
+    compute: float
+    optimizer: float
+    communication: float
+    exposed: float
+    offload: float
+
+    @property
+    def total(self) -> float:
+        return self.compute + self.optimizer + self.exposed + self.offload
+
+
+def flops(segments: list[Segment], order: list[int]) -> tuple[int, int]:
+    """Floating point operations of one micro-batch's forward, and of its backward with what is recomputed."""
+    parts = [0, 0]
+    for segment in segments:
+        times = 1 if segment.block == OUTSIDE else order.count(segment.block)
+        parts[segment.backward] += segment.flops * times
+    return parts[0], parts[1]
+
+
+def step_seconds(
+    resolved: Resolved, holdings: Holdings, segments: list[Segment], device: Device, rates: Rates
+) -> Seconds | None:
+    """Seconds of one optimizer step; None where the device's rates are not known."""
+    if not device.bf16:
+        return None
+    forward, backward = flops(segments, list(holdings.order))
+    speed = device.bf16 * 1e12 * rates.compute * (1.0 if resolved.precision.compute != "float32" else 0.5)
+    micro_batches = resolved.accumulation
+    compute = micro_batches * (forward + backward) / speed
+    moved = collective_bytes(resolved, holdings)
+    wire = _Wire(resolved, device, rates)
+    per_micro = sum(wire.seconds(size, count) for size, count in moved.per_micro)
+    at_end = sum(wire.seconds(size, count) for size, count in moved.at_end)
+    hidden_under = micro_batches * ((forward + backward) / speed if moved.also_forward else backward / speed)
+    hideable = micro_batches * per_micro
+    if moved.end_overlaps:
+        exposed = max(0.0, at_end - backward / speed)
+    else:
+        exposed = at_end
+    exposed += max(0.0, hideable - hidden_under)
+    trained = holdings.elements(True) * BYTES[resolved.precision.trainable]
+    share = trained / resolved.world_size if moved.sharded_state else trained
+    # AdamW reads weight, gradient and two moments and writes weight and moments: seven passes.
+    offload = 0.0
+    if resolved.recipe.strategy.offload == "none":
+        optimizer = 7 * share / (device.bandwidth * 1e9 * rates.bandwidth)
+    else:
+        optimizer = 7 * share / (rates.host_bandwidth * 1e9)
+        offload = 2 * share / (device.pcie * 1e9 * rates.link)
+        if resolved.recipe.strategy.offload == "all":
+            weights = holdings.elements() * BYTES[resolved.precision.compute] / resolved.world_size
+            offload += 2 * micro_batches * weights / (device.pcie * 1e9 * rates.link)
+    return Seconds(compute, optimizer, hideable + at_end, exposed, offload)
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Bytes that a rank sends in a step: (bytes of a whole tensor x ring factor, number of collectives)."""
+
+    per_micro: tuple[tuple[float, int], ...] = ()
+    at_end: tuple[tuple[float, int], ...] = ()
+    end_overlaps: bool = False
+    also_forward: bool = False
+    sharded_state: bool = False
+
+
+def collective_bytes(resolved: Resolved, holdings: Holdings) -> Moved:
+    """What a strategy sends. A ring of N ranks: (N-1)/N of the size for an all-gather or a reduce-scatter, twice
+    that for an all-reduce (Patarasuk and Yuan 2009)."""
+    ring = (resolved.world_size - 1) / resolved.world_size
+    compute, trained = BYTES[resolved.precision.compute], BYTES[resolved.precision.trainable]
+    gradients = ring * holdings.elements(True) * trained
+    copies = ring * holdings.elements(True) * compute
+    whole = copies + ring * holdings.elements(False) * BYTES[resolved.precision.frozen]
+    units = len(holdings.order) + 2
+    match resolved.recipe.strategy.name:
+        case "single":
+            return Moved()
+        case "ddp":
+            buckets = max(1, int(holdings.elements(True) * trained // (25 * 2**20)))
+            return Moved(at_end=((2 * gradients, buckets),), end_overlaps=True)
+        case "zero1":
+            return Moved(at_end=((2 * gradients, 1), (copies, 1)), sharded_state=True)
+        case "zero2":
+            # The bucket is all-reduced, and each rank keeps its part (use_multi_rank_bucket_allreduce).
+            buckets = -(-holdings.elements(True) // resolved.settings.reduce_bucket)
+            return Moved(((2 * gradients, buckets),), ((copies, 1),), sharded_state=True)
+        case _:
+            gathers = 2 if resolved.recipe.strategy.reshard_after_forward else 1
+            return Moved(
+                ((gathers * whole, gathers * units), (gradients, units)), also_forward=True, sharded_state=True
+            )
+
+
+class _Wire:
+    """How long bytes take: a ring goes at the speed of its slowest hop, the one between nodes where there are
+    several, which the devices of a node share."""
+
+    def __init__(self, resolved: Resolved, device: Device, rates: Rates) -> None:
+        machine = resolved.recipe.machine
+        speed = device.link * rates.link
+        if machine.nodes > 1:
+            speed = min(speed, rates.between_nodes * rates.link)
+        self.speed = speed * 1e9
+        self.latency = rates.latency * math.log2(max(2, resolved.world_size))
+
+    def seconds(self, size: float, collectives: int) -> float:
+        return 0.0 if size == 0 else size / self.speed + collectives * self.latency

@@ -1,0 +1,149 @@
+"""A ledger: the bytes that a strategy keeps on one device while a step goes by.
+
+``toolkit plan`` walks through a step, block by block, tells the ledger where it stands, and adds what the ledger
+holds to the activations. Formulas are read from the code of the packages, named beside each, and held against
+measured bytes by tests/plan/test_truth.py. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from toolkit.recipe.resolve import Resolved
+
+EMBED, TAIL = -2, -1
+"""In place of a block's number: what stands before the blocks (embeddings), and after (last norm, head, loss)."""
+
+Compute = Literal["autocast", "cast", "zero3"]
+"""How a forward computes in another dtype than the weights are trained in: under torch's autocast, with weights
+that are themselves in that dtype, or so and with DeepSpeed's own linear layer."""
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One parameter: its shape, and whether it trains and decays."""
+
+    name: str
+    shape: tuple[int, ...]
+    trains: bool
+    decays: bool
+    numel: int
+    bits: int | None = None
+    """Bits per element where it is stored quantised; None: in the frozen or trained dtype."""
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """What a model holds: the weights of each kind of block, the kind of each block in order, the rest."""
+
+    kinds: Sequence[Sequence[Weight]]
+    order: Sequence[int]
+    embed: Sequence[Weight]
+    """Input embeddings; where ``tied``, the head too."""
+    tail: Sequence[Weight]
+    """All else that stands in no block: last norm, head."""
+    tied: bool
+    buffers: int
+    """Bytes of buffers."""
+    by_name: Mapping[str, Weight] = field(default_factory=dict)
+
+    def unit(self, block: int) -> Sequence[Weight]:
+        """The weights of a block, or those before or after the blocks."""
+        if block < 0:
+            return self.embed if block == EMBED else self.tail
+        return self.kinds[self.order[block]]
+
+    def units(self) -> list[tuple[Sequence[Weight], int]]:
+        """All weights: lists, and how often each is there."""
+        counted = [(self.kinds[kind], self.order.count(kind)) for kind in sorted(set(self.order))]
+        return [*counted, (self.embed, 1), (self.tail, 1)]
+
+    def elements(self, trains: bool | None = None) -> int:
+        """Elements of the whole model: all, trained or frozen ones."""
+        return sum(
+            count * sum(w.numel for w in unit if trains is None or w.trains == trains) for unit, count in self.units()
+        )
+
+    def groups(self) -> int:
+        """Groups of the optimizer: with decay and without, those that are not empty."""
+        return len({w.decays for unit, _ in self.units() for w in unit if w.trains})
+
+
+class Ledger:
+    """Base: whole state on every device. Subclasses override what they spread.
+
+    ``resident``: bytes that stay for the whole step, by term of the plan's breakdown. ``gathered``, ``gradients``
+    and ``buffers`` change as the step goes by.
+    """
+
+    compute_as: ClassVar[Compute]
+
+    def __init__(self, holdings: Holdings, resolved: Resolved) -> None:
+        precision = resolved.precision
+        self.holdings = holdings
+        self.resolved = resolved
+        self.ranks = resolved.world_size
+        self.compute = BYTES[precision.compute]
+        self.trained = BYTES[precision.trainable]
+        self.frozen = BYTES[precision.frozen]
+        self.mixed = precision.mixed
+        self.trains = holdings.elements(True)
+        self.freezes = holdings.elements(False)
+        self.overlap = resolved.device == "cuda"
+        self.gathered = self.gradients = self.buffers = 0
+        self.resident: dict[str, int] = {"parameters": 0, "gradients": 0, "optimizer": 0, "communication": 0}
+        self.host: dict[str, int] = {}
+        """Bytes of host memory per process, by term."""
+        self.account()
+        self.resident["parameters"] += holdings.buffers
+
+    # ---- to override
+
+    def account(self) -> None:
+        """Fill ``resident`` (and ``host``)."""
+        raise NotImplementedError
+
+    def start(self, accumulating: bool) -> None:
+        """A micro-batch begins; ``accumulating``: gradients of one before are there."""
+        self.gathered = self.buffers = 0
+        self.gradients = self.trains * self.trained if accumulating else 0
+        self.accumulating = accumulating
+
+    def enter(self, block: int, backward: bool) -> int:
+        """The forward or backward of a block, EMBED or TAIL begins; returns what that takes for a moment."""
+        return 0
+
+    def leave(self, block: int, backward: bool) -> None:
+        """... and ends."""
+
+    def gradient(self, weight: Weight, block: int) -> int:
+        """A weight's gradient is complete, and still counted with the activations; returns what is alive beside
+        the ledger's own just now."""
+        if not self.accumulating:
+            self.gradients += weight.numel * self.trained
+        return 0
+
+    def finish_backward(self) -> int:
+        """The last backward of a window has ended; returns what its end takes for a moment."""
+        return 0
+
+    def step(self) -> int:
+        """What the optimizer's step takes for a moment, beside what stays."""
+        return 0
+
+    # ---- shared
+
+    def frozen_bytes(self) -> int:
+        """Frozen weights, whole."""
+        return sum(count * self._stored(w) for unit, count in self.holdings.units() for w in unit if not w.trains)
+
+    def _stored(self, weight: Weight) -> int:
+        return weight.numel * self.frozen if weight.bits is None else -(-weight.numel * weight.bits // 8)
+
+    def bytes_now(self) -> int:
+        """All that the ledger holds at this moment."""
+        return sum(self.resident.values()) + self.gathered + self.gradients + self.buffers

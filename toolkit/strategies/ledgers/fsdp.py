@@ -1,0 +1,97 @@
+"""FSDP1 (flat parameters) and FSDP2 (per parameter), torch 2.13 wrapped by accelerate 1.15."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from toolkit.strategies.fsdp import FsdpSettings
+from toolkit.strategies.ledgers.base import EMBED, TAIL, Compute, Ledger, Weight
+
+
+class _FsdpLedger(Ledger):
+    """Everything in parts; a unit's weights are gathered for its forward and again for its backward, its gradients
+    reduced together when the last of them is there."""
+
+    compute_as: ClassVar[Compute] = "cast"
+    settings: FsdpSettings
+
+    def account(self) -> None:
+        self.settings = self.resolved.settings
+        self.parts = -(-self.trains * self.trained // self.ranks)
+        parameters = self.parts + -(-self.frozen_bytes() // self.ranks)
+        if self.settings.offload:
+            self.host |= {"parameters": parameters, "optimizer": 2 * self.parts, "gradients": self.parts}
+        else:
+            self.resident["parameters"], self.resident["optimizer"] = parameters, 2 * self.parts
+
+    def start(self, accumulating: bool) -> None:
+        super().start(accumulating)
+        self.gradients = self.parts if accumulating and not self.settings.offload else 0
+        self.waiting: dict[int, list[int]] = {}
+
+    def whole(self, block: int) -> int:
+        """Bytes of a unit's gathered weights."""
+        size = (self.frozen, self.compute)
+        return sum(w.numel * size[w.trains] for w in self.holdings.unit(block))
+
+    def stays(self, block: int) -> bool:
+        """Whether a unit's weights stay gathered from its forward to its backward."""
+        return not self.settings.reshard
+
+    def enter(self, block: int, backward: bool) -> int:
+        if backward and self.stays(block):
+            return 0
+        size = self.whole(block)
+        self.gathered += size
+        self.buffers = self.ahead(block)
+        return self.gathering(size)
+
+    def leave(self, block: int, backward: bool) -> None:
+        if backward or not self.stays(block):
+            self.gathered -= self.whole(block)
+
+    def gathering(self, size: int) -> int:
+        """What gathering ``size`` bytes takes for a moment beside them."""
+        return 0
+
+    def ahead(self, block: int) -> int:
+        """On a GPU the next unit is gathered while this one computes; there is no stream to do so on a CPU."""
+        return self.whole(block) if self.overlap and block >= 0 else 0
+
+    def gradient(self, weight: Weight, block: int) -> int:
+        waiting = self.waiting.setdefault(block, [w.numel for w in self.holdings.unit(block) if w.trains])
+        waiting.remove(weight.numel)
+        elements = sum(w.numel for w in self.holdings.unit(block) if w.trains)
+        if waiting:
+            self.gradients += weight.numel * self.compute
+            return 0
+        self.gradients -= (elements - weight.numel) * self.compute
+        part = -(-elements * self.trained // self.ranks)
+        if not self.accumulating and not self.settings.offload:
+            self.gradients += part
+        return (elements - weight.numel) * self.compute + elements * self.trained + part
+
+
+class Fsdp2Ledger(_FsdpLedger):
+    """All-gather into one buffer, copied out into whole parameters (_fsdp_collectives.py). accelerate
+    (fsdp_utils.fsdp2_prepare_model) makes the embeddings a unit, and last norm and head one that stays gathered;
+    tied embeddings are in the latter."""
+
+    def stays(self, block: int) -> bool:
+        return block == TAIL or (block == EMBED and self.holdings.tied) or super().stays(block)
+
+    def gathering(self, size: int) -> int:
+        return size
+
+
+class Fsdp1Ledger(_FsdpLedger):
+    """A flat parameter per block, and one of all that stands in no block, which is the root's and stays gathered
+    for the whole pass (_runtime_utils.py, ``_post_forward_reshard``)."""
+
+    def whole(self, block: int) -> int:
+        if block == EMBED:
+            return super().whole(EMBED) + super().whole(TAIL)
+        return 0 if block == TAIL else super().whole(block)
+
+    def stays(self, block: int) -> bool:
+        return block == EMBED or super().stays(block)

@@ -1,0 +1,194 @@
+"""DeepSpeed ZeRO 1, 2 and 3 (0.19.8; runtime/bf16_optimizer.py, runtime/zero/stage_1_and_2.py, stage3.py)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from toolkit.strategies.ledgers.base import EMBED, TAIL, Compute, Ledger, Weight
+from toolkit.strategies.zero import ZeroSettings
+
+_REUSE = 1_000_000_000
+"""stage3_max_reuse_distance, as toolkit/strategies/zero.py writes it."""
+
+_FLATTENED = 500_000_000
+"""Elements that ``engine.buffered_allreduce_fallback`` reduces at once."""
+
+
+class _ZeroLedger(Ledger):
+    compute_as: ClassVar[Compute] = "cast"
+    settings: ZeroSettings
+
+    def account(self) -> None:
+        self.settings = self.resolved.settings
+        self.offload = self.resolved.recipe.strategy.offload
+        part = -(-self.trains // self.ranks)
+        state = part * self.trained * 3  # master weights and two moments
+        if self.offload == "none":
+            self.resident["optimizer"] = state
+        else:
+            self.host["optimizer"] = state
+        self.part = part
+        self.account_weights()
+
+    def norm_in_double(self) -> int:
+        """The norm is taken of each weight's part in float64."""
+        largest = max((w.numel for unit, _ in self.holdings.units() for w in unit if w.trains), default=0)
+        return 8 * min(largest, self.part)
+
+    def account_weights(self) -> None:
+        self.resident["parameters"] = self.trains * self.compute + self.frozen_bytes()
+
+
+class Zero1Ledger(_ZeroLedger):
+    """Under bf16 (BF16_Optimizer): a float32 gradient of every weight stays for the whole run, the 16-bit ones
+    that autograd makes stay from their backward to the step, and the reduction copies what it reduces."""
+
+    def account(self) -> None:
+        super().account()
+        self.immediate = self.mixed and self.compute == 2 and self.offload == "none"
+        if self.immediate:
+            self.resident["gradients"] = self.trains * self.trained
+
+    def start(self, accumulating: bool) -> None:
+        super().start(accumulating)
+        if self.immediate:
+            self.gradients = self.trains * self.compute if accumulating else 0
+
+    def gradient(self, weight: Weight, block: int) -> int:
+        if not self.immediate:
+            return super().gradient(weight, block)
+        if not self.accumulating:
+            self.gradients += weight.numel * self.compute
+        return weight.numel * self.trained  # lp.grad.to(float32), added to the whole one
+
+    def finish_backward(self) -> int:
+        # torch's flatten of a single tensor is a view; of several a copy.
+        return min(self.trains, _FLATTENED) * self.trained if self.holdings.groups() > 1 else 0
+
+
+class Zero2Ledger(_ZeroLedger):
+    """Gradients go into a bucket as they come; a full bucket is flattened by destination, cast to float32,
+    reduced and added to this rank's float32 part."""
+
+    def start(self, accumulating: bool) -> None:
+        super().start(accumulating)
+        self.kept = self.part * self.trained if self.offload == "none" else 0
+        self.gradients = self.kept if accumulating else 0  # made at the first reduction
+        self.filled = 0
+
+    def enter(self, block: int, backward: bool) -> int:
+        if backward and not self.buffers:
+            copies = 2 if self.settings.overlap else 1
+            self.buffers = copies * self.settings.reduce_bucket * self.compute
+        return 0
+
+    def gradient(self, weight: Weight, block: int) -> int:
+        moment = 0
+        if self.filled + weight.numel > self.settings.reduce_bucket:
+            moment = self._reduced(self.filled)
+            self.filled = 0
+        self.filled += weight.numel
+        return moment
+
+    def finish_backward(self) -> int:
+        return self._reduced(self.filled)
+
+    def _reduced(self, elements: int) -> int:
+        """Bytes of reducing ``elements``: flattened, and cast where the sum is in another dtype."""
+        self.gradients = self.kept
+        cast = self.trained if self.mixed else 0
+        return elements * (self.compute + cast)
+
+    def step(self) -> int:
+        return self.norm_in_double()
+
+
+class Zero3Ledger(_ZeroLedger):
+    """Weights too are parts; whole ones are gathered layer by layer, and kept if soon used again."""
+
+    compute_as = "zero3"
+
+    def account_weights(self) -> None:
+        settings = self.settings
+        small = settings.persistence_threshold
+        parts = whole = 0
+        for unit, count in self.holdings.units():
+            parts += count * sum(-(-w.numel // self.ranks) * self._size(w) for w in unit)
+            whole += count * sum(w.numel * self._size(w) for w in unit if w.numel < small)
+        if self.offload == "all":
+            self.host["parameters"] = parts
+            self.resident["parameters"] = whole
+        else:
+            self.resident["parameters"] = parts + whole
+        gradients = self.part * self.trained
+        if self.offload == "none":
+            self.resident["gradients"] = gradients
+        else:
+            self.host["gradients"] = gradients
+        self.resident["communication"] = settings.reduce_bucket * self.trained
+        self._kept = self._kept_after_forward()
+
+    def _size(self, weight: Weight) -> int:
+        return self.compute if weight.trains else self.frozen
+
+    def _large(self, block: int) -> list[Weight]:
+        return [w for w in self.holdings.unit(block) if w.numel >= self.settings.persistence_threshold]
+
+    def _gathered(self, block: int) -> int:
+        """Bytes gathered while in ``block``: whole if it stays; else a layer at a time, with the next one coming."""
+        weights = self._large(block)
+        whole = sum(w.numel * self._size(w) for w in weights)
+        if block in self._kept or not weights:
+            return whole
+        ahead = self.settings.prefetch_bucket * self.compute
+        return min(whole, 2 * max(w.numel * self._size(w) for w in weights) + ahead)
+
+    def _kept_after_forward(self) -> set[int]:
+        """What stays gathered from forward to backward: weights used again before 1e9 elements have gone by
+        (stage3_max_reuse_distance), once forth and once back (partitioned_param_coordinator.py,
+        ``__params_to_release``). Frozen embeddings have no backward to be used in."""
+        kept: set[int] = set()
+        distance = 0
+        for block in (TAIL, *range(len(self.holdings.order) - 1, -1, -1), EMBED):
+            if distance >= _REUSE or (block == EMBED and not any(w.trains for w in self.holdings.embed)):
+                break
+            kept.add(block)
+            distance += 2 * sum(w.numel for w in self._large(block))
+        return kept
+
+    def start(self, accumulating: bool) -> None:
+        super().start(accumulating)
+        self.gradients = 0
+        self.waiting = 0
+
+    def enter(self, block: int, backward: bool) -> int:
+        if not (backward and block in self._kept):
+            self.gathered += self._gathered(block)
+        return 0
+
+    def leave(self, block: int, backward: bool) -> None:
+        if backward or block not in self._kept:
+            self.gathered -= self._gathered(block)
+
+    def gradient(self, weight: Weight, block: int) -> int:
+        # A gradient waits, whole, for the next one that does not fit beside it in the bucket.
+        moment = 0
+        if self.waiting and self.waiting + weight.numel > self.settings.reduce_bucket:
+            moment = self._reduced(self.waiting)
+            self.gradients -= self.waiting * self.compute
+            self.waiting = 0
+        self.waiting += weight.numel
+        self.gradients += weight.numel * self.compute
+        return moment
+
+    def finish_backward(self) -> int:
+        moment = self._reduced(self.waiting)
+        self.gradients, self.waiting = 0, 0
+        return moment
+
+    def _reduced(self, elements: int) -> int:
+        cast = self.trained if self.mixed else 0
+        return elements * (cast + self.trained)
+
+    def step(self) -> int:
+        return self.norm_in_double()
