@@ -19,13 +19,16 @@ Answers = dict[str, torch.Tensor]
 
 @torch.no_grad()
 def exported_answers(resolved: Resolved, checkpoint: Path, samples: RaggedSamples, folder: Path) -> Answers:
-    """Logits on the first micro-batch: of the trained model, in float64 too, and of each export loaded again."""
+    """Logits on the first micro-batch: of the trained model, of the same with its input embedding off by one machine
+    epsilon (which tells what rounding does to them), and of each export loaded again."""
     recipe = resolved.recipe
     alone = dataclasses.replace(resolved, device="cpu")
     trained: Any = export.trained_model(alone, checkpoint, samples.pad_id)
     inputs = _inputs(samples, resolved, trained)
     answers = {"trained": trained(**inputs).logits}
-    answers["float64"] = copy.deepcopy(trained).double()(**inputs).logits
+    rounded = copy.deepcopy(trained)
+    rounded.get_input_embeddings().weight.mul_(1 + torch.finfo(torch.float32).eps)
+    answers["perturbed"] = rounded(**inputs).logits
     if recipe.adapter is None:
         export._write(trained, recipe, folder / "whole", merged=False)
         answers["exported"] = _load(trained, folder / "whole", recipe)(**inputs).logits

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -24,20 +25,30 @@ bf16; tests/verify/test_tolerance.py); four leaves a factor of two on that."""
 
 @dataclass
 class Noise:
-    """Relative errors between correct runs, by tensor (``loss`` for the forward), pooled over steps."""
+    """Differences between correct runs, by tensor (``loss`` for the forward), pooled over steps: relative ones, and
+    of those that rearranged the window the absolute ones. What cancels in a sum leaves its rounding: a gradient that is
+    small at one step has the absolute noise of the others."""
 
     rearranged: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     perturbed: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    absolute: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     eps: float = torch.finfo(torch.float32).eps
 
-    def of(self, name: str) -> float:
-        """The noise that is told: the largest difference seen between two correct runs."""
-        return max(self.rearranged.get(name, 0.0), self.perturbed.get(name, 0.0), self.eps)
+    def of(self, name: str, size: float = math.inf) -> float:
+        """The noise that is told: the largest difference seen between two correct runs, relative to ``size``."""
+        return max(self._drawn(name, size), self.perturbed.get(name, 0.0))
 
-    def tolerance(self, name: str) -> float:
-        """Orders and splits are draws of what may differ, and get the safety factor. Perturbing the embedding by
-        one machine epsilon overstates rounding 4 to 8 times already, and gets none. Never below 4 roundings."""
-        return max(SAFETY * max(self.rearranged.get(name, 0.0), self.eps), self.perturbed.get(name, 0.0))
+    def tolerance(self, name: str, size: float = math.inf) -> float:
+        """Relative tolerance of a tensor whose right value has 2-norm ``size``.
+
+        Orders and splits are draws of what may differ, and get the safety factor. Perturbing the embedding by one
+        machine epsilon overstates rounding 4 to 8 times already, and gets none. Never below 4 roundings.
+        """
+        return max(SAFETY * self._drawn(name, size), self.perturbed.get(name, 0.0))
+
+    def _drawn(self, name: str, size: float) -> float:
+        spread = self.absolute.get(name, 0.0) / size if size > 0 else 0.0
+        return max(self.rearranged.get(name, 0.0), spread, self.eps)
 
 
 class Reference:
@@ -87,7 +98,12 @@ class Reference:
         with self._without_dropout():
             plain = self._run([(micro, [at]) for at, (_, micro) in enumerate(window)], step, loss_scale)
             for variant in variants:
-                _differ(self.noise.rearranged, plain, self._run(variant, step, loss_scale))
+                other = self._run(variant, step, loss_scale)
+                _differ(self.noise.rearranged, plain, other)
+                for name, gradient in plain[1].items():
+                    rounding = self.noise.eps * gradient.double().norm().item()
+                    apart = (other[1][name].double() - gradient.double()).norm().item()
+                    self.noise.absolute[name] = max(self.noise.absolute[name], rounding, apart)
             with self._perturbed():
                 _differ(self.noise.perturbed, plain, self._run(reversed_order(window), step, loss_scale))
 

@@ -90,11 +90,11 @@ def round_trip(ranks: Sequence[RankTrace], windows: Sequence[Window], task: str,
 
 
 def _exported(answers: dict[str, torch.Tensor] | None) -> list[Measure]:
-    """An export answers as the trained model does; a merged one up to rounding, whose size float64 tells."""
+    """An export answers as the trained model does; a merged one up to rounding."""
     if answers is None:
         return []
     trained = answers["trained"]
-    noise = max(relative_error(trained, answers["float64"]), torch.finfo(torch.float32).eps)
+    noise = max(relative_error(trained, answers["perturbed"]), torch.finfo(torch.float32).eps)
     found = []
     for what in ("exported", "merged"):
         if what in answers:

@@ -74,8 +74,9 @@ def gradient(ranks: Sequence[RankTrace], noise: Noise, replayed: Replayed, overf
         if step == overflow_step:
             continue  # not finite, on purpose
         for name in dict.fromkeys([*taken.gradient, *right]):
-            tolerance, floor = noise.tolerance(name), noise.of(name)
             seen, expected = taken.gradient.get(name), right.get(name)
+            size = expected.double().norm().item() if expected is not None else 0.0
+            tolerance, floor = noise.tolerance(name, size), noise.of(name, size)
             said = ""
             if seen is None or expected is None:
                 missing = (seen is None) != (expected is None)
@@ -85,10 +86,12 @@ def gradient(ranks: Sequence[RankTrace], noise: Noise, replayed: Replayed, overf
                 said = "no gradient" if seen is None else "a gradient where none is expected"
             else:
                 error = relative_error(seen, expected)
-            if expected is not None and floor < _NO_SIGNAL and expected.abs().max().item() > 0:
+            if expected is not None and floor < _NO_SIGNAL and size > 0:
                 signal.add(name)
             stage.measures.append(Measure(step, name, error, tolerance, floor, said=said))
-    stage.detection_limit = max((noise.tolerance(name) for name in signal), default=None)
+    stage.detection_limit = max(
+        (m.tolerance for m in stage.measures if m.tensor in signal and m.noise < _NO_SIGNAL), default=None
+    )
     silent = len(ranks[0].run.weights) - len(signal)
     stage.summary = f"{silent} tensors without signal" if silent else ""
     return stage
