@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import yaml
-from plan.cells import LLAMA
 
+from plan.cells import LLAMA
 from toolkit.errors import InputError
 from toolkit.plan.command import Request, plan_command
 
@@ -21,7 +21,7 @@ FIELDS = {
 TERMS = {"parameters", "gradients", "optimizer", "activations", "loss", "communication", "reserve"}
 
 
-@pytest.fixture()
+@pytest.fixture
 def config(tmp_path: Path) -> str:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(BIG))

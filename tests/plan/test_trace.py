@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
-from plan.cells import LLAMA, LORA, Cell
 
+from plan.cells import LLAMA, LORA, Cell
 from toolkit.plan.live import LiveBytes
 from toolkit.plan.predict import Planner
 from toolkit.plan.profile import expand
@@ -46,7 +47,7 @@ def test_a_short_model_stands_for_the_whole() -> None:
     eight = planner(model={"config": LLAMA | {"num_hidden_layers": 8}})
     points = list(expand(eight.segments("none", 2, "autocast"), eight.skeleton.holdings.order))
     blocks = [p for p in points if p.event == "leave" and not p.backward and p.block >= 0]
-    steps = {b.live - a.live for a, b in zip(blocks[1:], blocks[2:], strict=False)}
+    steps = {b.live - a.live for a, b in itertools.pairwise(blocks[1:])}
     assert len(blocks) == 8
     assert len(steps) == 1
     assert eight.skeleton.holdings.elements() == _real_elements(LLAMA | {"num_hidden_layers": 8})

@@ -51,7 +51,7 @@ class Candidate:
     @property
     def label(self) -> str:
         recipe = self.resolved.recipe
-        parts = [recipe.strategy.name]
+        parts: list[str] = [recipe.strategy.name]
         if recipe.strategy.offload != "none":
             parts.append(f"offload {recipe.strategy.offload}")
         if recipe.activation_checkpointing != "none":

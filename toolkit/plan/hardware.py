@@ -81,7 +81,8 @@ def _row(file: str, name: str, row: Any) -> Device:
         raise InputError(f"{file}: {name}: needs {', '.join(keys)} as numbers above 0 (GiB, TFLOP/s, GB/s)")
     if unknown := sorted(set(row) - {*keys, "source"}):
         raise InputError(f"{file}: {name}: unknown key {unknown[0]}")
-    return Device(name, *(float(row[key]) for key in keys), source=str(row.get("source", file)))
+    numbers = {key: float(row[key]) for key in keys}
+    return Device(name=name, **numbers, source=str(row.get("source", file)))
 
 
 def _positive(value: Any) -> bool:

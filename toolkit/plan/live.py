@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -33,7 +33,7 @@ class LiveBytes(TorchDispatchMode):
         self._known: dict[int, _Storage] = {}
         self._resize = torch.UntypedStorage.resize_
 
-    def __enter__(self) -> LiveBytes:
+    def __enter__(self) -> Self:
         # FSDP frees gathered weights by setting their storage's size to 0, which no dispatcher sees.
         tracker, original = self, self._resize
 
@@ -83,7 +83,7 @@ class LiveBytes(TorchDispatchMode):
 
     def _seen(self, tensor: torch.Tensor) -> None:
         if isinstance(tensor, _dtensor()):
-            tensor = tensor._local_tensor
+            tensor = tensor._local_tensor  # type: ignore[attr-defined]
         storage = tensor.untyped_storage()
         key = storage._cdata
         entry = self._known.get(key)

@@ -1,14 +1,14 @@
 """A traced step as numbers that any micro-batch size and any number of blocks can be put into.
 
 Every byte count of a trace is a constant (casts of weights, rotary tables) plus a part per sample, so two traces
-give all larger sizes (a peak to a part in a thousand: at another size another place may be the
-highest). Blocks of a kind save the same, so the live bytes at a place in
-the whole model are those of the short model at that place, with what the missing blocks hold added.
+give all larger sizes (a peak to a part in a thousand: at another size another place may be the highest). Blocks of
+a kind save the same, so the live bytes at a place in the whole model are those of the short model at that place,
+with what the missing blocks hold added.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from toolkit.plan.trace import OUTSIDE, Gradient, Segment, Traced
@@ -59,7 +59,7 @@ def _outline(segment: Segment) -> tuple[int, bool, int]:
     return segment.block, segment.backward, len(segment.gradients)
 
 
-def expand(segments: list[Segment], order: list[int]) -> Iterator[Point]:
+def expand(segments: list[Segment], order: Sequence[int]) -> Iterator[Point]:
     """Every place of the whole model's step, from the short model's segments.
 
     ``order``: the kind of each block, first to last. A short model's block stands for all of its kind.
@@ -100,9 +100,9 @@ def expand(segments: list[Segment], order: list[int]) -> Iterator[Point]:
     left = dict(whole)
     for block in range(len(order) - 1, -1, -1):
         kind = order[block]
-        segment = backward.get(kind)
-        if segment is None:
+        if kind not in backward:
             continue  # nothing here or before it trains
+        segment = backward[kind]
         # Kinds stand in the short model in the order of their number: those up to this one still wait.
         flow = segment.start - sum(segment.held.get(k, 0) for k in left if k <= kind)
         base = flow + sum(number * saved.get(k, 0) for k, number in left.items())

@@ -1,8 +1,8 @@
 """One forward and backward of the short model without memory: what each block saves, and what it takes more.
 
-Nothing is computed and nothing allocated; every operation runs as it would, on tensors that have shapes, dtypes
-and storages but no memory: meta tensors, or torch's fake ones where autocast must see a real device. LiveBytes counts the storages; autograd, checkpointing,
-autocast, dropout, adapters and attention are the real ones.
+Nothing is computed and nothing allocated; every operation runs as it would, on tensors that have shapes, dtypes and
+storages but no memory: meta tensors, or torch's fake ones where autocast must see a real device. LiveBytes counts the
+storages; autograd, checkpointing, autocast, dropout, adapters and attention are the real ones.
 """
 
 from __future__ import annotations

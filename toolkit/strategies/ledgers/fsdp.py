@@ -59,8 +59,11 @@ class _FsdpLedger(Ledger):
         return self.whole(block) if self.overlap and block >= 0 else 0
 
     def gradient(self, weight: Weight, block: int) -> int:
+        if block < 0:  # position tables, say, stand with the tail's weights and finish with the embeddings
+            block = EMBED if weight in self.holdings.embed else TAIL
         waiting = self.waiting.setdefault(block, [w.numel for w in self.holdings.unit(block) if w.trains])
-        waiting.remove(weight.numel)
+        if weight.numel in waiting:
+            waiting.remove(weight.numel)
         elements = sum(w.numel for w in self.holdings.unit(block) if w.trains)
         if waiting:
             self.gradients += weight.numel * self.compute
