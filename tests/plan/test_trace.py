@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-
 from plan.cells import LLAMA, LORA, Cell
+
 from toolkit.plan.live import LiveBytes
 from toolkit.plan.predict import Planner
 from toolkit.plan.profile import expand

@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
+from pathlib import Path
 from typing import Any
 
 from toolkit.errors import NotSo
@@ -31,10 +32,14 @@ class JobFailed(NotSo):
 class WorkerGroup:
     """``size`` processes connected over gloo (or NCCL, where a job's recipe says cuda), started at first use."""
 
-    def __init__(self, size: int, threads: int = 1, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, size: int, threads: int = 1, environment: dict[str, str] | None = None, log: Path | None = None
+    ) -> None:
+        """``log``: where the ranks' own output goes, the packages' warnings among it; None: to this process's."""
         self.size = size
         self.threads = threads
         self.environment = environment or {}
+        self.log = log
         self._processes: list[SpawnProcess] = []
         self._pipes: list[Connection] = []
 
@@ -59,17 +64,18 @@ class WorkerGroup:
             ready = [waited[id(pipe)] for pipe in wait(open_pipes, timeout=max(0.0, deadline - time.monotonic()))]
             if not ready:
                 missing = [rank for rank in range(self.size) if rank not in results]
-                self.close()
+                self.close(patience=0.0)
                 raise JobFailed(missing[0], f"no answer from rank {missing} after {timeout:.0f} s")
             for rank in ready:
                 try:
                     ok, value = self._pipes[rank].recv()
                 except (EOFError, ConnectionError):
+                    self._processes[rank].join(5)
                     code = self._processes[rank].exitcode
-                    self.close()
+                    self.close(patience=0.0)
                     raise JobFailed(rank, f"rank {rank} died (exit code {code})") from None
                 if not ok:
-                    self.close()
+                    self.close(patience=0.0)
                     raise JobFailed(rank, f"rank {rank}:\n{value}")
                 results[rank] = value
         return [results[rank] for rank in range(self.size)]
@@ -92,17 +98,19 @@ class WorkerGroup:
                 "TOOLKIT_SHARED_GROUP": "1",
                 **self.environment,
             }
-            process = context.Process(target=_serve, args=(there, environment), daemon=True)
+            process = context.Process(target=_serve, args=(there, environment, self.log), daemon=True)
             process.start()
             there.close()
             self._processes.append(process)
             self._pipes.append(here)
 
-    def close(self) -> None:
-        """End the processes that this group started."""
+    def close(self, *, patience: float = 5.0) -> None:
+        """End the processes that this group started: they leave by themselves, or after ``patience`` are ended."""
         for pipe in self._pipes:
             pipe.close()
+        deadline = time.monotonic() + patience
         for process in self._processes:
+            process.join(max(0.0, deadline - time.monotonic()))
             if process.is_alive():
                 process.kill()
             process.join(10)
@@ -115,14 +123,19 @@ class WorkerGroup:
         self.close()
 
 
-def _serve(pipe: Connection, environment: dict[str, str]) -> None:
+def _serve(pipe: Connection, environment: dict[str, str], log: Path | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     os.environ.update(environment)
+    if log is not None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(handle, 1)
+        os.dup2(handle, 2)
     while True:
         try:
             job, args = pipe.recv()
         except (EOFError, OSError):
-            os._exit(0)
+            return
         try:
             answer = (True, job(*args))
         except BaseException:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from toolkit.model.quiet import hush
 from toolkit.report.verify_page import verify_page
 from toolkit.results import Result, versions, write_json
 from toolkit.verify import screen
@@ -27,12 +28,20 @@ def run_command(
     resolved = resolve_recipe(recipe_file, overrides)
     say = _say if json_target != "-" else _silent
     say(screen.headline(resolved))
-    outcome = verify(resolved, fault=fault, full_size=full_size, time_limit=time_limit, stop_early=True)
+    hush()
+    page = Path("runs/verify") / f"{Path(recipe_file).stem}.html"
+    outcome = verify(
+        resolved,
+        fault=fault,
+        full_size=full_size,
+        time_limit=time_limit,
+        stop_early=True,
+        log=page.with_suffix(".log").absolute(),
+    )
     answer = to_json(result, outcome, fault)
     say("\n".join(_report(outcome, answer["seconds"], " ".join([recipe_file, *overrides]))))
     if json_target:
         write_json(answer, json_target)
-    page = Path("runs/verify") / f"{Path(recipe_file).stem}.html"
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(verify_page(outcome, Path(recipe_file).stem, answer["seconds"], versions()), encoding="utf-8")
     say(f"report: {page}")

@@ -66,8 +66,10 @@ def verify(
     stop_early: bool = False,
     tell: Tell = lambda found: None,
     folder: Path | None = None,
+    log: Path | None = None,
 ) -> Outcome:
-    """Verify a resolved recipe. ``group``: a process group of its size to use again, else one is started.
+    """Verify a resolved recipe. ``group``: a process group of its size to use again, else one is started, whose
+    output goes to ``log``.
 
     ``stop_early``: leave out the precision pass where the logic pass has found a difference. Raises InputError for
     what cannot be used, NotSo where a fault that was to be injected never came to pass.
@@ -79,9 +81,8 @@ def verify(
         resolved = with_needs(resolved, kind.needs_of(resolved))
     values = twin_recipe(resolved, full_size=full_size)
     names: list[PassName] = ["logic"] if resolved.recipe.precision == "fp32" else ["logic", "precision"]
-    own = (
-        WorkerGroup(resolved.world_size, threads=max(1, cpu_count() // resolved.world_size)) if group is None else None
-    )
+    threads = max(1, cpu_count() // resolved.world_size)
+    own = WorkerGroup(resolved.world_size, threads, log=log) if group is None else None
     reached = False
     outcome: Outcome | None = None
     try:
