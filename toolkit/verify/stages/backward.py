@@ -8,11 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from toolkit.verify.measure import Measure, Stage
-from toolkit.verify.replay import Noise, Reference, relative_error
+from toolkit.verify.replay import NO_SIGNAL, Noise, Reference, relative_error
 from toolkit.verify.trace import RankTrace
-
-_NO_SIGNAL = 0.1
-"""A tensor whose correct gradients differ by more carries no signal (a key's bias: softmax does not see it)."""
 
 
 @dataclass
@@ -86,11 +83,11 @@ def gradient(ranks: Sequence[RankTrace], noise: Noise, replayed: Replayed, overf
                 said = "no gradient" if seen is None else "a gradient where none is expected"
             else:
                 error = relative_error(seen, expected)
-            if expected is not None and floor < _NO_SIGNAL and size > 0:
+            if expected is not None and floor < NO_SIGNAL and size > 0:
                 signal.add(name)
             stage.measures.append(Measure(step, name, error, tolerance, floor, said=said))
     stage.detection_limit = max(
-        (m.tolerance for m in stage.measures if m.tensor in signal and m.noise < _NO_SIGNAL), default=None
+        (m.tolerance for m in stage.measures if m.tensor in signal and m.noise < NO_SIGNAL), default=None
     )
     silent = len(ranks[0].run.weights) - len(signal)
     stage.summary = f"{silent} tensors without signal" if silent else ""
