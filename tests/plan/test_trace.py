@@ -112,3 +112,36 @@ def test_live_bytes_see_births_deaths_and_resizes() -> None:
         assert (live.live, live.peak) == (20, 4000)
         del b, c
     assert live.live == 0
+
+
+def _high(made: Planner, compute: Any) -> int:
+    return max(p.live for p in expand(made.segments("none", 2, compute), made.skeleton.holdings.order))
+
+
+def test_autocast_on_a_gpu_runs_layer_norms_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    from plan.cells import MODELS
+
+    from toolkit.plan import target
+
+    gpt2 = {"config": MODELS["gpt2"]}
+    as_on_a_gpu = _high(planner(model=gpt2), "autocast")
+    monkeypatch.setattr(target, "_FLOAT32", ())
+    assert as_on_a_gpu > 1.02 * _high(planner(model=gpt2), "autocast")
+
+
+def test_zero3_keeps_the_input_of_frozen_layers() -> None:
+    made = planner(adapter=LORA)
+    assert _high(made, "zero3") > 1.02 * _high(made, "cast")
+
+
+def test_experts_cost_what_each_row_meets() -> None:
+    """Two experts of four a token: their matrices count twice, not four times."""
+    from plan.cells import MODELS
+
+    made = planner(model={"config": MODELS["mixtral"]})
+    config = MODELS["mixtral"]
+    forward, _ = flops(made.segments("none", 1, "cast"), list(made.skeleton.holdings.order))
+    layers = config["num_hidden_layers"]
+    experts = 2 * 64 * 2 * 3 * config["hidden_size"] * config["intermediate_size"] * layers
+    rest = 2 * 64 * (config["vocab_size"] * 128 + layers * (2 * 128 * 128 + 2 * 128 * 64))
+    assert 0.98 * (experts + rest) < forward < 1.15 * (experts + rest)
