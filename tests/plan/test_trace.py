@@ -7,11 +7,17 @@ from typing import Any
 
 import pytest
 import torch
+<<<<<<< HEAD
 from plan.cells import LLAMA, LORA, Cell
 
+=======
+
+from plan.cells import LLAMA, LORA, MODELS, Cell
+>>>>>>> plan
 from toolkit.plan.live import LiveBytes
 from toolkit.plan.predict import Planner
 from toolkit.plan.profile import expand
+from toolkit.plan.target import TargetKernels
 from toolkit.plan.time import flops
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
@@ -112,3 +118,31 @@ def test_live_bytes_see_births_deaths_and_resizes() -> None:
         assert (live.live, live.peak) == (20, 4000)
         del b, c
     assert live.live == 0
+
+
+def _high(made: Planner, compute: Any) -> int:
+    return max(p.live for p in expand(made.segments("none", 2, compute), made.skeleton.holdings.order))
+
+
+@pytest.mark.parametrize(("device", "dtype"), [("cuda", torch.float32), ("cpu", torch.bfloat16)])
+def test_autocast_on_a_gpu_runs_layer_norms_in_float32(device: str, dtype: torch.dtype) -> None:
+    values = torch.zeros(2, 8, dtype=torch.bfloat16)
+    with TargetKernels(device).acting(), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.nn.functional.layer_norm(values, (8,)).dtype == dtype
+    assert torch.nn.functional.layer_norm(values, (8,)).dtype == torch.bfloat16
+
+
+def test_zero3_keeps_the_input_of_frozen_layers() -> None:
+    made = planner(adapter=LORA)
+    assert _high(made, "zero3") > 1.02 * _high(made, "cast")
+
+
+def test_experts_cost_what_each_row_meets() -> None:
+    """Two experts of four a token: their matrices count twice, not four times."""
+    made = planner(model={"config": MODELS["mixtral"]})
+    config = MODELS["mixtral"]
+    forward, _ = flops(made.segments("none", 1, "cast"), list(made.skeleton.holdings.order))
+    layers = config["num_hidden_layers"]
+    experts = 2 * 64 * 2 * 3 * config["hidden_size"] * config["intermediate_size"] * layers
+    rest = 2 * 64 * (config["vocab_size"] * 128 + layers * (2 * 128 * 128 + 2 * 128 * 64))
+    assert 0.98 * (experts + rest) < forward < 1.15 * (experts + rest)

@@ -117,19 +117,27 @@ class Search:
         host = sum(ledger.host.values()) * resolved.recipe.machine.processes
         return Candidate(resolved, memory, reserve, host, seconds, self.device.bytes, self.usable, asked)
 
-    def all(self) -> list[Candidate]:
-        """The recipe's own first, then every other strategy, offload, checkpointing and micro-batch size."""
+    def all(self, every: bool = False) -> list[Candidate]:
+        """The recipe's own first, then every other strategy, offload, checkpointing and micro-batch size.
+
+        Unless ``every``, ways that cannot win are left out: more recomputation or offload than it takes to fit, and
+        micro-batches larger than one that does not.
+        """
         found = [self.candidate(self.asked, asked=True)]
         seen = {_key(self.asked)}
+        enough: set[Any] = set()
         too_large: dict[Any, int] = {}
         for variant in self._variants():
-            way = _key(variant)[:3]
-            if _key(variant) in seen or variant.micro_size > too_large.get(way, variant.micro_size):
-                continue  # nothing larger is tried where a smaller micro-batch does not fit
-            seen.add(_key(variant))
+            name, offload, kind, micro, _ = key = _key(variant)
+            cannot_win = (name, micro) in enough or micro > too_large.get((name, offload, kind), micro)
+            if key in seen or (cannot_win and not every):
+                continue
+            seen.add(key)
             found.append(self.candidate(variant))
-            if not found[-1].fits:
-                too_large[way] = variant.micro_size
+            if found[-1].fits:
+                enough.add((name, micro))
+            else:
+                too_large[name, offload, kind] = micro
         return found
 
     def _variants(self) -> Iterator[Resolved]:
@@ -160,8 +168,8 @@ class Search:
 
 
 def choose(candidates: list[Candidate]) -> Candidate | None:
-    """The fastest that fits; where times are not known, the one with the least communication (fewest bytes
-    spread), the least recomputation and the largest micro-batch."""
+    """The fastest that fits; where times are the same or not known, the one with the least offload, the least
+    recomputation, the least communication and the largest micro-batch."""
     fitting = [c for c in candidates if c.fits]
     if not fitting:
         return None
@@ -169,13 +177,14 @@ def choose(candidates: list[Candidate]) -> Candidate | None:
 
 
 def _cost(candidate: Candidate) -> tuple[float, ...]:
-    if candidate.seconds is not None:
-        return (candidate.seconds.total,)
     recipe = candidate.resolved.recipe
     order = ("single", "ddp", "zero1", "zero2", "fsdp2", "fsdp1", "zero3")
     kinds = ("none", "selective", "full")
     offloads = ("none", "optimizer", "all")
+    # Times that differ by less than a part in a thousand are the same: then the plainer way is chosen.
+    seconds = 0.0 if candidate.seconds is None else float(f"{candidate.seconds.total:.3g}")
     return (
+        seconds,
         offloads.index(recipe.strategy.offload),
         kinds.index(recipe.activation_checkpointing),
         order.index(recipe.strategy.name),

@@ -64,7 +64,7 @@ def plan_command(request: Request) -> int:
 
         device, rates = calibrated(asked, device, rates)
     search = Search(asked, device, request.headroom, rates)
-    candidates = search.all()
+    candidates = search.all(request.every)
     chosen = choose(candidates)
     change = smallest_change(candidates, search)
     scaled = None

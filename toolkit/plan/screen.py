@@ -40,8 +40,9 @@ def show(
     label = max(len(c.label) for c in shown)
     for candidate in shown:
         out.write(_line(candidate, label, candidate is chosen) + "\n")
-    if len(shown) < len(candidates):
-        out.write(f"  … {len(candidates) - len(shown)} more: --all\n")
+    if not request.every:
+        hidden = len(candidates) - len(shown)
+        out.write(f"  … {hidden} more, and those that cannot win: --all\n")
     out.write("  █ weights, gradients, optimizer  ▒ activations  ▓ logits and loss  ░ buffers, context\n")
     out.write(f"\none step of {candidates[0].label}\n{_time_line(candidates[0])}\n")
     if not candidates[0].fits:
