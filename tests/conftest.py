@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tiny import make_text, make_tokenizer
 
+from tiny import make_text, make_tokenizer
 from toolkit.launch.group import WorkerGroup
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

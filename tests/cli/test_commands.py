@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+
 from tiny import make_text, recipe_dict
 
 TOOLKIT = [sys.executable, "-m", "toolkit"]

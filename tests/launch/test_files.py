@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import yaml
+
 from jobs import resolved_from
 from tiny import recipe_dict
-
 from toolkit.launch.files import launch_files, write_files
 from toolkit.strategies import strategies
 

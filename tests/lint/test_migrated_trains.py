@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from jobs import resolved_from
 from tiny import recipe_dict
-
 from toolkit.launch.files import launch_files, write_files
 
 LOOP = Path(__file__).parents[2] / "examples" / "bare_accelerate.py"

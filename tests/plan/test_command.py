@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import yaml
-from plan.cells import LLAMA
 
+from plan.cells import LLAMA
 from toolkit.errors import InputError
 from toolkit.plan.command import Request, plan_command
 

@@ -7,13 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-<<<<<<< HEAD
-from plan.cells import LLAMA, LORA, Cell
-
-=======
 
 from plan.cells import LLAMA, LORA, MODELS, Cell
->>>>>>> plan
 from toolkit.plan.live import LiveBytes
 from toolkit.plan.predict import Planner
 from toolkit.plan.profile import expand

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+
 from plan.cells import BUILT, HELD_OUT, Cell
 from plan.truth import measured, predicted
-
 from toolkit.launch.group import WorkerGroup
 
 TOLERANCE = 0.05

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from families import FAMILIES
 from jobs import resolved_from
 from tiny import recipe_dict
-
 from toolkit.errors import InputError
 from toolkit.recipe.model_facts import ModelFacts, block_classes
 from toolkit.recipe.schema import Recipe

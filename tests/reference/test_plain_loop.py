@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from tiny import LLAMA
 from torch import nn
 
+from tiny import LLAMA
 from toolkit.data.collate import MicroBatch, Slot, collate
 from toolkit.data.formats import Example
 from toolkit.recipe.resolve import Resolved

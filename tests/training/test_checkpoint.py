@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+
 from jobs import Run, resolved_from, train_job, worst
 from tiny import LLAMA, recipe_dict
-
 from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
 from toolkit.training.checkpoint import newest

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from families import FAMILIES
 from jobs import plain_run, resolved_from, train_job, worst
 from tiny import recipe_dict
-
 from toolkit.launch.group import WorkerGroup
 
 

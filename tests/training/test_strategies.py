@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from jobs import Run, overflow_job, plain_run, resolved_from, train_job, worst
 from tiny import recipe_dict
-
 from toolkit.launch.group import WorkerGroup
 
 SPREAD = ["ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2"]

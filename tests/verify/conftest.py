@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import LLAMA, recipe_dict
 
+from tiny import LLAMA, recipe_dict
 from toolkit.launch.group import WorkerGroup
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from families import FAMILIES
 
+from families import FAMILIES
 from toolkit.recipe.resolve import Resolved
 from toolkit.verify.prepare import make_case, twin_recipe
 from toolkit.verify.rearrange import all_together, rows_apart
