@@ -29,7 +29,6 @@ class ZeroEngine(Engine):
     def engage(self, prepared: Prepared) -> None:
         model = prepared.model
         self.parameters = prepared.trainable()
-        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
         originals = _lossy_copies(self.parameters, self.resolved.precision.compute)
         optimizer = self._make_optimizer(self.parameters, prepared.decayed)
         self.engine: Any
@@ -37,7 +36,6 @@ class ZeroEngine(Engine):
         self.model = self.engine
         self.optimizer = self.engine.optimizer
         self.tensors = ZeroTensors(self.engine)
-        _restore_buffers(self.engine.module, buffers, self.device)
         for name, original in originals.items():
             self.tensors.set_weight(self.parameters[name], original)
 
@@ -147,13 +145,3 @@ def _lossy_copies(parameters: Mapping[str, nn.Parameter], compute: str) -> dict[
         for name, p in parameters.items()
         if not torch.equal(p.detach().to(dtype).to(p.dtype), p)
     }
-
-
-def _restore_buffers(model: nn.Module, buffers: Mapping[str, torch.Tensor], device: torch.device) -> None:
-    """DeepSpeed 0.19.8 casts every buffer to 16 bits with the weights (``engine._configure_distributed_model``):
-    rotary frequencies rounded to 8 bits turn far positions by whole radians. Buffers keep their dtype."""
-    for name, original in buffers.items():
-        owner, _, attribute = name.rpartition(".")
-        module = model.get_submodule(owner)
-        if getattr(module, attribute).dtype != original.dtype:
-            setattr(module, attribute, original.to(device))
