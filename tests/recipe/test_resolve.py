@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,18 @@ def test_an_unknown_model_is_refused_where_its_blocks_matter(tiny_root: Path) ->
     assert resolved_from(recipe | {"strategy": {"name": "zero3"}}).blocks == ()
     named = recipe | {"strategy": {"name": "fsdp2", "wrap": ["LlamaDecoderLayer"]}}
     assert resolved_from(named).blocks == ("LlamaDecoderLayer",)
+
+
+def test_without_a_network_the_answer_comes_at_once(tiny_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nothing listens there
+    monkeypatch.setattr("toolkit.recipe.model_facts.getproxies", dict)
+    start = time.perf_counter()
+    resolved = resolved_from(recipe_dict(tiny_root, model={"config": None, "path": "nobody/nothing"}))
+    assert "cannot be reached" in (resolved.facts.why_unknown or "")
+    assert time.perf_counter() - start < 1.0  # huggingface_hub alone tries for half a minute
 
 
 def test_a_strategy_is_found_by_its_file() -> None:

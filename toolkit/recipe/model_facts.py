@@ -10,9 +10,12 @@ import ast
 import functools
 import importlib.util
 import json
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from toolkit.errors import InputError
 from toolkit.recipe.schema import Model
@@ -83,11 +86,25 @@ def _from_hub(repo: str, revision: str | None) -> ModelFacts:
         return _from_folder(Path(cached).parent)
     if constants.HF_HUB_OFFLINE:
         return ModelFacts(None, None, f"{repo} is not in the hub's cache and HF_HUB_OFFLINE is set")
+    if not _reachable(constants.ENDPOINT):
+        return ModelFacts(None, None, f"{repo}: no such folder here, and {constants.ENDPOINT} cannot be reached")
     try:
         file = hf_hub_download(repo, "config.json", revision=revision, etag_timeout=3)
     except Exception as error:  # whatever the network does, the reason is kept and told where it matters
         return ModelFacts(None, None, f"{repo}: no such folder here, nor could its config be had: {_first_line(error)}")
     return _from_folder(Path(file).parent)
+
+
+def _reachable(endpoint: str) -> bool:
+    """One short try: huggingface_hub would go on for half a minute without a network."""
+    if getproxies():
+        return True
+    url = urlsplit(endpoint)
+    try:
+        with socket.create_connection((url.hostname or "", url.port or 443), timeout=2.0):
+            return True
+    except OSError:
+        return False
 
 
 def _first_line(error: Exception) -> str:
