@@ -1,7 +1,7 @@
 """The matrix that predictions of memory are held against: real training here, on the CPU, every storage counted.
 
-``BUILT`` cells were looked at while the planner was written; ``HELD_OUT`` ones were first run when it was done, and
-no formula has been changed for them since.
+``BUILT`` cells were looked at while the planner was written; ``HELD_OUT`` ones were first run when it was done. What
+their first run corrected is told in docs/planning.md.
 """
 
 from __future__ import annotations

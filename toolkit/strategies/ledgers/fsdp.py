@@ -28,6 +28,7 @@ class _FsdpLedger(Ledger):
         super().start(accumulating)
         self.gradients = self.parts if accumulating and not self.settings.offload else 0
         self.waiting: dict[int, list[int]] = {}
+        self.reducing = 0
 
     def whole(self, block: int) -> int:
         """Bytes of a unit's gathered weights."""
@@ -43,7 +44,7 @@ class _FsdpLedger(Ledger):
             return 0
         size = self.whole(block)
         self.gathered += size
-        self.buffers = self.ahead(block)
+        self.buffers = self.ahead(block, backward) + self.reducing
         return self.gathering(size)
 
     def leave(self, block: int, backward: bool) -> None:
@@ -54,7 +55,7 @@ class _FsdpLedger(Ledger):
         """What gathering ``size`` bytes takes for a moment beside them."""
         return 0
 
-    def ahead(self, block: int) -> int:
+    def ahead(self, block: int, backward: bool) -> int:
         """On a GPU the next unit is gathered while this one computes; there is no stream to do so on a CPU."""
         return self.whole(block) if self.overlap and block >= 0 else 0
 
@@ -72,7 +73,11 @@ class _FsdpLedger(Ledger):
         part = -(-elements * self.trained // self.ranks)
         if not self.accumulating and not self.settings.offload:
             self.gradients += part
+        self.reduced(elements)
         return (elements - weight.numel) * self.compute + elements * self.trained + part
+
+    def reduced(self, elements: int) -> None:
+        """A unit's gradients have been handed to the reduction."""
 
 
 class Fsdp2Ledger(_FsdpLedger):
@@ -85,6 +90,14 @@ class Fsdp2Ledger(_FsdpLedger):
 
     def gathering(self, size: int) -> int:
         return size
+
+    def ahead(self, block: int, backward: bool) -> int:
+        # In the backward the next unit's gathering is begun on any device (_fsdp_param_group.py, pre_backward).
+        return self.whole(block) if block >= 0 and (self.overlap or backward) else 0
+
+    def reduced(self, elements: int) -> None:
+        # The reduction's input is kept until the next unit's (comm_ctx.reduce_scatter_state).
+        self.reducing = elements * self.trained
 
 
 class Fsdp1Ledger(_FsdpLedger):
