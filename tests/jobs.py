@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -131,6 +132,36 @@ def overflow_job(resolved: Resolved) -> dict[str, Any] | None:
     moved = [not a.equal(b) for a, b in pairwise(weights)]
     answer = {"skipped": skipped, "updates": progress.updates, "moved": moved, "halved": scales[0] < before}
     return answer if session.accelerator.is_main_process else None
+
+
+def flat_gradient_job(resolved: Resolved) -> tuple[int, int, int]:
+    """After one FSDP1 backward: elements with a gradient and elements that train, of both ranks; all elements."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    session = open_session(resolved)
+    engine = session.engine
+    found: list[int] = []
+
+    def count(lr: float) -> Any:
+        units = FullyShardedDataParallel.fsdp_modules(engine.model)
+        flat = [unit._handle.flat_param for unit in units if unit._handle is not None]
+        # After the reduction a flat parameter's own gradient is the sharded one that its original parameters view.
+        kept = sum(p._saved_grad_shard.numel() for p in flat if getattr(p, "_saved_grad_shard", None) is not None)
+        kept = kept or sum(p.grad.numel() for p in flat if p.grad is not None)
+        found.append(int(sum_over_ranks(torch.tensor(float(kept))).item()))
+        raise StopIteration
+
+    engine.step = count  # type: ignore[method-assign]
+    with contextlib.suppress(StopIteration):
+        train(session, loader_for(resolved, session.accelerator.process_index), 1, Progress(), lambda pending: None)
+    trained = sum(math.prod(shape) for shape in engine.shapes.values())
+    return found[0], trained, session.weights
+
+
+def linear_job(resolved: Resolved) -> bool:
+    """Whether torch's own linear is in place once a session is open."""
+    open_session(resolved)
+    return torch.nn.functional.linear.__module__ != "deepspeed.runtime.zero.linear"
 
 
 def plain_run(resolved: Resolved, steps: int, total: int | None = None) -> Run:

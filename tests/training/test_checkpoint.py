@@ -22,7 +22,7 @@ SPREAD = ["ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2"]
 
 
 def recipe_for(strategy: str, root: Path, **sections: Any) -> dict[str, Any]:
-    defaults: dict[str, Any] = {"adapter": {"r": 4, "dropout": 0.2}, "run": {"max_steps": 6}}
+    defaults: dict[str, Any] = {"adapter": {"r": 4, "dropout": 0.2}, "run": {"max_steps": 6, "eval_every": None}}
     return recipe_dict(root, strategy={"name": strategy}, **(defaults | sections))
 
 

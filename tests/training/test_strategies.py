@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jobs import Run, overflow_job, plain_run, resolved_from, train_job, worst
+from jobs import Run, flat_gradient_job, linear_job, overflow_job, plain_run, resolved_from, train_job, worst
 from tiny import recipe_dict
 from toolkit.launch.group import WorkerGroup
 
@@ -86,6 +86,19 @@ def test_bf16_keeps_float32_masters(strategy: str, tiny_root: Path, group: Worke
     # scale or a lost micro-batch is 0.3 and more.
     assert worst(found.first_gradient, expected.first_gradient)[0] < 5e-2
     assert found.losses == pytest.approx(expected.losses, rel=1e-3)
+
+
+def test_fsdp1_has_no_gradient_for_a_frozen_base(tiny_root: Path, group: WorkerGroup) -> None:
+    recipe = recipe_dict(tiny_root, strategy={"name": "fsdp1"}, adapter={"r": 4})
+    with_gradient, trained, everything = group.run(flat_gradient_job, resolved_from(recipe))[0]
+    assert trained <= with_gradient <= trained + 2 * 64  # padding: a rank's flat parameters end on a multiple
+    assert with_gradient < everything / 5
+
+
+def test_zero3_leaves_torchs_linear_to_the_next_run(tiny_root: Path, group: WorkerGroup) -> None:
+    for strategy, expected in (("zero3", False), ("ddp", True), ("zero3", False), ("fsdp2", True)):
+        found = group.run(linear_job, resolved_from(recipe_dict(tiny_root, strategy={"name": strategy})))[0]
+        assert found is expected, strategy
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp1", "fsdp2"])

@@ -41,8 +41,8 @@ def training_args(resolved: Resolved) -> dict[str, Any]:
         "save_strategy": "steps" if run.save_every else "no",
         "save_steps": run.save_every or 500,
         "save_total_limit": run.keep,
-        "eval_strategy": "steps" if run.eval_every and recipe.data.eval else "no",
-        "eval_steps": run.eval_every or 500,
+        "eval_strategy": "steps" if recipe.eval_interval else "no",
+        "eval_steps": recipe.eval_interval or 500,
         "report_to": list(run.trackers) or ["none"],
     }
     if recipe.activation_checkpointing != "none":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
@@ -57,6 +57,8 @@ def _type(annotation: Any) -> str:
         return f"{_type(inner[0])} or null" if len(inner) == 2 else " or ".join(map(_type, inner))
     if inner and hasattr(annotation, "__metadata__"):
         return _type(inner[0])
+    if get_origin(annotation) is list:
+        return f"list of {_type(inner[0])}"
     name = annotation.__name__ if isinstance(annotation, type) and not inner else str(annotation)
     return re.sub(r"typing\.", "", name).replace(" | ", " or ")
 

@@ -133,7 +133,7 @@ def _contradictions(recipe: Recipe) -> list[str]:
         found.append("data.format: seq2seq-lm reads prompt-completion (prompt to the encoder)")
     if recipe.model.task == "sequence-classification" and recipe.data.format != "text":
         found.append("data.format: sequence-classification reads text, with a label beside it")
-    if recipe.run.eval_every and "eval_every" in recipe.run.model_fields_set and recipe.data.eval is None:
+    if recipe.run.eval_every and recipe.data.eval is None:
         found.append("run.eval_every: there is no data.eval to evaluate on; give it, or set eval_every: 0")
     if recipe.model.config is not None and recipe.tokenizer.path is None:
         found.append("tokenizer.path: model.config has no tokenizer of its own; name one")

@@ -121,7 +121,9 @@ class Run(Section):
     log_every: Positive = Field(1, description="the screen, the trackers, and one device synchronisation")
     save_every: Count = Field(500, description="optimizer steps, and once at the end; 0: never")
     keep: Positive = Field(2, description="newest checkpoints kept")
-    eval_every: Count = Field(500, description="optimizer steps, and once at the end; 0: never")
+    eval_every: Count | None = Field(
+        None, description="optimizer steps, and once at the end; 0: never; null: 500 where there is data.eval"
+    )
     trackers: list[str] = Field([], description="tensorboard, wandb, ...: as accelerate names them")
 
     @model_validator(mode="after")
@@ -133,6 +135,13 @@ class Run(Section):
 
 class Recipe(Section):
     """The whole file."""
+
+    @property
+    def eval_interval(self) -> int:
+        """Optimizer steps between evaluations; 0 where there are none."""
+        if self.data.eval is None:
+            return 0
+        return 500 if self.run.eval_every is None else self.run.eval_every
 
     model: Model
     tokenizer: Tokenizer = Tokenizer()

@@ -81,15 +81,17 @@ class _Steps:
         self.saved: Path | None = None
         self.eval_loss: float | None = None
         self._evaluated = 0
-        evaluates = self.run.eval_every and session.resolved.recipe.data.eval
-        self._eval_samples = open_data(session.resolved.recipe, "eval", session.tokenizer) if evaluates else None
+        self.eval_interval = session.resolved.recipe.eval_interval
+        self._eval_samples = (
+            open_data(session.resolved.recipe, "eval", session.tokenizer) if self.eval_interval else None
+        )
 
     def __call__(self, pending: Pending) -> None:
         self.recorder.add(pending)
         step = pending.step
         if step % self.run.log_every == 0:
             self._log()
-        if self._eval_samples is not None and step % self.run.eval_every == 0:
+        if self._eval_samples is not None and step % self.eval_interval == 0:
             self._timeless(self._evaluate)
         if self.run.save_every and step % self.run.save_every == 0:
             self._timeless(self._save)

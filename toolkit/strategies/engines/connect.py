@@ -20,6 +20,10 @@ from toolkit.strategies import strategy_of
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
+_LINEAR = torch.nn.functional.linear
+"""DeepSpeed 0.19.8 puts ZeRO-3's own in its place for the whole process and leaves it there: every run begins with
+torch's, so that runs in one process group do not depend on their order."""
+
 
 def make_accelerator(resolved: Resolved, **options: Any) -> Accelerator:
     """Connect the processes and make the Accelerator for a recipe's strategy; ``options`` go to Accelerator.
@@ -27,6 +31,7 @@ def make_accelerator(resolved: Resolved, **options: Any) -> Accelerator:
     Raises InputError where the process was launched for another strategy or number of processes.
     """
     _check_launch(resolved)
+    torch.nn.functional.linear = _LINEAR
     kind = strategy_of(resolved).distributed_type
     if kind == "NO":
         return _single(resolved, options)

@@ -54,7 +54,9 @@ class Fsdp1Engine(Engine):
     def engage(self, prepared: Prepared) -> None:
         plugin = self.accelerator.state.fsdp_plugin
         plugin.auto_wrap_policy = functools.partial(
-            _own_unit, blocks=frozenset(self.resolved.blocks), split_dtypes=len(set(self.dtypes.values())) > 1
+            _own_unit,
+            blocks=frozenset(self.resolved.blocks),
+            apart=any(not p.requires_grad for p in prepared.model.parameters()),
         )
         self.model = self.accelerator.prepare_model(prepared.model)
         self.parameters = {_clean(name): p for name, p in self.model.named_parameters() if p.requires_grad}
@@ -153,17 +155,16 @@ class Fsdp1Engine(Engine):
             yield self.accelerator.unwrap_model(self.model)
 
 
-def _own_unit(
-    module: nn.Module, recurse: bool, nonwrapped_numel: int, *, blocks: frozenset[str], split_dtypes: bool
-) -> bool:
-    """FSDP's wrap policy: blocks, and where the base is in 16 bits each trained float32 layer apart, since a
-    flat parameter has one dtype («Must flatten tensors with uniform dtype», torch 2.13.0)."""
+def _own_unit(module: nn.Module, recurse: bool, nonwrapped_numel: int, *, blocks: frozenset[str], apart: bool) -> bool:
+    """FSDP's wrap policy: blocks, and where part of the model is frozen each trained layer ``apart``. A flat
+    parameter has one dtype («Must flatten tensors with uniform dtype», torch 2.13.0), and one that trains in part
+    has a gradient for all of it, the frozen base's with it."""
     if recurse:
         return True
     if type(module).__name__ in blocks:
         return True
     own = list(module.parameters(recurse=False))
-    return split_dtypes and not list(module.children()) and any(p.requires_grad for p in own)
+    return apart and not list(module.children()) and any(p.requires_grad for p in own)
 
 
 def _clean(name: str) -> str:
