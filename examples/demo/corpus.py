@@ -6,6 +6,7 @@ import ast
 import hashlib
 import json
 import sysconfig
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,6 +53,7 @@ def _held_out(module: str) -> bool:
 
 def _functions(module: Path) -> Iterator[tuple[str, str, str]]:
     text = module.read_text(encoding="utf-8", errors="replace")
+    lines = text.splitlines(keepends=True)
     try:
         tree = ast.parse(text)
     except SyntaxError:
@@ -59,7 +61,8 @@ def _functions(module: Path) -> Iterator[tuple[str, str, str]]:
     for node in ast.walk(tree):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
-        source = ast.get_source_segment(text, node) or ""
+        # ast.get_source_segment splits the whole file anew for every function
+        source = textwrap.dedent("".join(lines[node.lineno - 1 : node.end_lineno]))
         documentation = (ast.get_docstring(node) or "").split("\n\n")[0].strip()
         prompt = f'def {node.name}({ast.unparse(node.args)}):\n    """'
         yield source, prompt, f'{documentation}"""' if documentation else ""

@@ -29,7 +29,6 @@ RECIPES = (
 
 
 def main() -> None:
-    start = time.perf_counter()
     hush()
     shutil.rmtree(ROOT, ignore_errors=True)
     say("1/6 data: functions and docstrings of Python's standard library")
@@ -47,12 +46,15 @@ def main() -> None:
     show_result()
     say("6/6 the exported adapter against the checkpoint")
     compare_logits()
-    print(f"\ndone in {time.perf_counter() - start:.0f} s · everything is in {ROOT}")
+    print(f"\ndone in {time.perf_counter() - START:.0f} s · everything is in {ROOT}")
     print("next: toolkit init, or examples/ for recipes of well-known models")
 
 
+START = time.perf_counter()
+
+
 def say(text: str) -> None:
-    print(f"\n== {text}", flush=True)
+    print(f"\n== {text} · {time.perf_counter() - START:.0f} s", flush=True)
 
 
 def toolkit(*arguments: str) -> None:
