@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from toolkit.errors import ToolkitError
@@ -27,28 +29,37 @@ def main(arguments: Sequence[str]) -> int:
         print("usage: -m toolkit.train RECIPE [section.key=value ...] [--resume]", file=sys.stderr)
         return 2
     folder: Path | None = None
+    log: Path | None = None
     terminal = os.dup(2)  # standard error becomes the log
     try:
         recipe = load_recipe(positional[0], positional[1:])
         resolved = resolve(recipe, positional[0])
         folder = Path(recipe.run.output_dir)
         from toolkit.launch.output import claim_folder
-        from toolkit.training.screen import quiet
+        from toolkit.training.screen import move_log, quiet
 
-        if rank == 0 and "TOOLKIT_LAUNCHED" not in os.environ:
-            claim_folder(resolved, resume=resume)
-        screen = quiet(folder / "logs" / f"rank{rank}.log")
+        log = folder / "logs" / f"rank{rank}.log"
+        connected: Callable[[], None] | None = None
+        if "TOOLKIT_LAUNCHED" not in os.environ:
+            if rank == 0:
+                claim_folder(resolved, resume=resume)
+            else:
+                # Nothing may lie in the folder before rank 0 has claimed it, as it has once ranks are connected.
+                final, log = log, Path(tempfile.mkdtemp(prefix="toolkit-")) / log.name
+                connected = partial(move_log, log, final)
+        screen = quiet(log)
         from toolkit.training.run import run
 
-        run(resolved, resume=resume, screen=screen)
+        run(resolved, resume=resume, screen=screen, connected=connected)
     except ToolkitError as error:
         _tell(terminal, rank, str(error), error.exit_code)
         return _leave(error.exit_code)
     except BaseException as error:  # whatever it is, the other ranks must not wait for this one
         traceback.print_exc()
         message = f"{type(error).__name__}: {error}".strip()
-        log = f"{folder}/logs/rank{rank}.log" if folder else "the traceback above"
-        _tell(terminal, rank, f"rank {rank} failed: {message}\nits traceback is in {log}", 1)
+        final = folder / "logs" / f"rank{rank}.log" if folder else None
+        where = final if final and final.exists() else log or "the output above"
+        _tell(terminal, rank, f"rank {rank} failed: {message}\nits traceback is in {where}", 1)
         return _leave(1)
     return 0
 

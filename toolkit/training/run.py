@@ -21,8 +21,12 @@ from toolkit.training.screen import Screen, engaged_line, headline
 from toolkit.training.session import Session, open_session
 
 
-def run(resolved: Resolved, *, resume: bool, screen: TextIO | None) -> dict[str, Any]:
+def run(
+    resolved: Resolved, *, resume: bool, screen: TextIO | None, connected: Callable[[], None] | None = None
+) -> dict[str, Any]:
     """Train; returns the result (rank 0 also writes it to ``output_dir/result.json``). Every rank calls it.
+
+    ``connected`` is called once the processes are.
 
     Raises InputError for what the recipe, the data or a checkpoint gets wrong, NotSo where training fails.
     """
@@ -30,6 +34,8 @@ def run(resolved: Resolved, *, resume: bool, screen: TextIO | None) -> dict[str,
     recipe = resolved.recipe
     folder = Path(recipe.run.output_dir)
     session = open_session(resolved, **_tracking(resolved, folder))
+    if connected is not None:
+        connected()
     main = session.accelerator.is_main_process
     samples = open_data(recipe, "train", session.tokenizer)
     start = checkpoint.newest(folder / "checkpoints") if resume else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import TextIO
@@ -32,6 +33,17 @@ def quiet(log: Path) -> TextIO:
     os.dup2(handle, 2)
     os.close(handle)
     return screen
+
+
+def move_log(now: Path, final: Path) -> None:
+    """Go on with a log under its final name; what it holds goes with it."""
+    final.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(final, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.write(handle, now.read_bytes())
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    os.close(handle)
+    shutil.rmtree(now.parent, ignore_errors=True)
 
 
 class Screen:
