@@ -57,8 +57,8 @@ def main(arguments: Sequence[str]) -> int:
     except BaseException as error:  # whatever it is, the other ranks must not wait for this one
         traceback.print_exc()
         message = f"{type(error).__name__}: {error}".strip()
-        final = folder / "logs" / f"rank{rank}.log" if folder else None
-        where = final if final and final.exists() else log or "the output above"
+        kept = folder / "logs" / f"rank{rank}.log" if folder else None
+        where = kept if kept and kept.exists() else log or "the output above"
         _tell(terminal, rank, f"rank {rank} failed: {message}\nits traceback is in {where}", 1)
         return _leave(1)
     return 0
