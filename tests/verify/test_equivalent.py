@@ -60,6 +60,17 @@ def test_lora_in_bf16_recomputed_with_dropout(
     assert SPREAD.get(strategy, "processes connected") in seen
 
 
+def test_one_process_of_fsdp1_names_its_frozen_weights(
+    recipe: Callable[..., Resolved], lone_group: WorkerGroup
+) -> None:
+    """In one process FSDP1 forgets the names of frozen parameters after a step: that is no change of a weight."""
+    resolved = recipe("fsdp1", machine={"processes": 1}, adapter=LORA, precision="bf16")
+    outcome = verify(resolved, group=lone_group, time_limit=120)
+    check(outcome)
+    frozen = [claim.seen for claim in outcome.passes[-1].claims if claim.claim == "frozen tensors"]
+    assert frozen == ["21, 0 changed"]
+
+
 def test_single(recipe: Callable[..., Resolved], lone_group: WorkerGroup) -> None:
     outcome = verify(recipe("single", precision="bf16-pure"), group=lone_group, time_limit=120)
     check(outcome)

@@ -70,7 +70,7 @@ class WorkerGroup:
                 try:
                     ok, value = self._pipes[rank].recv()
                 except (EOFError, ConnectionError):
-                    self._processes[rank].join(5)
+                    self._processes[rank].join(5)  # its pipe closes before it can be asked how it ended
                     code = self._processes[rank].exitcode
                     self.close(patience=0.0)
                     raise JobFailed(rank, f"rank {rank} died (exit code {code})") from None

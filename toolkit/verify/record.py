@@ -38,6 +38,11 @@ class Recorder:
         self.trace = RunTrace()
         self.collectives: Counter[str] = Counter()
         self.dtypes: dict[str, set[str]] = {"gradient": set(), "state": set(), "weight": set()}
+        # Held from the start: FSDP1 in one process (torch 2.13.0, NO_SHARD) leaves plain tensors in the place of
+        # frozen parameters after a step, and names them no more. What they hold is the same.
+        self._frozen_parameters = {
+            name: p for name, p in session.engine.model.named_parameters() if not p.requires_grad
+        }
         self._step: StepTrace | None = None
         self._forced_from: float | None = None
 
@@ -141,8 +146,7 @@ class Recorder:
         return weights, states, copies
 
     def _frozen(self) -> dict[str, str]:
-        parameters = self.session.engine.model.named_parameters()
-        return {name: digest(_local(p)) for name, p in parameters if not p.requires_grad}
+        return {name: digest(_local(p)) for name, p in self._frozen_parameters.items()}
 
     def _counting(self) -> contextlib.AbstractContextManager[Any]:
         """Collectives are counted in the first step: a dispatch mode around every operator takes its time."""
