@@ -32,8 +32,9 @@ def group() -> Iterator[WorkerGroup]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that start processes are marked, so that `make test-quick` can leave them out."""
+    """Tests that start processes or train are marked, so that `make test-quick` can leave them out."""
+    rooms = {"benchmarks", "plan", "training", "verify"}
     for item in items:
         starts = {"group", "here"} & set(getattr(item, "fixturenames", ()))
-        if starts:
+        if starts or rooms & set(item.path.parts):
             item.add_marker(pytest.mark.group)
