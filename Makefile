@@ -32,7 +32,7 @@ demo: $(READY)
 test: $(READY)
 	@echo "style, types and every test that is not marked slow: about 15 minutes on two cores"
 	@$(MAKE) --no-print-directory lint
-	@$(BIN)/python -m pytest -m 'not slow'
+	@$(BIN)/python -m pytest -m 'not slow' --maxfail=10
 
 test-quick: $(READY)
 	@echo "the tests that start no process group: about 1 minute"

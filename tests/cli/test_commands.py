@@ -71,6 +71,7 @@ def test_train_writes_its_result(here: Path, tiny_root: Path) -> None:
     assert result["final_loss"] == lines[-1]["loss"]
     assert result["tokens"] == sum(line["tokens"] for line in lines)
     assert len(result["peak_memory_bytes"]) == 2
+    assert min(result["peak_memory_bytes"]) > 100 << 20, "each process holds torch alone in more"
     assert result["checkpoint"] == "run/checkpoints/step-00000004"
     assert [json.loads(line)["step"] for line in (here / "run/eval.jsonl").read_text().splitlines()] == [2, 4]
     assert list((here / "run").rglob("events.out.tfevents*"))
@@ -155,6 +156,52 @@ def test_a_folder_of_another_recipe_is_left_alone(here: Path) -> None:
     (here / "docs" / "mine.txt").write_text("mine")
     done = call("train", "r.yaml", "run.output_dir=docs", cwd=here)
     assert (done.returncode, (here / "docs" / "mine.txt").read_text()) == (2, "mine")
+
+
+def test_bad_data_in_the_middle_of_a_run_takes_no_checkpoint_away(here: Path) -> None:
+    # Beyond the rows that are looked at before the start, and beyond those that a worker has read ahead of step 2.
+    make_text(here / "long.jsonl", 10_200)
+    with (here / "long.jsonl").open("a") as file:
+        file.write('{"text": 3}\n')
+    streamed = ["data.train=long.jsonl", "data.streaming=true", "data.shuffle=false", "data.max_length=8"]
+    batch = ["batch.micro_size=256", "batch.accumulation=1", "model.config.hidden_size=8"]
+    done = call("train", "r.yaml", *streamed, *batch, "run.max_steps=500", "run.save_every=5", cwd=here)
+    assert done.returncode == 2, done.stderr
+    assert "long.jsonl:10201: text: must be a string" in done.stderr
+    assert (here / "run/checkpoints/step-00000015/manifest.json").exists()
+    assert len(metrics(here / "run")) >= 15
+
+
+def test_a_second_run_in_a_live_folder_is_refused(here: Path) -> None:
+    command = [*TOOLKIT, "train", "r.yaml", "run.max_steps=100000"]
+    job = subprocess.Popen(command, cwd=here, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        log = here / "run" / "metrics.jsonl"
+        deadline = time.monotonic() + 60
+        while not log.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        for resume in ([], ["--resume"]):
+            second = call("train", "r.yaml", "run.max_steps=100000", *resume, cwd=here)
+            assert second.returncode == 2
+            assert "a run is going on in it" in second.stderr
+        assert not (here / "run.1").exists()
+        assert job.poll() is None, "the first run goes on"
+    finally:
+        job.send_signal(signal.SIGINT)
+        os.kill(_rank_pid(job.pid, 0), signal.SIGKILL)
+        job.wait(60)
+
+
+def test_a_damaged_checkpoint_is_told_on_resume(here: Path) -> None:
+    saving = ["run.save_every=2", "run.max_steps=4"]
+    assert call("train", "r.yaml", *saving, cwd=here).returncode == 0
+    weights = here / "run/checkpoints/step-00000004/weights-00001.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    again = call("train", "r.yaml", *saving, "--resume", cwd=here)
+    assert again.returncode == 0
+    assert "passed over" in again.stdout
+    assert "resumed from run/checkpoints/step-00000002" in again.stdout
 
 
 def test_a_loss_that_is_not_finite_fails_the_run(here: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from toolkit.doctor import commands, machine, packages
+from toolkit.doctor import commands, devices, machine, packages
 from toolkit.doctor.examine import examine
 from toolkit.doctor.model import CHECKS, Condition
 
@@ -55,6 +55,17 @@ def test_small_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(64 << 20, 0, 64 << 20))
     assert next(iter(machine.shared_memory())).status == "warning"
+
+
+def test_a_build_lock_left_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    lock = tmp_path / "py311_cpu" / "cpu_adam" / "lock"
+    lock.parent.mkdir(parents=True)
+    with lock.open("w"):
+        assert not list(devices._build_locks()), "a build is going on"
+    (found,) = devices._build_locks()
+    assert found.status == "error"
+    assert f"rm {lock}" in str(found.advice)
 
 
 def test_variables_left_in_the_shell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

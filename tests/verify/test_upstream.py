@@ -44,3 +44,8 @@ def test_accelerate_tells_transformers_of_zero3(group: WorkerGroup) -> None:
 def test_fused_adamw_and_the_sharded_scaler(group: WorkerGroup) -> None:
     """Worked around in Fsdp1Engine._make_optimizer."""
     assert "broadcast shape" in group.run(upstream.fused_adamw_under_sharded_scaler)[0]
+
+
+def test_deepspeed_compiles_an_op_for_inference_on_a_cpu(group: WorkerGroup) -> None:
+    """Worked around in connect._without_shm_op."""
+    assert group.run(upstream.shm_op_is_wanted)[0] == (True, 1)

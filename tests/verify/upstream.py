@@ -184,3 +184,18 @@ def fused_adamw_under_sharded_scaler() -> str:
     except RuntimeError as error:
         return str(error).splitlines()[0]
     return "stepped"
+
+
+def shm_op_is_wanted() -> tuple[bool, int]:
+    """Whether DeepSpeed would build its shared-memory op here, and how many functions of its backend call one."""
+    import ast
+    import inspect
+    from importlib import import_module
+
+    from deepspeed.ops.op_builder.all_ops import ALL_OPS
+
+    source = ast.parse(inspect.getsource(import_module("deepspeed.comm.torch").TorchBackend))
+    users = [
+        f.name for f in ast.walk(source) if isinstance(f, ast.FunctionDef) and "torch.ops.deepspeed" in ast.unparse(f)
+    ]
+    return ALL_OPS["deepspeed_shm_comm"].is_compatible(verbose=False), len(users)

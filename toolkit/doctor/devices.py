@@ -92,7 +92,7 @@ def collectives() -> Iterator[Condition]:
 
 @check
 def compilers() -> Iterator[Condition]:
-    """DeepSpeed compiles CPUAdam, shared-memory collectives and its fused optimizers at first use."""
+    """DeepSpeed compiles CPUAdam and its fused optimizers at first use."""
     missing = [tool for tool in ("g++", "ninja") if shutil.which(tool) is None]
     if "ninja" in missing and Path(sysconfig.get_path("scripts"), "ninja").exists():
         missing.remove("ninja")  # beside the interpreter, where torch's builder finds it
@@ -105,7 +105,29 @@ def compilers() -> Iterator[Condition]:
         yield Condition("DeepSpeed ops", "warning", found, advice)
     else:
         yield Condition("DeepSpeed ops", "ok", "g++, ninja and Python.h are here: ops compile at first use")
+    yield from _build_locks()
     yield from _nvcc()
+
+
+def _build_locks() -> Iterator[Condition]:
+    """torch's builder (utils/file_baton.py, 2.13.0) waits, without a word or a limit, while a file ``lock`` exists.
+    A job that was killed while it compiled or loaded an op leaves it behind."""
+    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions")
+    for lock in sorted(root.rglob("lock")):
+        if not _is_open(lock):
+            found = f"{lock} was left by a job that was killed: every job that needs this op waits for ever"
+            yield Condition("DeepSpeed ops", "error", found, f"unless another machine is compiling now: rm {lock}")
+
+
+def _is_open(path: Path) -> bool:
+    """Whether a process of this machine that may be looked into has ``path`` open."""
+    for held in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            if os.path.samefile(held, path):
+                return True
+        except OSError:
+            continue  # it has ended, or is another user's
+    return False
 
 
 def _nvcc() -> Iterator[Condition]:

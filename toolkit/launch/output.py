@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import shutil
 from collections.abc import Callable
 from itertools import count
@@ -22,6 +24,8 @@ def claim_folder(resolved: Resolved, *, resume: bool) -> Callable[[], None]:
     """
     folder = Path(resolved.recipe.run.output_dir)
     check_folder(resolved, resume=resume)
+    if (folder / _MARK).exists():
+        _hold(folder, resolved.source)
     if resume and (folder / _MARK).exists():
         return lambda: None
     earlier = _free_name(folder) if (folder / _MARK).exists() else None
@@ -29,18 +33,46 @@ def claim_folder(resolved: Resolved, *, resume: bool) -> Callable[[], None]:
         folder.rename(earlier)
 
     def undo() -> None:
+        if began(folder):
+            return  # what was trained is never taken away, whatever ends the run
         shutil.rmtree(folder, ignore_errors=True)
         if earlier:
             earlier.rename(folder)
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        _hold(folder, resolved.source)
         content = {"recipe_sha256": resolved.sha256, "recipe": resolved.recipe.model_dump(mode="json")}
         (folder / _MARK).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         undo()
         raise InputError(f"run.output_dir: {folder}: {error.strerror}") from None
     return undo
+
+
+def began(folder: Path) -> bool:
+    """Whether a run in ``folder`` has taken a step or saved anything."""
+    metrics = folder / "metrics.jsonl"
+    return (metrics.exists() and metrics.stat().st_size > 0) or (folder / "checkpoints").exists()
+
+
+_held: list[int] = []
+"""Locks of this process, kept open until it ends."""
+
+
+def _hold(folder: Path, source: str) -> None:
+    """Two runs in one folder would write over each other: the second is refused for as long as the first lives."""
+    handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        message = "a run is going on in it; wait for it, or give another folder"
+        raise InputError(f"{source}: run.output_dir: {folder}: {message}") from None
+    except OSError:
+        os.close(handle)  # a file system without locks: nothing can be told
+        return
+    _held.append(handle)
 
 
 def check_folder(resolved: Resolved, *, resume: bool) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import torch
+import torch.distributed as dist
 
 from toolkit.data.loader import TrainLoader, eval_batches, open_data
 from toolkit.errors import InputError
@@ -38,7 +39,8 @@ def run(
         connected()
     main = session.accelerator.is_main_process
     samples = open_data(recipe, "train", session.tokenizer)
-    start = checkpoint.newest(folder / "checkpoints") if resume else None
+    passed_over: list[str] = []
+    start = checkpoint.newest(folder / "checkpoints", passed_over.append) if resume else None
     progress = checkpoint.load(session, start) if start else Progress()
     loader = _loader(session, samples, progress.step)
     total = _total_steps(resolved, loader)
@@ -46,17 +48,20 @@ def run(
         truncate_metrics(folder / "metrics.jsonl", progress.step)
         truncate_metrics(folder / "eval.jsonl", progress.step)
     view = Screen(screen if main else None, total, progress.step)
+    for damage in passed_over:
+        view.say(damage)
     _introduce(view, session, samples, start, resume)
     recorder = Recorder(folder / "metrics.jsonl" if main else None, sum_over_ranks)
     try:
         steps = _Steps(session, view, recorder, folder, progress, total)
         train(session, loader, total, progress, steps)
         steps.finish()
+        peaks = sum_over_ranks(_on_own_row(peak_memory_bytes(session.engine.device), session)).tolist()
     finally:
         view.close()
         recorder.close()
-        session.accelerator.end_training()
-    peaks = sum_over_ranks(_on_own_row(peak_memory_bytes(session.engine.device), session)).tolist()
+        for tracker in session.accelerator.trackers:
+            tracker.finish()
     answer = result.finish(
         recipe_sha256=resolved.sha256,
         device=_device_name(session),
@@ -72,6 +77,9 @@ def run(
     if main:
         (folder / "result.json").write_text(json.dumps(answer, indent=2) + "\n", encoding="utf-8")
         view.say(_farewell(answer, folder))
+    if dist.is_initialized():
+        dist.barrier()  # no rank takes the group away while another still uses it
+        session.accelerator.state.destroy_process_group()
     return answer
 
 

@@ -41,6 +41,9 @@ def make_accelerator(resolved: Resolved, **options: Any) -> Accelerator:
         os.environ.setdefault("DS_SKIP_CUDA_CHECK", "1")
     os.environ["ACCELERATE_USE_DEEPSPEED"] = "true" if kind == "DEEPSPEED" else "false"
     os.environ["ACCELERATE_USE_FSDP"] = "true" if kind == "FSDP" else "false"
+    # With it accelerate 1.15.0 connects over gloo beside NCCL; the gradient norm of tensors that live on the host is
+    # summed there.
+    os.environ["FSDP_OFFLOAD_PARAMS"] = "true" if kind == "FSDP" and resolved.settings.offload else "false"
     if resolved.device == "cpu":
         connect_without_gpu(kind)
     return _accelerator(resolved, kind, options)
@@ -86,6 +89,8 @@ def connect_without_gpu(kind: str | None = None) -> None:
     _drop_environment("ACCELERATE_USE_CPU")
     _forget_state()
     kind = kind or _launched_kind()
+    if kind == "DEEPSPEED":
+        _without_shm_op()
     if kind == "MULTI_GPU":
         os.environ["ACCELERATE_USE_CPU"] = "true"  # Accelerator(cpu=True) connects DDP by itself
         return
@@ -95,6 +100,14 @@ def connect_without_gpu(kind: str | None = None) -> None:
     state.device = torch.device("cpu")
     if kind == "FSDP":
         state.distributed_type = DistributedType.MULTI_GPU
+
+
+def _without_shm_op() -> None:
+    """On a CPU DeepSpeed 0.19.8 compiles a shared-memory all-reduce that only inference uses. It needs a compiler, and
+    a process that is killed while it loads leaves torch's build lock behind: every later job would wait for ever."""
+    import deepspeed
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
 def _launched_kind() -> str:

@@ -122,5 +122,5 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
 def _split(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     if not isinstance(like, DTensor):
         return tensor.to(like.device, like.dtype)
-    moved = tensor.to(like.device, like.dtype)
-    return distribute_tensor(moved, like.device_mesh, like.placements, src_data_rank=None)
+    split = distribute_tensor(tensor.to(dtype=like.dtype), like.device_mesh, like.placements, src_data_rank=None)
+    return split.to(like.device)  # it comes back on the mesh's device; offloaded parameters live on the host
