@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -108,8 +108,9 @@ def test_three_files_take_half_a_second_and_import_nothing_heavy() -> None:
     repository = Path(__file__).resolve().parents[2]
     env = {**os.environ, "PYTHONPATH": str(repository)}
     times = []
-    for _ in range(3):  # the best of three: others may be at work on this machine
-        started = time.monotonic()
+    for _ in range(3):  # processor seconds: others may be at work on this machine
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, "-c", code], check=True, env=env, capture_output=True)
-        times.append(time.monotonic() - started)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert min(times) < 0.5, times

@@ -102,7 +102,7 @@ def test_without_a_network_the_answer_comes_at_once(tiny_root: Path, monkeypatch
     start = time.perf_counter()
     resolved = resolved_from(recipe_dict(tiny_root, model={"config": None, "path": "nobody/nothing"}))
     assert "cannot be reached" in (resolved.facts.why_unknown or "")
-    assert time.perf_counter() - start < 1.0  # huggingface_hub alone tries for half a minute
+    assert time.perf_counter() - start < 5.0  # huggingface_hub alone tries for half a minute
 
 
 def test_a_strategy_is_found_by_its_file() -> None:
