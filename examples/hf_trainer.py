@@ -54,6 +54,9 @@ def main() -> None:
         state = trainer.accelerator.state
         print(f"{state.distributed_type.value} over {state.num_processes} processes")
         print("losses", [round(entry["loss"], 4) for entry in trainer.state.log_history if "loss" in entry])
+    trainer.model = trainer.model_wrapped = trainer.optimizer = None
+    trainer.accelerator.free_memory()
+    trainer.accelerator.end_training()
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def test_a_fault_is_found_and_named(
 def test_a_fault_that_is_never_reached_is_an_error(
     recipe: Callable[..., Resolved], monkeypatch: pytest.MonkeyPatch, lone_group: WorkerGroup
 ) -> None:
-    monkeypatch.setattr(run, "run_pass", lambda case, group, limit: Pass("logic", fault_reached=False))
+    monkeypatch.setattr(run, "run_pass", lambda case, group, fresh, limit: Pass("logic", fault_reached=False))
     with pytest.raises(NotSo, match="never reached"):
         verify(recipe("single"), group=lone_group, fault="clip-ignored")
 
@@ -89,7 +89,7 @@ def test_no_comparison_knows_of_faults() -> None:
 @pytest.mark.slow
 def test_every_fault_is_killed(recipe: Callable[..., Resolved], group: WorkerGroup, lone_group: WorkerGroup) -> None:
     told: list[str] = []
-    cells = kill_matrix(recipe("ddp"), None, 120, told.append, groups={1: lone_group, 2: group})
+    cells = kill_matrix(recipe("ddp"), None, 120, told.append, groups={1: lone_group, 2: group, -1: lone_group, -2: group})
     assert len(cells) > 150
     assert not [line for line, cell in zip(told, cells, strict=True) if not (cell.killed and cell.right)]
 

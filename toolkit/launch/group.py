@@ -49,13 +49,18 @@ class WorkerGroup:
         Raises JobFailed with the first failing rank's traceback, or when ``timeout`` seconds have passed; the
         other ranks, which may wait in a collective for ever, are ended with it.
         """
+        self.begin(job, *args)
+        return self.finish(timeout)
+
+    def begin(self, job: Callable[..., Any], *args: Any) -> None:
+        """Start ``job(*args)`` on every rank and go on; `finish` must follow."""
         if not self._processes:
             self._start()
         for pipe in self._pipes:
             pipe.send((job, args))
-        return self._collect(timeout)
 
-    def _collect(self, timeout: float) -> list[Any]:
+    def finish(self, timeout: float) -> list[Any]:
+        """What the job that was begun gave, by rank; raises as `run` does."""
         results: dict[int, Any] = {}
         deadline = time.monotonic() + timeout
         while len(results) < self.size:

@@ -69,9 +69,15 @@ def _cell(resolved: Resolved, fault: str, strategy: str, groups: dict[int, Worke
     started = time.perf_counter()
     world = 1 if strategy == "single" else max(2, resolved.world_size)
     group = groups.setdefault(world, WorkerGroup(world))
+    fresh = groups.setdefault(-world, WorkerGroup(world))
     try:
         outcome = verify(
-            with_strategy(resolved, strategy, world), group=group, fault=fault, time_limit=time_limit, stop_early=True
+            with_strategy(resolved, strategy, world),
+            group=group,
+            fresh=fresh,
+            fault=fault,
+            time_limit=time_limit,
+            stop_early=True,
         )
     except (InputError, NotSo) as error:
         seconds = time.perf_counter() - started
@@ -95,11 +101,11 @@ def with_strategy(resolved: Resolved, strategy: str, world: int) -> Resolved:
 
 def what_caught(outcome: Outcome) -> tuple[str, str]:
     """The stage that names the first difference, else ``engagement`` where evidence is missing; and where."""
-    if outcome.failure:
-        return "failure", outcome.failure
     if outcome.verdict == "different" and outcome.difference:
         _, stage, measure = outcome.difference
         return stage.name, f"step {measure.step + 1}: {measure.tensor}"
+    if outcome.failure:
+        return "failure", outcome.failure
     if outcome.unproven:
         return "engagement", f"{outcome.unproven[0].claim}: {outcome.unproven[0].seen}"
     return "nothing", ""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +19,7 @@ from toolkit.verify.stages.backward import Replayed, forward, gradient, replay
 from toolkit.verify.stages.ledger import ledger
 from toolkit.verify.stages.step import optimizer_stages
 from toolkit.verify.trace import RankTrace, load_traces
-from toolkit.verify.worker import run_case
+from toolkit.verify.worker import resume_case, run_case
 
 
 @dataclass
@@ -48,49 +50,70 @@ class Pass:
                 "stages": [stage.to_json() for stage in self.stages]}  # fmt: skip
 
 
-def run_pass(case: Case, group: WorkerGroup, timeout: float) -> Pass:
-    """Run and compare one case. Raises InputError where the recipe cannot be used; nothing else is raised for what a
-    candidate does: a crash, a hang and NaN are findings."""
+def run_pass(case: Case, group: WorkerGroup, fresh: WorkerGroup, timeout: float) -> Pass:
+    """Run and compare one case: trained in ``group``, loaded again and gone on with in ``fresh``.
+
+    Raises InputError where the recipe cannot be used; nothing else is raised for what a candidate does: a crash, a
+    hang and NaN are findings.
+    """
     started = time.perf_counter()
     found = Pass(case.pass_name)
     try:
         group.run(run_case, case, timeout=timeout)
+        found.ranks = load_traces(case.folder, group.size)
+        found.fault_reached = any(rank.fault_reached for rank in found.ranks)
+        failed = next((rank for rank in found.ranks if rank.failure), None)
+        if failed is not None:
+            found.not_engaged = True
+            name = case.recipe["strategy"]["name"]
+            found.claims = [Claim(f"{name} engaged", "yes", failed.failure or "", False)]
+        elif case.round_trip:
+            with _resumed(case, fresh, timeout, found):
+                compare(case, found)  # on this process's core, while the others resume
+            _compare_round_trip(case, found)
+        else:
+            compare(case, found)
     except JobFailed as error:
         found.failure = _told(case, error)
         found.fault_reached = True
-        found.seconds = time.perf_counter() - started
-        return found
-    found.ranks = load_traces(case.folder, group.size)
-    found.fault_reached = any(rank.fault_reached for rank in found.ranks)
-    failed = next((rank for rank in found.ranks if rank.failure), None)
-    if failed is not None:
-        found.not_engaged = True
-        name = case.recipe["strategy"]["name"]
-        found.claims = [Claim(f"{name} engaged", "yes", failed.failure or "", False)]
-    else:
-        compare(case, found)
     found.seconds = time.perf_counter() - started
     return found
 
 
+@contextlib.contextmanager
+def _resumed(case: Case, fresh: WorkerGroup, timeout: float, found: Pass) -> Iterator[None]:
+    """Resume in ``fresh`` meanwhile; afterwards ``found.ranks`` have what was seen."""
+    fresh.begin(resume_case, case)
+    try:
+        yield
+    finally:
+        fresh.finish(timeout)
+    for rank, whole in zip(found.ranks, load_traces(case.folder, fresh.size), strict=True):
+        rank.resumed, rank.exported = whole.resumed, whole.exported
+        found.fault_reached = found.fault_reached or whole.fault_reached
+
+
 def compare(case: Case, found: Pass) -> None:
-    """Fill in the stages and the evidence from the traces."""
+    """Fill in the stages of the run itself and the evidence, from the traces."""
     reference = found.reference = Reference(case)
     resolved, ranks = reference.resolved, found.ranks
     replayed = found.replayed = replay(ranks, reference, case.overflow_step)
-    task = resolved.recipe.model.task
     found.stages = [
-        ledger(ranks, reference.windows, task),
+        ledger(ranks, reference.windows, resolved.recipe.model.task),
         forward(ranks, reference, replayed),
         gradient(ranks, reference.noise, replayed, case.overflow_step),
         *optimizer_stages(ranks, resolved, reference.decayed, case.steps, case.overflow_step),
         cross_rank(ranks),
     ]
-    if case.round_trip:
-        limit = found.stages[2].detection_limit or 0.0
-        tolerance = 0.0 if resolved.device == "cpu" else limit
-        found.stages.append(round_trip(ranks, reference.windows, task, tolerance))
     found.claims = engagement(ranks, case, resolved, reference, found.stages)
+
+
+def _compare_round_trip(case: Case, found: Pass) -> None:
+    assert found.reference is not None
+    resolved = found.reference.resolved
+    limit = found.stages[2].detection_limit or 0.0
+    tolerance = 0.0 if resolved.device == "cpu" else limit
+    found.stages.append(round_trip(found.ranks, found.reference.windows, resolved.recipe.model.task, tolerance))
 
 
 def _told(case: Case, error: JobFailed) -> str:

@@ -58,6 +58,7 @@ def verify(
     resolved: Resolved,
     *,
     group: WorkerGroup | None = None,
+    fresh: WorkerGroup | None = None,
     fault: str | None = None,
     mutation: dict[str, Any] | None = None,
     full_size: bool = False,
@@ -69,7 +70,7 @@ def verify(
     log: Path | None = None,
 ) -> Outcome:
     """Verify a resolved recipe. ``group``: a process group of its size to use again, else one is started, whose
-    output goes to ``log``.
+    output goes to ``log``. ``fresh``: another, which loads what was saved; with a group given, that one by default.
 
     ``stop_early``: leave out the precision pass where the logic pass has found a difference. Raises InputError for
     what cannot be used, NotSo where a fault that was to be injected never came to pass.
@@ -82,7 +83,10 @@ def verify(
     values = twin_recipe(resolved, full_size=full_size)
     names: list[PassName] = ["logic"] if resolved.recipe.precision == "fp32" else ["logic", "precision"]
     threads = max(1, cpu_count() // resolved.world_size)
-    own = WorkerGroup(resolved.world_size, threads, log=log) if group is None else None
+    started = []
+    if group is None:
+        started = [WorkerGroup(resolved.world_size, threads, log=log) for _ in range(2)]
+        group, fresh = started
     reached = False
     outcome: Outcome | None = None
     try:
@@ -92,7 +96,7 @@ def verify(
                 case = exercise_clipping(case)
                 case = replace(case, fault=fault, mutation=mutation, round_trip=round_trip)
                 outcome = outcome or Outcome(resolved, case.resolved())
-                found = run_pass(case, group or own or WorkerGroup(1), time_limit)
+                found = run_pass(case, group, fresh or group, time_limit)
                 if folder is not None:
                     _keep_logs(Path(temporary), folder, name)
             reached = reached or found.fault_reached
@@ -103,8 +107,8 @@ def verify(
             if found.failure or found.not_engaged or (stop_early and found.different):
                 break
     finally:
-        if own is not None:
-            own.close()
+        for one in started:
+            one.close()
     assert outcome is not None
     if fault is not None and not reached:
         raise NotSo(f"--fault {fault}: the code that it breaks was never reached in this recipe: nothing was tested")

@@ -102,7 +102,7 @@ def ending(outcome: Outcome, seconds: float, command: str) -> list[str]:
     lines = [""]
     if outcome.failure:
         lines.append(f"different  the run ended early: {outcome.failure}")
-    elif outcome.verdict == "not-exercised":
+    if outcome.verdict == "not-exercised":
         lines.append(f"not-exercised  {len(outcome.unproven)} claims of the recipe are not seen to be so: above")
     elif outcome.difference:
         one, stage, measure = outcome.difference

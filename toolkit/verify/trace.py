@@ -81,7 +81,13 @@ class RankTrace:
 
 def load_traces(folder: Path, world_size: int) -> list[RankTrace]:
     """The traces that the ranks of one case left (our own files, of this run)."""
-    return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(world_size)]
+    return [load_trace(folder, rank) for rank in range(world_size)]
+
+
+def load_trace(folder: Path, rank: int) -> RankTrace:
+    """The trace that one rank left."""
+    trace: RankTrace = torch.load(folder / f"rank{rank}.pt", weights_only=False)
+    return trace
 
 
 def digest(tensor: torch.Tensor) -> str:

@@ -1,4 +1,5 @@
-"""The job of every rank: train the case with the toolkit's own session and loop, watched; save, load, go on."""
+"""The jobs of every rank: train the case with the toolkit's own session and loop, watched, and save; in processes
+that never saw it trained, load and go on."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from toolkit.verify.case import SAVE_AFTER, Case
 from toolkit.verify.exported import exported_answers
 from toolkit.verify.faults import find_fault
 from toolkit.verify.record import Recorder
-from toolkit.verify.trace import RankTrace
+from toolkit.verify.trace import RankTrace, load_trace
 
 
 def run_case(case: Case) -> None:
@@ -40,7 +41,6 @@ def run_case(case: Case) -> None:
 
 def _run(case: Case, trace: RankTrace) -> None:
     resolved = case.resolved()
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     try:
         session = _open(resolved, case)
     except NotSo as error:
@@ -65,14 +65,24 @@ def _run(case: Case, trace: RankTrace) -> None:
     trace.collectives = dict(recorder.collectives)
     trace.dtypes = {what: sorted(names) for what, names in recorder.dtypes.items()}
     trace.dtypes |= _parameter_dtypes(session)
-    if case.round_trip:
-        _resume(case, trace, checkpoints)
 
 
-def _resume(case: Case, trace: RankTrace, checkpoints: Path) -> None:
-    """A new session, whose weights are the first ones again, takes the checkpoint and goes on."""
+def resume_case(case: Case) -> None:
+    """After `run_case`, in processes that may be others: a new session, whose weights are the first ones again, takes
+    the checkpoint and goes on; what it saw is added to the rank's RankTrace. Every rank calls it."""
+    rank = int(os.environ.get("RANK", "0"))
+    trace = load_trace(case.folder, rank)
+    fault = find_fault(case.fault, case.mutation)
+    with _quiet(case.folder / f"rank{rank}.log"), fault.injected(case):
+        _resume(case, trace)
+    trace.fault_reached = trace.fault_reached or fault.was_reached()
+    trace.save(case.folder)
+
+
+def _resume(case: Case, trace: RankTrace) -> None:
     resolved = case.resolved()
     session = _open(resolved, case)
+    checkpoints = case.folder / "checkpoints"
     newest = checkpoint.newest(checkpoints)
     assert newest is not None
     progress = checkpoint.load(session, newest)
@@ -87,6 +97,7 @@ def _resume(case: Case, trace: RankTrace, checkpoints: Path) -> None:
 
 
 def _open(resolved: Resolved, case: Case) -> Session:
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     return engage(resolved, make_accelerator(resolved), None, case.samples.pad_id)
 
 
