@@ -25,6 +25,8 @@ from toolkit.verify.run import verify
         ("tokens-overcount", "single", "gradient", "never predicted"),
         ("grad-bucket-skipped", "zero2", "gradient", "reduced over the ranks"),
         ("dropout-redrawn", "fsdp2", "gradient", "new dropout masks"),
+        ("checkpoint-no-grad", "single", "gradient", "reentrant checkpointing"),
+        ("grad-accum-bf16", "single", "gradient", "rounded to 16 bits"),
         ("clip-local-norm", "fsdp2", "clip", "norm of its own shard"),
         ("clip-ignored", "single", "clip", "never reaches the engine"),
         ("master-bf16", "single", "update", "without float32 masters"),
