@@ -66,8 +66,74 @@ def accelerate_loop(folder: str, right: bool) -> None:
                 optimizer.zero_grad()
 
 
-def trainer_loop(folder: Path, kind: str = "Trainer") -> None:
-    """transformers' Trainer, or TRL's SFTTrainer, three steps of two micro-batches on one process."""
+def fsdp2_loop(folder: str) -> None:
+    """Three right steps of two micro-batches on each of two ranks, the parameters split in their place."""
+    import torch.distributed as dist
+    from accelerate import Accelerator, FullyShardedDataParallelPlugin
+
+    from toolkit.strategies.engines.connect import connect_without_gpu
+
+    connect_without_gpu("FSDP")
+    accelerator = Accelerator(
+        fsdp_plugin=FullyShardedDataParallelPlugin(
+            fsdp_version=2,
+            auto_wrap_policy="transformer_based_wrap",
+            transformer_cls_names_to_wrap=["LlamaDecoderLayer"],
+        )
+    )
+    model, batches = model_and_batches(12)
+    recorder = Recorder(folder, model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    recorder.attach(model, optimizer)
+    torch.manual_seed(dist.get_rank())
+    for step in range(3):
+        window = batches[4 * step + 2 * dist.get_rank() :][:2]
+        tokens = torch.tensor(float(sum((b["labels"][:, 1:] != -100).sum() for b in window)))
+        dist.all_reduce(tokens)
+        for batch in window:
+            # FSDP averages over the ranks.
+            loss = model(**batch).loss * (batch["labels"][:, 1:] != -100).sum() * 2 / tokens
+            accelerator.backward(loss)
+        accelerator.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def sft_loop(folder: Path, tokenizer: str) -> None:
+    """TRL's SFTTrainer with an adapter, three steps of two micro-batches on one process."""
+    from accelerate.state import AcceleratorState
+    from datasets import Dataset
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoTokenizer
+    from trl import SFTConfig, SFTTrainer
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    model, batches = model_and_batches(12)
+    model = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
+    rows = []
+    for batch in batches:
+        for row in (0, 1):
+            length = int(batch["attention_mask"][row].sum())
+            rows.append({key: batch[key][row, :length].tolist() for key in ("input_ids", "labels")})
+    recorder = Recorder(folder, model)
+    arguments = SFTConfig(
+        output_dir=str(folder / "out"), per_device_train_batch_size=2, gradient_accumulation_steps=2, max_steps=3,
+        learning_rate=1e-3, report_to=[], use_cpu=True, save_strategy="no", disable_tqdm=True, bf16=False,
+        gradient_checkpointing=False,
+    )  # fmt: skip
+    trainer = SFTTrainer(
+        model=model,
+        args=arguments,
+        train_dataset=Dataset.from_list(rows),
+        processing_class=AutoTokenizer.from_pretrained(tokenizer),
+        callbacks=[recorder.callback()],
+    )
+    trainer.train()
+
+
+def trainer_loop(folder: Path) -> None:
+    """transformers' Trainer, three steps of two micro-batches on one process."""
     from accelerate.state import AcceleratorState
     from transformers import Trainer, TrainingArguments
 

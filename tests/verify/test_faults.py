@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable
 
+import broken
+import psutil
 import pytest
 
 from toolkit.errors import InputError, NotSo
 from toolkit.launch.group import WorkerGroup
 from toolkit.recipe.resolve import Resolved
-from toolkit.verify import run
+from toolkit.verify import passes, run
+from toolkit.verify.case import Case
 from toolkit.verify.faults import fault_class, faults
 from toolkit.verify.matrix import kill_matrix, what_caught
 from toolkit.verify.passes import Pass
@@ -91,7 +96,9 @@ def test_no_comparison_knows_of_faults() -> None:
 @pytest.mark.slow
 def test_every_fault_is_killed(recipe: Callable[..., Resolved], group: WorkerGroup, lone_group: WorkerGroup) -> None:
     told: list[str] = []
-    cells = kill_matrix(recipe("ddp"), None, 120, told.append, groups={1: lone_group, 2: group, -1: lone_group, -2: group})
+    cells = kill_matrix(
+        recipe("ddp"), None, 120, told.append, groups={1: lone_group, 2: group, -1: lone_group, -2: group}
+    )
     assert len(cells) > 150
     assert not [line for line, cell in zip(told, cells, strict=True) if not (cell.killed and cell.right)]
 
@@ -103,3 +110,30 @@ def test_a_run_that_hangs_or_dies_is_told_with_its_place(recipe: Callable[..., R
         assert outcome.failure is not None
         assert outcome.failure.startswith("rank 0, before the first step: no answer")
         assert not workers._processes, "nothing is left behind"
+
+
+@pytest.mark.parametrize(
+    ("job", "told"),
+    [(broken.raises, "the device is on fire"), (broken.dies, "exit code 9"), (broken.hangs, "no answer")],
+)
+def test_a_rank_that_breaks_is_told_with_its_step_and_stage(
+    job: Callable[[Case], None], told: str, recipe: Callable[..., Resolved], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(passes, "run_case", job)
+    with WorkerGroup(2) as workers:
+        workers.run(os.getpid)  # the start is not what is timed
+        processes = [process.pid for process in workers._processes]
+        outcome = verify(recipe("ddp"), group=workers, time_limit=20, round_trip=False)
+    assert (outcome.verdict, outcome.exit_code) == ("different", 1)
+    assert outcome.failure is not None
+    assert told in outcome.failure
+    # Two micro-batches were done, of three in a step. Who waits for a rank that hangs does not answer either.
+    assert re.match(r"rank [01], step 1, (forward of micro-batch 2|backward)", outcome.failure)
+    assert not any(psutil.pid_exists(pid) for pid in processes if pid), "nothing is left behind"
+
+
+def test_a_loss_that_is_not_a_number_is_told(recipe: Callable[..., Resolved], lone_group: WorkerGroup) -> None:
+    resolved = recipe("single", optimizer={"lr": 1e30}, schedule={"warmup_steps": 0})
+    outcome = verify(resolved, group=lone_group, time_limit=60, stop_early=True)
+    assert (outcome.verdict, outcome.exit_code) == ("different", 1)
+    assert re.match(r"rank 0, step 2, .*: .*not finite", outcome.failure or "")

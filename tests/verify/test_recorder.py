@@ -6,10 +6,13 @@ from pathlib import Path
 
 import loops
 import pytest
+import torch
+from peft import LoraConfig, get_peft_model
 
 from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
 from toolkit.verify.recorded import verify_trace
+from toolkit.verify.recorder import Recorder
 
 
 def test_a_right_accelerate_loop(group: WorkerGroup, tmp_path: Path) -> None:
@@ -37,6 +40,31 @@ def test_transformers_trainer(tmp_path: Path) -> None:
     outcome = verify_trace(tmp_path)
     assert outcome.verdict == "equivalent", outcome.difference
     assert len(outcome.passes[0].ranks[0].run.steps) == 3
+
+
+def test_an_accelerate_loop_under_fsdp2(group: WorkerGroup, tmp_path: Path) -> None:
+    group.run(loops.fsdp2_loop, str(tmp_path))
+    outcome = verify_trace(tmp_path)
+    assert outcome.verdict == "equivalent", outcome.difference
+    assert len(outcome.passes[0].ranks) == 2
+    assert "clipped" in next(stage for stage in outcome.passes[0].stages if stage.name == "clip").summary
+
+
+def test_trl_sft_trainer(tmp_path: Path, tiny_root: Path) -> None:
+    loops.sft_loop(tmp_path, str(tiny_root / "tokenizer"))
+    outcome = verify_trace(tmp_path)
+    assert outcome.verdict == "equivalent", outcome.difference
+    trained = outcome.passes[0].ranks[0].trainable
+    assert len(trained) == 8
+    assert all("lora_" in name for name in trained)
+
+
+def test_an_adapter_put_on_later_is_refused(tmp_path: Path) -> None:
+    model, _ = loops.model_and_batches(1)
+    recorder = Recorder(tmp_path, model)
+    adapted = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj"]))
+    with pytest.raises(ValueError, match="model with its adapter"):
+        recorder.attach(adapted, torch.optim.AdamW(adapted.parameters()))
 
 
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:

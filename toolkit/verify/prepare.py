@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,8 @@ def exercise_clipping(case: Case) -> Case:
     if resolved.max_grad_norm <= 0:
         return case
     unclipped = replace(case, recipe=case.recipe | {"optimizer": case.recipe["optimizer"] | {"max_grad_norm": None}})
-    norms = sorted(_plain_norms(unclipped))
+    # A recipe that diverges is for the comparison to tell.
+    norms = sorted(norm for norm in _plain_norms(unclipped) if math.isfinite(norm))
     gaps = [(high / low, (high * low) ** 0.5) for low, high in itertools.pairwise(norms) if low > 0]
     if not gaps:
         return case

@@ -8,7 +8,7 @@ In an Accelerate loop:
 
 In a transformers Trainer (TRL's SFTTrainer too):
 
-    recorder = Recorder("trace", model)
+    recorder = Recorder("trace", model)                    # with its adapter, if it has one
     trainer = Trainer(model=model, ..., callbacks=[recorder.callback()])
 
 It works for one process, DDP and FSDP2, with AdamW; DeepSpeed hides its gradients from an optimizer's hooks.
@@ -16,6 +16,7 @@ It works for one process, DDP and FSDP2, with AdamW; DeepSpeed hides its gradien
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,10 @@ class Recorder:
         self.folder = Path(folder)
         self.steps = steps
         self.names = {name for name, p in model.named_parameters() if p.requires_grad}
-        self._whole = model
-        self._saved = False
+        # Now: FSDP2 splits the model in its place, TRL puts another forward into it.
+        if os.environ.get("RANK", "0") == "0":
+            self.folder.mkdir(parents=True, exist_ok=True)
+            torch.save(_unwrapped(model), self.folder / "model.pt")
         self._handles: list[Any] = []
         self._clip = torch.nn.utils.clip_grad_norm_
         self.limit = 0.0
@@ -54,9 +57,11 @@ class Recorder:
         self._step = StepTrace(0)
         self._rngs: list[torch.Tensor] = []
         self.parameters = {_clean(name, self.names): p for name, p in model.named_parameters() if p.requires_grad}
-        if self.rank == 0:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            torch.save(_unwrapped(self._whole), self.folder / "model.pt")
+        if strange := sorted(self.parameters.keys() - self.names):
+            raise ValueError(
+                f"{strange[0]} and {len(strange) - 1} others train and were not in the model that the recorder was "
+                "given; give it the model with its adapter: model = get_peft_model(model, config), before Recorder(...)"
+            )
         self.trace.trainable = list(self.parameters)
         self.trace.run.weights, self.trace.run.states = self._weights(), self._states()
         inner = _unwrapped(model)
@@ -100,11 +105,7 @@ class Recorder:
         if "labels" not in tensors:
             raise ValueError("the recorder needs labels among the model's inputs, to know what is supervised")
         tensors.setdefault("attention_mask", torch.ones_like(tensors["input_ids"]))
-        logits, labels = output.logits.detach().float(), kwargs["labels"]
-        if labels.ndim == 2 and not module.config.is_encoder_decoder:
-            logits, labels = logits[:, :-1], labels[:, 1:]
-        loss = functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=-100, reduction="sum")
-        self._step.micros.append(MicroTrace(tensors, loss.item()))
+        self._step.micros.append(MicroTrace(tensors, _loss_sum(module, kwargs["labels"], output)))
         self._rngs.append(self._rng)
         self._rng = None
 
@@ -163,6 +164,16 @@ class Recorder:
     def _decays(self) -> dict[str, float]:
         by_parameter = {id(p): g["weight_decay"] for g in self.optimizer.param_groups for p in g["params"]}
         return {name: by_parameter.get(id(p), 0.0) for name, p in self.parameters.items()}
+
+
+def _loss_sum(module: Any, labels: torch.Tensor, output: Any) -> float:
+    """The micro-batch's loss, summed over its supervised tokens. TRL's model gives log-probabilities and no logits."""
+    if getattr(output, "log_probs", None) is not None:
+        return -output.log_probs.detach().double().sum().item()
+    logits = output.logits.detach().float()
+    if labels.ndim == 2 and not module.config.is_encoder_decoder:
+        logits, labels = logits[:, :-1], labels[:, 1:]
+    return functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=-100, reduction="sum").item()
 
 
 def _whole(tensor: Any) -> torch.Tensor:
