@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from toolkit.verify.case import Case
@@ -86,6 +87,11 @@ def _forward(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnos
         )
     if starts:
         return Diagnosis("ranks start from different weights", f"{len(starts)} tensors differ before the first step")
+    if not math.isfinite(measure.error) and measure.tensor == "loss" and found.replayed:
+        if all(math.isfinite(loss) for loss in found.replayed.losses[measure.step]):
+            return Diagnosis("the loss is not finite where a plain loop's is", measure.said)
+        return Diagnosis("the recipe diverges: a plain loop's loss is not finite either", measure.said,
+                         remedy="lower optimizer.lr, or set optimizer.max_grad_norm")  # fmt: skip
     ranks = {m.rank for m in wrong}
     reference = found.reference
     if reference and ranks and 0 not in ranks and reference.dropout_matters(0, found.ranks[0].run.weights):
