@@ -100,6 +100,48 @@ def fsdp2_loop(folder: str) -> None:
         optimizer.zero_grad()
 
 
+def zero_loop(folder: str, stage: int, bf16: bool, right: bool = True) -> None:
+    """Three steps of two micro-batches on each of two ranks under DeepSpeed, by Accelerate."""
+    import torch.distributed as dist
+    from accelerate import Accelerator, DeepSpeedPlugin
+
+    from toolkit.strategies.engines.connect import connect_without_gpu
+
+    connect_without_gpu("DEEPSPEED")
+    config = {
+        "zero_optimization": {"stage": stage}, "gradient_accumulation_steps": 2, "gradient_clipping": 0.5,
+        "train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": bf16}, "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+    }  # fmt: skip
+    plugin = DeepSpeedPlugin(hf_ds_config=config, zero3_init_flag=False)
+    accelerator = Accelerator(
+        deepspeed_plugin=plugin, gradient_accumulation_steps=2, mixed_precision="bf16" if bf16 else "no"
+    )
+    model, batches = model_and_batches(12)
+    recorder = Recorder(folder, model)
+    decayed = [p for p in model.parameters() if p.ndim > 1]
+    plain = [p for p in model.parameters() if p.ndim < 2]
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}], lr=1e-3
+    )
+    model, optimizer = accelerator.prepare(model, optimizer)
+    recorder.attach(model, optimizer)
+    torch.manual_seed(dist.get_rank())
+    for step in range(3):
+        window = batches[4 * step + 2 * dist.get_rank() :][:2]
+        tokens = torch.tensor(float(sum((b["labels"][:, 1:] != -100).sum() for b in window)))
+        dist.all_reduce(tokens)
+        for batch in window:
+            with accelerator.accumulate(model):
+                loss = model(**batch).loss
+                if right:
+                    # DeepSpeed divides by the accumulation and by the ranks.
+                    loss = loss * (batch["labels"][:, 1:] != -100).sum() * 4 / tokens
+                accelerator.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+
+
 def sft_loop(folder: Path, tokenizer: str) -> None:
     """TRL's SFTTrainer with an adapter, three steps of two micro-batches on one process."""
     from accelerate.state import AcceleratorState

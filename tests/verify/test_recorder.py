@@ -50,6 +50,24 @@ def test_an_accelerate_loop_under_fsdp2(group: WorkerGroup, tmp_path: Path) -> N
     assert "clipped" in next(stage for stage in outcome.passes[0].stages if stage.name == "clip").summary
 
 
+@pytest.mark.parametrize(("stage", "bf16"), [(1, False), (2, True), (3, False), (3, True)])
+def test_an_accelerate_loop_under_deepspeed(stage: int, bf16: bool, group: WorkerGroup, tmp_path: Path) -> None:
+    group.run(loops.zero_loop, str(tmp_path), stage, bf16)
+    outcome = verify_trace(tmp_path)
+    assert outcome.verdict == "equivalent", outcome.difference
+    one = outcome.passes[0]
+    assert "clipped" in next(stage for stage in one.stages if stage.name == "clip").summary
+    assert all(gradient is not None for gradient in one.ranks[0].run.steps[2].gradient.values())
+    assert outcome.resolved.recipe.precision == ("bf16" if bf16 else "fp32")
+
+
+def test_the_usual_loop_under_deepspeed_weighs_micro_batches_wrongly(group: WorkerGroup, tmp_path: Path) -> None:
+    group.run(loops.zero_loop, str(tmp_path), 2, False, False)
+    outcome = verify_trace(tmp_path)
+    assert outcome.diagnosis is not None
+    assert "averaged per micro-batch" in outcome.diagnosis.cause
+
+
 def test_trl_sft_trainer(tmp_path: Path, tiny_root: Path) -> None:
     loops.sft_loop(tmp_path, str(tiny_root / "tokenizer"))
     outcome = verify_trace(tmp_path)

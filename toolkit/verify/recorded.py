@@ -13,7 +13,7 @@ from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.reference.loop import PlainLoop, Window
 from toolkit.strategies import resolve
-from toolkit.verify.case import Case
+from toolkit.verify.case import Case, compute_of
 from toolkit.verify.causes import diagnose
 from toolkit.verify.measure import Measure, Stage
 from toolkit.verify.outcome import Outcome
@@ -66,15 +66,27 @@ class RecordedReference(Reference):
     def __init__(self, model: Any, resolved: Resolved, ranks: list[RankTrace], extras: list[dict[str, Any]]) -> None:
         self.resolved, self.device, self.tied = resolved, torch.device("cpu"), []
         self.decayed = frozenset(name for name, decay in extras[0]["decay"].items() if decay)
-        self.first = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+        seen = ranks[0].run.weights
+        self.first = {
+            name: _as_begun(p.detach().clone(), seen.get(name), extras[0].get("copy"))
+            for name, p in model.named_parameters()
+            if p.requires_grad
+        }
 
         def seed(step: int, micro: int, rank: int) -> None:
             torch.set_rng_state(extras[rank]["rng"][step][micro])
 
-        compute = "autocast" if resolved.precision.mixed else "plain"
-        self.loop = PlainLoop(model, resolved, self.decayed, seed, compute)  # type: ignore[arg-type]
+        self.loop = PlainLoop(model, resolved, self.decayed, seed, compute_of(resolved))
         self.windows = [_window(ranks, step, resolved) for step in range(len(ranks[0].run.steps))]
         self.noise = Noise()
+
+
+def _as_begun(weight: torch.Tensor, seen: torch.Tensor | None, copy: str | None) -> torch.Tensor:
+    """DeepSpeed 0.19.8 makes its float32 masters from the 16-bit copy: a loop of its own starts from those."""
+    if copy is None or seen is None:
+        return weight
+    rounded = weight.to(getattr(torch, copy)).to(weight.dtype)
+    return rounded if torch.equal(rounded, seen) else weight
 
 
 def _window(ranks: list[RankTrace], step: int, resolved: Resolved) -> Window:
@@ -97,7 +109,10 @@ def _resolved(model: Any, ranks: list[RankTrace], extra: dict[str, Any], source:
     labels = ranks[0].run.steps[0].micros[0].tensors["labels"]
     task = "seq2seq-lm" if config.is_encoder_decoder else "causal-lm" if labels.ndim == 2 else "sequence-classification"
     decays = {decay for decay in extra["decay"].values() if decay}
-    precision = {"bfloat16": "bf16", "float16": "fp16"}.get(extra.get("autocast", ""), "fp32")
+    half = extra.get("copy") or extra.get("autocast") or ""
+    precision = {"bfloat16": "bf16", "float16": "fp16"}.get(half, "fp32")
+    # ``zero2`` stands for all that compute in a 16-bit copy of the weights.
+    strategy = "zero2" if extra.get("copy") else "single" if len(ranks) == 1 else "ddp"
     step = ranks[0].run.steps[0]
     recipe = Recipe.model_validate(
         {
@@ -113,7 +128,7 @@ def _resolved(model: Any, ranks: list[RankTrace], extra: dict[str, Any], source:
                 "max_grad_norm": extra["limit"] or None,
             },
             "precision": precision,
-            "strategy": {"name": "single" if len(ranks) == 1 else "ddp"},
+            "strategy": {"name": strategy},
             "machine": {"processes": len(ranks), "device": "cpu"},
             "run": {"max_steps": len(ranks[0].run.steps)},
         }

@@ -11,7 +11,7 @@ In a transformers Trainer (TRL's SFTTrainer too):
     recorder = Recorder("trace", model)                    # with its adapter, if it has one
     trainer = Trainer(model=model, ..., callbacks=[recorder.callback()])
 
-It works for one process, DDP and FSDP2, with AdamW; DeepSpeed hides its gradients from an optimizer's hooks.
+It works for one process, DDP, FSDP2 and DeepSpeed's ZeRO 1 to 3, with AdamW.
 """
 
 from __future__ import annotations
@@ -25,11 +25,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 
-from toolkit.strategies.engines.base import OptimizerState
 from toolkit.verify.trace import MicroTrace, RankTrace, StepTrace, digest
-
-_MOMENTS = ("exp_avg", "exp_avg_sq")
-_BLANK = ("base_model.", "module.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
+from toolkit.verify.watched import unwrapped, watched_loop, when_deepspeed_begins, whole
 
 
 class Recorder:
@@ -42,7 +39,7 @@ class Recorder:
         # Now: FSDP2 splits the model in its place, TRL puts another forward into it.
         if os.environ.get("RANK", "0") == "0":
             self.folder.mkdir(parents=True, exist_ok=True)
-            torch.save(_unwrapped(model), self.folder / "model.pt")
+            torch.save(unwrapped(model), self.folder / "model.pt")
         self._handles: list[Any] = []
         self._clip = torch.nn.utils.clip_grad_norm_
         self.limit = 0.0
@@ -52,27 +49,30 @@ class Recorder:
         """Begin to record; call it with what ``accelerator.prepare`` gave back."""
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.trace = RankTrace(self.rank)
-        self.model, self.optimizer = model, getattr(optimizer, "optimizer", optimizer)
+        self.watched = watched_loop(model, optimizer, self.names)
         self._rng: torch.Tensor | None = None
-        self._step = StepTrace(0)
         self._rngs: list[torch.Tensor] = []
-        self.parameters = {_clean(name, self.names): p for name, p in model.named_parameters() if p.requires_grad}
-        if strange := sorted(self.parameters.keys() - self.names):
+        self._step = StepTrace(0)
+        trained = self.watched.parameters.keys()
+        if strange := sorted(trained - self.names):
             raise ValueError(
                 f"{strange[0]} and {len(strange) - 1} others train and were not in the model that the recorder was "
                 "given; give it the model with its adapter: model = get_peft_model(model, config), before Recorder(...)"
             )
-        self.trace.trainable = list(self.parameters)
-        self.trace.run.weights, self.trace.run.states = self._weights(), self._states()
-        inner = _unwrapped(model)
+        self.trace.trainable = list(trained)
+        self.trace.run.weights, self.trace.run.states = self.watched.weights(), self.watched.states()
+        inner = self.watched.inner
         self._handles = [
             inner.register_forward_pre_hook(self._before, with_kwargs=True),
             inner.register_forward_hook(self._after, with_kwargs=True),
             inner.get_input_embeddings().register_forward_pre_hook(self._look_at_autocast),
-            self.optimizer.register_step_pre_hook(lambda *_: self._before_step()),
-            self.optimizer.register_step_post_hook(lambda *_: self._after_step()),
+            *self.watched.watch(self._before_step, self._after_step),
         ]
-        torch.nn.utils.clip_grad_norm_ = self._clipping
+        own = self.watched.limit()
+        if own is None:
+            torch.nn.utils.clip_grad_norm_ = self._clipping
+        else:
+            self.limit = own
 
     def callback(self) -> Any:
         """A transformers TrainerCallback that attaches when training begins."""
@@ -82,7 +82,10 @@ class Recorder:
 
         class Attach(TrainerCallback):
             def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-                recorder.attach(given["model"], given["optimizer"])
+                if type(given["optimizer"]).__name__ == "DeepSpeedOptimizerWrapper":
+                    when_deepspeed_begins(given["model"], lambda engine: recorder.attach(engine, engine.optimizer))
+                else:
+                    recorder.attach(given["model"], given["optimizer"])
 
         return Attach()
 
@@ -93,7 +96,7 @@ class Recorder:
             self._rng = torch.get_rng_state()
 
     def _look_at_autocast(self, module: nn.Module, args: Any) -> None:
-        device = self.optimizer.param_groups[0]["params"][0].device.type
+        device = next(iter(self.watched.parameters.values())).device.type
         if torch.is_autocast_enabled(device):
             self.extra["autocast"] = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
 
@@ -113,17 +116,21 @@ class Recorder:
         self.limit = float(max_norm)
         self._take_gradients()
         norm = self._clip(parameters, max_norm, *args, **kwargs)
-        self._step.norm = float(_whole(norm).item())
+        self._step.norm = float(whole(norm).item())
         return norm
 
     def _before_step(self) -> None:
         if not self._step.gradient_digests:
             self._take_gradients()
-        self._step.lr = sorted({float(group["lr"]) for group in self.optimizer.param_groups})
+        self._step.loss_scale = self.watched.loss_scale
+        self._step.lr = sorted({float(group["lr"]) for group in self.watched.groups})
 
-    def _after_step(self) -> None:
+    def _after_step(self, norm: float | None, skipped: bool) -> None:
         step, run = self._step, self.trace.run
-        step.weights, step.states = self._weights(), self._states()
+        step.weights, step.states = self.watched.weights(), self.watched.states()
+        step.skipped = skipped
+        if norm is not None:
+            step.norm = norm
         run.steps.append(step)
         self.extra.setdefault("rng", []).append(self._rngs)
         self._step, self._rngs = StepTrace(len(run.steps), updates_before=len(run.steps)), []
@@ -134,36 +141,17 @@ class Recorder:
         for handle in self._handles:
             handle.remove()
         torch.nn.utils.clip_grad_norm_ = self._clip
-        group = self.optimizer.param_groups[0]
-        self.extra |= {"betas": list(group["betas"]), "eps": group["eps"], "limit": self.limit, "decay": self._decays()}
+        group = self.watched.groups[0]
+        self.extra |= {"betas": list(group["betas"]), "eps": group["eps"], "limit": self.limit,
+                       "decay": self.watched.decays(), "copy": self.watched.copy_dtype}  # fmt: skip
         self.folder.mkdir(parents=True, exist_ok=True)
         self.trace.save(self.folder)
         torch.save(self.extra, self.folder / f"extra{self.rank}.pt")
 
-    # ------------------------------------------------------------------ whole tensors
-
     def _take_gradients(self) -> None:
-        for name, parameter in self.parameters.items():
-            gradient = None if parameter.grad is None else _whole(parameter.grad)
-            self._step.gradient[name] = gradient
+        self._step.gradient = self.watched.gradients()
+        for name, gradient in self._step.gradient.items():
             self._step.gradient_digests[name] = "none" if gradient is None else digest(gradient)
-
-    def _weights(self) -> dict[str, torch.Tensor]:
-        return {name: _whole(parameter) for name, parameter in self.parameters.items()}
-
-    def _states(self) -> dict[str, OptimizerState | None]:
-        found: dict[str, OptimizerState | None] = {}
-        for name, parameter in self.parameters.items():
-            state = self.optimizer.state.get(parameter)
-            found[name] = None
-            if state:
-                moments = {key: _whole(state[key]) for key in _MOMENTS}
-                found[name] = OptimizerState(int(_whole(state["step"]).item()), moments)
-        return found
-
-    def _decays(self) -> dict[str, float]:
-        by_parameter = {id(p): g["weight_decay"] for g in self.optimizer.param_groups for p in g["params"]}
-        return {name: by_parameter.get(id(p), 0.0) for name, p in self.parameters.items()}
 
 
 def _loss_sum(module: Any, labels: torch.Tensor, output: Any) -> float:
@@ -174,22 +162,3 @@ def _loss_sum(module: Any, labels: torch.Tensor, output: Any) -> float:
     if labels.ndim == 2 and not module.config.is_encoder_decoder:
         logits, labels = logits[:, :-1], labels[:, 1:]
     return functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=-100, reduction="sum").item()
-
-
-def _whole(tensor: Any) -> torch.Tensor:
-    whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return whole.detach().cpu().clone()
-
-
-def _unwrapped(model: Any) -> Any:
-    while isinstance(getattr(model, "module", None), nn.Module):
-        model = model.module
-    return model
-
-
-def _clean(name: str, known: set[str]) -> str:
-    """A wrapped parameter's own name."""
-    for part in _BLANK[1:]:
-        candidate = name.replace(part, "")
-        name = candidate if candidate in known or name not in known else name
-    return name

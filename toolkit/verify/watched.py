@@ -1,0 +1,175 @@
+"""What a recorder reads from somebody's own loop: whole weights, gradients and moments, of torch's or DeepSpeed's
+optimizers, and when a step begins and ends."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from toolkit.strategies.engines.base import MOMENTS, OptimizerState
+
+Tensors = dict[str, torch.Tensor]
+_WRAPPERS = ("module.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
+
+
+class Watched:
+    """A model that trains and its torch optimizer: one process, DDP or FSDP2."""
+
+    copy_dtype: str | None = None
+    """Of the 16-bit copy that computes, where there is one."""
+    loss_scale = 1.0
+
+    def __init__(self, model: nn.Module, optimizer: Any, names: set[str]) -> None:
+        """``names``: what the parameters were called before anything was wrapped."""
+        self.inner: Any = unwrapped(model)
+        self.optimizer = getattr(optimizer, "optimizer", optimizer)
+        self.parameters = {_clean(name, names): p for name, p in model.named_parameters() if p.requires_grad}
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        groups: list[dict[str, Any]] = self.optimizer.param_groups
+        return groups
+
+    def weights(self) -> Tensors:
+        return {name: whole(parameter) for name, parameter in self.parameters.items()}
+
+    def gradients(self) -> dict[str, torch.Tensor | None]:
+        """Before clipping, where it is asked for then."""
+        return {name: None if p.grad is None else whole(p.grad) for name, p in self.parameters.items()}
+
+    def states(self) -> dict[str, OptimizerState | None]:
+        found: dict[str, OptimizerState | None] = {}
+        for name, parameter in self.parameters.items():
+            state = self.optimizer.state.get(parameter)
+            moments = {key: whole(state[key]) for key in MOMENTS} if state else {}
+            found[name] = OptimizerState(int(whole(state["step"]).item()), moments) if state else None
+        return found
+
+    def decays(self) -> dict[str, float]:
+        by_parameter = {id(p): group["weight_decay"] for group in self.groups for p in group["params"]}
+        return {name: by_parameter.get(id(p), 0.0) for name, p in self.parameters.items()}
+
+    def watch(self, before: Callable[[], None], after: Callable[[float | None, bool], None]) -> list[Any]:
+        """Call ``before`` and ``after`` around each optimizer step; ``after`` is given the gradient's norm where the
+        optimizer tells it, and whether it skipped. Returns handles to remove."""
+        return [
+            self.optimizer.register_step_pre_hook(lambda *_: before()),
+            self.optimizer.register_step_post_hook(lambda *_: after(None, False)),
+        ]
+
+    def limit(self) -> float | None:
+        """The norm that the optimizer itself clips to; None where the loop does that."""
+        return None
+
+
+class WatchedZero(Watched):
+    """A DeepSpeed engine of ZeRO 1, 2 or 3: it averages, clips, scales and steps by itself."""
+
+    def __init__(self, engine: Any, names: set[str]) -> None:
+        from toolkit.strategies.engines.zero_state import ZeroTensors
+
+        self.engine = engine
+        self.tensors = ZeroTensors(engine)
+        super().__init__(engine.module, engine.optimizer.optimizer, names)
+        dtype = engine.get_data_types()[0]
+        self.copy_dtype = None if dtype == torch.float32 else str(dtype).removeprefix("torch.")
+
+    @property
+    def loss_scale(self) -> float:  # type: ignore[override]  # it moves
+        scaler = getattr(self.engine.optimizer, "loss_scaler", None)
+        return float(scaler.cur_scale) if scaler is not None and self.copy_dtype == "float16" else 1.0
+
+    def weights(self) -> Tensors:
+        return {name: self.tensors.weight(p) for name, p in self.parameters.items()}
+
+    def gradients(self) -> dict[str, torch.Tensor | None]:
+        found = {name: self.tensors.gradient(p) for name, p in self.parameters.items()}
+        return {name: None if g is None else g.float() / self.loss_scale for name, g in found.items()}
+
+    def states(self) -> dict[str, OptimizerState | None]:
+        found: dict[str, OptimizerState | None] = {}
+        for name, parameter in self.parameters.items():
+            moments = {key: self.tensors.moment(parameter, key) for key in MOMENTS}
+            whole_ones = {key: moment for key, moment in moments.items() if moment is not None}
+            found[name] = OptimizerState(self.tensors.step_count(), whole_ones) if len(whole_ones) == 2 else None
+        return found
+
+    def decays(self) -> dict[str, float]:
+        zero = self.engine.optimizer
+        members = getattr(zero, "bit16_groups", None) or zero.fp16_groups
+        by_parameter = {
+            id(p): group["weight_decay"] for group, params in zip(self.groups, members, strict=True) for p in params
+        }
+        return {name: by_parameter.get(id(p), 0.0) for name, p in self.parameters.items()}
+
+    def watch(self, before: Callable[[], None], after: Callable[[float | None, bool], None]) -> list[Any]:
+        engine, step = self.engine, self.engine.step
+
+        @functools.wraps(step)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            if not engine.is_gradient_accumulation_boundary():
+                return step(*args, **kwargs)
+            before()
+            answer = step(*args, **kwargs)
+            after(float(engine.get_global_grad_norm()), bool(getattr(engine.optimizer, "overflow", False)))
+            return answer
+
+        engine.step = watched
+        return [_Undo(lambda: engine.__dict__.pop("step"))]
+
+    def limit(self) -> float | None:
+        return float(self.engine.gradient_clipping())
+
+
+class _Undo:
+    """Something to call where torch has a handle to remove."""
+
+    def __init__(self, undo: Callable[[], Any]) -> None:
+        self.remove = undo
+
+
+def watched_loop(model: Any, optimizer: Any, names: set[str]) -> Watched:
+    """What reads this model's tensors."""
+    engine = model if hasattr(model, "zero_optimization_stage") else getattr(optimizer, "engine", None)
+    return WatchedZero(engine, names) if engine is not None else Watched(model, optimizer, names)
+
+
+def when_deepspeed_begins(model: nn.Module, then: Callable[[Any], None]) -> None:
+    """Call ``then(engine)`` before the first forward of the DeepSpeed engine around ``model``: a Trainer's callbacks
+    are given the bare model."""
+    from deepspeed.runtime.engine import DeepSpeedEngine
+
+    forward = DeepSpeedEngine.forward
+
+    def first(engine: Any, *args: Any, **kwargs: Any) -> Any:
+        if engine.module is model:
+            DeepSpeedEngine.forward = forward
+            then(engine)
+        return forward(engine, *args, **kwargs)
+
+    DeepSpeedEngine.forward = first
+
+
+def whole(tensor: Any) -> torch.Tensor:
+    """All of a tensor, on the CPU; every rank calls it."""
+    full = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return full.detach().cpu().clone()
+
+
+def unwrapped(model: Any) -> Any:
+    """The model itself, out of DDP's and DeepSpeed's."""
+    while isinstance(getattr(model, "module", None), nn.Module):
+        model = model.module
+    return model
+
+
+def _clean(name: str, known: set[str]) -> str:
+    """A wrapped parameter's own name."""
+    for part in _WRAPPERS:
+        candidate = name.replace(part, "")
+        name = candidate if candidate in known or name not in known else name
+    return name
