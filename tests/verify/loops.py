@@ -174,12 +174,16 @@ def sft_loop(folder: Path, tokenizer: str) -> None:
     trainer.train()
 
 
-def trainer_loop(folder: Path) -> None:
-    """transformers' Trainer, three steps of two micro-batches on one process."""
+def trainer_loop(folder: Path, deepspeed: dict[str, Any] | None = None) -> None:
+    """transformers' Trainer, three steps of two micro-batches on one process, or on two under DeepSpeed."""
     from accelerate.state import AcceleratorState
     from transformers import Trainer, TrainingArguments
 
+    from toolkit.strategies.engines.connect import connect_without_gpu
+
     AcceleratorState._reset_state(reset_partial_state=True)
+    if deepspeed:
+        connect_without_gpu("DEEPSPEED")
     model, batches = model_and_batches(12)
     rows = [{key: tensor[row] for key, tensor in batch.items()} for batch in batches for row in (0, 1)]
 
@@ -194,8 +198,11 @@ def trainer_loop(folder: Path) -> None:
     recorder = Recorder(folder, model)
     arguments = TrainingArguments(
         output_dir=str(folder / "out"), per_device_train_batch_size=2, gradient_accumulation_steps=2, max_steps=3,
-        learning_rate=1e-3, report_to=[], use_cpu=True, save_strategy="no", disable_tqdm=True, weight_decay=0.1,
+        learning_rate=1e-3, report_to=[], use_cpu=not deepspeed, save_strategy="no", disable_tqdm=True,
+        weight_decay=0.1, deepspeed=deepspeed,
     )  # fmt: skip
+    if deepspeed:
+        connect_without_gpu("DEEPSPEED")
     trainer = Trainer(
         model=model, args=arguments, train_dataset=rows, data_collator=collate, callbacks=[recorder.callback()]
     )

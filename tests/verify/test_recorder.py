@@ -42,6 +42,18 @@ def test_transformers_trainer(tmp_path: Path) -> None:
     assert len(outcome.passes[0].ranks[0].run.steps) == 3
 
 
+def test_transformers_trainer_under_deepspeed(group: WorkerGroup, tmp_path: Path) -> None:
+    config = {
+        "zero_optimization": {"stage": 2}, "gradient_accumulation_steps": 2, "gradient_clipping": 1.0,
+        "train_micro_batch_size_per_gpu": 2, "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+    }  # fmt: skip
+    group.run(loops.trainer_loop, tmp_path, config)
+    outcome = verify_trace(tmp_path)
+    assert outcome.verdict == "equivalent", outcome.difference
+    assert len(outcome.passes[0].ranks) == 2
+
+
 def test_an_accelerate_loop_under_fsdp2(group: WorkerGroup, tmp_path: Path) -> None:
     group.run(loops.fsdp2_loop, str(tmp_path))
     outcome = verify_trace(tmp_path)
