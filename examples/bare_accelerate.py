@@ -3,15 +3,20 @@
     toolkit config RECIPE -o launch
     accelerate launch --config_file launch/accelerate.yaml examples/bare_accelerate.py
 
-Ragged samples, accumulation, and a loss that weighs every supervised token of the window alike.
+Ragged samples, accumulation, and a loss that weighs every supervised token of the window alike. With a folder as its
+argument, its first steps are recorded there: `toolkit verify --trace FOLDER` proves them equal to a plain loop.
 """
 
 from __future__ import annotations
+
+import sys
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from transformers import LlamaConfig, LlamaForCausalLM
+
+from toolkit.verify.recorder import Recorder
 
 ACCUMULATION, MICRO, STEPS = 2, 2, 5
 
@@ -26,6 +31,7 @@ def main() -> None:
     model = LlamaForCausalLM(
         LlamaConfig(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, vocab_size=256)
     )
+    recorder = Recorder(sys.argv[1], model) if sys.argv[1:] else None
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
         plugin = accelerator.state.deepspeed_plugin
@@ -35,6 +41,8 @@ def main() -> None:
             "train_batch_size": MICRO * ACCUMULATION * accelerator.num_processes,
         }
     model, optimizer = accelerator.prepare(model, optimizer)
+    if recorder:
+        recorder.attach(model, optimizer)
     divides = accelerator.num_processes * ACCUMULATION  # backward() and the ranks' mean divide by these
     for step in range(STEPS):
         window = [sample(step, micro, accelerator.process_index) for micro in range(ACCUMULATION)]
@@ -44,7 +52,7 @@ def main() -> None:
         for micro_batch in window:
             ids, labels = (tensor.to(accelerator.device) for tensor in micro_batch)
             with accelerator.accumulate(model):
-                logits = model(input_ids=ids).logits[:, :-1].float()
+                logits = model(input_ids=ids, labels=labels).logits[:, :-1].float()
                 loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), reduction="sum")
                 accelerator.backward(loss * divides / tokens)
                 if accelerator.sync_gradients:
