@@ -109,7 +109,7 @@ def _plan(request: Request, kept: Callable[[], None]) -> int:
         chosen=None if chosen is None else candidates.index(chosen),
         smallest_change=change,
         usable_bytes=search.usable,
-        assumptions=_assumptions(asked),
+        assumptions=_assumptions(asked, device),
         scale=scaled,
     )
     if request.json_target:
@@ -204,8 +204,8 @@ def _write_recipe(resolved: Resolved, target: str) -> None:
     Path(target).write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), encoding="utf-8")
 
 
-def _assumptions(asked: Resolved) -> list[str]:
-    found = ["every row is full: the most that a micro-batch can take"]
+def _assumptions(asked: Resolved, device: Device) -> list[str]:
+    found = [f"{device.name}: {device.source}", "every row is full: the most that a micro-batch can take"]
     if asked.device == "cuda":
         found += [
             "no prediction has been held against a GPU yet: CUDA context 0.5 GiB, cuBLAS workspace 32 MiB and the "
