@@ -43,6 +43,7 @@ class Request:
     calibrate: bool = False
     output: str | None = None
     json_target: str | None = None
+    page: str | None = None
 
 
 def plan_command(request: Request) -> int:
@@ -112,6 +113,11 @@ def _plan(request: Request, kept: Callable[[], None]) -> int:
         assumptions=_assumptions(asked, device),
         scale=scaled,
     )
+    if request.page:
+        from toolkit.report.plan_page import plan_page
+
+        told = plan_page(search, candidates, chosen, change, scaled, document["assumptions"])
+        _write(request.page, told)
     if request.json_target:
         write_json(document, request.json_target)
     if request.json_target != "-":
@@ -201,7 +207,15 @@ def _write_recipe(resolved: Resolved, target: str) -> None:
 
     values = resolved.recipe.model_dump(mode="json", exclude_defaults=True)
     values["batch"] = {"micro_size": resolved.micro_size, "accumulation": resolved.accumulation}
-    Path(target).write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    _write(target, yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+
+
+def _write(target: str, text: str) -> None:
+    try:
+        Path(target).parent.mkdir(parents=True, exist_ok=True)
+        Path(target).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{target}: {error.strerror}") from None
 
 
 def _assumptions(asked: Resolved, device: Device) -> list[str]:
