@@ -9,11 +9,16 @@ import pytest
 import torch
 
 from plan.cells import LLAMA, LORA, MODELS, Cell
+from toolkit.plan.autocast import ActedAutocast, NotActedOut
+from toolkit.plan.choice import Search
+from toolkit.plan.hardware import Device
 from toolkit.plan.live import LiveBytes
 from toolkit.plan.predict import Planner
 from toolkit.plan.profile import expand
 from toolkit.plan.target import TargetKernels
-from toolkit.plan.time import flops
+from toolkit.plan.time import Rates, flops
+from toolkit.plan.trace import Shape, trace
+from toolkit.plan.trace import _traced as traced
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve
@@ -33,8 +38,6 @@ def planner(device: str = "cuda", **sections: Any) -> Planner:
 def test_two_traces_give_every_micro_batch_exactly(kind: Any, compute: Any) -> None:
     made = planner(adapter=LORA)
     put_together = made.segments(kind, 5, compute)
-    from toolkit.plan.trace import Shape, trace
-
     real = trace(made.skeleton, Shape(kind, 5, 64, compute), made.resolved.precision, "cuda", "causal-lm").segments
     assert [(s.block, s.start, s.held, s.flops) for s in put_together] == [
         (s.block, s.start, s.held, s.flops) for s in real
@@ -141,3 +144,31 @@ def test_experts_cost_what_each_row_meets() -> None:
     experts = 2 * 64 * 2 * 3 * config["hidden_size"] * config["intermediate_size"] * layers
     rest = 2 * 64 * (config["vocab_size"] * 128 + layers * (2 * 128 * 128 + 2 * 128 * 64))
     assert 0.98 * (experts + rest) < forward < 1.15 * (experts + rest)
+
+
+@pytest.mark.parametrize("kind", ["none", "full", "selective"])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "mixtral", "bert"])
+def test_autocast_acted_out_is_autocast(name: str, kind: Any) -> None:
+    """The quick trace, on meta tensors with autocast in Python, is byte for byte the one with PyTorch's own."""
+    values = Cell(name, False, "ddp", kind, 64).recipe()
+    made = Planner.of(resolve(Recipe.model_validate(values), device="cuda"), 64)
+    shape = Shape(kind, 2, 64, "autocast")
+    quick, real = (
+        traced(made.skeleton, shape, made.resolved.precision, "cuda", "causal-lm", meta=meta) for meta in (True, False)
+    )
+    assert quick.segments == real.segments
+
+
+def test_a_product_that_is_not_cast_is_noticed() -> None:
+    with pytest.raises(NotActedOut), torch.device("meta"), torch.autocast("cpu", dtype=torch.bfloat16):
+        ActedAutocast().check(torch.ops.aten.mm.default, (torch.empty(2, 2), torch.empty(2, 2)))
+
+
+def test_where_weights_alone_are_too_much_one_candidate_tells() -> None:
+    values = Cell("llama", False, "ddp", "none", 64).recipe() | {"batch": {"micro_size": 2, "accumulation": 4}}
+    asked = resolve(Recipe.model_validate(values), device="cuda")
+    search = Search(asked, Device("small", 0.54, 100, 1000, 100, 30, "made up"), 0.0, Rates())
+    assert search.least(asked) > search.usable
+    ddp = [c for c in search.all() if c.resolved.recipe.strategy.name == "ddp" and not c.asked]
+    assert [(c.resolved.recipe.activation_checkpointing, c.resolved.micro_size) for c in ddp] == [("full", 1)]
+    assert len([c for c in search.all(every=True) if c.resolved.recipe.strategy.name == "ddp"]) > 5

@@ -37,18 +37,9 @@ def test_quick(cell: Cell, groups: dict[int, WorkerGroup]) -> None:
     check(cell, groups)
 
 
-MISSES = {
-    "llama-lora-fsdp1-none-2x256x2-fp32": "base and adapter share a flat parameter, which trains as a whole",
-    "mixtral-full-single-none-2x128x2-bf16": "grouped products in float32 on a CPU",
-    "mixtral-full-ddp-none-2x128x2-bf16": "grouped products in float32 on a CPU",
-}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("cell", [*BUILT, *HELD_OUT], ids=lambda cell: cell.name)
-def test_matrix(cell: Cell, groups: dict[int, WorkerGroup], request: pytest.FixtureRequest) -> None:
-    if cell.name in MISSES:
-        request.applymarker(pytest.mark.xfail(reason=MISSES[cell.name]))
+def test_matrix(cell: Cell, groups: dict[int, WorkerGroup]) -> None:
     check(cell, groups)
 
 

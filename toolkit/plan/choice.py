@@ -112,7 +112,7 @@ class Search:
         ledger = strategy_of(resolved).ledger_class()(planner.skeleton.holdings, resolved)
         kind = resolved.recipe.activation_checkpointing
         segments = planner.segments(kind, resolved.micro_size, ledger.compute_as)
-        reserve = CONTEXT + WORKSPACE if resolved.device == "cuda" else 0
+        reserve = _reserve(resolved)
         seconds = step_seconds(resolved, planner.skeleton.holdings, segments, self.device, self.rates)
         host = sum(ledger.host.values()) * resolved.recipe.machine.processes
         return Candidate(resolved, memory, reserve, host, seconds, self.device.bytes, self.usable, asked)
@@ -120,17 +120,21 @@ class Search:
     def all(self, every: bool = False) -> list[Candidate]:
         """The recipe's own first, then every other strategy, offload, checkpointing and micro-batch size.
 
-        Unless ``every``, ways that cannot win are left out: more recomputation or offload than it takes to fit, and
-        micro-batches larger than one that does not.
+        Unless ``every``, ways that cannot win are left out: more recomputation or offload than it takes to fit,
+        micro-batches larger than one that does not, and where weights and optimizer alone are too much all but the
+        smallest, which tells by how much.
         """
         found = [self.candidate(self.asked, asked=True)]
         seen = {_key(self.asked)}
         enough: set[Any] = set()
         too_large: dict[Any, int] = {}
+        smallest = min(self._sizes(), default=1)
         for variant in self._variants():
             name, offload, kind, micro, _ = key = _key(variant)
             cannot_win = (name, micro) in enough or micro > too_large.get((name, offload, kind), micro)
             if key in seen or (cannot_win and not every):
+                continue
+            if not every and not (kind == "full" and micro == smallest) and self.least(variant) > self.usable:
                 continue
             seen.add(key)
             found.append(self.candidate(variant))
@@ -140,9 +144,17 @@ class Search:
                 too_large[name, offload, kind] = micro
         return found
 
-    def _variants(self) -> Iterator[Resolved]:
+    def least(self, resolved: Resolved) -> int:
+        """Bytes that stay for the whole step: no micro-batch, length or recomputation takes less. Traces nothing."""
+        ledger = strategy_of(resolved).ledger_class()(self.planner.skeleton.holdings, resolved)
+        return sum(ledger.resident.values()) + _reserve(resolved)
+
+    def _sizes(self) -> list[int]:
         per_rank = self.asked.global_size // self.asked.world_size
-        sizes = [size for size in (1, 2, 4, 8, 16, 32) if per_rank % size == 0]
+        return [size for size in (1, 2, 4, 8, 16, 32) if per_rank % size == 0]
+
+    def _variants(self) -> Iterator[Resolved]:
+        sizes = self._sizes()
         for name, strategy in strategies().items():
             if (name == "single") != (self.asked.world_size == 1):
                 continue
@@ -165,6 +177,10 @@ class Search:
             return resolve(Recipe.model_validate(values | top), self.asked.source, device=self.asked.device)
         except InputError:
             return None
+
+
+def _reserve(resolved: Resolved) -> int:
+    return CONTEXT + WORKSPACE if resolved.device == "cuda" else 0
 
 
 def choose(candidates: list[Candidate]) -> Candidate | None:
@@ -203,6 +219,8 @@ def smallest_change(candidates: list[Candidate], search: Search) -> str | None:
         names, best = min(changes, key=lambda item: (len(item[0]), [_ORDER.index(n) for n in item[0]], _cost(item[1])))
         told = ", ".join(_told(name, best) for name in names)
         return f"{told} ({(best.peak - asked.peak) / GIB:+.1f} GiB: {_gib(best.peak)})"
+    if search.least(asked.resolved) > search.usable:
+        return None
     length = search.planner.length
     while length > 128:
         length //= 2

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import os
 import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +43,7 @@ class Request:
     calibrate: bool = False
     output: str | None = None
     json_target: str | None = None
+    page: str | None = None
 
 
 def plan_command(request: Request) -> int:
@@ -47,9 +51,33 @@ def plan_command(request: Request) -> int:
 
     Raises InputError where the input cannot be used.
     """
-    result = Result("plan")
     warnings.filterwarnings("ignore")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    with _nothing_collected() as kept:
+        return _plan(request, kept)
+
+
+@contextlib.contextmanager
+def _nothing_collected() -> Iterator[Callable[[], None]]:
+    """No garbage collection while packages are imported, a tenth of a plan's time: what they make stays anyway.
+    The word that it gives is for when they are there: what has been made by then is never looked through again."""
+    was = gc.isenabled()
+    gc.disable()
+
+    def kept() -> None:
+        if was:
+            gc.freeze()
+            gc.enable()
+
+    try:
+        yield kept
+    finally:
+        if was:
+            gc.enable()
+
+
+def _plan(request: Request, kept: Callable[[], None]) -> int:
+    result = Result("plan")
     _check(request)
     recipe = read_recipe(request)
     device = _device(request, recipe)
@@ -64,6 +92,7 @@ def plan_command(request: Request) -> int:
 
         device, rates = calibrated(asked, device, rates)
     search = Search(asked, device, request.headroom, rates)
+    kept()
     candidates = search.all(request.every)
     chosen = choose(candidates)
     change = smallest_change(candidates, search)
@@ -81,9 +110,14 @@ def plan_command(request: Request) -> int:
         chosen=None if chosen is None else candidates.index(chosen),
         smallest_change=change,
         usable_bytes=search.usable,
-        assumptions=_assumptions(asked),
+        assumptions=_assumptions(asked, device),
         scale=scaled,
     )
+    if request.page:
+        from toolkit.report.plan_page import plan_page
+
+        told = plan_page(search, candidates, chosen, change, scaled, document["assumptions"])
+        _write(request.page, told)
     if request.json_target:
         write_json(document, request.json_target)
     if request.json_target != "-":
@@ -173,11 +207,19 @@ def _write_recipe(resolved: Resolved, target: str) -> None:
 
     values = resolved.recipe.model_dump(mode="json", exclude_defaults=True)
     values["batch"] = {"micro_size": resolved.micro_size, "accumulation": resolved.accumulation}
-    Path(target).write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    _write(target, yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
 
 
-def _assumptions(asked: Resolved) -> list[str]:
-    found = ["every row is full: the most that a micro-batch can take"]
+def _write(target: str, text: str) -> None:
+    try:
+        Path(target).parent.mkdir(parents=True, exist_ok=True)
+        Path(target).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{target}: {error.strerror}") from None
+
+
+def _assumptions(asked: Resolved, device: Device) -> list[str]:
+    found = [f"{device.name}: {device.source}", "every row is full: the most that a micro-batch can take"]
     if asked.device == "cuda":
         found += [
             "no prediction has been held against a GPU yet: CUDA context 0.5 GiB, cuBLAS workspace 32 MiB and the "

@@ -31,6 +31,7 @@ def plan(
     output: Annotated[
         str | None, typer.Option("-o", "--output", metavar="FILE", help="write the chosen recipe")
     ] = None,
+    page: Annotated[str | None, typer.Option("--html", metavar="FILE", help="one page with the pictures")] = None,
     json_target: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="the result, - for standard output")
     ] = None,
@@ -40,6 +41,6 @@ def plan(
 
     request = Request(
         recipe, tuple(overrides or ()), gpu, memory, gpus, nodes, gpu_table, link, lora, length, micro,
-        headroom, every, scale, calibrate, output, json_target,
+        headroom, every, scale, calibrate, output, json_target, page,
     )  # fmt: skip
     raise typer.Exit(plan_command(request))

@@ -33,6 +33,11 @@ class LiveBytes(TorchDispatchMode):
         self._known: dict[int, _Storage] = {}
         self._resize = torch.UntypedStorage.resize_
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # torch (2.13.0) would put torch.compile's off switch around every operation seen here; nothing is compiled.
+        return False
+
     def __enter__(self) -> Self:
         # FSDP frees gathered weights by setting their storage's size to 0, which no dispatcher sees.
         tracker, original = self, self._resize

@@ -12,21 +12,36 @@ from toolkit.strategies.ledgers.base import TAIL, Ledger
 PHASES = ("load", "forward", "loss", "backward", "reduce", "step", "save")
 
 
+TERMS = ("parameters", "gradients", "optimizer", "activations", "loss", "communication")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A moment of the step: its phase, and the bytes alive by term."""
+
+    phase: str
+    terms: dict[str, int]
+
+    @property
+    def total(self) -> int:
+        return sum(self.terms.values())
+
+
 @dataclass
 class Memory:
-    """``phases``: the highest bytes of each; ``breakdown``: the terms at the highest of all; ``line``: bytes alive
-    over the step, place by place, with the phase."""
+    """``phases``: the highest bytes of each; ``breakdown``: the terms at the highest of all; ``line``: the step,
+    place by place."""
 
     phases: dict[str, int] = field(default_factory=dict)
     breakdown: dict[str, int] = field(default_factory=dict)
     peak: int = 0
     peak_phase: str = ""
-    line: list[tuple[str, int]] = field(default_factory=list)
+    line: list[Place] = field(default_factory=list)
 
     def see(self, phase: str, terms: dict[str, int]) -> None:
         total = sum(terms.values())
         self.phases[phase] = max(self.phases.get(phase, 0), total)
-        self.line.append((phase, total))
+        self.line.append(Place(phase, terms))
         if total > self.peak:
             self.peak, self.peak_phase, self.breakdown = total, phase, terms
 

@@ -36,7 +36,7 @@ def show(
         f"{recipe.precision} · length {search.planner.length} · global batch {asked.global_size}\n"
         f"      {asked.world_size} × {device.name}, {device.memory:.1f} GiB ({search.usable / GIB:.1f} usable)\n\n"
     )
-    shown = candidates if request.every else _best_of_each(candidates, chosen)
+    shown = candidates if request.every else best_of_each(candidates, chosen)
     label = max(len(c.label) for c in shown)
     for candidate in shown:
         out.write(_line(candidate, label, candidate is chosen) + "\n")
@@ -59,7 +59,7 @@ def show(
                   "next: the same with -o recipe.yaml, then toolkit verify recipe.yaml\n")  # fmt: skip
 
 
-def _best_of_each(candidates: list[Candidate], chosen: Candidate | None) -> list[Candidate]:
+def best_of_each(candidates: list[Candidate], chosen: Candidate | None) -> list[Candidate]:
     """The asked one, the chosen one, and of every strategy the quickest that fits or else the smallest."""
     found: dict[str, Candidate] = {}
     for candidate in candidates:
@@ -111,9 +111,9 @@ def _time_line(candidate: Candidate) -> str:
         part = line[
             column * len(line) // columns : max((column + 1) * len(line) // columns, column * len(line) // columns + 1)
         ]
-        peak = max(size for _, size in part)
+        peak = max(place.total for place in part)
         cells.append(heights[min(7, int(8 * peak / max(1, candidate.memory.peak + 1)))])
-        phases.append(part[0][0])
+        phases.append(part[0].phase)
     row, names, last = "".join(cells), "", ""
     for column, phase in enumerate(phases):
         if phase != last and len(names) <= column and phase in ("forward", "loss", "backward", "step"):

@@ -123,12 +123,14 @@ def _grouped(mat_a: torch.Tensor, mat_b: torch.Tensor, *, offs: Any = None, **op
 
 class _Experts(torch.autograd.Function):
     """Experts' grouped product of shapes only: torch 2.13's own has those for bfloat16 alone. Every row meets one
-    expert, so rows (tokens, in) times experts (experts, in, out) cost and save what one expert would."""
+    expert, so rows (tokens, in) times experts (experts, in, out) cost and save what one expert would. Autocast knows
+    nothing of the product (pytorch/pytorch issue 174763): it runs in the dtype of the weights."""
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(rows, experts)
-        return rows.matmul(experts[0])
+        with torch.autocast("cpu", enabled=False):
+            return rows.matmul(experts[0])
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
