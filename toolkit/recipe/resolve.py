@@ -10,6 +10,7 @@ from toolkit.errors import InputError
 from toolkit.machine import cuda_device_count
 from toolkit.recipe.load import recipe_sha256
 from toolkit.recipe.model_facts import ModelFacts, block_classes, model_facts
+from toolkit.recipe.packable import why_not_packable
 from toolkit.recipe.schema import Batch, PrecisionName, Recipe
 
 
@@ -98,6 +99,9 @@ def resolve_values(recipe: Recipe, source: str, decide: Decisions, *, device: st
     if problems:
         raise InputError(*(f"{source}: {problem}" for problem in problems))
     facts = model_facts(recipe.model)
+    if recipe.data.packing and (reason := why_not_packable(facts, recipe.model.attention)):
+        near = "data.packing: false" + ("" if recipe.data.streaming else ", with data.group_by_length: true")
+        raise InputError(f"{source}: data.packing: {reason}; set {near}")
     precision = PRECISIONS[recipe.precision]
     decide("precision.compute", precision.compute, f"precision: {recipe.precision}")
     decide("precision.trainable", precision.trainable, "weights that train, their gradients' sum and moments")
@@ -125,8 +129,14 @@ def _contradictions(recipe: Recipe) -> list[str]:
     found = []
     if recipe.run.max_steps is None and recipe.run.epochs is None:
         found.append("run: give max_steps or epochs")
-    if recipe.data.packing:
-        found.append("data.packing: true is not supported yet; set it to false")
+    if recipe.data.packing and recipe.model.task != "causal-lm":
+        found.append(
+            f"data.packing: packs samples of causal-lm, and model.task is {recipe.model.task}; set it to false"
+        )
+    if recipe.data.packing and recipe.data.group_by_length:
+        found.append("data.group_by_length: packed rows are of like length already; set one of the two to false")
+    if recipe.data.group_by_length and recipe.data.streaming:
+        found.append("data.group_by_length: a stream's lengths are not known before it is read; use data.packing")
     if recipe.data.streaming and recipe.run.max_steps is None:
         found.append("data.streaming: a stream's length is not known; give run.max_steps in place of run.epochs")
     if recipe.model.task == "seq2seq-lm" and recipe.data.format != "prompt-completion":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from toolkit.data.collate import sample_spans
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies.engines.base import Claim
 from toolkit.verify.case import Case
@@ -118,6 +119,10 @@ def _exercised(
         claims.append(Claim("windows uneven over ranks", "1 or more", str(uneven), uneven > 0))
         empty = sum(not micro.sample_ids for window in reference.windows for _, micro in window)
         claims.append(Claim("micro-batches without samples", "1 or more", str(empty), empty > 0))
+    if resolved.recipe.data.packing:
+        spans = [row for step in steps for m in step.micros for row in sample_spans(m.tensors["position_ids"])]
+        seen = f"{sum(len(row) > 1 for row in spans)} of {len(spans)}"
+        claims.append(Claim("rows that hold several samples", "1 or more", seen, any(len(row) > 1 for row in spans)))
     if case.overflow_step is not None:
         skipped = [step.step for step in steps if step.skipped]
         claims.append(Claim("overflow skipped", f"step {case.overflow_step + 1}",
