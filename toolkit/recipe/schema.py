@@ -10,6 +10,7 @@ StrategyName = Literal["single", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsd
 Task = Literal["causal-lm", "seq2seq-lm", "sequence-classification"]
 PrecisionName = Literal["fp32", "bf16", "fp16", "bf16-pure"]
 CheckpointingName = Literal["none", "full", "selective"]
+LossName = Literal["plain", "fused"]
 
 Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
@@ -159,6 +160,7 @@ class Recipe(Section):
     schedule: Schedule = Schedule()
     precision: PrecisionName = "fp32"
     activation_checkpointing: CheckpointingName = "none"
+    loss: LossName = Field("plain", description="fused: from the hidden states, without the logits of all tokens")
     strategy: Strategy = Strategy()
     machine: Machine = Machine()
     run: Run = Run()

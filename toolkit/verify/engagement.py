@@ -32,6 +32,7 @@ def engagement(
     claims += _trainable(ranks, reference)
     claims += _dtypes(ranks, resolved)
     claims += _recomputation(ranks, resolved)
+    claims += _fused(ranks, resolved)
     claims += _collectives(ranks, resolved)
     claims += _ties(ranks, reference)
     claims += _exercised(ranks, case, resolved, reference, stages)
@@ -78,6 +79,14 @@ def _recomputation(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim
         if rank.rank == 0 or not ok:
             claims.append(Claim("blocks recomputed", f"every block {2 * rank.forwards} times", seen, ok))
     return claims
+
+
+def _fused(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
+    if resolved.loss_kernel == "plain":
+        return []
+    ok = all(rank.fused == rank.forwards > 0 for rank in ranks)
+    seen = ", ".join(f"{rank.fused} of {rank.forwards}" for rank in ranks)
+    return [Claim("losses without logits", "every micro-batch", seen, ok)]
 
 
 def _collectives(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
