@@ -92,9 +92,8 @@ def test_memory(tmp_path: Path) -> None:
 
 
 def test_speed(tmp_path: Path) -> None:
-    records = on_cpu(tmp_path, "speed", "bench,loop-1b-full-single-none*,*-packing")
+    records = on_cpu(tmp_path, "speed", "bench,loop-1b-full-single-none*")
     assert "does not exist yet" in records["bench"]["reason"]
-    assert "not supported yet" in records["loop-1b-full-single-full-4x2048-packing"]["reason"]
     result = records["loop-1b-full-single-none-4x2048"]["result"]
     assert result["tokens_per_second"] > 0
     assert result["kernels"][0]["ms"] > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,8 @@ from toolkit.launch.group import WorkerGroup
 from toolkit.recipe.resolve import Resolved
 from toolkit.verify.measure import STAGES
 from toolkit.verify.outcome import Outcome
+from toolkit.verify.prepare import make_case, twin_recipe
+from toolkit.verify.replay import Reference
 from toolkit.verify.run import verify
 
 LORA = {"r": 4, "dropout": 0.1}
@@ -136,3 +139,32 @@ def test_no_false_alarm(
     )
     outcome = verify(resolved, group=lone_group if strategy == "single" else group, time_limit=120)
     assert outcome.verdict == "equivalent", told(outcome)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero3", pytest.param("fsdp2", marks=pytest.mark.slow)])
+def test_packed_rows(strategy: str, recipe: Callable[..., Resolved], group: WorkerGroup) -> None:
+    resolved = recipe(strategy, data={"packing": True}, adapter=LORA, precision="bf16")
+    outcome = verify(resolved, group=group, time_limit=120)
+    check(outcome)
+    assert "rows that hold several samples" in {claim.claim for claim in outcome.passes[-1].claims}
+    names = {m.tensor for stage in outcome.passes[0].stages for m in stage.measures}
+    assert "loss of samples apart" in names
+    assert any(name.endswith("lora_A.default.weight, samples apart") for name in names)
+
+
+def test_a_model_that_lets_packed_samples_see_each_other_is_found(
+    recipe: Callable[..., Resolved], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The same leak in the run and in the plain loop: what both do alike is held against each sample alone."""
+    from transformers import masking_utils
+
+    resolved = recipe("single", data={"packing": True})
+    case = make_case(twin_recipe(resolved, full_size=False), resolved, "logic", tmp_path)
+    limits = []
+    for leaks in (False, True):
+        if leaks:
+            monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", lambda position_ids: None)
+        reference = Reference(case)
+        reference.measure_noise(1, reference.first)
+        limits.append(reference.noise.apart[1]["loss"] / reference.noise.tolerance("loss"))
+    assert limits[0] < 1 < 100 < limits[1]

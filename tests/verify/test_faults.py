@@ -25,6 +25,8 @@ from toolkit.verify.run import verify
     ("fault", "strategy", "stage", "cause"),
     [
         ("data-same-shard", "fsdp2", "ledger", "every rank reads the same samples"),
+        ("packing-leak", "single", "forward", "packed samples attend to each other"),
+        ("packing-leak", "zero3", "forward", "packed samples attend to each other"),
         ("adapter-init", "single", "forward", "its own initialisation"),
         ("accum-mean-of-means", "ddp", "gradient", "averaged per micro-batch"),
         ("tokens-overcount", "single", "gradient", "never predicted"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import torch
 
@@ -16,7 +17,8 @@ class MicroBatch:
 
     ``tensors``: keyword arguments of the model's forward, all int64: ``input_ids`` and
     ``attention_mask`` (batch, length), ``labels`` (batch, length) unshifted with IGNORED where there
-    is no loss, or (batch,) for sequence-classification. ``sample_ids``: which samples, empty for a
+    is no loss, or (batch,) for sequence-classification. Packed rows have ``position_ids`` (batch, length),
+    0 where a sample begins, in place of the mask. ``sample_ids``: which samples, empty for a
     dummy that only keeps this rank in step with the others. ``supervised``: predictions with loss.
     ``window``: the optimizer step, from 0 over the whole run; ``micro`` of ``micro_count`` within it.
     """
@@ -47,6 +49,15 @@ class Slot:
     window: int
     micro: int
     micro_count: int
+    rows: tuple[int, ...] | None = None
+    """Packed: how many of the samples stand in each row, one after another. None: each in a row of its own."""
+
+
+def packed_slot(rows: Sequence[list[int]], epoch: int, window: int, micro: int, count: int, one_row: bool) -> Slot:
+    """The slot of ``rows`` of sample numbers; in ``one_row`` they all stand one after another."""
+    sizes = [len(row) for row in rows]
+    ids = [number for row in rows for number in row]
+    return Slot(ids, epoch, window, micro, count, ((sum(sizes),) if sizes else ()) if one_row else tuple(sizes))
 
 
 def collate(
@@ -60,6 +71,9 @@ def collate(
     if len(examples) != len(slot.sample_ids):
         raise AssertionError(f"{len(examples)} examples for the samples {slot.sample_ids}")
     supervised = sum(supervised_tokens(example, task) for example in examples)
+    if slot.rows is not None:
+        tensors = _packed(examples, slot.rows, pad_id, pad_to_multiple_of or 1)
+        return _micro_batch(tensors, slot, supervised)
     rows = list(examples) or [_dummy(task, pad_id)]
     # A row that encodes to nothing attends to one padding token: a softmax over nothing is NaN.
     ids = [row.input_ids or [pad_id] for row in rows]
@@ -76,7 +90,41 @@ def collate(
         # A causal model's labels stand under its input; a sequence-to-sequence model's have their own length.
         width = length if task == "causal-lm" else _up(max(1, *map(len, labels)), multiple)
         tensors["labels"] = _padded(labels, width, IGNORED)
+    return _micro_batch(tensors, slot, supervised)
+
+
+def _micro_batch(tensors: dict[str, torch.Tensor], slot: Slot, supervised: int) -> MicroBatch:
     return MicroBatch(tensors, slot.sample_ids, supervised, slot.epoch, slot.window, slot.micro, slot.micro_count)
+
+
+def _packed(examples: Sequence[Example], rows: Sequence[int], pad_id: int, multiple: int) -> dict[str, torch.Tensor]:
+    """Samples of a causal model one after another in each row.
+
+    Without an attention mask, transformers takes each return of the positions for a new sequence, and lets none attend
+    to another (``find_packed_sequence_indices``; flash attention by cumulative lengths). A sample's first token is
+    never predicted: the token before it is another sample's. Each padding token is a sequence of its own.
+    """
+    ids: list[list[int]] = []
+    labels: list[list[int]] = []
+    positions: list[list[int]] = []
+    remaining = iter(examples)
+    for count in rows:
+        for row in (ids, labels, positions):
+            row.append([])
+        for example in islice(remaining, count):
+            assert not isinstance(example.labels, int)
+            tokens = example.input_ids or [pad_id]
+            ids[-1] += tokens
+            labels[-1] += [IGNORED, *example.labels[1:]]
+            positions[-1] += range(len(tokens))
+    if not rows:
+        ids, labels, positions = [[pad_id, pad_id]], [[IGNORED, IGNORED]], [[0, 1]]
+    length = _up(max(map(len, ids)), multiple)
+    return {
+        "input_ids": _padded(ids, length, pad_id),
+        "position_ids": _padded(positions, length, 0),
+        "labels": _padded(labels, length, IGNORED),
+    }
 
 
 def _dummy(task: str, pad_id: int) -> Example:
@@ -90,3 +138,12 @@ def _up(length: int, multiple: int) -> int:
 
 def _padded(rows: Sequence[list[int]], length: int, value: int) -> torch.Tensor:
     return torch.tensor([[*row, *[value] * (length - len(row))] for row in rows], dtype=torch.int64)
+
+
+def sample_spans(position_ids: torch.Tensor) -> list[list[tuple[int, int]]]:
+    """Where each sample of packed rows begins and ends, by row, padding tokens among them."""
+    found = []
+    for row in position_ids.tolist():
+        starts = [at for at, position in enumerate(row) if position == 0]
+        found.append(list(zip(starts, [*starts[1:], len(row)], strict=True)))
+    return found

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from toolkit.data.collate import MicroBatch, Slot, collate
+from toolkit.data.collate import MicroBatch, Slot, collate, packed_slot
 from toolkit.data.order import deal, epoch_order, window_count, windows
+from toolkit.data.packing import by_length, packed_rows
 from toolkit.data.samples import MapSamples, Samples, StreamSamples, open_data
-from toolkit.data.spread import Spread
+from toolkit.data.spread import Spread, takes_one_row
 from toolkit.data.stream import Failure, TrainStream, eval_stream
 from toolkit.errors import InputError
 from toolkit.recipe.schema import Recipe
@@ -48,15 +51,31 @@ class TrainLoader:
         # A stream is read in one order; a second worker would only read all of it again.
         self._workers = min(1, recipe.data.workers) if samples.streamed else recipe.data.workers
         self._ahead = max(2, -(-accumulation // max(1, self._workers)) + 1)
-        spread = Spread(micro_size, accumulation, world_size, rank, recipe.run.seed, recipe.data.shuffle, start_window)
+        spread = Spread(
+            micro_size,
+            accumulation,
+            world_size,
+            rank,
+            recipe.run.seed,
+            recipe.data.shuffle,
+            start_window,
+            one_row=takes_one_row(recipe.model.attention),
+        )
         self._slots: Sampler[Slot] | None = None
         self._data: Any
         if isinstance(samples, StreamSamples):
-            self._data = TrainStream(samples, spread, pad_to_multiple_of)
+            capacity = recipe.data.max_length if recipe.data.packing else None
+            self._data = TrainStream(samples, spread, pad_to_multiple_of, capacity)
         else:
-            self.steps_per_epoch = window_count(len(samples), spread.global_size)
+            data, rows, lengths = recipe.data, None, None
+            if data.packing:
+                rows = packed_rows(samples.lengths(), data.max_length, recipe.run.seed, data.shuffle)
+            elif data.group_by_length:
+                lengths = samples.lengths()
+            count = len(samples) if rows is None else len(rows)
+            self.steps_per_epoch = window_count(count, spread.global_size)
             self._data = _Collated(samples, pad_to_multiple_of)
-            self._slots = _MapSlots(len(samples), spread)
+            self._slots = _MapSlots(count, spread, rows, lengths)
 
     def __iter__(self) -> Iterator[list[MicroBatch]]:
         loader = DataLoader(
@@ -116,8 +135,11 @@ class _Collated(Dataset[MicroBatch]):
 class _MapSlots(Sampler[Slot]):
     """The slots of one rank, window after window, without end; nothing is read to skip ahead."""
 
-    def __init__(self, n: int, spread: Spread) -> None:
-        self._n, self._spread = n, spread
+    def __init__(
+        self, n: int, spread: Spread, rows: list[list[int]] | None = None, lengths: NDArray[np.int64] | None = None
+    ) -> None:
+        """``n``: samples, or ``rows`` of packed ones. ``lengths``: by which a step's samples are dealt, if at all."""
+        self._n, self._spread, self._rows, self._lengths = n, spread, rows, lengths
 
     def __iter__(self) -> Iterator[Slot]:
         spread = self._spread
@@ -126,11 +148,18 @@ class _MapSlots(Sampler[Slot]):
         while True:
             order = epoch_order(self._n, spread.seed, epoch, spread.shuffle)[skip * spread.global_size :]
             for ids in windows(order, spread.global_size):
+                ids = ids if self._lengths is None else by_length(ids, self._lengths)
                 dealt = deal(ids, spread.micro_size, spread.world_size)
                 for micro, ranks in enumerate(dealt):
-                    yield Slot(ranks[spread.rank], epoch, window, micro, len(dealt))
+                    yield self._slot(ranks[spread.rank], epoch, window, micro, len(dealt))
                 window += 1
             epoch, skip = epoch + 1, 0
+
+    def _slot(self, mine: list[int], epoch: int, window: int, micro: int, count: int) -> Slot:
+        if self._rows is None:
+            return Slot(mine, epoch, window, micro, count)
+        held = [self._rows[row] for row in mine]
+        return packed_slot(held, epoch, window, micro, count, self._spread.one_row)
 
 
 def _epoch_slots(order: range, spread: Spread) -> Iterator[Slot]:

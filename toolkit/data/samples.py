@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from toolkit.data.fields import canonical_row
 from toolkit.data.formats import Example, Formatter, label_names, supervised_tokens
 from toolkit.data.preflight import no_samples
@@ -61,6 +64,10 @@ class MapSamples:
         labels = self._labels[self._label_ends[index] : self._label_ends[index + 1]].tolist()
         kept: list[int] | int = labels[0] if self.task == "sequence-classification" else labels
         return Example(ids, kept, bool(self._cut[index]))
+
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of each sample, shape (samples,)."""
+        return np.diff(np.asarray(self._id_ends))
 
     def _append(self, example: Example) -> None:
         self._ids.extend(example.input_ids)

@@ -16,8 +16,17 @@ class Spread:
     seed: int
     shuffle: bool
     start_window: int = 0
+    one_row: bool = False
+    """Packed samples of a micro-batch stand in one row, without padding (see ``takes_one_row``)."""
 
     @property
     def global_size(self) -> int:
         """Samples per optimizer step."""
         return self.micro_size * self.accumulation * self.world_size
+
+
+def takes_one_row(attention: str) -> bool:
+    """Whether packed samples go to this attention in one row: flash attention takes sequences of any lengths one after
+    another, and only so (transformers' ``_is_packed_sequence`` wants a batch of one); the others take a mask, whose
+    size is the square of a row."""
+    return attention.startswith("flash")

@@ -13,8 +13,10 @@ from typing import Any, TypeVar
 
 from torch.utils.data import IterableDataset
 
-from toolkit.data.collate import MicroBatch, Slot, collate
+from toolkit.data.collate import MicroBatch, Slot, collate, packed_slot
+from toolkit.data.formats import Example
 from toolkit.data.order import deal, shuffler
+from toolkit.data.packing import packed_stream
 from toolkit.data.rows import Row
 from toolkit.data.samples import StreamSamples
 from toolkit.data.spread import Spread
@@ -25,6 +27,7 @@ SHUFFLE_BUFFER = 10_000
 
 T = TypeVar("T")
 Read = tuple[int, Row, dict[str, Any]]
+Built = tuple[int, Example]
 
 
 @dataclass(frozen=True)
@@ -37,8 +40,11 @@ class Failure:
 class TrainStream(IterableDataset):
     """One rank's micro-batches, epoch after epoch; a Failure, and nothing after it, at a bad row."""
 
-    def __init__(self, samples: StreamSamples, spread: Spread, pad_to_multiple_of: int | None) -> None:
-        self._samples, self._spread, self._multiple = samples, spread, pad_to_multiple_of
+    def __init__(
+        self, samples: StreamSamples, spread: Spread, pad_to_multiple_of: int | None, capacity: int | None = None
+    ) -> None:
+        """``capacity``: tokens of a packed row; None: every sample has a row of its own."""
+        self._samples, self._spread, self._multiple, self._capacity = samples, spread, pad_to_multiple_of, capacity
 
     def __iter__(self) -> Iterator[MicroBatch | Failure]:
         try:
@@ -50,19 +56,32 @@ class TrainStream(IterableDataset):
         spread = self._spread
         window = epoch = 0
         per_epoch: int | None = None
+        # Rows of another order pack otherwise: only the same order tells how many steps an epoch has.
+        countable = self._capacity is None or not spread.shuffle
+        micro_batches: Any = _micro_batches if self._capacity is None else _packed_batches
         while True:
-            if per_epoch is not None and window + per_epoch <= spread.start_window:
+            if countable and per_epoch is not None and window + per_epoch <= spread.start_window:
                 window, epoch = window + per_epoch, epoch + 1
                 continue
             first = window
             rows: Iterator[Read] = self._samples.rows()
             if spread.shuffle:
                 rows = shuffled(rows, spread.seed, epoch, SHUFFLE_BUFFER)
-            for held in _pieces(rows, spread.global_size):
+            held: Any
+            for held in _pieces(self._packed(rows, epoch), spread.global_size):
                 if window >= spread.start_window:
-                    yield from _micro_batches(self._samples, held, spread, epoch, window, self._multiple)
+                    yield from micro_batches(self._samples, held, spread, epoch, window, self._multiple)
                 window += 1
             per_epoch, epoch = window - first, epoch + 1
+
+    def _packed(self, rows: Iterator[Read], epoch: int) -> Iterator[Any]:
+        """The samples, or rows of packed ones. Every rank tokenises every sample then: what shares a row follows from
+        all their lengths."""
+        if self._capacity is None:
+            return rows
+        built = ((number, self._samples.build(row, fields)) for number, row, fields in rows)
+        random = shuffler(self._spread.seed, epoch) if self._spread.shuffle else None
+        return packed_stream(built, lambda item: len(item[1].input_ids), self._capacity, random)
 
 
 def eval_stream(samples: StreamSamples, spread: Spread, pad_to_multiple_of: int | None) -> Iterator[MicroBatch]:
@@ -99,4 +118,16 @@ def _micro_batches(
         mine = ranks[spread.rank]
         slot = Slot([number for number, _, _ in mine], epoch, window, micro, len(dealt))
         examples = [samples.build(row, fields) for _, row, fields in mine]
+        yield collate(examples, slot, samples.task, samples.pad_id, multiple)
+
+
+def _packed_batches(
+    samples: StreamSamples, held: list[list[Built]], spread: Spread, epoch: int, window: int, multiple: int | None
+) -> Iterator[MicroBatch]:
+    dealt = deal(held, spread.micro_size, spread.world_size)
+    for micro, ranks in enumerate(dealt):
+        mine = ranks[spread.rank]
+        numbers = [[number for number, _ in row] for row in mine]
+        slot = packed_slot(numbers, epoch, window, micro, len(dealt), spread.one_row)
+        examples = [example for row in mine for _, example in row]
         yield collate(examples, slot, samples.task, samples.pad_id, multiple)

@@ -117,7 +117,7 @@ def block_classes(facts: ModelFacts) -> tuple[str, ...]:
     transformers marks blocks twice: ``_no_split_modules`` (which also names embeddings) and the base class
     ``GradientCheckpointingLayer``. Blocks are what both name, else what the second names, else the first.
     """
-    for source in _sources(facts):
+    for source in model_sources(facts):
         marked, checkpointed = _marks(source)
         both = tuple(name for name in marked if name in checkpointed)
         if both or checkpointed or marked:
@@ -125,7 +125,8 @@ def block_classes(facts: ModelFacts) -> tuple[str, ...]:
     return ()
 
 
-def _sources(facts: ModelFacts) -> list[Path]:
+def model_sources(facts: ModelFacts) -> list[Path]:
+    """The files of the model's code: transformers', or those that come with the model; none where unknown."""
     if facts.folder is not None and (facts.config or {}).get("auto_map"):
         return sorted(facts.folder.glob("modeling_*.py"))
     package = _transformers_models()

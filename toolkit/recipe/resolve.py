@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from dataclasses import dataclass, field
 from typing import Any
 
 from toolkit.errors import InputError
 from toolkit.machine import cuda_device_count
+from toolkit.recipe.fusable import why_not_fusable
 from toolkit.recipe.load import recipe_sha256
 from toolkit.recipe.model_facts import ModelFacts, block_classes, model_facts
+from toolkit.recipe.packable import why_not_packable
 from toolkit.recipe.schema import Batch, PrecisionName, Recipe
 
 
@@ -79,6 +82,8 @@ class Resolved:
     settings: Any = None
     """The strategy's own values, see its file under toolkit/strategies/."""
     decisions: tuple[Decision, ...] = ()
+    loss_kernel: str = "plain"
+    """What computes ``loss: fused``: «chunked», the toolkit's own, or «liger»; «plain» without."""
 
     def warmup(self, total_steps: int) -> int:
         """Warm-up in optimizer steps for a run of ``total_steps``; a share is rounded up, as transformers does."""
@@ -98,10 +103,16 @@ def resolve_values(recipe: Recipe, source: str, decide: Decisions, *, device: st
     if problems:
         raise InputError(*(f"{source}: {problem}" for problem in problems))
     facts = model_facts(recipe.model)
+    if recipe.data.packing and (reason := why_not_packable(facts, recipe.model.attention)):
+        near = "data.packing: false" + ("" if recipe.data.streaming else ", with data.group_by_length: true")
+        raise InputError(f"{source}: data.packing: {reason}; set {near}")
     precision = PRECISIONS[recipe.precision]
     decide("precision.compute", precision.compute, f"precision: {recipe.precision}")
     decide("precision.trainable", precision.trainable, "weights that train, their gradients' sum and moments")
     decide("precision.frozen", precision.frozen, "weights that do not train")
+    if recipe.loss == "fused" and (reason := why_not_fusable(recipe, facts)):
+        raise InputError(f"{source}: loss: fused {reason}; or set loss: plain")
+    device = device or _device(recipe, decide)
     clip = recipe.optimizer.max_grad_norm or 0.0
     decide("max_grad_norm", clip, "written into every file: engines left alone clip at their own default, 1.0")
     return Resolved(
@@ -109,7 +120,7 @@ def resolve_values(recipe: Recipe, source: str, decide: Decisions, *, device: st
         source=source,
         sha256=recipe_sha256(recipe),
         facts=facts,
-        device=device or _device(recipe, decide),
+        device=device,
         world_size=decide("world_size", world_size, "machine.processes x machine.nodes"),
         micro_size=micro,
         accumulation=accumulation,
@@ -118,6 +129,7 @@ def resolve_values(recipe: Recipe, source: str, decide: Decisions, *, device: st
         max_grad_norm=clip,
         blocks=_blocks(recipe, facts, decide),
         warmup_steps=_warmup(recipe, decide),
+        loss_kernel=_loss_kernel(recipe, device, decide),
     )
 
 
@@ -125,8 +137,14 @@ def _contradictions(recipe: Recipe) -> list[str]:
     found = []
     if recipe.run.max_steps is None and recipe.run.epochs is None:
         found.append("run: give max_steps or epochs")
-    if recipe.data.packing:
-        found.append("data.packing: true is not supported yet; set it to false")
+    if recipe.data.packing and recipe.model.task != "causal-lm":
+        found.append(
+            f"data.packing: packs samples of causal-lm, and model.task is {recipe.model.task}; set it to false"
+        )
+    if recipe.data.packing and recipe.data.group_by_length:
+        found.append("data.group_by_length: packed rows are of like length already; set one of the two to false")
+    if recipe.data.group_by_length and recipe.data.streaming:
+        found.append("data.group_by_length: a stream's lengths are not known before it is read; use data.packing")
     if recipe.data.streaming and recipe.run.max_steps is None:
         found.append("data.streaming: a stream's length is not known; give run.max_steps in place of run.epochs")
     if recipe.model.task == "seq2seq-lm" and recipe.data.format != "prompt-completion":
@@ -174,6 +192,14 @@ def _device(recipe: Recipe, decide: Decisions) -> str:
         return decide("machine.device", asked, "asked for")
     count = cuda_device_count()
     return decide("machine.device", "cuda" if count else "cpu", f"auto: this machine has {count} NVIDIA GPUs")
+
+
+def _loss_kernel(recipe: Recipe, device: str, decide: Decisions) -> str:
+    if recipe.loss == "plain":
+        return "plain"
+    if device == "cuda" and importlib.util.find_spec("liger_kernel") is not None:
+        return decide("loss.kernel", "liger", "liger_kernel is installed")
+    return decide("loss.kernel", "chunked", "on a GPU, liger_kernel's is taken where it is installed")
 
 
 def _blocks(recipe: Recipe, facts: ModelFacts, decide: Decisions) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ StrategyName = Literal["single", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsd
 Task = Literal["causal-lm", "seq2seq-lm", "sequence-classification"]
 PrecisionName = Literal["fp32", "bf16", "fp16", "bf16-pure"]
 CheckpointingName = Literal["none", "full", "selective"]
+LossName = Literal["plain", "fused"]
 
 Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
@@ -61,7 +62,14 @@ class Data(Section):
     eval: str | None = Field(None, description="file, folder or hub id; null: no evaluation")
     format: Literal["text", "prompt-completion", "messages"] = Field("text", description="what a sample is")
     max_length: Annotated[int, Field(ge=2)] = Field(1024, description="samples are cut after so many tokens")
-    packing: bool = Field(False, description="several samples in one row")
+    packing: bool = Field(
+        False,
+        description="several samples in one row of max_length tokens, none of which sees another; "
+        "micro_size then counts rows",
+    )
+    group_by_length: bool = Field(
+        False, description="a step's samples of like length share a micro-batch; which samples share a step stays"
+    )
     workers: Count = Field(2, description="loader processes per training process")
     streaming: bool = Field(False, description="read while training; needs run.max_steps")
     shuffle: bool = Field(True, description="a new order each epoch, fixed by run.seed")
@@ -152,6 +160,7 @@ class Recipe(Section):
     schedule: Schedule = Schedule()
     precision: PrecisionName = "fp32"
     activation_checkpointing: CheckpointingName = "none"
+    loss: LossName = Field("plain", description="fused: from the hidden states, without the logits of all tokens")
     strategy: Strategy = Strategy()
     machine: Machine = Machine()
     run: Run = Run()

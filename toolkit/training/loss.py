@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from toolkit.model.head_loss import wanted_loss
 from toolkit.recipe.schema import Task
 
 
@@ -23,8 +24,11 @@ def loss_sum(model: nn.Module, config: Any, tensors: Mapping[str, torch.Tensor],
     labels = tensors["labels"]
     if task == "seq2seq-lm":
         inputs["decoder_input_ids"] = _decoder_inputs(config, labels)
-    output = model(**inputs)
+    with wanted_loss(labels) as wanted:
+        output = model(**inputs)
     logits = output.logits
+    if wanted.answered:  # the head has given the loss itself
+        return logits + _router_loss(config, output, labels[:, 1:])
     if task == "causal-lm":
         logits, labels = logits[:, :-1], labels[:, 1:]
     loss = functional.cross_entropy(

@@ -12,6 +12,7 @@ from torch import nn
 from toolkit.errors import NotSo
 from toolkit.model.adapters import add_adapter
 from toolkit.model.checkpointing import checkpoint_blocks, find_blocks
+from toolkit.model.head_loss import fuse_head
 from toolkit.model.load import load_base, load_tokenizer, set_dtypes
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies import strategy_of
@@ -48,6 +49,8 @@ def prepare_model(resolved: Resolved, pad_token_id: int | None = None) -> Prepar
     if resolved.recipe.adapter is not None:
         model = add_adapter(model, resolved)
     set_dtypes(model, resolved.precision.trainable, resolved.precision.frozen)
+    if resolved.loss_kernel != "plain":
+        fuse_head(model, resolved)
     blocks = []
     if resolved.recipe.activation_checkpointing != "none" or resolved.blocks:
         blocks = find_blocks(model, resolved.blocks, resolved.source)

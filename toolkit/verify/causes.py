@@ -12,6 +12,9 @@ from toolkit.verify.diagnosis import Diagnosis
 from toolkit.verify.measure import Measure, Stage
 from toolkit.verify.passes import Pass
 
+LEAK_FITS = 1e-3
+"""How near the losses have to be: what samples see of each other changes them by more, 16-bit rounding by less."""
+
 Finder = Callable[[Pass, Case, Stage, Measure], Diagnosis | None]
 
 
@@ -92,7 +95,12 @@ def _forward(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnos
             return Diagnosis("the loss is not finite where a plain loop's is", measure.said)
         return Diagnosis("the recipe diverges: a plain loop's loss is not finite either", measure.said,
                          remedy="lower optimizer.lr, or set optimizer.max_grad_norm")  # fmt: skip
+    if any(m.tensor == "loss of samples apart" for m in wrong):
+        return Diagnosis("packed samples see each other in this model", "the plain loop finds another loss for samples "
+                         "that share a row than for each alone", "", "data.packing: false")  # fmt: skip
     ranks = {m.rank for m in wrong}
+    if case.recipe["data"]["packing"] and (told := _leaks(found, measure)):
+        return Diagnosis("packed samples attend to each other", told)
     reference = found.reference
     if reference and ranks and 0 not in ranks and reference.dropout_matters(0, found.ranks[0].run.weights):
         return Diagnosis(
@@ -101,6 +109,21 @@ def _forward(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnos
             "transformers#31412",
         )
     return None
+
+
+def _leaks(found: Pass, measure: Measure) -> str:
+    """What the wrong losses of a step are, where the plain loop without blocks in its mask finds the same."""
+    reference, step = found.reference, measure.step
+    if reference is None:
+        return ""
+    run = found.ranks[0].run
+    weights = run.weights if step == 0 else run.steps[step - 1].weights
+    leaking = reference.losses_without_blocks(step, weights)
+    for (rank, micro), loss in zip(reference.windows[step], leaking, strict=True):
+        taken = found.ranks[rank].run.steps[step].micros
+        if micro.micro >= len(taken) or abs(taken[micro.micro].loss - loss) > LEAK_FITS * abs(loss):
+            return ""
+    return f"step {step + 1}: the losses are those of rows in which every sample sees those before it"
 
 
 def _across(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnosis | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from toolkit.data.collate import sample_spans
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies.engines.base import Claim
 from toolkit.verify.case import Case
@@ -31,6 +32,7 @@ def engagement(
     claims += _trainable(ranks, reference)
     claims += _dtypes(ranks, resolved)
     claims += _recomputation(ranks, resolved)
+    claims += _fused(ranks, resolved)
     claims += _collectives(ranks, resolved)
     claims += _ties(ranks, reference)
     claims += _exercised(ranks, case, resolved, reference, stages)
@@ -79,6 +81,14 @@ def _recomputation(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim
     return claims
 
 
+def _fused(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
+    if resolved.loss_kernel == "plain":
+        return []
+    ok = all(rank.fused == rank.forwards > 0 for rank in ranks)
+    seen = ", ".join(f"{rank.fused} of {rank.forwards}" for rank in ranks)
+    return [Claim("losses without logits", "every micro-batch", seen, ok)]
+
+
 def _collectives(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
     if resolved.world_size == 1:
         return []
@@ -118,6 +128,10 @@ def _exercised(
         claims.append(Claim("windows uneven over ranks", "1 or more", str(uneven), uneven > 0))
         empty = sum(not micro.sample_ids for window in reference.windows for _, micro in window)
         claims.append(Claim("micro-batches without samples", "1 or more", str(empty), empty > 0))
+    if resolved.recipe.data.packing:
+        spans = [row for step in steps for m in step.micros for row in sample_spans(m.tensors["position_ids"])]
+        seen = f"{sum(len(row) > 1 for row in spans)} of {len(spans)}"
+        claims.append(Claim("rows that hold several samples", "1 or more", seen, any(len(row) > 1 for row in spans)))
     if case.overflow_step is not None:
         skipped = [step.step for step in steps if step.skipped]
         claims.append(Claim("overflow skipped", f"step {case.overflow_step + 1}",

@@ -50,9 +50,10 @@ def _load(like: Any, folder: Path, recipe: Any) -> Any:
     )
 
 
-def _inputs(samples: RaggedSamples, resolved: Resolved, model: Any) -> dict[str, torch.Tensor]:
-    tensors = dict(expected_windows(samples, resolved, 1)[0][0][1].tensors)
+def _inputs(samples: RaggedSamples, resolved: Resolved, model: Any) -> dict[str, Any]:
+    tensors: dict[str, Any] = dict(expected_windows(samples, resolved, 1)[0][0][1].tensors)
     labels = tensors.pop("labels")
     if resolved.recipe.model.task == "seq2seq-lm":
         tensors["decoder_input_ids"] = labels.clamp(min=0)
-    return tensors
+    # An exported model has its key-value cache on, with which positions tell no packed samples apart.
+    return tensors | {"use_cache": False} if resolved.recipe.data.packing else tensors

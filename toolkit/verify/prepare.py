@@ -19,6 +19,8 @@ from toolkit.verify.samples import ragged_samples
 from toolkit.verify.twin import twin_config
 
 _MICRO, _ACCUMULATION = 2, 4
+PACKED_LENGTH = 48
+"""Tokens of a packed row: a few of the samples, so that an epoch of packed rows stays short."""
 
 
 def twin_recipe(resolved: Resolved, *, full_size: bool) -> dict[str, Any]:
@@ -38,6 +40,8 @@ def twin_recipe(resolved: Resolved, *, full_size: bool) -> dict[str, Any]:
                             "accumulation": min(_ACCUMULATION, resolved.accumulation)}  # fmt: skip
         if values["adapter"]:
             values["adapter"]["path"] = None
+        if values["data"]["packing"]:
+            values["data"]["max_length"] = min(PACKED_LENGTH, values["data"]["max_length"])
     values["tokenizer"]["path"] = values["tokenizer"]["path"] or "none"
     values["data"] |= {"train": "built-in", "eval": None, "workers": 0, "streaming": False}
     values["run"] |= {"max_steps": STEPS, "epochs": None, "save_every": 0, "eval_every": 0, "trackers": []}

@@ -8,12 +8,34 @@ from dataclasses import replace
 import torch
 from torch.nn import functional
 
-from toolkit.data.collate import MicroBatch
+from toolkit.data.collate import MicroBatch, sample_spans
 from toolkit.data.formats import IGNORED
 from toolkit.reference.loop import Window
 
 Grouped = list[tuple[MicroBatch, list[int]]]
 """Micro-batches, each with the places in the window of those whose loss it holds."""
+
+
+PACKED = ("input_ids", "position_ids", "labels")
+
+
+def is_packed(micro: MicroBatch) -> bool:
+    """Whether rows may hold several samples, told apart by their positions."""
+    return "attention_mask" not in micro.tensors
+
+
+def _samples(micro: MicroBatch) -> list[MicroBatch]:
+    found = []
+    for row, spans in enumerate(sample_spans(micro.tensors["position_ids"])):
+        for start, end in spans:
+            one = {name: micro.tensors[name][row : row + 1, start:end] for name in PACKED}
+            supervised = int((one["labels"][:, 1:] != IGNORED).sum())
+            if supervised or not micro.supervised:
+                # A mask in place of the positions: no code that tells packed samples apart has a part in it.
+                del one["position_ids"]
+                one["attention_mask"] = torch.ones_like(one["input_ids"])
+                found.append(replace(micro, tensors=one, supervised=supervised))
+    return found
 
 
 def reversed_order(window: Window) -> Grouped:
@@ -27,9 +49,12 @@ def rows_flipped(window: Window) -> Grouped:
 
 
 def rows_apart(window: Window) -> Grouped:
-    """Every row a micro-batch of its own, without padding."""
+    """Every row a micro-batch of its own, without padding; every sample, where rows hold several."""
     found: Grouped = []
     for at, (_, micro) in enumerate(window):
+        if is_packed(micro):
+            found += [(sample, [at]) for sample in _samples(micro)]
+            continue
         for row in range(micro.tensors["input_ids"].shape[0]):
             one = {name: tensor[row : row + 1] for name, tensor in micro.tensors.items()}
             length = max(1, int(one["attention_mask"].sum()))
@@ -44,6 +69,10 @@ def rows_apart(window: Window) -> Grouped:
 def all_together(window: Window) -> Grouped:
     """The whole window as one batch."""
     micros = [micro for _, micro in window]
+    if is_packed(micros[0]):  # one long row: flash attention takes packed samples in no other way
+        flat = {name: torch.cat([micro.tensors[name].reshape(1, -1) for micro in micros], 1) for name in PACKED}
+        whole = replace(micros[0], tensors=flat, supervised=sum(micro.supervised for micro in micros))
+        return [(whole, list(range(len(micros))))]
     tensors = {
         name: _stacked([micro.tensors[name] for micro in micros], IGNORED if name == "labels" else 0)
         for name in micros[0].tensors

@@ -6,7 +6,7 @@ import contextlib
 import math
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -14,7 +14,7 @@ from toolkit.reference.loop import PlainLoop, Window
 from toolkit.reference.model import plain_decayed, plain_model
 from toolkit.training.session import seed_micro_batch
 from toolkit.verify.case import Case, compute_of
-from toolkit.verify.rearrange import Grouped, all_together, reversed_order, rows_apart, rows_flipped
+from toolkit.verify.rearrange import Grouped, all_together, is_packed, reversed_order, rows_apart, rows_flipped
 from toolkit.verify.samples import expected_windows
 
 SAFETY = 4.0
@@ -37,6 +37,9 @@ class Noise:
     perturbed: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     absolute: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     eps: float = torch.finfo(torch.float32).eps
+    apart: dict[int, dict[str, float]] = field(default_factory=dict)
+    """Packed: by step, how far the plain loop's own loss and gradients are from those of every sample alone. That is
+    no noise but something to be proven: samples that share a row do not see each other."""
 
     def of(self, name: str, size: float = math.inf) -> float:
         """The noise that is told: the largest difference seen between two correct runs, relative to ``size``."""
@@ -100,8 +103,9 @@ class Reference:
         window = self.windows[step]
         self.set_weights(weights)
         variants = [reversed_order(window), rows_flipped(window)]
+        packed = is_packed(window[0][1])
         if not self._balances_experts():
-            variants += [rows_apart(window), all_together(window)]
+            variants += [all_together(window)] if packed else [rows_apart(window), all_together(window)]
         with self._without_dropout():
             plain = self._run([(micro, [at]) for at, (_, micro) in enumerate(window)], step, loss_scale)
             for variant in variants:
@@ -111,6 +115,9 @@ class Reference:
                     rounding = self.noise.eps * gradient.double().norm().item()
                     apart = (other[1][name].double() - gradient.double()).norm().item()
                     self.noise.absolute[name] = max(self.noise.absolute[name], rounding, apart)
+            if packed and not self._balances_experts():
+                _differ(self.noise.apart.setdefault(step, defaultdict(float)), plain,
+                        self._run(rows_apart(window), step, loss_scale))  # fmt: skip
             with self._perturbed():
                 _differ(self.noise.perturbed, plain, self._run(reversed_order(window), step, loss_scale))
 
@@ -119,6 +126,15 @@ class Reference:
         with_masks, _ = self.gradient(step, weights)
         with self._without_dropout():
             return with_masks != self.gradient(step, weights)[0]
+
+    def losses_without_blocks(self, step: int, weights: dict[str, torch.Tensor]) -> list[float]:
+        """Loss of each micro-batch of packed rows if every sample saw all that stands before it in its row."""
+        self.set_weights(weights)
+        blind = []
+        for rank, micro in self.windows[step]:
+            everything = torch.ones_like(micro.tensors["input_ids"])  # a mask given: positions tell nothing apart
+            blind.append((rank, replace(micro, tensors=micro.tensors | {"attention_mask": everything})))
+        return self.loop.backward(step, blind)
 
     def _run(self, groups: Grouped, step: int, loss_scale: float) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
         losses = self.loop.backward(step, [(0, micro) for micro, _ in groups], loss_scale)

@@ -6,10 +6,16 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from toolkit.data.collate import MicroBatch, Slot, collate
+import numpy as np
+from numpy.typing import NDArray
+
+from toolkit.data.collate import MicroBatch, Slot, collate, packed_slot
 from toolkit.data.formats import IGNORED, Example
 from toolkit.data.order import deal, epoch_order, window_count, windows
+from toolkit.data.packing import by_length, packed_rows
+from toolkit.data.spread import takes_one_row
 from toolkit.recipe.resolve import Resolved
+from toolkit.recipe.schema import Recipe
 from toolkit.reference.loop import Window
 
 _LONGEST = 24
@@ -32,6 +38,10 @@ class RaggedSamples:
     def __getitem__(self, index: int) -> Example:
         return self.examples[index]
 
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of each sample."""
+        return np.array([len(example.input_ids) for example in self.examples], dtype=np.int64)
+
 
 def ragged_samples(resolved: Resolved, config: dict[str, Any], full_windows: int) -> RaggedSamples:
     """An epoch of ``full_windows`` windows and a short one, in whose last micro-batch all ranks but one are empty.
@@ -48,10 +58,20 @@ def ragged_samples(resolved: Resolved, config: dict[str, Any], full_windows: int
     # All but one of a window's micro-batches, the last of them with a single sample.
     short = min((resolved.accumulation - 2) * row + 1 if resolved.accumulation > 1 else 1, resolved.global_size - 1)
     examples: dict[tuple[int, ...], Example] = {}
-    while len(examples) < full_windows * resolved.global_size + short:
+    wanted = full_windows * resolved.global_size + short
+    while (rows := _row_count(examples, recipe)) != wanted:
+        if rows > wanted:  # a sample more can take two rows more; another draw does not
+            examples.clear()
         tokens = draw.choices(ids, k=draw.randint(_SHORTEST, longest))
         examples[tuple(tokens)] = Example(tokens, _labels(tokens, recipe, draw, ids, longest))
     return RaggedSamples(list(examples.values()), recipe.model.task, pad_id)
+
+
+def _row_count(examples: dict[tuple[int, ...], Example], recipe: Recipe) -> int:
+    if not recipe.data.packing:
+        return len(examples)
+    return len(packed_rows([len(tokens) for tokens in examples], recipe.data.max_length, recipe.run.seed,
+                           recipe.data.shuffle))  # fmt: skip
 
 
 def _labels(tokens: list[int], recipe: Any, draw: random.Random, ids: list[int], longest: int) -> list[int] | int:
@@ -75,21 +95,33 @@ def _labels(tokens: list[int], recipe: Any, draw: random.Random, ids: list[int],
 def expected_windows(samples: RaggedSamples, resolved: Resolved, steps: int) -> list[Window]:
     """What each step has to consume, from the seed alone: (rank, micro-batch) pairs by step."""
     recipe = resolved.recipe
+    data = recipe.data
     found: list[Window] = []
-    per_epoch = window_count(len(samples), resolved.global_size)
+    rows = [[number] for number in range(len(samples))]
+    if data.packing:
+        rows = packed_rows(samples.lengths(), data.max_length, recipe.run.seed, data.shuffle)
+    per_epoch = window_count(len(rows), resolved.global_size)
     for step in range(steps):
         epoch, window = divmod(step, per_epoch)
-        order = epoch_order(len(samples), recipe.run.seed, epoch, recipe.data.shuffle)
+        order = epoch_order(len(rows), recipe.run.seed, epoch, data.shuffle)
         ids = list(windows(order, resolved.global_size))[window]
+        if data.group_by_length:
+            ids = by_length(ids, samples.lengths())
         dealt = deal(ids, resolved.micro_size, resolved.world_size)
         found.append(
             [
-                (rank, _micro(samples, Slot(mine, epoch, step, micro, len(dealt))))
+                (rank, _micro(samples, _slot([rows[i] for i in mine], recipe, epoch, step, micro, len(dealt))))
                 for micro, ranks in enumerate(dealt)
                 for rank, mine in enumerate(ranks)
             ]
         )
     return found
+
+
+def _slot(rows: list[list[int]], recipe: Recipe, epoch: int, step: int, micro: int, count: int) -> Slot:
+    if recipe.data.packing:
+        return packed_slot(rows, epoch, step, micro, count, takes_one_row(recipe.model.attention))
+    return Slot([number for row in rows for number in row], epoch, step, micro, count)
 
 
 def _micro(samples: RaggedSamples, slot: Slot) -> MicroBatch:

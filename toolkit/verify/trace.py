@@ -71,6 +71,8 @@ class RankTrace:
     dtypes: dict[str, list[str]] = field(default_factory=dict)
     recomputed: list[int] = field(default_factory=list)
     forwards: int = 0
+    fused: int = 0
+    """Forwards whose head answered with the loss in place of logits."""
     tied: list[list[str]] = field(default_factory=list)
     collectives: dict[str, int] = field(default_factory=dict)
     fault_reached: bool = False

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from toolkit.data.loader import TrainLoader
 from toolkit.errors import NotSo
 from toolkit.model.checkpointing import recomputed_calls
+from toolkit.model.head_loss import fused_calls
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies.engines.connect import make_accelerator
 from toolkit.training import checkpoint, loop
@@ -61,6 +62,7 @@ def _run(case: Case, trace: RankTrace) -> None:
         trace.run = run
         _train(session, case, progress, after_step)
     trace.forwards = sum(len(step.micros) for step in run.steps)
+    trace.fused = fused_calls(session.engine.model)
     trace.recomputed = recomputed_calls(session.engine.blocks)
     trace.collectives = dict(recorder.collectives)
     trace.dtypes = {what: sorted(names) for what, names in recorder.dtypes.items()}

@@ -21,7 +21,6 @@ def cells(setting: Setting) -> list[Cell]:
         _cell("1b", "full", "single", "selective", 4),
         _cell("8b", "lora", "single", "full", 2),
         _cell("8b", "lora", "fsdp2", "full", 2),
-        _cell("1b", "full", "single", "full", 4, packing=True),
     ]
 
 
@@ -32,12 +31,12 @@ def _bench(setting: Setting) -> dict[str, Any]:
     raise Skipped("`toolkit bench` exists; this part does not call it yet")
 
 
-def _cell(model: str, way: str, strategy: str, kind: str, micro: int, packing: bool = False) -> Cell:
-    name = f"loop-{model}-{way}-{strategy}-{kind}-{micro}x2048" + ("-packing" if packing else "")
+def _cell(model: str, way: str, strategy: str, kind: str, micro: int) -> Cell:
+    name = f"loop-{model}-{way}-{strategy}-{kind}-{micro}x2048"
     sections: Values = {
         "adapter": LORA if way == "lora" else None,
         "activation_checkpointing": kind,
-        "data": {"max_length": 2048, "packing": packing},
+        "data": {"max_length": 2048},
         "batch": {"micro_size": micro, "accumulation": 2},
         "strategy": {"name": strategy},
     }

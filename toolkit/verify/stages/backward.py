@@ -59,6 +59,10 @@ def forward(ranks: Sequence[RankTrace], reference: Reference, replayed: Replayed
             error = 0.0 if loss == right else abs(loss - right) / abs(right) if right else float("inf")
             said = f"loss {loss:.7g}, {right:.7g} expected"
             stage.measures.append(Measure(step, "loss", error, tolerance, noise.of("loss"), micro.micro, rank, said))
+    for step, apart in noise.apart.items():
+        said = "the plain loop's own: packed samples, against each alone"
+        stage.measures.append(Measure(step, "loss of samples apart", apart["loss"], tolerance, noise.of("loss"),
+                                      said=said))  # fmt: skip
     stage.detection_limit = tolerance
     return stage
 
@@ -86,6 +90,8 @@ def gradient(ranks: Sequence[RankTrace], noise: Noise, replayed: Replayed, overf
             if expected is not None and floor < NO_SIGNAL and size > 0:
                 signal.add(name)
             stage.measures.append(Measure(step, name, error, tolerance, floor, said=said))
+            if (apart := noise.apart.get(step, {}).get(name)) is not None and floor < NO_SIGNAL:
+                stage.measures.append(Measure(step, f"{name}, samples apart", apart, tolerance, floor))
     stage.detection_limit = max(
         (m.tolerance for m in stage.measures if m.tensor in signal and m.noise < NO_SIGNAL), default=None
     )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
+from toolkit.data.collate import sample_spans
 from toolkit.data.formats import IGNORED
 from toolkit.reference.loop import Window
 from toolkit.verify.measure import Measure, Stage
@@ -19,15 +20,25 @@ Row = tuple[tuple[int, ...], tuple[int, ...]]
 def rows_of(tensors: dict[str, torch.Tensor]) -> list[Row]:
     """The samples in a micro-batch's tensors; rows without a single label are padding, not samples."""
     found = []
-    for ids, mask, labels in zip(
-        tensors["input_ids"].tolist(), tensors["attention_mask"].tolist(), tensors["labels"].tolist(), strict=True
-    ):
-        kept = list(labels) if isinstance(labels, list) else [labels]
+    for ids, labels in _rows(tensors):
+        kept = list(labels)
         while kept and kept[-1] == IGNORED:
             kept.pop()
         if kept:
-            found.append((tuple(i for i, m in zip(ids, mask, strict=True) if m), tuple(kept)))
+            found.append((tuple(ids), tuple(kept)))
     return found
+
+
+def _rows(tensors: dict[str, torch.Tensor]) -> Iterator[tuple[list[int], list[int]]]:
+    """Ids and labels of each sample, apart."""
+    all_ids, all_labels = tensors["input_ids"].tolist(), tensors["labels"].tolist()
+    if "attention_mask" not in tensors:
+        for ids, labels, spans in zip(all_ids, all_labels, sample_spans(tensors["position_ids"]), strict=True):
+            yield from ((ids[start:end], labels[start:end]) for start, end in spans)
+        return
+    for ids, mask, labels in zip(all_ids, tensors["attention_mask"].tolist(), all_labels, strict=True):
+        kept = [i for i, m in zip(ids, mask, strict=True) if m]
+        yield kept, labels if isinstance(labels, list) else [labels]
 
 
 def supervised(tensors: dict[str, torch.Tensor], task: str) -> int:

@@ -1,0 +1,181 @@
+"""The loss from hidden states and head, a chunk of tokens at a time: the logits of all tokens never exist.
+
+A head is told the labels on the side and answers with the loss in place of logits. It stays the module that it was and
+is called where it was, so whoever gathers its weight around the call (ZeRO-3, FSDP) goes on doing so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from toolkit.data.formats import IGNORED
+from toolkit.errors import InputError
+from toolkit.recipe.resolve import Resolved
+
+CHUNK_BYTES = {"cuda": 256 * 2**20, "cpu": 16 * 2**20}
+"""Bytes of a chunk's float32 logits. A GPU reads the whole head for every chunk, so chunks have to be large enough for
+the products to outweigh that (at 128k tokens of vocabulary, 500 rows); a CPU is better off near its caches."""
+
+
+@dataclass
+class _Wanted:
+    labels: torch.Tensor
+    answered: bool = False
+
+
+_WANTED: ContextVar[_Wanted | None] = ContextVar("wanted", default=None)
+
+
+@contextlib.contextmanager
+def wanted_loss(labels: torch.Tensor) -> Iterator[_Wanted]:
+    """Inside, a fused head answers with the summed cross-entropy against ``labels`` (batch, length), which are not
+    shifted; ``answered`` tells whether one did."""
+    wanted = _Wanted(labels)
+    token = _WANTED.set(wanted)
+    try:
+        yield wanted
+    finally:
+        _WANTED.reset(token)
+
+
+def fuse_head(model: nn.Module, resolved: Resolved) -> None:
+    """Let the model's head answer with the loss where it is wanted. Raises InputError where the head is no plain
+    linear layer (an adapter on it, a head of several layers)."""
+    head: Any = model.get_output_embeddings()  # type: ignore[operator]
+    kept = getattr(head, "modules_to_save", None)
+    if kept is not None:
+        head = kept["default"]  # PEFT's copy that trains, modules_to_save: [lm_head]
+    if type(head) is not nn.Linear:
+        what = "an adapter on it" if hasattr(head, "base_layer") else f"it is a {type(head).__name__}"
+        raise InputError(
+            f"{resolved.source}: loss: fused takes a head that is one linear layer, and here there is {what}; take it "
+            "out of adapter.target_modules (or train it whole: modules_to_save), or set loss: plain"
+        )
+    linear: Any = head  # mypy lets no method be set
+    linear.forward = HeadLoss(head, resolved.loss_kernel)
+
+
+def fused_calls(model: nn.Module) -> int:
+    """How often a fused head of ``model`` answered with a loss."""
+    return sum(m.forward.calls for m in model.modules() if isinstance(m.forward, HeadLoss))
+
+
+class HeadLoss:
+    """Stands in the place of a head's forward; counts its answers, so that they can be proven."""
+
+    def __init__(self, head: nn.Linear, kernel: str) -> None:
+        self.head, self.kernel = head, kernel
+        self.forward: Callable[..., torch.Tensor] = head.forward
+        self.calls = 0
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        wanted = _WANTED.get()
+        if wanted is None:
+            return self.forward(hidden)
+        wanted.answered = True
+        self.calls += 1
+        # Position t predicts label t + 1; the last predicts nothing.
+        targets = functional.pad(wanted.labels[:, 1:], (0, 1), value=IGNORED).reshape(-1)
+        flat = hidden.reshape(-1, hidden.shape[-1])
+        if self.kernel == "liger":
+            return _liger(flat, self.head.weight, self.head.bias, targets)
+        return linear_cross_entropy(flat, self.head.weight, self.head.bias, targets)
+
+
+def linear_cross_entropy(
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor
+) -> torch.Tensor:
+    """Cross-entropy of ``hidden @ weight.T + bias`` against ``targets``, summed over those that are not -100.
+
+    ``hidden`` (tokens, width), ``weight`` (vocabulary, width), ``targets`` (tokens,) int64; a float32 scalar. Products
+    run in the dtype that they would (autocast's, else the weight's), softmax and sums in float32.
+    """
+    kind = hidden.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+    if kind == "cpu":  # tokens without loss cost nothing; on a GPU, to count them would wait for the device
+        kept = (targets != IGNORED).nonzero().squeeze(1)
+        if kept.numel() < targets.numel():
+            hidden, targets = hidden.index_select(0, kept), targets.index_select(0, kept)
+    return _ChunkedLoss.apply(hidden, weight, bias, targets, dtype, torch.is_grad_enabled())
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    """The gradient is computed with the loss, while a chunk's logits are there: nothing is computed twice, and the
+    backward multiplies by one number (Hsu et al., Liger Kernel, arXiv:2410.10989, section 3.2)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        dtype: torch.dtype,
+        differentiable: bool,
+    ) -> torch.Tensor:
+        needs = [differentiable and need for need in ctx.needs_input_grad[:3]]
+        head = weight.to(dtype)
+        added = None if bias is None else bias.to(dtype)
+        total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        of_hidden = torch.empty_like(hidden) if needs[0] else None
+        # Chunks are summed in float32, whatever the weight is kept in.
+        of_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device) if needs[1] else None
+        of_bias = torch.zeros(weight.shape[:1], dtype=torch.float32, device=weight.device) if needs[2] else None
+        rows = max(1, CHUNK_BYTES.get(hidden.device.type, CHUNK_BYTES["cuda"]) // (4 * weight.shape[0]))
+        for start in range(0, hidden.shape[0], rows):
+            chunk = hidden[start : start + rows].to(dtype)
+            supervised = targets[start : start + rows] != IGNORED
+            right = targets[start : start + rows].clamp(min=0).unsqueeze(1)
+            logits = functional.linear(chunk, head, added).float()
+            normaliser = logits.logsumexp(-1, keepdim=True)
+            losses = (normaliser - logits.gather(1, right)).squeeze(1)
+            total += losses.masked_fill(~supervised, 0.0).sum()
+            if not any(needs):
+                continue
+            # From logits to their gradient, softmax minus one at the right token, in place.
+            gradient = logits.sub_(normaliser).exp_()
+            gradient.scatter_add_(1, right, torch.full_like(normaliser, -1.0))
+            gradient.masked_fill_(~supervised.unsqueeze(1), 0.0)
+            if of_bias is not None:
+                of_bias += gradient.sum(0)
+            low = gradient.to(dtype)
+            if of_hidden is not None:
+                of_hidden[start : start + rows] = low @ head
+            if of_weight is not None:
+                of_weight += low.t() @ chunk
+        ctx.save_for_backward(of_hidden, of_weight, of_bias)
+        ctx.dtypes = weight.dtype, None if bias is None else bias.dtype
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *outer: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        of_hidden, of_weight, of_bias = ctx.saved_tensors
+        [factor] = outer
+        return (
+            None if of_hidden is None else of_hidden * factor.to(of_hidden.dtype),
+            None if of_weight is None else (of_weight * factor).to(ctx.dtypes[0]),
+            None if of_bias is None else (of_bias * factor).to(ctx.dtypes[1]),
+            None,
+            None,
+            None,
+        )
+
+
+def _liger(
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor
+) -> torch.Tensor:
+    from liger_kernel.transformers.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyLoss
+
+    loss = LigerFusedLinearCrossEntropyLoss(ignore_index=IGNORED, reduction="sum")
+    if torch.is_autocast_enabled("cuda"):
+        dtype = torch.get_autocast_dtype("cuda")
+        hidden, weight = hidden.to(dtype), weight.to(dtype)
+    return loss(weight, hidden, targets, bias).float()

@@ -1,0 +1,80 @@
+"""Whether a model keeps packed samples apart, read from the source of its code: nothing is imported or run.
+
+Samples are kept apart by the positions, which return to 0 where one begins: transformers makes the attention's mask
+from them. A model does so if it hands its positions to the functions that make the mask, and has no other way from one
+token to the next (a recurrence, a convolution) nor anything that counts from the start of a row.
+"""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+
+from toolkit.recipe.model_facts import ModelFacts, model_sources
+
+ATTENTIONS = ("sdpa", "eager", "flex_attention", "flash_attention_2", "flash_attention_3")
+_MASKS = frozenset({"create_causal_mask", "create_sliding_window_causal_mask", "create_masks_for_generate"})
+_OTHER_WAYS = ("Lightning", "LinearAttention", "Mamba", "Rwkv", "DeltaNet", "Recurrent")
+
+
+def why_not_packable(facts: ModelFacts, attention: str) -> str | None:
+    """The reason why packed samples would see each other in this model, or None where they do not."""
+    if attention not in ATTENTIONS:
+        return f"model.attention {attention} is not known to keep packed samples apart; take {' or '.join(ATTENTIONS)}"
+    if facts.config is None:
+        return f"whether the model keeps packed samples apart cannot be told: {facts.why_unknown}"
+    kind = facts.model_type
+    if facts.config.get("alibi"):
+        return f"{kind}: its attention's bias (alibi) counts distances from the start of a row"
+    sources = model_sources(facts)
+    if not sources:
+        return f"{kind}: its code is not among transformers' models, so nothing tells whether it keeps samples apart"
+    marks: set[str] = set().union(*(_marks(source) for source in sources))
+    for mark, reason in (
+        ("other", "a recurrence or a convolution carries one sample into the next, whatever the attention's mask"),
+        ("chunked", "its chunked attention counts chunks from the start of a row"),
+        ("blind", "it makes its attention's mask without the positions that tell samples apart"),
+    ):
+        if mark in marks:
+            return f"{kind}: {reason}"
+    return None if "masked" in marks else f"{kind}: it makes its own attention mask, which knows nothing of samples"
+
+
+@cache
+def _marks(source: Path) -> frozenset[str]:
+    """What a modeling file has: ``masked`` and ``blind`` calls of mask functions, ``chunked`` masks, ``other`` ways."""
+    tree = ast.parse(source.read_text(encoding="utf-8"))
+    nodes = list(ast.walk(tree))
+    in_a_dict = any(
+        isinstance(key, ast.Constant) and key.value == "position_ids"
+        for node in nodes
+        if isinstance(node, ast.Dict)
+        for key in node.keys
+    )
+    found = set()
+    chosen = {name for node in nodes if isinstance(node, ast.Assign) for name in _mask_names(node)}
+    for node in nodes:
+        if isinstance(node, ast.ClassDef) and any(way in node.name for way in _OTHER_WAYS):
+            found.add("other")
+        if not isinstance(node, ast.Call):
+            continue
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if name == "Conv1d":
+            found.add("other")
+        elif name == "create_chunked_causal_mask":
+            found.add("chunked")
+        elif name in _MASKS or name in chosen:
+            keywords = {keyword.arg for keyword in node.keywords}
+            told = "position_ids" in keywords or (None in keywords and in_a_dict)
+            found.add("masked" if told else "blind")
+    return frozenset(found)
+
+
+def _mask_names(node: ast.Assign) -> list[str]:
+    """``mask_function = create_causal_mask if ... else create_sliding_window_causal_mask``: the name that is set."""
+    if any(isinstance(part, ast.Name) and part.id in _MASKS for part in ast.walk(node.value)) and not any(
+        isinstance(part, ast.Call) for part in ast.walk(node.value)
+    ):
+        return [target.id for target in node.targets if isinstance(target, ast.Name)]
+    return []
