@@ -44,13 +44,16 @@ def train(
     recipe: RecipeFile,
     overrides: Overrides = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on from the newest whole checkpoint")] = False,
+    max_restarts: Annotated[
+        int, typer.Option("--max-restarts", metavar="N", min=0, help="start again by itself when a rank dies or hangs")
+    ] = 0,
     json_target: JsonTarget = None,
 ) -> None:
     """Launch through `accelerate launch` and train."""
     from toolkit.launch.job import train as launch_and_train
     from toolkit.results import write_json
 
-    result = launch_and_train(recipe, overrides or [], resume=resume)
+    result = launch_and_train(recipe, overrides or [], resume=resume, max_restarts=max_restarts)
     if json_target:
         write_json(result, json_target)
 

@@ -45,3 +45,12 @@ class InputError(ToolkitError):
 
 class NotSo(ToolkitError):
     """The thing asked about is not so (a run failed, a strategy did not engage): exit 1."""
+
+
+class Stopped(ToolkitError):
+    """A run that was asked to stop has: exit 128 and the signal's number, as a shell says it."""
+
+    def __init__(self, message: str, number: int) -> None:
+        super().__init__(message)
+        self.number = number
+        self.exit_code = 128 + number

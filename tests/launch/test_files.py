@@ -97,11 +97,12 @@ def test_the_real_packages_accept_them(
 
 def test_several_nodes_get_scripts_that_are_shell(tiny_root: Path, tmp_path: Path) -> None:
     _, files = files_for("fsdp2", "none", "bf16", tiny_root, "my launch", nodes=2)
-    assert set(files) == {"accelerate.yaml", "training_args.json", "launch.sh", "slurm.sbatch"}
+    scripts = {"launch.sh", "launch-hosts.sh", "launch-elastic.sh", "slurm.sbatch"}
+    assert set(files) == {"accelerate.yaml", "training_args.json"} | scripts
     config = yaml.safe_load(files["accelerate.yaml"])
     assert (config["num_machines"], config["num_processes"], config["main_process_port"]) == (2, 4, 29500)
     write_files(files, tmp_path / "my launch")
-    for script in ("launch.sh", "slurm.sbatch"):
+    for script in scripts:
         subprocess.run(["bash", "-n", tmp_path / "my launch" / script], check=True, timeout=10)
     told = subprocess.run(
         [tmp_path / "my launch" / "launch.sh"], capture_output=True, text=True, timeout=10, check=False

@@ -20,14 +20,19 @@ class Failure:
     time: float
     message: str
     exit_code: int
+    curable: bool = True
+    """Whether the same job may get further when it is started again."""
+    attempt: int = 0
+    """Which start of the job it was, where torchrun's agent has started it again."""
 
 
-def note_failure(rank: int, message: str, exit_code: int) -> bool:
+def note_failure(rank: int, message: str, exit_code: int, *, curable: bool = True) -> bool:
     """Leave the reason for the launcher; False where there is none to read it."""
     folder = os.environ.get(FOLDER_VARIABLE)
     if folder is None:
         return False
-    entry = {"rank": rank, "time": time.time(), "message": message, "exit_code": exit_code}
+    entry = {"rank": rank, "time": time.time(), "message": message, "exit_code": exit_code, "curable": curable}
+    entry["attempt"] = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     writing = Path(folder) / f".rank{rank}"
     writing.write_text(json.dumps(entry), encoding="utf-8")
     writing.rename(Path(folder) / f"rank{rank}.json")
@@ -35,6 +40,15 @@ def note_failure(rank: int, message: str, exit_code: int) -> bool:
 
 
 def first_failure(folder: Path) -> Failure | None:
-    """The failure that came first: those of other ranks are its echoes."""
+    """The failure that came first, of the last start: those of other ranks are its echoes."""
     failures = [Failure(**json.loads(path.read_text(encoding="utf-8"))) for path in folder.glob("rank*.json")]
-    return min(failures, key=lambda failure: failure.time, default=None)
+    return min(failures, key=lambda failure: (-failure.attempt, failure.time), default=None)
+
+
+def beyond_cure() -> int | None:
+    """Exit code of an earlier start's failure that starting again does not cure: the recipe's, the data's, the loss's.
+    None where there is none."""
+    if (folder := os.environ.get(FOLDER_VARIABLE)) is None:
+        return None
+    failure = first_failure(Path(folder))
+    return failure.exit_code if failure and not failure.curable else None

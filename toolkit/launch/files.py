@@ -35,6 +35,8 @@ def launch_files(
         files["deepspeed.json"] = _json(deepspeed)
     if resolved.recipe.machine.nodes > 1:
         files["slurm.sbatch"] = slurm_script(resolved, folder)
+        files["launch-hosts.sh"] = hosts_script(resolved)
+        files["launch-elastic.sh"] = elastic_script(resolved, recipe_file, overrides)
     return files
 
 
@@ -77,7 +79,8 @@ def accelerate_config(resolved: Resolved, folder: str | Path) -> dict[str, Any]:
         "num_machines": machine.nodes,
         "num_processes": resolved.world_size,
         "rdzv_backend": "static",
-        "same_network": True,
+        # accelerate 1.15.0 gives torchrun's rendezvous no address where this says true.
+        "same_network": machine.nodes == 1,
         "use_cpu": resolved.device == "cpu" and kind == "NO",
         # 0: a free port, so that two runs on one machine do not meet
         "main_process_port": _PORT if machine.nodes > 1 else 0,
@@ -96,18 +99,92 @@ def launch_script(resolved: Resolved, recipe_file: str, overrides: Sequence[str]
     """launch.sh: on one node the job itself; on several, to be started on each with its rank and the first's IP."""
     command = 'accelerate launch --config_file "$here/accelerate.yaml"'
     header = ["#!/usr/bin/env bash", f"# {_summary(resolved)}"]
-    body = ["set -euo pipefail", 'here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)']
+    body = ["set -euo pipefail", _HERE]
     if resolved.recipe.machine.nodes > 1:
-        header.append("# On each node: NODE_RANK=<0 to nodes - 1> MAIN_IP=<address of node 0> ./launch.sh")
-        body.append(': "${NODE_RANK:?this node, from 0}" "${MAIN_IP:?address of node 0}"')
+        header.append("# On each node: NODE_RANK=<0 to nodes - 1> MAIN_IP=<address of node 0> ./launch.sh [--resume]")
+        body += [': "${NODE_RANK:?this node, from 0}" "${MAIN_IP:?address of node 0}"', _WORKDIR]
         command += ' --machine_rank "$NODE_RANK" --main_process_ip "$MAIN_IP"'
-    return "\n".join([*header, *body, f"exec {command} \\\n  -m toolkit.train {_job(recipe_file, overrides)}", ""])
+    return "\n".join([*header, *body, *_SIGNALS, _exec(command, recipe_file, overrides), ""])
+
+
+def elastic_script(resolved: Resolved, recipe_file: str, overrides: Sequence[str]) -> str:
+    """launch-elastic.sh: torchrun's rendezvous. The nodes find their ranks by themselves, and when one is lost and
+    comes back all go on together from the newest checkpoint."""
+    command = (
+        'accelerate launch --config_file "$here/accelerate.yaml" --machine_rank "${NODE_RANK:-0}" \\\n'
+        '  --main_process_ip "$MAIN_IP" --rdzv_backend c10d --max_restarts "${MAX_RESTARTS:-3}"'
+    )
+    return "\n".join(
+        [
+            "#!/usr/bin/env bash",
+            f"# {_summary(resolved)}",
+            "# On each node: MAIN_IP=<address of the node that they meet at> ./launch-elastic.sh [--resume]",
+            "set -euo pipefail",
+            _HERE,
+            ': "${MAIN_IP:?address of the node that they meet at}"',
+            _WORKDIR,
+            *_SIGNALS,
+            _exec(command, recipe_file, overrides),
+            "",
+        ]
+    )
+
+
+def hosts_script(resolved: Resolved) -> str:
+    """launch-hosts.sh: launch.sh on every host of a list, over ssh (or what REMOTE names), all stopped with one."""
+    nodes = resolved.recipe.machine.nodes
+    return f"""\
+#!/usr/bin/env bash
+# {_summary(resolved)}
+# From the folder that the recipe's paths start from, which every host sees under the same name:
+#   MAIN_IP=<address of the first host> launch-hosts.sh HOST ... [-- --resume]
+# REMOTE (default: ssh) is what starts a command on a host. A signal to this script stops the run on all of them.
+set -euo pipefail
+{_HERE}
+hosts=()
+while [ $# -gt 0 ] && [ "$1" != -- ]; do hosts+=("$1"); shift; done
+[ $# -eq 0 ] || shift
+[ ${{#hosts[@]}} -eq {nodes} ] || {{ echo "give {nodes} hosts (machine.nodes); got ${{#hosts[@]}}" >&2; exit 2; }}
+started=()
+for rank in "${{!hosts[@]}}"; do
+  ${{REMOTE:-ssh}} "${{hosts[$rank]}}" env "NODE_RANK=$rank" "MAIN_IP=${{MAIN_IP:-${{hosts[0]}}}}" "WORKDIR=$PWD" \\
+    "$here/launch.sh" "$@" &
+  started+=($!)
+done
+trap 'kill -TERM "${{started[@]}}" 2>/dev/null || true' TERM INT USR1
+status=0
+for job in "${{started[@]}}"; do
+  code=0
+  # A trapped signal cuts the wait off: the job itself is still saving.
+  while :; do wait "$job" && code=0 || code=$?; kill -0 "$job" 2>/dev/null || break; done
+  if [ "$code" -ne 0 ]; then
+    [ "$status" -ne 0 ] || status=$code
+    kill -TERM "${{started[@]}}" 2>/dev/null || true
+  fi
+done
+exit "$status"
+"""
+
+
+_HERE = 'here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)'
+_WORKDIR = '[ -z "${WORKDIR:-}" ] || cd "$WORKDIR"'
+_SIGNALS = (
+    "# A warning (USR1) is for the ranks: it would end their launcher. SIGTERM goes through it; it waits for the save.",
+    "trap '' USR1",
+    "export PET_SHUTDOWN_TIMEOUT=${PET_SHUTDOWN_TIMEOUT:-600}",
+)
+
+
+def _exec(command: str, recipe_file: str, overrides: Sequence[str]) -> str:
+    return f'exec {command} \\\n  -m toolkit.train {_job(recipe_file, overrides)} "$@"'
 
 
 def slurm_script(resolved: Resolved, folder: str | Path) -> str:
-    """slurm.sbatch: launch.sh once per node, the first node's name as the meeting point."""
+    """slurm.sbatch: launch.sh once per node, the first node's name as the meeting point. Warned before its time is
+    over (or preempted) the run saves and the job is queued again, to go on from there."""
     machine = resolved.recipe.machine
     gpus = [f"#SBATCH --gpus-per-node={machine.processes}"] if resolved.device == "cuda" else []
+    marked = shlex.quote(f"{resolved.recipe.run.output_dir}/stopped.json")
     return "\n".join(
         [
             "#!/usr/bin/env bash",
@@ -117,10 +194,21 @@ def slurm_script(resolved: Resolved, folder: str | Path) -> str:
             "#SBATCH --ntasks-per-node=1",
             *gpus,
             "#SBATCH --output=%x-%j.out",
+            "#SBATCH --open-mode=append",
+            "#SBATCH --requeue",
+            "# Two minutes to finish a step and to save; give more to what takes longer.",
+            "#SBATCH --signal=USR1@120",
             "set -euo pipefail",
             'export MAIN_IP=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
-            "srun --kill-on-bad-exit=1 bash -c 'NODE_RANK=$SLURM_NODEID exec \"$0\"' "
-            + shlex.quote(f"{folder}/launch.sh"),
+            "resume=()",
+            'if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ]; then resume=(--resume); fi',
+            "status=0",
+            'srun --kill-on-bad-exit=1 bash -c \'NODE_RANK=$SLURM_NODEID exec "$0" "$@"\' '
+            + shlex.quote(f"{folder}/launch.sh")
+            + ' ${resume[@]+"${resume[@]}"} || status=$?',
+            "# The run leaves this file where it was stopped, and takes it away when it goes on.",
+            f'if [ "$status" -ne 0 ] && [ -e {marked} ]; then scontrol requeue "$SLURM_JOB_ID"; fi',
+            'exit "$status"',
             "",
         ]
     )

@@ -14,21 +14,24 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.data.preflight import check_data
-from toolkit.errors import InputError, NotSo
+from toolkit.errors import InputError, NotSo, Stopped, ToolkitError
+from toolkit.launch.attend import Asked, wait
 from toolkit.launch.failure import FOLDER_VARIABLE, SCREEN_VARIABLE, first_failure
 from toolkit.launch.files import launch_files, write_files
 from toolkit.launch.output import claim_folder
 from toolkit.launch.relay import screen
+from toolkit.launch.signals import follower, name_of, noted_stop
 from toolkit.machine import cpu_count, cuda_device_count
 from toolkit.recipe.load import load_recipe
 from toolkit.recipe.resolve import Resolved
-from toolkit.strategies import resolve
+from toolkit.strategies import resolve, strategy_of
 
 
-def train(recipe_file: str, overrides: Sequence[str], *, resume: bool) -> dict[str, Any]:
+def train(recipe_file: str, overrides: Sequence[str], *, resume: bool, max_restarts: int = 0) -> dict[str, Any]:
     """Train a recipe on this machine; returns the run's result.
 
-    Raises InputError where the recipe cannot run here, NotSo where the run fails.
+    ``max_restarts``: how often the job is started again, from its newest checkpoint, when a rank dies or hangs.
+    Raises InputError where the recipe cannot run here, NotSo where the run fails, Stopped where it was asked to stop.
     """
     resolved = resolve(load_recipe(recipe_file, overrides), recipe_file)
     check_machine(resolved)
@@ -39,8 +42,11 @@ def train(recipe_file: str, overrides: Sequence[str], *, resume: bool) -> dict[s
     launch_folder = folder.absolute() / "launch"
     write_files(launch_files(resolved, launch_folder, recipe_file, overrides), launch_folder)
     arguments = [recipe_file, *overrides, *(["--resume"] if resume else [])]
+    processes = resolved.recipe.machine.processes
+    # accelerate starts a lone process itself, without torchrun.
+    elastic = processes > 1 or strategy_of(resolved).distributed_type in ("DEEPSPEED", "FSDP")
     try:
-        _launch(launch_folder / "accelerate.yaml", arguments, folder, resolved.recipe.machine.processes)
+        _launch(launch_folder / "accelerate.yaml", arguments, folder, processes, max_restarts, elastic)
     except InputError:
         undo()
         raise
@@ -62,50 +68,74 @@ def check_machine(resolved: Resolved) -> None:
         )
 
 
-def _launch(config: Path, arguments: Sequence[str], folder: Path, processes: int) -> None:
+def _launch(
+    config: Path, arguments: Sequence[str], folder: Path, processes: int, max_restarts: int, elastic: bool
+) -> None:
     logs = folder / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config)]
-    with tempfile.TemporaryDirectory(prefix="toolkit-") as shared:
+    if elastic and max_restarts:
+        command += ["--max_restarts", str(max_restarts)]
+    asked = Asked()
+    with asked.listening():
+        for again in range(1 if elastic else max_restarts + 1):
+            # torchrun's agent counts by the same variable; where accelerate starts no agent, this does.
+            count = {"TORCHELASTIC_RESTART_COUNT": str(again)} if again else {}
+            ended = _once([*command, "-m", "toolkit.train", *arguments], folder, processes, count, asked)
+            if ended is None:
+                return
+            error, curable = ended
+            if not curable:
+                break
+    raise error
+
+
+def _once(
+    command: Sequence[str], folder: Path, processes: int, environment: dict[str, str], asked: Asked
+) -> tuple[ToolkitError, bool] | None:
+    """One start of the job: None where it is done, else what became of it and whether another start may help."""
+    logs = folder / "logs"
+    with tempfile.TemporaryDirectory(prefix="toolkit-") as name:
+        shared = Path(name)
         # Left alone, torchrun gives every process one thread (or all of them), whatever the machine has.
         threads = {"OMP_NUM_THREADS": str(max(1, cpu_count() // processes))}
-        with screen(Path(shared)) as screen_file, (logs / "launcher.log").open("ab") as log:
-            told = {FOLDER_VARIABLE: shared, SCREEN_VARIABLE: screen_file, "TOOLKIT_LAUNCHED": "1"}
+        with screen(shared) as screen_file, (logs / "launcher.log").open("ab") as log:
+            told = {FOLDER_VARIABLE: name, SCREEN_VARIABLE: screen_file, "TOOLKIT_LAUNCHED": "1"}
+            begin = log.tell()
             job = subprocess.Popen(
-                [*command, "-m", "toolkit.train", *arguments], env=threads | os.environ | told, stdout=log, stderr=log
+                command,
+                env=threads | os.environ | told | environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=follower(),
             )
-            code = _wait(job)
-        if code == 0:
-            return
-        failure = first_failure(Path(shared))
-    if (killed := _killed(logs / "launcher.log")) is not None:
-        raise NotSo(f"{killed}; see {logs}")
+            code = wait(job, shared, asked)
+        stopped, failure = noted_stop(shared), first_failure(shared)
+    if stopped is not None:
+        return Stopped(*stopped), False
+    if asked.numbers and code != 0:
+        how = "at once" if len(asked.numbers) > 1 else "before a step was finished"
+        told_how = f"stopped by {name_of(asked.numbers[-1])} {how}; go on with --resume"
+        return Stopped(told_how, asked.numbers[-1]), False
+    if code == 0:
+        return None
+    if (killed := _killed(logs / "launcher.log", begin)) is not None and (failure is None or failure.curable):
+        return NotSo(f"{killed}; see {logs}"), True
     if failure is None:
-        raise NotSo(f"the run ended with status {code} and no rank said why; see {logs}")
+        return NotSo(f"the run ended with status {code} and no rank said why; see {logs}"), True
     if failure.exit_code == InputError.exit_code:
-        raise InputError(failure.message)
-    raise NotSo(failure.message)
+        return InputError(failure.message), False
+    return NotSo(failure.message), failure.curable
 
 
-def _killed(log: Path) -> str | None:
+def _killed(log: Path, begin: int) -> str | None:
     """Which rank a signal ended, from torchrun's summary at the end of the launcher's log: it cannot say so itself,
     and the others fail only because it is gone. SIGTERM is torchrun's own, to the ranks that are left."""
-    summary = log.read_text(encoding="utf-8", errors="replace")[-20_000:]
+    summary = log.read_bytes()[begin:].decode("utf-8", errors="replace")[-20_000:]
     for rank, status in re.findall(r"^ +rank +: (\d+).*\n +exitcode +: (-?\d+)", summary, re.MULTILINE):
         if int(status) < 0 and -int(status) != signal.SIGTERM:
             name = signal.Signals(-int(status)).name
             return f"rank {rank} was ended by {name}" + (" (out of host memory?)" if name == "SIGKILL" else "")
     return None
-
-
-def _wait(job: subprocess.Popen[bytes]) -> int:
-    """Until the job ends, also where Ctrl-C, which the terminal sends to every process of it, ends it."""
-    try:
-        return job.wait()
-    except KeyboardInterrupt:
-        try:
-            job.wait(30)
-        except subprocess.TimeoutExpired:
-            job.send_signal(signal.SIGTERM)
-            job.wait()
-        raise

@@ -26,6 +26,7 @@ def claim_folder(resolved: Resolved, *, resume: bool) -> Callable[[], None]:
     check_folder(resolved, resume=resume)
     if (folder / _MARK).exists():
         _hold(folder, resolved.source)
+        _hold(folder, resolved.source, RANK_LOCK, keep=False)
     if resume and (folder / _MARK).exists():
         return lambda: None
     earlier = _free_name(folder) if (folder / _MARK).exists() else None
@@ -60,19 +61,34 @@ _held: list[int] = []
 """Locks of this process, kept open until it ends."""
 
 
-def _hold(folder: Path, source: str) -> None:
-    """Two runs in one folder would write over each other: the second is refused for as long as the first lives."""
-    handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+LAUNCHER_LOCK, RANK_LOCK = ".lock", ".lock-rank0"
+"""The launcher's, and rank 0's: a rank may outlive a launcher that was killed, until it has saved."""
+
+
+def _hold(folder: Path, source: str, name: str = LAUNCHER_LOCK, *, keep: bool = True) -> None:
+    """Two runs in one folder would write over each other: the second is refused for as long as the first lives.
+
+    A record lock: a data worker, forked from rank 0, does not inherit it and hold it past rank 0's end.
+    """
+    handle = os.open(folder / name, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
         os.close(handle)
         message = "a run is going on in it; wait for it, or give another folder"
         raise InputError(f"{source}: run.output_dir: {folder}: {message}") from None
     except OSError:
         os.close(handle)  # a file system without locks: nothing can be told
         return
-    _held.append(handle)
+    if keep:
+        _held.append(handle)
+    else:
+        os.close(handle)
+
+
+def hold_as_rank_0(folder: Path, source: str) -> None:
+    """For as long as this process lives nobody else may begin a run in ``folder``; raises InputError."""
+    _hold(folder, source, RANK_LOCK)
 
 
 def check_folder(resolved: Resolved, *, resume: bool) -> None:

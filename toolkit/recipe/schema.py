@@ -128,11 +128,24 @@ class Run(Section):
     output_dir: str = "runs/run"
     log_every: Positive = Field(1, description="the screen, the trackers, and one device synchronisation")
     save_every: Count = Field(500, description="optimizer steps, and once at the end; 0: never")
-    keep: Positive = Field(2, description="newest checkpoints kept")
+    keep: Positive = Field(2, description="newest checkpoints kept, and the best by evaluation beside them")
     eval_every: Count | None = Field(
         None, description="optimizer steps, and once at the end; 0: never; null: 500 where there is data.eval"
     )
     trackers: list[str] = Field([], description="tensorboard, wandb, ...: as accelerate names them")
+    on_bad_loss: Literal["stop", "skip", "rollback"] = Field(
+        "stop",
+        description="a loss that is not finite, or a spike: stop the run; skip its step (waits for the device at every "
+        "step); or take the newest checkpoint's weights again and go on with the data after it",
+    )
+    loss_spike: Annotated[float, Field(gt=1)] | None = Field(
+        None, description="a loss over so many times the mean of the last 20 steps is bad; null: only one not finite"
+    )
+    hang_after: Count = Field(
+        40,
+        description="seconds that no rank gets further within a step, one of them behind the others, after which the "
+        "run is ended (saving, evaluating and the first step are not timed); 0: never",
+    )
 
     @model_validator(mode="after")
     def _one_length(self) -> Run:

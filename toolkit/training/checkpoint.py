@@ -9,72 +9,127 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from safetensors import SafetensorError
 
 from toolkit.errors import InputError, NotSo
 from toolkit.results import versions
 from toolkit.strategies.engines.base import MOMENTS, OptimizerState
-from toolkit.training.loop import Progress
+from toolkit.training.loop import Progress, sum_over_ranks
 from toolkit.training.session import Session
-from toolkit.training.tensor_folder import TensorReader, TensorWriter, read_manifest, write_manifest
+from toolkit.training.tensor_folder import (
+    MANIFEST,
+    TensorReader,
+    TensorWriter,
+    flush_to_disk,
+    read_manifest,
+    write_manifest,
+)
 
 SCHEMA = "toolkit.checkpoint/1"
 
 
-def save(session: Session, folder: Path, progress: Progress) -> Path:
+def save(session: Session, folder: Path, progress: Progress, eval_loss: float | None = None) -> Path:
     """Write ``folder/step-N``; every rank calls it. Rank 0 writes, one whole tensor in memory after another.
 
-    Raises NotSo where a trained tensor comes back empty or of another shape: nothing empty is ever saved.
+    ``eval_loss``: of these weights, where they were evaluated; the best checkpoint is kept. Raises NotSo on every
+    rank where a trained tensor comes back empty or of another shape (nothing empty is ever saved) and where the
+    checkpoint cannot be written: what was saved before is as it was.
     """
     engine, main = session.engine, session.accelerator.is_main_process
     target = folder / f"step-{progress.step:08d}"
     writing = folder / f".{target.name}.writing"
     weights = TensorWriter(writing, "weights")
     moments = TensorWriter(writing, "moments")
-    if main:
-        shutil.rmtree(writing, ignore_errors=True)
-        writing.mkdir(parents=True)
+    writer = _Writer(main)
+    writer(_make_anew, writing)
     steps: dict[str, int] = {}
     for name, shape in engine.shapes.items():
         weight, state = engine.full_weight(name), engine.full_state(name)
         if tuple(weight.shape) != shape or weight.numel() == 0:
             raise NotSo(f"{name}: has shape {tuple(weight.shape)} where {shape} is trained; nothing was saved")
-        if main:
-            weights.add(name, weight)
+        writer(weights.add, name, weight)
         if main and state is not None:
             steps[name] = state.step
             for key in MOMENTS:
-                moments.add(f"{name}.{key}", state.moments[key])
+                writer(moments.add, f"{name}.{key}", state.moments[key])
+    writer(weights.flush)
+    writer(moments.flush)
+    recipe = session.resolved.recipe.model_dump(mode="json")
+    extra = engine.extra_state()
     if main:
-        weights.flush()
-        moments.flush()
-        recipe = session.resolved.recipe.model_dump(mode="json")
-        (writing / "recipe.json").write_text(json.dumps(recipe, indent=1) + "\n", encoding="utf-8")
-        write_manifest(
-            writing,
-            {
-                "schema": SCHEMA,
-                "step": progress.step,
-                "updates": progress.updates,
-                "identity": identity(recipe),
-                "strategy": session.resolved.recipe.strategy.name,
-                "world_size": session.resolved.world_size,
-                "versions": versions(),
-                "weights": weights.index,
-                "moments": moments.index,
-                "optimizer_steps": steps,
-                "extra": engine.extra_state(),
-            },
-        )
-        shutil.rmtree(target, ignore_errors=True)
-        os.replace(writing, target)
-        _keep_newest(folder, session.resolved.recipe.run.keep)
-    session.accelerator.wait_for_everyone()
+        manifest = {
+            "schema": SCHEMA,
+            "step": progress.step,
+            "updates": progress.updates,
+            "recent": progress.recent,
+            "eval_loss": eval_loss,
+            "identity": identity(recipe),
+            "strategy": session.resolved.recipe.strategy.name,
+            "world_size": session.resolved.world_size,
+            "versions": versions(),
+            "weights": weights.index,
+            "moments": moments.index,
+            "optimizer_steps": steps,
+            "extra": extra,
+        }
+        writer(_seal, writing, target, recipe, manifest)
+        writer(_keep, folder, session.resolved.recipe.run.keep)
+    _together(session, writer.problem, target, writing)
     return target
+
+
+class _Writer:
+    """Rank 0's hand: after the first thing that could not be written it writes no more, but the ranks go on putting
+    tensors together, which needs them all, until the end, where all of them fail."""
+
+    def __init__(self, main: bool) -> None:
+        self.main = main
+        self.problem: str | None = None
+
+    def __call__(self, action: Callable[..., None], *arguments: Any) -> None:
+        if not self.main or self.problem is not None:
+            return
+        try:
+            action(*arguments)
+        except OSError as error:
+            self.problem = error.strerror or str(error)
+        except SafetensorError as error:
+            self.problem = str(error)
+
+
+def _make_anew(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+
+
+def _seal(writing: Path, target: Path, recipe: dict[str, Any], manifest: dict[str, Any]) -> None:
+    (writing / "recipe.json").write_text(json.dumps(recipe, indent=1) + "\n", encoding="utf-8")
+    write_manifest(writing, manifest)
+    shutil.rmtree(target, ignore_errors=True)
+    os.replace(writing, target)
+    flush_to_disk(target.parent)  # the name too, before an older checkpoint goes
+
+
+def _together(session: Session, problem: str | None, target: Path, writing: Path) -> None:
+    """Wait for rank 0; raises NotSo on every rank where it could not write."""
+    failed = sum_over_ranks(torch.tensor(float(problem is not None), device=session.engine.device))
+    if not failed.item():
+        return
+    if session.accelerator.is_main_process:
+        shutil.rmtree(writing, ignore_errors=True)
+        whole = [path for path in all_checkpoints(target.parent) if (path / MANIFEST).exists()]
+        kept = f"the newest checkpoint is {whole[-1]}, as it was" if whole else "there is none before it"
+        problem = f"{target}: cannot be saved: {problem}; {kept}. Make room for it, then go on with --resume"
+    told = [problem]
+    if dist.is_initialized():
+        dist.broadcast_object_list(told, src=0, device=session.engine.device)
+    raise NotSo(str(told[0]))
 
 
 def load(session: Session, folder: Path) -> Progress:
@@ -82,7 +137,7 @@ def load(session: Session, folder: Path) -> Progress:
 
     Raises InputError where it is damaged or of another recipe.
     """
-    manifest = read_manifest(folder)
+    manifest = whole_manifest(folder)
     check_identity(folder, manifest, session.resolved.recipe.model_dump(mode="json"))
     weights = TensorReader(folder, manifest["weights"])
     moments = TensorReader(folder, manifest["moments"])
@@ -95,14 +150,22 @@ def load(session: Session, folder: Path) -> Progress:
             state = OptimizerState(manifest["optimizer_steps"][name], tensors)
         session.engine.load(name, weights.get(name), state)
     session.engine.load_extra_state(manifest["extra"])
-    return Progress(manifest["step"], manifest["updates"])
+    return Progress(manifest["step"], manifest["updates"], list(manifest["recent"]))
+
+
+def whole_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint that is whole and lies under its own name; raises InputError."""
+    manifest = read_manifest(folder)
+    if folder.name.startswith("step-") and folder.name != f"step-{manifest['step']:08d}":
+        raise InputError(f"{folder}: holds step {manifest['step']}: renamed, or swapped with another")
+    return manifest
 
 
 def newest(folder: Path, tell: Any = print) -> Path | None:
     """The newest checkpoint that is whole; damaged ones are told and passed over."""
     for candidate in reversed(all_checkpoints(folder)):
         try:
-            read_manifest(candidate)
+            whole_manifest(candidate)
         except InputError as error:
             tell(f"passed over: {error}")
             continue
@@ -117,7 +180,7 @@ def all_checkpoints(folder: Path) -> list[Path]:
 
 def tensors_of(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
     """The trained weights of a checkpoint, one after another; raises InputError where it is damaged."""
-    manifest = read_manifest(folder)
+    manifest = whole_manifest(folder)
     reader = TensorReader(folder, manifest["weights"])
     for name in reader.names():
         yield name, reader.get(name)
@@ -127,7 +190,17 @@ def tensors_of(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
 _FREE = {
     "strategy": None,
     "machine": None,
-    "run": {"output_dir", "log_every", "save_every", "keep", "eval_every", "trackers"},
+    "run": {
+        "output_dir",
+        "log_every",
+        "save_every",
+        "keep",
+        "eval_every",
+        "trackers",
+        "on_bad_loss",
+        "loss_spike",
+        "hang_after",
+    },
     "data": {"workers", "eval"},
     "batch": {"micro_size", "accumulation", "global_size"},
     "activation_checkpointing": None,
@@ -166,6 +239,22 @@ def _differences(old: Any, new: Any, at: str = "") -> Iterator[str]:
         yield f"{at} ({old!r} there, {new!r} here)"
 
 
-def _keep_newest(folder: Path, keep: int) -> None:
-    for old in all_checkpoints(folder)[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
+def best(folder: Path) -> Path | None:
+    """The checkpoint with the smallest held-out loss, of those that were evaluated when they were saved."""
+    losses: dict[Path, float] = {}
+    for candidate in all_checkpoints(folder):
+        try:
+            loss = read_manifest(candidate, deep=False)["eval_loss"]
+        except InputError:
+            continue
+        if loss is not None:
+            losses[candidate] = loss
+    return min(losses, key=losses.__getitem__, default=None)
+
+
+def _keep(folder: Path, newest: int) -> None:
+    """Drop all checkpoints but the newest ones and the best."""
+    good = best(folder)
+    for old in all_checkpoints(folder)[:-newest]:
+        if old != good:
+            shutil.rmtree(old, ignore_errors=True)

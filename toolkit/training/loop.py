@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 
 from toolkit.data.collate import MicroBatch
-from toolkit.errors import NotSo
+from toolkit.training.guard import LossGuard
 from toolkit.training.loss import loss_sum
 from toolkit.training.metrics import Pending
 from toolkit.training.optimizer import learning_rate
 from toolkit.training.session import Session, seed_micro_batch
+from toolkit.training.stop import Stop
+from toolkit.training.watch import Marks
 
 
 @dataclass
@@ -22,6 +24,8 @@ class Progress:
 
     step: int = 0
     updates: int = 0
+    recent: list[float] = field(default_factory=list)
+    """Losses that the next one is held against, where the recipe has a limit."""
 
 
 def train(
@@ -30,8 +34,13 @@ def train(
     total_steps: int,
     progress: Progress,
     after_step: Callable[[Pending], None],
+    *,
+    stop: Stop | None = None,
+    guard: LossGuard | None = None,
+    marks: Marks | None = None,
 ) -> None:
-    """Take optimizer steps until ``total_steps``. ``after_step`` logs, evaluates and saves.
+    """Take optimizer steps until ``total_steps``, or until all ranks have agreed to ``stop``. ``after_step`` logs,
+    evaluates and saves; ``guard`` may skip a step for its loss; ``marks`` are told how far this rank is.
 
     The loss of a window is the mean over the supervised tokens of all its micro-batches on all ranks, so its
     gradient is the full batch's, however ragged the micro-batches are.
@@ -39,10 +48,21 @@ def train(
     resolved, engine = session.resolved, session.engine
     recipe = resolved.recipe
     warmup = resolved.warmup(total_steps)
+    marks = marks or Marks()
+    engine.skip_not_finite = guard is not None and guard.before_the_step
+    first = True  # it compiles, opens connections and allocates
     for window in windows:
         if progress.step >= total_steps:
             return
-        tokens = sum_over_ranks(torch.tensor(float(sum(m.supervised for m in window)), device=engine.device))
+        at = progress.step + 1
+        marks.at(at, "counting tokens", untimed=first)
+        tokens = torch.tensor(float(sum(m.supervised for m in window)), device=engine.device)
+        if stop:
+            tokens = stop.apart(sum_over_ranks(stop.beside(tokens)))
+            if stop.now(engine.device):
+                return
+        else:
+            tokens = sum_over_ranks(tokens)
         # Strategies average over ranks; a window without a supervised token has gradient zero, not 0/0.
         weight = engine.gradient_divisor / tokens.clamp(min=1.0)
         loss = torch.zeros((), device=engine.device)
@@ -51,16 +71,31 @@ def train(
             seed_micro_batch(recipe.run.seed, progress.step, micro.micro, session.accelerator.process_index)
             tensors = micro.to(engine.device).tensors
             with engine.accumulating(last):
+                marks.at(at, f"micro-batch {micro.micro + 1}, forward", untimed=first)
                 with engine.autocast():
                     micro_loss = loss_sum(engine.model, engine.config, tensors, recipe.model.task)
+                marks.at(at, f"micro-batch {micro.micro + 1}, backward", untimed=first)
                 engine.backward(micro_loss * weight, last)
             loss += micro_loss.detach()
+        marks.at(at, "optimizer step", untimed=first)
         engine.unscale()
         lr = learning_rate(recipe.schedule, recipe.optimizer.lr, progress.updates, warmup, total_steps)
-        step = engine.step(lr)
+        if guard and guard.before_the_step and guard.judge(_mean(loss, tokens)):
+            step = engine.skip()
+        else:
+            step = engine.step(lr)
         progress.step += 1
         progress.updates += not step.skipped
         after_step(Pending(progress.step, loss, tokens, step.grad_norm, lr, step.skipped))
+        if stop and stop.after():
+            return
+        first = False
+        marks.at(progress.step + 1, "reading its data")
+
+
+def _mean(loss: torch.Tensor, tokens: torch.Tensor) -> float:
+    """The window's loss, here and now, the same on every rank."""
+    return (sum_over_ranks(loss.double()) / tokens.clamp(min=1.0)).item()
 
 
 @torch.no_grad()
@@ -87,12 +122,3 @@ def sum_over_ranks(tensor: torch.Tensor) -> torch.Tensor:
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         dist.all_reduce(tensor)
     return tensor
-
-
-def refuse_not_finite(loss: float | None, step: int) -> None:
-    """A loss that is not finite never comes back; training on would waste the night. Raises NotSo."""
-    if loss is None:
-        raise NotSo(
-            f"step {step}: the loss is not finite. Lower optimizer.lr, set optimizer.max_grad_norm, "
-            "or use precision: bf16 in place of fp16; the last checkpoint is from before this step"
-        )

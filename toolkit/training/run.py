@@ -12,24 +12,40 @@ import torch
 import torch.distributed as dist
 
 from toolkit.data.loader import TrainLoader, eval_batches, open_data
-from toolkit.errors import InputError
+from toolkit.errors import InputError, NotSo, Stopped
+from toolkit.launch.signals import attempt, handled, name_of
 from toolkit.recipe.resolve import Resolved
 from toolkit.results import Result
 from toolkit.training import checkpoint
-from toolkit.training.loop import Progress, evaluate, refuse_not_finite, sum_over_ranks, train
-from toolkit.training.metrics import Pending, Recorder, peak_memory_bytes, truncate_metrics
+from toolkit.training.guard import LossGuard, refusal
+from toolkit.training.loop import Progress, evaluate, sum_over_ranks, train
+from toolkit.training.metrics import Pending, Recorder, StepRecord, peak_memory_bytes, truncate_metrics
 from toolkit.training.screen import Screen, engaged_line, headline
 from toolkit.training.session import Session, open_session
+from toolkit.training.stop import Stop
+from toolkit.training.watch import Marks, Watch
+
+STOPPED = "stopped.json"
+"""In a run's folder for as long as the run is to be gone on with: a batch system's script asks for it."""
 
 
 def run(
-    resolved: Resolved, *, resume: bool, screen: TextIO | None, connected: Callable[[], None] | None = None
+    resolved: Resolved,
+    *,
+    resume: bool,
+    screen: TextIO | None,
+    connected: Callable[[], None] | None = None,
+    stop: Stop | None = None,
+    hung: Callable[[str], None] | None = None,
+    again: str = "toolkit train RECIPE --resume",
 ) -> dict[str, Any]:
     """Train; returns the result (rank 0 also writes it to ``output_dir/result.json``). Every rank calls it.
 
-    ``connected`` is called once the processes are.
+    ``connected`` is called once the processes are. ``stop`` listens to signals once there is something to save.
+    ``hung`` ends this process when the job stands still. ``again``: the command that goes on with this run.
 
-    Raises InputError for what the recipe, the data or a checkpoint gets wrong, NotSo where training fails.
+    Raises InputError for what the recipe, the data or a checkpoint gets wrong, NotSo where training fails, Stopped
+    where it was asked to stop and has saved.
     """
     result = Result("train")
     recipe = resolved.recipe
@@ -51,13 +67,25 @@ def run(
     for damage in passed_over:
         view.say(damage)
     _introduce(view, session, samples, start, resume)
+    if main:
+        (folder / STOPPED).unlink(missing_ok=True)
     recorder = Recorder(folder / "metrics.jsonl" if main else None, sum_over_ranks)
+    marks = Marks()
+    watch = Watch(marks, recipe.run.hang_after, hung) if hung else None
+    stop = stop or Stop()
     try:
-        steps = _Steps(session, view, recorder, folder, progress, total)
-        train(session, loader, total, progress, steps)
-        steps.finish()
+        steps = _Steps(session, view, recorder, folder, progress, total, marks, start)
+        if hung:
+            stop.listen(handled())
+        if watch:
+            watch.start()
+        train(session, loader, total, progress, steps, stop=stop, guard=steps.guard, marks=marks)
+        marks.at(progress.step, "ending", untimed=True)
+        steps.finish(stopped=bool(stop.agreed))
         peaks = sum_over_ranks(_on_own_row(peak_memory_bytes(session.engine.device), session)).tolist()
     finally:
+        if watch:
+            watch.stop()
         view.close()
         recorder.close()
         for tracker in session.accelerator.trackers:
@@ -73,13 +101,20 @@ def run(
         peak_memory_bytes=[int(peak) for peak in peaks],
         checkpoint=str(steps.saved or start) if steps.saved or start else None,
         eval_loss=steps.eval_loss,
+        best_checkpoint=_named(checkpoint.best(folder / "checkpoints")),
     )
     if main:
         (folder / "result.json").write_text(json.dumps(answer, indent=2) + "\n", encoding="utf-8")
-        view.say(_farewell(answer, folder))
+        if stop.agreed and progress.step < total:
+            note = {"signal": stop.agreed, "step": progress.step, "checkpoint": answer["checkpoint"]}
+            (folder / STOPPED).write_text(json.dumps(note) + "\n", encoding="utf-8")
+        else:
+            view.say(_farewell(answer, folder))
     if dist.is_initialized():
         dist.barrier()  # no rank takes the group away while another still uses it
         session.accelerator.state.destroy_process_group()
+    if stop.agreed and progress.step < total:
+        raise Stopped(_stopped(stop.agreed, progress.step, answer["checkpoint"], again), stop.agreed)
     return answer
 
 
@@ -87,14 +122,26 @@ class _Steps:
     """What happens after each optimizer step: logging, evaluation, saving, each when its turn comes."""
 
     def __init__(
-        self, session: Session, view: Screen, recorder: Recorder, folder: Path, progress: Progress, total: int
+        self,
+        session: Session,
+        view: Screen,
+        recorder: Recorder,
+        folder: Path,
+        progress: Progress,
+        total: int,
+        marks: Marks,
+        start: Path | None,
     ) -> None:
         self.session, self.view, self.recorder = session, view, recorder
         self.folder, self.progress, self.total = folder, progress, total
+        self.marks = marks
         self.run = session.resolved.recipe.run
+        self.guard = LossGuard(self.run, progress.recent)
         self.saved: Path | None = None
         self.eval_loss: float | None = None
         self._evaluated = 0
+        self._whole = progress.step if start else 0
+        """The step that is safe: saved, or the one that was begun with."""
         self.eval_interval = session.resolved.recipe.eval_interval
         self._eval_samples = (
             open_data(session.resolved.recipe, "eval", session.tokenizer) if self.eval_interval else None
@@ -102,24 +149,26 @@ class _Steps:
 
     def __call__(self, pending: Pending) -> None:
         self.recorder.add(pending)
-        step = pending.step
+        step, last = pending.step, pending.step == self.total
         if step % self.run.log_every == 0:
             self._log()
-        if self._eval_samples is not None and step % self.eval_interval == 0:
-            self._timeless(self._evaluate)
-        if self.run.save_every and step % self.run.save_every == 0:
-            self._timeless(self._save)
+        # Evaluated before it is saved: a checkpoint knows how good it is.
+        if self._eval_samples is not None and (step % self.eval_interval == 0 or last):
+            self._timeless("evaluating", self._evaluate)
+        if self.run.save_every and (step % self.run.save_every == 0 or last):
+            self._timeless("saving", self._save)
 
-    def finish(self) -> None:
-        """The end of the run: what was not yet logged, evaluated or saved."""
+    def finish(self, *, stopped: bool) -> None:
+        """The end of the run: what was not yet logged, evaluated or saved. A run that stops does not evaluate."""
         self._log()
-        if self._eval_samples is not None and self._evaluated != self.progress.step:
+        if self._eval_samples is not None and self._evaluated != self.progress.step and not stopped:
             self._evaluate()
-        if self.run.save_every and self.progress.step % self.run.save_every:
+        if self.run.save_every and self._whole != self.progress.step:
             self._save()
 
-    def _timeless(self, action: Callable[[], None]) -> None:
+    def _timeless(self, doing: str, action: Callable[[], None]) -> None:
         self._log()
+        self.marks.at(self.progress.step, doing, untimed=True)
         action()
         self.recorder.pause()
 
@@ -128,13 +177,43 @@ class _Steps:
         records = self.recorder.flush()
         if records:
             self.view.step(records[-1], memory)
-        for record in records:
-            if self.run.trackers:
+        if self.run.trackers:
+            for record in records:
                 values = {"loss": record.loss, "grad_norm": record.grad_norm, "lr": record.lr,
                           "tokens_per_second": record.tokens_per_second}  # fmt: skip
                 self.session.accelerator.log({k: v for k, v in values.items() if v is not None}, step=record.step)
-            if not record.skipped:
-                refuse_not_finite(record.loss, record.step)
+        for record in records:
+            if (reason := self._wrong(record)) is not None:
+                if self.guard.policy == "stop":
+                    raise refusal(record.step, reason)
+                self._roll_back(record.step, reason)
+                break  # the later ones were taken from weights that are gone
+
+    def _wrong(self, record: StepRecord) -> str | None:
+        """What is wrong with a step that was taken. One that overflowed under fp16 is as it should be."""
+        scaled = self.session.resolved.precision.loss_scaling
+        if self.guard.policy == "skip":
+            self.guard.skipped(record.skipped and (record.loss is None or not scaled), record.step)
+            return None
+        if record.skipped and scaled:
+            return None
+        reason = self.guard.judge(math.nan if record.loss is None else record.loss)
+        if reason is None and record.grad_norm is None:
+            return "the gradient is not finite"
+        return reason
+
+    def _roll_back(self, step: int, reason: str) -> None:
+        self.marks.at(step, "going back", untimed=True)
+        start = checkpoint.newest(self.folder / "checkpoints", self.view.say)
+        if start is None:
+            raise NotSo(f"{refusal(step, reason)}\nrun.on_bad_loss: rollback: no checkpoint was saved before it")
+        back = checkpoint.load(self.session, start)
+        self.guard.returned(back.step, step)
+        self.guard.recent.clear()
+        self.guard.recent.extend(back.recent)
+        self.progress.updates = back.updates
+        self.recorder.pause()
+        self.view.say(f"  step {step}: {reason}; weights of {start}, data from after step {self.progress.step}")
 
     def _evaluate(self) -> None:
         session, resolved = self.session, self.session.resolved
@@ -158,7 +237,11 @@ class _Steps:
                 file.write(json.dumps({"step": step, "loss": self.eval_loss, "tokens": tokens}) + "\n")
 
     def _save(self) -> None:
-        self.saved = checkpoint.save(self.session, self.folder / "checkpoints", self.progress)
+        step = self.progress.step
+        self.progress.recent = list(self.guard.recent)
+        eval_loss = self.eval_loss if self._evaluated == step else None
+        self.saved = checkpoint.save(self.session, self.folder / "checkpoints", self.progress, eval_loss)
+        self._whole = step
 
 
 def _loader(session: Session, samples: Any, start: int) -> TrainLoader:
@@ -190,6 +273,8 @@ def _introduce(view: Screen, session: Session, samples: Any, start: Path | None,
     view.say(engaged_line(session.claims))
     for note in samples.notes:
         view.say(f"note: {note}")
+    if attempt():
+        view.say(f"started again by itself, attempt {attempt() + 1}")
     if start:
         view.say(f"resumed from {start}")
     elif resume:
@@ -211,6 +296,17 @@ def _device_name(session: Session) -> str:
     if session.engine.device.type == "cuda":
         return torch.cuda.get_device_name(session.engine.device)
     return "cpu"
+
+
+def _named(path: Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
+def _stopped(number: int, step: int, saved: str | None, again: str) -> str:
+    told = f"stopped by {name_of(number)} after step {step}"
+    if saved is None:
+        return f"{told}; nothing was saved" + (" (run.save_every: 0)" if step else "")
+    return f"{told}, saved in {saved}\ngo on with: {again}"
 
 
 def _farewell(answer: dict[str, Any], folder: Path) -> str:

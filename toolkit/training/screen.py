@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -46,11 +47,32 @@ def move_log(now: Path, final: Path) -> None:
     shutil.rmtree(now.parent, ignore_errors=True)
 
 
+class _Enduring:
+    """A stream that may go away: a closed terminal, or a pipe whose reader has ended, does not end the training."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            return self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 class Screen:
     """Rank 0's view of a run; the other ranks hold one that shows nothing."""
 
     def __init__(self, stream: TextIO | None, total_steps: int, done: int = 0) -> None:
-        self.console = Console(file=stream, highlight=False, soft_wrap=True) if stream else None
+        self.console: Console | None = None
+        if stream:
+            self.console = Console(file=cast(TextIO, _Enduring(stream)), highlight=False, soft_wrap=True)
         self._bar: Progress | None = None
         self.total_steps = total_steps
         if self.console and self.console.is_terminal:

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from toolkit.errors import InputError
 
 MANIFEST = "manifest.json"
+_SEAL = "manifest_sha256"
 _SHARD_BYTES = 2 * 1024**3
 
 
@@ -67,15 +68,22 @@ class TensorReader:
 
 
 def write_manifest(folder: Path, content: dict[str, Any]) -> None:
-    """Seal ``folder``: size and SHA-256 of every file in it, flushed to the disk before the manifest is."""
+    """Seal ``folder``: size and SHA-256 of every file in it, flushed to the disk before the manifest is, and the
+    manifest's own."""
     files = {}
     for path in sorted(p for p in folder.iterdir() if p.name != MANIFEST):
-        _sync(path)
+        flush_to_disk(path)
         files[path.name] = {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
+    whole = content | {"files": files}
     manifest = folder / MANIFEST
-    manifest.write_text(json.dumps(content | {"files": files}, indent=1) + "\n", encoding="utf-8")
-    _sync(manifest)
-    _sync(folder)
+    manifest.write_text(json.dumps(whole | {_SEAL: _digest(whole)}, indent=1) + "\n", encoding="utf-8")
+    flush_to_disk(manifest)
+    flush_to_disk(folder)
+
+
+def _digest(manifest: dict[str, Any]) -> str:
+    """SHA-256 of what a manifest says, however it is laid out."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def read_manifest(folder: Path, *, deep: bool = True) -> dict[str, Any]:
@@ -86,11 +94,14 @@ def read_manifest(folder: Path, *, deep: bool = True) -> dict[str, Any]:
     path = folder / MANIFEST
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
+        seal = manifest.pop(_SEAL, None)
         files = manifest["files"]
     except FileNotFoundError:
         raise InputError(f"{folder}: no {MANIFEST}: not a checkpoint, or one whose saving was cut off") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path}: damaged: {error}") from None
+    if seal != _digest(manifest):
+        raise InputError(f"{path}: damaged: it does not say what was written (or an earlier version wrote it)")
     for name, expected in files.items():
         file = folder / name
         if not file.is_file():
@@ -109,7 +120,8 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _sync(path: Path) -> None:
+def flush_to_disk(path: Path) -> None:
+    """Return once a file's bytes, or a folder's names, are on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -73,6 +73,8 @@ class Engine:
     """Trainable parameters by their name in the unwrapped model; possibly shards."""
     gradient_divisor: int
     """The strategy divides gradients by this when it sums them over ranks; the loss is multiplied by it."""
+    skip_not_finite = False
+    """Whether a step whose gradient is not finite is skipped; asking waits for the device."""
 
     def __init__(self, prepared: Prepared, accelerator: Accelerator) -> None:
         self.resolved = prepared.resolved
@@ -114,6 +116,8 @@ class Engine:
         self.set_lr(lr)
         norm = self.clip(self.resolved.max_grad_norm)
         skipped = False
+        if self.skip_not_finite and not self.scaler and not torch.isfinite(norm):
+            return self.skip()
         if self.scaler:
             before = self.scaler.get_scale()
             self.scaler.step(self.optimizer)
@@ -123,6 +127,13 @@ class Engine:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return Step(norm, skipped)
+
+    def skip(self) -> Step:
+        """Forget the gradients of a window in place of a step; every rank calls it."""
+        if self.scaler:
+            self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        return Step(torch.tensor(float("nan")), skipped=True)
 
     def clip(self, max_norm: float) -> torch.Tensor:
         """Scale the gradients down to ``max_norm`` where they exceed it (0: never); returns the norm before."""

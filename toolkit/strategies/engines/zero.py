@@ -61,6 +61,12 @@ class ZeroEngine(Engine):
             norm = float("inf")  # DeepSpeed keeps the last good step's norm
         return Step(torch.as_tensor(norm, dtype=torch.float32), skipped)
 
+    def skip(self) -> Step:
+        # As DeepSpeed drops a step that overflowed: buffers, counters and the place in the window go with it.
+        with _overflowing(self.optimizer):
+            self.engine.step()
+        return Step(torch.tensor(float("nan")), skipped=True)
+
     @property
     def loss_scale(self) -> float:
         scaler = getattr(self.optimizer, "loss_scaler", None)
@@ -134,6 +140,38 @@ class ZeroEngine(Engine):
     def load_extra_state(self, state: Mapping[str, Any]) -> None:
         for key, value in state.get("scaler", {}).items():
             setattr(self.engine.optimizer.loss_scaler, key, value)
+
+
+@contextlib.contextmanager
+def _overflowing(zero: Any) -> Iterator[None]:
+    """Have DeepSpeed's optimizer find an overflow, whatever the gradients are. In 0.19.8 stages 1 and 2 ask
+    ``check_overflow`` where ``check_grad_overflow`` says so, stage 3 a method of its own, and BF16_Optimizer (stage 1
+    under bf16) the norm alone."""
+
+    def found(*args: Any, **kwargs: Any) -> bool:
+        zero.overflow = True
+        return True
+
+    def dropped(*args: Any, **kwargs: Any) -> None:
+        found()
+        zero._global_grad_norm = float("inf")
+        zero.clear_hp_grads()
+        zero.clear_lp_grads()
+
+    if hasattr(zero, "_overflow_check_and_loss_scale_update"):
+        changed: dict[str, Any] = {"_overflow_check_and_loss_scale_update": found}
+    elif hasattr(zero, "check_grad_overflow"):
+        changed = {"check_grad_overflow": True, "check_overflow": found}
+    else:
+        changed = {"step": dropped}
+    before = {key: zero.__dict__[key] for key in changed if key in zero.__dict__}
+    vars(zero).update(changed)
+    try:
+        yield
+    finally:
+        for key in changed:
+            vars(zero).pop(key)
+        vars(zero).update(before)
 
 
 def _lossy_copies(parameters: Mapping[str, nn.Parameter], compute: str) -> dict[str, torch.Tensor]:

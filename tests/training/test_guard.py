@@ -1,0 +1,155 @@
+"""A loss that goes bad stops the run, is skipped, or sends it back, as the recipe says."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from jobs import loader_for, resolved_from
+from tiny import recipe_dict
+from toolkit.errors import NotSo
+from toolkit.launch.group import WorkerGroup
+from toolkit.recipe.resolve import Resolved
+from toolkit.recipe.schema import Run
+from toolkit.training import checkpoint, loop
+from toolkit.training.guard import IN_A_ROW, SPAN, LossGuard
+from toolkit.training.run import run
+from toolkit.training.session import open_session
+
+
+def test_a_spike_is_a_multiple_of_the_mean() -> None:
+    guard = LossGuard(Run(loss_spike=2.0), [])
+    for _ in range(SPAN - 1):
+        assert guard.judge(1.0) is None
+    assert guard.judge(5.0) is None, "there is no mean yet"
+    assert "over 2 times the mean" in (guard.judge(2.5) or "")
+    assert guard.judge(2.3) is None
+    assert guard.judge(math.nan) == "the loss is not finite"
+    assert len(guard.recent) == SPAN
+
+
+def test_without_a_limit_only_what_is_not_finite_is_bad() -> None:
+    guard = LossGuard(Run(), [1.0] * SPAN)
+    assert guard.judge(1e9) is None
+    assert guard.judge(math.inf) is not None
+
+
+def test_it_gives_up() -> None:
+    guard = LossGuard(Run(on_bad_loss="skip"), [])
+    for step in range(IN_A_ROW - 1):
+        guard.skipped(True, step)
+    guard.skipped(False, 9)
+    for step in range(IN_A_ROW - 1):
+        guard.skipped(True, step)
+    with pytest.raises(NotSo, match="in a row"):
+        guard.skipped(True, 20)
+    for step in range(IN_A_ROW):
+        guard.returned(3, step)
+    with pytest.raises(NotSo, match="after the checkpoint of step 3"):
+        guard.returned(3, 9)
+
+
+MORE = ["ddp", "zero1", "zero3", "fsdp1"]
+BAD_STEP = 3
+"""The window whose loss is made infinite on one rank."""
+
+
+def bad_run(resolved: Resolved, where: str) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor], str]:
+    """A run in which one micro-batch of one rank goes wrong; its metrics, last weights and message."""
+    right = loop.loss_sum
+    calls = 0
+
+    def loss_sum(*arguments: Any) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        loss = right(*arguments)
+        rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+        first_of_step = calls == (BAD_STEP - 1) * resolved.accumulation + 1
+        return loss * math.inf if first_of_step and rank == resolved.world_size - 1 else loss
+
+    loop.loss_sum = loss_sum
+    destroy, message = torch.distributed.destroy_process_group, ""
+    torch.distributed.destroy_process_group = lambda *_: None  # the group is the tests'
+    try:
+        run(resolved, resume=False, screen=None)
+    except NotSo as error:
+        message = str(error)
+    finally:
+        loop.loss_sum = right
+        torch.distributed.destroy_process_group = destroy
+    torch.distributed.barrier()
+    folder = Path(resolved.recipe.run.output_dir)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    last = checkpoint.newest(folder / "checkpoints")
+    return lines, dict(checkpoint.tensors_of(last)) if last else {}, message
+
+
+def without_window(resolved: Resolved, left_out: list[int], steps: int) -> dict[str, torch.Tensor]:
+    """The same run that never saw some windows: skipping must be no more and no less than that."""
+    session = open_session(resolved)
+    loader = iter(loader_for(resolved, session.accelerator.process_index))
+    progress = loop.Progress()
+    for at in range(1, steps + 1):
+        window = next(loader)
+        if at in left_out:
+            progress.step += 1
+        else:
+            loop.train(session, [window], steps, progress, lambda pending: None)
+    return {name: session.engine.full_weight(name) for name in session.engine.shapes}
+
+
+def recipe(root: Path, folder: Path, strategy: str, **run: Any) -> dict[str, Any]:
+    run = {"max_steps": 6, "output_dir": str(folder), "save_every": 1, "keep": 9} | run
+    precision = "bf16" if strategy == "zero1" else "fp32"  # DeepSpeed's third optimizer, BF16_Optimizer
+    return recipe_dict(root, strategy={"name": strategy}, run=run, precision=precision)
+
+
+slow = pytest.mark.slow
+
+
+@pytest.mark.parametrize("strategy", ["zero2", "fsdp2", *(pytest.param(s, marks=slow) for s in MORE)])
+def test_a_bad_step_is_skipped_and_nothing_else(
+    strategy: str, tiny_root: Path, tmp_path: Path, group: WorkerGroup
+) -> None:
+    resolved = resolved_from(recipe(tiny_root, tmp_path / "run", strategy, on_bad_loss="skip"))
+    (tmp_path / "run").mkdir()
+    lines, weights, message = group.run(bad_run, resolved, strategy)[0]
+    assert message == ""
+    assert [line["skipped"] for line in lines] == [at == BAD_STEP for at in range(1, 7)]
+    assert lines[BAD_STEP - 1]["loss"] is None
+    expected = group.run(without_window, resolved, [BAD_STEP], 6)[0]
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("strategy", ["zero2", *(pytest.param(s, marks=slow) for s in ["fsdp2", *MORE])])
+def test_it_goes_back_to_the_checkpoint_and_past_the_bad_data(
+    strategy: str, tiny_root: Path, tmp_path: Path, group: WorkerGroup
+) -> None:
+    resolved = resolved_from(recipe(tiny_root, tmp_path / "run", strategy, on_bad_loss="rollback", log_every=1))
+    (tmp_path / "run").mkdir()
+    lines, weights, message = group.run(bad_run, resolved, strategy)[0]
+    assert message == ""
+    assert [line["step"] for line in lines] == list(range(1, 7))
+    expected = group.run(without_window, resolved, [BAD_STEP], 6)[0]
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero2"])
+def test_it_stops_and_says_so(strategy: str, tiny_root: Path, tmp_path: Path, group: WorkerGroup) -> None:
+    resolved = resolved_from(recipe(tiny_root, tmp_path / "run", strategy))
+    (tmp_path / "run").mkdir()
+    lines, _, message = group.run(bad_run, resolved, strategy)[0]
+    assert message.startswith(f"step {BAD_STEP}: the loss is not finite")
+    assert lines[-1]["step"] == BAD_STEP
+    assert checkpoint.newest(tmp_path / "run/checkpoints") == tmp_path / f"run/checkpoints/step-{BAD_STEP - 1:08d}"
+
+
+def test_there_may_be_nothing_to_go_back_to(tiny_root: Path, tmp_path: Path, group: WorkerGroup) -> None:
+    resolved = resolved_from(recipe(tiny_root, tmp_path / "run", "ddp", on_bad_loss="rollback", save_every=100))
+    (tmp_path / "run").mkdir()
+    assert "no checkpoint was saved before it" in group.run(bad_run, resolved, "")[0][2]

@@ -1,0 +1,66 @@
+"""A job that stands still is ended, and the rank that holds it up is named."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from signalled import TOOLKIT, begin, rank_pid, until_step, write_recipe
+from toolkit.training.watch import Beat, Marks, late, silent
+
+HERE = Beat(7, 3, "counting tokens", False)
+BEHIND = Beat(6, 3, "reading its data", False)
+
+
+def test_the_one_behind_is_named() -> None:
+    assert late([HERE, BEHIND, HERE], 39, 40) is None
+    assert late([HERE, BEHIND, HERE], 41, 40) == (
+        "rank 1 hangs at step 3 (reading its data): no rank got further for 41 s"
+    )
+    assert (late([BEHIND, HERE, BEHIND], 41, 40) or "").startswith("ranks 0, 2 hang at step 3")
+
+
+def test_what_takes_long_on_every_rank_is_left_alone() -> None:
+    assert late([HERE, HERE], 399, 40) is None
+    assert (late([HERE, HERE], 401, 40) or "").startswith("every rank hangs at step 3 (counting tokens)")
+
+
+def test_saving_is_not_timed() -> None:
+    assert late([HERE, Beat(5, 2, "saving", True)], 10_000, 40) is None
+
+
+def test_a_process_that_says_nothing_is_named_whatever_it_was_at() -> None:
+    beats = [HERE, Beat(1, 1, "starting", True)]
+    assert silent(beats, [1, 39], 40) is None
+    assert silent(beats, [1, 41], 40) == (
+        "rank 1 hangs: nothing from its process for 41 s (last seen at step 1, starting)"
+    )
+
+
+def test_marks_count() -> None:
+    marks = Marks()
+    marks.at(1, "a")
+    marks.at(1, "b", untimed=True)
+    assert (marks.beat.count, marks.beat.place, marks.beat.untimed) == (2, "b", True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["zero2", "fsdp2"])
+def test_a_rank_that_hangs_ends_the_job(strategy: str, tmp_path: Path, tiny_root: Path) -> None:
+    write_recipe(
+        tmp_path, tiny_root, strategy={"name": strategy}, run={"output_dir": "run", "max_steps": 10**6, "hang_after": 8}
+    )
+    job = begin([*TOOLKIT, "train", "r.yaml"], tmp_path)
+    until_step(tmp_path / "run", 3, job)
+    os.kill(rank_pid(job.pid, 1), signal.SIGSTOP)
+    hangs = time.monotonic()
+    _, told = job.communicate(timeout=90)
+    assert time.monotonic() - hangs < 8 + 20, "found, told and ended; with the default of 40 s, within a minute"
+    assert job.returncode == 1
+    assert told.startswith("rank 1 hangs: nothing from its process"), told
+    assert "at step" in told
+    assert "all_reduce" in (tmp_path / "run/logs/rank0.log").read_text(), "the log says where the others wait"

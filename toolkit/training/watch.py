@@ -1,0 +1,115 @@
+"""One rank that hangs would make all others wait in a collective: every rank tells how far it is, and watches."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+
+from toolkit.launch.signals import attempt
+
+_EVERY_S = 1.0
+_ALL_ALIKE = 10
+"""Ranks that stand at one place may all be at work on something long; only one that is behind is known to hang."""
+
+
+@dataclass(frozen=True)
+class Beat:
+    """How far a rank is. All ranks pass the same places in the same order, so the smallest count is behind."""
+
+    count: int = 0
+    step: int = 0
+    place: str = "starting"
+    untimed: bool = True
+
+
+class Marks:
+    """Where this rank is; the loop sets it, the watch reads it."""
+
+    def __init__(self) -> None:
+        self.beat = Beat()
+
+    def at(self, step: int, place: str, *, untimed: bool = False) -> None:
+        """``untimed``: what may take long with the others waiting: saving, evaluating, starting."""
+        self.beat = Beat(self.beat.count + 1, step, place, untimed)
+
+
+def late(beats: Sequence[Beat], still_s: float, limit_s: float) -> str | None:
+    """Who is late, if anyone, when no rank has got further for ``still_s`` seconds."""
+    if any(beat.untimed for beat in beats):
+        return None
+    first, last = min(beat.count for beat in beats), max(beat.count for beat in beats)
+    if first == last:
+        if still_s < _ALL_ALIKE * limit_s:
+            return None
+        return f"every rank hangs at step {beats[0].step} ({beats[0].place}) for {still_s:.0f} s"
+    if still_s < limit_s:
+        return None
+    behind = [rank for rank, beat in enumerate(beats) if beat.count == first]
+    who = f"rank {behind[0]} hangs" if len(behind) == 1 else f"ranks {', '.join(map(str, behind))} hang"
+    there = beats[behind[0]]
+    return f"{who} at step {there.step} ({there.place}): no rank got further for {still_s:.0f} s"
+
+
+def silent(beats: Sequence[Beat], still_s: Sequence[float], limit_s: float) -> str | None:
+    """Who has not told anything at all for too long, whatever it was at: its process is stopped, or stuck outside of
+    Python."""
+    rank = max(range(len(beats)), key=still_s.__getitem__)
+    if still_s[rank] < limit_s:
+        return None
+    last = beats[rank]
+    where = f"last seen at step {last.step}, {last.place}"
+    return f"rank {rank} hangs: nothing from its process for {still_s[rank]:.0f} s ({where})"
+
+
+class Watch:
+    """A thread on every rank. Ends the process through ``end`` when the job stands still."""
+
+    def __init__(self, marks: Marks, limit_s: float, end: Callable[[str], None]) -> None:
+        self._marks, self._limit, self._end = marks, limit_s, end
+        self._over = threading.Event()
+
+    def start(self) -> None:
+        if self._limit <= 0 or not dist.is_initialized() or dist.get_world_size() == 1:
+            return
+        # A connection of its own: the main thread's may be held by a wait.
+        store: Any = dist.distributed_c10d._get_default_store()
+        store = store.clone()
+        names = [f"toolkit/{attempt()}/{rank}" for rank in range(dist.get_world_size())]
+        threading.Thread(target=self._run, args=(store, names, dist.get_rank()), daemon=True).start()
+
+    def stop(self) -> None:
+        self._over.set()
+
+    def _run(self, store: Any, names: list[str], rank: int) -> None:
+        seen: list[Beat] = []
+        since = time.monotonic()
+        told: list[tuple[int, float]] = [(-1, since)] * len(names)
+        """Of each rank, the number of its last word and when it came."""
+        tick = 0
+        while not self._over.wait(_EVERY_S):
+            tick += 1
+            try:
+                store.set(names[rank], json.dumps([tick, *vars(self._marks.beat).values()]))
+                if not store.check(names):
+                    continue  # not all have begun
+                words = [json.loads(value) for value in store.multi_get(names)]
+            except RuntimeError:
+                return  # the store is gone, and with it the job
+            now = time.monotonic()
+            told = [(word[0], now) if word[0] != was[0] else was for word, was in zip(words, told, strict=True)]
+            beats = [Beat(*word[1:]) for word in words]
+            if beats != seen:
+                seen, since = beats, now
+            found = silent(beats, [now - at for _, at in told], self._limit) or late(beats, now - since, self._limit)
+            if found and not self._over.is_set():
+                print(f"\n{found}; this rank stands here:", file=sys.stderr, flush=True)
+                faulthandler.dump_traceback(sys.stderr)
+                self._end(found)
