@@ -59,7 +59,7 @@ def fuse_head(model: nn.Module, resolved: Resolved) -> None:
             f"{resolved.source}: loss: fused takes a head that is one linear layer, and here there is {what}; take it "
             "out of adapter.target_modules (or train it whole: modules_to_save), or set loss: plain"
         )
-    head.forward = HeadLoss(head, resolved.loss_kernel)
+    head.forward = HeadLoss(head, resolved.loss_kernel)  # type: ignore[method-assign,assignment]
 
 
 def fused_calls(model: nn.Module) -> int:
@@ -134,14 +134,18 @@ class _ChunkedLoss(torch.autograd.Function):
             supervised = targets[start : start + rows] != IGNORED
             right = targets[start : start + rows].clamp(min=0).unsqueeze(1)
             logits = functional.linear(chunk, head, added).float()
-            normaliser = logits.logsumexp(-1, keepdim=True)
-            losses = (normaliser - logits.gather(1, right)).squeeze(1)
+            picked = logits.gather(1, right)
+            highest = logits.amax(-1, keepdim=True)
+            # In place from here on. Probabilities as quotients err by roundings alone; as exp(logit - logsumexp) they
+            # would err by roundings of numbers the size of the loss.
+            exponentials = logits.sub_(highest).exp_()
+            sums = exponentials.sum(-1, keepdim=True)
+            losses = (sums.log() + (highest - picked)).squeeze(1)
             total += losses.masked_fill(~supervised, 0.0).sum()
             if not any(needs):
                 continue
-            # From logits to their gradient, softmax minus one at the right token, in place.
-            gradient = logits.sub_(normaliser).exp_()
-            gradient.scatter_add_(1, right, torch.full_like(normaliser, -1.0))
+            gradient = exponentials.div_(sums)
+            gradient.scatter_add_(1, right, torch.full_like(sums, -1.0))
             gradient.masked_fill_(~supervised.unsqueeze(1), 0.0)
             if of_bias is not None:
                 of_bias += gradient.sum(0)
@@ -171,7 +175,7 @@ class _ChunkedLoss(torch.autograd.Function):
 def _liger(
     hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor
 ) -> torch.Tensor:
-    from liger_kernel.transformers.fused_linear_cross_entropy import (  # type: ignore[import-not-found]
+    from liger_kernel.transformers.fused_linear_cross_entropy import (
         LigerFusedLinearCrossEntropyLoss,
     )
 

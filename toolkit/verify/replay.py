@@ -115,6 +115,12 @@ class Reference:
                     rounding = self.noise.eps * gradient.double().norm().item()
                     apart = (other[1][name].double() - gradient.double()).norm().item()
                     self.noise.absolute[name] = max(self.noise.absolute[name], rounding, apart)
+            if self.resolved.loss_kernel != "plain":
+                # Another softmax is another rounding of it: how far the plain one's is from the exact one.
+                self.loop.loss_dtype = torch.float64
+                exact = self._run([(micro, [at]) for at, (_, micro) in enumerate(window)], step, loss_scale)
+                self.loop.loss_dtype = torch.float32
+                _differ(self.noise.rearranged, plain, exact)
             if packed and not self._balances_experts():
                 _differ(self.noise.apart.setdefault(step, defaultdict(float)), plain,
                         self._run(rows_apart(window), step, loss_scale))  # fmt: skip
