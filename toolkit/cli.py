@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from toolkit.bench import commands as bench_commands
 from toolkit.doctor import commands as doctor_commands
 from toolkit.lint import commands as lint_commands
 from toolkit.plan import commands as plan_commands
@@ -102,5 +103,6 @@ def init(
 
 verify_commands.register(app)
 plan_commands.register(app)
+bench_commands.register(app)
 lint_commands.register(app)
 doctor_commands.register(app)

@@ -135,14 +135,18 @@ class _ChunkedLoss(torch.autograd.Function):
             supervised = targets[start : start + rows] != IGNORED
             right = targets[start : start + rows].clamp(min=0).unsqueeze(1)
             logits = functional.linear(chunk, head, added).float()
-            normaliser = logits.logsumexp(-1, keepdim=True)
-            losses = (normaliser - logits.gather(1, right)).squeeze(1)
+            picked = logits.gather(1, right)
+            highest = logits.amax(-1, keepdim=True)
+            # In place from here on. Probabilities as quotients err by roundings alone; as exp(logit - logsumexp) they
+            # would err by roundings of numbers the size of the loss.
+            exponentials = logits.sub_(highest).exp_()
+            sums = exponentials.sum(-1, keepdim=True)
+            losses = (sums.log() + (highest - picked)).squeeze(1)
             total += losses.masked_fill(~supervised, 0.0).sum()
             if not any(needs):
                 continue
-            # From logits to their gradient, softmax minus one at the right token, in place.
-            gradient = logits.sub_(normaliser).exp_()
-            gradient.scatter_add_(1, right, torch.full_like(normaliser, -1.0))
+            gradient = exponentials.div_(sums)
+            gradient.scatter_add_(1, right, torch.full_like(sums, -1.0))
             gradient.masked_fill_(~supervised.unsqueeze(1), 0.0)
             if of_bias is not None:
                 of_bias += gradient.sum(0)

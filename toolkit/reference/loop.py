@@ -50,6 +50,7 @@ class PlainLoop:
             self.weights = {name: p.detach().clone() for name, p in self.trained.items()}
             for parameter in model.parameters():
                 parameter.data = parameter.data.to(self.compute_dtype)
+        self.loss_dtype = torch.float32
         self.gradients: dict[str, torch.Tensor] = {}
         self.norm = self.coefficient = 0.0
         settings = resolved.recipe.optimizer
@@ -128,7 +129,7 @@ class PlainLoop:
             shifted = torch.cat([first, labels[:, :-1]], dim=1)
             inputs["decoder_input_ids"] = shifted.masked_fill(shifted == -100, config.pad_token_id or 0)
         output = self.model(**inputs)
-        logits = output.logits.float()
+        logits = output.logits.to(self.loss_dtype)
         if task == "causal-lm":
             logits, labels = logits[:, :-1], labels[:, 1:]
         loss = functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=-100, reduction="sum")

@@ -104,8 +104,8 @@ class Reference:
         self.set_weights(weights)
         variants = [reversed_order(window), rows_flipped(window)]
         packed = is_packed(window[0][1])
-        # Packed samples apart are something to be proven, in float32. No other variant may then join or part samples: in
-        # a model that lets them see each other it would be no correct run, and what it differs by no noise.
+        # Packed samples apart are something to be proven, in float32. No other variant may then join or part samples:
+        # in a model that lets them see each other it would be no correct run, and what it differs by no noise.
         proven = packed and self.loop.compute_dtype == torch.float32 and not self._balances_experts()
         if not proven and not self._balances_experts():
             variants += [all_together(window)] if packed else [rows_apart(window), all_together(window)]
@@ -118,6 +118,12 @@ class Reference:
                     rounding = self.noise.eps * gradient.double().norm().item()
                     apart = (other[1][name].double() - gradient.double()).norm().item()
                     self.noise.absolute[name] = max(self.noise.absolute[name], rounding, apart)
+            if self.resolved.loss_kernel != "plain":
+                # Another softmax is another rounding of it: how far the plain one's is from the exact one.
+                self.loop.loss_dtype = torch.float64
+                exact = self._run([(micro, [at]) for at, (_, micro) in enumerate(window)], step, loss_scale)
+                self.loop.loss_dtype = torch.float32
+                _differ(self.noise.rearranged, plain, exact)
             if proven:
                 _differ(self.noise.apart.setdefault(step, defaultdict(float)), plain,
                         self._run(rows_apart(window), step, loss_scale))  # fmt: skip

@@ -1,0 +1,1 @@
+"""Measured cells: what a recipe really takes here, against others in turns."""

@@ -1,0 +1,138 @@
+"""`toolkit bench` behind the command line: cells, their turns, the screen and the JSON."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from toolkit.errors import InputError
+from toolkit.results import Result, write_json
+from toolkit.strategies import strategies
+
+
+@dataclass(frozen=True)
+class Request:
+    """The command line."""
+
+    recipe: str
+    overrides: tuple[str, ...] = ()
+    strategies: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    against: str | None = None
+    turns: int = 3
+    steps: int = 5
+    warmup: int = 2
+    full_rows: bool = False
+    profile: str | None = None
+    tflops: float | None = None
+    json_target: str | None = None
+
+
+def bench_command(request: Request) -> int:
+    """Measure and tell; returns the exit status: 0 every cell was measured, 1 one of them failed."""
+    _check(request)
+    result = Result("bench")
+    from toolkit.bench.cells import Plan, as_json, make_cells, rate_of, run_cells
+    from toolkit.data.preflight import check_data
+    from toolkit.launch.group import WorkerGroup
+    from toolkit.machine import cpu_count
+
+    cells, left_out = make_cells(
+        request.recipe, request.overrides, _named(request.strategies), request.options, request.against
+    )
+    for cell in () if request.full_rows else cells:
+        check_data(cell.resolved.recipe)
+    say = (lambda line: None) if request.json_target == "-" else _say
+    for line in left_out:
+        say(f"left out: {line}")
+    plan = Plan(request.turns, request.steps, request.warmup, request.full_rows)
+    log = Path("runs/bench") / f"{Path(request.recipe).stem}.log"
+    sizes = {cell.resolved.world_size for cell in cells}
+    groups = {size: WorkerGroup(size, max(1, cpu_count() // size), log=log.absolute()) for size in sizes}
+    try:
+        run_cells(cells, plan, request.profile, say, groups)
+    finally:
+        for group in groups.values():
+            group.close()
+    rate = rate_of(cells[0].resolved.device, request.tflops)
+    document = result.finish(
+        recipe_sha256=cells[0].resolved.sha256,
+        device=_device(cells[0].resolved.device),
+        cells=[as_json(cell, rate) for cell in cells],
+        turns=request.turns,
+        steps=request.steps,
+        warmup=request.warmup,
+        data="full rows of random tokens" if request.full_rows else "the recipe's",
+        left_out=left_out,
+    )
+    for line in table(document):
+        say(line)
+    if request.json_target:
+        write_json(document, request.json_target)
+    return 0 if all(cell.failure is None for cell in cells) else 1
+
+
+def table(document: dict[str, Any]) -> list[str]:
+    """The result for a person: a line per cell, where the recipe's time went, and its profile."""
+    cells = document["cells"]
+    width = max(12, *(len(cell["label"]) for cell in cells))
+    lines = ["", f"{'':{width}}  tokens/s  of first   step s  slowest   peak GiB  padding    MFU"]
+    first = cells[0]["tokens_per_second"]
+    for cell in cells:
+        if cell["tokens_per_second"] is None:
+            lines.append(f"{cell['label']:{width}}  {cell['reason']}")
+            continue
+        peak = cell["peak_allocated_bytes"]
+        lines.append(
+            f"{cell['label']:{width}}  {cell['tokens_per_second']:8,.0f}  "
+            + (f"{cell['tokens_per_second'] / first:8.2f}" if first else " " * 8)
+            + f"  {cell['seconds_per_step']:7.3f}  {cell['seconds_spread'][1]:7.3f}   "
+            + (f"{peak / 2**30:8.3f}" if peak is not None else "       -")
+            + f"  {cell['padding']:7.1%}  "
+            + (f"{cell['mfu']:5.1%}" if cell["mfu"] is not None else "    -")
+        )
+    if first:
+        shares = cells[0]["phases"].items()
+        lines += ["", "time of the first: " + " · ".join(f"{name} {share:.1%}" for name, share in shares)]
+    profile = cells[0].get("profile")
+    if profile:
+        lines += ["", f"trace: {profile['trace']}  (ui.perfetto.dev)"]
+        if profile["device"]:
+            lines.append(
+                "device: " + " · ".join(f"{k.replace('_', ' ')} {v:.3f} s" for k, v in profile["device"].items())
+            )
+        lines += [f"  {op['share']:6.1%}  {op['calls']:6d} calls  {op['name'][:70]}" for op in profile["operations"]]
+    return lines
+
+
+def _check(request: Request) -> None:
+    for name, value in (("--turns", request.turns), ("--steps", request.steps)):
+        if value < 1:
+            raise InputError(f"{name} {value}: at least 1")
+    if request.warmup < 0:
+        raise InputError(f"--warmup {request.warmup}: 0 or more")
+    if request.tflops is not None and request.tflops <= 0:
+        raise InputError(f"--tflops {request.tflops:g}: 10^12 operations per second, above 0")
+
+
+def _named(names: tuple[str, ...]) -> list[str]:
+    known = list(strategies())
+    for name in names:
+        if name not in [*known, "all"]:
+            raise InputError(f"--strategies: {name} is not one of {', '.join(known)}, or all")
+    return known if "all" in names else list(names)
+
+
+def _device(kind: str) -> str:
+    if kind == "cuda":
+        import torch
+
+        return torch.cuda.get_device_name(0)
+    return kind
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,63 @@
+"""What a model is given in a step: how much of it is padding, and how far its tokens look back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from toolkit.data.collate import MicroBatch, sample_spans
+from toolkit.recipe.resolve import Resolved
+
+
+@dataclass(frozen=True)
+class Rows:
+    """``tokens``: of samples; ``slots``: with the padding; ``pairs``: of a token and one that it may attend to."""
+
+    tokens: int = 0
+    slots: int = 0
+    pairs: int = 0
+
+    @classmethod
+    def of(cls, window: Sequence[MicroBatch]) -> Rows:
+        """Count one window of one rank."""
+        tokens = slots = pairs = 0
+        for micro in window:
+            slots += micro.tensors["input_ids"].numel()
+            if "attention_mask" in micro.tensors:
+                lengths = micro.tensors["attention_mask"].sum(-1).tolist()
+            else:
+                spans = sample_spans(micro.tensors["position_ids"])
+                # A padding token stands alone; so does a sample of one token, which teaches as little.
+                lengths = [end - start for row in spans for start, end in row if end - start > 1]
+            tokens += sum(lengths)
+            pairs += sum(length * (length + 1) // 2 for length in lengths)
+        return cls(tokens, slots, pairs)
+
+    def __add__(self, other: Rows) -> Rows:
+        return Rows(self.tokens + other.tokens, self.slots + other.slots, self.pairs + other.pairs)
+
+
+def full_rows(resolved: Resolved, config: Any, rank: int) -> Iterator[list[MicroBatch]]:
+    """Windows without end whose rows all have ``max_length`` random tokens: the most that a micro-batch can take."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    recipe = resolved.recipe
+    shape = (resolved.micro_size, recipe.data.max_length)
+    draw = torch.Generator().manual_seed(rank)
+    step = 0
+    while True:
+        window = []
+        for micro in range(resolved.accumulation):
+            ids = torch.randint(3, text.vocab_size, shape, generator=draw)
+            tensors = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
+            supervised = shape[0] * (shape[1] - 1)
+            if recipe.model.task == "sequence-classification":
+                tensors["labels"] = torch.zeros(shape[0], dtype=torch.int64)
+                supervised = shape[0]
+            elif recipe.model.task == "seq2seq-lm":
+                supervised = ids.numel()
+            window.append(MicroBatch(tensors, list(range(shape[0])), supervised, 0, step, micro, resolved.accumulation))
+        yield window
+        step += 1
