@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from plan.cells import LLAMA
+from plan.test_speed import LLAMA_8B
 from toolkit.errors import InputError
 from toolkit.plan.command import Request, plan_command
 
@@ -147,3 +148,32 @@ def test_help_imports_nothing_heavy() -> None:
 
     code = "import sys, toolkit.plan.commands; assert not {'torch', 'transformers'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_zero3_is_loaded_whole_and_told_so(tmp_path: Path) -> None:
+    """DeepSpeed moves a model that was not made under zero.Init to each device before it splits it; FSDP does not."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    found = {}
+    for name in ("zero3", "fsdp2"):
+        overrides = (f"strategy.name={name}",)
+        file = str(tmp_path / "config.json")
+        _, result = planned(tmp_path, file, memory=14, gpus=8, lora=8, length=128, overrides=overrides)
+        found[name] = result["candidates"][0]
+    weights = 2 * 8.03e9  # 16 bits
+    reserve = found["zero3"]["breakdown"]["reserve"]
+    assert found["zero3"]["phases"]["load"] - reserve == pytest.approx(weights, rel=0.01)
+    assert found["fsdp2"]["phases"]["load"] - reserve < weights / 4
+    assert found["zero3"]["peak_phase"] == "load"
+    assert "while it is loaded" in found["zero3"]["reason"]
+    assert found["fsdp2"]["fits"]
+
+
+def test_the_host_loads_trained_weights_for_every_process_and_frozen_ones_once(tmp_path: Path, config: str) -> None:
+    sizes = {}
+    for lora in (None, 8):
+        for gpus in (1, 4):
+            _, result = planned(tmp_path, config, gpu="h100", gpus=gpus, lora=lora)
+            sizes[lora, gpus] = result["candidates"][0]["host_load_bytes"]
+    assert sizes[None, 4] == 4 * sizes[None, 1]
+    assert sizes[8, 4] < 1.1 * sizes[8, 1]
+    assert sizes[8, 1] == pytest.approx(0.5 * sizes[None, 1], rel=0.05)

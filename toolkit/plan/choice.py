@@ -35,6 +35,8 @@ class Candidate:
     capacity: int
     usable: int
     asked: bool = False
+    host_loading: int = 0
+    """Bytes of a node's host while all its processes load the model; ``host``: while they train."""
 
     @property
     def peak(self) -> int:
@@ -64,9 +66,11 @@ class Candidate:
         if self.fits:
             return ""
         term, size = max(self.breakdown.items(), key=lambda item: item[1])
+        when = " while it is loaded" if self.memory.peak_phase == "load" else ""
         return (
-            f"{_gib(self.peak)} of {_gib(self.capacity)} GiB, {_gib(self.peak - self.usable)} over, "
-            f"of which {term} {_gib(size)}" + (f", loss {_gib(self.breakdown['loss'])}" if term != "loss" else "")
+            f"{_gib(self.peak)} of {_gib(self.capacity)} GiB{when}, {_gib(self.peak - self.usable)} over, "
+            f"of which {term} {_gib(size)}"
+            + (f", loss {_gib(self.breakdown['loss'])}" if term != "loss" and self.breakdown["loss"] else "")
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -81,6 +85,7 @@ class Candidate:
             "fits": self.fits,
             "peak_bytes": self.peak,
             "host_bytes": self.host,
+            "host_load_bytes": self.host_loading,
             "breakdown": self.breakdown,
             "phases": {name: size + self.reserve for name, size in self.memory.phases.items()},
             "peak_phase": self.memory.peak_phase,
@@ -115,7 +120,9 @@ class Search:
         reserve = _reserve(resolved)
         seconds = step_seconds(resolved, planner.skeleton.holdings, segments, self.device, self.rates)
         host = sum(ledger.host.values()) * resolved.recipe.machine.processes
-        return Candidate(resolved, memory, reserve, host, seconds, self.device.bytes, self.usable, asked)
+        own, shared = ledger.host_loading()
+        loading = own * resolved.recipe.machine.processes + shared
+        return Candidate(resolved, memory, reserve, host, seconds, self.device.bytes, self.usable, asked, loading)
 
     def all(self, every: bool = False) -> list[Candidate]:
         """The recipe's own first, then every other strategy, offload, checkpointing and micro-batch size.
@@ -147,7 +154,8 @@ class Search:
     def least(self, resolved: Resolved) -> int:
         """Bytes that stay for the whole step: no micro-batch, length or recomputation takes less. Traces nothing."""
         ledger = strategy_of(resolved).ledger_class()(self.planner.skeleton.holdings, resolved)
-        return sum(ledger.resident.values()) + _reserve(resolved)
+        least = sum(ledger.resident.values())
+        return max(least, ledger.loading() if ledger.overlap else 0) + _reserve(resolved)
 
     def _sizes(self) -> list[int]:
         per_rank = self.asked.global_size // self.asked.world_size

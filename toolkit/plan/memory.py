@@ -29,8 +29,8 @@ class Place:
 
 @dataclass
 class Memory:
-    """``phases``: the highest bytes of each; ``breakdown``: the terms at the highest of all; ``line``: the step,
-    place by place."""
+    """``phases``: the highest bytes of each; ``breakdown``: the terms at the highest of all; ``line``: one step,
+    place by place, without loading and saving."""
 
     phases: dict[str, int] = field(default_factory=dict)
     breakdown: dict[str, int] = field(default_factory=dict)
@@ -41,14 +41,20 @@ class Memory:
     def see(self, phase: str, terms: dict[str, int]) -> None:
         total = sum(terms.values())
         self.phases[phase] = max(self.phases.get(phase, 0), total)
-        self.line.append(Place(phase, terms))
+        if phase not in ("load", "save"):
+            self.line.append(Place(phase, terms))
         if total > self.peak:
             self.peak, self.peak_phase, self.breakdown = total, phase, terms
 
 
 def walk(points: Iterable[Point], ledger: Ledger, accumulation: int) -> Memory:
-    """The memory of a window's last micro-batch and its optimizer step, when every buffer and moment is there."""
+    """The memory of loading, of a window's last micro-batch and its optimizer step, when every buffer and moment is
+    there, and of saving."""
     memory = Memory()
+    nothing = dict.fromkeys(TERMS, 0)
+    if ledger.overlap:
+        # On a CPU the device is the host, where every process loads the whole model: Candidate.host_loading.
+        memory.see("load", nothing | {"parameters": ledger.loading()})
     ledger.start(accumulating=accumulation > 1)
     for point in points:
         moment = 0
@@ -66,6 +72,9 @@ def walk(points: Iterable[Point], ledger: Ledger, accumulation: int) -> Memory:
     moment = ledger.finish_backward()
     memory.see("reduce", _terms(ledger, 0, 0, moment))
     memory.see("step", _terms(ledger, 0, 0, ledger.step()))
+    memory.see(
+        "save", nothing | ledger.resident | {"communication": ledger.resident["communication"] + ledger.saving()}
+    )
     return memory
 
 

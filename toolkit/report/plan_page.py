@@ -195,10 +195,19 @@ def _step(candidate: Candidate, search: Search, is_chosen: bool) -> list[str]:
     return [
         f"<h2>One step of {html.escape(candidate.label)}, {which}</h2>",
         f"<p class='soft'>GiB alive in the last micro-batch and the update, as long as their computing takes; the "
-        f"peak, {candidate.peak / GIB:.2f} GiB, is in {candidate.memory.peak_phase}.</p>",
+        f"peak, {candidate.peak / GIB:.2f} GiB, is in {candidate.memory.peak_phase}. "
+        f"{_around(candidate)}</p>",
         f"<svg viewBox='0 0 {_WIDTH} {_HEIGHT}' role='img' aria-label='memory over one step'>{''.join(ticks)}"
         f"{''.join(shapes)}{limit}{_phases(candidate, x)}</svg>",
     ]
+
+
+def _around(candidate: Candidate) -> str:
+    phases = candidate.memory.phases
+    told = [f"{name} takes {(phases[phase] + candidate.reserve) / GIB:.1f}" for phase, name in (
+        ("load", "Loading"), ("save", "saving")) if phase in phases]  # fmt: skip
+    host = f"the host {candidate.host_loading / GIB:.1f} while all processes load"
+    return ", ".join([*told, host]) + "."
 
 
 def _area(below: Sequence[float], above: Sequence[float], x: Any, y: Any, term: str) -> str:
@@ -267,14 +276,15 @@ def _nice(top: float) -> list[float]:
 def _table(candidates: Sequence[Candidate], chosen: Candidate | None) -> str:
     head = "".join(
         f"<th class='n'>{name}</th>"
-        for name in ("GiB", "host GiB", "s a step", "computing", "update", "waiting for links", "offload")
+        for name in ("GiB", "host", "host, loading", "s a step", "computing", "update", "waiting for links", "offload")
     )
     rows = [f"<div class='wide'><table><tr><th>way</th>{head}<th>why not</th></tr>"]
     for c in candidates:
         seconds = c.seconds
         parts = [None] * 5 if seconds is None else [
             seconds.total, seconds.compute, seconds.optimizer, seconds.exposed, seconds.offload]  # fmt: skip
-        numbers = [f"{c.peak / GIB:.1f}", f"{c.host / GIB:.1f}", *("–" if p is None else f"{p:.3f}" for p in parts)]
+        sizes = [f"{size / GIB:.1f}" for size in (c.peak, c.host, c.host_loading)]
+        numbers = [*sizes, *("–" if p is None else f"{p:.3f}" for p in parts)]
         why = "<span class='good'>the fastest that fits</span>" if c is chosen else html.escape(c.reason) or "slower"
         if c.fits and c.seconds is None and c is not chosen:
             why = "fits; times are not known"

@@ -135,7 +135,23 @@ class Ledger:
         """What the optimizer's step takes for a moment, beside what stays."""
         return 0
 
+    def loading(self) -> int:
+        """The most weights on the device while the model goes there from the host, before the first step."""
+        return self.resident["parameters"]
+
+    def saving(self) -> int:
+        """What putting one weight or moment together takes, beside what stays: parts of all ranks, their whole."""
+        largest = max((w.numel for unit, _ in self.holdings.units() for w in unit if w.trains), default=0)
+        return 0 if self.ranks == 1 else 2 * largest * self.trained
+
     # ---- shared
+
+    def host_loading(self) -> tuple[int, int]:
+        """Host memory of loading: bytes for each process, and bytes that a node's processes share. Every process
+        loads the whole model: trained weights into memory of its own, frozen ones in 16 bits by mapping the files,
+        which all of a node see once; frozen ones in 32 bits are copies too."""
+        own, frozen = self.trains * self.trained, self.frozen_bytes()
+        return (own, frozen) if self.frozen == 2 else (own + frozen, 0)
 
     def frozen_bytes(self) -> int:
         """Frozen weights, whole."""

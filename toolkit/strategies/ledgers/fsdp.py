@@ -24,6 +24,14 @@ class _FsdpLedger(Ledger):
         else:
             self.resident["parameters"], self.resident["optimizer"] = parameters, 2 * self.parts
 
+    def loading(self) -> int:
+        # Each unit is moved whole, then split (_init_utils.py, ``_move_module_to_device``; _fsdp_init.py,
+        # ``_move_states_to_device``).
+        sizes = (self.frozen, self.trained)
+        blocks = (EMBED, TAIL, *range(len(self.holdings.order)))
+        largest = max(sum(w.numel * sizes[w.trains] for w in self.holdings.unit(block)) for block in blocks)
+        return self.resident["parameters"] + largest
+
     def start(self, accumulating: bool) -> None:
         super().start(accumulating)
         self.gradients = self.parts if accumulating and not self.settings.offload else 0

@@ -128,6 +128,11 @@ class Zero3Ledger(_ZeroLedger):
         self.resident["communication"] = settings.reduce_bucket * self.trained
         self._kept = self._kept_after_forward()
 
+    def loading(self) -> int:
+        # Only a model made under zero.Init is split before it is moved; engine.py (``_configure_distributed_model``)
+        # moves any other to the device whole.
+        return self.trains * self.compute + self.frozen_bytes() + self.holdings.buffers
+
     def _size(self, weight: Weight) -> int:
         return self.compute if weight.trains else self.frozen
 
