@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -160,7 +161,7 @@ def trainer(data: list[list[int]], warmup: int, steps: int) -> Timed:
 
     with tempfile.TemporaryDirectory() as folder:
         arguments = _arguments(TrainingArguments, folder, ROWS, warmup + steps, remove_unused_columns=False)
-        made = Trainer(model=adapted(), args=arguments, train_dataset=data, data_collator=padded)  # type: ignore[arg-type]
+        made = Trainer(model=adapted(), args=arguments, train_dataset=data, data_collator=padded)
         return _run(made, Clock(warmup, steps))
 
 
@@ -238,7 +239,7 @@ def toolkit(data: list[list[int]], warmup: int, steps: int, packing: bool = Fals
     session = engage(resolved, make_accelerator(resolved), None, 0)
     clock = Clock(warmup, steps)
     loader: Any = TrainLoader(
-        _Samples(data),  # type: ignore[arg-type]
+        _Samples(data),
         recipe,
         micro_size=resolved.micro_size,
         accumulation=1,
@@ -264,11 +265,11 @@ def peers() -> dict[str, Callable[[list[list[int]], int, int], Timed]]:
     """Those that can run here."""
     found: dict[str, Callable[[list[list[int]], int, int], Timed]] = {"bare": bare, "trainer": trainer}
     if importlib.util.find_spec("trl") is not None:
-        found |= {"sft": sft, "sft-packing": lambda *given: sft(*given, packing=True)}
+        found |= {"sft": sft, "sft-packing": partial(sft, packing=True)}
     found |= {
         "toolkit": toolkit,
-        "toolkit-fused": lambda *given: toolkit(*given, loss="fused"),
-        "toolkit-packing": lambda *given: toolkit(*given, packing=True),
+        "toolkit-fused": partial(toolkit, loss="fused"),
+        "toolkit-packing": partial(toolkit, packing=True),
     }
     return found
 
