@@ -239,7 +239,7 @@ def toolkit(data: list[list[int]], warmup: int, steps: int, packing: bool = Fals
     session = engage(resolved, make_accelerator(resolved), None, 0)
     clock = Clock(warmup, steps)
     loader: Any = TrainLoader(
-        _Samples(data),
+        _Samples(data),  # type: ignore[arg-type]
         recipe,
         micro_size=resolved.micro_size,
         accumulation=1,
