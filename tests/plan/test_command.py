@@ -177,3 +177,12 @@ def test_the_host_loads_trained_weights_for_every_process_and_frozen_ones_once(t
     assert sizes[None, 4] == 4 * sizes[None, 1]
     assert sizes[8, 4] < 1.1 * sizes[8, 1]
     assert sizes[8, 1] == pytest.approx(0.5 * sizes[None, 1], rel=0.05)
+
+
+def test_what_was_never_measured_is_marked(tmp_path: Path, config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    overrides = ("precision=fp16", "strategy.offload=optimizer")
+    _, result = planned(tmp_path, config, gpu="h100", gpus=2, overrides=overrides)
+    assert result["candidates"][0]["unmeasured"] == ["offload optimizer", "fp16"]
+    assert "offload optimizer, fp16: never held against a real run" in capsys.readouterr().out
+    _, result = planned(tmp_path, config, gpu="h100", gpus=2)
+    assert result["candidates"][0]["unmeasured"] == []

@@ -1,12 +1,24 @@
-"""Measures cells and predicts them; ``PYTHONPATH=tests python -m plan.truth`` prints the table of docs/planning.md."""
+"""Measures cells and predicts them, and keeps the table of docs/planning.md.
+
+``PYTHONPATH=tests python -m plan.truth`` measures every cell that is not in docs/measurements/plan-memory.json yet,
+predicts all of them again and writes both; ``--again`` measures all, a word only cells with it in their name.
+"""
 
 from __future__ import annotations
 
+import json
+import statistics
 import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 from plan.cells import BUCKET, BUILT, HELD_OUT, Cell
+
+ROOT = Path(__file__).parents[2]
+KEPT = ROOT / "docs" / "measurements" / "plan-memory.json"
+PAGE = ROOT / "docs" / "planning.md"
+_BEGIN, _END = "<!-- cells: begin -->", "<!-- cells: end -->"
 
 
 def measured(recipe: dict[str, Any], length: int) -> int:
@@ -36,24 +48,61 @@ def _resolved(recipe: dict[str, Any]) -> Any:
         zero._BUCKET = original
 
 
-def main(which: str = "") -> None:
-    from toolkit.errors import ToolkitError
+def kept() -> dict[str, Any]:
+    """What was measured and predicted: versions, and cells by name."""
+    return json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {"versions": {}, "cells": {}}
+
+
+def main(*words: str) -> None:
     from toolkit.launch.group import WorkerGroup
+    from toolkit.results import versions
 
     warnings.filterwarnings("ignore")
+    known = kept()["cells"] if kept()["versions"] == versions() else {}
+    wanted = [w for w in words if not w.startswith("--")]
+    cells = [(title, cell) for title, group in (("built", BUILT), ("held out", HELD_OUT)) for cell in group]
     with WorkerGroup(1) as one, WorkerGroup(2) as two:
-        for title, cells in (("held out", HELD_OUT), ("built", BUILT)):
-            for cell in cells:
-                if which not in cell.name:
-                    continue
-                try:
-                    group = one if cell.strategy == "single" else two
-                    real = max(group.run(measured, cell.recipe(), cell.length))
-                    said = predicted(cell)
-                    print(f"| {title} | {cell.name} | {said / 1e6:.2f} | {real / 1e6:.2f} | {said / real - 1:+.1%} |",
-                          flush=True)  # fmt: skip
-                except ToolkitError as error:
-                    print(f"| {title} | {cell.name} | failed | {str(error).strip().splitlines()[-1][:300]}", flush=True)
+        for title, cell in cells:
+            chosen = not wanted or any(word in cell.name for word in wanted)
+            before = known.get(cell.name, {})
+            real = before.get("measured")
+            if chosen and (real is None or "--again" in words):
+                group = one if cell.strategy == "single" else two
+                real = max(group.run(measured, cell.recipe(), cell.length))
+            if real is None:
+                continue
+            known[cell.name] = {"kind": title, "measured": real, "predicted": predicted(cell)}
+            KEPT.parent.mkdir(parents=True, exist_ok=True)
+            KEPT.write_text(json.dumps({"versions": versions(), "cells": known}, indent=1) + "\n", encoding="utf-8")
+            if chosen:
+                print(_row(cell.name, known[cell.name]), flush=True)
+    names = [cell.name for _, cell in cells]
+    write_page({name: known[name] for name in names if name in known})
+
+
+def error(row: dict[str, Any]) -> float:
+    return row["predicted"] / row["measured"] - 1
+
+
+def _row(name: str, row: dict[str, Any]) -> str:
+    return (
+        f"| {row['kind']} | {name} | {row['predicted'] / 1e6:.2f} | {row['measured'] / 1e6:.2f} | {error(row):+.2%} |"
+    )
+
+
+def write_page(cells: dict[str, Any]) -> None:
+    """Put the table between its marks in docs/planning.md."""
+    text = PAGE.read_text(encoding="utf-8")
+    before, rest = text.split(_BEGIN)
+    lines = ["| cells | number | median error | worst |", "| --- | --- | --- | --- |"]
+    for kind in ("built", "held out"):
+        errors = [error(row) for row in cells.values() if row["kind"] == kind]
+        if errors:
+            median = statistics.median(abs(e) for e in errors)
+            lines.append(f"| {kind} | {len(errors)} | {median:.2%} | {max(errors, key=abs):+.2%} |")
+    lines += ["", "| cells | cell | predicted | measured | error |", "| --- | --- | --- | --- | --- |"]
+    lines += [_row(name, row) for name, row in cells.items()]
+    PAGE.write_text(f"{before}{_BEGIN}\n" + "\n".join(lines) + f"\n{_END}{rest.split(_END)[1]}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -73,6 +73,15 @@ class Candidate:
             + (f", loss {_gib(self.breakdown['loss'])}" if term != "loss" and self.breakdown["loss"] else "")
         )
 
+    @property
+    def unmeasured(self) -> list[str]:
+        """What of this way no prediction has been held against real training for, on any device."""
+        recipe = self.resolved.recipe
+        found = [f"offload {recipe.strategy.offload}"] if recipe.strategy.offload != "none" else []
+        found += ["fp16"] if self.resolved.precision.compute == "float16" else []
+        found += [recipe.model.task] if recipe.model.task != "causal-lm" else []
+        return found
+
     def as_json(self) -> dict[str, Any]:
         """The contract's fields, and more."""
         recipe = self.resolved.recipe
@@ -92,6 +101,7 @@ class Candidate:
             "seconds_per_step": None if self.seconds is None else self.seconds.total,
             "seconds": None if self.seconds is None else dataclasses.asdict(self.seconds),
             "reason": self.reason,
+            "unmeasured": self.unmeasured,
             "asked": self.asked,
         }
 

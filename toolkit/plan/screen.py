@@ -88,6 +88,8 @@ def _line(candidate: Candidate, label: int, chosen: bool) -> str:
     notes = ["fastest that fits"] if chosen else []
     if candidate.asked:
         notes.append("asked")
+    if candidate.unmeasured:
+        notes.append(f"{', '.join(candidate.unmeasured)}: never held against a real run")
     return text + (f"  ← {', '.join(notes)}" if notes else "")
 
 

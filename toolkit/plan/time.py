@@ -19,7 +19,7 @@ from toolkit.strategies.ledgers.base import BYTES, Holdings
 @dataclass(frozen=True)
 class Rates:
     """Shares of the data sheet's rates that are reached, and what it does not give. None of these was measured on
-    a GPU; `--calibrate` replaces ``compute``."""
+    a GPU; `--calibrate` replaces compute, bandwidth, link and latency."""
 
     compute: float = 0.5
     bandwidth: float = 0.8
@@ -30,6 +30,8 @@ class Rates:
     """Seconds of one collective's start, times log2 of the devices."""
     host_bandwidth: float = 50.0
     """GB/s of host memory that the optimizer's update on the CPU reaches."""
+    overlap: bool = True
+    """Whether communication hides under computing. On a CPU the same cores do both."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,8 @@ def step_seconds(
     else:
         exposed = at_end
     exposed += max(0.0, hideable - hidden_under)
+    if not rates.overlap:
+        exposed = hideable + at_end
     trained = holdings.elements(True) * BYTES[resolved.precision.trainable]
     share = trained / resolved.world_size if moved.sharded_state else trained
     # AdamW reads weight, gradient and two moments and writes weight and moments: seven passes.

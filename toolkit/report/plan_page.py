@@ -290,6 +290,8 @@ def _table(candidates: Sequence[Candidate], chosen: Candidate | None) -> str:
             why = "fits; times are not known"
         cells = "".join(f"<td class='n'>{n}</td>" for n in numbers)
         asked = " <span class='soft'>asked</span>" if c.asked else ""
+        if c.unmeasured:
+            asked += f" <span class='soft'>({html.escape(', '.join(c.unmeasured))}: not measured)</span>"
         rows.append(f"<tr><td>{html.escape(c.label)}{asked}</td>{cells}<td>{why}</td></tr>")
     return "".join(rows) + "</table></div>"
 
