@@ -78,8 +78,9 @@ class Candidate:
         """What of this way no prediction has been held against real training for, on any device."""
         recipe = self.resolved.recipe
         found = [f"offload {recipe.strategy.offload}"] if recipe.strategy.offload != "none" else []
-        found += ["fp16"] if self.resolved.precision.compute == "float16" else []
-        found += [recipe.model.task] if recipe.model.task != "causal-lm" else []
+        name = recipe.strategy.name
+        found += ["fp16"] if self.resolved.precision.compute == "float16" and name not in ("single", "fsdp2") else []
+        found += [recipe.model.task] if recipe.model.task != "causal-lm" and name != "single" else []
         return found
 
     def as_json(self) -> dict[str, Any]:
