@@ -53,7 +53,9 @@ def calibrated(asked: Resolved, device: Device, rates: Rates) -> tuple[Device, R
     with WorkerGroup(processes) as group:
         found = group.run(_speeds, together.recipe.model_dump(exclude_unset=True), asked.device, length,
                           timeout=1800.0)  # fmt: skip
-    slowest = Speeds(*(max(values) if None not in values else None for values in zip(*found, strict=True)))
+    micro, update, large, small = zip(*found, strict=True)
+    alone = processes == 1
+    slowest = Speeds(max(micro), max(update), None if alone else max(large), None if alone else max(small))
     return _applied(slowest, together, device, rates, length)
 
 
