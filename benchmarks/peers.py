@@ -166,7 +166,7 @@ def trainer(data: list[list[int]], warmup: int, steps: int) -> Timed:
 
 
 def sft(data: list[list[int]], warmup: int, steps: int, packing: bool = False) -> Timed:
-    """TRL's SFTTrainer; its packing needs no flash attention to run, though it needs it to keep samples apart."""
+    """TRL's SFTTrainer; with packing its batches are one row without padding."""
     from datasets import Dataset
     from transformers import PreTrainedTokenizerFast
     from trl import SFTConfig, SFTTrainer  # type: ignore[import-not-found,import-untyped,unused-ignore]
