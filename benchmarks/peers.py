@@ -17,9 +17,9 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
 import random
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -166,7 +166,7 @@ def trainer(data: list[list[int]], warmup: int, steps: int) -> Timed:
 
 
 def sft(data: list[list[int]], warmup: int, steps: int, packing: bool = False) -> Timed:
-    """TRL's SFTTrainer; its packing needs no flash attention to run, though it needs it to keep samples apart."""
+    """TRL's SFTTrainer; with packing its batches are one row without padding."""
     from datasets import Dataset
     from transformers import PreTrainedTokenizerFast
     from trl import SFTConfig, SFTTrainer  # type: ignore[import-not-found,import-untyped,unused-ignore]
@@ -293,7 +293,8 @@ def measure(turns: int, warmup: int, steps: int, only: Sequence[str], say: Calla
                 f"{timed.tokens / timed.cpu:9,.0f} of processor time")  # fmt: skip
     result: dict[str, Any] = {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": " ".join(["python -m benchmarks.peers", *sys.argv[1:]]),
+        "command": f"python -m benchmarks.peers --turns {turns} --warmup {warmup} --steps {steps}",
+        "load": os.getloadavg()[1] / (os.cpu_count() or 1),
         "threads": torch.get_num_threads(),
         "versions": {p: version(p) for p in ("torch", "transformers", "accelerate", "peft")}
         | ({"trl": version("trl")} if "sft" in peers() else {}),
@@ -322,8 +323,8 @@ def page(result: dict[str, Any]) -> str:
         "# Peers on a CPU", "",
         f"`{result['command']}` · {result['started']} · {versions} · {result['threads']} thread(s)", "",
         "Small Llama, LoRA on all linear layers, fp32, log-normal lengths (median 70, sigma 0.6); supervised tokens "
-        f"per second, medians of {result['turns']} turns of {result['steps']} steps. The machine is shared: compare by "
-        "processor time.", "",
+        f"per second, medians of {result['turns']} turns of {result['steps']} steps. Where others use "
+        f"the machine too, compare by processor time. Load over five minutes: {result['load']:.1f} a core.", "",
         "| | of processor time | lowest, highest | of wall time |", "| --- | --- | --- | --- |",
     ]  # fmt: skip
     for name, rate in result["processor"].items():

@@ -12,7 +12,7 @@ from toolkit.errors import InputError
 from toolkit.machine import cuda_device_count
 
 MEASUREMENTS = Path("docs/measurements")
-"""Only what a GPU gave is written below this folder."""
+"""This harness writes below it only what a GPU gave; what a CPU gave says so in its name."""
 
 NO_GPU = (
     "no NVIDIA GPU was found here, and evidence from a GPU is measured on one; "

@@ -219,3 +219,15 @@ def test_packed_is_equal_to_apart_and_a_leak_is_not(model: torch.nn.Module, monk
     # The positions right, the mask without blocks.
     monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", lambda position_ids: None)
     assert difference(model, apart, packed) > 1e-2
+
+
+def test_a_cache_lets_packed_samples_see_each_other(model: torch.nn.Module) -> None:
+    """transformers 5.23: why toolkit/model/load.py turns it off. Where this fails, docs/speed.md is out of date."""
+    examples = samples()
+    apart = [collate([e], Slot([i], 0, 0, 0, 1), "causal-lm", 0) for i, e in enumerate(examples)]
+    packed = [collate(examples, Slot(list(range(6)), 0, 0, 0, 1, (3, 3)), "causal-lm", 0)]
+    model.config.use_cache = True
+    try:
+        assert difference(model, apart, packed) > 1e-2
+    finally:
+        model.config.use_cache = False

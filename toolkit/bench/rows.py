@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from toolkit.data.collate import MicroBatch, sample_spans
+from toolkit.data.formats import IGNORED
+from toolkit.data.spread import takes_one_row
 from toolkit.recipe.resolve import Resolved
 
 
@@ -53,6 +55,8 @@ def full_rows(resolved: Resolved, config: Any, rank: int) -> Iterator[list[Micro
             ids = torch.randint(3, text.vocab_size, shape, generator=draw)
             tensors = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
             supervised = shape[0] * (shape[1] - 1)
+            if recipe.data.packing:
+                tensors, supervised = _packed(ids, takes_one_row(recipe.model.attention))
             if recipe.model.task == "sequence-classification":
                 tensors["labels"] = torch.zeros(shape[0], dtype=torch.int64)
                 supervised = shape[0]
@@ -61,3 +65,14 @@ def full_rows(resolved: Resolved, config: Any, rank: int) -> Iterator[list[Micro
             window.append(MicroBatch(tensors, list(range(shape[0])), supervised, 0, step, micro, resolved.accumulation))
         yield window
         step += 1
+
+
+def _packed(ids: torch.Tensor, one_row: bool) -> tuple[dict[str, torch.Tensor], int]:
+    """Each row as two samples of different lengths: the least that packing has to keep apart."""
+    first = -(-ids.shape[1] * 2 // 3)
+    positions = torch.cat([torch.arange(first), torch.arange(ids.shape[1] - first)]).expand_as(ids)
+    labels = ids.masked_fill(positions == 0, IGNORED)
+    tensors = {"input_ids": ids, "position_ids": positions.contiguous(), "labels": labels}
+    if one_row:
+        tensors = {name: tensor.reshape(1, -1) for name, tensor in tensors.items()}
+    return tensors, int((tensors["labels"][:, 1:] != IGNORED).sum())

@@ -23,7 +23,7 @@ def training_args(resolved: Resolved) -> dict[str, Any]:
         "per_device_eval_batch_size": resolved.micro_size,
         "gradient_accumulation_steps": resolved.accumulation,
         "average_tokens_across_devices": True,
-        "optim": "adamw_torch_fused",
+        "optim": "adamw_torch_fused" if optimizer.kernel == "fused" else "adamw_torch",
         "learning_rate": optimizer.lr,
         "adam_beta1": optimizer.betas[0],
         "adam_beta2": optimizer.betas[1],

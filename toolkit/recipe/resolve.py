@@ -106,6 +106,15 @@ def resolve_values(recipe: Recipe, source: str, decide: Decisions, *, device: st
     if recipe.data.packing and (reason := why_not_packable(facts, recipe.model.attention)):
         near = "data.packing: false" + ("" if recipe.data.streaming else ", with data.group_by_length: true")
         raise InputError(f"{source}: data.packing: {reason}; set {near}")
+    if recipe.data.packing:
+        rows = f"rows of {recipe.data.max_length} tokens"
+        decide(
+            "data.packing", rows, "training_args.json cannot say it: the Trainer does not pack, TRL's SFTConfig does"
+        )
+    if recipe.data.group_by_length:
+        decide(
+            "data.group_by_length", "within a step", "the Trainer's own groups over many steps: not in its arguments"
+        )
     precision = PRECISIONS[recipe.precision]
     decide("precision.compute", precision.compute, f"precision: {recipe.precision}")
     decide("precision.trainable", precision.trainable, "weights that train, their gradients' sum and moments")

@@ -85,6 +85,9 @@ class Batch(Section):
 
 class Optimizer(Section):
     name: Literal["adamw"] = Field("adamw", description="AdamW with decoupled weight decay")
+    kernel: Literal["fused", "foreach"] = Field(
+        "fused", description="one kernel for many weights, or a few for each operation on all of them (more memory)"
+    )
     lr: Annotated[float, Field(gt=0)] = Field(2.0e-4, description="peak learning rate")
     betas: Annotated[list[Beta], Field(min_length=2, max_length=2)] = Field([0.9, 0.999])
     eps: Annotated[float, Field(gt=0)] = 1.0e-8

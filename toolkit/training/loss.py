@@ -30,7 +30,8 @@ def loss_sum(model: nn.Module, config: Any, tensors: Mapping[str, torch.Tensor],
     if wanted.answered:  # the head has given the loss itself
         return logits + _router_loss(config, output, labels[:, 1:])
     if task == "causal-lm":
-        logits, labels = logits[:, :-1], labels[:, 1:]
+        # Labels move, logits stay: to leave out their last position would copy them, and once more in the backward.
+        labels = functional.pad(labels[:, 1:], (0, 1), value=-100)
     loss = functional.cross_entropy(
         logits.reshape(-1, logits.shape[-1]).float(), labels.reshape(-1), ignore_index=-100, reduction="sum"
     )

@@ -46,7 +46,8 @@ def make_adamw(
         lr=optimizer.lr,
         betas=(optimizer.betas[0], optimizer.betas[1]),
         eps=optimizer.eps,
-        fused=fused,
+        fused=fused and optimizer.kernel == "fused",
+        foreach=True if optimizer.kernel == "foreach" else None,
     )
 
 

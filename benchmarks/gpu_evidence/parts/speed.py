@@ -1,21 +1,23 @@
-"""Tokens per second of the training loop, and where a step's time went. `toolkit bench` comes in when it exists."""
+"""Tokens per second of the training loop, and where a step's time went; options in turns, as `toolkit bench` does."""
 
 from __future__ import annotations
 
-import importlib.util
 from functools import partial
 from typing import Any
 
-from benchmarks.gpu_evidence.cells import Cell, Part, Setting, Skipped
+from benchmarks.gpu_evidence.cells import Cell, Part, Setting
 from benchmarks.gpu_evidence.shapes import LORA, Values, recipe, resolved_here
-from benchmarks.gpu_evidence.train import WARM, train_here
+from benchmarks.gpu_evidence.train import WARM, own_linear, train_here
+from toolkit.bench.cells import Cell as BenchCell
+from toolkit.bench.cells import Plan, as_json, rate_of, run_cells
 
 STEPS = WARM + 5
+PACKED: Values = {"max_length": 2048, "packing": True}
 
 
 def cells(setting: Setting) -> list[Cell]:
     return [
-        Cell("bench", _bench),
+        Cell("bench", _bench, usual=120),
         *(_cell("1b", way, "single", kind, 4) for way in ("lora", "full") for kind in ("none", "full")),
         *(_cell("1b", "full", strategy, "full", 4) for strategy in ("ddp", "zero2", "zero3", "fsdp2")),
         _cell("1b", "full", "single", "selective", 4),
@@ -25,10 +27,20 @@ def cells(setting: Setting) -> list[Cell]:
 
 
 def _bench(setting: Setting) -> dict[str, Any]:
-    """Shapes, fused loss, compile and the peers that are installed are its cells."""
-    if importlib.util.find_spec("toolkit.bench") is None:
-        raise Skipped("`toolkit bench` does not exist yet: no fused loss, no compile, no peers are measured")
-    raise Skipped("`toolkit bench` exists; this part does not call it yet")
+    """Options of one recipe in turns, as `toolkit bench` measures them: the loss without the logits, packed rows."""
+    base: Values = {"adapter": LORA, "activation_checkpointing": "full", "data": {"max_length": 2048},
+                    "batch": {"micro_size": 2, "accumulation": 2}}  # fmt: skip
+    options: dict[str, Values] = {"plain": {}, "fused": {"loss": "fused"}, "packing": {"data": PACKED}}
+    cells = [
+        BenchCell(label, resolved_here(setting, recipe(setting, "1b", "single", **(base | sections))), asked=not at)
+        for at, (label, sections) in enumerate(options.items())
+    ]
+    plan = Plan(turns=2, steps=3, warmup=1, full=True, memory=False)
+    with own_linear():
+        run_cells(cells, plan, None, lambda line: None, {1: setting.workers.one})
+    rate = rate_of(setting.device.type, None)
+    measured = [as_json(cell, rate) for cell in cells]
+    return {"ok": all(cell["fits"] for cell in measured), "cells": measured, "data": "full rows of random tokens"}
 
 
 def _cell(model: str, way: str, strategy: str, kind: str, micro: int) -> Cell:

@@ -1,0 +1,152 @@
+"""`toolkit bench`: what is counted, what is told, and a run of it on a CPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from tiny import LLAMA, recipe_dict
+from toolkit.bench.cells import Cell, as_json, make_cells
+from toolkit.bench.command import Request, bench_command, table
+from toolkit.bench.job import Turn
+from toolkit.bench.profile import split_time
+from toolkit.bench.rows import Rows, full_rows
+from toolkit.bench.work import device_rate, model_flops
+from toolkit.data.collate import Slot, collate
+from toolkit.data.formats import Example
+from toolkit.errors import InputError
+from toolkit.recipe.schema import Recipe
+from toolkit.strategies import resolve
+
+
+def test_rows_are_counted_alike_packed_and_padded() -> None:
+    examples = [Example([5] * n, [5] * n) for n in (7, 4, 2)]
+    padded = collate(examples, Slot([0, 1, 2], 0, 0, 0, 1), "causal-lm", 0)
+    packed = collate(examples, Slot([0, 1, 2], 0, 0, 0, 1, (2, 1)), "causal-lm", 0)
+    pairs = 7 * 8 // 2 + 4 * 5 // 2 + 2 * 3 // 2
+    assert Rows.of([padded]) == Rows(13, 21, pairs)
+    assert Rows.of([packed]) == Rows(13, 22, pairs)
+
+
+@pytest.mark.parametrize("adapter", [None, {"r": 4}])
+def test_flops_are_those_that_torch_counts(adapter: dict[str, Any] | None, tiny_root: Path) -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from toolkit.strategies.engines.connect import make_accelerator
+    from toolkit.training.loss import loss_sum
+    from toolkit.training.session import engage
+
+    sections = {"strategy": {"name": "single"}, "machine": {"processes": 1}, "adapter": adapter,
+                "model": {"config": LLAMA | {"num_hidden_layers": 12}}}  # fmt: skip
+    resolved = resolve(Recipe.model_validate(recipe_dict(tiny_root, **sections)), device="cpu")
+    session = engage(resolved, make_accelerator(resolved), None, 0)
+    window = next(full_rows(resolved, session.engine.config, 0))
+    with FlopCounterMode(display=False) as counted:
+        for micro in window:
+            loss_sum(session.engine.model, session.engine.config, micro.tensors, "causal-lm").backward()
+    rows = Rows.of(window)
+    # torch has no formula for a CPU's attention: what it counts are the weights' products. Norms are weights that
+    # nothing is multiplied with, and below the first adapter no gradient of an input is needed: 2 %.
+    weights = model_flops(session, resolved, Rows(rows.tokens, rows.slots, 0))
+    assert weights == pytest.approx(counted.get_total_flops(), rel=0.02)
+    whole = model_flops(session, resolved, rows)
+    assert whole is not None
+    assert weights is not None
+    # Forward and twice that backward, two products of 32 channels for each pair that may attend, in 12 layers.
+    assert whole - weights == 3 * 2 * 2 * 32 * 12 * (4 * 48 * 49 // 2)
+
+
+def test_communication_under_arithmetic_is_hidden() -> None:
+    spans = [("gemm", (0.0, 4.0)), ("ncclDevKernel_AllGather", (3.0, 6.0)), ("gemm", (8.0, 9.0)), ("relu", (8.5, 10.0))]
+    found = split_time(spans)
+    assert found == {"arithmetic": 6.0, "communication_hidden": 1.0, "communication_exposed": 2.0, "idle": 2.0}
+
+
+def test_a_gpu_is_found_in_the_table_by_its_own_name() -> None:
+    assert device_rate("NVIDIA H100 80GB HBM3") == 989e12
+    assert device_rate("NVIDIA H100 PCIe") == 756e12
+    assert device_rate("NVIDIA A100-SXM4-80GB") == 312e12
+    assert device_rate("NVIDIA GeForce RTX 4090") == 165.2e12
+    assert device_rate("Something Else") is None
+
+
+@pytest.fixture
+def recipe_file(tiny_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    values = recipe_dict(tiny_root, strategy={"name": "single"}, machine={"processes": 1})
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(values))
+    monkeypatch.chdir(tmp_path)
+    return "r.yaml"
+
+
+def test_cells_are_the_recipe_its_strategies_and_options(recipe_file: str) -> None:
+    cells, left_out = make_cells(
+        recipe_file,
+        ["batch.accumulation=1"],
+        ["ddp", "zero2"],
+        ["data.packing=true,loss=fused", "strategy.offload=all"],
+        None,
+    )
+    assert [cell.label for cell in cells] == ["single", "ddp", "zero2", "data.packing=true,loss=fused"]
+    assert cells[3].resolved.recipe.data.packing
+    assert cells[3].resolved.loss_kernel == "chunked"
+    assert all(cell.resolved.accumulation == 1 for cell in cells)
+    assert len(left_out) == 1
+    assert "cannot offload" in left_out[0]
+
+
+def test_the_slowest_rank_is_the_time_of_a_step_and_medians_are_told(recipe_file: str) -> None:
+    [cell], _ = make_cells(recipe_file, [], [], [], None)
+    for seconds in (1.0, 2.0, 9.0):
+        ranks = [Turn(seconds=[seconds], supervised=[10], flops=[1e6], losses=[1.0]),
+                 Turn(seconds=[seconds / 2], supervised=[20], flops=[1e6], losses=[1.0])]  # fmt: skip
+        cell.turns.append(ranks)
+    told = as_json(cell, 1e6)
+    assert told["tokens_per_second"] == 15.0
+    assert told["seconds_per_step"] == 2.0
+    assert told["seconds_spread"] == [1.0, 9.0]
+    assert told["mfu"] == pytest.approx(6e6 / (12 * 1e6))
+    failed = Cell("other", cell.resolved, failure="out of memory")
+    lines = table({"cells": [told, as_json(failed, None)]})
+    assert any(line.startswith("other") and "out of memory" in line for line in lines)
+
+
+def test_a_run_of_it(recipe_file: str, tmp_path: Path) -> None:
+    request = Request(recipe_file, options=("data.packing=true",), turns=2, steps=2, warmup=1, profile="trace.json",
+                      json_target="out.json")  # fmt: skip
+    assert bench_command(request) == 0
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found["schema"] == "toolkit.bench/1"
+    plain, packed = found["cells"]
+    for cell in (plain, packed):
+        assert cell["tokens_per_second"] > 0
+        assert len(cell["tokens_per_second_by_turn"]) == 2
+        assert cell["peak_allocated_bytes"] > 0
+        assert sum(cell["phases"].values()) == pytest.approx(1.0)
+    assert packed["padding"] < plain["padding"]
+    assert plain["profile"]["operations"]
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    assert any(event.get("name") == "toolkit backward" for event in trace["traceEvents"])
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [(Request("r.yaml", turns=0), "--turns 0"), (Request("r.yaml", strategies=("zero9",)), "zero9 is not one of"),
+     (Request("r.yaml", tflops=-1.0), "--tflops")],
+)  # fmt: skip
+def test_bad_input_is_told(recipe_file: str, request_: Request, expected: str) -> None:
+    with pytest.raises(InputError, match=expected):
+        bench_command(request_)
+
+
+def test_full_packed_rows_keep_two_samples_apart() -> None:
+    values = recipe_dict(Path("nowhere"), data={"packing": True}, strategy={"name": "single"}, machine={"processes": 1})
+    resolved = resolve(Recipe.model_validate(values), device="cpu")
+    [micro, _] = next(full_rows(resolved, type("Config", (), LLAMA)(), 0))
+    assert micro.supervised == 2 * (48 - 2)
+    assert int((micro.tensors["position_ids"] == 0).sum()) == 4
+    assert isinstance(micro.tensors["labels"], torch.Tensor)
