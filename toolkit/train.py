@@ -61,6 +61,10 @@ def main(arguments: Sequence[str]) -> int:
         if rank == 0:
             hold_as_rank_0(folder, resolved.source)
         screen = quiet(log)
+        if attempt() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            from toolkit.strategies.engines.connect import meet_anew
+
+            meet_anew(attempt())
         from toolkit.training.run import run
 
         run(
