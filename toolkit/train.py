@@ -61,6 +61,10 @@ def main(arguments: Sequence[str]) -> int:
         if rank == 0:
             hold_as_rank_0(folder, resolved.source)
         screen = quiet(log)
+        if attempt() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            from toolkit.strategies.engines.connect import meet_anew
+
+            meet_anew(attempt())
         from toolkit.training.run import run
 
         run(
@@ -122,13 +126,19 @@ def _again(positional: Sequence[str], nodes: int) -> str:
 
 def _hung(terminal: int, rank: int, folder: Path, message: str) -> None:
     """End this rank of a job that stands still."""
-    _tell(terminal, rank, f"{message}\nwhere every rank stands is at the end of its log in {folder / 'logs'}", 1)
+    _tell(
+        terminal,
+        rank,
+        f"{message}\nwhere every rank stands is at the end of its log in {folder / 'logs'}",
+        1,
+        cause=True,
+    )
     os._exit(1)
 
 
-def _tell(terminal: int, rank: int, message: str, code: int, *, curable: bool = True) -> None:
+def _tell(terminal: int, rank: int, message: str, code: int, *, curable: bool = True, cause: bool = False) -> None:
     """To the launcher where there is one, else to the terminal; ranks that fail alike leave it to rank 0."""
-    if note_failure(rank, message, code, curable=curable):
+    if note_failure(rank, message, code, curable=curable, cause=cause):
         return
     if rank:
         time.sleep(1.0)  # rank 0 ends the job if it has failed too

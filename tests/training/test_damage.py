@@ -138,14 +138,14 @@ def harmed(saved: Saved, folder: Path, count: int) -> list[str]:
         told = HARMS[number % len(HARMS)](bad, saved, draw)
         after = {path.name: path.read_bytes() for path in bad.iterdir()}
         if _same(before, after):
-            continue  # two flips of one bit, or a blank turned into a line's end in the manifest: it says the same
-        refused = None
+            continue  # one bit flipped twice, or a blank made a line end in the manifest: it says the same
         try:
             read(bad, recipe)
         except InputError as error:
-            refused = str(error)
-        if refused is None or str(bad) not in refused:
-            silent.append(f"{number}: {told}: {refused}")
+            if str(bad) in str(error):
+                continue
+            told += ", not named"
+        silent.append(f"{number}: {told}")
     return silent
 
 

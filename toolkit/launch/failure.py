@@ -22,16 +22,19 @@ class Failure:
     exit_code: int
     curable: bool = True
     """Whether the same job may get further when it is started again."""
+    cause: bool = False
+    """Whether it is the cause for sure; a traceback may be the echo of another rank's end."""
     attempt: int = 0
     """Which start of the job it was, where torchrun's agent has started it again."""
 
 
-def note_failure(rank: int, message: str, exit_code: int, *, curable: bool = True) -> bool:
+def note_failure(rank: int, message: str, exit_code: int, *, curable: bool = True, cause: bool = False) -> bool:
     """Leave the reason for the launcher; False where there is none to read it."""
     folder = os.environ.get(FOLDER_VARIABLE)
     if folder is None:
         return False
     entry = {"rank": rank, "time": time.time(), "message": message, "exit_code": exit_code, "curable": curable}
+    entry["cause"] = cause or not curable
     entry["attempt"] = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     writing = Path(folder) / f".rank{rank}"
     writing.write_text(json.dumps(entry), encoding="utf-8")

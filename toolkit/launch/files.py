@@ -108,20 +108,22 @@ def launch_script(resolved: Resolved, recipe_file: str, overrides: Sequence[str]
 
 
 def elastic_script(resolved: Resolved, recipe_file: str, overrides: Sequence[str]) -> str:
-    """launch-elastic.sh: torchrun's rendezvous. The nodes find their ranks by themselves, and when one is lost and
-    comes back all go on together from the newest checkpoint."""
+    """launch-elastic.sh: torchrun's own rendezvous; when a rank or a node is lost all go on together from the newest
+    checkpoint, once it is there again."""
     command = (
-        'accelerate launch --config_file "$here/accelerate.yaml" --machine_rank "${NODE_RANK:-0}" \\\n'
-        '  --main_process_ip "$MAIN_IP" --rdzv_backend c10d --max_restarts "${MAX_RESTARTS:-3}"'
+        'accelerate launch --config_file "$here/accelerate.yaml" --machine_rank "$NODE_RANK" \\\n'
+        '  --main_process_ip "$MAIN_IP" --rdzv_backend c10d --rdzv_conf "is_host=$((NODE_RANK == 0))" \\\n'
+        '  --max_restarts "${MAX_RESTARTS:-3}"'
     )
     return "\n".join(
         [
             "#!/usr/bin/env bash",
             f"# {_summary(resolved)}",
-            "# On each node: MAIN_IP=<address of the node that they meet at> ./launch-elastic.sh [--resume]",
+            "# On each node: NODE_RANK=<0 to nodes - 1> MAIN_IP=<address of node 0> ./launch-elastic.sh [--resume]",
+            "# A rank that dies is started again with all others, MAX_RESTARTS times, from the newest checkpoint.",
             "set -euo pipefail",
             _HERE,
-            ': "${MAIN_IP:?address of the node that they meet at}"',
+            ': "${NODE_RANK:?this node, from 0}" "${MAIN_IP:?address of node 0}"',
             _WORKDIR,
             *_SIGNALS,
             _exec(command, recipe_file, overrides),

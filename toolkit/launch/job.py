@@ -121,7 +121,7 @@ def _once(
         return Stopped(told_how, asked.numbers[-1]), False
     if code == 0:
         return None
-    if (killed := _killed(logs / "launcher.log", begin)) is not None and (failure is None or failure.curable):
+    if (killed := _killed(logs / "launcher.log", begin)) is not None and (failure is None or not failure.cause):
         return NotSo(f"{killed}; see {logs}"), True
     if failure is None:
         return NotSo(f"the run ended with status {code} and no rank said why; see {logs}"), True

@@ -17,31 +17,55 @@ from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.results import Result, write_json
 from toolkit.strategies import resolve
-from toolkit.training.checkpoint import newest, tensors_of
+from toolkit.training.card import model_card
+from toolkit.training.checkpoint import best as best_checkpoint
+from toolkit.training.checkpoint import newest, tensors_of, whole_manifest
 from toolkit.training.session import prepare_model
-from toolkit.training.tensor_folder import read_manifest
 
 
-def export_command(checkpoint: str, output: str, merged: bool, json_target: str | None) -> None:
-    """Write ``output`` from a checkpoint, or from the newest one of a run; raises InputError."""
+def export_command(
+    checkpoint: str, output: str, merged: bool, json_target: str | None, *, best: bool = False, push: str | None = None
+) -> None:
+    """Write ``output`` from a checkpoint, or from the newest (or best) one of a run, and ``push`` it to a repository
+    of the hub; raises InputError, NotSo where it cannot be pushed."""
     result = Result("export")
     hush()
-    kind, resolved = export(Path(checkpoint), Path(output), merged=merged)
+    kind, resolved = export(Path(checkpoint), Path(output), merged=merged, best=best)
     if json_target != "-":
-        print(f"wrote {output}: {kind}, with its tokenizer")
+        print(f"wrote {output}: {kind}, with its tokenizer and model card")
+    if push:
+        push_folder(output, push)
+        if json_target != "-":
+            print(f"pushed to {push}")
     if json_target:
-        fields = {"kind": kind, "output": output}
+        fields = {"kind": kind, "output": output, "pushed": push}
         write_json(result.finish(recipe_sha256=resolved.sha256, device="cpu", **fields), json_target)
 
 
-def export(source: Path, output: Path, *, merged: bool = False) -> tuple[str, Resolved]:
+def push_folder(folder: str, repository: str) -> None:
+    """Upload to a model repository of the hub, made where it is not; raises NotSo, ``folder`` stays as it is."""
+    from huggingface_hub import HfApi
+
+    try:
+        api = HfApi()
+        api.create_repo(repository, exist_ok=True, private=True)
+        api.upload_folder(repo_id=repository, folder_path=folder)
+    except Exception as error:  # its errors have no common base: connection, authentication, names, quota
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        told = f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": ")
+        raise NotSo(
+            f"--push {repository}: {told}\n{folder} is written; push it later: hf upload {repository} {folder}"
+        ) from None
+
+
+def export(source: Path, output: Path, *, merged: bool = False, best: bool = False) -> tuple[str, Resolved]:
     """Write adapter, merged or full model; returns which and the recipe it was trained with.
 
     Raises InputError where ``source`` is no whole checkpoint or ``output`` is taken, NotSo where a tensor that
     was trained is missing.
     """
-    folder = _checkpoint(source)
-    read_manifest(folder)
+    folder = _checkpoint(source, best=best)
+    manifest = whole_manifest(folder)
     recipe = Recipe.model_validate_json((folder / "recipe.json").read_text(encoding="utf-8"))
     if output.exists() and any(output.iterdir() if output.is_dir() else [output]):
         raise InputError(f"{output}: is there already; give a new folder")
@@ -54,6 +78,8 @@ def export(source: Path, output: Path, *, merged: bool = False) -> tuple[str, Re
     shutil.rmtree(writing, ignore_errors=True)
     kind = _write(model, recipe, writing, merged=merged)
     tokenizer.save_pretrained(writing)
+    card = model_card(kind, recipe, manifest, folder.absolute().parents[1])
+    (writing / "README.md").write_text(card, encoding="utf-8")
     if output.exists():
         output.rmdir()
     writing.rename(output)
@@ -99,9 +125,14 @@ def _name_base(folder: Path, recipe: Recipe) -> None:
     file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def _checkpoint(source: Path) -> Path:
+def _checkpoint(source: Path, *, best: bool) -> Path:
     if not source.is_dir():
         raise InputError(f"{source}: no such folder; give a checkpoint or a run's folder")
+    if best:
+        found = best_checkpoint(source / "checkpoints") or best_checkpoint(source)
+        if found is None:
+            raise InputError(f"{source}: --best: no checkpoint was evaluated when it was saved (run.eval_every)")
+        return found
     for folder in (source, source / "checkpoints"):
         if (folder / "manifest.json").exists():
             return folder

@@ -83,10 +83,14 @@ class Watch:
         store: Any = dist.distributed_c10d._get_default_store()
         store = store.clone()
         names = [f"toolkit/{attempt()}/{rank}" for rank in range(dist.get_world_size())]
+        self._tell(store, names[dist.get_rank()], 0)  # from here on silence means something
         threading.Thread(target=self._run, args=(store, names, dist.get_rank()), daemon=True).start()
 
     def stop(self) -> None:
         self._over.set()
+
+    def _tell(self, store: Any, name: str, tick: int) -> None:
+        store.set(name, json.dumps([tick, *vars(self._marks.beat).values()]))
 
     def _run(self, store: Any, names: list[str], rank: int) -> None:
         seen: list[Beat] = []
@@ -97,7 +101,7 @@ class Watch:
         while not self._over.wait(_EVERY_S):
             tick += 1
             try:
-                store.set(names[rank], json.dumps([tick, *vars(self._marks.beat).values()]))
+                self._tell(store, names[rank], tick)
                 if not store.check(names):
                     continue  # not all have begun
                 words = [json.loads(value) for value in store.multi_get(names)]

@@ -102,6 +102,25 @@ def connect_without_gpu(kind: str | None = None) -> None:
         state.distributed_type = DistributedType.MULTI_GPU
 
 
+def meet_anew(attempt: int) -> None:
+    """Before a job that torchrun's agent has started again connects: a store of this start's own.
+
+    With the static rendezvous (accelerate's) torch 2.13.0 gives every start the agent's one store, where the ranks
+    find the addresses of those that are gone («connectFullMesh failed»). The agent's store tells the new port.
+    """
+    from torch.distributed import TCPStore
+
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    old = TCPStore(address, port, is_master=False, wait_for_workers=False)
+    name = f"toolkit/meeting/{attempt}"
+    if os.environ["RANK"] == "0":
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            old.set(name, str(probe.getsockname()[1]))
+    os.environ["MASTER_PORT"] = old.get(name).decode()
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
+
+
 def _without_shm_op() -> None:
     """On a CPU DeepSpeed 0.19.8 compiles a shared-memory all-reduce that only inference uses. It needs a compiler, and
     a process that is killed while it loads leaves torch's build lock behind: every later job would wait for ever."""

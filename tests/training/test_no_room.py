@@ -1,0 +1,103 @@
+"""A checkpoint that cannot be written takes nothing away: the last good one is as it was, and one message says so."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from jobs import loader_for, resolved_from
+from signalled import TOOLKIT, write_recipe
+from tiny import recipe_dict
+from toolkit.errors import NotSo
+from toolkit.launch.group import WorkerGroup
+from toolkit.recipe.resolve import Resolved
+from toolkit.training import checkpoint
+from toolkit.training.loop import Progress, train
+from toolkit.training.session import open_session
+
+
+def save_without_room(resolved: Resolved, folder: str, limit: int) -> tuple[str, str, str]:
+    """A good checkpoint, then one for which a file may have ``limit`` bytes on rank 0, then a good one again."""
+    session = open_session(resolved)
+    progress = Progress()
+    train(session, loader_for(resolved, session.accelerator.process_index), 1, progress, lambda pending: None)
+    checkpoint.save(session, Path(folder), progress)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    progress.step += 1
+    message = ""
+    if session.accelerator.is_main_process:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        checkpoint.save(session, Path(folder), progress)
+    except NotSo as error:
+        message = str(error)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    left = " ".join(sorted(path.name for path in Path(folder).iterdir()))
+    torch.distributed.barrier()
+    return message, left, checkpoint.save(session, Path(folder), progress).name
+
+
+@pytest.mark.parametrize("limit", [0, 20_000])
+@pytest.mark.parametrize("strategy", ["zero3", pytest.param("fsdp2", marks=pytest.mark.slow)])
+def test_no_room_fails_alike_on_every_rank_and_keeps_the_last_good_one(
+    strategy: str, limit: int, tiny_root: Path, tmp_path: Path, group: WorkerGroup
+) -> None:
+    resolved = resolved_from(recipe_dict(tiny_root, strategy={"name": strategy}))
+    answers = group.run(save_without_room, resolved, str(tmp_path), limit)
+    assert answers[0] == answers[1]
+    message, left, later = answers[0]
+    assert message.startswith(f"{tmp_path}/step-00000002: cannot be saved: ")
+    assert "File too large" in message
+    assert f"the newest checkpoint is {tmp_path}/step-00000001, as it was" in message
+    assert left == "step-00000001", "nothing half-written stays"
+    assert later == "step-00000002", "with room again it is saved"
+    checkpoint.whole_manifest(tmp_path / "step-00000001")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """1 MiB: room for one checkpoint of the tiny model and its moments, not for two."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], capture_output=True, check=False)
+    if made.returncode:
+        pytest.skip(f"no file system can be mounted here: {made.stderr.decode().strip()}")
+    yield disk
+    subprocess.run(["umount", disk], check=True)
+
+
+@pytest.mark.slow
+def test_a_full_disk_stops_the_run_cleanly_and_room_lets_it_go_on(small_disk: Path, tiny_root: Path) -> None:
+    here = small_disk.parent
+    write_recipe(
+        here, tiny_root, strategy={"name": "zero2"},
+        run={"output_dir": "disk/run", "save_every": 2, "max_steps": 6, "keep": 5},
+    )  # fmt: skip
+    done = subprocess.run([*TOOLKIT, "train", "r.yaml"], cwd=here, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "No space left on device" in done.stderr
+    assert "the newest checkpoint is disk/run/checkpoints/step-0000000" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("\n") == 1
+    subprocess.run(["mount", "-o", "remount,size=64m", small_disk], check=True)
+    done = subprocess.run(
+        [*TOOLKIT, "train", "r.yaml", "--resume"], cwd=here, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert "resumed from disk/run/checkpoints/step-0000000" in done.stdout
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_no_permission(tiny_root: Path, tmp_path: Path) -> None:
+    resolved = resolved_from(recipe_dict(tiny_root, strategy={"name": "single"}, machine={"processes": 1}))
+    folder = tmp_path / "checkpoints"
+    folder.mkdir(mode=0o500)
+    with pytest.raises(NotSo, match=r"cannot be saved: Permission denied"):
+        checkpoint.save(open_session(resolved), folder, Progress())

@@ -1,0 +1,84 @@
+"""The model card of an export: what it is, what it was made of, and how it was measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from toolkit.recipe.schema import Recipe
+
+_PIPELINES = {
+    "causal-lm": "text-generation",
+    "seq2seq-lm": "text2text-generation",
+    "sequence-classification": "text-classification",
+}
+
+
+def model_card(kind: str, recipe: Recipe, manifest: dict[str, Any], run: Path) -> str:
+    """README.md in the hub's form. ``run``: the run's folder, where metrics and a verdict of `toolkit verify` lie."""
+    base = recipe.model.path or f"random {(recipe.model.config or {})['model_type']}"
+    head: dict[str, Any] = {"library_name": "peft" if kind == "adapter" else "transformers"}
+    if recipe.model.path and not Path(recipe.model.path).exists():
+        head["base_model"] = recipe.model.path
+    head["pipeline_tag"] = _PIPELINES[recipe.model.task]
+    adapter = recipe.adapter
+    trained = "every weight" if adapter is None else f"{adapter.method}, r {adapter.r}, alpha {adapter.alpha:g}"
+    rows = {
+        "base model": base,
+        "what this is": kind,
+        "trained": trained,
+        "data": f"{Path(recipe.data.train).name} ({recipe.data.format}, cut at {recipe.data.max_length} tokens)",
+        "optimizer steps": manifest["step"],
+        "precision": recipe.precision,
+        "strategy": f"{manifest['strategy']}, {manifest['world_size']} processes",
+        **_metrics(run, manifest),
+        "verified": _verdict(run),
+    }
+    table = "\n".join(f"| {key} | {value} |" for key, value in rows.items() if value is not None)
+    versions = ", ".join(f"{name} {version}" for name, version in manifest["versions"].items() if version)
+    text = yaml.safe_dump(_without_places(recipe), sort_keys=False)
+    return (
+        f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n# {run.name}\n\n| | |\n| --- | --- |\n{table}\n\n"
+        f"## Recipe\n\n```yaml\n{text}```\n\nMade with deepspeed-accelerate-toolkit; {versions}.\n"
+    )
+
+
+def _without_places(recipe: Recipe) -> dict[str, Any]:
+    """The recipe as it may be shown: names of data in place of where they lay, and no output folder."""
+    content = recipe.model_dump(mode="json", exclude_defaults=True)
+    for key in ("train", "eval"):
+        if content["data"].get(key):
+            content["data"][key] = Path(content["data"][key]).name
+    content.get("run", {}).pop("output_dir", None)
+    return content
+
+
+def _metrics(run: Path, manifest: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {"loss, last step": None, "held-out loss": manifest.get("eval_loss")}
+    for line in _lines(run / "metrics.jsonl"):
+        if line["step"] == manifest["step"]:
+            found["loss, last step"] = line["loss"]
+    for line in _lines(run / "eval.jsonl"):
+        if line["step"] == manifest["step"]:
+            found["held-out loss"] = line["loss"]
+    return {key: None if value is None else f"{value:.4f}" for key, value in found.items()}
+
+
+def _lines(file: Path) -> list[dict[str, Any]]:
+    try:
+        return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError):
+        return []
+
+
+def _verdict(run: Path) -> str | None:
+    """What `toolkit verify RECIPE --json RUN/verify.json` found."""
+    try:
+        result = json.loads((run / "verify.json").read_text(encoding="utf-8"))
+        verdict = str(result["verdict"])
+        return f"{verdict} to a plain PyTorch loop" if verdict == "equivalent" else verdict
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
