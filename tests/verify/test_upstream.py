@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import adapter_traps
 import upstream
 
 from toolkit.launch.group import WorkerGroup
@@ -49,3 +50,25 @@ def test_fused_adamw_and_the_sharded_scaler(group: WorkerGroup) -> None:
 def test_deepspeed_compiles_an_op_for_inference_on_a_cpu(group: WorkerGroup) -> None:
     """Worked around in connect._without_shm_op."""
     assert group.run(upstream.shm_op_is_wanted)[0] == (True, 1)
+
+
+def test_reentrant_checkpoints_of_a_frozen_base_pass_no_gradient() -> None:
+    """Lint rule LR801: none, but for transformers' own workaround, which it now puts in by itself."""
+    found = {
+        (reentrant, hooked): adapter_traps.adapters_with_a_gradient(reentrant, hooked)
+        for reentrant in (True, False)
+        for hooked in (True, False)
+    }
+    assert found == {(True, True): 8, (True, False): 0, (False, True): 8, (False, False): 8}
+
+
+def test_checkpoints_of_adapters_under_zero_3(group: WorkerGroup) -> None:
+    """Lint rule LR802 is a warning: a plain loop gets through with either kind."""
+    assert group.run(adapter_traps.zero3_backward, False)[0] == "done"
+    assert group.run(adapter_traps.zero3_backward, True)[0] == "done"
+
+
+def test_fsdp1_takes_no_fp32_adapters_on_a_16_bit_base(group: WorkerGroup) -> None:
+    """Lint rule FS409."""
+    assert "uniform dtype" in group.run(adapter_traps.fsdp_takes_16_bit_base, 1)[0]
+    assert group.run(adapter_traps.fsdp_takes_16_bit_base, 2)[0] == "done"

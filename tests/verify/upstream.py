@@ -22,6 +22,11 @@ def _connect(kind: str) -> None:
     os.environ.pop("ACCELERATE_USE_CPU", None)
     os.environ["ACCELERATE_USE_DEEPSPEED"] = str(kind == "deepspeed").lower()
     os.environ["ACCELERATE_USE_FSDP"] = str(kind == "fsdp").lower()
+    if kind == "deepspeed":
+        import deepspeed
+
+        # Else it compiles an op that only inference uses, and waits for ever where a killed job left its build lock.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     if not dist.is_initialized():
         dist.init_process_group("gloo")
     state = PartialState(backend="gloo")

@@ -1,0 +1,69 @@
+"""Adapters, checkpointing and sharding in the packages themselves: what the lint rules LR801, LR802 and FS409 say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import upstream
+
+
+def _adapted(dtype: torch.dtype = torch.float32) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    return get_peft_model(upstream._llama().to(dtype), LoraConfig(r=4, target_modules=["q_proj", "v_proj"]))
+
+
+def _checkpointed(model: Any, reentrant: bool) -> None:
+    model.train()
+    model.base_model.model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+
+
+def adapters_with_a_gradient(reentrant: bool, inputs_require_grads: bool) -> int:
+    """How many adapter tensors get a gradient through checkpoints of a frozen base."""
+    model = _adapted()
+    _checkpointed(model, reentrant)
+    if not inputs_require_grads:
+        model.base_model.model.disable_input_require_grads()
+    tokens = upstream._tokens()
+    loss = model(input_ids=tokens, labels=tokens).loss
+    if loss.requires_grad:
+        loss.backward()
+    return sum(p.grad is not None for p in model.parameters() if p.requires_grad)
+
+
+def zero3_backward(reentrant: bool) -> str:
+    """What a backward of an adapter through checkpoints under ZeRO-3 ends with."""
+    upstream._connect("deepspeed")
+    model = _adapted()
+    _checkpointed(model, reentrant)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    # Weights of less than 1e5 elements would never be split.
+    split = {"stage": 3, "stage3_param_persistence_threshold": 0}
+    engine = upstream._deepspeed(model, torch.optim.AdamW(trained), 3, zero_optimization=split)
+    tokens = upstream._tokens()
+    try:
+        engine.backward(engine(input_ids=tokens, labels=tokens).loss)
+    except Exception as error:
+        return type(error).__name__
+    return "done"
+
+
+def fsdp_takes_16_bit_base(version: int) -> str:
+    """What accelerate's FSDP says to a bf16 base with PEFT's fp32 adapters."""
+    from accelerate import Accelerator, FullyShardedDataParallelPlugin
+
+    upstream._connect("fsdp")
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=version,
+        use_orig_params=True,
+        auto_wrap_policy="transformer_based_wrap",
+        transformer_cls_names_to_wrap=["LlamaDecoderLayer"],
+    )
+    model = _adapted(torch.bfloat16)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
+    try:
+        Accelerator(fsdp_plugin=plugin).prepare(model, optimizer)
+    except ValueError as error:
+        return str(error)
+    return "done"
