@@ -21,7 +21,7 @@ def prepare(folder: Path, root: Path, strategy: str) -> None:
         root,
         strategy={"name": strategy},
         machine={"processes": 1 if strategy == "single" else 2},
-        model={"config": LLAMA | {"hidden_size": 512, "intermediate_size": 1024}},
+        model={"config": LLAMA | {"hidden_size": 256, "intermediate_size": 512}},
         run={"output_dir": "run", "save_every": 5, "max_steps": 30},
     )
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.group
 LAUNCH = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", "files/accelerate.yaml"]
 SIZES = {"single": {"processes": 1}, "zero2": {"processes": 2}, "fsdp2": {"processes": 2}}
 LONG = {"run": {"output_dir": "run", "save_every": 1000, "max_steps": 40},
-        "model": {"config": LLAMA | {"hidden_size": 512, "intermediate_size": 1024}}}  # fmt: skip
+        "model": {"config": LLAMA | {"hidden_size": 256, "intermediate_size": 512}}}  # fmt: skip
 """Long enough that it is still going when the signal comes; not saved before."""
 
 
