@@ -27,7 +27,7 @@ def prepare(folder: Path, root: Path, strategy: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "strategy", ["zero2", pytest.param("single", marks=pytest.mark.slow), pytest.param("fsdp2", marks=pytest.mark.slow)]
+    "strategy", ["single", pytest.param("zero2", marks=pytest.mark.slow), pytest.param("fsdp2", marks=pytest.mark.slow)]
 )
 def test_it_goes_on_by_itself(strategy: str, tmp_path: Path, tiny_root: Path) -> None:
     prepare(tmp_path, tiny_root, strategy)
