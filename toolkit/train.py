@@ -61,7 +61,8 @@ def main(arguments: Sequence[str]) -> int:
         if rank == 0:
             hold_as_rank_0(folder, resolved.source)
         screen = quiet(log)
-        if attempt() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        fresh_store = os.environ.get("TOOLKIT_RENDEZVOUS") == "c10d"  # by torchrun, at every start
+        if attempt() and int(os.environ.get("WORLD_SIZE", "1")) > 1 and not fresh_store:
             from toolkit.strategies.engines.connect import meet_anew
 
             meet_anew(attempt())

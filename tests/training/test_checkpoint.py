@@ -16,7 +16,7 @@ from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
 from toolkit.training.checkpoint import newest
 from toolkit.training.export import export, trained_model
-from toolkit.training.tensor_folder import read_manifest
+from toolkit.training.tensor_folder import read_manifest, write_manifest
 
 SPREAD = ["ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2"]
 
@@ -95,6 +95,7 @@ def test_only_the_adapter_is_saved_and_none_of_it_empty(saved: Path) -> None:
 def test_a_damaged_checkpoint_is_said_and_passed_over(saved: Path, tmp_path: Path, harm: str) -> None:
     good, bad = tmp_path / "step-00000002", tmp_path / "step-00000003"
     shutil.copytree(saved, good)
+    write_manifest(good, read_manifest(good) | {"step": 2})
     shutil.copytree(saved, bad)
     weights, moments = bad / "weights-00001.safetensors", bad / "moments-00001.safetensors"
     match harm:

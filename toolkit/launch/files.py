@@ -119,14 +119,16 @@ def elastic_script(resolved: Resolved, recipe_file: str, overrides: Sequence[str
         [
             "#!/usr/bin/env bash",
             f"# {_summary(resolved)}",
-            "# On each node: NODE_RANK=<0 to nodes - 1> MAIN_IP=<address of node 0> ./launch-elastic.sh [--resume]",
-            "# A rank that dies is started again with all others, MAX_RESTARTS times, from the newest checkpoint.",
+            "# On each node: NODE_RANK=<0 to nodes - 1> MAIN_IP=<address of node 0> ./launch-elastic.sh",
+            "# Goes on with what is there: a rank that dies is started again with all others, MAX_RESTARTS times.",
             "set -euo pipefail",
             _HERE,
             ': "${NODE_RANK:?this node, from 0}" "${MAIN_IP:?address of node 0}"',
             _WORKDIR,
             *_SIGNALS,
-            _exec(command, recipe_file, overrides),
+            # The nodes' agents do not count alike: one that lost no rank of its own counts no restart.
+            "export TOOLKIT_RENDEZVOUS=c10d",
+            _exec(command, recipe_file, [*overrides, "--resume"]),
             "",
         ]
     )

@@ -138,8 +138,9 @@ class _Steps:
         self.run = session.resolved.recipe.run
         self.guard = LossGuard(self.run, progress.recent)
         self.saved: Path | None = None
-        self.eval_loss: float | None = None
-        self._evaluated = 0
+        # A checkpoint that was evaluated is not evaluated again, nor told twice.
+        self.eval_loss: float | None = checkpoint.read_manifest(start, deep=False)["eval_loss"] if start else None
+        self._evaluated = 0 if self.eval_loss is None else progress.step
         self._whole = progress.step if start else 0
         """The step that is safe: saved, or the one that was begun with."""
         self.eval_interval = session.resolved.recipe.eval_interval

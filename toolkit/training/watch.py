@@ -13,8 +13,6 @@ from typing import Any
 
 import torch.distributed as dist
 
-from toolkit.launch.signals import attempt
-
 _EVERY_S = 1.0
 _ALL_ALIKE = 10
 """Ranks that stand at one place may all be at work on something long; only one that is behind is known to hang."""
@@ -79,10 +77,10 @@ class Watch:
     def start(self) -> None:
         if self._limit <= 0 or not dist.is_initialized() or dist.get_world_size() == 1:
             return
-        # A connection of its own: the main thread's may be held by a wait.
+        # A connection of its own: the main thread's may be held by a wait. Every start of a job has a new store.
         store: Any = dist.distributed_c10d._get_default_store()
         store = store.clone()
-        names = [f"toolkit/{attempt()}/{rank}" for rank in range(dist.get_world_size())]
+        names = [f"toolkit/watch/{rank}" for rank in range(dist.get_world_size())]
         self._tell(store, names[dist.get_rank()], 0)  # from here on silence means something
         threading.Thread(target=self._run, args=(store, names, dist.get_rank()), daemon=True).start()
 
