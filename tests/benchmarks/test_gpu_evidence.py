@@ -34,7 +34,7 @@ def _at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "error")
 
 
-def on_cpu(folder: Path, part: str, only: str = "*", minutes: float = 4.0) -> dict[str, dict[str, Any]]:
+def on_cpu(folder: Path, part: str, only: str = "*", minutes: float = 12.0) -> dict[str, dict[str, Any]]:
     """Run cells of a part as the command line does; their records by name."""
     arguments = [part, "--out", str(folder), "--tiny", "--device", "cpu", "--threads", "1", "--only", only]
     status = command.main([*arguments, "--minutes", str(minutes)])
