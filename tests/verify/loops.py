@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +35,19 @@ def model_and_batches(count: int) -> tuple[Any, list[dict[str, torch.Tensor]]]:
     return model, batches
 
 
+def _launched_for(kind: str) -> None:
+    """What `accelerate launch` would have set, in a group of processes that has served other loops before."""
+    os.environ["ACCELERATE_USE_DEEPSPEED"] = str(kind == "DEEPSPEED").lower()
+    os.environ["ACCELERATE_USE_FSDP"] = str(kind == "FSDP").lower()
+
+
 def accelerate_loop(folder: str, right: bool) -> None:
     """Three steps of two micro-batches on each of two ranks. Wrong: every micro-batch's own mean, as most do."""
     import torch.distributed as dist
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
 
+    _launched_for("MULTI_GPU")
     AcceleratorState._reset_state(reset_partial_state=True)
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     model, batches = model_and_batches(12)
@@ -73,6 +81,7 @@ def fsdp2_loop(folder: str) -> None:
 
     from toolkit.strategies.engines.connect import connect_without_gpu
 
+    _launched_for("FSDP")
     connect_without_gpu("FSDP")
     accelerator = Accelerator(
         fsdp_plugin=FullyShardedDataParallelPlugin(
@@ -107,6 +116,7 @@ def zero_loop(folder: str, stage: int, bf16: bool, right: bool = True) -> None:
 
     from toolkit.strategies.engines.connect import connect_without_gpu
 
+    _launched_for("DEEPSPEED")
     connect_without_gpu("DEEPSPEED")
     config = {
         "zero_optimization": {"stage": stage}, "gradient_accumulation_steps": 2, "gradient_clipping": 0.5,
@@ -150,6 +160,7 @@ def sft_loop(folder: Path, tokenizer: str) -> None:
     from transformers import AutoTokenizer
     from trl import SFTConfig, SFTTrainer
 
+    _launched_for("NO")
     AcceleratorState._reset_state(reset_partial_state=True)
     model, batches = model_and_batches(12)
     model = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
@@ -181,6 +192,7 @@ def trainer_loop(folder: Path, deepspeed: dict[str, Any] | None = None) -> None:
 
     from toolkit.strategies.engines.connect import connect_without_gpu
 
+    _launched_for("DEEPSPEED" if deepspeed else "NO")
     AcceleratorState._reset_state(reset_partial_state=True)
     if deepspeed:
         connect_without_gpu("DEEPSPEED")
