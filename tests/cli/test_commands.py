@@ -10,14 +10,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-from tiny import make_text, recipe_dict
-
-TOOLKIT = [sys.executable, "-m", "toolkit"]
+from signalled import TOOLKIT, metrics, steps, write_recipe
+from tiny import make_text
 
 
 def call(*arguments: str, cwd: Path, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -38,19 +36,6 @@ def here(tmp_path: Path, tiny_root: Path) -> Path:
     """A folder with a recipe, run from within."""
     write_recipe(tmp_path, tiny_root)
     return tmp_path
-
-
-def write_recipe(folder: Path, root: Path, **sections: Any) -> None:
-    sections.setdefault("run", {"output_dir": "run"})
-    (folder / "r.yaml").write_text(yaml.safe_dump(recipe_dict(root, **sections), sort_keys=False))
-
-
-def metrics(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def steps(folder: Path) -> list[tuple[Any, ...]]:
-    return [(m["step"], m["loss"], m["grad_norm"], m["lr"], m["tokens"], m["skipped"]) for m in metrics(folder)]
 
 
 def test_train_writes_its_result(here: Path, tiny_root: Path) -> None:

@@ -94,10 +94,17 @@ def test_a_full_disk_stops_the_run_cleanly_and_room_lets_it_go_on(small_disk: Pa
     assert "resumed from disk/run/checkpoints/step-0000000" in done.stdout
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_no_permission(tiny_root: Path, tmp_path: Path) -> None:
     resolved = resolved_from(recipe_dict(tiny_root, strategy={"name": "single"}, machine={"processes": 1}))
     folder = tmp_path / "checkpoints"
     folder.mkdir(mode=0o500)
-    with pytest.raises(NotSo, match=r"cannot be saved: Permission denied"):
-        checkpoint.save(open_session(resolved), folder, Progress())
+    session = open_session(resolved)
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(65534)  # root may write everywhere; nobody may not
+    try:
+        with pytest.raises(NotSo, match=r"cannot be saved: Permission denied"):
+            checkpoint.save(session, folder, Progress())
+    finally:
+        if root:
+            os.seteuid(0)

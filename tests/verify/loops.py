@@ -41,6 +41,16 @@ def _launched_for(kind: str) -> None:
     os.environ["ACCELERATE_USE_FSDP"] = str(kind == "FSDP").lower()
 
 
+def _window(batches: list[dict[str, torch.Tensor]], step: int) -> tuple[list[dict[str, torch.Tensor]], torch.Tensor]:
+    """This rank's two micro-batches of a step, and the supervised tokens of all ranks'."""
+    import torch.distributed as dist
+
+    window = batches[4 * step + 2 * dist.get_rank() :][:2]
+    tokens = torch.tensor(float(sum((b["labels"][:, 1:] != -100).sum() for b in window)))
+    dist.all_reduce(tokens)
+    return window, tokens
+
+
 def accelerate_loop(folder: str, right: bool) -> None:
     """Three steps of two micro-batches on each of two ranks. Wrong: every micro-batch's own mean, as most do."""
     import torch.distributed as dist
@@ -57,9 +67,7 @@ def accelerate_loop(folder: str, right: bool) -> None:
     recorder.attach(model, optimizer)
     torch.manual_seed(dist.get_rank())
     for step in range(3):
-        window = batches[4 * step + 2 * dist.get_rank() :][:2]
-        tokens = torch.tensor(float(sum((b["labels"][:, 1:] != -100).sum() for b in window)))
-        dist.all_reduce(tokens)
+        window, tokens = _window(batches, step)
         for batch in window:
             with accelerator.accumulate(model):
                 output = model(**batch)
@@ -97,9 +105,7 @@ def fsdp2_loop(folder: str) -> None:
     recorder.attach(model, optimizer)
     torch.manual_seed(dist.get_rank())
     for step in range(3):
-        window = batches[4 * step + 2 * dist.get_rank() :][:2]
-        tokens = torch.tensor(float(sum((b["labels"][:, 1:] != -100).sum() for b in window)))
-        dist.all_reduce(tokens)
+        window, tokens = _window(batches, step)
         for batch in window:
             # FSDP averages over the ranks.
             loss = model(**batch).loss * (batch["labels"][:, 1:] != -100).sum() * 2 / tokens
@@ -138,9 +144,7 @@ def zero_loop(folder: str, stage: int, bf16: bool, right: bool = True) -> None:
     recorder.attach(model, optimizer)
     torch.manual_seed(dist.get_rank())
     for step in range(3):
-        window = batches[4 * step + 2 * dist.get_rank() :][:2]
-        tokens = torch.tensor(float(sum((b["labels"][:, 1:] != -100).sum() for b in window)))
-        dist.all_reduce(tokens)
+        window, tokens = _window(batches, step)
         for batch in window:
             with accelerator.accumulate(model):
                 loss = model(**batch).loss

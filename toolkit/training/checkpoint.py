@@ -6,6 +6,7 @@ and the order of the data are functions of the step, so no random state needs sa
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -123,13 +124,21 @@ def _together(session: Session, problem: str | None, target: Path, writing: Path
         return
     if session.accelerator.is_main_process:
         shutil.rmtree(writing, ignore_errors=True)
-        whole = [path for path in all_checkpoints(target.parent) if (path / MANIFEST).exists()]
-        kept = f"the newest checkpoint is {whole[-1]}, as it was" if whole else "there is none before it"
-        problem = f"{target}: cannot be saved: {problem}; {kept}. Make room for it, then go on with --resume"
+        cure = "Make its folder writable" if problem == os.strerror(errno.EACCES) else "Make room for it"
+        problem = f"{target}: cannot be saved: {problem}; {_kept_before(target)}. {cure}, then go on with --resume"
     told = [problem]
     if dist.is_initialized():
         dist.broadcast_object_list(told, src=0, device=session.engine.device)
     raise NotSo(str(told[0]))
+
+
+def _kept_before(target: Path) -> str:
+    """Never raises: the other ranks wait for what rank 0 tells."""
+    try:
+        whole = [path for path in all_checkpoints(target.parent) if (path / MANIFEST).exists()]
+    except OSError:
+        return "what lies beside it cannot be read now either"
+    return f"the newest checkpoint is {whole[-1]}, as it was" if whole else "there is none before it"
 
 
 def load(session: Session, folder: Path) -> Progress:

@@ -1,0 +1,145 @@
+"""What happens after each optimizer step: logging, judging, evaluation, saving."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+from toolkit.data.loader import eval_batches, open_data
+from toolkit.errors import NotSo
+from toolkit.training import checkpoint
+from toolkit.training.guard import LossGuard, refusal
+from toolkit.training.loop import Progress, evaluate
+from toolkit.training.metrics import Pending, Recorder, StepRecord, peak_memory_bytes
+from toolkit.training.screen import Screen
+from toolkit.training.session import Session
+from toolkit.training.watch import Marks
+
+
+class Steps:
+    """Called after each optimizer step: each thing is done when its turn comes. Every rank has one."""
+
+    def __init__(
+        self,
+        session: Session,
+        view: Screen,
+        recorder: Recorder,
+        folder: Path,
+        progress: Progress,
+        total: int,
+        marks: Marks,
+        start: Path | None,
+    ) -> None:
+        self.session, self.view, self.recorder = session, view, recorder
+        self.folder, self.progress, self.total = folder, progress, total
+        self.marks = marks
+        self.run = session.resolved.recipe.run
+        self.guard = LossGuard(self.run, progress.recent)
+        self.saved: Path | None = None
+        # A checkpoint that was evaluated is not evaluated again, nor told twice.
+        self.eval_loss: float | None = checkpoint.read_manifest(start, deep=False)["eval_loss"] if start else None
+        self._evaluated = 0 if self.eval_loss is None else progress.step
+        self._whole = progress.step if start else 0
+        """The step that is safe: saved, or the one that was begun with."""
+        self.eval_interval = session.resolved.recipe.eval_interval
+        self._eval_samples = (
+            open_data(session.resolved.recipe, "eval", session.tokenizer) if self.eval_interval else None
+        )
+
+    def __call__(self, pending: Pending) -> None:
+        self.recorder.add(pending)
+        step, last = pending.step, pending.step == self.total
+        if step % self.run.log_every == 0:
+            self._log()
+        # Evaluated before it is saved: a checkpoint knows how good it is.
+        if self._eval_samples is not None and (step % self.eval_interval == 0 or last):
+            self._timeless("evaluating", self._evaluate)
+        if self.run.save_every and (step % self.run.save_every == 0 or last):
+            self._timeless("saving", self._save)
+
+    def finish(self, *, stopped: bool) -> None:
+        """The end of the run: what was not yet logged, evaluated or saved. A run that stops does not evaluate."""
+        self._log()
+        if self._eval_samples is not None and self._evaluated != self.progress.step and not stopped:
+            self._evaluate()
+        if self.run.save_every and self._whole != self.progress.step:
+            self._save()
+
+    def _timeless(self, doing: str, action: Callable[[], None]) -> None:
+        self._log()
+        self.marks.at(self.progress.step, doing, untimed=True)
+        action()
+        self.recorder.pause()
+
+    def _log(self) -> None:
+        memory = peak_memory_bytes(self.session.engine.device)
+        records = self.recorder.flush()
+        if records:
+            self.view.step(records[-1], memory)
+        if self.run.trackers:
+            for record in records:
+                values = {"loss": record.loss, "grad_norm": record.grad_norm, "lr": record.lr,
+                          "tokens_per_second": record.tokens_per_second}  # fmt: skip
+                self.session.accelerator.log({k: v for k, v in values.items() if v is not None}, step=record.step)
+        for record in records:
+            if (reason := self._wrong(record)) is not None:
+                if self.guard.policy == "stop":
+                    raise refusal(record.step, reason)
+                self._roll_back(record.step, reason)
+                break  # the later ones were taken from weights that are gone
+
+    def _wrong(self, record: StepRecord) -> str | None:
+        """What is wrong with a step that was taken. One that overflowed under fp16 is as it should be."""
+        scaled = self.session.resolved.precision.loss_scaling
+        if self.guard.policy == "skip":
+            self.guard.skipped(record.skipped and (record.loss is None or not scaled), record.step)
+            return None
+        if record.skipped and scaled:
+            return None
+        reason = self.guard.judge(math.nan if record.loss is None else record.loss)
+        if reason is None and record.grad_norm is None:
+            return "the gradient is not finite"
+        return reason
+
+    def _roll_back(self, step: int, reason: str) -> None:
+        self.marks.at(step, "going back", untimed=True)
+        start = checkpoint.newest(self.folder / "checkpoints", self.view.say)
+        if start is None:
+            raise NotSo(f"{refusal(step, reason)}\nrun.on_bad_loss: rollback: no checkpoint was saved before it")
+        back = checkpoint.load(self.session, start)
+        self.guard.returned(back.step, step)
+        self.guard.recent.clear()
+        self.guard.recent.extend(back.recent)
+        self.progress.updates = back.updates
+        self.recorder.pause()
+        self.view.say(f"  step {step}: {reason}; weights of {start}, data from after step {self.progress.step}")
+
+    def _evaluate(self) -> None:
+        session, resolved = self.session, self.session.resolved
+        assert self._eval_samples is not None
+        batches = eval_batches(
+            self._eval_samples,
+            resolved.recipe,
+            resolved.micro_size,
+            resolved.world_size,
+            session.accelerator.process_index,
+            resolved.device,
+        )
+        loss, tokens = evaluate(session, batches)
+        self.eval_loss = loss if math.isfinite(loss) else None  # JSON has no NaN
+        step = self._evaluated = self.progress.step
+        self.view.say(f"  step {step}: held-out loss {loss:.4f} over {tokens:,} tokens")
+        if self.run.trackers:
+            session.accelerator.log({"eval_loss": loss}, step=step)
+        if session.accelerator.is_main_process:
+            with (self.folder / "eval.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"step": step, "loss": self.eval_loss, "tokens": tokens}) + "\n")
+
+    def _save(self) -> None:
+        step = self.progress.step
+        self.progress.recent = list(self.guard.recent)
+        eval_loss = self.eval_loss if self._evaluated == step else None
+        self.saved = checkpoint.save(self.session, self.folder / "checkpoints", self.progress, eval_loss)
+        self._whole = step
