@@ -55,8 +55,8 @@ class Noise:
         """
         if self.of(name, size) >= NO_SIGNAL:
             return SAFETY * self.of(name, size)
-        # In float32 it is one draw of a rounding that the candidate draws anew: an adapter on a trained model (the demo's
-        # short window) was 1.2 times as far off as that draw. In 16 bits the candidate stays far below it.
+        # In float32 it is one draw of a rounding that the candidate draws anew: an adapter on a trained model (the
+        # demo's short window) was 1.2 times as far off. In 16 bits the candidate stays far below it.
         perturbed = self.perturbed.get(name, 0.0) * (2.0 if self.compute_eps == torch.finfo(torch.float32).eps else 1.0)
         return max(SAFETY * self._drawn(name, size), perturbed)
 
