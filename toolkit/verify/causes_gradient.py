@@ -188,9 +188,13 @@ def _uniform(factor: float, found: Attribution, accumulation: int, world: int, t
         return Diagnosis("the loss scale is left in the gradient", told, "DeepSpeed#7839")
     if 0.5 < factor < 1 and abs(tokens / factor - tokens - round(tokens / factor - tokens)) < 0.02 * tokens / 100:
         extra = round(tokens / factor - tokens)
+        if extra == 0:
+            return None  # right to the last token: the weights explain nothing
         return Diagnosis(
             "the token count includes positions that are never predicted",
             f"every gradient is {factor:.5g} times the right one: {tokens} tokens counted as {tokens + extra}",
             "transformers#46204",
         )
+    if abs(factor - 1) < 1e-3:
+        return None
     return Diagnosis("every gradient is scaled alike", f"by {factor:.5g}")
