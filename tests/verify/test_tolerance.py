@@ -7,12 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from families import FAMILIES
 from toolkit.recipe.resolve import Resolved
 from toolkit.verify.prepare import make_case, twin_recipe
-from toolkit.verify.rearrange import all_together, rows_apart
-from toolkit.verify.replay import SAFETY, Reference, relative_error
+from toolkit.verify.rearrange import all_together, reversed_order, rows_apart
+from toolkit.verify.replay import DRAW_SAFETY, SAFETY, Reference, relative_error
 
 
 @pytest.mark.parametrize(
@@ -53,3 +54,25 @@ def test_twenty_random_orders_and_splits(
     assert max(worst.values()) > 0
     assert max(ratios.values()) < SAFETY / 2
     assert all(worst[name] < noise.tolerance(name) for name in worst)
+
+
+@pytest.mark.parametrize("short", [1, 3])
+def test_the_perturbation_is_one_draw_of_several(short: int, recipe: Callable[..., Resolved], tmp_path: Path) -> None:
+    """On an adapter that trains already, where little but the rounding of the stream remains in some tensors."""
+    resolved = recipe("ddp", adapter={"r": 4, "dropout": 0.1})
+    reference = Reference(make_case(twin_recipe(resolved, full_size=False), resolved, "logic", tmp_path))
+    draw = torch.Generator().manual_seed(5)
+    trained = {n: w if w.any() else 1e-3 * torch.randn(w.shape, generator=draw) for n, w in reference.first.items()}
+    reference.measure_noise(short, trained)
+    window = reference.windows[short]
+    reference.loop.model.eval()
+    plain = reference._run([(micro, [at]) for at, (_, micro) in enumerate(window)], short, 1.0)[1]
+    worst = dict.fromkeys(plain, 0.0)
+    for seed in range(1, 20):
+        with reference._perturbed(seed):
+            other = reference._run(reversed_order(window), short, 1.0)[1]
+        for name, gradient in plain.items():
+            worst[name] = max(worst[name], relative_error(other[name], gradient))
+    ratios = {name: worst[name] / reference.noise.perturbed[name] for name in worst}
+    assert 1 < max(ratios.values()) < DRAW_SAFETY
+    assert all(worst[name] < reference.noise.tolerance(name) for name in worst)

@@ -23,6 +23,12 @@ window, the worst tensor erred at most 1.8 times as much as in those few (llama,
 bf16; tests/verify/test_tolerance.py); four leaves a factor of two on that."""
 
 
+DRAW_SAFETY = 2.0
+"""The perturbation by one machine epsilon is a single draw of signs. Of 20 draws on an adapter that trains already (the
+demo's short windows) the largest was 1.1 times the first at the median tensor and 1.47 times at the worst; two leaves
+room on that (tests/verify/test_tolerance.py)."""
+
+
 NO_SIGNAL = 0.1
 """A tensor whose correct gradients differ by more carries no signal (a key's bias: softmax does not see it)."""
 
@@ -50,14 +56,15 @@ class Noise:
         """Relative tolerance of a tensor whose right value has 2-norm ``size``.
 
         Orders and splits are draws of what may differ, and get the safety factor. Perturbing the embedding by one
-        machine epsilon overstates rounding 4 to 8 times already, and gets none, unless all of the tensor is rounding.
-        Never below 4 roundings.
+        machine epsilon overstates rounding 4 to 8 times on a random model, hardly on an adapter that trains already:
+        it gets that of its own draw, unless all of the tensor is rounding. Never below 4 roundings.
         """
         if self.of(name, size) >= NO_SIGNAL:
             return SAFETY * self.of(name, size)
-        # In float32 it is one draw of a rounding that the candidate draws anew: an adapter on a trained model (the
-        # demo's short window) was 1.2 times as far off. In 16 bits the candidate stays far below it.
-        perturbed = self.perturbed.get(name, 0.0) * (2.0 if self.compute_eps == torch.finfo(torch.float32).eps else 1.0)
+        # In float32 it is one draw of a rounding that the candidate draws anew. In 16 bits the candidate stays far
+        # below it.
+        float32 = self.compute_eps == torch.finfo(torch.float32).eps
+        perturbed = self.perturbed.get(name, 0.0) * (DRAW_SAFETY if float32 else 1.0)
         return max(SAFETY * self._drawn(name, size), perturbed)
 
     def _drawn(self, name: str, size: float) -> float:
@@ -171,12 +178,12 @@ class Reference:
             self.loop.model.train()
 
     @contextlib.contextmanager
-    def _perturbed(self) -> Iterator[None]:
+    def _perturbed(self, seed: int = 0) -> Iterator[None]:
         """The input embedding off by one machine epsilon of the compute dtype, up or down at random."""
         table = self.loop.model.get_input_embeddings().weight  # type: ignore[operator]
         assert isinstance(table, torch.Tensor)
         before = table.detach().clone()
-        draw = torch.Generator().manual_seed(0)
+        draw = torch.Generator().manual_seed(seed)
         signs = torch.randint(0, 2, table.shape, generator=draw).mul_(2).sub_(1).to(table.device)
         with torch.no_grad():
             table.mul_(1 + signs * torch.finfo(self.loop.compute_dtype).eps)
