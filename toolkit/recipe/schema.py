@@ -132,6 +132,7 @@ class Run(Section):
     log_every: Positive = Field(1, description="the screen, the trackers, and one device synchronisation")
     save_every: Count = Field(500, description="optimizer steps, and once at the end; 0: never")
     keep: Positive = Field(2, description="newest checkpoints kept, and the best by evaluation beside them")
+    async_save: bool = Field(True, description="train on while rank 0 writes; what waits is bounded at 4 GiB")
     eval_every: Count | None = Field(
         None, description="optimizer steps, and once at the end; 0: never; null: 500 where there is data.eval"
     )

@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError
 
 from toolkit.errors import InputError, NotSo
 from toolkit.results import versions
 from toolkit.strategies.engines.base import MOMENTS, OptimizerState
 from toolkit.training.loop import Progress, sum_over_ranks
+from toolkit.training.saving import Background
 from toolkit.training.session import Session
 from toolkit.training.tensor_folder import (
     MANIFEST,
@@ -35,40 +35,78 @@ from toolkit.training.tensor_folder import (
 SCHEMA = "toolkit.checkpoint/1"
 
 
-def save(session: Session, folder: Path, progress: Progress, eval_loss: float | None = None) -> Path:
-    """Write ``folder/step-N``; every rank calls it. Rank 0 writes, one whole tensor in memory after another.
+class Saving:
+    """A checkpoint that is being written; rank 0 has it on its way to the disk."""
 
-    ``eval_loss``: of these weights, where they were evaluated; the best checkpoint is kept. Raises NotSo on every
-    rank where a trained tensor comes back empty or of another shape (nothing empty is ever saved) and where the
-    checkpoint cannot be written: what was saved before is as it was.
+    def __init__(self, target: Path, writing: Path, background: Background) -> None:
+        self.target, self._writing, self._background = target, writing, background
+
+    def settle(self, session: Session) -> Path:
+        """Wait until it is whole and under its name; every rank calls it. Raises NotSo on every rank where it cannot be
+        written: what was saved before is as it was."""
+        _together(session, self.finish(), self.target, self._writing)
+        return self.target
+
+    def finish(self) -> str | None:
+        """Wait for this rank's own part; returns what failed."""
+        return self._background.finish()
+
+
+def save(session: Session, folder: Path, progress: Progress, eval_loss: float | None = None) -> Path:
+    """Write ``folder/step-N`` and wait for it: see ``begin`` and ``Saving.settle``."""
+    return begin(session, folder, progress, eval_loss).settle(session)
+
+
+def begin(
+    session: Session,
+    folder: Path,
+    progress: Progress,
+    eval_loss: float | None = None,
+    failed: Callable[[], None] | None = None,
+) -> Saving:
+    """Put every trained tensor together and give it to rank 0's disk, as ``folder/step-N``; every rank calls it.
+
+    Returns when the last tensor is handed over: weights may change from then on. Rank 0 holds at most a tensor more
+    than four files of 1 GiB: weights and moments that are collected, one file that waits and one that is written.
+
+    ``eval_loss``: of these weights, where they were evaluated; the best checkpoint is kept. ``failed`` is called, by
+    a thread of rank 0, where it cannot be written. Raises NotSo on every rank where a trained tensor comes back empty
+    or of another shape: nothing empty is ever saved.
     """
     engine, main = session.engine, session.accelerator.is_main_process
     target = folder / f"step-{progress.step:08d}"
     writing = folder / f".{target.name}.writing"
-    weights = TensorWriter(writing, "weights")
-    moments = TensorWriter(writing, "moments")
-    writer = _Writer(main)
-    writer(_make_anew, writing)
-    steps: dict[str, int] = {}
-    for name, shape in engine.shapes.items():
-        weight, state = engine.full_weight(name), engine.full_state(name)
-        if tuple(weight.shape) != shape or weight.numel() == 0:
-            raise NotSo(f"{name}: has shape {tuple(weight.shape)} where {shape} is trained; nothing was saved")
-        writer(weights.add, name, weight)
-        if main and state is not None:
-            steps[name] = state.step
-            for key in MOMENTS:
-                writer(moments.add, f"{name}.{key}", state.moments[key])
-    writer(weights.flush)
-    writer(moments.flush)
-    recipe = session.resolved.recipe.model_dump(mode="json")
-    extra = engine.extra_state()
+    background = Background(failed)
+    weights = TensorWriter(writing, "weights", background)
+    moments = TensorWriter(writing, "moments", background)
     if main:
+        background.now(_make_anew, writing)
+    steps: dict[str, int] = {}
+    try:
+        for name, shape in engine.shapes.items():
+            weight, state = engine.full_weight(name), engine.full_state(name)
+            if tuple(weight.shape) != shape or weight.numel() == 0:
+                raise NotSo(f"{name}: has shape {tuple(weight.shape)} where {shape} is trained; nothing was saved")
+            if not main:
+                continue
+            weights.add(name, weight)
+            if state is not None:
+                steps[name] = state.step
+                for key in MOMENTS:
+                    moments.add(f"{name}.{key}", state.moments[key])
+        extra = engine.extra_state()
+    except BaseException:
+        background.finish()
+        raise
+    if main:
+        weights.flush()
+        moments.flush()
+        recipe = session.resolved.recipe.model_dump(mode="json")
         manifest = {
             "schema": SCHEMA,
             "step": progress.step,
             "updates": progress.updates,
-            "recent": progress.recent,
+            "recent": list(progress.recent),
             "eval_loss": eval_loss,
             "identity": identity(recipe),
             "strategy": session.resolved.recipe.strategy.name,
@@ -79,29 +117,9 @@ def save(session: Session, folder: Path, progress: Progress, eval_loss: float | 
             "optimizer_steps": steps,
             "extra": extra,
         }
-        writer(_seal, writing, target, recipe, manifest)
-        writer(_keep, folder, session.resolved.recipe.run.keep)
-    _together(session, writer.problem, target, writing)
-    return target
-
-
-class _Writer:
-    """Rank 0's hand: after the first thing that could not be written it writes no more, but the ranks go on putting
-    tensors together, which needs them all, until the end, where all of them fail."""
-
-    def __init__(self, main: bool) -> None:
-        self.main = main
-        self.problem: str | None = None
-
-    def __call__(self, action: Callable[..., None], *arguments: Any) -> None:
-        if not self.main or self.problem is not None:
-            return
-        try:
-            action(*arguments)
-        except OSError as error:
-            self.problem = error.strerror or str(error)
-        except SafetensorError as error:
-            self.problem = str(error)
+        background(_seal, writing, target, recipe, manifest)
+        background(_keep, folder, session.resolved.recipe.run.keep)
+    return Saving(target, writing, background)
 
 
 def _make_anew(folder: Path) -> None:
@@ -209,6 +227,7 @@ _FREE = {
         "on_bad_loss",
         "loss_spike",
         "hang_after",
+        "async_save",
     },
     "data": {"workers", "eval"},
     "batch": {"micro_size", "accumulation", "global_size"},

@@ -74,14 +74,17 @@ def run(
     watch = Watch(marks, recipe.run.hang_after, hung) if hung else None
     stop = stop or Stop()
     try:
-        steps = Steps(session, view, recorder, folder, progress, total, marks, start)
+        steps = Steps(session, view, recorder, folder, progress, total, marks, start, stop.give_up)
         if hung:
             stop.listen(handled())
         if watch:
             watch.start()
-        train(session, loader, total, progress, steps, stop=stop, guard=steps.guard, marks=marks)
-        marks.at(progress.step, "ending", untimed=True)
-        steps.finish(stopped=bool(stop.agreed))
+        try:
+            train(session, loader, total, progress, steps, stop=stop, guard=steps.guard, marks=marks)
+            marks.at(progress.step, "ending", untimed=True)
+            steps.finish(stopped=bool(stop.agreed))
+        finally:
+            steps.close()
         peaks = sum_over_ranks(_on_own_row(peak_memory_bytes(session.engine.device), session)).tolist()
     finally:
         if watch:

@@ -31,10 +31,13 @@ class Steps:
         total: int,
         marks: Marks,
         start: Path | None,
+        give_up: Callable[[], None],
     ) -> None:
         self.session, self.view, self.recorder = session, view, recorder
         self.folder, self.progress, self.total = folder, progress, total
         self.marks = marks
+        self._give_up = give_up
+        self._saving: checkpoint.Saving | None = None
         self.run = session.resolved.recipe.run
         self.guard = LossGuard(self.run, progress.recent)
         self.saved: Path | None = None
@@ -64,8 +67,18 @@ class Steps:
         self._log()
         if self._eval_samples is not None and self._evaluated != self.progress.step and not stopped:
             self._evaluate()
+        self._settle()
         if self.run.save_every and self._whole != self.progress.step:
             self._save()
+            self._settle()
+
+    def close(self) -> None:
+        """Whatever ended the run: what this rank is writing becomes whole, or is told."""
+        if self._saving is None:
+            return
+        self.marks.at(self.progress.step, "saving", untimed=True)
+        if (problem := self._saving.finish()) is not None:
+            self.view.say(f"{self._saving.target}: cannot be saved: {problem}")
 
     def _timeless(self, doing: str, action: Callable[[], None]) -> None:
         self._log()
@@ -105,6 +118,7 @@ class Steps:
 
     def _roll_back(self, step: int, reason: str) -> None:
         self.marks.at(step, "going back", untimed=True)
+        self._settle()
         start = checkpoint.newest(self.folder / "checkpoints", self.view.say)
         if start is None:
             raise NotSo(f"{refusal(step, reason)}\nrun.on_bad_loss: rollback: no checkpoint was saved before it")
@@ -138,8 +152,19 @@ class Steps:
                 file.write(json.dumps({"step": step, "loss": self.eval_loss, "tokens": tokens}) + "\n")
 
     def _save(self) -> None:
+        self._settle()
         step = self.progress.step
         self.progress.recent = list(self.guard.recent)
         eval_loss = self.eval_loss if self._evaluated == step else None
-        self.saved = checkpoint.save(self.session, self.folder / "checkpoints", self.progress, eval_loss)
-        self._whole = step
+        self._saving = checkpoint.begin(
+            self.session, self.folder / "checkpoints", self.progress, eval_loss, self._give_up
+        )
+        if not self.run.async_save:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Wait for the checkpoint that is being written; every rank calls it."""
+        if self._saving is not None:
+            saving, self._saving = self._saving, None
+            self.saved = saving.settle(self.session)
+            self._whole = int(self.saved.name.removeprefix("step-"))

@@ -60,6 +60,10 @@ class Stop:
         elif now - self._first > _ONE_ASKING_S:
             os._exit(exit_code(number))
 
+    def give_up(self) -> None:
+        """Have every rank stop after its step, though no signal came: what this rank is doing beside cannot be done."""
+        self.asked = self.asked or int(signal.SIGTERM)
+
     # ------------------------------------------------------------------ what the loop calls
 
     def beside(self, count: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,19 @@ from toolkit.errors import InputError
 
 MANIFEST = "manifest.json"
 _SEAL = "manifest_sha256"
-_SHARD_BYTES = 2 * 1024**3
+SHARD_BYTES = 1024**3
 
 
 class TensorWriter:
-    """Collects tensors and writes a file whenever 2 GiB are full: a save never holds more than that in memory."""
+    """Collects tensors and gives them away as a file whenever 1 GiB is full: a save never collects more than that.
 
-    def __init__(self, folder: Path, stem: str) -> None:
+    ``write`` does what it is given, here or in a thread of its own. Tensors are the caller's own copies.
+    """
+
+    def __init__(self, folder: Path, stem: str, write: Callable[..., None]) -> None:
         self.folder = folder
         self.stem = stem
+        self.write = write
         self.index: dict[str, str] = {}
         self._waiting: dict[str, torch.Tensor] = {}
         self._bytes = 0
@@ -33,7 +37,7 @@ class TensorWriter:
     def add(self, name: str, tensor: torch.Tensor) -> None:
         self._waiting[name] = tensor.contiguous()
         self._bytes += tensor.numel() * tensor.element_size()
-        if self._bytes >= _SHARD_BYTES:
+        if self._bytes >= SHARD_BYTES:
             self.flush()
 
     def flush(self) -> None:
@@ -41,7 +45,7 @@ class TensorWriter:
             return
         number = len(set(self.index.values())) + 1
         file = f"{self.stem}-{number:05d}.safetensors"
-        save_file(self._waiting, self.folder / file, metadata={"format": "pt"})
+        self.write(save_file, self._waiting, self.folder / file, {"format": "pt"})
         self.index |= dict.fromkeys(self._waiting, file)
         self._waiting, self._bytes = {}, 0
 
