@@ -134,6 +134,26 @@ def overflow_job(resolved: Resolved) -> dict[str, Any] | None:
     return answer if session.accelerator.is_main_process else None
 
 
+def moved_whole_job(resolved: Resolved) -> list[int]:
+    """Elements of the modules that are moved to the device as a whole while a session opens, and of the model."""
+    from torch import nn
+
+    moved: list[int] = []
+    right = nn.Module.to
+
+    def to(self: nn.Module, *arguments: Any, **options: Any) -> nn.Module:
+        if torch._C._nn._parse_to(*arguments, **options)[0] is not None:  # a device, not only a dtype
+            moved.append(sum(p.numel() for p in self.parameters()))
+        return right(self, *arguments, **options)
+
+    nn.Module.to = to  # type: ignore[method-assign]
+    try:
+        session = open_session(resolved)
+    finally:
+        nn.Module.to = right  # type: ignore[method-assign]
+    return [max(moved, default=0), session.weights]
+
+
 def flat_gradient_job(resolved: Resolved) -> tuple[int, int, int]:
     """After one FSDP1 backward: elements with a gradient and elements that train, of both ranks; all elements."""
     from torch.distributed.fsdp import FullyShardedDataParallel

@@ -7,7 +7,17 @@ from typing import Any
 
 import pytest
 
-from jobs import Run, flat_gradient_job, linear_job, overflow_job, plain_run, resolved_from, train_job, worst
+from jobs import (
+    Run,
+    flat_gradient_job,
+    linear_job,
+    moved_whole_job,
+    overflow_job,
+    plain_run,
+    resolved_from,
+    train_job,
+    worst,
+)
 from tiny import recipe_dict
 from toolkit.launch.group import WorkerGroup
 
@@ -99,6 +109,19 @@ def test_zero3_leaves_torchs_linear_to_the_next_run(tiny_root: Path, group: Work
     for strategy, expected in (("zero3", False), ("ddp", True), ("zero3", False), ("fsdp2", True)):
         found = group.run(linear_job, resolved_from(recipe_dict(tiny_root, strategy={"name": strategy})))[0]
         assert found is expected, strategy
+
+
+@pytest.mark.parametrize("strategy", ["zero3", "fsdp1", "fsdp2"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_model_larger_than_the_device_is_never_whole_on_it(
+    strategy: str, precision: str, tiny_root: Path, group: WorkerGroup
+) -> None:
+    """DDP shows that a whole model that is moved would be seen."""
+    recipe = recipe_dict(tiny_root, strategy={"name": strategy}, precision=precision)
+    largest, whole = group.run(moved_whole_job, resolved_from(recipe))[0]
+    assert largest < whole
+    largest, whole = group.run(moved_whole_job, resolved_from(recipe | {"strategy": {"name": "ddp"}}))[0]
+    assert largest == whole
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp1", "fsdp2"])

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from toolkit.recipe.resolve import Resolved
+from toolkit.strategies import strategy_of
 from toolkit.strategies.engines.base import (
     MOMENTS,
     Claim,
@@ -30,6 +32,8 @@ class ZeroEngine(Engine):
         model = prepared.model
         self.parameters = prepared.trainable()
         originals = _lossy_copies(self.parameters, self.resolved.precision.compute)
+        if self.resolved.settings.stage == 3:
+            _split(model, self.resolved, self.device)
         optimizer = self._make_optimizer(self.parameters, prepared.decayed)
         self.engine: Any
         self.engine, _ = self.accelerator.prepare(model, optimizer)
@@ -140,6 +144,23 @@ class ZeroEngine(Engine):
     def load_extra_state(self, state: Mapping[str, Any]) -> None:
         for key, value in state.get("scaler", {}).items():
             setattr(self.engine.optimizer.loss_scaler, key, value)
+
+
+def _split(model: nn.Module, resolved: Resolved, device: torch.device) -> None:
+    """Split every parameter over the ranks, one after another, in the dtype that the engine would give it.
+
+    Left to itself DeepSpeed 0.19.8 moves the whole model to each device before it splits it there
+    (``engine._configure_distributed_model``): a model that only fits in shares would never start.
+    """
+    import deepspeed
+
+    dtype = getattr(torch, resolved.precision.compute)
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(dtype)
+    deepspeed.zero.Init(module=model, config_dict_or_path=strategy_of(resolved).deepspeed_config(resolved), dtype=dtype)
+    for buffer in model.buffers():
+        buffer.data = buffer.data.to(device)
 
 
 @contextlib.contextmanager
