@@ -6,6 +6,9 @@ import contextlib
 import os
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
+
+from signalled import TOOLKIT
 
 ADDRESSES = ("10.231.7.1", "10.231.7.2")
 
@@ -46,3 +49,17 @@ def _ip(*arguments: str) -> None:
         raise NoHosts("there is no `ip` command (iproute2)") from None
     if done.returncode:
         raise NoHosts(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
+
+
+def call(here: Path, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    path = f"{here / 'bin'}:{os.environ['PATH']}"
+    return subprocess.run(
+        command, cwd=here, env=os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"} | environment,
+        capture_output=True, text=True, timeout=200, check=False, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def configure(here: Path, strategy: str, *overrides: str) -> None:
+    machine = ["machine.nodes=2", "machine.processes=1"]
+    done = call(here, *TOOLKIT, "config", "r.yaml", f"strategy.name={strategy}", *machine, *overrides, "-o", "files")
+    assert done.returncode == 0, done.stderr

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from launch_hosts import ADDRESSES, NoHosts, interface, two_hosts
-from signalled import TOOLKIT, begin, rank_pid, steps, until_step, write_recipe
+from launch_hosts import ADDRESSES, NoHosts, call, configure, two_hosts
+from signalled import TOOLKIT, begin, rank_pid, steps, until_step
 
 pytestmark = [pytest.mark.group, pytest.mark.slow]
 
@@ -24,37 +22,6 @@ def hosts() -> Iterator[list[str]]:
             yield names
     except NoHosts as error:
         pytest.skip(f"no network namespaces here: {error}")
-
-
-@pytest.fixture
-def here(tmp_path: Path, tiny_root: Path) -> Path:
-    write_recipe(tmp_path, tiny_root, run={"output_dir": "run", "max_steps": 6, "save_every": 3})
-    # `accelerate`, as an installed toolkit has it on its path, and with each host's own interface and address
-    accelerate = tmp_path / "bin" / "accelerate"
-    accelerate.parent.mkdir()
-    side = f'[ "$(ip -o -4 addr show | grep -c {ADDRESSES[0]}/)" -gt 0 ] && '
-    accelerate.write_text(
-        "#!/bin/bash\n"
-        f"export GLOO_SOCKET_IFNAME={interface(1)} PET_LOCAL_ADDR={ADDRESSES[1]}\n"
-        f"{side}export GLOO_SOCKET_IFNAME={interface(0)} PET_LOCAL_ADDR={ADDRESSES[0]}\n"
-        f'exec {sys.executable} -m accelerate.commands.accelerate_cli "$@"\n'
-    )
-    accelerate.chmod(0o755)
-    return tmp_path
-
-
-def call(here: Path, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    path = f"{here / 'bin'}:{os.environ['PATH']}"
-    return subprocess.run(
-        command, cwd=here, env=os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"} | environment,
-        capture_output=True, text=True, timeout=200, check=False, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-
-
-def configure(here: Path, strategy: str, *overrides: str) -> None:
-    machine = ["machine.nodes=2", "machine.processes=1"]
-    done = call(here, *TOOLKIT, "config", "r.yaml", f"strategy.name={strategy}", *machine, *overrides, "-o", "files")
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero2", "zero3", "fsdp2"])
