@@ -22,6 +22,8 @@ MODELS: dict[str, dict[str, Any]] = {
                        "vocab_size": 1200},
     "mixtral": LLAMA | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2,
                         "num_hidden_layers": 3, "intermediate_size": 256},
+    # Its logits are several of the fused loss's chunks.
+    "llama-wide": LLAMA | {"vocab_size": 20000, "num_hidden_layers": 2},
     "bert": {"model_type": "modernbert-decoder", "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4,
              "num_attention_heads": 4, "vocab_size": 1000, "global_attn_every_n_layers": 2, "pad_token_id": 0,
              "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2},
@@ -41,18 +43,25 @@ class Cell:
     micro: int = 2
     accumulation: int = 2
     precision: str = "bf16"
+    loss: str = "plain"
+    packing: bool = False
+    attention: str = "sdpa"
 
     @property
     def name(self) -> str:
         kind = "lora" if self.lora else "full"
         size = f"{self.micro}x{self.length}x{self.accumulation}"
-        return f"{self.model}-{kind}-{self.strategy}-{self.checkpointing}-{size}-{self.precision}"
+        more = [self.loss] if self.loss != "plain" else []
+        more += ["packed"] if self.packing else []
+        more += [self.attention] if self.attention != "sdpa" else []
+        return "-".join([self.model, kind, self.strategy, self.checkpointing, size, self.precision, *more])
 
     def recipe(self) -> dict[str, Any]:
         return {
-            "model": {"config": MODELS[self.model]},
+            "model": {"config": MODELS[self.model], "attention": self.attention},
             "tokenizer": {"path": "none"},
-            "data": {"train": "none", "max_length": self.length},
+            "data": {"train": "none", "max_length": self.length, "packing": self.packing},
+            "loss": self.loss,
             "batch": {"micro_size": self.micro, "accumulation": self.accumulation},
             "adapter": LORA if self.lora else None,
             "precision": self.precision,
@@ -70,6 +79,10 @@ BUILT = [
     for strategy in STRATEGIES
     for checkpointing in ("none", "full", "selective")
 ]
+BUILT += [
+    *(Cell("llama-wide", lora, s, "full", 512, loss="fused") for lora in (False, True) for s in ("single", "zero2")),
+    *(Cell("llama", lora, "single", kind, 256, packing=True) for lora in (False, True) for kind in ("none", "full")),
+]
 HELD_OUT = [
     *(Cell("qwen3", False, s, "none", 256, micro=1) for s in STRATEGIES),
     *(Cell("qwen3", True, s, "full", 192, micro=3) for s in STRATEGIES),
@@ -84,4 +97,12 @@ HELD_OUT = [
         Cell("llama", False, s, "none", 128, precision="bf16-pure")
         for s in ("single", "ddp", "zero2", "zero3", "fsdp2")
     ),
+    *(Cell("llama-wide", False, s, "none", 300, micro=3, loss="fused") for s in STRATEGIES),
+    *(Cell("llama-tied", True, s, "selective", 256, micro=1, loss="fused") for s in ("single", "ddp", "zero3", "fsdp2")),
+    Cell("llama-wide", True, "single", "full", 512, loss="fused", precision="fp32"),
+    Cell("gpt2", False, "single", "none", 128, micro=4, loss="fused"),
+    *(Cell("qwen3", True, s, "none", 320, packing=True) for s in STRATEGIES),
+    *(Cell("gemma3", False, s, "selective", 256, micro=1, packing=True) for s in ("single", "zero2", "fsdp2")),
+    *(Cell("llama", False, s, "none", 256, packing=True, attention="eager") for s in ("single", "fsdp1")),
+    *(Cell("qwen3", False, s, "full", 384, loss="fused", packing=True) for s in ("single", "zero1", "zero3", "fsdp2")),
 ]

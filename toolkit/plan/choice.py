@@ -126,8 +126,7 @@ class Search:
         planner = planner or self.planner
         memory = planner.memory(resolved)
         ledger = strategy_of(resolved).ledger_class()(planner.skeleton.holdings, resolved)
-        kind = resolved.recipe.activation_checkpointing
-        segments = planner.segments(kind, resolved.micro_size, ledger.compute_as)
+        segments = planner.segments_of(resolved)
         reserve = _reserve(resolved)
         seconds = step_seconds(resolved, planner.skeleton.holdings, segments, self.device, self.rates)
         host = sum(ledger.host.values()) * resolved.recipe.machine.processes

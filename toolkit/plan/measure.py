@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from toolkit.data.formats import IGNORED
 from toolkit.plan.live import LiveBytes
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies import strategy_of
@@ -94,7 +95,7 @@ def _train(
 
 
 def random_batch(config: Any, resolved: Resolved, length: int, device: torch.device | str) -> dict[str, torch.Tensor]:
-    """Full rows of random tokens as the loss takes them: int64 (micro, length)."""
+    """Full rows of random tokens as the loss takes them: int64 (micro, length); packed, of several samples each."""
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     vocabulary = int(text.vocab_size)
     shape = (resolved.micro_size, length)
@@ -106,4 +107,10 @@ def random_batch(config: Any, resolved: Resolved, length: int, device: torch.dev
         tensors["labels"] = torch.randint(0, config.num_labels, shape[:1], device=device)
     else:
         tensors["labels"] = torch.randint(0, vocabulary, shape, device=device)
+    if resolved.recipe.data.packing:
+        begins = [0, length // 8, length // 4, length // 2]
+        parts = [torch.arange(end - begin) for begin, end in zip(begins, [*begins[1:], length], strict=True)]
+        tensors["position_ids"] = torch.cat(parts).repeat(resolved.micro_size, 1).to(device)
+        tensors["labels"][:, begins] = IGNORED
+        del tensors["attention_mask"]
     return tensors

@@ -29,6 +29,14 @@ class Skeleton:
     model: nn.Module = field(repr=False)
     """The short model, on the meta device: one block of every kind, the very first block apart."""
     blocks: list[tuple[str, nn.Module]] = field(repr=False, default_factory=list)
+    resolved: Resolved | None = field(repr=False, default=None)
+    """The recipe that it was made from."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Columns of the logits."""
+        text = self.config.get_text_config() if hasattr(self.config, "get_text_config") else self.config
+        return int(text.vocab_size)
 
 
 def build(resolved: Resolved) -> Skeleton:
@@ -45,7 +53,7 @@ def build(resolved: Resolved) -> Skeleton:
         model = add_adapter(model, resolved)
     model.train()
     short = find_blocks(model, resolved.blocks, resolved.source) if resolved.blocks else []
-    return Skeleton(model.config, _count(model, short, order, buffers, resolved), model, short)
+    return Skeleton(model.config, _count(model, short, order, buffers, resolved), model, short, resolved)
 
 
 def _meta_model(resolved: Resolved) -> nn.Module:

@@ -13,7 +13,6 @@ from toolkit.plan.memory import TERMS
 from toolkit.plan.screen import best_of_each
 from toolkit.plan.time import flops
 from toolkit.report.style import STYLE
-from toolkit.strategies import strategy_of
 
 # Told apart by people who do not see red and green alike, too (Okabe and Ito 2008, lightened where text stands on it).
 _COLOURS = {
@@ -245,9 +244,7 @@ def _times(candidate: Candidate, search: Search) -> list[float]:
     them as long as another; the update what it takes, and enough to be seen."""
     line = candidate.memory.line
     holdings, resolved = search.planner.skeleton.holdings, candidate.resolved
-    ledger = strategy_of(resolved).ledger_class()(holdings, resolved)
-    kind = resolved.recipe.activation_checkpointing
-    segments = search.planner.segments(kind, resolved.micro_size, ledger.compute_as)
+    segments = search.planner.segments_of(resolved)
     forward, backward = flops(segments, list(holdings.order))
     computing = forward + backward
     update = 0.02
