@@ -24,6 +24,8 @@ MODELS: dict[str, dict[str, Any]] = {
                         "num_hidden_layers": 3, "intermediate_size": 256},
     # Its logits are several of the fused loss's chunks.
     "llama-wide": LLAMA | {"vocab_size": 20000, "num_hidden_layers": 2},
+    "t5": {"model_type": "t5", "d_model": 128, "d_kv": 16, "d_ff": 256, "num_layers": 4, "num_decoder_layers": 3,
+           "num_heads": 8, "vocab_size": 1000, "decoder_start_token_id": 0, "pad_token_id": 0},
     "bert": {"model_type": "modernbert-decoder", "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4,
              "num_attention_heads": 4, "vocab_size": 1000, "global_attn_every_n_layers": 2, "pad_token_id": 0,
              "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2},
@@ -56,11 +58,19 @@ class Cell:
         more += [self.attention] if self.attention != "sdpa" else []
         return "-".join([self.model, kind, self.strategy, self.checkpointing, size, self.precision, *more])
 
+    @property
+    def task(self) -> str:
+        return "seq2seq-lm" if self.model in ("t5", "bart") else "causal-lm"
+
+    @property
+    def format(self) -> str:
+        return "text" if self.task == "causal-lm" else "prompt-completion"
+
     def recipe(self) -> dict[str, Any]:
         return {
-            "model": {"config": MODELS[self.model], "attention": self.attention},
+            "model": {"config": MODELS[self.model], "attention": self.attention, "task": self.task},
             "tokenizer": {"path": "none"},
-            "data": {"train": "none", "max_length": self.length, "packing": self.packing},
+            "data": {"train": "none", "max_length": self.length, "packing": self.packing, "format": self.format},
             "loss": self.loss,
             "batch": {"micro_size": self.micro, "accumulation": self.accumulation},
             "adapter": LORA if self.lora else None,
@@ -98,7 +108,10 @@ HELD_OUT = [
         for s in ("single", "ddp", "zero2", "zero3", "fsdp2")
     ),
     *(Cell("llama-wide", False, s, "none", 300, micro=3, loss="fused") for s in STRATEGIES),
-    *(Cell("llama-tied", True, s, "selective", 256, micro=1, loss="fused") for s in ("single", "ddp", "zero3", "fsdp2")),
+    *(
+        Cell("llama-tied", True, s, "selective", 256, micro=1, loss="fused")
+        for s in ("single", "ddp", "zero3", "fsdp2")
+    ),
     Cell("llama-wide", True, "single", "full", 512, loss="fused", precision="fp32"),
     Cell("gpt2", False, "single", "none", 128, micro=4, loss="fused"),
     *(Cell("qwen3", True, s, "none", 320, packing=True) for s in STRATEGIES),
@@ -106,7 +119,10 @@ HELD_OUT = [
     *(Cell("llama", False, s, "none", 256, packing=True, attention="eager") for s in ("single", "fsdp1")),
     *(Cell("qwen3", False, s, "full", 384, loss="fused", packing=True) for s in ("single", "zero1", "zero3", "fsdp2")),
     # First run when the two before had corrected what is told in docs/planning.md.
-    *(Cell("llama-tied", True, s, "none", 192, loss="fused", packing=True) for s in ("zero2", "zero3", "fsdp1", "fsdp2")),
+    *(
+        Cell("llama-tied", True, s, "none", 192, loss="fused", packing=True)
+        for s in ("zero2", "zero3", "fsdp1", "fsdp2")
+    ),
     *(Cell("gpt2", False, "zero2", kind, 160) for kind in ("none", "selective")),
     Cell("gpt2", False, "zero3", "none", 160, micro=3, loss="fused"),
 ]

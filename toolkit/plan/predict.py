@@ -8,8 +8,8 @@ from toolkit.data.spread import takes_one_row
 from toolkit.plan.head import chunk_rows
 from toolkit.plan.memory import Memory, walk
 from toolkit.plan.profile import Point, expand, interpolate
-from toolkit.plan.skeleton import Skeleton, build
 from toolkit.plan.segments import Segment, Shape, Traced
+from toolkit.plan.skeleton import Skeleton, build
 from toolkit.plan.trace import trace
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import CheckpointingName
@@ -55,6 +55,11 @@ class Planner:
         """The short model's segments at ``micro`` samples, with the loss of this planner's recipe."""
         shape = self._shape(self.resolved, compute)
         return self._segments(replace(shape, checkpointing=kind, micro=micro))
+
+    @property
+    def slowly(self) -> list[str]:
+        """Why traces took the slow way, where they did (see toolkit/plan/trace.py)."""
+        return sorted({traced.slowly for traced in self.traces.values() if traced.slowly})
 
     def _shape(self, resolved: Resolved, compute: Compute) -> Shape:
         recipe = resolved.recipe
