@@ -84,8 +84,17 @@ def _meta_model(resolved: Resolved) -> nn.Module:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InputError(f"{resolved.source}: model: cannot be made from its config: {first}") from None
     model.tie_weights()  # left out with the initialisation
-    model.config.use_cache = False
+    switch_off_cache(model)
     return model
+
+
+def switch_off_cache(model: nn.Module) -> None:
+    """No keys and values are kept for a next token: a recomputed block would add its own to them once more. A decoder
+    behind an encoder (T5) has a copy of the config to itself."""
+    for module in model.modules():
+        config: Any = getattr(module, "config", None)
+        if getattr(config, "use_cache", False):
+            config.use_cache = False
 
 
 def _signature(name: str, block: nn.Module) -> Any:
