@@ -22,6 +22,14 @@ MODELS: dict[str, dict[str, Any]] = {
                        "vocab_size": 1200},
     "mixtral": LLAMA | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2,
                         "num_hidden_layers": 3, "intermediate_size": 256},
+    # Its logits are several of the fused loss's chunks.
+    "llama-wide": LLAMA | {"vocab_size": 20000, "num_hidden_layers": 2},
+    "t5": {"model_type": "t5", "d_model": 128, "d_kv": 16, "d_ff": 256, "num_layers": 4, "num_decoder_layers": 3,
+           "num_heads": 8, "vocab_size": 1000, "decoder_start_token_id": 0, "pad_token_id": 0},
+    "bart": {"model_type": "bart", "d_model": 128, "encoder_layers": 2, "decoder_layers": 4, "encoder_ffn_dim": 256,
+             "decoder_ffn_dim": 256, "encoder_attention_heads": 4, "decoder_attention_heads": 4, "vocab_size": 1100,
+             "max_position_embeddings": 256, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2,
+             "decoder_start_token_id": 2, "forced_eos_token_id": 2},
     "bert": {"model_type": "modernbert-decoder", "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4,
              "num_attention_heads": 4, "vocab_size": 1000, "global_attn_every_n_layers": 2, "pad_token_id": 0,
              "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2},
@@ -41,23 +49,40 @@ class Cell:
     micro: int = 2
     accumulation: int = 2
     precision: str = "bf16"
+    loss: str = "plain"
+    packing: bool = False
+    attention: str = "sdpa"
+    offload: str = "none"
 
     @property
     def name(self) -> str:
         kind = "lora" if self.lora else "full"
         size = f"{self.micro}x{self.length}x{self.accumulation}"
-        return f"{self.model}-{kind}-{self.strategy}-{self.checkpointing}-{size}-{self.precision}"
+        more = [self.loss] if self.loss != "plain" else []
+        more += ["packed"] if self.packing else []
+        more += [self.attention] if self.attention != "sdpa" else []
+        more += [f"offload-{self.offload}"] if self.offload != "none" else []
+        return "-".join([self.model, kind, self.strategy, self.checkpointing, size, self.precision, *more])
+
+    @property
+    def task(self) -> str:
+        return "seq2seq-lm" if self.model in ("t5", "bart") else "causal-lm"
+
+    @property
+    def format(self) -> str:
+        return "text" if self.task == "causal-lm" else "prompt-completion"
 
     def recipe(self) -> dict[str, Any]:
         return {
-            "model": {"config": MODELS[self.model]},
+            "model": {"config": MODELS[self.model], "attention": self.attention, "task": self.task},
             "tokenizer": {"path": "none"},
-            "data": {"train": "none", "max_length": self.length},
+            "data": {"train": "none", "max_length": self.length, "packing": self.packing, "format": self.format},
+            "loss": self.loss,
             "batch": {"micro_size": self.micro, "accumulation": self.accumulation},
             "adapter": LORA if self.lora else None,
             "precision": self.precision,
             "activation_checkpointing": self.checkpointing,
-            "strategy": {"name": self.strategy},
+            "strategy": {"name": self.strategy, "offload": self.offload},
             "machine": {"device": "cpu", "processes": 1 if self.strategy == "single" else 2},
             "run": {"max_steps": 2, "save_every": 0, "eval_every": 0},
         }
@@ -69,6 +94,12 @@ BUILT = [
     for lora in (False, True)
     for strategy in STRATEGIES
     for checkpointing in ("none", "full", "selective")
+]
+BUILT += [
+    *(Cell("llama-wide", lora, s, "full", 512, loss="fused") for lora in (False, True) for s in ("single", "zero2")),
+    *(Cell("llama", lora, "single", kind, 256, packing=True) for lora in (False, True) for kind in ("none", "full")),
+    *(Cell("t5", False, "single", kind, 96) for kind in ("none", "full", "selective")),
+    *(Cell("t5", lora, s, "full", 96) for lora in (False, True) for s in ("ddp", "zero2", "fsdp2")),
 ]
 HELD_OUT = [
     *(Cell("qwen3", False, s, "none", 256, micro=1) for s in STRATEGIES),
@@ -84,4 +115,29 @@ HELD_OUT = [
         Cell("llama", False, s, "none", 128, precision="bf16-pure")
         for s in ("single", "ddp", "zero2", "zero3", "fsdp2")
     ),
+    *(Cell("llama-wide", False, s, "none", 300, micro=3, loss="fused") for s in STRATEGIES),
+    *(
+        Cell("llama-tied", True, s, "selective", 256, micro=1, loss="fused")
+        for s in ("single", "ddp", "zero3", "fsdp2")
+    ),
+    Cell("llama-wide", True, "single", "full", 512, loss="fused", precision="fp32"),
+    Cell("gpt2", False, "single", "none", 128, micro=4, loss="fused"),
+    *(Cell("qwen3", True, s, "none", 320, packing=True) for s in STRATEGIES),
+    *(Cell("gemma3", False, s, "selective", 256, micro=1, packing=True) for s in ("single", "zero2", "fsdp2")),
+    *(Cell("llama", False, s, "none", 256, packing=True, attention="eager") for s in ("single", "fsdp1")),
+    *(Cell("qwen3", False, s, "full", 384, loss="fused", packing=True) for s in ("single", "zero1", "zero3", "fsdp2")),
+    # First run when the two before had corrected what is told in docs/planning.md.
+    *(
+        Cell("llama-tied", True, s, "none", 192, loss="fused", packing=True)
+        for s in ("zero2", "zero3", "fsdp1", "fsdp2")
+    ),
+    *(Cell("gpt2", False, "zero2", kind, 160) for kind in ("none", "selective")),
+    Cell("gpt2", False, "zero3", "none", 160, micro=3, loss="fused"),
+    *(Cell("t5", False, s, "none", 64, micro=3) for s in STRATEGIES),
+    *(Cell("t5", True, s, "selective", 128, accumulation=1) for s in STRATEGIES),
+    *(Cell("bart", False, s, "full", 160, micro=1) for s in STRATEGIES),
+    *(Cell("bart", True, s, "none", 96) for s in ("single", "zero2", "zero3", "fsdp1")),
+    *(Cell("llama", lora, s, "full", 128, precision="fp16") for lora in (False, True) for s in ("ddp", "fsdp2")),
+    *(Cell("qwen3", lora, s, "none", 96, offload="optimizer") for lora in (False, True) for s in ("zero1", "zero2")),
+    *(Cell("qwen3", lora, "zero3", "none", 96, offload=o) for lora in (False, True) for o in ("optimizer", "all")),
 ]

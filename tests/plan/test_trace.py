@@ -10,11 +10,11 @@ import torch
 
 from plan.cells import LLAMA, LORA, MODELS, Cell
 from toolkit.plan.autocast import ActedAutocast, NotActedOut
-from toolkit.plan.choice import Search
 from toolkit.plan.hardware import Device
 from toolkit.plan.live import LiveBytes
 from toolkit.plan.predict import Planner
 from toolkit.plan.profile import expand
+from toolkit.plan.search import Search
 from toolkit.plan.target import TargetKernels
 from toolkit.plan.time import Rates, flops
 from toolkit.plan.trace import Shape, trace

@@ -30,10 +30,14 @@ def measured(recipe: dict[str, Any], length: int) -> int:
 
 
 def predicted(cell: Cell) -> int:
+    """The peak; on a CPU what is offloaded stays in the same memory, and is measured with it."""
     from toolkit.plan.predict import Planner
+    from toolkit.strategies import strategy_of
 
     resolved = _resolved(cell.recipe())
-    return Planner.of(resolved, cell.length).memory(resolved).peak
+    planner = Planner.of(resolved, cell.length)
+    host = strategy_of(resolved).ledger_class()(planner.skeleton.holdings, resolved).host
+    return planner.memory(resolved).peak + sum(host.values())
 
 
 def _resolved(recipe: dict[str, Any]) -> Any:

@@ -82,8 +82,9 @@ def _plan(request: Request, kept: Callable[[], None]) -> int:
     recipe = read_recipe(request)
     device = _device(request, recipe)
     asked = resolve(recipe, request.recipe, device="cpu" if device.name == "cpu" else "cuda")
-    from toolkit.plan.choice import Search, choose, smallest_change
+    from toolkit.plan.choice import choose, smallest_change
     from toolkit.plan.screen import show
+    from toolkit.plan.search import Search
     from toolkit.plan.time import Rates
 
     rates = Rates() if request.link is None else Rates(between_nodes=request.link)
@@ -111,6 +112,7 @@ def _plan(request: Request, kept: Callable[[], None]) -> int:
         smallest_change=change,
         usable_bytes=search.usable,
         assumptions=_assumptions(asked, device),
+        traced_slowly=search.planner.slowly,
         scale=scaled,
     )
     if request.page:
@@ -219,7 +221,13 @@ def _write(target: str, text: str) -> None:
 
 
 def _assumptions(asked: Resolved, device: Device) -> list[str]:
-    found = [f"{device.name}: {device.source}", "every row is full: the most that a micro-batch can take"]
+    data = asked.recipe.data
+    rows = f"packed rows are full: {asked.micro_size * data.max_length:,} tokens a micro-batch"
+    if not data.packing:
+        rows = "every row is full: the most that a micro-batch can take"
+    elif asked.recipe.model.attention == "flex_attention":
+        rows += "; flex_attention's table of blocks is not counted"
+    found = [f"{device.name}: {device.source}", rows]
     if asked.device == "cuda":
         found += [
             "no prediction has been held against a GPU yet: CUDA context 0.5 GiB, cuBLAS workspace 32 MiB and the "

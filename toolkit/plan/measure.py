@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
+from toolkit.data.formats import IGNORED
 from toolkit.plan.live import LiveBytes
+from toolkit.plan.skeleton import switch_off_cache
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies import strategy_of
 from toolkit.strategies.engines.connect import make_accelerator
@@ -68,6 +70,7 @@ def _train(
         found.peaks[phase] = tracker.reset_peak()
 
     prepared = prepare_model(resolved, pad_token_id=0)
+    switch_off_cache(prepared.model)
     close("load")
     engine = strategy_of(resolved).engine_class()(prepared, accelerator)
     del prepared
@@ -94,7 +97,7 @@ def _train(
 
 
 def random_batch(config: Any, resolved: Resolved, length: int, device: torch.device | str) -> dict[str, torch.Tensor]:
-    """Full rows of random tokens as the loss takes them: int64 (micro, length)."""
+    """Full rows of random tokens as the loss takes them: int64 (micro, length); packed, of several samples each."""
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     vocabulary = int(text.vocab_size)
     shape = (resolved.micro_size, length)
@@ -106,4 +109,10 @@ def random_batch(config: Any, resolved: Resolved, length: int, device: torch.dev
         tensors["labels"] = torch.randint(0, config.num_labels, shape[:1], device=device)
     else:
         tensors["labels"] = torch.randint(0, vocabulary, shape, device=device)
+    if resolved.recipe.data.packing:
+        begins = [0, length // 8, length // 4, length // 2]
+        parts = [torch.arange(end - begin) for begin, end in zip(begins, [*begins[1:], length], strict=True)]
+        tensors["position_ids"] = torch.cat(parts).repeat(resolved.micro_size, 1).to(device)
+        tensors["labels"][:, begins] = IGNORED
+        del tensors["attention_mask"]
     return tensors

@@ -58,6 +58,7 @@ def walk(points: Iterable[Point], ledger: Ledger, accumulation: int) -> Memory:
     ledger.start(accumulating=accumulation > 1)
     for point in points:
         moment = 0
+        ledger.pass_on()
         if point.event == "enter":
             moment = ledger.enter(point.block, point.backward)
         elif point.event == "leave":
@@ -69,6 +70,7 @@ def walk(points: Iterable[Point], ledger: Ledger, accumulation: int) -> Memory:
         if point.event == "gradient":
             phase = "reduce" if moment else phase
         memory.see(phase, _terms(ledger, point.live - point.loss, point.loss, moment))
+    ledger.pass_on()
     moment = ledger.finish_backward()
     memory.see("reduce", _terms(ledger, 0, 0, moment))
     memory.see("step", _terms(ledger, 0, 0, ledger.step()))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from toolkit.data.spread import takes_one_row
+from toolkit.plan.head import chunk_rows
 from toolkit.plan.memory import Memory, walk
 from toolkit.plan.profile import Point, expand, interpolate
+from toolkit.plan.segments import Segment, Shape, Traced
 from toolkit.plan.skeleton import Skeleton, build
-from toolkit.plan.trace import Segment, Shape, Traced, trace
+from toolkit.plan.trace import trace
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import CheckpointingName
 from toolkit.strategies import strategy_of
@@ -18,14 +21,14 @@ from toolkit.strategies.ledgers.base import Compute
 class Planner:
     """Predictions for one model, adapter, precision, length and device; strategies and sizes may differ.
 
-    Traces are kept by checkpointing, micro-batch and way of computing; two of them give all larger micro-batches.
+    Traces are kept by checkpointing, micro-batch, way of computing and loss; two give all larger micro-batches.
     """
 
     resolved: Resolved
     length: int
     skeleton: Skeleton
     traces: dict[Shape, Traced] = field(default_factory=dict)
-    expanded: dict[tuple[CheckpointingName, int, Compute], list[Point]] = field(default_factory=dict)
+    expanded: dict[Shape, list[Point]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, resolved: Resolved, length: int) -> Planner:
@@ -39,26 +42,57 @@ class Planner:
         """
         strategy = strategy_of(resolved)
         ledger = strategy.ledger_class()(self.skeleton.holdings, resolved)
-        kind = resolved.recipe.activation_checkpointing
-        return walk(self._points(kind, resolved.micro_size, ledger.compute_as), ledger, resolved.accumulation)
+        shape = self._shape(resolved, ledger.compute_as)
+        if shape not in self.expanded:
+            self.expanded[shape] = list(expand(self._segments(shape), self.skeleton.holdings.order))
+        return walk(self.expanded[shape], ledger, resolved.accumulation)
 
-    def _points(self, kind: CheckpointingName, micro: int, compute: Compute) -> list[Point]:
-        key = (kind, micro, self._same_as(compute))
-        if key not in self.expanded:
-            self.expanded[key] = list(expand(self.segments(kind, micro, compute), self.skeleton.holdings.order))
-        return self.expanded[key]
+    def segments_of(self, resolved: Resolved) -> list[Segment]:
+        """The short model's segments under ``resolved``, a variant of this planner's recipe."""
+        return self._segments(self._shape(resolved, strategy_of(resolved).ledger_class().compute_as))
 
     def segments(self, kind: CheckpointingName, micro: int, compute: Compute) -> list[Segment]:
-        """The short model's segments at ``micro`` samples: traced, or put together from traces of two and four."""
-        compute = self._same_as(compute)
-        if micro in (1, 2, 4):
-            return self._trace(kind, micro, compute).segments
-        # One sample is a case of its own: its logits without the last position are a view, those of more a copy.
-        one, two = self._trace(kind, 2, compute), self._trace(kind, 4, compute)
+        """The short model's segments at ``micro`` samples, with the loss of this planner's recipe."""
+        shape = self._shape(self.resolved, compute)
+        return self._segments(replace(shape, checkpointing=kind, micro=micro))
+
+    @property
+    def slowly(self) -> list[str]:
+        """Why traces took the slow way, where they did (see toolkit/plan/trace.py)."""
+        return sorted({traced.slowly for traced in self.traces.values() if traced.slowly})
+
+    def _shape(self, resolved: Resolved, compute: Compute) -> Shape:
+        recipe = resolved.recipe
+        return Shape(
+            recipe.activation_checkpointing,
+            resolved.micro_size,
+            self.length,
+            self._same_as(compute),
+            fused=recipe.loss == "fused",
+            masked=masks_rows(resolved),
+        )
+
+    def _segments(self, shape: Shape) -> list[Segment]:
+        """Traced, or put together from traces of two smaller sizes."""
+        small = self._smallest(shape)
+        if shape.micro <= small or shape.micro == 2 * small:
+            return self._trace(shape).segments
+        one, two = self._trace(replace(shape, micro=small)), self._trace(replace(shape, micro=2 * small))
         try:
-            return interpolate(one, two, micro)
+            return interpolate(one, two, shape.micro)
         except ValueError:
-            return self._trace(kind, micro, compute).segments
+            return self._trace(shape).segments
+
+    def _smallest(self, shape: Shape) -> int:
+        """The smaller of two sizes from which memory grows in proportion. One sample is a case of its own: its logits
+        without the last position are a view, those of more a copy. The fused loss's chunks stop growing where there
+        are two whole ones."""
+        small = 2
+        if shape.fused:
+            two_chunks = 2 * chunk_rows(self.resolved.device, self.skeleton.vocabulary)
+            while small * (shape.length - 1) < two_chunks and small < shape.micro:
+                small *= 2
+        return small
 
     def _same_as(self, compute: Compute) -> Compute:
         """Ways of computing that come to the same for this recipe share their traces."""
@@ -69,11 +103,17 @@ class Planner:
             return "cast"
         return compute
 
-    def _trace(self, kind: CheckpointingName, micro: int, compute: Compute) -> Traced:
-        shape = Shape(kind, micro, self.length, compute)
+    def _trace(self, shape: Shape) -> Traced:
         if shape not in self.traces:
             recipe = self.resolved.recipe
             self.traces[shape] = trace(
                 self.skeleton, shape, self.resolved.precision, self.resolved.device, recipe.model.task
             )
         return self.traces[shape]
+
+
+def masks_rows(resolved: Resolved) -> bool:
+    """Whether packed samples are kept apart by a mask of each row's square. Flash attention takes lengths; flex
+    attention a table of blocks, a 16,384th of that."""
+    attention = resolved.recipe.model.attention
+    return resolved.recipe.data.packing and not takes_one_row(attention) and attention != "flex_attention"

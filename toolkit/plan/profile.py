@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from toolkit.plan.trace import OUTSIDE, Gradient, Segment, Traced
+from toolkit.plan.segments import OUTSIDE, Gradient, Segment, Traced
 from toolkit.strategies.ledgers.base import EMBED, TAIL
 
 

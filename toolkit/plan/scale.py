@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from toolkit.plan.choice import Search
+from toolkit.plan.search import Search
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve
 

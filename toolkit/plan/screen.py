@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from toolkit.plan.choice import Candidate, Search
+from toolkit.plan.candidate import Candidate
 from toolkit.plan.hardware import GIB
+from toolkit.plan.search import Search
 
 if TYPE_CHECKING:
     from toolkit.plan.command import Request
@@ -31,9 +32,12 @@ def show(
     holdings = search.planner.skeleton.holdings
     name = recipe.model.path or (recipe.model.config or {}).get("model_type", "model")
     out = sys.stdout
+    rows = f"length {search.planner.length}"
+    if recipe.data.packing:
+        rows = f"packed rows of {search.planner.length}, {asked.micro_size * search.planner.length:,} a micro-batch"
     out.write(
         f"plan  {name} · {holdings.elements(True) / 1e6:,.1f} M of {holdings.elements() / 1e9:.2f} B weights train · "
-        f"{recipe.precision} · length {search.planner.length} · global batch {asked.global_size}\n"
+        f"{recipe.precision} · {rows} · global batch {asked.global_size}\n"
         f"      {asked.world_size} × {device.name}, {device.memory:.1f} GiB ({search.usable / GIB:.1f} usable)\n\n"
     )
     shown = candidates if request.every else best_of_each(candidates, chosen)

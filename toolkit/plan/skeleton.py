@@ -29,6 +29,14 @@ class Skeleton:
     model: nn.Module = field(repr=False)
     """The short model, on the meta device: one block of every kind, the very first block apart."""
     blocks: list[tuple[str, nn.Module]] = field(repr=False, default_factory=list)
+    resolved: Resolved | None = field(repr=False, default=None)
+    """The recipe that it was made from."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Columns of the logits."""
+        text = self.config.get_text_config() if hasattr(self.config, "get_text_config") else self.config
+        return int(text.vocab_size)
 
 
 def build(resolved: Resolved) -> Skeleton:
@@ -45,7 +53,7 @@ def build(resolved: Resolved) -> Skeleton:
         model = add_adapter(model, resolved)
     model.train()
     short = find_blocks(model, resolved.blocks, resolved.source) if resolved.blocks else []
-    return Skeleton(model.config, _count(model, short, order, buffers, resolved), model, short)
+    return Skeleton(model.config, _count(model, short, order, buffers, resolved), model, short, resolved)
 
 
 def _meta_model(resolved: Resolved) -> nn.Module:
@@ -76,8 +84,17 @@ def _meta_model(resolved: Resolved) -> nn.Module:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InputError(f"{resolved.source}: model: cannot be made from its config: {first}") from None
     model.tie_weights()  # left out with the initialisation
-    model.config.use_cache = False
+    switch_off_cache(model)
     return model
+
+
+def switch_off_cache(model: nn.Module) -> None:
+    """No keys and values are kept for a next token: a recomputed block would add its own to them once more. A decoder
+    behind an encoder (T5) has a copy of the config to itself."""
+    for module in model.modules():
+        config: Any = getattr(module, "config", None)
+        if getattr(config, "use_cache", False):
+            config.use_cache = False
 
 
 def _signature(name: str, block: nn.Module) -> Any:

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from toolkit.plan.hardware import Device
-from toolkit.plan.trace import OUTSIDE, Segment
+from toolkit.plan.segments import OUTSIDE, Segment
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies.ledgers.base import BYTES, Holdings
 

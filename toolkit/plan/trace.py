@@ -9,77 +9,24 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils.flop_counter import flop_registry
 
 from toolkit.errors import InputError
-from toolkit.model.checkpointing import checkpoint_blocks
 from toolkit.plan.autocast import ActedAutocast, NotActedOut
-from toolkit.plan.live import LiveBytes
+from toolkit.plan.head import acted_head
+from toolkit.plan.recorder import Counter, Recorder
+from toolkit.plan.segments import OUTSIDE, Shape, Traced
 from toolkit.plan.skeleton import Skeleton
 from toolkit.plan.target import TargetKernels
 from toolkit.recipe.resolve import Precision
-from toolkit.recipe.schema import CheckpointingName, Task
-from toolkit.strategies.ledgers.base import Compute
+from toolkit.recipe.schema import Task
 from toolkit.training.loss import loss_sum
-
-OUTSIDE = -1
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What a trace depends on. ``compute``: see toolkit/strategies/ledgers/base.py."""
-
-    checkpointing: CheckpointingName
-    micro: int
-    length: int
-    compute: Compute
-
-    @property
-    def autocast(self) -> bool:
-        return self.compute == "autocast"
-
-
-@dataclass
-class Gradient:
-    """The gradient of one weight is complete. ``live``: bytes alive just then, itself included; ``peak``: the
-    highest since the one before, or since the segment began."""
-
-    weight: str
-    live: int
-    peak: int
-
-
-@dataclass
-class Segment:
-    """A stretch of the step inside one block, or outside of all (``OUTSIDE``), in the order of time.
-
-    ``start`` and ``peak``: bytes alive at its begin and at its highest. ``held``: bytes alive at its begin that
-    each block allocated."""
-
-    block: int
-    backward: bool
-    start: int
-    peak: int = 0
-    """From the last finished gradient on, or from the begin where there was none."""
-    held: dict[int, int] = field(default_factory=dict)
-    flops: int = 0
-    gradients: list[Gradient] = field(default_factory=list)
-
-
-@dataclass
-class Traced:
-    """The segments of one micro-batch, with what the model of the trace looks like."""
-
-    shape: Shape
-    segments: list[Segment]
-    attention: tuple[str, ...]
 
 
 def trace(skeleton: Skeleton, shape: Shape, precision: Precision, device: str, task: Task) -> Traced:
@@ -87,12 +34,17 @@ def trace(skeleton: Skeleton, shape: Shape, precision: Precision, device: str, t
 
     Raises InputError where the module cannot be run on fake tensors.
     """
+    slowly = ""
     try:
         if device == "cuda":
             # Meta tensors go through no Python on their way and are two to four times as fast as fake ones.
-            with contextlib.suppress(NotImplementedError, RuntimeError, AttributeError, TypeError, NotActedOut):
+            try:
                 return _traced(skeleton, shape, precision, device, task, meta=True)
-        return _traced(skeleton, shape, precision, device, task, meta=False)
+            except (NotImplementedError, RuntimeError, NotActedOut) as error:
+                if (why := _why_not_on_meta(error)) is None:
+                    raise
+                slowly = why
+        return replace(_traced(skeleton, shape, precision, device, task, meta=False), slowly=slowly)
     except (InputError, MemoryError):
         raise
     except Exception as error:
@@ -103,9 +55,18 @@ def trace(skeleton: Skeleton, shape: Shape, precision: Precision, device: str, t
         ) from error
 
 
+def _why_not_on_meta(error: Exception) -> str | None:
+    """What meta tensors cannot do and fake ones can, where that is what an error says: an operation without a meta
+    implementation, one that wants a tensor's values, a product that autocast was not acted out for."""
+    first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    if isinstance(error, NotActedOut):
+        return f"autocast of {first} is not acted out"
+    return first[:200] if isinstance(error, NotImplementedError) or "meta" in first.lower() else None
+
+
 def _traced(skeleton: Skeleton, shape: Shape, precision: Precision, device: str, task: Task, *, meta: bool) -> Traced:
     kernels = TargetKernels(device, zero3=shape.compute == "zero3")
-    recorder = _Recorder()
+    recorder = Recorder()
     world: Any = torch.device("meta") if meta else FakeTensorMode(allow_non_fake_inputs=True)
     with warnings.catch_warnings(), world:
         warnings.simplefilter("ignore")
@@ -121,20 +82,20 @@ def _run(
     precision: Precision,
     task: Task,
     kernels: TargetKernels,
-    recorder: _Recorder,
+    recorder: Recorder,
     meta: bool,
 ) -> None:
     blocks = [block for _, block in skeleton.blocks]
     mixed = shape.autocast and precision.mixed
     acted = ActedAutocast() if meta and mixed else None
-    with recorder.watching(model, blocks, shape.checkpointing), _Counter(recorder.owner, acted) as live:
+    with recorder.watching(model, blocks, shape.checkpointing), Counter(recorder.owner, acted) as live:
         live.born_before([*model.parameters(), *model.buffers()])
         recorder.begin(live)
         tensors = _batch(skeleton.config, shape, task)
         dtype = getattr(torch, precision.compute)
         cast = torch.autocast("cpu", dtype=dtype) if mixed else contextlib.nullcontext()
-        with kernels.acting(), acted.acting() if acted else contextlib.nullcontext(), _full_rows():
-            with cast:
+        with kernels.acting(), acted.acting() if acted else contextlib.nullcontext(), _rows(shape.masked):
+            with cast, _head(model, skeleton, shape, kernels):
                 loss = loss_sum(model, skeleton.config, tensors, task)
             recorder.move(OUTSIDE, backward=True)
             weighted = loss * (1.0 / shape.length)
@@ -143,10 +104,12 @@ def _run(
 
 
 def _batch(config: Any, shape: Shape, task: Task) -> dict[str, torch.Tensor]:
-    """Full rows: the most that a micro-batch can take. Full rows need no mask, so none is given to the model, but
-    its bytes are there."""
+    """Full rows: the most that a micro-batch can take. Rows of one sample need no mask, so none is given to the
+    model, but its bytes are there."""
     size = (shape.micro, shape.length)
     tensors: dict[str, Any] = {"input_ids": torch.zeros(size, dtype=torch.int64), "attention_mask": None}
+    if shape.masked:
+        tensors["position_ids"] = torch.zeros(size, dtype=torch.int64)
     if task == "sequence-classification":
         tensors["labels"] = torch.zeros(size[:1], dtype=torch.int64)
     else:
@@ -154,14 +117,28 @@ def _batch(config: Any, shape: Shape, task: Task) -> dict[str, torch.Tensor]:
     return tensors
 
 
+def _head(
+    model: nn.Module, skeleton: Skeleton, shape: Shape, kernels: TargetKernels
+) -> contextlib.AbstractContextManager[None]:
+    if not shape.fused:
+        return contextlib.nullcontext()
+    assert skeleton.resolved is not None
+    return acted_head(model, skeleton.resolved, "cuda" if kernels.cuda else "cpu", shape.micro)
+
+
 @contextlib.contextmanager
-def _full_rows() -> Iterator[None]:
-    """transformers 5.23 looks into the position ids for rows packed together and, where it may not look (fake
-    tensors), makes a mask for them. Rows are full here and need none, as in a real run of such rows."""
+def _rows(masked: bool) -> Iterator[None]:
+    """transformers 5.23 looks into the position ids for samples that share a row, which nobody can here: it is told
+    that there are some, or none."""
     from transformers import masking_utils
 
     original = masking_utils.find_packed_sequence_indices
-    masking_utils.find_packed_sequence_indices = lambda position_ids: None
+
+    def found(position_ids: torch.Tensor) -> torch.Tensor:
+        steps = torch.diff(position_ids, prepend=position_ids[:, :1] - 1, dim=-1)
+        return (steps != 1).cumsum(-1)
+
+    masking_utils.find_packed_sequence_indices = found if masked else lambda position_ids: None
     try:
         yield
     finally:
@@ -195,110 +172,3 @@ def _empty_weights(model: nn.Module, precision: Precision, autocast: bool) -> It
     finally:
         for module, name, tensor, is_parameter in kept:
             (module._parameters if is_parameter else module._buffers)[name] = tensor
-
-
-class _Counter(LiveBytes):
-    """Live bytes and, beside them, floating point operations by torch's own formulas: two for a multiply-add of
-    matrix products, convolutions and attention, nothing for the rest (torch.utils.flop_counter)."""
-
-    flops = 0
-
-    def __init__(self, owner: Callable[[], Any], acted: ActedAutocast | None) -> None:
-        super().__init__(owner, meta=True)
-        self._acted = acted
-
-    def dispatched(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        if self._acted is not None:
-            self._acted.check(func, args)
-        formula = flop_registry.get(func._overloadpacket)
-        if formula is not None:
-            self.flops += formula(*args, **kwargs, out_val=result)
-
-
-class _Recorder:
-    """Notes where the step stands (which block, forward or backward) and the bytes alive there."""
-
-    def __init__(self) -> None:
-        self.segments: list[Segment] = []
-        self._counted = 0
-        self._live: _Counter | None = None
-
-    def owner(self) -> int:
-        return self.segments[-1].block if self.segments else OUTSIDE
-
-    def begin(self, live: _Counter) -> None:
-        self._live = live
-        self._open(OUTSIDE, False)
-
-    def move(self, block: int, backward: bool) -> None:
-        """The step goes on in ``block``."""
-        self._close()
-        self._open(block, backward)
-
-    def end(self) -> None:
-        self._close()
-
-    def _open(self, block: int, backward: bool) -> None:
-        assert self._live is not None
-        self._live.reset_peak()
-        self.segments.append(Segment(block, backward, self._live.live, held=dict(self._live.by_owner)))
-
-    def _close(self) -> None:
-        assert self._live is not None
-        segment = self.segments[-1]
-        segment.peak = self._live.peak
-        total = self._live.flops
-        segment.flops, self._counted = total - self._counted, total
-
-    @contextlib.contextmanager
-    def watching(self, model: nn.Module, blocks: list[nn.Module], kind: CheckpointingName) -> Iterator[None]:
-        """Checkpointing on the blocks, a note at every entry and exit, and gradients taken away once they are
-        complete: how long they stay is the strategy's business."""
-        handles: list[Any] = []
-        checkpoint_blocks([("", block) for block in blocks], kind)
-        for index, block in enumerate(blocks):
-            handles.append(block.register_forward_pre_hook(self._entering(index)))
-            after = index + 1 if index + 1 < len(blocks) else OUTSIDE
-            handles.append(block.register_forward_hook(self._leaving(index, after)))
-        for name, parameter in model.named_parameters():
-            if parameter.requires_grad:
-                handles.append(parameter.register_post_accumulate_grad_hook(self._finishing(name)))
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-            for block in blocks:
-                block.__dict__.pop("forward", None)
-
-    def _entering(self, index: int) -> Any:
-        def hook(module: nn.Module, args: Any) -> None:
-            first = next((a for a in args if isinstance(a, torch.Tensor)), None)
-            if index == 0 and first is not None and first.requires_grad and first.grad_fn is not None:
-                first.register_hook(lambda _: self.move(OUTSIDE, backward=True))
-            self.move(index, backward=False)
-
-        return hook
-
-    def _leaving(self, index: int, after: int) -> Any:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            first = output if isinstance(output, torch.Tensor) else output[0]
-            assert self._live is not None
-            # A block's output is kept, if at all, as the next one's input: it goes with that, so that the last
-            # block, which no block comes after, holds what every other does.
-            self._live.give(first, after)
-            if first.requires_grad:
-                first.register_hook(lambda _: self.move(index, backward=True))
-            self.move(OUTSIDE, backward=False)
-
-        return hook
-
-    def _finishing(self, name: str) -> Any:
-        def hook(parameter: torch.Tensor) -> None:
-            assert self._live is not None
-            live = self._live.live
-            self.segments[-1].gradients.append(Gradient(name, live, self._live.reset_peak()))
-            parameter.grad = None
-            self._live.reset_peak()
-
-        return hook

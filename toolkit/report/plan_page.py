@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import html
-import math
 from collections.abc import Sequence
 from typing import Any
 
-from toolkit.plan.choice import Candidate, Search
+from toolkit.plan.candidate import Candidate
 from toolkit.plan.hardware import GIB
 from toolkit.plan.memory import TERMS
 from toolkit.plan.screen import best_of_each
-from toolkit.plan.time import flops
+from toolkit.plan.search import Search
+from toolkit.report.step_picture import COLOURS, NAMES, step_pictured
 from toolkit.report.style import STYLE
-from toolkit.strategies import strategy_of
 
-# Told apart by people who do not see red and green alike, too (Okabe and Ito 2008, lightened where text stands on it).
-_COLOURS = {
-    "parameters": "#0072b2", "gradients": "#56b4e9", "optimizer": "#009e73", "activations": "#e69f00",
-    "loss": "#d55e00", "communication": "#cc79a7", "reserve": "#999999",
-}  # fmt: skip
-_NAMES = {
-    "parameters": "weights", "gradients": "gradients", "optimizer": "optimizer", "activations": "activations",
-    "loss": "logits and loss", "communication": "buffers of communication", "reserve": "CUDA context, workspaces",
-}  # fmt: skip
 _STYLE = (
     STYLE
     + """
@@ -73,7 +63,7 @@ def plan_page(
         "<h2>Memory of one device, by strategy</h2>",
         _bars(best_of_each(candidates, chosen), chosen, search),
         _key(with_reserve=True),
-        *(part for one in pictured for part in _step(one, search, one is chosen)),
+        *(part for one in pictured for part in step_pictured(one, search, one is chosen)),
         "<h2>Every way that was weighed</h2>",
         _table(candidates, chosen),
         *(["<h2>On paper, on more devices</h2>", _scale(scaled)] if scaled else []),
@@ -129,7 +119,7 @@ def _bars(shown: Sequence[Candidate], chosen: Candidate | None, search: Search) 
             if width > 0:
                 parts.append(
                     f"<span style='left:{100 * left / end:.2f}%;width:{100 * width / end:.2f}%;"
-                    f"background:{_COLOURS[term]}' title='{_NAMES[term]}: {size / GIB:.2f} GiB'></span>"
+                    f"background:{COLOURS[term]}' title='{NAMES[term]}: {size / GIB:.2f} GiB'></span>"
                 )
             left += size
         notes = [*(["fastest that fits"] if candidate is chosen else []), *(["asked"] if candidate.asked else [])]
@@ -146,131 +136,9 @@ def _bars(shown: Sequence[Candidate], chosen: Candidate | None, search: Search) 
 
 def _key(with_reserve: bool) -> str:
     terms = [*TERMS, *(["reserve"] if with_reserve else [])]
-    keys = "".join(f"<span><b style='background:{_COLOURS[t]}'></b>{_NAMES[t]}</span>" for t in terms)
+    keys = "".join(f"<span><b style='background:{COLOURS[t]}'></b>{NAMES[t]}</span>" for t in terms)
     lines = "<span class='soft'>solid line: the device; dashed: what is usable</span>"
     return f"<div class='key'>{keys}{lines}</div>"
-
-
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 1000, 260, 52, 22, 10
-
-
-def _step(candidate: Candidate, search: Search, is_chosen: bool) -> list[str]:
-    """Stacked areas over the time of one step."""
-    line = candidate.memory.line
-    times = _times(candidate, search)
-    top = max(candidate.peak * 1.1, 1)
-    shows_device = search.device.bytes <= top * 1.6
-    if shows_device:
-        top = max(top, search.device.bytes * 1.1)
-    inner_width, inner_height = _WIDTH - _LEFT, _HEIGHT - _BOTTOM - _TOP
-
-    def x(place: int) -> float:
-        return _LEFT + inner_width * times[place]
-
-    def y(size: float) -> float:
-        return _TOP + inner_height * (1 - size / top)
-
-    below = [candidate.reserve] * len(line)
-    shapes = [_area([0] * len(line), below, x, y, "reserve")] if candidate.reserve else []
-    for term in TERMS:
-        above = [base + place.terms[term] for base, place in zip(below, line, strict=True)]
-        if above != below:
-            shapes.append(_area(below, above, x, y, term))
-        below = above
-    ticks = [
-        f"<line x1='{_LEFT}' x2='{_WIDTH}' y1='{y(size):.1f}' y2='{y(size):.1f}' stroke='var(--line)'/>"
-        f"<text x='{_LEFT - 6}' y='{y(size) + 4:.1f}' text-anchor='end'>{size / GIB:.3g}</text>"
-        for size in _nice(top)
-    ]
-    limit = ""
-    if shows_device:
-        at = y(search.device.bytes)
-        limit = f"<line x1='{_LEFT}' x2='{_WIDTH}' y1='{at:.1f}' y2='{at:.1f}' stroke='var(--ink)' stroke-width='2'/>"
-        told = f"the device, {search.device.memory:.1f}"
-        limit += (
-            f"<text x='{_WIDTH - 6}' y='{at - 5:.1f}' text-anchor='end' style='fill:var(--ink);paint-order:stroke;"
-            f"stroke:var(--paper);stroke-width:3px'>{told}</text>"
-        )
-    which = "the fastest that fits" if is_chosen else "as asked"
-    return [
-        f"<h2>One step of {html.escape(candidate.label)}, {which}</h2>",
-        f"<p class='soft'>GiB alive in the last micro-batch and the update, as long as their computing takes; the "
-        f"peak, {candidate.peak / GIB:.2f} GiB, is in {candidate.memory.peak_phase}. "
-        f"{_around(candidate)}</p>",
-        f"<svg viewBox='0 0 {_WIDTH} {_HEIGHT}' role='img' aria-label='memory over one step'>{''.join(ticks)}"
-        f"{''.join(shapes)}{limit}{_phases(candidate, x)}</svg>",
-    ]
-
-
-def _around(candidate: Candidate) -> str:
-    phases = candidate.memory.phases
-    told = [f"{name} takes {(phases[phase] + candidate.reserve) / GIB:.1f}" for phase, name in (
-        ("load", "Loading"), ("save", "saving")) if phase in phases]  # fmt: skip
-    host = f"the host {candidate.host_loading / GIB:.1f} while all processes load"
-    return ", ".join([*told, host]) + "."
-
-
-def _area(below: Sequence[float], above: Sequence[float], x: Any, y: Any, term: str) -> str:
-    forth = " ".join(f"{x(i):.1f},{y(size):.1f}" for i, size in enumerate(above))
-    back = " ".join(f"{x(i):.1f},{y(below[i]):.1f}" for i in range(len(below) - 1, -1, -1))
-    return f"<polygon points='{forth} {back}' fill='{_COLOURS[term]}'><title>{_NAMES[term]}</title></polygon>"
-
-
-def _phases(candidate: Candidate, x: Any) -> str:
-    """Names under the axis. «reduce» comes and goes within the backward and has none of its own there."""
-    spans: list[tuple[str, int, int]] = []
-    for index, place in enumerate(candidate.memory.line):
-        phase = "backward" if place.phase == "reduce" else place.phase
-        if spans and spans[-1][0] == phase:
-            spans[-1] = (phase, spans[-1][1], index)
-        else:
-            spans.append((phase, index, index))
-    told, free = "", 0.0
-    for phase, begin, end in spans:
-        middle, half = (x(begin) + x(end)) / 2, 3.4 * len(phase)
-        # A name has its place where no other is, and within the picture.
-        middle = min(max(middle, free + half), _WIDTH - half)
-        told += f"<text x='{middle:.1f}' y='{_HEIGHT - 6}' text-anchor='middle'>{phase}</text>"
-        free = middle + half + 6
-        if begin:
-            told += (
-                f"<line x1='{x(begin):.1f}' x2='{x(begin):.1f}' y1='{_TOP}' y2='{_HEIGHT - _BOTTOM + 4}' "
-                "stroke='var(--soft)' stroke-dasharray='2 4'/>"
-            )
-    return told
-
-
-def _times(candidate: Candidate, search: Search) -> list[float]:
-    """When each place is, from 0 to 1: forward and backward take what their operations do, each place of one of
-    them as long as another; the update what it takes, and enough to be seen."""
-    line = candidate.memory.line
-    holdings, resolved = search.planner.skeleton.holdings, candidate.resolved
-    ledger = strategy_of(resolved).ledger_class()(holdings, resolved)
-    kind = resolved.recipe.activation_checkpointing
-    segments = search.planner.segments(kind, resolved.micro_size, ledger.compute_as)
-    forward, backward = flops(segments, list(holdings.order))
-    computing = forward + backward
-    update = 0.02
-    if candidate.seconds is not None and candidate.seconds.compute:
-        per_micro = candidate.seconds.compute / resolved.accumulation
-        update = max(update, candidate.seconds.optimizer / (per_micro + candidate.seconds.optimizer))
-    lasts = {
-        "forward": (1 - update) * forward / computing, "backward": (1 - update) * backward / computing, "step": update,
-    }  # fmt: skip
-    parts = ["forward" if p.phase in ("forward", "loss") else "step" if p.phase == "step" else "backward" for p in line]
-    found, now = [], 0.0
-    for index, part in enumerate(parts):
-        now += lasts[part] / parts.count(part)
-        found.append(0.0 if index == 0 else now)
-    return found
-
-
-def _nice(top: float) -> list[float]:
-    """Up to six round sizes below ``top``."""
-    wanted = top / GIB / 6
-    power = 10.0 ** math.floor(math.log10(wanted))
-    step = GIB * power * next(factor for factor in (1, 2, 5, 10) if factor * power >= wanted)
-    return [step * i for i in range(int(top / step) + 1)]
 
 
 def _table(candidates: Sequence[Candidate], chosen: Candidate | None) -> str:

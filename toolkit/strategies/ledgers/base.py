@@ -127,6 +127,9 @@ class Ledger:
             self.gradients += weight.numel * self.trained
         return 0
 
+    def pass_on(self) -> None:
+        """The step goes on: the gradient completed last is no longer counted with the activations."""
+
     def finish_backward(self) -> int:
         """The last backward of a window has ended; returns what its end takes for a moment."""
         return 0

@@ -91,13 +91,27 @@ class _FsdpLedger(Ledger):
 class Fsdp2Ledger(_FsdpLedger):
     """All-gather into one buffer, copied out into whole parameters (_fsdp_collectives.py). accelerate
     (fsdp_utils.fsdp2_prepare_model) makes the embeddings a unit, and last norm and head one that stays gathered;
-    tied embeddings are in the latter."""
+    tied embeddings are in the latter. In the forward, what a unit was gathered into is freed when the next one's
+    weights are copied out, and the last one's when the model's forward ends (_fsdp_param_group.py,
+    ``wait_for_unshard``; _fsdp_state.py, ``_post_forward``): the fused loss is computed before that."""
 
     def stays(self, block: int) -> bool:
         return block == TAIL or (block == EMBED and self.holdings.tied) or super().stays(block)
 
-    def gathering(self, size: int) -> int:
-        return size
+    def start(self, accumulating: bool) -> None:
+        super().start(accumulating)
+        self.copied_out = 0
+
+    def enter(self, block: int, backward: bool) -> int:
+        moment = super().enter(block, backward)
+        if backward:
+            self.copied_out = 0
+        elif not (block == TAIL and self.holdings.tied):
+            # What the one before was gathered into is there until this one's copy begins.
+            moment, self.copied_out = max(self.copied_out - self.whole(block), 0), self.whole(block)
+        fused = self.resolved.recipe.loss == "fused"
+        self.buffers += self.copied_out if block != TAIL or fused else 0
+        return moment
 
     def ahead(self, block: int, backward: bool) -> int:
         # In the backward the next unit's gathering is begun on any device (_fsdp_param_group.py, pre_backward).

@@ -68,13 +68,37 @@ class Zero1Ledger(_ZeroLedger):
 
 class Zero2Ledger(_ZeroLedger):
     """Gradients go into a bucket as they come; a full bucket is flattened by destination, cast to float32,
-    reduced and added to this rank's float32 part."""
+    reduced and added to this rank's float32 part. A gradient larger than the bucket is never copied into it, and the
+    rank whose part it is in keeps it, whole, to the end of the step (stage_1_and_2.py, ``copy_grads_in_partition``).
+    Walked through is the last rank: its part is what the backward comes to first, while activations are highest."""
+
+    def account(self) -> None:
+        super().account()
+        compact = self.mixed and self.offload == "none"
+        self.stay = self._of_the_last_rank() if compact else set()
+
+    def _of_the_last_rank(self) -> set[tuple[int, str]]:
+        """Block and name of the weights larger than the bucket that the last rank has a part of: groups with and
+        without decay are split each for itself, in the order of the model."""
+        found: set[tuple[int, str]] = set()
+        blocks = (EMBED, *range(len(self.holdings.order)), TAIL)
+        for decays in (True, False):
+            own = [(b, w) for b in blocks for w in self.holdings.unit(b) if w.trains and w.decays == decays]
+            left = -(-sum(w.numel for _, w in own) // self.ranks)
+            for block, weight in reversed(own):
+                if left > 0 and weight.numel > self.settings.reduce_bucket:
+                    found.add((block, weight.name))
+                left -= weight.numel
+        return found
 
     def start(self, accumulating: bool) -> None:
         super().start(accumulating)
         self.kept = self.part * self.trained if self.offload == "none" else 0
         self.gradients = self.kept if accumulating else 0  # made at the first reduction
+        self.made = accumulating
         self.filled = 0
+        self.waiting = self.arriving = 0
+        self.arrives_to_stay = False
 
     def enter(self, block: int, backward: bool) -> int:
         if backward and not self.buffers:
@@ -88,16 +112,29 @@ class Zero2Ledger(_ZeroLedger):
             moment = self._reduced(self.filled)
             self.filled = 0
         self.filled += weight.numel
+        if weight.numel > self.settings.reduce_bucket:
+            self.arriving = weight.numel * self.compute
+            self.arrives_to_stay = (block, weight.name) in self.stay
         return moment
 
+    def pass_on(self) -> None:
+        self.gradients += self.arriving
+        if not self.arrives_to_stay:
+            self.waiting += self.arriving
+        self.arriving = 0
+
     def finish_backward(self) -> int:
-        return self._reduced(self.filled)
+        moment = self._reduced(self.filled)
+        self.gradients = self.kept  # those that stayed are dropped (``_clear_param_grad_only``)
+        return moment
 
     def _reduced(self, elements: int) -> int:
-        """Bytes of reducing ``elements``: flattened, and cast where the sum is in another dtype."""
-        self.gradients = self.kept
-        cast = self.trained if self.mixed else 0
-        return elements * (self.compute + cast)
+        """Bytes of reducing ``elements``: flattened, and cast where the sum is in another dtype; and what it reduces,
+        where that is in no bucket."""
+        moment = elements * (self.compute + (self.trained if self.mixed else 0)) + self.waiting
+        self.gradients += (0 if self.made else self.kept) - self.waiting
+        self.made, self.waiting = True, 0
+        return moment
 
     def step(self) -> int:
         return self.norm_in_double()
@@ -136,7 +173,10 @@ class Zero3Ledger(_ZeroLedger):
     def _size(self, weight: Weight) -> int:
         return self.compute if weight.trains else self.frozen
 
-    def _large(self, block: int) -> list[Weight]:
+    def _large(self, block: int, tied: bool = False) -> list[Weight]:
+        """Weights that are gathered for a block; tied embeddings, used in two places, apart."""
+        if block == EMBED and self.holdings.tied and not tied:
+            return []
         return [w for w in self.holdings.unit(block) if w.numel >= self.settings.persistence_threshold]
 
     def _gathered(self, block: int) -> int:
@@ -165,15 +205,31 @@ class Zero3Ledger(_ZeroLedger):
         super().start(accumulating)
         self.gradients = 0
         self.waiting = 0
+        self.embeddings = False
 
     def enter(self, block: int, backward: bool) -> int:
         if not (backward and block in self._kept):
             self.gathered += self._gathered(block)
+        if self.holdings.tied and block < 0:
+            self._shared(True)
         return 0
 
     def leave(self, block: int, backward: bool) -> None:
         if backward or block not in self._kept:
             self.gathered -= self._gathered(block)
+        if self.holdings.tied and block < 0:
+            # Tied embeddings are used first and last of all, and by the head in the middle.
+            between = sum(w.numel for kind in self.holdings.order for w in self.holdings.kinds[kind])
+            again = not backward or (block == TAIL and any(w.trains for w in self.holdings.embed))
+            if not (again and (between < _REUSE or (block == TAIL and not backward))):
+                self._shared(False)
+
+    def _shared(self, there: bool) -> None:
+        """Gather or free the embeddings that are the head too."""
+        if there != self.embeddings:
+            self.embeddings = there
+            size = sum(w.numel * self._size(w) for w in self._large(EMBED, tied=True))
+            self.gathered += size if there else -size
 
     def gradient(self, weight: Weight, block: int) -> int:
         # A gradient waits, whole, for the next one that does not fit beside it in the bucket.

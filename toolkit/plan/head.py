@@ -1,0 +1,56 @@
+"""The loss without the logits, as a trace runs it: the toolkit's own chunks, on tensors without memory."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from toolkit.model import head_loss
+from toolkit.recipe.resolve import Resolved
+
+LIGER_UNKNOWN = "loss by liger_kernel"
+"""What is counted is the toolkit's own chunked loss; that kernel's chunks are of another size."""
+
+
+def chunk_rows(device: str, vocabulary: int) -> int:
+    """Tokens of one chunk on ``device`` («cuda» or «cpu»)."""
+    return max(1, head_loss.CHUNK_BYTES[device] // (4 * vocabulary))
+
+
+@contextlib.contextmanager
+def acted_head(model: nn.Module, resolved: Resolved, device: str, rows: int) -> Iterator[None]:
+    """Let the head of ``model`` answer with the loss of full rows, ``rows`` of them, as it does on ``device``.
+
+    Raises InputError where the head is none that can.
+    """
+    head_loss.fuse_head(model, resolved)
+    fused = [module for module in model.modules() if isinstance(module.forward, head_loss.HeadLoss)]
+    for module in fused:
+        module.forward.kernel = "chunked"  # type: ignore[union-attr]
+
+    def acted(
+        hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor
+    ) -> torch.Tensor:
+        """``linear_cross_entropy`` where nobody can look which tokens are supervised: all but the last of a row."""
+        half = torch.is_autocast_enabled("cpu")
+        dtype = torch.get_autocast_dtype("cpu") if half else weight.dtype
+        if device == "cpu":
+            kept = torch.zeros(targets.numel() - rows, dtype=torch.int64)
+            hidden, targets = hidden.index_select(0, kept), targets.index_select(0, kept)
+        return head_loss._ChunkedLoss.apply(hidden, weight, bias, targets, dtype, torch.is_grad_enabled())
+
+    right, chunk = head_loss.linear_cross_entropy, dict(head_loss.CHUNK_BYTES)
+    head_loss.linear_cross_entropy = acted
+    # Tensors of a trace are on the meta device or a fake CPU.
+    head_loss.CHUNK_BYTES |= dict.fromkeys(("cpu", "meta", "cuda"), chunk[device])
+    try:
+        yield
+    finally:
+        head_loss.linear_cross_entropy = right
+        head_loss.CHUNK_BYTES.clear()
+        head_loss.CHUNK_BYTES |= chunk
+        for module in fused:
+            module.__dict__.pop("forward", None)
