@@ -68,7 +68,9 @@ def test_what_does_not_fit_exits_1_with_the_change_that_helps(tmp_path: Path, co
 
 
 def test_a_length_that_fits_is_found_where_nothing_else_helps(tmp_path: Path, config: str) -> None:
-    status, result = planned(tmp_path, config, memory=3.3, lora=8, length=8192, overrides=("batch.accumulation=1",))
+    # the fused loss, which would do, is refused under fp16
+    overrides = ("batch.accumulation=1", "precision=fp16")
+    status, result = planned(tmp_path, config, memory=3.3, lora=8, length=8192, overrides=overrides)
     assert status == 1
     assert result["smallest_change"].startswith("data.max_length=")
 
@@ -150,8 +152,8 @@ def test_help_imports_nothing_heavy() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_zero3_is_loaded_whole_and_told_so(tmp_path: Path) -> None:
-    """DeepSpeed moves a model that was not made under zero.Init to each device before it splits it; FSDP does not."""
+def test_what_fits_in_shares_alone_is_loaded_in_shares(tmp_path: Path) -> None:
+    """DeepSpeed left to itself moves a model whole to each device before it splits it; ours is split already."""
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
     found = {}
     for name in ("zero3", "fsdp2"):
@@ -160,12 +162,11 @@ def test_zero3_is_loaded_whole_and_told_so(tmp_path: Path) -> None:
         _, result = planned(tmp_path, file, memory=14, gpus=8, lora=8, length=128, overrides=overrides)
         found[name] = result["candidates"][0]
     weights = 2 * 8.03e9  # 16 bits
-    reserve = found["zero3"]["breakdown"]["reserve"]
-    assert found["zero3"]["phases"]["load"] - reserve == pytest.approx(weights, rel=0.01)
-    assert found["fsdp2"]["phases"]["load"] - reserve < weights / 4
-    assert found["zero3"]["peak_phase"] == "load"
-    assert "while it is loaded" in found["zero3"]["reason"]
-    assert found["fsdp2"]["fits"]
+    largest = 2 * 128_256 * 4096  # the embedding
+    for name in found:
+        load = found[name]["phases"]["load"] - found[name]["breakdown"]["reserve"]
+        assert weights / 8 < load < weights / 8 + 1.1 * largest, name
+        assert found[name]["fits"]
 
 
 def test_the_host_loads_trained_weights_for_every_process_and_frozen_ones_once(tmp_path: Path, config: str) -> None:

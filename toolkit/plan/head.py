@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -29,7 +30,8 @@ def acted_head(model: nn.Module, resolved: Resolved, device: str, rows: int) -> 
     head_loss.fuse_head(model, resolved)
     fused = [module for module in model.modules() if isinstance(module.forward, head_loss.HeadLoss)]
     for module in fused:
-        module.forward.kernel = "chunked"  # type: ignore[union-attr]
+        answer: Any = module.forward
+        answer.kernel = "chunked"
 
     def acted(
         hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor

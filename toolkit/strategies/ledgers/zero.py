@@ -166,9 +166,9 @@ class Zero3Ledger(_ZeroLedger):
         self._kept = self._kept_after_forward()
 
     def loading(self) -> int:
-        # Only a model made under zero.Init is split before it is moved; engine.py (``_configure_distributed_model``)
-        # moves any other to the device whole.
-        return self.trains * self.compute + self.frozen_bytes() + self.holdings.buffers
+        # engines/zero.py has each parameter moved whole, then split (partition_parameters.py, ``_zero_init_param``).
+        largest = max(w.numel * self._size(w) for unit, _ in self.holdings.units() for w in unit)
+        return self.resident["parameters"] + largest
 
     def _size(self, weight: Weight) -> int:
         return self.compute if weight.trains else self.frozen
