@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -136,6 +137,7 @@ def _serve(pipe: Connection, environment: dict[str, str], log: Path | None) -> N
         handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(handle, 1)
         os.dup2(handle, 2)
+    imported = 0
     while True:
         try:
             job, args = pipe.recv()
@@ -145,5 +147,11 @@ def _serve(pipe: Connection, environment: dict[str, str], log: Path | None) -> N
             answer = (True, job(*args))
         except BaseException:
             answer = (False, traceback.format_exc())
+        del job, args
         gc.collect()
+        if len(sys.modules) > imported:
+            # What was imported stays: half a million objects that every later collection need not walk (DeepSpeed
+            # collects several times for each engine).
+            gc.freeze()
+            imported = len(sys.modules)
         pipe.send(answer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -37,6 +38,9 @@ class ZeroEngine(Engine):
         optimizer = self._make_optimizer(self.parameters, prepared.decayed)
         self.engine: Any
         self.engine, _ = self.accelerator.prepare(model, optimizer)
+        # Its hooks stand on autograd's nodes, where Python's collector does not see that they hold the engine: left to
+        # itself none is ever freed.
+        weakref.finalize(self, self.engine.destroy).atexit = False
         self.model = self.engine
         self.optimizer = self.engine.optimizer
         self.tensors = ZeroTensors(self.engine)
