@@ -154,6 +154,8 @@ def _contradictions(recipe: Recipe) -> list[str]:
         found.append("data.group_by_length: packed rows are of like length already; set one of the two to false")
     if recipe.data.group_by_length and recipe.data.streaming:
         found.append("data.group_by_length: a stream's lengths are not known before it is read; use data.packing")
+    if recipe.data.streaming and recipe.data.cache:
+        found.append("data.cache: a stream is tokenised as it is read; leave it out, or set data.streaming: false")
     if recipe.data.streaming and recipe.run.max_steps is None:
         found.append("data.streaming: a stream's length is not known; give run.max_steps in place of run.epochs")
     if recipe.model.task == "seq2seq-lm" and recipe.data.format != "prompt-completion":

@@ -229,7 +229,7 @@ _FREE = {
         "hang_after",
         "async_save",
     },
-    "data": {"workers", "eval"},
+    "data": {"workers", "eval", "cache"},
     "batch": {"micro_size", "accumulation", "global_size"},
     "activation_checkpointing": None,
 }
