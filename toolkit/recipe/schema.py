@@ -182,7 +182,11 @@ class Recipe(Section):
     schedule: Schedule = Schedule()
     precision: PrecisionName = "fp32"
     activation_checkpointing: CheckpointingName = "none"
+    activation_offload: bool = Field(
+        False, description="on a GPU, with activation_checkpointing: full: what it keeps waits in host memory"
+    )
     loss: LossName = Field("plain", description="fused: from the hidden states, without the logits of all tokens")
+    compile: bool = Field(False, description="torch.compile of each block; the first steps take longer")
     strategy: Strategy = Strategy()
     machine: Machine = Machine()
     run: Run = Run()

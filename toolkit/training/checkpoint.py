@@ -232,6 +232,8 @@ _FREE = {
     "data": {"workers", "eval", "cache"},
     "batch": {"micro_size", "accumulation", "global_size"},
     "activation_checkpointing": None,
+    "activation_offload": None,
+    "compile": None,
 }
 
 

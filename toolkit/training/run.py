@@ -14,6 +14,7 @@ import torch.distributed as dist
 from toolkit.data.loader import TrainLoader, open_data
 from toolkit.errors import InputError, Stopped
 from toolkit.launch.signals import attempt, handled, name_of
+from toolkit.model.compiling import compilation
 from toolkit.recipe.resolve import Resolved
 from toolkit.results import Result
 from toolkit.training import checkpoint
@@ -103,6 +104,7 @@ def run(
         tokens_per_second=round(recorder.tokens / recorder.seconds, 1) if recorder.seconds else None,
         peak_memory_bytes=[int(peak) for peak in peaks],
         tokenised=_came(samples),
+        compile=compilation().to_json() if recipe.compile else None,
         checkpoint=str(steps.saved or start) if steps.saved or start else None,
         eval_loss=steps.eval_loss,
         best_checkpoint=_named(checkpoint.best(folder / "checkpoints")),
