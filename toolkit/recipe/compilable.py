@@ -18,6 +18,12 @@ def why_not_compilable(recipe: Recipe, blocks: tuple[str, ...]) -> str | None:
             "cannot go with zero3, which gathers the weights of each layer from within a block, where compiled code "
             "has no place for it; fsdp2 shards as much, and bears it"
         )
+    if recipe.strategy.name == "fsdp1":
+        # InternalTorchDynamoError: «attempting to assign a gradient of size» other than the tensor's (torch 2.13.0).
+        return (
+            "cannot go with fsdp1, whose weights are views of a flat parameter that torch cannot capture once there "
+            "is a gradient; fsdp2 bears it"
+        )
     if recipe.activation_checkpointing == "selective":
         return (
             "chooses itself what a block keeps and what it computes again (the cheap, where that saves memory); set "
