@@ -86,3 +86,14 @@ def recipe_dict(root: Path, **sections: Any) -> dict[str, Any]:
     for key, value in sections.items():
         recipe[key] = recipe.get(key, {}) | value if isinstance(value, dict) and key != "adapter" else value
     return recipe
+
+
+def make_llama(attention: str = "sdpa") -> tuple[Any, list[Any]]:
+    """The model of ``LLAMA``, the same at every call, and its blocks by name."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**LLAMA), attn_implementation=attention)
+    model.config.use_cache = False
+    return model.train(), [(n, m) for n, m in model.named_modules() if type(m).__name__ == "LlamaDecoderLayer"]

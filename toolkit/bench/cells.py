@@ -114,7 +114,8 @@ def run_cells(
                     say(f"  turn {turn + 1}/{plan.turns}  {cell.label}: {cell.rates[-1]:,.0f} tokens/s")
         if plan.memory:
             for cell in cells:
-                if cell.resolved.device == "cpu":
+                # What counts storages on a CPU keeps torch from compiling: it would measure another run.
+                if cell.resolved.device == "cpu" and not cell.resolved.recipe.compile:
                     short = Order(_values(cell), cell.resolved.source, "cpu", 1, 1, plan.full, counted=True)
                     cell.counted = _turn(cell, short, kept) or []
     finally:
@@ -165,6 +166,7 @@ def as_json(cell: Cell, rate: float | None) -> dict[str, Any]:
         "processes": resolved.world_size,
         "packing": recipe.data.packing,
         "loss": resolved.loss_kernel,
+        "compile": recipe.compile,
         "recipe_sha256": resolved.sha256,
         "asked": cell.asked,
         "fits": cell.failure is None,

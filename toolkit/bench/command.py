@@ -28,12 +28,16 @@ class Request:
     profile: str | None = None
     tflops: float | None = None
     json_target: str | None = None
+    find_batch: bool = False
+    memory: float | None = None
 
 
 def bench_command(request: Request) -> int:
     """Measure and tell; returns the exit status: 0 every cell was measured, 1 one of them failed."""
     _check(request)
     result = Result("bench")
+    if request.find_batch:
+        return _find_batch(request, result)
     from toolkit.bench.cells import Plan, as_json, make_cells, rate_of, run_cells
     from toolkit.data.preflight import check_data
     from toolkit.launch.group import WorkerGroup
@@ -72,6 +76,33 @@ def bench_command(request: Request) -> int:
     if request.json_target:
         write_json(document, request.json_target)
     return 0 if all(cell.failure is None for cell in cells) else 1
+
+
+def _find_batch(request: Request, result: Result) -> int:
+    """Find the largest micro-batch; 0: there is one, 1: not even one sample at a time fits."""
+    from toolkit.bench.find_batch import find_batch, measured_in_processes, memory_here
+    from toolkit.launch.job import check_machine
+    from toolkit.plan.hardware import GIB
+    from toolkit.recipe.load import load_recipe
+    from toolkit.strategies import resolve
+
+    asked = resolve(load_recipe(request.recipe, request.overrides), request.recipe)
+    check_machine(asked)
+    memory = memory_here(asked, request.memory)
+    say = (lambda line: None) if request.json_target == "-" else _say
+    say(f"{memory / GIB:.3f} GiB for each process, 5 % of it stay free; rows of {asked.recipe.data.max_length} tokens")
+    log = Path("runs/bench") / f"{Path(request.recipe).stem}.log"
+    found = find_batch(asked, memory, measured_in_processes(log), say)
+    best = found.chosen
+    document = result.finish(recipe_sha256=asked.sha256, device=_device(asked.device), **found.to_json())
+    if request.json_target:
+        write_json(document, request.json_target)
+    if best is None:
+        say("not even one sample at a time fits; `toolkit plan` tells what does")
+        return 1
+    say(f"global batch {best.global_size}, as it was:")
+    say(f"batch: {{micro_size: {best.micro_size}, accumulation: {best.accumulation}}}")
+    return 0
 
 
 def table(document: dict[str, Any]) -> list[str]:
@@ -113,6 +144,11 @@ def _check(request: Request) -> None:
             raise InputError(f"{name} {value}: at least 1")
     if request.warmup < 0:
         raise InputError(f"--warmup {request.warmup}: 0 or more")
+    if request.memory is not None and not request.find_batch:
+        raise InputError("--memory: goes with --find-batch")
+    others = (request.strategies, request.options, request.against, request.profile)
+    if request.find_batch and any(others):
+        raise InputError("--find-batch: finds the micro-batch of one recipe; measure others beside it in a bench apart")
     if request.tflops is not None and request.tflops <= 0:
         raise InputError(f"--tflops {request.tflops:g}: 10^12 operations per second, above 0")
 

@@ -28,6 +28,12 @@ def bench(
         str | None, typer.Option(metavar="FILE", help="a trace of two steps of the recipe, for ui.perfetto.dev")
     ] = None,
     tflops: Annotated[float | None, typer.Option(help="the device's rate, for MFU; default: its data sheet's")] = None,
+    find_batch: Annotated[
+        bool, typer.Option("--find-batch", help="the largest micro-batch that fits, in place of the timings")
+    ] = False,
+    memory: Annotated[
+        float | None, typer.Option(help="GiB per process, for --find-batch; default: what this machine has")
+    ] = None,
     json_target: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="the result, - for standard output")
     ] = None,
@@ -37,5 +43,5 @@ def bench(
 
     named = tuple(name for name in strategies.split(",") if name)
     request = Request(recipe, tuple(overrides or ()), named, tuple(options or ()), against, turns, steps, warmup,
-                      full_rows, profile, tflops, json_target)  # fmt: skip
+                      full_rows, profile, tflops, json_target, find_batch, memory)  # fmt: skip
     raise typer.Exit(bench_command(request))

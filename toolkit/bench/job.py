@@ -59,6 +59,8 @@ class Order:
     warmup: int
     full: bool = False
     counted: bool = False
+    limit: int | None = None
+    """Bytes over which memory counts as exhausted. On a GPU it is so in earnest; elsewhere with ``counted``."""
     trace: str | None = None
     """Where rank 0 writes a trace of two more steps, for Perfetto."""
 
@@ -89,7 +91,10 @@ class _Run:
         cuda = order.device == "cuda"
         if cuda:
             torch.cuda.reset_peak_memory_stats()
-        counter = LiveBytes() if order.counted and not cuda else None
+        counter = LiveBytes(limit=order.limit) if order.counted and not cuda else None
+        if cuda and order.limit is not None:
+            share = order.limit / torch.cuda.get_device_properties(0).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, share))
         try:
             with counter or contextlib.nullcontext():
                 self._train()

@@ -1,17 +1,22 @@
-"""Samples as the loader takes them: tokenised once and kept, or tokenised as they are read."""
+"""Samples as the loader takes them: tokenised once and kept (see cache.py), or tokenised as they are read."""
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterator
+import functools
+import time
+from collections.abc import Callable, Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from toolkit.data.cache import LEAST_BYTES, Outcome, cached, default_folder
+from toolkit.data.columns import Columns
 from toolkit.data.fields import canonical_row
 from toolkit.data.formats import Example, Formatter, label_names, supervised_tokens
+from toolkit.data.key import cache_key
 from toolkit.data.preflight import no_samples
 from toolkit.data.rows import Row
 from toolkit.data.sources import Source, Which, open_source
@@ -23,58 +28,74 @@ PEEKED = 100
 
 
 class MapSamples:
-    """Every sample, tokenised when opened, kept as 32-bit ids (8 bytes a token) that workers share.
+    """Every sample, tokenised when opened or taken from the cache, as 32-bit ids (8 bytes a token) that workers share.
 
-    ``notes``: what a user should be told. ``label_names``: the classes' names where labels are strings.
+    ``notes``: what a user should be told. ``label_names``: the classes' names where labels are strings. ``came``: where
+    the samples are from, and in how many seconds.
     """
 
     streamed = False
 
-    def __init__(self, source: Source, formatter: Formatter, task: str, names: list[str] | None) -> None:
+    def __init__(
+        self,
+        source: Source,
+        formatter: Formatter,
+        task: str,
+        names: list[str] | None,
+        cache: Callable[[], tuple[Path, str] | None] = lambda: None,
+    ) -> None:
+        """``cache``: gives the folder and the key that the samples are kept under; None: nowhere."""
         self.task = task
         self.label_names = names
         self.pad_id = formatter.pad_id
-        # array, not list: one buffer that forked workers read without touching reference counts.
-        self._ids, self._labels = array("i"), array("i")
-        self._id_ends, self._label_ends, self._cut = array("q", [0]), array("q", [0]), array("b")
-        self.supervised = 0
-        without = 0
-        for row in source.rows():
-            example = formatter.example(row)
-            count = supervised_tokens(example, task)
-            self.supervised += count
-            without += not count
-            self._append(example)
-        if not len(self):
-            raise no_samples(source.key, source.spec)
-        self.notes = [
-            *source.notes,
-            *_notes(source.key, len(self), sum(self._cut), without, formatter.max_length),
-        ]
-        if not self.supervised:
-            raise nothing_supervised(source, f"none of its {len(self)} samples has", formatter.max_length)
+
+        state = source.state()
+
+        def make(alive: Callable[[], None]) -> Columns:
+            columns = Columns.empty()
+            for row in source.rows():
+                columns.append(formatter.example(row))
+                alive()
+            if source.state() != state:
+                raise InputError.at(None, source.key, f"{source.spec}: changed while it was read; start again")
+            _check(columns, task, source, formatter)
+            return columns
+
+        kept = cache()
+        if kept is None:
+            started = time.perf_counter()
+            columns = make(lambda: None)
+            self.came = Outcome(columns, "memory", time.perf_counter() - started)
+        else:
+            self.came = cached(*kept, make)
+        self._columns = self.came.columns
+        counts = self._columns.supervised(task)
+        self.supervised = int(counts.sum())
+        cut, without = int(np.count_nonzero(np.asarray(self._columns.cut))), int(np.count_nonzero(counts == 0))
+        told = _notes(source.key, len(self), cut, without, formatter.max_length)
+        self.notes = [*source.notes, *told, *self.came.notes]
 
     def __len__(self) -> int:
-        return len(self._cut)
+        return len(self._columns)
 
     def __getitem__(self, index: int) -> Example:
         if not 0 <= index < len(self):
             raise IndexError(index)
-        ids = self._ids[self._id_ends[index] : self._id_ends[index + 1]].tolist()
-        labels = self._labels[self._label_ends[index] : self._label_ends[index + 1]].tolist()
-        kept: list[int] | int = labels[0] if self.task == "sequence-classification" else labels
-        return Example(ids, kept, bool(self._cut[index]))
+        labels = self._columns.labels_of(index)
+        answer: list[int] | int = labels[0] if self.task == "sequence-classification" else labels
+        return Example(self._columns.input_ids(index), answer, bool(self._columns.cut[index]))
 
     def lengths(self) -> NDArray[np.int64]:
         """Tokens of each sample, shape (samples,)."""
-        return np.diff(np.asarray(self._id_ends))
+        return self._columns.lengths()
 
-    def _append(self, example: Example) -> None:
-        self._ids.extend(example.input_ids)
-        self._labels.extend([example.labels] if isinstance(example.labels, int) else example.labels)
-        self._id_ends.append(len(self._ids))
-        self._label_ends.append(len(self._labels))
-        self._cut.append(example.cut)
+
+def _check(columns: Columns, task: str, source: Source, formatter: Formatter) -> None:
+    """Raise InputError for data that would train nothing, before it is kept."""
+    if not len(columns):
+        raise no_samples(source.key, source.spec)
+    if not columns.supervised(task).any():
+        raise nothing_supervised(source, f"none of its {len(columns)} samples has", formatter.max_length)
 
 
 class StreamSamples:
@@ -121,7 +142,17 @@ def open_data(recipe: Recipe, which: Which, tokenizer: Any) -> Samples:
     formatter = Formatter(recipe, tokenizer, names)
     if recipe.data.streaming:
         return StreamSamples(source, formatter, recipe.model.task)
-    return MapSamples(source, formatter, recipe.model.task, names)
+    cache = functools.partial(_cache, recipe, source, tokenizer, names)
+    return MapSamples(source, formatter, recipe.model.task, names, cache)
+
+
+def _cache(recipe: Recipe, source: Source, tokenizer: Any, names: list[str] | None) -> tuple[Path, str] | None:
+    asked = recipe.data.cache
+    if asked is False or (asked is None and source.size < LEAST_BYTES):
+        return None
+    key = cache_key(recipe, source, tokenizer, names)
+    folder = default_folder() if asked is None else Path(asked).expanduser()
+    return None if key is None else (folder, key)
 
 
 def _label_names(recipe: Recipe, source: Source) -> list[str] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from toolkit.data.fields import needed_fields
@@ -27,6 +28,15 @@ class Source:
     spec: str
     rows: Callable[[], Iterator[Row]]
     notes: tuple[str, ...] = ()
+    files: tuple[Path, ...] = ()
+    fingerprint: str | None = None
+    """Of a hub data set: datasets' own hash of what it holds."""
+    size: int = 0
+    """Bytes on disk, as far as they are known."""
+
+    def state(self) -> list[tuple[int, int]]:
+        """What changes where a file is written while it is read."""
+        return [(about.st_size, about.st_mtime_ns) for about in (file.stat() for file in self.files)]
 
 
 def open_source(recipe: Recipe, which: Which) -> Source:
@@ -46,7 +56,8 @@ def open_source(recipe: Recipe, which: Which) -> Source:
     notes: tuple[str, ...] = ()
     if len(files) > 1:
         notes = (f"{key}: {len(files)} files, {files[0].name} to {files[-1].name}",)
-    return Source(key, spec, lambda: read_rows(files, columns), notes)
+    size = sum(file.stat().st_size for file in files)
+    return Source(key, spec, lambda: read_rows(files, columns), notes, tuple(files), size=size)
 
 
 def _hub(spec: str, key: str, which: Which, columns: Sequence[str], streaming: bool) -> Source:
@@ -76,7 +87,9 @@ def _hub(spec: str, key: str, which: Which, columns: Sequence[str], streaming: b
         for number, value in enumerate(data, start=1):
             yield Row(dict(value), f"{name} ({split})", number, "row")
 
-    return Source(key, spec, rows, (f"{key}: {name}, split {split}, from the hub",))
+    told = (f"{key}: {name}, split {split}, from the hub",)
+    size = getattr(data, "size_in_bytes", None) or 0
+    return Source(key, spec, rows, told, fingerprint=getattr(data, "_fingerprint", None), size=size)
 
 
 def _split(which: Which, names: Sequence[Any], spec: str, key: str) -> str:

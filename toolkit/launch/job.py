@@ -22,6 +22,7 @@ from toolkit.launch.output import claim_folder
 from toolkit.launch.relay import screen
 from toolkit.launch.signals import follower, name_of, noted_stop
 from toolkit.machine import cpu_count, cuda_device_count
+from toolkit.recipe.compilable import why_no_compiler
 from toolkit.recipe.load import load_recipe
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies import resolve, strategy_of
@@ -61,6 +62,8 @@ def check_machine(resolved: Resolved) -> None:
             f"{resolved.source}: machine.nodes: {machine.nodes} nodes are started by launch.sh on each, or by Slurm; "
             "`toolkit config` writes both"
         )
+    if resolved.recipe.compile and (reason := why_no_compiler(resolved.device)):
+        raise InputError(f"{resolved.source}: compile: {reason}, or set compile: false")
     if resolved.device == "cuda" and machine.processes > (count := cuda_device_count()):
         raise InputError(
             f"{resolved.source}: machine.processes: {machine.processes} processes, but this machine has {count} GPUs; "

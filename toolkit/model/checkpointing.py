@@ -6,6 +6,7 @@ under them) and hooks on the block (FSDP's gathering) run outside the recomputed
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,23 +16,30 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from toolkit.errors import InputError
+from toolkit.model.activation_offload import HostStore
 from toolkit.recipe.schema import CheckpointingName
 
-# Results worth keeping: matrix products and attention cost the most to compute again.
-_KEPT = frozenset(
-    op
-    for name in (
-        "mm",
-        "addmm",
-        "bmm",
-        "baddbmm",
-        "_scaled_dot_product_flash_attention",
-        "_scaled_dot_product_efficient_attention",
-        "_scaled_dot_product_cudnn_attention",
-        "_scaled_dot_product_flash_attention_for_cpu",
-    )
-    if (op := getattr(getattr(torch.ops.aten, name, None), "default", None)) is not None
+# Results worth keeping: matrix products and attention cost the most to compute again. By name: what is not there in
+# one version of torch, or comes with a package, needs no case of its own.
+_PRODUCTS = frozenset(
+    {"mm", "addmm", "bmm", "baddbmm", "linear", "convolution", "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm",
+     "_int_mm", "_addmm_activation"}
+)  # fmt: skip
+_ATTENTION = frozenset(
+    {"_flash_attention_forward", "_efficient_attention_forward", "_cudnn_attention_forward", "_varlen_attn"}
 )
+
+
+@functools.cache
+def is_costly(op: Any) -> bool:
+    """Whether an operator is a matrix product or an attention, torch's own or flash-attn's."""
+    namespace, _, name = op.name().partition("::")
+    name = name.partition(".")[0]
+    if "flash_attn" in namespace:  # flash_attn, flash_attn_3, and kernels of the hub named after them
+        return "fwd" in name or "forward" in name
+    return name in _PRODUCTS | _ATTENTION or (
+        name.startswith("_scaled_dot_product_") and "attention" in name and "backward" not in name
+    )
 
 
 def find_blocks(model: nn.Module, classes: Sequence[str], source: str) -> list[tuple[str, nn.Module]]:
@@ -53,21 +61,27 @@ def find_blocks(model: nn.Module, classes: Sequence[str], source: str) -> list[t
     return found
 
 
-def checkpoint_blocks(blocks: Sequence[tuple[str, nn.Module]], kind: CheckpointingName) -> None:
-    """Make each block recompute its activations in the backward: all of them, or all but the costly ones."""
+def checkpoint_blocks(
+    blocks: Sequence[tuple[str, nn.Module]], kind: CheckpointingName, store: HostStore | None = None
+) -> None:
+    """Make each block recompute its activations in the backward: all of them, or all but the costly ones. What a block
+    keeps goes to ``store`` until then, where there is one."""
     if kind == "none":
         return
     for _, block in blocks:
         options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": True}
         if kind == "selective":
             options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _keep_costly)
-        block.forward = _Recomputed(block.forward, block, options)
+        block.forward = _Recomputed(block.forward, block, options, store)
 
 
 class _Recomputed:
     """A block's forward under checkpointing; counts its calls, so that recomputation can be proven."""
 
-    def __init__(self, forward: Callable[..., Any], block: nn.Module, options: dict[str, Any]) -> None:
+    def __init__(
+        self, forward: Callable[..., Any], block: nn.Module, options: dict[str, Any], store: HostStore | None
+    ) -> None:
+        self.store = store
         self.forward = forward
         self.block = block
         self.options = options
@@ -76,7 +90,10 @@ class _Recomputed:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not (self.block.training and torch.is_grad_enabled()):
             return self.forward(*args, **kwargs)
-        return checkpoint(self._counted, *args, **self.options, **kwargs)
+        # torch saves a checkpoint's positional tensors as any operation saves its inputs, within these hooks; what the
+        # block itself saves is dropped by hooks of its own.
+        with contextlib.nullcontext() if self.store is None else self.store.keeping():
+            return checkpoint(self._counted, *args, **self.options, **kwargs)
 
     def _counted(self, *args: Any, **kwargs: Any) -> Any:
         self.calls += 1
@@ -88,5 +105,11 @@ def recomputed_calls(blocks: Sequence[tuple[str, nn.Module]]) -> list[int]:
     return [block.forward.calls for _, block in blocks if isinstance(block.forward, _Recomputed)]
 
 
+def host_stores(blocks: Sequence[tuple[str, nn.Module]]) -> list[HostStore]:
+    """The stores of checkpointed blocks, each once."""
+    found = [block.forward.store for _, block in blocks if isinstance(block.forward, _Recomputed)]
+    return list({id(store): store for store in found if store is not None}.values())
+
+
 def _keep_costly(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if op in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+    return CheckpointPolicy.MUST_SAVE if is_costly(op) else CheckpointPolicy.PREFER_RECOMPUTE

@@ -22,8 +22,10 @@ class LiveBytes(TorchDispatchMode):
     ``owner`` is asked at every birth; ``by_owner`` splits ``live`` by its answers.
     """
 
-    def __init__(self, owner: Callable[[], Any] | None = None, meta: bool = False) -> None:
+    def __init__(self, owner: Callable[[], Any] | None = None, meta: bool = False, limit: int | None = None) -> None:
         super().__init__()
+        self.limit = limit
+        """Bytes over which it is as if memory were exhausted: torch.OutOfMemoryError where they are asked for."""
         self.meta = meta
         """Whether tensors on the meta device count: in a trace they stand for real ones, elsewhere for nothing."""
         self.live = 0
@@ -97,6 +99,8 @@ class LiveBytes(TorchDispatchMode):
             return
         entry = self._known[key] = _Storage(storage, self._owner(), lambda: self._died(key))
         self._count(entry.owner, entry.size)
+        if self.limit is not None and self.live > self.limit:
+            raise torch.OutOfMemoryError(f"{self.live} bytes, {entry.size} of them just now, of {self.limit}")
 
     def _resized(self, storage: torch.UntypedStorage) -> None:
         entry = self._known.get(storage._cdata)

@@ -49,12 +49,12 @@ def _table(fields: list[tuple[str, Any]]) -> str:
 
 
 def _type(annotation: Any) -> str:
-    choices = [choice for choice in get_args(annotation) if isinstance(choice, str)]
+    choices = [_shown(choice) for choice in get_args(annotation) if isinstance(choice, str | bool)]
     if choices:
         return " \\| ".join(choices)
     inner = get_args(annotation)
     if type(None) in inner:
-        return f"{_type(inner[0])} or null" if len(inner) == 2 else " or ".join(map(_type, inner))
+        return " or ".join("null" if part is type(None) else _type(part) for part in inner)
     if inner and hasattr(annotation, "__metadata__"):
         return _type(inner[0])
     if get_origin(annotation) is list:

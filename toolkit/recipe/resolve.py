@@ -9,6 +9,7 @@ from typing import Any
 
 from toolkit.errors import InputError
 from toolkit.machine import cuda_device_count
+from toolkit.recipe.compilable import why_not_compilable
 from toolkit.recipe.fusable import why_not_fusable
 from toolkit.recipe.load import recipe_sha256
 from toolkit.recipe.model_facts import ModelFacts, block_classes, model_facts
@@ -122,6 +123,16 @@ def resolve_values(recipe: Recipe, source: str, decide: Decisions, *, device: st
     if recipe.loss == "fused" and (reason := why_not_fusable(recipe, facts)):
         raise InputError(f"{source}: loss: fused {reason}; or set loss: plain")
     device = device or _device(recipe, decide)
+    if recipe.activation_offload and device == "cpu":
+        raise InputError(
+            f"{source}: activation_offload: moves memory from a GPU to the host, and machine.device is cpu, where the "
+            "host's memory is all there is; set it to false, or machine.device: cuda"
+        )
+    blocks = _blocks(recipe, facts, decide)
+    if recipe.compile and (reason := why_not_compilable(recipe, blocks)):
+        raise InputError(f"{source}: compile: {reason}; or set compile: false")
+    if recipe.compile:
+        decide("compile", ", ".join(blocks), "each block apart; training_args.json cannot say it: its own is the whole")
     clip = recipe.optimizer.max_grad_norm or 0.0
     decide("max_grad_norm", clip, "written into every file: engines left alone clip at their own default, 1.0")
     return Resolved(
@@ -136,7 +147,7 @@ def resolve_values(recipe: Recipe, source: str, decide: Decisions, *, device: st
         global_size=global_size,
         precision=precision,
         max_grad_norm=clip,
-        blocks=_blocks(recipe, facts, decide),
+        blocks=blocks,
         warmup_steps=_warmup(recipe, decide),
         loss_kernel=_loss_kernel(recipe, device, decide),
     )
@@ -154,6 +165,8 @@ def _contradictions(recipe: Recipe) -> list[str]:
         found.append("data.group_by_length: packed rows are of like length already; set one of the two to false")
     if recipe.data.group_by_length and recipe.data.streaming:
         found.append("data.group_by_length: a stream's lengths are not known before it is read; use data.packing")
+    if recipe.data.streaming and recipe.data.cache:
+        found.append("data.cache: a stream is tokenised as it is read; leave it out, or set data.streaming: false")
     if recipe.data.streaming and recipe.run.max_steps is None:
         found.append("data.streaming: a stream's length is not known; give run.max_steps in place of run.epochs")
     if recipe.model.task == "seq2seq-lm" and recipe.data.format != "prompt-completion":
@@ -164,6 +177,11 @@ def _contradictions(recipe: Recipe) -> list[str]:
         found.append("run.eval_every: there is no data.eval to evaluate on; give it, or set eval_every: 0")
     if recipe.model.config is not None and recipe.tokenizer.path is None:
         found.append("tokenizer.path: model.config has no tokenizer of its own; name one")
+    if recipe.activation_offload and recipe.activation_checkpointing != "full":
+        found.append(
+            "activation_offload: moves what checkpointed blocks keep; set activation_checkpointing: full "
+            f"(it is {recipe.activation_checkpointing})"
+        )
     if recipe.strategy.name == "single" and recipe.machine.processes * recipe.machine.nodes > 1:
         found.append("strategy.name: single runs in one process; set machine.processes: 1, or use ddp")
     return found

@@ -70,6 +70,11 @@ class Data(Section):
     group_by_length: bool = Field(
         False, description="a step's samples of like length share a micro-batch; which samples share a step stays"
     )
+    cache: str | Literal[False] | None = Field(
+        None,
+        description="folder that tokenised samples are kept in for the next start; null: in the user's cache, for data "
+        "of 1 MiB and more; false: nowhere",
+    )
     workers: Count = Field(2, description="loader processes per training process")
     streaming: bool = Field(False, description="read while training; needs run.max_steps")
     shuffle: bool = Field(True, description="a new order each epoch, fixed by run.seed")
@@ -177,7 +182,11 @@ class Recipe(Section):
     schedule: Schedule = Schedule()
     precision: PrecisionName = "fp32"
     activation_checkpointing: CheckpointingName = "none"
+    activation_offload: bool = Field(
+        False, description="on a GPU, with activation_checkpointing: full: what it keeps waits in host memory"
+    )
     loss: LossName = Field("plain", description="fused: from the hidden states, without the logits of all tokens")
+    compile: bool = Field(False, description="torch.compile of each block; the first steps take longer")
     strategy: Strategy = Strategy()
     machine: Machine = Machine()
     run: Run = Run()

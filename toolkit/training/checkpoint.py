@@ -229,9 +229,11 @@ _FREE = {
         "hang_after",
         "async_save",
     },
-    "data": {"workers", "eval"},
+    "data": {"workers", "eval", "cache"},
     "batch": {"micro_size", "accumulation", "global_size"},
     "activation_checkpointing": None,
+    "activation_offload": None,
+    "compile": None,
 }
 
 

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from toolkit.data.loader import TrainLoader, open_data
 from toolkit.errors import InputError, Stopped
 from toolkit.launch.signals import attempt, handled, name_of
+from toolkit.model.compiling import compilation
 from toolkit.recipe.resolve import Resolved
 from toolkit.results import Result
 from toolkit.training import checkpoint
@@ -102,6 +103,8 @@ def run(
         tokens=recorder.tokens,
         tokens_per_second=round(recorder.tokens / recorder.seconds, 1) if recorder.seconds else None,
         peak_memory_bytes=[int(peak) for peak in peaks],
+        tokenised=_came(samples),
+        compile=compilation().to_json() if recipe.compile else None,
         checkpoint=str(steps.saved or start) if steps.saved or start else None,
         eval_loss=steps.eval_loss,
         best_checkpoint=_named(checkpoint.best(folder / "checkpoints")),
@@ -150,12 +153,23 @@ def _introduce(view: Screen, session: Session, samples: Any, start: Path | None,
     view.say(engaged_line(session.claims))
     for note in samples.notes:
         view.say(f"note: {note}")
+    if (came := _came(samples)) is not None and came["from"] != "memory":
+        how = "tokenised before" if came["from"] == "cache" else "tokenised, and kept for the next start"
+        view.say(f"data: {how}, {came['seconds']:.1f} s ({came['path']})")
     if attempt():
         view.say(f"started again by itself, attempt {attempt() + 1}")
     if start:
         view.say(f"resumed from {start}")
     elif resume:
         view.say("nothing to resume from: starting at step 0")
+
+
+def _came(samples: Any) -> dict[str, Any] | None:
+    """Where rank 0 has its tokens from, and in how many seconds; None of a stream."""
+    if samples.streamed:
+        return None
+    came = samples.came
+    return {"from": came.came, "seconds": round(came.seconds, 3), "path": _named(came.path)}
 
 
 def _tracking(resolved: Resolved, folder: Path) -> dict[str, Any]:

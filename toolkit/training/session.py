@@ -10,8 +10,10 @@ import torch
 from torch import nn
 
 from toolkit.errors import NotSo
+from toolkit.model.activation_offload import HostStore
 from toolkit.model.adapters import add_adapter
 from toolkit.model.checkpointing import checkpoint_blocks, find_blocks
+from toolkit.model.compiling import compile_blocks
 from toolkit.model.head_loss import fuse_head
 from toolkit.model.load import load_base, load_tokenizer, set_dtypes
 from toolkit.recipe.resolve import Resolved
@@ -40,9 +42,9 @@ class Session:
 
 
 def prepare_model(resolved: Resolved, pad_token_id: int | None = None) -> Prepared:
-    """Model, adapter, dtypes, checkpointing, in this order; nothing is spread yet.
+    """Model, adapter, dtypes, compiling, checkpointing, in this order; nothing is spread yet.
 
-    Adapters come before dtypes, since they decide what trains, and checkpointing after both, since it takes the
+    Adapters come before dtypes, since they decide what trains, and checkpointing after all, since it takes the
     blocks' forwards as they then are.
     """
     model: nn.Module = load_base(resolved, pad_token_id)
@@ -54,7 +56,10 @@ def prepare_model(resolved: Resolved, pad_token_id: int | None = None) -> Prepar
     blocks = []
     if resolved.recipe.activation_checkpointing != "none" or resolved.blocks:
         blocks = find_blocks(model, resolved.blocks, resolved.source)
-    checkpoint_blocks(blocks, resolved.recipe.activation_checkpointing)
+    if resolved.recipe.compile:
+        compile_blocks(blocks)
+    store = HostStore() if resolved.recipe.activation_offload else None
+    checkpoint_blocks(blocks, resolved.recipe.activation_checkpointing, store)
     model.train()
     return Prepared(model, resolved, decayed_names(model, resolved.recipe.optimizer), blocks)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from toolkit.data.loader import eval_batches, open_data
 from toolkit.errors import NotSo
+from toolkit.model.compiling import compilation, told
 from toolkit.training import checkpoint
 from toolkit.training.guard import LossGuard, refusal
 from toolkit.training.loop import Progress, evaluate
@@ -46,6 +47,7 @@ class Steps:
         self._evaluated = 0 if self.eval_loss is None else progress.step
         self._whole = progress.step if start else 0
         """The step that is safe: saved, or the one that was begun with."""
+        self._compiled_told = self._fell_back_told = False
         self.eval_interval = session.resolved.recipe.eval_interval
         self._eval_samples = (
             open_data(session.resolved.recipe, "eval", session.tokenizer) if self.eval_interval else None
@@ -53,6 +55,7 @@ class Steps:
 
     def __call__(self, pending: Pending) -> None:
         self.recorder.add(pending)
+        self._tell_compiled()
         step, last = pending.step, pending.step == self.total
         if step % self.run.log_every == 0:
             self._log()
@@ -79,6 +82,17 @@ class Steps:
         self.marks.at(self.progress.step, "saving", untimed=True)
         if (problem := self._saving.finish()) is not None:
             self.view.say(f"{self._saving.target}: cannot be saved: {problem}")
+
+    def _tell_compiled(self) -> None:
+        """Once after the first step, and again if the compiler fails later."""
+        if not self.session.resolved.recipe.compile:
+            return
+        now = compilation()
+        if not self._compiled_told:
+            self.view.say(f"compiled: {told(now)}")
+        elif now.fell_back and not self._fell_back_told:
+            self.view.say(f"  from step {self.progress.step} on: {told(now)}")
+        self._compiled_told, self._fell_back_told = True, bool(now.fell_back)
 
     def _timeless(self, doing: str, action: Callable[[], None]) -> None:
         self._log()

@@ -8,10 +8,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch.distributed as dist
+
+from toolkit.model.compiling import compiling
 
 _EVERY_S = 1.0
 _ALL_ALIKE = 10
@@ -88,7 +90,10 @@ class Watch:
         self._over.set()
 
     def _tell(self, store: Any, name: str, tick: int) -> None:
-        store.set(name, json.dumps([tick, *vars(self._marks.beat).values()]))
+        beat = self._marks.beat
+        if compiling():  # a shape that is met for the first time in the middle of a run
+            beat = replace(beat, untimed=True)
+        store.set(name, json.dumps([tick, *vars(beat).values()]))
 
     def _run(self, store: Any, names: list[str], rank: int) -> None:
         seen: list[Beat] = []

@@ -32,7 +32,9 @@ def engagement(
     claims += _trainable(ranks, reference)
     claims += _dtypes(ranks, resolved)
     claims += _recomputation(ranks, resolved)
+    claims += _offloaded(ranks, resolved)
     claims += _fused(ranks, resolved)
+    claims += _compiled(ranks, resolved)
     claims += _collectives(ranks, resolved)
     claims += _ties(ranks, reference)
     claims += _exercised(ranks, case, resolved, reference, stages)
@@ -81,12 +83,48 @@ def _recomputation(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim
     return claims
 
 
+def _offloaded(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
+    """Each block's input went to the host in each forward, and came back for its backward."""
+    if not resolved.recipe.activation_offload:
+        return []
+    claims = []
+    for rank in ranks:
+        right = rank.forwards * len(rank.recomputed)
+        sent, returned = (sum(store[at] for store in rank.offloaded) for at in (0, 1))
+        ok = sent >= right > 0 and returned == sent
+        if rank.rank == 0 or not ok:
+            seen = f"{sent} sent, {returned} returned, {sum(s[2] for s in rank.offloaded)} bytes"
+            claims.append(Claim("activations in host memory", f"{right} or more, there and back", seen, ok))
+    return claims
+
+
 def _fused(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
     if resolved.loss_kernel == "plain":
         return []
     ok = all(rank.fused == rank.forwards > 0 for rank in ranks)
     seen = ", ".join(f"{rank.fused} of {rank.forwards}" for rank in ranks)
     return [Claim("losses without logits", "every micro-batch", seen, ok)]
+
+
+def _compiled(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
+    """Compiled code is counted where it runs: at least one graph for every call of a block, as many calls as forwards
+    (and recomputations) make."""
+    if not resolved.recipe.compile:
+        return []
+    each = 2 if resolved.recipe.activation_checkpointing == "full" else 1
+    claims = []
+    for rank in ranks:
+        seen = rank.compiled
+        right = each * rank.forwards * (seen.blocks if seen else 0)
+        ok = seen is not None and not seen.fell_back and seen.graphs > 0 and seen.calls == right > 0
+        ok = ok and seen is not None and seen.runs >= seen.calls
+        told = "none"
+        if seen is not None:
+            told = f"{seen.calls} calls, {seen.runs} runs of {seen.graphs} graphs, {seen.breaks} breaks"
+            told = f"{told}; fell back: {seen.fell_back}" if seen.fell_back else told
+        if rank.rank == 0 or not ok:
+            claims.append(Claim("blocks run compiled", f"{right} calls, a graph or more for each", told, ok))
+    return claims
 
 
 def _collectives(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:

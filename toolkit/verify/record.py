@@ -151,7 +151,11 @@ class Recorder:
     def _counting(self) -> contextlib.AbstractContextManager[Any]:
         """Collectives are counted in the first step: a dispatch mode around every operator takes its time."""
         first = self._step is not None and self._step.step == 0
-        return _Collectives(self.collectives) if first else contextlib.nullcontext()
+        if not first:
+            return contextlib.nullcontext()
+        if self.engine.resolved.recipe.compile:
+            return _profiled_collectives(self.collectives)
+        return _Collectives(self.collectives)
 
     def _mark(self, stage: str) -> None:
         if self.marker is not None:
@@ -167,11 +171,25 @@ class _Collectives(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace in ("c10d", "_c10d_functional"):
-            name = func.__name__.lower()
-            for kind, spelled in _KINDS.items():
-                if any(part in name for part in spelled):
-                    self.counts[kind] += 1
+            _count(func.__name__, self.counts)
         return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def _profiled_collectives(counts: Counter[str]) -> Iterator[None]:
+    """The same from torch's profiler: under a dispatch mode torch compiles nothing, and what it has once run as it is
+    it never compiles (torch 2.13.0)."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+        yield
+    for event in seen.events():
+        if event.name.startswith(("c10d::", "_c10d_functional::")):
+            _count(event.name, counts)
+
+
+def _count(operator: str, counts: Counter[str]) -> None:
+    for kind, spelled in _KINDS.items():
+        if any(part in operator.lower() for part in spelled):
+            counts[kind] += 1
 
 
 _KINDS = {

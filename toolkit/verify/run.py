@@ -28,6 +28,9 @@ Tell = Callable[[Pass], None]
 TIME_LIMIT = 300.0
 """Seconds for one pass; a rank that does not answer by then hangs."""
 
+COMPILING_LIMIT = 1200.0
+"""The same where blocks are compiled: a rank compiles in the middle of a step, and the others wait for it."""
+
 
 def resolve_recipe(recipe_file: str, overrides: Sequence[str]) -> Resolved:
     """The recipe, able to run here; raises InputError."""
@@ -82,6 +85,8 @@ def verify(
         resolved = with_needs(resolved, kind.needs_of(resolved))
     values = twin_recipe(resolved, full_size=full_size)
     names: list[PassName] = ["logic"] if resolved.recipe.precision == "fp32" else ["logic", "precision"]
+    if resolved.recipe.compile:
+        time_limit = max(time_limit, COMPILING_LIMIT)
     threads = max(1, cpu_count() // resolved.world_size)
     started = []
     if group is None:

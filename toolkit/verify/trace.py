@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from toolkit.model.compiling import Compilation
 from toolkit.strategies.engines.base import Claim, OptimizerState
 
 Tensors = dict[str, torch.Tensor]
@@ -73,6 +74,9 @@ class RankTrace:
     forwards: int = 0
     fused: int = 0
     """Forwards whose head answered with the loss in place of logits."""
+    offloaded: list[tuple[int, int, int]] = field(default_factory=list)
+    """Of each store of activations: tensors sent to the host, come back, and bytes sent."""
+    compiled: Compilation | None = None
     tied: list[list[str]] = field(default_factory=list)
     collectives: dict[str, int] = field(default_factory=dict)
     fault_reached: bool = False

@@ -7,6 +7,7 @@ import contextlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from copy import copy
 from pathlib import Path
 
 import torch
@@ -14,7 +15,8 @@ import torch.distributed as dist
 
 from toolkit.data.loader import TrainLoader
 from toolkit.errors import NotSo
-from toolkit.model.checkpointing import recomputed_calls
+from toolkit.model.checkpointing import host_stores, recomputed_calls
+from toolkit.model.compiling import compilation
 from toolkit.model.head_loss import fused_calls
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies.engines.connect import make_accelerator
@@ -63,6 +65,8 @@ def _run(case: Case, trace: RankTrace) -> None:
         _train(session, case, progress, after_step)
     trace.forwards = sum(len(step.micros) for step in run.steps)
     trace.fused = fused_calls(session.engine.model)
+    trace.compiled = copy(compilation()) if resolved.recipe.compile else None
+    trace.offloaded = [(s.moved, s.returned, s.bytes_out) for s in host_stores(session.engine.blocks)]
     trace.recomputed = recomputed_calls(session.engine.blocks)
     trace.collectives = dict(recorder.collectives)
     trace.dtypes = {what: sorted(names) for what, names in recorder.dtypes.items()}

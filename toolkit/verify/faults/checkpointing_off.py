@@ -17,7 +17,7 @@ class CheckpointingOff(Fault):
         from toolkit.training import session
 
         def checkpoint_blocks(right: Any) -> Any:
-            def wrong(blocks: Any, kind: str) -> None:
+            def wrong(*arguments: Any) -> None:
                 self.reached()
 
             return wrong

@@ -1,0 +1,167 @@
+"""Blocks compiled one by one: few graphs for ragged batches, the same result, refused or told where it cannot be.
+
+Graphs are captured, differentiated and run as they are under the compiler, but not turned into machine code, which
+takes minutes; the last test does that too.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from jobs import Run, resolved_from, train_job, worst
+from tiny import make_llama, recipe_dict
+from toolkit.errors import InputError
+from toolkit.launch.group import WorkerGroup
+from toolkit.launch.job import check_machine
+from toolkit.model import compiling
+from toolkit.model.checkpointing import checkpoint_blocks
+from toolkit.recipe import compilable
+from toolkit.recipe.resolve import Resolved
+from toolkit.verify.engagement import _compiled
+from toolkit.verify.trace import RankTrace
+
+RAGGED = [(2, 17), (2, 23), (3, 9), (4, 31)]
+"""One row of each is padded (where it has three tokens or more)."""
+
+
+@pytest.fixture
+def captured(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
+    yield
+    torch._dynamo.reset()
+
+
+def _gradients(model: Any, shape: tuple[int, int]) -> dict[str, torch.Tensor]:
+    ids = torch.randint(0, 300, shape, generator=torch.Generator().manual_seed(sum(shape)))
+    mask = torch.ones_like(ids)
+    mask[0, -(shape[1] // 3) or shape[1] :] = 0
+    model.zero_grad()
+    model(input_ids=ids, attention_mask=mask).logits.pow(2).mean().backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("kind", "shapes", "graphs"),
+    [
+        ("full", RAGGED, 1),
+        # Without a mask, where nothing is padded; one row; one token: 1 is a case of its own.
+        pytest.param("none", [*RAGGED, (2, 2), (1, 9), (1, 13), (2, 1)], 4, marks=pytest.mark.slow),
+    ],
+)
+def test_ragged_batches_do_not_compile_anew(captured: None, kind: Any, shapes: Any, graphs: int) -> None:
+    (plain, _), (model, blocks) = make_llama(), make_llama()
+    compiling.compile_blocks(blocks)
+    checkpoint_blocks(blocks, kind)
+    for shape in shapes:
+        found, right = _gradients(model, shape), _gradients(plain, shape)
+        # Capture changes no arithmetic but the order of a few sums: some roundings of float32, 6e-8 each, which grow
+        # where a sum is small beside its parts.
+        whole = torch.cat([g.flatten() for g in right.values()]).norm()
+        assert max((found[name] - right[name]).norm() / whole for name in right) < 1e-5
+    seen = compiling.compilation()
+    assert seen.fell_back is None
+    assert seen.breaks == 0
+    assert seen.graphs == graphs
+    times = 2 if kind == "full" else 1
+    assert seen.calls == seen.runs == times * len(blocks) * len(shapes)
+    assert seen.seconds > 0
+
+
+def test_a_compiler_that_fails_is_told_and_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str) -> Any:
+        def compile_nothing(graph: Any, inputs: Any) -> Any:
+            raise RuntimeError("no compiler here")
+
+        return compile_nothing
+
+    monkeypatch.setattr(torch._dynamo, "lookup_backend", broken)
+    (plain, _), (model, blocks) = make_llama(), make_llama()
+    compiling.compile_blocks(blocks)
+    found, right = _gradients(model, (2, 9)), _gradients(plain, (2, 9))
+    assert all(found[name].equal(right[name]) for name in right)
+    seen = compiling.compilation()
+    assert "no compiler here" in (seen.fell_back or "")
+    assert "run as they are, the compiler failed" in compiling.told(seen)
+    torch._dynamo.reset()
+
+
+def captured_job(resolved: Resolved) -> tuple[Run | None, compiling.Compilation]:
+    compiling.BACKEND = "aot_eager"
+    try:
+        return train_job(resolved, 3), compiling.compilation()
+    finally:
+        compiling.BACKEND = "inductor"
+        torch._dynamo.reset()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2", "fsdp2"])
+def test_every_strategy_that_bears_it(group: WorkerGroup, tiny_root: Path, strategy: str) -> None:
+    sections: dict[str, Any] = {"strategy": {"name": strategy}, "activation_checkpointing": "full"}
+    plain = group.run(train_job, resolved_from(recipe_dict(tiny_root, **sections)), 3)[0]
+    resolved = resolved_from(recipe_dict(tiny_root, compile=True, **sections))
+    ranks = group.run(captured_job, resolved, timeout=1200)
+    for _, seen in ranks:
+        assert seen.fell_back is None
+        assert seen.runs >= seen.calls > 0
+        assert seen.graphs <= 4
+    run = ranks[0][0]
+    assert run.losses == pytest.approx(plain.losses, rel=1e-5)
+    # Adam's first steps divide a gradient by its own size: a rounding of a gradient near zero becomes one of lr.
+    assert worst(run.weights, plain.weights)[0] < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("sections", "told"),
+    [
+        ({"strategy": {"name": "zero3"}}, "compile: cannot go with zero3, .* fsdp2 shards as much"),
+        ({"strategy": {"name": "fsdp1"}}, "compile: cannot go with fsdp1, .* fsdp2 bears it"),
+        ({"activation_checkpointing": "selective"}, "compile: chooses itself what a block keeps"),
+    ],
+)
+def test_refused_where_it_cannot_be(tiny_root: Path, sections: dict[str, Any], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        resolved_from(recipe_dict(tiny_root, compile=True, **sections))
+
+
+def test_refused_without_a_compiler(tiny_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    resolved = resolved_from(recipe_dict(tiny_root, compile=True))  # of files for another machine nothing is known
+    monkeypatch.setattr(compilable.shutil, "which", lambda name: None)
+    with pytest.raises(InputError, match=r"compile: needs a compiler here, and there is no g\+\+"):
+        check_machine(resolved)
+
+
+def test_it_counts_as_exercised_only_where_compiled_code_ran(tiny_root: Path) -> None:
+    resolved = resolved_from(recipe_dict(tiny_root, compile=True, activation_checkpointing="full"))
+
+    def claims(**seen: Any) -> list[bool]:
+        whole = {"blocks": 2, "graphs": 1, "runs": 12, "calls": 12} | seen
+        trace = RankTrace(0, forwards=3, compiled=compiling.Compilation(**whole))
+        return [claim.ok for claim in _compiled([trace], resolved)]
+
+    assert claims() == [True]
+    assert claims(runs=0) == claims(graphs=0) == claims(fell_back="why") == claims(calls=6, runs=6) == [False]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_verified_with_machine_code(tiny_root: Path, tmp_path: Path, precision: str) -> None:
+    recipe = recipe_dict(tiny_root, compile=True, precision=precision, strategy={"name": "fsdp2"}, model={},
+                         activation_checkpointing="full", adapter={"r": 4, "dropout": 0.1})  # fmt: skip
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    command = [sys.executable, "-m", "toolkit", "verify", "recipe.yaml", "--json", "found.json"]
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=1700)
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["verdict"] == "equivalent"
+    assert any(claim["claim"] == "blocks run compiled" and claim["ok"] for claim in found["engagement"])

@@ -1,0 +1,261 @@
+"""Tokenised samples kept on disk: made once by one process, mapped into memory by the others and by later runs.
+
+An entry is one Arrow file named after its key, a row per sample (``input_ids``, ``labels``, ``cut``), and is never
+changed: it is written beside, flushed, and put in its place by a rename. Whoever may write holds a lock of the
+kernel's, which ends with its process. A cache saves time and decides nothing: where it cannot be had, samples are
+tokenised in memory and a line says why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import struct
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from toolkit.data.columns import Columns
+
+FOLDER_VARIABLE = "TOOLKIT_CACHE"
+LEAST_BYTES = 2**20
+"""Data smaller than this is not kept unless ``data.cache`` names a folder: it is tokenised in the time that opening
+an entry takes (docs/measurements/token-cache.md)."""
+MOST_BYTES = 20 * 2**30
+"""Of all entries of a folder; the least recently used go first, the newest stays whatever its size."""
+PATIENCE = 60.0
+"""Seconds without a sign of life from the process that tokenises, after which the others do it themselves."""
+_ENDING = struct.Struct("<I4s")
+_MARK = b"tok1"
+_BEAT = 1.0
+_POLL = 0.1
+_OLD_PARTIAL = 24 * 3600.0
+
+
+def default_folder() -> Path:
+    """``$TOOLKIT_CACHE``, or a folder in the user's cache (XDG base directory specification)."""
+    if named := os.environ.get(FOLDER_VARIABLE):
+        return Path(named)
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(home).expanduser() / "toolkit" / "tokens"
+
+
+@dataclass
+class Outcome:
+    """The samples, and where they are from: «cache», «made» (tokenised and kept) or «memory» (tokenised, not kept).
+    ``notes``: what a user should be told."""
+
+    columns: Columns
+    came: str
+    seconds: float = 0.0
+    path: Path | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+Make = Callable[[Callable[[], None]], Columns]
+"""Tokenises everything; calls what it is given after every row, as a sign of life."""
+
+
+def cached(folder: Path, key: str, make: Make, patience: float = PATIENCE) -> Outcome:
+    """The samples of ``key``, from ``folder`` or by ``make``; every process calls it, one of them makes.
+
+    Raises what ``make`` raises, and nothing for what is wrong with the cache.
+    """
+    started = time.perf_counter()
+    target = folder / f"{key}.arrow"
+    notes: list[str] = []
+    found = _open(target, notes)
+    came = "cache"
+    if found is None:
+        found, came = _made(target, make, patience, notes)
+    kept = target if came != "memory" else None
+    return Outcome(found, came, time.perf_counter() - started, kept, notes)
+
+
+def _made(target: Path, make: Make, patience: float, notes: list[str]) -> tuple[Columns, str]:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _lock(target.with_suffix(".lock"), patience) as beat:
+            if beat is None:
+                notes.append(f"{target}: the process that tokenises has shown no life for {patience:.0f} s")
+                return make(lambda: None), "memory"
+            found = _open(target, [])  # made meanwhile
+            if found is not None:
+                return found, "cache"
+            return _make_and_keep(target, make, beat, notes)
+    except _NoCache as error:
+        notes.append(f"{error}: samples are not kept; data.cache names another folder, or false for none")
+        return error.columns or make(lambda: None), "memory"
+    except OSError as error:
+        if error.filename is None or not str(error.filename).startswith(str(target.parent)):
+            raise  # of the data, not of the cache
+        notes.append(
+            f"{error.filename}: {error.strerror}: samples are not kept; data.cache names another folder, or false"
+        )
+        return make(lambda: None), "memory"
+
+
+class _NoCache(Exception):
+    """The folder cannot be used. ``columns``: what has been tokenised already."""
+
+    def __init__(self, message: str, columns: Columns | None = None) -> None:
+        super().__init__(message)
+        self.columns = columns
+
+
+def _make_and_keep(target: Path, make: Make, beat: Callable[[], None], notes: list[str]) -> tuple[Columns, str]:
+    for left in target.parent.glob(f"{target.stem}.*.partial"):
+        left.unlink(missing_ok=True)  # of a maker that was killed: this process has its lock
+    columns = make(beat)
+    partial = target.parent / f"{target.stem}.{os.getpid()}.partial"
+    try:
+        _write(columns, partial)
+        partial.replace(target)
+        _flush_folder(target.parent)
+        found = _open(target, notes)
+    except Exception as error:  # a full disk, mostly; Arrow has its own kinds of it
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise _NoCache(f"{partial}: {getattr(error, 'strerror', None) or error}", columns) from None
+    _trim(target)
+    return found or columns, "made" if found else "memory"
+
+
+# ---------------------------------------------------------------------- one entry
+
+
+def _write(columns: Columns, partial: Path) -> None:
+    """An Arrow stream, and after its end (where readers stop) eight bytes: the CRC-32 of all before them."""
+    import pyarrow
+
+    table = {
+        "input_ids": _lists(columns.ids, columns.id_ends),
+        "labels": _lists(columns.labels, columns.label_ends),
+        "cut": pyarrow.array(np.asarray(columns.cut, dtype=np.int8)),
+    }
+    batch = pyarrow.RecordBatch.from_pydict(table)
+    with partial.open("w+b") as file:
+        with pyarrow.ipc.new_stream(file, batch.schema) as writer:
+            writer.write_batch(batch)
+        file.flush()
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole:
+            total = zlib.crc32(whole)
+        file.seek(0, os.SEEK_END)
+        file.write(_ENDING.pack(total, _MARK))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _lists(values: Any, ends: Any) -> Any:
+    import pyarrow
+
+    offsets = pyarrow.array(np.asarray(ends, dtype=np.int64))
+    return pyarrow.LargeListArray.from_arrays(offsets, pyarrow.array(np.asarray(values, dtype=np.int32)))
+
+
+def _open(target: Path, notes: list[str]) -> Columns | None:
+    """The entry, mapped and checked against its sum; None where there is none, or none that is whole."""
+    try:
+        with target.open("rb") as file:
+            whole = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        total, mark = _ENDING.unpack(whole[-_ENDING.size :])
+        if mark != _MARK or zlib.crc32(whole[: -_ENDING.size]) != total:
+            raise ValueError("its sum is another")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, struct.error) as error:
+        notes.append(f"{target} is damaged ({error}): tokenising anew")
+        return None
+    import pyarrow
+
+    with contextlib.suppress(OSError):  # another user's
+        os.utime(target)  # used: the last to be dropped
+    batch = pyarrow.ipc.open_stream(pyarrow.py_buffer(whole)).read_next_batch()
+    ids, labels, cut = (batch.column(name) for name in ("input_ids", "labels", "cut"))
+    # Nothing is copied; the map lives as long as one of these.
+    return Columns(
+        ids.values.to_numpy(), labels.values.to_numpy(), ids.offsets.to_numpy(), labels.offsets.to_numpy(),
+        cut.to_numpy(),
+    )  # fmt: skip
+
+
+def _flush_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _trim(newest: Path) -> None:
+    """Drop the least recently used entries over ``MOST_BYTES``, and what killed makers left long ago."""
+    with contextlib.suppress(OSError):
+        entries = sorted(newest.parent.glob("*.arrow"), key=lambda path: path.stat().st_mtime, reverse=True)
+        entries = [newest, *(path for path in entries if path != newest)]
+        total = 0
+        for path in entries:
+            total += path.stat().st_size
+            if total > MOST_BYTES and path != newest:
+                path.unlink(missing_ok=True)  # who has it mapped keeps it
+        for path in newest.parent.glob("*.partial"):
+            if time.time() - path.stat().st_mtime > _OLD_PARTIAL:
+                path.unlink(missing_ok=True)
+
+
+# ---------------------------------------------------------------------- who makes it
+
+
+@contextlib.contextmanager
+def _lock(path: Path, patience: float) -> Iterator[Callable[[], None] | None]:
+    """Holds the lock and gives a function that shows life; or gives None, where its holder has shown none.
+
+    The kernel frees the lock when its holder ends, however it does: there is nothing to be left behind. A holder that
+    stands still (a stopped process, a disk that does not answer) is seen by the lock file's time.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        held = _wait_for(handle, patience)
+        try:
+            yield _Beat(handle) if held else None
+        finally:
+            if held:
+                path.unlink(missing_ok=True)  # the entry is there, or the next one makes it
+    finally:
+        os.close(handle)
+
+
+def _wait_for(handle: int, patience: float) -> bool:
+    seen, since = None, time.monotonic()
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            pass
+        except OSError:
+            return True  # a file system without locks: each makes it, and the last rename stays
+        now = os.fstat(handle).st_mtime_ns
+        if now != seen:
+            seen, since = now, time.monotonic()
+        if time.monotonic() - since > patience:
+            return False
+        time.sleep(_POLL)
+
+
+class _Beat:
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+        self._next = 0.0
+
+    def __call__(self) -> None:
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + _BEAT
+            os.utime(self._handle)

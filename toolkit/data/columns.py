@@ -1,0 +1,62 @@
+"""Samples in five flat arrays: in memory, or mapped from a file."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toolkit.data.formats import IGNORED, Example
+
+
+@dataclass
+class Columns:
+    """Ids and labels one sample after another, and where each ends; 8 bytes a token."""
+
+    ids: Any
+    labels: Any
+    id_ends: Any
+    label_ends: Any
+    cut: Any
+
+    @classmethod
+    def empty(cls) -> Columns:
+        """To be filled by ``append``. array, not list: one buffer that forked workers read without touching
+        reference counts."""
+        return cls(array("i"), array("i"), array("q", [0]), array("q", [0]), array("b"))
+
+    def append(self, example: Example) -> None:
+        self.ids.extend(example.input_ids)
+        self.labels.extend([example.labels] if isinstance(example.labels, int) else example.labels)
+        self.id_ends.append(len(self.ids))
+        self.label_ends.append(len(self.labels))
+        self.cut.append(example.cut)
+
+    def __len__(self) -> int:
+        return len(self.cut)
+
+    def input_ids(self, index: int) -> list[int]:
+        return _between(self.ids, self.id_ends, index)
+
+    def labels_of(self, index: int) -> list[int]:
+        return _between(self.labels, self.label_ends, index)
+
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of each sample, shape (samples,)."""
+        return np.diff(np.asarray(self.id_ends))
+
+    def supervised(self, task: str) -> NDArray[np.int64]:
+        """Predictions with loss of each sample, as ``formats.supervised_tokens`` counts them."""
+        labels, ends = np.asarray(self.labels), np.asarray(self.label_ends)
+        before = np.concatenate([[0], np.cumsum(labels != IGNORED)])
+        starts = ends[:-1]
+        if task == "causal-lm":  # the first position is never predicted
+            starts = np.minimum(starts + 1, ends[1:])
+        return before[ends[1:]] - before[starts]
+
+
+def _between(values: Any, ends: Any, index: int) -> list[int]:
+    return values[ends[index] : ends[index + 1]].tolist()

@@ -1,0 +1,86 @@
+"""The key of a cached tokenisation: a hash of everything that decides its samples."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import inspect
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from toolkit.data.sources import Source
+from toolkit.recipe.schema import Recipe
+
+READ_WHOLE = 64 * 2**20
+"""Bytes of data files up to which their content is hashed. Larger ones go by path, size and times."""
+_ENCODING = ("formats.py", "chat.py", "fields.py", "rows.py", "files.py", "sources.py", "columns.py")
+_DAY = "strftime_now"
+
+
+def cache_key(recipe: Recipe, source: Source, tokenizer: Any, label_names: list[str] | None) -> str | None:
+    """The key, or None where the data's own state cannot be told (it is then not kept)."""
+    if not source.files and source.fingerprint is None:
+        return None
+    parts: dict[str, Any] = {
+        "data": [_file(path, source.size <= READ_WHOLE) for path in source.files] or source.fingerprint,
+        "task": recipe.model.task,
+        "format": recipe.data.format,
+        "fields": dict(sorted(recipe.data.fields.items())),
+        "max_length": recipe.data.max_length,
+        "num_labels": recipe.model.num_labels,
+        "label_names": label_names,
+        "template": _template(recipe, tokenizer),
+        "tokenizer": _tokenizer(tokenizer),
+        "versions": _versions(),
+        "encoding": [_hash((Path(__file__).parent / name).read_bytes()) for name in _ENCODING],
+    }
+    return _hash(json.dumps(parts, sort_keys=True).encode())[:40]
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=20).hexdigest()
+
+
+def _file(path: Path, whole: bool) -> list[Any]:
+    if whole:
+        return [path.name, _hash(path.read_bytes())]
+    about = path.stat()
+    # The time of the last change of the inode cannot be set back, as that of the content can.
+    return [str(path.resolve()), about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino]
+
+
+def _template(recipe: Recipe, tokenizer: Any) -> list[Any] | None:
+    if recipe.data.format != "messages":
+        return None
+    from toolkit.data.preflight import read_template
+
+    text = read_template(recipe.data.chat_template) if recipe.data.chat_template else tokenizer.get_chat_template()
+    # Such a template writes the day into every sample.
+    return [text, datetime.date.today().isoformat() if _DAY in text else None]
+
+
+def _tokenizer(tokenizer: Any) -> list[Any]:
+    """What the tokenizer would save, whatever it was loaded from, and its code where that is not transformers'."""
+    kind = type(tokenizer)
+    found: list[Any] = [kind.__module__, kind.__qualname__]
+    with tempfile.TemporaryDirectory(prefix="toolkit-") as folder:
+        tokenizer.save_pretrained(folder)
+        for path in sorted(Path(folder).rglob("*")):
+            if path.is_file():
+                found.append([path.name, _hash(path.read_bytes())])
+    for base in kind.__mro__:
+        if base.__module__.partition(".")[0] not in ("transformers", "builtins"):
+            try:
+                found.append(_hash(inspect.getsource(sys.modules[base.__module__]).encode()))
+            except (OSError, TypeError):
+                found.append(base.__module__)
+    return found
+
+
+def _versions() -> dict[str, str]:
+    from importlib.metadata import version
+
+    return {name: version(name) for name in ("transformers", "tokenizers", "jinja2")}

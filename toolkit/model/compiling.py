@@ -1,0 +1,153 @@
+"""torch.compile of a model's blocks, one by one: one compilation serves all blocks of a kind.
+
+A block's ``forward`` is replaced on the instance, inside of what checkpointing replaces and inside of FSDP's hooks:
+what is compiled is arithmetic alone, whoever gathers weights or recomputes around it. Lengths are symbols in the
+compiled code, so ragged batches do not compile anew; a dimension of 1 is a case of its own to torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+BACKEND = "inductor"
+GRAPHS = 64
+"""Graphs of one code that torch may compile before it gives up and runs it as it is (its own limit is 8): kinds of
+blocks, dimensions of 1, training and evaluation multiply."""
+
+
+@dataclass
+class Compilation:
+    """What was compiled in this process since ``compile_blocks``, and how often it ran."""
+
+    blocks: int = 0
+    graphs: int = 0
+    runs: int = 0
+    """Of compiled graphs: counted in the function that torch calls in place of the code."""
+    calls: int = 0
+    """Of blocks."""
+    breaks: int = 0
+    """Places where a block's code could not be compiled as a whole."""
+    seconds: float = 0.0
+    fell_back: str | None = None
+    """Why the blocks run as they are, where they do."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"seconds": round(self.seconds, 2)}
+
+
+_NOW = Compilation()
+_BUSY = 0
+
+
+def compiling() -> bool:
+    """Whether a graph is being compiled just now; asked from another thread."""
+    return _BUSY > 0
+
+
+def compile_blocks(blocks: Sequence[tuple[str, nn.Module]]) -> None:
+    """Compile each block's forward at its first call. Call it before ``checkpoint_blocks``."""
+    global _NOW
+    _configure()
+    _NOW = Compilation(blocks=len(blocks))
+    for _, block in blocks:
+        block.forward = _Compiled(block.forward)
+
+
+def compilation() -> Compilation:
+    """The state of the last ``compile_blocks``, brought up to date."""
+    from torch._dynamo.utils import counters
+
+    if _NOW.blocks:
+        _NOW.graphs = counters["stats"].get("unique_graphs", 0)
+        _NOW.breaks = sum(counters["graph_break"].values())
+        _NOW.seconds = _seconds()
+        if not _NOW.fell_back and (gave_up := _gave_up(counters)):
+            _NOW.fell_back = gave_up
+    return _NOW
+
+
+def told(now: Compilation) -> str:
+    """One line for a person."""
+    if now.fell_back:
+        return f"the {now.blocks} blocks run as they are, the compiler failed: {now.fell_back}"
+    breaks = f", cut in {now.breaks} places" if now.breaks else ""
+    return f"{now.blocks} blocks as {now.graphs} graphs{breaks}, {now.seconds:.1f} s of the first step"
+
+
+def _configure() -> None:
+    import torch._dynamo
+    import torch._inductor.config
+
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    torch._dynamo.utils.compilation_time_metrics.clear()
+    dynamo: Any = torch._dynamo.config
+    inductor: Any = torch._inductor.config
+    # DDP's buckets need no cut in a graph that is one block.
+    dynamo.optimize_ddp = False
+    for name in ("recompile_limit", "accumulated_recompile_limit"):
+        setattr(dynamo, name, max(GRAPHS, getattr(dynamo, name)))
+    # The masks of dropout are those that torch draws without the compiler.
+    inductor.fallback_random = True
+    # 16-bit results are rounded where they are without the compiler, also between operations that it fuses.
+    inductor.emulate_precision_casts = True
+
+
+class _Compiled:
+    """A block's forward, compiled; the forward as it is where the compiler fails."""
+
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        self.forward = forward
+        self.compiled = torch.compile(forward, backend=_counted, dynamic=True)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if _NOW.fell_back:
+            return self.forward(*args, **kwargs)
+        _NOW.calls += 1
+        try:
+            return self.compiled(*args, **kwargs)
+        except _compiler_errors() as error:
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            _NOW.fell_back = f"{type(error).__name__}: {' '.join(lines[:2])}"[:300]
+            return self.forward(*args, **kwargs)
+
+
+def _compiler_errors() -> tuple[type[BaseException], ...]:
+    from torch._dynamo import exc
+
+    return (exc.TorchDynamoException,)
+
+
+def _counted(graph: Any, example_inputs: Any) -> Callable[..., Any]:
+    from torch._dynamo import lookup_backend
+
+    global _BUSY
+    _BUSY += 1
+    try:
+        inner: Any = lookup_backend(BACKEND)(graph, example_inputs)
+    finally:
+        _BUSY -= 1
+
+    def run(*args: Any) -> Any:
+        _NOW.runs += 1
+        return inner(*args)
+
+    return run
+
+
+def _seconds() -> float:
+    """Seconds spent in compiling: a block's code with its backward, and backwards that were left for later."""
+    from torch._dynamo.utils import compilation_time_metrics
+
+    names = ("_compile.compile_inner", "backward._backward_impl")
+    return float(sum(sum(compilation_time_metrics.get(name, ())) for name in names))
+
+
+def _gave_up(counters: Any) -> str | None:
+    unimplemented = [key for key in counters["unimplemented"] if "limit" in str(key)]
+    return f"more than {GRAPHS} graphs of one block" if unimplemented else None
