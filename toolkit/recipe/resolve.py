@@ -13,6 +13,7 @@ from toolkit.recipe.fusable import why_not_fusable
 from toolkit.recipe.load import recipe_sha256
 from toolkit.recipe.model_facts import ModelFacts, block_classes, model_facts
 from toolkit.recipe.packable import why_not_packable
+from toolkit.recipe.quantisable import why_not_quantisable
 from toolkit.recipe.schema import Batch, PrecisionName, Recipe
 
 
@@ -47,6 +48,10 @@ PRECISIONS: dict[PrecisionName, Precision] = {
     "fp16": Precision("float16", "float32", "float16", loss_scaling=True),
     "bf16-pure": Precision("bfloat16", "bfloat16", "bfloat16"),
 }
+
+
+SPLIT_WEIGHTS = ("zero3", "fsdp1", "fsdp2")
+"""Strategies that keep a part of each weight on each rank."""
 
 
 @dataclass
@@ -85,6 +90,9 @@ class Resolved:
     loss_kernel: str = "plain"
     """What computes ``loss: fused``: «chunked», the toolkit's own, or «liger»; «plain» without."""
 
+    base_storage: str | None = None
+    """``adapter.method: qlora``: the dtype whose elements the base's 4-bit weights are packed in; None without."""
+
     def warmup(self, total_steps: int) -> int:
         """Warm-up in optimizer steps for a run of ``total_steps``; a share is rounded up, as transformers does."""
         if self.warmup_steps is not None:
@@ -121,6 +129,8 @@ def resolve_values(recipe: Recipe, source: str, decide: Decisions, *, device: st
     decide("precision.frozen", precision.frozen, "weights that do not train")
     if recipe.loss == "fused" and (reason := why_not_fusable(recipe, facts)):
         raise InputError(f"{source}: loss: fused {reason}; or set loss: plain")
+    if recipe.adapter is not None and recipe.adapter.method == "qlora" and (reason := why_not_quantisable(facts)):
+        raise InputError(f"{source}: adapter.method: qlora {reason}; take lora")
     device = device or _device(recipe, decide)
     clip = recipe.optimizer.max_grad_norm or 0.0
     decide("max_grad_norm", clip, "written into every file: engines left alone clip at their own default, 1.0")
@@ -139,6 +149,7 @@ def resolve_values(recipe: Recipe, source: str, decide: Decisions, *, device: st
         blocks=_blocks(recipe, facts, decide),
         warmup_steps=_warmup(recipe, decide),
         loss_kernel=_loss_kernel(recipe, device, decide),
+        base_storage=_base_storage(recipe, precision, decide),
     )
 
 
@@ -209,6 +220,17 @@ def _loss_kernel(recipe: Recipe, device: str, decide: Decisions) -> str:
     if device == "cuda" and importlib.util.find_spec("liger_kernel") is not None:
         return decide("loss.kernel", "liger", "liger_kernel is installed")
     return decide("loss.kernel", "chunked", "on a GPU, liger_kernel's is taken where it is installed")
+
+
+def _base_storage(recipe: Recipe, precision: Precision, decide: Decisions) -> str | None:
+    if recipe.adapter is None or recipe.adapter.method != "qlora":
+        return None
+    decide("adapter.base", "nf4, doubly quantised", "the Trainer's arguments cannot say it: BitsAndBytesConfig does")
+    if recipe.strategy.name in SPLIT_WEIGHTS:
+        # FSDP flattens, or casts to the compute dtype, all that shares a unit.
+        why = f"{recipe.strategy.name} splits it with the other frozen weights, of one dtype"
+        return decide("adapter.base_storage", precision.frozen, why)
+    return decide("adapter.base_storage", "uint8", "two weights a byte")
 
 
 def _blocks(recipe: Recipe, facts: ModelFacts, decide: Decisions) -> tuple[str, ...]:

@@ -41,6 +41,8 @@ class Prepared:
     resolved: Resolved
     decayed: frozenset[str]
     blocks: list[tuple[str, nn.Module]] = field(default_factory=list)
+    bases: dict[str, int] = field(default_factory=dict)
+    """QLoRA: what had to be quantised, elements by name."""
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Trainable parameters by name, in the model's order, tied ones once."""
