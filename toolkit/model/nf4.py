@@ -108,6 +108,7 @@ def quantise_base(model: nn.Module, linears: Mapping[str, nn.Linear], resolved: 
         for name, child in list(owner.named_children()):
             if id(child) in wanted:
                 setattr(owner, name, Nf4Linear(child, storage))  # type: ignore[arg-type]
+                child.weight = None  # type: ignore[assignment]  # whoever still has the layer keeps no plain weight
 
 
 def dequantise_base(model: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""Whether a model's weights stand in linear layers, which QLoRA can put into 4 bits, read from the source of its code."""
+"""Whether a model's weights stand in linear layers, which QLoRA puts into 4 bits, read from the source of its code."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from toolkit.recipe.model_facts import ModelFacts, model_sources
 
 
 def why_not_quantisable(facts: ModelFacts) -> str | None:
-    """The reason why QLoRA would leave the bulk of this model as it is, or quantise it twice; None where it does not."""
+    """The reason why QLoRA would leave the bulk of this model as it is, or quantise it twice; None elsewhere."""
     if facts.config is None:
         return f"needs to see the model's code, and {facts.why_unknown}"
     if facts.config.get("quantization_config"):
-        return (
-            "quantises the weights itself, and model.path holds quantised ones: name the model that they were made of"
-        )
+        return "quantises by itself, and model.path holds quantised weights: name the model that they were made of"
     for source in model_sources(facts):
         if (found := _elsewhere(source)) is not None:
             return f"puts linear layers into 4 bits, and {facts.model_type} keeps weights in {found}"

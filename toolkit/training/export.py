@@ -129,7 +129,7 @@ def _write(model: Any, recipe: Recipe, folder: Path, *, merged: bool) -> str:
         model.save_pretrained(folder)
         _name_base(folder, recipe)
         return "adapter"
-    whole = merge_dequantised(model) if recipe.adapter.method == "qlora" else model.merge_and_unload()
+    whole: Any = merge_dequantised(model) if recipe.adapter.method == "qlora" else model.merge_and_unload()
     whole.config.use_cache = True
     whole.save_pretrained(folder)
     return "merged model"
