@@ -122,9 +122,10 @@ def test_evidence_counts_the_bits(tiny_root: Path, monkeypatch: pytest.MonkeyPat
         ("base-statistics", "forward", "not what its 4 bits stand for"),
     ],
 )
-def test_a_base_that_is_another_is_found(fault: str, stage: str, cause: str, tiny_root: Path) -> None:
-    with WorkerGroup(1) as alone:
-        outcome = verify(resolved_from(qlora(tiny_root)), group=alone, fault=fault, time_limit=120, stop_early=True)
+def test_a_base_that_is_another_is_found(
+    fault: str, stage: str, cause: str, tiny_root: Path, group: WorkerGroup
+) -> None:
+    outcome = verify(resolved_from(qlora(tiny_root, "ddp")), group=group, fault=fault, time_limit=240, stop_early=True)
     assert outcome.verdict == ("not-exercised" if stage == "engagement" else "different")
     assert what_caught(outcome)[0] == stage
     assert outcome.diagnosis is not None
@@ -157,7 +158,9 @@ def test_it_is_the_plain_loop_on_dequantised_weights(
     assert seen["bits of such a weight"]
 
 
-@pytest.mark.parametrize(("saved", "resumed"), [("zero3", "zero3"), ("fsdp2", "fsdp2"), ("ddp", "fsdp1")])
+@pytest.mark.parametrize(
+    ("saved", "resumed"), [pytest.param("zero3", "zero3", marks=pytest.mark.slow), ("fsdp2", "fsdp2"), ("ddp", "fsdp1")]
+)
 def test_resumed_equals_uninterrupted(
     saved: str, resumed: str, tiny_root: Path, group: WorkerGroup, tmp_path: Path
 ) -> None:
@@ -174,6 +177,33 @@ def test_resumed_equals_uninterrupted(
     else:
         assert run.losses == pytest.approx(whole.losses[3:], rel=1e-6)
         assert worst(run.weights, whole.weights)[0] < 1e-5
+
+
+# ---------------------------------------------------------------------- plan
+
+
+@pytest.mark.parametrize("strategy", ["single", "fsdp2"])
+def test_plan_counts_what_is_stored(strategy: str, tiny_root: Path, group: WorkerGroup) -> None:
+    from plan.truth import measured
+    from toolkit.plan.predict import Planner
+
+    wide = LLAMA | {"hidden_size": 128, "intermediate_size": 256}
+    recipe = qlora(tiny_root, strategy, model={"config": wide}, precision="bf16")
+    resolved = resolved_from(recipe)
+    planner = Planner.of(resolved, 64)
+    layers = nf4_layers(prepare_model(resolved, 0).model).values()
+    stored = sum(layer.weight.numel() * layer.weight.element_size() for layer in layers)
+    kept = sum(layer.statistics_bytes() for layer in layers)
+    weights = [(w, count) for unit, count in planner.skeleton.holdings.units() for w in unit if w.packed is not None]
+    assert sum(count * (w.packed or 0) for w, count in weights) == stored
+    assert sum(count * w.statistics for w, count in weights) == kept
+    # Half a byte a weight; 8 bits for 64 and 32 for 16,384, and a kilobyte of tables a layer.
+    elements = sum(count * w.numel for w, count in weights)
+    assert stored == elements / 2
+    assert kept == pytest.approx(elements / 64 + 4 * elements / 16384 + 1092 * len(layers), rel=0.02)
+    real = measured(recipe, 64) if strategy == "single" else max(group.run(measured, recipe, 64))
+    # As LoRA's cells in docs/planning.md, whose worst held-out error is 3.7 %.
+    assert planner.memory(resolved).peak == pytest.approx(real, rel=0.03)
 
 
 # ---------------------------------------------------------------------- export
@@ -221,7 +251,7 @@ def test_a_merge_that_answers_otherwise_is_not_written(
 
         def other_scaling() -> Any:
             for module in model.modules():
-                if hasattr(module, "scaling"):
+                if isinstance(getattr(module, "scaling", None), dict):
                     module.scaling = {key: 1.05 * value for key, value in module.scaling.items()}
             return original()
 

@@ -6,6 +6,7 @@ any other; what unpacks it (a byte for 64 weights, a float32 for 16,384) stays w
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -53,6 +54,16 @@ class Nf4Linear(nn.Linear):
         linear.weight = nn.Parameter(self.dequantised(self.statistics.dtype), requires_grad=False)
         linear.bias = self.bias
         return linear
+
+    def empty_statistics(self, dtype: torch.dtype) -> Any:
+        """Statistics of the same sizes, without their values, made where tensors are made now: for tracing."""
+        made = copy.copy(self.statistics)
+        made.state2, made.dtype = copy.copy(made.state2), dtype
+        for state in (made, made.state2):
+            for name in ("absmax", "offset", "code"):
+                if isinstance(tensor := getattr(state, name), torch.Tensor):
+                    setattr(state, name, torch.empty(tensor.shape, dtype=tensor.dtype))
+        return made
 
     def statistics_bytes(self) -> int:
         """What unpacking needs beside the packed weight."""
