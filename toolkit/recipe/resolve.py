@@ -177,6 +177,13 @@ def _contradictions(recipe: Recipe) -> list[str]:
         found.append("tokenizer.path: model.config has no tokenizer of its own; name one")
     if recipe.strategy.name == "single" and recipe.machine.processes * recipe.machine.nodes > 1:
         found.append("strategy.name: single runs in one process; set machine.processes: 1, or use ddp")
+    if recipe.optimizer.name == "adamw8bit" and recipe.optimizer.kernel != "fused":
+        found.append("optimizer.kernel: adamw8bit has steps of its own; leave kernel out")
+    if recipe.optimizer.name == "adamw8bit" and recipe.strategy.name.startswith("zero"):
+        found.append(
+            f"optimizer.name: under {recipe.strategy.name} DeepSpeed finds a weight's moments as a stretch of one flat "
+            "tensor, which 8-bit codes with their scales are not; use fsdp2 (as zero3), or ddp"
+        )
     return found
 
 

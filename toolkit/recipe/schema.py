@@ -86,7 +86,9 @@ class Batch(Section):
 
 
 class Optimizer(Section):
-    name: Literal["adamw"] = Field("adamw", description="AdamW with decoupled weight decay")
+    name: Literal["adamw", "adamw8bit"] = Field(
+        "adamw", description="AdamW with decoupled weight decay; adamw8bit: its moments in 8 bits, by blocks of 256"
+    )
     kernel: Literal["fused", "foreach"] = Field(
         "fused", description="one kernel for many weights, or a few for each operation on all of them (more memory)"
     )

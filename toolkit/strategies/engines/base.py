@@ -63,6 +63,8 @@ class OptimizerState:
 
     step: int
     moments: dict[str, torch.Tensor]
+    scales: dict[str, torch.Tensor] | None = None
+    """Where moments are kept in 8 bits and it was asked for: the scale of each element."""
 
 
 class Engine:
@@ -171,8 +173,9 @@ class Engine:
         """The whole gradient of the window, averaged over ranks, before clipping; None where there is none."""
         raise NotImplementedError
 
-    def full_state(self, name: str) -> OptimizerState | None:
-        """AdamW's whole state of the parameter; None before its first update."""
+    def full_state(self, name: str, scales: bool = False) -> OptimizerState | None:
+        """AdamW's whole state of the parameter; None before its first update. ``scales``: in place of moments that are
+        kept in 8 bits, the scale of each element."""
         raise NotImplementedError
 
     def load(self, name: str, weight: torch.Tensor, state: OptimizerState | None) -> None:
@@ -195,7 +198,7 @@ class Engine:
 
     # ------------------------------------------------------------------ shared by subclasses
 
-    def _make_optimizer(self, parameters: Mapping[str, nn.Parameter], decayed: frozenset[str]) -> torch.optim.AdamW:
+    def _make_optimizer(self, parameters: Mapping[str, nn.Parameter], decayed: frozenset[str]) -> torch.optim.Optimizer:
         return make_adamw(parameters, decayed, self.resolved.recipe.optimizer, fused=True)
 
     def _make_scaler(self) -> Any:

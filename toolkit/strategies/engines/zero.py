@@ -109,7 +109,7 @@ class ZeroEngine(Engine):
         grad = self.tensors.gradient(self.parameters[name])
         return None if grad is None else grad.float() / self.loss_scale
 
-    def full_state(self, name: str) -> OptimizerState | None:
+    def full_state(self, name: str, scales: bool = False) -> OptimizerState | None:
         moments = {key: self.tensors.moment(self.parameters[name], key) for key in MOMENTS}
         if any(moment is None for moment in moments.values()):
             return None
