@@ -20,6 +20,10 @@ Compute = Literal["autocast", "cast", "zero3"]
 """How a forward computes in another dtype than the weights are trained in: under torch's autocast, with weights
 that are themselves in that dtype, or so and with DeepSpeed's own linear layer."""
 
+_UNPACKED, _STRETCH = 21, 2**22
+"""Bytes for each element that 8-bit AdamW works on at once (both moments, one of them padded, divided by its scales, as
+int32 and as uint8 codes), and the most elements."""
+
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -147,7 +151,11 @@ class Ledger:
 
     def step(self) -> int:
         """What the optimizer's step takes for a moment, beside what stays."""
-        return 0
+        if self.resolved.recipe.optimizer.name != "adamw8bit":
+            return 0
+        # Moments are unpacked for the length of a stretch of one weight (toolkit/training/adamw8bit.py).
+        largest = max((w.numel for unit, _ in self.holdings.units() for w in unit if w.trains), default=0)
+        return _UNPACKED * min(largest, _STRETCH)
 
     def loading(self) -> int:
         """The most weights on the device while the model goes there from the host, before the first step."""
@@ -159,6 +167,12 @@ class Ledger:
         return 0 if self.ranks == 1 else 2 * largest * self.trained
 
     # ---- shared
+
+    def moments(self, elements: int) -> int:
+        """Bytes of both moments of so many elements."""
+        if self.resolved.recipe.optimizer.name == "adamw8bit":
+            return 2 * (elements + 4 * -(-elements // 256))
+        return 2 * elements * self.trained
 
     def host_loading(self) -> tuple[int, int]:
         """Host memory of loading: bytes for each process, and bytes that a node's processes share. Every process

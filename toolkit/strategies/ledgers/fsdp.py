@@ -19,10 +19,11 @@ class _FsdpLedger(Ledger):
         self.settings = self.resolved.settings
         self.parts = -(-self.trains * self.trained // self.ranks)
         parameters = self.parts + -(-self.frozen_bytes() // self.ranks)
+        moments = self.moments(-(-self.trains // self.ranks))
         if self.settings.offload:
-            self.host |= {"parameters": parameters, "optimizer": 2 * self.parts, "gradients": self.parts}
+            self.host |= {"parameters": parameters, "optimizer": moments, "gradients": self.parts}
         else:
-            self.resident["parameters"], self.resident["optimizer"] = parameters, 2 * self.parts
+            self.resident["parameters"], self.resident["optimizer"] = parameters, moments
 
     def loading(self) -> int:
         # Each unit is moved whole, then split (_init_utils.py, ``_move_module_to_device``; _fsdp_init.py,
