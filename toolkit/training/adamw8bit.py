@@ -61,13 +61,17 @@ class Moment8:
     def unpack(self, start: int = 0, stop: int | None = None) -> torch.Tensor:
         """Elements from ``start`` (which begins a block) to ``stop``, flat, in float32."""
         values, _ = _tensors(self.signed, self.codes.device)
-        return values[self.codes[start:stop].int()].mul_(self.spread(start, stop))
+        unpacked = values[self.codes[start:stop].int()]
+        size, first = unpacked.numel(), start // BLOCK
+        blocks = size // BLOCK
+        unpacked[: blocks * BLOCK].view(-1, BLOCK).mul_(self.scales[first : first + blocks].unsqueeze(1))
+        if size % BLOCK:
+            unpacked[blocks * BLOCK :].mul_(self.scales[first + blocks])
+        return unpacked
 
-    def spread(self, start: int = 0, stop: int | None = None) -> torch.Tensor:
+    def spread(self) -> torch.Tensor:
         """The scale of each element."""
-        size = self.codes[start:stop].numel()
-        first = start // BLOCK
-        return self.scales[first : first - (-size // BLOCK)].repeat_interleave(BLOCK)[:size]
+        return self.scales.repeat_interleave(BLOCK)[: self.codes.numel()]
 
     def pack(self, values: torch.Tensor, start: int = 0) -> None:
         """Keep ``values``, flat, from element ``start`` on, which begins a block."""

@@ -138,9 +138,10 @@ class Recorder:
             self.dtypes["weight"].add(_name(weight.dtype))
             if state is not None and self._packed:
                 whole = self.engine.full_state(name, scales=True)
-                state.scales = whole.moments if whole else None
                 kept = self.engine.optimizer.state.get(self.engine.parameters[name]) or {}
-                self.dtypes["state"] |= {_name(stored_dtype(kept[key])) for key in state.moments if key in kept}
+                stored = {_name(stored_dtype(kept[key])) for key in state.moments if key in kept}
+                self.dtypes["state"] |= stored
+                state.scales = whole.moments if whole and stored <= {"uint8"} else None
             elif state is not None:
                 self.dtypes["state"] |= {_name(moment.dtype) for moment in state.moments.values()}
             live = self.engine.parameters[name].data
