@@ -64,6 +64,7 @@ def export(
     checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="a checkpoint or run folder")],
     output: Annotated[str, typer.Option("-o", "--output", metavar="DIR", help="where to write")],
     merged: Annotated[bool, typer.Option("--merged", help="fold the adapter into the base")] = False,
+    dequantise: Annotated[bool, typer.Option("--dequantise", help="qlora, --merged: into dequantised weights")] = False,
     best: Annotated[bool, typer.Option("--best", help="a run's best checkpoint by evaluation, not its newest")] = False,
     push: Annotated[str | None, typer.Option("--push", metavar="REPO", help="upload it to the hub, private")] = None,
     json_target: JsonTarget = None,
@@ -71,7 +72,7 @@ def export(
     """Write a folder that from_pretrained (and PEFT) loads, with its model card."""
     from toolkit.training.export import export_command
 
-    export_command(checkpoint, output, merged, json_target, best=best, push=push)
+    export_command(checkpoint, output, merged, json_target, best=best, push=push, dequantise=dequantise)
 
 
 @app.command()

@@ -204,3 +204,15 @@ def shm_op_is_wanted() -> tuple[bool, int]:
         f.name for f in ast.walk(source) if isinstance(f, ast.FunctionDef) and "torch.ops.deepspeed" in ast.unparse(f)
     ]
     return ALL_OPS["deepspeed_shm_comm"].is_compatible(verbose=False), len(users)
+
+
+def bitsandbytes_misreads_rows() -> tuple[float, float]:
+    """How far a weight of 32-long rows is off after 4 bits and back: as it stands, and as one row."""
+    from bitsandbytes.functional import dequantize_4bit, quantize_4bit
+
+    weight = torch.randn(64, 32, generator=torch.Generator().manual_seed(0))
+    found = []
+    for packed in (weight, weight.flatten()):
+        unpacked = dequantize_4bit(*quantize_4bit(packed, quant_type="nf4"))
+        found.append(((unpacked.flatten() - weight.flatten()).norm() / weight.norm()).item())
+    return found[0], found[1]

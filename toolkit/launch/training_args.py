@@ -6,6 +6,9 @@ from typing import Any
 
 from toolkit.recipe.resolve import Resolved
 
+_OPTIMIZERS = {"adamw8bit": "adamw_bnb_8bit"}
+"""The Trainer's own name for the like: the toolkit's is not among its optimizers."""
+
 
 def training_args(resolved: Resolved) -> dict[str, Any]:
     """Keyword arguments of transformers' TrainingArguments; nothing is left to its defaults that the recipe says.
@@ -23,7 +26,7 @@ def training_args(resolved: Resolved) -> dict[str, Any]:
         "per_device_eval_batch_size": resolved.micro_size,
         "gradient_accumulation_steps": resolved.accumulation,
         "average_tokens_across_devices": True,
-        "optim": "adamw_torch_fused" if optimizer.kernel == "fused" else "adamw_torch",
+        "optim": _OPTIMIZERS.get(optimizer.name) or f"adamw_torch{'_fused' if optimizer.kernel == 'fused' else ''}",
         "learning_rate": optimizer.lr,
         "adam_beta1": optimizer.betas[0],
         "adam_beta2": optimizer.betas[1],

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from toolkit.errors import InputError
+from toolkit.model.nf4 import nf4_layers
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe, Task
 
@@ -66,8 +67,9 @@ def load_base(resolved: Resolved, pad_token_id: int | None = None) -> nn.Module:
 
 def set_dtypes(model: nn.Module, trainable: str, frozen: str) -> None:
     """Cast every floating parameter in place: trained ones to ``trainable``, others to ``frozen``."""
+    packed = {id(layer.weight) for layer in nf4_layers(model).values()}  # bits, whatever their dtype's name
     for parameter in model.parameters():
-        if parameter.is_floating_point():
+        if parameter.is_floating_point() and id(parameter) not in packed:
             dtype = getattr(torch, trainable if parameter.requires_grad else frozen)
             parameter.data = parameter.data.to(dtype)
 

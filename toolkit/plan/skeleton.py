@@ -15,6 +15,7 @@ from torch import nn
 from toolkit.errors import InputError
 from toolkit.model.adapters import add_adapter
 from toolkit.model.checkpointing import find_blocks
+from toolkit.model.nf4 import base_linears, nf4_layers, quantise_base
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies.ledgers.base import Holdings, Weight
 from toolkit.training.optimizer import decayed_names
@@ -49,8 +50,11 @@ def build(resolved: Resolved) -> Skeleton:
     buffers = sum(b.numel() * b.element_size() for b in model.buffers())
     kept, order = _choose(blocks)
     _cut(model, {name for name, _ in blocks} - kept)
+    linears = {} if resolved.base_storage is None else base_linears(model, resolved)
     if resolved.recipe.adapter is not None:
         model = add_adapter(model, resolved)
+    if linears:
+        quantise_base(model, linears, resolved)
     model.train()
     short = find_blocks(model, resolved.blocks, resolved.source) if resolved.blocks else []
     return Skeleton(model.config, _count(model, short, order, buffers, resolved), model, short, resolved)
@@ -147,6 +151,17 @@ def _count(
         key: Weight(key, tuple(p.shape), p.requires_grad, key in decayed, p.numel())
         for key, p in model.named_parameters()
     }
+    for key, layer in nf4_layers(model).items():
+        shape, packed = (layer.out_features, layer.in_features), layer.weight
+        everything[f"{key}.weight"] = Weight(
+            f"{key}.weight",
+            shape,
+            False,
+            False,
+            shape[0] * shape[1],
+            packed.numel() * packed.element_size(),
+            layer.statistics_bytes(),
+        )
     for name, _ in blocks:
         own = [weight for key, weight in everything.items() if key.startswith(name + ".")]
         inside |= {weight.name for weight in own}

@@ -114,7 +114,7 @@ def collective_bytes(resolved: Resolved, holdings: Holdings) -> Moved:
     compute, trained = BYTES[resolved.precision.compute], BYTES[resolved.precision.trainable]
     gradients = ring * holdings.elements(True) * trained
     copies = ring * holdings.elements(True) * compute
-    whole = copies + ring * holdings.elements(False) * BYTES[resolved.precision.frozen]
+    whole = copies + ring * holdings.frozen_bytes(BYTES[resolved.precision.frozen])
     units = len(holdings.order) + 2
     match resolved.recipe.strategy.name:
         case "single":

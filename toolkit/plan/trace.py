@@ -18,6 +18,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from toolkit.errors import InputError
+from toolkit.model.nf4 import Nf4Linear
 from toolkit.plan.autocast import ActedAutocast, NotActedOut
 from toolkit.plan.head import acted_head
 from toolkit.plan.recorder import Counter, Recorder
@@ -150,6 +151,7 @@ def _empty_weights(model: nn.Module, precision: Precision, autocast: bool) -> It
     """The model with weights of the dtypes that a strategy computes with, made where tensors are made now."""
     kept: list[tuple[nn.Module, str, Any, bool]] = []
     made: dict[int, nn.Parameter] = {}
+    unpacking: list[tuple[Nf4Linear, Any]] = []
     compute, trained, frozen = (getattr(torch, d) for d in (precision.compute, precision.trainable, precision.frozen))
     try:
         for module in model.modules():
@@ -164,6 +166,9 @@ def _empty_weights(model: nn.Module, precision: Precision, autocast: bool) -> It
                     data = torch.empty(parameter.shape, dtype=dtype)
                     made[id(parameter)] = nn.Parameter(data, requires_grad=parameter.requires_grad)
                 module._parameters[name] = made[id(parameter)]
+            if isinstance(module, Nf4Linear):
+                unpacking.append((module, module.statistics))
+                module.statistics = module.empty_statistics(frozen)
             for name, buffer in list(module._buffers.items()):
                 if buffer is not None:
                     kept.append((module, name, buffer, False))
@@ -172,3 +177,5 @@ def _empty_weights(model: nn.Module, precision: Precision, autocast: bool) -> It
     finally:
         for module, name, tensor, is_parameter in kept:
             (module._parameters if is_parameter else module._buffers)[name] = tensor
+        for layer, statistics in unpacking:
+            layer.statistics = statistics

@@ -14,6 +14,7 @@ from toolkit.recipe.fusable import why_not_fusable
 from toolkit.recipe.load import recipe_sha256
 from toolkit.recipe.model_facts import ModelFacts, block_classes, model_facts
 from toolkit.recipe.packable import why_not_packable
+from toolkit.recipe.quantisable import why_not_quantisable
 from toolkit.recipe.schema import Batch, PrecisionName, Recipe
 
 
@@ -48,6 +49,10 @@ PRECISIONS: dict[PrecisionName, Precision] = {
     "fp16": Precision("float16", "float32", "float16", loss_scaling=True),
     "bf16-pure": Precision("bfloat16", "bfloat16", "bfloat16"),
 }
+
+
+SPLIT_WEIGHTS = ("zero3", "fsdp1", "fsdp2")
+"""Strategies that keep a part of each weight on each rank."""
 
 
 @dataclass
@@ -86,6 +91,9 @@ class Resolved:
     loss_kernel: str = "plain"
     """What computes ``loss: fused``: «chunked», the toolkit's own, or «liger»; «plain» without."""
 
+    base_storage: str | None = None
+    """``adapter.method: qlora``: the dtype whose elements the base's 4-bit weights are packed in; None without."""
+
     def warmup(self, total_steps: int) -> int:
         """Warm-up in optimizer steps for a run of ``total_steps``; a share is rounded up, as transformers does."""
         if self.warmup_steps is not None:
@@ -122,6 +130,8 @@ def resolve_values(recipe: Recipe, source: str, decide: Decisions, *, device: st
     decide("precision.frozen", precision.frozen, "weights that do not train")
     if recipe.loss == "fused" and (reason := why_not_fusable(recipe, facts)):
         raise InputError(f"{source}: loss: fused {reason}; or set loss: plain")
+    if recipe.adapter is not None and recipe.adapter.method == "qlora" and (reason := why_not_quantisable(facts)):
+        raise InputError(f"{source}: adapter.method: qlora {reason}; take lora")
     device = device or _device(recipe, decide)
     if recipe.activation_offload and device == "cpu":
         raise InputError(
@@ -150,6 +160,7 @@ def resolve_values(recipe: Recipe, source: str, decide: Decisions, *, device: st
         blocks=blocks,
         warmup_steps=_warmup(recipe, decide),
         loss_kernel=_loss_kernel(recipe, device, decide),
+        base_storage=_base_storage(recipe, precision, decide),
     )
 
 
@@ -184,6 +195,13 @@ def _contradictions(recipe: Recipe) -> list[str]:
         )
     if recipe.strategy.name == "single" and recipe.machine.processes * recipe.machine.nodes > 1:
         found.append("strategy.name: single runs in one process; set machine.processes: 1, or use ddp")
+    if recipe.optimizer.name == "adamw8bit" and recipe.optimizer.kernel != "fused":
+        found.append("optimizer.kernel: adamw8bit has steps of its own; leave kernel out")
+    if recipe.optimizer.name == "adamw8bit" and recipe.strategy.name.startswith("zero"):
+        found.append(
+            f"optimizer.name: under {recipe.strategy.name} DeepSpeed finds a weight's moments as a stretch of one flat "
+            "tensor, which 8-bit codes with their scales are not; use fsdp2 (as zero3), or ddp"
+        )
     return found
 
 
@@ -227,6 +245,17 @@ def _loss_kernel(recipe: Recipe, device: str, decide: Decisions) -> str:
     if device == "cuda" and importlib.util.find_spec("liger_kernel") is not None:
         return decide("loss.kernel", "liger", "liger_kernel is installed")
     return decide("loss.kernel", "chunked", "on a GPU, liger_kernel's is taken where it is installed")
+
+
+def _base_storage(recipe: Recipe, precision: Precision, decide: Decisions) -> str | None:
+    if recipe.adapter is None or recipe.adapter.method != "qlora":
+        return None
+    decide("adapter.base", "nf4, doubly quantised", "the Trainer's arguments cannot say it: BitsAndBytesConfig does")
+    if recipe.strategy.name in SPLIT_WEIGHTS:
+        # FSDP flattens, or casts to the compute dtype, all that shares a unit.
+        why = f"{recipe.strategy.name} splits it with the other frozen weights, of one dtype"
+        return decide("adapter.base_storage", precision.frozen, why)
+    return decide("adapter.base_storage", "uint8", "two weights a byte")
 
 
 def _blocks(recipe: Recipe, facts: ModelFacts, decide: Decisions) -> tuple[str, ...]:

@@ -48,7 +48,9 @@ class Tokenizer(Section):
 
 
 class Adapter(Section):
-    method: Literal["lora", "dora"] = Field("lora", description="a PEFT method")
+    method: Literal["lora", "dora", "qlora"] = Field(
+        "lora", description="a PEFT method; qlora: lora on a base whose linear weights are in 4 bits"
+    )
     r: Positive = Field(16, description="rank of the update")
     alpha: Annotated[float, Field(gt=0)] = Field(32, description="the update is scaled by alpha / r")
     dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(0.0, description="dropout before the first adapter matrix")
@@ -89,7 +91,9 @@ class Batch(Section):
 
 
 class Optimizer(Section):
-    name: Literal["adamw"] = Field("adamw", description="AdamW with decoupled weight decay")
+    name: Literal["adamw", "adamw8bit"] = Field(
+        "adamw", description="AdamW with decoupled weight decay; adamw8bit: its moments in 8 bits, by blocks of 256"
+    )
     kernel: Literal["fused", "foreach"] = Field(
         "fused", description="one kernel for many weights, or a few for each operation on all of them (more memory)"
     )

@@ -1,4 +1,5 @@
-"""The model of the plain loop: loaded, adapted and cast, and nothing more. Never checkpointed, never wrapped."""
+"""The model of the plain loop: loaded, adapted and cast, and nothing more (under QLoRA its linear
+weights are the values that 4 bits hold). Never checkpointed, never wrapped."""
 
 from __future__ import annotations
 
@@ -8,11 +9,14 @@ from torch import nn
 from toolkit.model.adapters import add_adapter
 from toolkit.model.load import load_base, set_dtypes
 from toolkit.recipe.resolve import Resolved
+from toolkit.reference.nf4 import dequantised_base
 
 
 def plain_model(resolved: Resolved, pad_token_id: int | None = None) -> nn.Module:
     """The recipe's model in training mode on its device, weights in the dtypes that the recipe's precision says."""
     model = load_base(resolved, pad_token_id)
+    if resolved.base_storage is not None:
+        dequantised_base(model, resolved)
     if resolved.recipe.adapter is not None:
         model = add_adapter(model, resolved)
     set_dtypes(model, resolved.precision.trainable, resolved.precision.frozen)

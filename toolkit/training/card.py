@@ -26,6 +26,8 @@ def model_card(kind: str, recipe: Recipe, manifest: dict[str, Any], run: Path) -
     head["pipeline_tag"] = _PIPELINES[recipe.model.task]
     adapter = recipe.adapter
     trained = "every weight" if adapter is None else f"{adapter.method}, r {adapter.r}, alpha {adapter.alpha:g}"
+    if adapter is not None and adapter.method == "qlora":
+        trained += "; linear weights of the base in 4 bits (NF4, double quantisation, blocks of 64)"
     rows = {
         "base model": base,
         "what this is": kind,

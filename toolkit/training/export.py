@@ -20,17 +20,25 @@ from toolkit.strategies import resolve
 from toolkit.training.card import model_card
 from toolkit.training.checkpoint import best as best_checkpoint
 from toolkit.training.checkpoint import newest, tensors_of, whole_manifest
+from toolkit.training.merge import merge_dequantised
 from toolkit.training.session import prepare_model
 
 
 def export_command(
-    checkpoint: str, output: str, merged: bool, json_target: str | None, *, best: bool = False, push: str | None = None
+    checkpoint: str,
+    output: str,
+    merged: bool,
+    json_target: str | None,
+    *,
+    best: bool = False,
+    push: str | None = None,
+    dequantise: bool = False,
 ) -> None:
     """Write ``output`` from a checkpoint, or from the newest (or best) one of a run, and ``push`` it to a repository
     of the hub; raises InputError, NotSo where it cannot be pushed."""
     result = Result("export")
     hush()
-    kind, resolved = export(Path(checkpoint), Path(output), merged=merged, best=best)
+    kind, resolved = export(Path(checkpoint), Path(output), merged=merged, best=best, dequantise=dequantise)
     if json_target != "-":
         print(f"wrote {output}: {kind}, with its tokenizer and model card")
     if push:
@@ -58,7 +66,9 @@ def push_folder(folder: str, repository: str) -> None:
         ) from None
 
 
-def export(source: Path, output: Path, *, merged: bool = False, best: bool = False) -> tuple[str, Resolved]:
+def export(
+    source: Path, output: Path, *, merged: bool = False, best: bool = False, dequantise: bool = False
+) -> tuple[str, Resolved]:
     """Write adapter, merged or full model; returns which and the recipe it was trained with.
 
     Raises InputError where ``source`` is no whole checkpoint or ``output`` is taken, NotSo where a tensor that
@@ -71,6 +81,14 @@ def export(source: Path, output: Path, *, merged: bool = False, best: bool = Fal
         raise InputError(f"{output}: is there already; give a new folder")
     if merged and recipe.adapter is None:
         raise InputError("--merged: this run trained every weight, there is no adapter to fold in")
+    quantised = recipe.adapter is not None and recipe.adapter.method == "qlora"
+    if merged and quantised and not dequantise:
+        raise InputError(
+            "--merged: this run's base is in 4 bits, which hold no sum; add --dequantise to fold the adapter into the "
+            "base's dequantised weights (16 or 32 bits each), or export the adapter alone"
+        )
+    if dequantise and not (merged and quantised):
+        raise InputError("--dequantise: goes with --merged and a run of adapter.method: qlora")
     resolved = resolve(_alone(recipe), str(folder), device="cpu")
     tokenizer = load_tokenizer(recipe)
     model = trained_model(resolved, folder, tokenizer.pad_token_id)
@@ -111,7 +129,7 @@ def _write(model: Any, recipe: Recipe, folder: Path, *, merged: bool) -> str:
         model.save_pretrained(folder)
         _name_base(folder, recipe)
         return "adapter"
-    whole = model.merge_and_unload()
+    whole: Any = merge_dequantised(model) if recipe.adapter.method == "qlora" else model.merge_and_unload()
     whole.config.use_cache = True
     whole.save_pretrained(folder)
     return "merged model"

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from toolkit.recipe.schema import Optimizer, Schedule
+from toolkit.training.adamw8bit import AdamW8bit
 
 
 def decayed_names(model: nn.Module, optimizer: Optimizer) -> frozenset[str]:
@@ -33,7 +34,7 @@ def decayed_names(model: nn.Module, optimizer: Optimizer) -> frozenset[str]:
 
 def make_adamw(
     parameters: Mapping[str, nn.Parameter], decayed: frozenset[str], optimizer: Optimizer, *, fused: bool
-) -> torch.optim.AdamW:
+) -> torch.optim.Optimizer:
     """AdamW (arXiv:1711.05101) over ``parameters`` by name, in a group with and one without decay."""
     with_decay = [parameter for name, parameter in parameters.items() if name in decayed]
     without = [parameter for name, parameter in parameters.items() if name not in decayed]
@@ -41,10 +42,14 @@ def make_adamw(
         {"params": with_decay, "weight_decay": optimizer.weight_decay},
         {"params": without, "weight_decay": 0.0},
     ]
+    groups = [group for group in groups if group["params"]]
+    betas = (optimizer.betas[0], optimizer.betas[1])
+    if optimizer.name == "adamw8bit":
+        return AdamW8bit(groups, lr=optimizer.lr, betas=betas, eps=optimizer.eps)
     return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
+        groups,
         lr=optimizer.lr,
-        betas=(optimizer.betas[0], optimizer.betas[1]),
+        betas=betas,
         eps=optimizer.eps,
         fused=fused and optimizer.kernel == "fused",
         foreach=True if optimizer.kernel == "foreach" else None,

@@ -16,10 +16,12 @@ from toolkit.model.checkpointing import checkpoint_blocks, find_blocks
 from toolkit.model.compiling import compile_blocks
 from toolkit.model.head_loss import fuse_head
 from toolkit.model.load import load_base, load_tokenizer, set_dtypes
+from toolkit.model.nf4 import base_linears, quantise_base, weight_count
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies import strategy_of
 from toolkit.strategies.engines.base import Claim, Engine, Prepared
 from toolkit.strategies.engines.connect import make_accelerator
+from toolkit.strategies.engines.quantised import base_claims
 from toolkit.training.optimizer import decayed_names
 
 if TYPE_CHECKING:
@@ -42,14 +44,19 @@ class Session:
 
 
 def prepare_model(resolved: Resolved, pad_token_id: int | None = None) -> Prepared:
-    """Model, adapter, dtypes, compiling, checkpointing, in this order; nothing is spread yet.
+    """Model, adapter, quantised base, dtypes, compiling, checkpointing, in this order; nothing is spread yet.
 
     Adapters come before dtypes, since they decide what trains, and checkpointing after all, since it takes the
     blocks' forwards as they then are.
     """
     model: nn.Module = load_base(resolved, pad_token_id)
+    linears = {} if resolved.base_storage is None else base_linears(model, resolved)
+    bases = {name: linear.weight.numel() for name, linear in linears.items()}
     if resolved.recipe.adapter is not None:
         model = add_adapter(model, resolved)
+    if resolved.base_storage is not None:
+        quantise_base(model, linears, resolved)
+    del linears
     set_dtypes(model, resolved.precision.trainable, resolved.precision.frozen)
     if resolved.loss_kernel != "plain":
         fuse_head(model, resolved)
@@ -61,7 +68,7 @@ def prepare_model(resolved: Resolved, pad_token_id: int | None = None) -> Prepar
     store = HostStore() if resolved.recipe.activation_offload else None
     checkpoint_blocks(blocks, resolved.recipe.activation_checkpointing, store)
     model.train()
-    return Prepared(model, resolved, decayed_names(model, resolved.recipe.optimizer), blocks)
+    return Prepared(model, resolved, decayed_names(model, resolved.recipe.optimizer), blocks, bases)
 
 
 def open_session(resolved: Resolved, **accelerator_options: Any) -> Session:
@@ -81,9 +88,11 @@ def engage(
 ) -> Session:
     """The rest of ``open_session``; `verify` has samples made of ids, and so no tokenizer."""
     prepared = prepare_model(resolved, pad_token_id)
-    weights = sum(p.numel() for p in prepared.model.parameters())
+    weights = weight_count(prepared.model)
     engine = strategy_of(resolved).engine_class()(prepared, accelerator)
     claims = engine.evidence()
+    if resolved.base_storage is not None:
+        claims += base_claims(engine.model, prepared.bases, resolved, engine.device)
     failed = [claim for claim in claims if not claim.ok]
     if failed:
         told = "; ".join(f"{claim.claim}: {claim.seen}, expected {claim.expected}" for claim in failed)

@@ -36,12 +36,15 @@ def _none(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnosis 
 def _unproven(found: Pass) -> Diagnosis | None:
     for claim in found.unproven:
         for words, cause, reference in _CLAIMS:
-            if words in claim.claim:
+            # A run that is refused before its first step tells in one line what was missing.
+            if words in claim.claim or (words.startswith("base ") and words in claim.seen):
                 return Diagnosis(cause, f"{claim.claim}: {claim.seen[:160]}; expected {claim.expected}", reference)
     return None
 
 
 _CLAIMS = (
+    ("base weights in NF4", "the base is not in 4 bits", ""),
+    ("bits of such a weight", "the base is not in 4 bits", ""),
     ("engaged", "the strategy does not engage", "accelerate 1.15.0 on a machine without a GPU runs DDP in its place"),
     ("collectives", "the strategy does not engage: what it has to call is never called",
      "accelerate 1.15.0 on a machine without a GPU runs DDP, or unconnected processes, in its place"),
@@ -98,6 +101,9 @@ def _forward(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnos
     if any(m.tensor == "loss of samples apart" for m in wrong):
         return Diagnosis("packed samples see each other in this model", "the plain loop finds another loss for samples "
                          "that share a row than for each alone", "", "data.packing: false")  # fmt: skip
+    if case.recipe["adapter"] and case.recipe["adapter"]["method"] == "qlora" and not case.recipe["data"]["packing"]:
+        return Diagnosis("the base is not what its 4 bits stand for", "the plain loop computes the same micro-batches "
+                         "from the dequantised weights and finds another loss")  # fmt: skip
     ranks = {m.rank for m in wrong}
     if case.recipe["data"]["packing"] and (told := _leaks(found, measure)):
         return Diagnosis("packed samples attend to each other", told)

@@ -57,6 +57,8 @@ def _trainable(ranks: Sequence[RankTrace], reference: Reference) -> list[Claim]:
 def _dtypes(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
     precision = resolved.precision
     wanted = {"weight": precision.trainable, "gradient": precision.trainable, "state": precision.trainable}
+    if resolved.recipe.optimizer.name == "adamw8bit":
+        wanted["state"] = "uint8"
     if ranks[0].dtypes.get("frozen"):
         wanted["frozen"] = precision.frozen
     words = {"weight": "trained weights", "gradient": "summed gradients", "state": "optimizer state",

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from toolkit.model.load import load_base
+from toolkit.model.nf4 import base_linears, quantise_base
 from toolkit.recipe.resolve import Resolved
 from toolkit.training import export
 from toolkit.verify.samples import RaggedSamples, expected_windows
@@ -36,7 +37,10 @@ def exported_answers(resolved: Resolved, checkpoint: Path, samples: RaggedSample
     from peft import PeftModel
 
     export._write(trained, recipe, folder / "adapter", merged=False)
-    adapted = PeftModel.from_pretrained(load_base(alone, samples.pad_id), str(folder / "adapter")).eval()
+    fresh = load_base(alone, samples.pad_id)
+    if resolved.base_storage is not None:
+        quantise_base(fresh, base_linears(fresh, resolved), resolved)
+    adapted = PeftModel.from_pretrained(fresh, str(folder / "adapter")).eval()
     answers["exported"] = adapted(**inputs).logits
     base = trained.get_base_model()
     export._write(trained, recipe, folder / "merged", merged=True)

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from toolkit.strategies.engines.base import Engine, Step
 from toolkit.training import loop
+from toolkit.training.adamw8bit import stored_dtype
 from toolkit.training.loop import Progress
 from toolkit.training.session import Session
 from toolkit.verify.trace import MicroTrace, RunTrace, StepTrace, digest, plain
@@ -43,6 +44,7 @@ class Recorder:
         self._frozen_parameters = {
             name: p for name, p in session.engine.model.named_parameters() if not p.requires_grad
         }
+        self._packed = session.resolved.recipe.optimizer.name == "adamw8bit"
         self._step: StepTrace | None = None
         self._forced_from: float | None = None
 
@@ -134,7 +136,13 @@ class Recorder:
         for name, shape in self.engine.shapes.items():
             weight, state = self.engine.full_weight(name), self.engine.full_state(name)
             self.dtypes["weight"].add(_name(weight.dtype))
-            if state is not None:
+            if state is not None and self._packed:
+                whole = self.engine.full_state(name, scales=True)
+                kept = self.engine.optimizer.state.get(self.engine.parameters[name]) or {}
+                stored = {_name(stored_dtype(kept[key])) for key in state.moments if key in kept}
+                self.dtypes["state"] |= stored
+                state.scales = whole.moments if whole and stored <= {"uint8"} else None
+            elif state is not None:
                 self.dtypes["state"] |= {_name(moment.dtype) for moment in state.moments.values()}
             live = self.engine.parameters[name].data
             if live.numel() == math.prod(shape) and type(live) is torch.Tensor and live.shape == torch.Size(shape):

@@ -18,6 +18,7 @@ from toolkit.errors import NotSo
 from toolkit.model.checkpointing import host_stores, recomputed_calls
 from toolkit.model.compiling import compilation
 from toolkit.model.head_loss import fused_calls
+from toolkit.model.nf4 import nf4_layers
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies.engines.connect import make_accelerator
 from toolkit.training import checkpoint, loop
@@ -133,7 +134,11 @@ def _tied(session: Session) -> list[list[str]]:
 
 
 def _parameter_dtypes(session: Session) -> dict[str, list[str]]:
-    frozen = {str(p.dtype).removeprefix("torch.") for p in session.engine.model.parameters() if not p.requires_grad}
+    model = session.engine.model
+    packed = {id(layer.weight) for layer in nf4_layers(model).values()}  # proven by bits, not by a dtype's name
+    frozen = {
+        str(p.dtype).removeprefix("torch.") for p in model.parameters() if not p.requires_grad and id(p) not in packed
+    }
     return {"frozen": sorted(frozen)}
 
 

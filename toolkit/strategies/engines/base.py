@@ -41,6 +41,8 @@ class Prepared:
     resolved: Resolved
     decayed: frozenset[str]
     blocks: list[tuple[str, nn.Module]] = field(default_factory=list)
+    bases: dict[str, int] = field(default_factory=dict)
+    """QLoRA: what had to be quantised, elements by name."""
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Trainable parameters by name, in the model's order, tied ones once."""
@@ -61,6 +63,8 @@ class OptimizerState:
 
     step: int
     moments: dict[str, torch.Tensor]
+    scales: dict[str, torch.Tensor] | None = None
+    """Where moments are kept in 8 bits and it was asked for: the scale of each element."""
 
 
 class Engine:
@@ -169,8 +173,9 @@ class Engine:
         """The whole gradient of the window, averaged over ranks, before clipping; None where there is none."""
         raise NotImplementedError
 
-    def full_state(self, name: str) -> OptimizerState | None:
-        """AdamW's whole state of the parameter; None before its first update."""
+    def full_state(self, name: str, scales: bool = False) -> OptimizerState | None:
+        """AdamW's whole state of the parameter; None before its first update. ``scales``: in place of moments that are
+        kept in 8 bits, the scale of each element."""
         raise NotImplementedError
 
     def load(self, name: str, weight: torch.Tensor, state: OptimizerState | None) -> None:
@@ -193,7 +198,7 @@ class Engine:
 
     # ------------------------------------------------------------------ shared by subclasses
 
-    def _make_optimizer(self, parameters: Mapping[str, nn.Parameter], decayed: frozenset[str]) -> torch.optim.AdamW:
+    def _make_optimizer(self, parameters: Mapping[str, nn.Parameter], decayed: frozenset[str]) -> torch.optim.Optimizer:
         return make_adamw(parameters, decayed, self.resolved.recipe.optimizer, fused=True)
 
     def _make_scaler(self) -> Any:

@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 
 from toolkit.strategies.engines.base import MOMENTS, Claim, Engine, OptimizerState, Prepared, connected_claim
 from toolkit.strategies.fsdp import FsdpSettings
+from toolkit.training.adamw8bit import dense_moment, moment_dtype
 from toolkit.training.optimizer import make_adamw
 
 
@@ -67,7 +68,7 @@ class Fsdp1Engine(Engine):
 
         return ShardedGradScaler(self.device.type, init_scale=self._initial_scale())
 
-    def _make_optimizer(self, parameters: Mapping[str, nn.Parameter], decayed: frozenset[str]) -> torch.optim.AdamW:
+    def _make_optimizer(self, parameters: Mapping[str, nn.Parameter], decayed: frozenset[str]) -> torch.optim.Optimizer:
         # torch 2.13.0: fused AdamW cannot subtract ShardedGradScaler's found_inf, of shape (1,), from its step.
         fused = not self.resolved.precision.loss_scaling
         return make_adamw(parameters, decayed, self.resolved.recipe.optimizer, fused=fused)
@@ -107,30 +108,32 @@ class Fsdp1Engine(Engine):
             return None
         return self._whole(name, self.parameters[name].new_empty(0) if grad is None else grad)
 
-    def full_state(self, name: str) -> OptimizerState | None:
+    def full_state(self, name: str, scales: bool = False) -> OptimizerState | None:
         state = self.optimizer.state.get(self.parameters[name]) or {}
         steps = torch.tensor(float(state["step"].item()) if state else -1.0, device=self.device)
         dist.all_reduce(steps, op=dist.ReduceOp.MAX)
         if steps.item() < 0:
             return None
-        empty = self.parameters[name].new_empty(0)
-        moments = {key: self._whole(name, state.get(key, empty)) for key in MOMENTS}
+        parameter = self.parameters[name]
+        empty = parameter.new_empty(0, dtype=moment_dtype(self.optimizer, parameter))
+        moments = {key: self._whole(name, dense_moment(state.get(key, empty), parameter, scales)) for key in MOMENTS}
         return OptimizerState(int(steps.item()), moments)
 
     def load(self, name: str, weight: torch.Tensor, state: OptimizerState | None) -> None:
         parameter = self.parameters[name]
         start = sum(self._sizes(parameter)[: dist.get_rank()])
 
-        def part(tensor: torch.Tensor) -> torch.Tensor:
+        def part(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
             flat = tensor.reshape(-1)[start : start + parameter.numel()]
-            return flat.view(parameter.shape).to(parameter.device, parameter.dtype).clone()
+            return flat.view(parameter.shape).to(parameter.device, dtype).clone()
 
         with torch.no_grad():
-            parameter.copy_(part(weight))
+            parameter.copy_(part(weight, parameter.dtype))
         if state is not None:
+            dtype = moment_dtype(self.optimizer, parameter)
             self.optimizer.state[parameter] = {
                 "step": torch.tensor(float(state.step), device=parameter.device),
-                **{key: part(state.moments[key]) for key in MOMENTS},
+                **{key: part(state.moments[key], dtype) for key in MOMENTS},
             }
 
     def _sizes(self, local: torch.Tensor) -> list[int]:

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from toolkit.strategies.engines.base import MOMENTS, Claim, Engine, OptimizerState, Prepared, connected_claim
 from toolkit.strategies.fsdp import FsdpSettings
+from toolkit.training.adamw8bit import dense_moment, moment_dtype
 
 
 class Fsdp2Engine(Engine):
@@ -74,20 +75,23 @@ class Fsdp2Engine(Engine):
         grad = self.parameters[name].grad
         return None if grad is None else _whole(grad)
 
-    def full_state(self, name: str) -> OptimizerState | None:
-        state = self.optimizer.state.get(self.parameters[name])
+    def full_state(self, name: str, scales: bool = False) -> OptimizerState | None:
+        parameter = self.parameters[name]
+        state = self.optimizer.state.get(parameter)
         if not state:
             return None
-        return OptimizerState(int(_whole(state["step"]).item()), {key: _whole(state[key]) for key in MOMENTS})
+        moments = {key: _whole(dense_moment(state[key], parameter, scales)) for key in MOMENTS}
+        return OptimizerState(int(_whole(state["step"]).item()), moments)
 
     def load(self, name: str, weight: torch.Tensor, state: OptimizerState | None) -> None:
         parameter = self.parameters[name]
         with torch.no_grad():
             parameter.copy_(_split(weight, parameter))
         if state is not None:
+            dtype = moment_dtype(self.optimizer, parameter)
             self.optimizer.state[parameter] = {
                 "step": torch.tensor(float(state.step), device=parameter.device),
-                **{key: _split(state.moments[key], parameter) for key in MOMENTS},
+                **{key: _split(state.moments[key], parameter, dtype) for key in MOMENTS},
             }
 
 
@@ -119,8 +123,9 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
     return whole.detach().cpu().clone()
 
 
-def _split(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def _split(tensor: torch.Tensor, like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    dtype = dtype or like.dtype
     if not isinstance(like, DTensor):
-        return tensor.to(like.device, like.dtype)
-    split = distribute_tensor(tensor.to(dtype=like.dtype), like.device_mesh, like.placements, src_data_rank=None)
+        return tensor.to(like.device, dtype)
+    split = distribute_tensor(tensor.to(dtype=dtype), like.device_mesh, like.placements, src_data_rank=None)
     return split.to(like.device)  # it comes back on the mesh's device; offloaded parameters live on the host

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from toolkit.strategies.engines.base import MOMENTS, Claim, Engine, OptimizerState, Prepared, connected_claim
+from toolkit.training.adamw8bit import dense_moment, moment_dtype
 
 
 class SingleEngine(Engine):
@@ -38,21 +39,24 @@ class SingleEngine(Engine):
         grad = self.parameters[name].grad
         return None if grad is None else grad.detach().cpu().clone()
 
-    def full_state(self, name: str) -> OptimizerState | None:
-        state = self.optimizer.state.get(self.parameters[name])
+    def full_state(self, name: str, scales: bool = False) -> OptimizerState | None:
+        parameter = self.parameters[name]
+        state = self.optimizer.state.get(parameter)
         if not state:
             return None
-        return OptimizerState(int(state["step"].item()), {key: state[key].detach().cpu().clone() for key in MOMENTS})
+        moments = {key: dense_moment(state[key], parameter, scales).detach().cpu().clone() for key in MOMENTS}
+        return OptimizerState(int(state["step"].item()), moments)
 
     def load(self, name: str, weight: torch.Tensor, state: OptimizerState | None) -> None:
         parameter = self.parameters[name]
         with torch.no_grad():
             parameter.copy_(weight)
         if state is not None:
+            dtype = moment_dtype(self.optimizer, parameter)
             self.optimizer.state[parameter] = {
                 # fused AdamW keeps its step count on the parameter's device
                 "step": torch.tensor(float(state.step), device=parameter.device),
-                **{key: state.moments[key].to(parameter.device, parameter.dtype).clone() for key in MOMENTS},
+                **{key: state.moments[key].to(parameter.device, dtype).clone() for key in MOMENTS},
             }
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from toolkit.model.nf4 import nf4_layers
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies import strategy_of
 from toolkit.strategies.engines.base import (
@@ -113,7 +114,7 @@ class ZeroEngine(Engine):
         grad = self.tensors.gradient(self.parameters[name])
         return None if grad is None else grad.float() / self.loss_scale
 
-    def full_state(self, name: str) -> OptimizerState | None:
+    def full_state(self, name: str, scales: bool = False) -> OptimizerState | None:
         moments = {key: self.tensors.moment(self.parameters[name], key) for key in MOMENTS}
         if any(moment is None for moment in moments.values()):
             return None
@@ -159,8 +160,9 @@ def _split(model: nn.Module, resolved: Resolved, device: torch.device) -> None:
     import deepspeed
 
     dtype = getattr(torch, resolved.precision.compute)
+    packed = {id(layer.weight) for layer in nf4_layers(model).values()}  # bits, whatever their dtype's name
     for parameter in model.parameters():
-        if parameter.is_floating_point():
+        if parameter.is_floating_point() and id(parameter) not in packed:
             parameter.data = parameter.data.to(dtype)
     deepspeed.zero.Init(module=model, config_dict_or_path=strategy_of(resolved).deepspeed_config(resolved), dtype=dtype)
     for buffer in model.buffers():

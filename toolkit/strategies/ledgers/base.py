@@ -20,6 +20,10 @@ Compute = Literal["autocast", "cast", "zero3"]
 """How a forward computes in another dtype than the weights are trained in: under torch's autocast, with weights
 that are themselves in that dtype, or so and with DeepSpeed's own linear layer."""
 
+_UNPACKED, _STRETCH = 21, 2**22
+"""Bytes for each element that 8-bit AdamW works on at once (both moments, one of them padded, divided by its scales, as
+int32 and as uint8 codes), and the most elements."""
+
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -32,8 +36,10 @@ class Weight:
     trains: bool
     decays: bool
     numel: int
-    bits: int | None = None
-    """Bits per element where it is stored quantised; None: in the frozen or trained dtype."""
+    packed: int | None = None
+    """Bytes where it is stored quantised; None: in the frozen or trained dtype."""
+    statistics: int = 0
+    """Bytes that unpack it, whole on every device."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,15 @@ class Holdings:
             count * sum(w.numel for w in unit if trains is None or w.trains == trains) for unit, count in self.units()
         )
 
+    def frozen_bytes(self, size: int) -> int:
+        """Bytes of all frozen weights, ``size`` an element where they are not quantised."""
+        return sum(
+            count * (w.numel * size if w.packed is None else w.packed)
+            for unit, count in self.units()
+            for w in unit
+            if not w.trains
+        )
+
     def groups(self) -> int:
         """Groups of the optimizer: with decay and without, those that are not empty."""
         return len({w.decays for unit, _ in self.units() for w in unit if w.trains})
@@ -99,7 +114,7 @@ class Ledger:
         self.host: dict[str, int] = {}
         """Bytes of host memory per process, by term."""
         self.account()
-        self.resident["parameters"] += holdings.buffers
+        self.resident["parameters"] += holdings.buffers + self.statistics_bytes()
 
     # ---- to override
 
@@ -136,7 +151,11 @@ class Ledger:
 
     def step(self) -> int:
         """What the optimizer's step takes for a moment, beside what stays."""
-        return 0
+        if self.resolved.recipe.optimizer.name != "adamw8bit":
+            return 0
+        # Moments are unpacked for the length of a stretch of one weight (toolkit/training/adamw8bit.py).
+        largest = max((w.numel for unit, _ in self.holdings.units() for w in unit if w.trains), default=0)
+        return _UNPACKED * min(largest, _STRETCH)
 
     def loading(self) -> int:
         """The most weights on the device while the model goes there from the host, before the first step."""
@@ -149,19 +168,32 @@ class Ledger:
 
     # ---- shared
 
+    def moments(self, elements: int) -> int:
+        """Bytes of both moments of so many elements."""
+        if self.resolved.recipe.optimizer.name == "adamw8bit":
+            return 2 * (elements + 4 * -(-elements // 256))
+        return 2 * elements * self.trained
+
     def host_loading(self) -> tuple[int, int]:
         """Host memory of loading: bytes for each process, and bytes that a node's processes share. Every process
         loads the whole model: trained weights into memory of its own, frozen ones in 16 bits by mapping the files,
         which all of a node see once; frozen ones in 32 bits are copies too."""
-        own, frozen = self.trains * self.trained, self.frozen_bytes()
-        return (own, frozen) if self.frozen == 2 else (own + frozen, 0)
+        frozen = [(w, count) for unit, count in self.holdings.units() for w in unit if not w.trains]
+        plain = sum(count * w.numel for w, count in frozen) * self.frozen
+        packed = sum(count * (w.packed + w.statistics) for w, count in frozen if w.packed is not None)
+        own = self.trains * self.trained + packed
+        return (own, plain) if self.frozen == 2 else (own + plain, 0)
 
     def frozen_bytes(self) -> int:
         """Frozen weights, whole."""
-        return sum(count * self._stored(w) for unit, count in self.holdings.units() for w in unit if not w.trains)
+        return self.holdings.frozen_bytes(self.frozen)
+
+    def statistics_bytes(self) -> int:
+        """What unpacks quantised weights."""
+        return sum(count * w.statistics for unit, count in self.holdings.units() for w in unit)
 
     def _stored(self, weight: Weight) -> int:
-        return weight.numel * self.frozen if weight.bits is None else -(-weight.numel * weight.bits // 8)
+        return weight.numel * self.frozen if weight.packed is None else weight.packed
 
     def bytes_now(self) -> int:
         """All that the ledger holds at this moment."""

@@ -19,17 +19,17 @@ class _FsdpLedger(Ledger):
         self.settings = self.resolved.settings
         self.parts = -(-self.trains * self.trained // self.ranks)
         parameters = self.parts + -(-self.frozen_bytes() // self.ranks)
+        moments = self.moments(-(-self.trains // self.ranks))
         if self.settings.offload:
-            self.host |= {"parameters": parameters, "optimizer": 2 * self.parts, "gradients": self.parts}
+            self.host |= {"parameters": parameters, "optimizer": moments, "gradients": self.parts}
         else:
-            self.resident["parameters"], self.resident["optimizer"] = parameters, 2 * self.parts
+            self.resident["parameters"], self.resident["optimizer"] = parameters, moments
 
     def loading(self) -> int:
         # Each unit is moved whole, then split (_init_utils.py, ``_move_module_to_device``; _fsdp_init.py,
         # ``_move_states_to_device``).
-        sizes = (self.frozen, self.trained)
         blocks = (EMBED, TAIL, *range(len(self.holdings.order)))
-        largest = max(sum(w.numel * sizes[w.trains] for w in self.holdings.unit(block)) for block in blocks)
+        largest = max(self._bytes(block, self.trained) for block in blocks)
         return self.resident["parameters"] + largest
 
     def start(self, accumulating: bool) -> None:
@@ -40,8 +40,10 @@ class _FsdpLedger(Ledger):
 
     def whole(self, block: int) -> int:
         """Bytes of a unit's gathered weights."""
-        size = (self.frozen, self.compute)
-        return sum(w.numel * size[w.trains] for w in self.holdings.unit(block))
+        return self._bytes(block, self.compute)
+
+    def _bytes(self, block: int, trained: int) -> int:
+        return sum(w.numel * trained if w.trains else self._stored(w) for w in self.holdings.unit(block))
 
     def stays(self, block: int) -> bool:
         """Whether a unit's weights stay gathered from its forward to its backward."""

@@ -12,7 +12,7 @@ class SingleLedger(Ledger):
 
     def account(self) -> None:
         self.resident["parameters"] = self.trains * self.trained + self.frozen_bytes()
-        self.resident["optimizer"] = 2 * self.trains * self.trained
+        self.resident["optimizer"] = self.moments(self.trains)
 
 
 class DdpLedger(SingleLedger):

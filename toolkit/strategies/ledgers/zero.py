@@ -150,8 +150,8 @@ class Zero3Ledger(_ZeroLedger):
         small = settings.persistence_threshold
         parts = whole = 0
         for unit, count in self.holdings.units():
-            parts += count * sum(-(-w.numel // self.ranks) * self._size(w) for w in unit)
-            whole += count * sum(w.numel * self._size(w) for w in unit if w.numel < small)
+            parts += count * sum(-(-self._elements(w) // self.ranks) * self._size(w) for w in unit)
+            whole += count * sum(self._elements(w) * self._size(w) for w in unit if self._elements(w) < small)
         if self.offload == "all":
             self.host["parameters"] = parts
             self.resident["parameters"] = whole
@@ -167,26 +167,30 @@ class Zero3Ledger(_ZeroLedger):
 
     def loading(self) -> int:
         # engines/zero.py has each parameter moved whole, then split (partition_parameters.py, ``_zero_init_param``).
-        largest = max(w.numel * self._size(w) for unit, _ in self.holdings.units() for w in unit)
+        largest = max(self._elements(w) * self._size(w) for unit, _ in self.holdings.units() for w in unit)
         return self.resident["parameters"] + largest
 
     def _size(self, weight: Weight) -> int:
         return self.compute if weight.trains else self.frozen
 
+    def _elements(self, weight: Weight) -> int:
+        """As DeepSpeed counts: packed weights stand in elements of the frozen dtype."""
+        return weight.numel if weight.packed is None else weight.packed // self.frozen
+
     def _large(self, block: int, tied: bool = False) -> list[Weight]:
         """Weights that are gathered for a block; tied embeddings, used in two places, apart."""
         if block == EMBED and self.holdings.tied and not tied:
             return []
-        return [w for w in self.holdings.unit(block) if w.numel >= self.settings.persistence_threshold]
+        return [w for w in self.holdings.unit(block) if self._elements(w) >= self.settings.persistence_threshold]
 
     def _gathered(self, block: int) -> int:
         """Bytes gathered while in ``block``: whole if it stays; else a layer at a time, with the next one coming."""
         weights = self._large(block)
-        whole = sum(w.numel * self._size(w) for w in weights)
+        whole = sum(self._elements(w) * self._size(w) for w in weights)
         if block in self._kept or not weights:
             return whole
         ahead = self.settings.prefetch_bucket * self.compute
-        return min(whole, 2 * max(w.numel * self._size(w) for w in weights) + ahead)
+        return min(whole, 2 * max(self._elements(w) * self._size(w) for w in weights) + ahead)
 
     def _kept_after_forward(self) -> set[int]:
         """What stays gathered from forward to backward: weights used again before 1e9 elements have gone by
@@ -198,7 +202,7 @@ class Zero3Ledger(_ZeroLedger):
             if distance >= _REUSE or (block == EMBED and not any(w.trains for w in self.holdings.embed)):
                 break
             kept.add(block)
-            distance += 2 * sum(w.numel for w in self._large(block))
+            distance += 2 * sum(self._elements(w) for w in self._large(block))
         return kept
 
     def start(self, accumulating: bool) -> None:

@@ -11,6 +11,7 @@ from toolkit.data.collate import MicroBatch
 from toolkit.verify.faults.base import Fault, Patch
 
 LORA = {"method": "lora", "r": 4, "alpha": 8, "dropout": 0.0, "target_modules": "all-linear", "modules_to_save": []}
+QLORA = LORA | {"method": "qlora"}
 DROPPING = LORA | {"dropout": 0.1}
 
 

@@ -16,8 +16,10 @@ from toolkit.recipe.resolve import Resolved
 from toolkit.reference.adamw import AdamWStep, adamw_step
 from toolkit.reference.schedule import plain_learning_rate
 from toolkit.strategies.engines.base import OptimizerState
+from toolkit.training.adamw8bit import SIGNED
 from toolkit.verify.measure import Measure, Stage
 from toolkit.verify.replay import SAFETY, relative_error
+from toolkit.verify.stages.packed import distance, half_cells
 from toolkit.verify.trace import RankTrace, StepTrace, Tensors
 
 States = dict[str, OptimizerState | None]
@@ -118,7 +120,10 @@ class _OneStep:
         self.fits = {name: self._fit([name], taken.states) for name in self.gradients}
         whole = self._fit(list(self.gradients), taken.states)
         self.whole = whole
-        applied = self.expected_coefficient if whole is None else whole.value
+        # Codes of 8 bits show the coefficient to a percent, their scales exactly: with the expected one, what is not
+        # so is seen in the update and in the scales.
+        packed = any(state is not None and state.scales for state in taken.states.values())
+        applied = self.expected_coefficient if whole is None or packed else whole.value
         near_one = abs(applied - 1.0) <= self.rounding
         self.coefficient = 1.0 if near_one and self.expected_coefficient == 1.0 else applied
         self.right = {name: self._float64_step(name, self.coefficient) for name in self.gradients}
@@ -139,6 +144,7 @@ class _OneStep:
             others = [self._fit(members, states) for _, states in self.correct]
             noise = max(abs(o.value - self.expected_coefficient) for o in others if o) / self.expected_coefficient
             noise = max(noise, fit.deviation / self.expected_coefficient, self.rounding)
+            noise += self._packing(members) / self.expected_coefficient / SAFETY
             error = abs(fit.value - self.expected_coefficient) / self.expected_coefficient
             said = f"gradients were multiplied by {fit.value:.7g}, {self.expected_coefficient:.7g} expected"
             stage.measures.append(Measure(step, name, error, SAFETY * noise, noise, said=said))
@@ -173,8 +179,14 @@ class _OneStep:
                     other = states[name]
                     assert other is not None
                     noise = max(noise, min(relative_error(other.moments[key], exact), 1.0))
-                error = relative_error(after.moments[key], right)
-                stage.measures.append(Measure(step, f"{name} {key}", error, SAFETY * noise, noise))
+                if after.scales is None:
+                    error = relative_error(after.moments[key], right)
+                    stage.measures.append(Measure(step, f"{name} {key}", error, SAFETY * noise, noise))
+                    continue
+                # What the step computes is as near as ever; what it keeps is the code of that.
+                outside, scales = distance(after.moments[key], after.scales[key], right, SIGNED[key])
+                stage.measures.append(Measure(step, f"{name} {key}", outside, SAFETY * noise, noise))
+                stage.measures.append(Measure(step, f"{name} {key} scales", scales, SAFETY * noise, noise))
 
     def _fit(self, names: list[str], states: States) -> _Fit | None:
         """Least squares for c in ``m' - beta1 m = (1 - beta1) c g``, and the deviation that its residual leaves."""
@@ -198,6 +210,17 @@ class _OneStep:
         # Rounding grows with the element, so each residual counts with its own size (White, Econometrica 48, 1980).
         spread = sum(((moved - value * gradient) * gradient).pow(2).sum().item() for moved, gradient in pairs)
         return _Fit(value, math.sqrt(spread) / along)
+
+    def _packing(self, names: list[str]) -> float:
+        """By how much rounding to codes can move the fitted coefficient: no element by more than half its cell."""
+        moved = along = 0.0
+        for name in names:
+            after, gradient = self.taken.states[name], self.gradients[name].double()
+            if after is not None and after.scales is not None:
+                cells = half_cells(after.moments["exp_avg"], after.scales["exp_avg"], signed=True)
+                moved += (cells * gradient.abs()).sum().item()
+                along += gradient.pow(2).sum().item()
+        return moved / along / (1 - self.beta1) if along else 0.0
 
     def _float64_step(self, name: str, coefficient: float) -> AdamWStep:
         before = self.states[name]

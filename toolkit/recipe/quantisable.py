@@ -1,0 +1,35 @@
+"""Whether a model's weights stand in linear layers, which QLoRA puts into 4 bits, read from the source of its code."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+
+from toolkit.recipe.model_facts import ModelFacts, model_sources
+
+
+def why_not_quantisable(facts: ModelFacts) -> str | None:
+    """The reason why QLoRA would leave the bulk of this model as it is, or quantise it twice; None elsewhere."""
+    if facts.config is None:
+        return f"needs to see the model's code, and {facts.why_unknown}"
+    if facts.config.get("quantization_config"):
+        return "quantises by itself, and model.path holds quantised weights: name the model that they were made of"
+    for source in model_sources(facts):
+        if (found := _elsewhere(source)) is not None:
+            return f"puts linear layers into 4 bits, and {facts.model_type} keeps weights in {found}"
+    return None
+
+
+@cache
+def _elsewhere(source: Path) -> str | None:
+    for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", None) == "Conv1D":
+            return "Conv1D layers"
+        if isinstance(node, ast.ClassDef) and node.name.endswith("Experts") and _has_parameters(node):
+            return f"{node.name}, all experts in one tensor"
+    return None
+
+
+def _has_parameters(node: ast.ClassDef) -> bool:
+    return any(isinstance(part, ast.Attribute) and part.attr == "Parameter" for part in ast.walk(node))

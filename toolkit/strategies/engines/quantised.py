@@ -1,0 +1,54 @@
+"""Evidence that QLoRA's base is stored in 4 bits: its bytes, counted on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from toolkit.model.nf4 import BLOCK, NESTED, nf4_layers
+from toolkit.recipe.resolve import SPLIT_WEIGHTS, Resolved
+from toolkit.strategies.engines.base import Claim
+
+
+def base_claims(model: nn.Module, bases: Mapping[str, int], resolved: Resolved, device: torch.device) -> list[Claim]:
+    """Evidence that the base is in 4 bits: how many of its ``bases`` (elements by name) and how many bits a weight
+    takes, counted from the storage on all ranks. Every rank calls it."""
+    layers = {name: layer for name, layer in nf4_layers(model).items() if _doubly(layer.statistics)}
+    elements = sum(bases.values())
+    spread = resolved.recipe.strategy.name in SPLIT_WEIGHTS
+    stored = torch.tensor(float(sum(_local_bytes(layer.weight) for layer in layers.values())), device=device)
+    if spread and dist.is_initialized():
+        dist.all_reduce(stored)
+    weights = sum(layer.in_features * layer.out_features for layer in layers.values())
+    bits = 8 * stored.item() / max(1, weights)
+    statistics = 8 * sum(layer.statistics_bytes() for layer in layers.values()) / max(1, weights)
+    tables = 8 * (16 + 256 + 1) * 4 * len(layers) / max(1, weights)
+    # A shard is padded to a whole element on each rank.
+    padding = 8 * len(layers) * resolved.world_size * 8 / max(1, weights)
+    # 8 bits for 64 weights and 32 for 64 x 256 (the paper's 0.127); a layer's last block may be a short one.
+    rest = len(layers) * (8 + 32) / max(1, weights)
+    fits = 4 <= bits <= 4 + padding and statistics - tables <= 8 / BLOCK + 32 / (BLOCK * NESTED) + rest
+    told = f"{bits:.3f} + {statistics - tables:.3f}" if layers else "none are in NF4"
+    return [
+        Claim("base weights in NF4, doubly quantised", f"{elements:,}", f"{weights:,}", weights == elements > 0),
+        Claim("bits of such a weight", "4 + 0.127, and what pads a shard and a block", told, fits),
+    ]
+
+
+def _doubly(statistics: Any) -> bool:
+    return (
+        statistics.quant_type == "nf4"
+        and statistics.blocksize == BLOCK
+        and statistics.absmax.dtype == torch.uint8
+        and statistics.state2 is not None
+    )
+
+
+def _local_bytes(parameter: Any) -> int:
+    local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+    local = getattr(parameter, "ds_tensor", local)
+    return local.numel() * local.element_size()
