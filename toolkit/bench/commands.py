@@ -28,6 +28,9 @@ def bench(
         str | None, typer.Option(metavar="FILE", help="a trace of two steps of the recipe, for ui.perfetto.dev")
     ] = None,
     tflops: Annotated[float | None, typer.Option(help="the device's rate, for MFU; default: its data sheet's")] = None,
+    page: Annotated[
+        str | None, typer.Option("--html", metavar="FILE", help="the page; default: runs/bench/RECIPE.html")
+    ] = None,
     json_target: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="the result, - for standard output")
     ] = None,
@@ -37,5 +40,5 @@ def bench(
 
     named = tuple(name for name in strategies.split(",") if name)
     request = Request(recipe, tuple(overrides or ()), named, tuple(options or ()), against, turns, steps, warmup,
-                      full_rows, profile, tflops, json_target)  # fmt: skip
+                      full_rows, profile, tflops, json_target, page)  # fmt: skip
     raise typer.Exit(bench_command(request))
