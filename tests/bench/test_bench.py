@@ -129,6 +129,9 @@ def test_a_run_of_it(recipe_file: str, tmp_path: Path) -> None:
         assert sum(cell["phases"].values()) == pytest.approx(1.0)
     assert packed["padding"] < plain["padding"]
     assert plain["profile"]["operations"]
+    page = (tmp_path / "runs" / "bench" / "r.html").read_text()
+    assert "data.packing=true" in page
+    assert "toolkit backward" not in page
     trace = json.loads((tmp_path / "trace.json").read_text())
     assert any(event.get("name") == "toolkit backward" for event in trace["traceEvents"])
 
@@ -150,3 +153,9 @@ def test_full_packed_rows_keep_two_samples_apart() -> None:
     assert micro.supervised == 2 * (48 - 2)
     assert int((micro.tensors["position_ids"] == 0).sum()) == 4
     assert isinstance(micro.tensors["labels"], torch.Tensor)
+
+
+def test_a_page_that_cannot_be_written_is_told_before_anything_is_measured(recipe_file: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"bench\.html"):
+        bench_command(Request(recipe_file, page="file/bench.html"))

@@ -75,6 +75,45 @@ def test_a_length_that_fits_is_found_where_nothing_else_helps(tmp_path: Path, co
     assert result["smallest_change"].startswith("data.max_length=")
 
 
+def test_the_loss_without_logits_is_offered_where_it_helps(tmp_path: Path, config: str) -> None:
+    status, result = planned(tmp_path, config, memory=3.3, lora=8, length=8192, overrides=("batch.accumulation=1",))
+    assert status == 1
+    assert result["smallest_change"].startswith("loss=fused (-")
+    chosen = result["candidates"][result["chosen"]]
+    assert chosen["loss"] == "fused"
+    overrides = ("batch.accumulation=1", "loss=fused")
+    again, fused = planned(tmp_path, config, memory=3.3, lora=8, length=8192, overrides=overrides)
+    assert again == 0
+    assert fused["candidates"][0]["peak_bytes"] == chosen["peak_bytes"]
+
+
+def test_shorter_packed_rows_keep_the_tokens_of_a_step(tmp_path: Path, config: str) -> None:
+    """The mask that keeps samples apart is the square of a row."""
+    overrides = ("batch.accumulation=1", "data.packing=true", "loss=fused")
+    options = {"memory": 2.39, "lora": 8, "length": 8192}
+    status, result = planned(tmp_path, config, overrides=overrides, **options)
+    assert status == 1
+    change = result["smallest_change"].split(" (")[0].split()
+    assert [word.split("=")[0] for word in change] == ["data.max_length", "batch.micro_size"]
+    length, micro = (int(word.split("=")[1]) for word in change)
+    assert length * micro == 8192
+    again, _ = planned(tmp_path, config, overrides=(*overrides, *change), **(options | {"length": None}))
+    assert again == 0
+
+
+def test_packed_rows_are_told_to_be_full(tmp_path: Path, config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    peaks = []
+    for packing in ("false", "true"):
+        overrides = (f"data.packing={packing}", "batch.micro_size=2", "activation_checkpointing=none")
+        _, result = planned(tmp_path, config, gpu="h100", lora=8, overrides=overrides)
+        peaks.append(result["candidates"][0]["peak_bytes"])
+    # Each of 16 layers keeps the mask as a bias in 16 bits, one for all heads.
+    assert peaks[1] - peaks[0] > 16 * 2 * 1024**2 * 2
+    assert result["candidates"][0]["tokens_per_micro_batch"] == 2048
+    assert any("2,048 tokens a micro-batch" in line for line in result["assumptions"])
+    assert "packed rows of 1024, 2,048 a micro-batch" in capsys.readouterr().out
+
+
 def test_the_chosen_recipe_is_written_and_loads(tmp_path: Path, config: str) -> None:
     from toolkit.recipe.load import load_recipe
 

@@ -9,16 +9,19 @@ import pytest
 import torch
 
 from plan.cells import LLAMA, LORA, MODELS, Cell
+from toolkit.errors import InputError
+from toolkit.plan import trace as tracing
 from toolkit.plan.autocast import ActedAutocast, NotActedOut
 from toolkit.plan.hardware import Device
 from toolkit.plan.live import LiveBytes
 from toolkit.plan.predict import Planner
 from toolkit.plan.profile import expand
 from toolkit.plan.search import Search
+from toolkit.plan.segments import Shape
 from toolkit.plan.target import TargetKernels
 from toolkit.plan.time import Rates, flops
-from toolkit.plan.trace import Shape, trace
 from toolkit.plan.trace import _traced as traced
+from toolkit.plan.trace import trace
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve
@@ -157,6 +160,62 @@ def test_autocast_acted_out_is_autocast(name: str, kind: Any) -> None:
         traced(made.skeleton, shape, made.resolved.precision, "cuda", "causal-lm", meta=meta) for meta in (True, False)
     )
     assert quick.segments == real.segments
+
+
+@pytest.mark.parametrize("kind", ["none", "full", "selective"])
+@pytest.mark.parametrize("name", ["llama-tied", "gemma3", "t5"])
+def test_the_quick_trace_is_the_slow_one_for_packed_rows_and_fused_losses(name: str, kind: Any) -> None:
+    cell = Cell(name, False, "ddp", kind, 64)
+    made = Planner.of(resolve(Recipe.model_validate(cell.recipe()), device="cuda"), 64)
+    causal = cell.task == "causal-lm"
+    shape = Shape(kind, 2, 64, "autocast", fused=name == "llama-tied", masked=causal)
+    quick, real = (
+        traced(made.skeleton, shape, made.resolved.precision, "cuda", cell.task, meta=meta) for meta in (True, False)
+    )
+    assert quick.segments == real.segments
+    if causal:
+        assert quick.attention == ("efficient",)  # a mask is nothing for flash
+
+
+def test_what_meta_tensors_cannot_do_is_traced_slowly_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = planner()
+    usual = tracing._run
+
+    def refuses(model: Any, skeleton: Any, *args: Any) -> None:
+        if args[-1]:
+            raise NotImplementedError("aten::strange: no meta kernel")
+        usual(model, skeleton, *args)
+
+    monkeypatch.setattr(tracing, "_run", refuses)
+    made.segments("none", 1, "cast")
+    assert made.slowly == ["aten::strange: no meta kernel"]
+
+
+def test_another_error_is_not_traced_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, calls = planner(), []
+
+    def breaks(*args: Any) -> None:
+        calls.append(args[-1])
+        raise RuntimeError("shapes do not match")
+
+    monkeypatch.setattr(tracing, "_run", breaks)
+    with pytest.raises(InputError, match="shapes do not match"):
+        made.segments("none", 1, "cast")
+    assert calls == [True]
+
+
+def test_chunks_of_the_fused_loss_do_not_grow_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With few rows all logits are one chunk; what two larger traces give is what a trace of its own does."""
+    from toolkit.model import head_loss
+
+    monkeypatch.setitem(head_loss.CHUNK_BYTES, "cuda", 4 * LLAMA["vocab_size"] * 150)
+    made = planner(loss="fused")
+    for micro in (1, 3, 8, 12):
+        put_together = made.segments("none", micro, "cast")
+        shape = Shape("none", micro, 64, "cast", fused=True)
+        real = trace(made.skeleton, shape, made.resolved.precision, "cuda", "causal-lm").segments
+        assert [s.peak for s in put_together] == pytest.approx([s.peak for s in real], rel=1e-3)
+    assert {t.shape.micro for t in made.traces.values()} == {1, 3, 8, 16}
 
 
 def test_a_product_that_is_not_cast_is_noticed() -> None:

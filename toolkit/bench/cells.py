@@ -35,9 +35,14 @@ class Cell:
     failure: str | None = None
 
     @property
+    def seconds_by_turn(self) -> list[list[float]]:
+        """Of every timed step: that of the slowest rank."""
+        return [[max(rank.seconds[at] for rank in turn) for at in range(len(turn[0].seconds))] for turn in self.turns]
+
+    @property
     def seconds(self) -> list[float]:
-        """Of every timed step of every turn: that of the slowest rank."""
-        return [max(rank.seconds[at] for rank in turn) for turn in self.turns for at in range(len(turn[0].seconds))]
+        """The same of all turns together."""
+        return [seconds for turn in self.seconds_by_turn for seconds in turn]
 
     def sums(self, of: Callable[[Turn], Sequence[float]]) -> list[float]:
         """Something of every step, summed over ranks."""
@@ -47,9 +52,8 @@ class Cell:
     def rates(self) -> list[float]:
         """Supervised tokens per second of each turn."""
         found = []
-        for turn in self.turns:
-            spent = sum(max(rank.seconds[at] for rank in turn) for at in range(len(turn[0].seconds)))
-            found.append(sum(sum(rank.supervised[: len(rank.seconds)]) for rank in turn) / spent)
+        for turn, seconds in zip(self.turns, self.seconds_by_turn, strict=True):
+            found.append(sum(sum(rank.supervised[: len(rank.seconds)]) for rank in turn) / sum(seconds))
         return found
 
 
@@ -193,6 +197,7 @@ def as_json(cell: Cell, rate: float | None) -> dict[str, Any]:
         "tokens_per_second_by_turn": rates,
         "seconds_per_step": statistics.median(seconds),
         "seconds_spread": [min(seconds), max(seconds)],
+        "seconds_by_turn": cell.seconds_by_turn,
         "peak_allocated_bytes": max((a for a in allocated if a is not None), default=None),
         "peak_reserved_bytes": max((r for r in reserved if r is not None), default=None),
         "mfu": mfu,

@@ -30,6 +30,7 @@ class Request:
     json_target: str | None = None
     find_batch: bool = False
     memory: float | None = None
+    page: str | None = None
 
 
 def bench_command(request: Request) -> int:
@@ -42,6 +43,7 @@ def bench_command(request: Request) -> int:
     from toolkit.data.preflight import check_data
     from toolkit.launch.group import WorkerGroup
     from toolkit.machine import cpu_count
+    from toolkit.report.bench_page import bench_page
 
     cells, left_out = make_cells(
         request.recipe, request.overrides, _named(request.strategies), request.options, request.against
@@ -53,6 +55,8 @@ def bench_command(request: Request) -> int:
         say(f"left out: {line}")
     plan = Plan(request.turns, request.steps, request.warmup, request.full_rows)
     log = Path("runs/bench") / f"{Path(request.recipe).stem}.log"
+    page = Path(request.page) if request.page else log.with_suffix(".html")
+    _write(page, "")  # what cannot be written is told before anything is measured
     sizes = {cell.resolved.world_size for cell in cells}
     groups = {size: WorkerGroup(size, max(1, cpu_count() // size), log=log.absolute()) for size in sizes}
     try:
@@ -73,6 +77,8 @@ def bench_command(request: Request) -> int:
     )
     for line in table(document):
         say(line)
+    _write(page, bench_page(document, Path(request.recipe).stem))
+    say(f"report: {page}")
     if request.json_target:
         write_json(document, request.json_target)
     return 0 if all(cell.failure is None for cell in cells) else 1
@@ -151,6 +157,14 @@ def _check(request: Request) -> None:
         raise InputError("--find-batch: finds the micro-batch of one recipe; measure others beside it in a bench apart")
     if request.tflops is not None and request.tflops <= 0:
         raise InputError(f"--tflops {request.tflops:g}: 10^12 operations per second, above 0")
+
+
+def _write(page: Path, text: str) -> None:
+    try:
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{page}: {error.strerror}") from None
 
 
 def _named(names: tuple[str, ...]) -> list[str]:

@@ -34,6 +34,9 @@ def bench(
     memory: Annotated[
         float | None, typer.Option(help="GiB per process, for --find-batch; default: what this machine has")
     ] = None,
+    page: Annotated[
+        str | None, typer.Option("--html", metavar="FILE", help="the page; default: runs/bench/RECIPE.html")
+    ] = None,
     json_target: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="the result, - for standard output")
     ] = None,
@@ -43,5 +46,5 @@ def bench(
 
     named = tuple(name for name in strategies.split(",") if name)
     request = Request(recipe, tuple(overrides or ()), named, tuple(options or ()), against, turns, steps, warmup,
-                      full_rows, profile, tflops, json_target, find_batch, memory)  # fmt: skip
+                      full_rows, profile, tflops, json_target, find_batch, memory, page)  # fmt: skip
     raise typer.Exit(bench_command(request))

@@ -35,7 +35,7 @@ def profiled(run: Callable[[], None], session: Session, target: Path) -> dict[st
     whole = sum(getattr(event, clock) for event in averages) or 1.0
     operations = [
         {"name": event.key[:100], "seconds": getattr(event, clock) / 1e6, "share": getattr(event, clock) / whole,
-         "calls": event.count}
+         "calls": event.count, "talks": is_communication(event.key)}
         for event in averages[:_TOLD]
         if getattr(event, clock) > 0
     ]  # fmt: skip

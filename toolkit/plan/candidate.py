@@ -69,10 +69,12 @@ class Candidate:
     def unmeasured(self) -> list[str]:
         """What of this way no prediction has been held against real training for, on any device."""
         recipe = self.resolved.recipe
-        found = [f"offload {recipe.strategy.offload}"] if recipe.strategy.offload != "none" else []
         name = recipe.strategy.name
-        found += ["fp16"] if self.resolved.precision.compute == "float16" and name not in ("single", "fsdp2") else []
-        found += [recipe.model.task] if recipe.model.task != "causal-lm" and name != "single" else []
+        # On a CPU, the sum of host and device was; which of them a byte is in, only a GPU shows.
+        found = [f"offload {recipe.strategy.offload}"] if recipe.strategy.offload != "none" else []
+        half = self.resolved.precision.compute == "float16"
+        found += ["fp16"] if half and name not in ("single", "ddp", "fsdp2") else []
+        found += [recipe.model.task] if recipe.model.task == "sequence-classification" and name != "single" else []
         found += [LIGER_UNKNOWN] if self.resolved.loss_kernel == "liger" else []
         return found
 

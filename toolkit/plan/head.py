@@ -30,8 +30,8 @@ def acted_head(model: nn.Module, resolved: Resolved, device: str, rows: int) -> 
     head_loss.fuse_head(model, resolved)
     fused = [module for module in model.modules() if isinstance(module.forward, head_loss.HeadLoss)]
     for module in fused:
-        answer: Any = module.forward
-        answer.kernel = "chunked"
+        forward: Any = module.forward
+        forward.kernel = "chunked"
 
     def acted(
         hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor

@@ -12,31 +12,9 @@ from toolkit.plan.memory import TERMS
 from toolkit.plan.screen import best_of_each
 from toolkit.plan.search import Search
 from toolkit.report.step_picture import COLOURS, NAMES, step_pictured
-from toolkit.report.style import STYLE
+from toolkit.report.style import BARS, STYLE
 
-_STYLE = (
-    STYLE
-    + """
-.plan { display: grid; grid-template-columns: max-content 1fr max-content; gap: .3rem .8rem; align-items: center;
-  grid-auto-flow: dense }
-.plan > .name { grid-column: 1; white-space: nowrap } .plan > .bar { grid-column: 2 }
-.plan > .size { grid-column: 3; text-align: right; font-variant-numeric: tabular-nums }
-.bar { position: relative; height: 1.5rem; background: color-mix(in srgb, var(--line) 45%, transparent);
-  border-radius: 3px }
-.bar > span { position: absolute; top: 0; bottom: 0 }
-.bar > i { position: absolute; top: -.2rem; bottom: -.2rem; border-left: 2px solid var(--ink) }
-.bar.cut { clip-path: polygon(0 -20%, 100% -20%, 100% 0, calc(100% - .5rem) 25%, 100% 50%,
-  calc(100% - .5rem) 75%, 100% 100%, 100% 120%, 0 120%) }
-.bar > i.room { border-left: 1px dashed var(--soft) }
-.key { display: flex; flex-wrap: wrap; gap: .2rem 1rem; margin: .6rem 0 } .key span { white-space: nowrap }
-.key b { display: inline-block; width: .8rem; height: .8rem; border-radius: 2px; margin-right: .35rem }
-svg { display: block; width: 100%; height: auto } svg text { fill: var(--soft); font: 12px system-ui, sans-serif }
-td.n, th.n { text-align: right }
-@media (max-width: 40rem) { .plan { grid-template-columns: 1fr max-content; grid-auto-flow: row }
-  .plan > .size { grid-column: 2 } .plan > .bar { grid-column: 1 / 3; margin-bottom: .5rem }
-  .plan > .name { white-space: normal } }
-"""
-)
+_STYLE = STYLE + BARS
 
 
 def plan_page(

@@ -12,12 +12,9 @@ from toolkit.plan.hardware import GIB
 from toolkit.plan.memory import TERMS
 from toolkit.plan.search import Search
 from toolkit.plan.time import flops
+from toolkit.report.style import PALETTE
 
-# Told apart by people who do not see red and green alike, too (Okabe and Ito 2008, lightened where text stands on it).
-COLOURS = {
-    "parameters": "#0072b2", "gradients": "#56b4e9", "optimizer": "#009e73", "activations": "#e69f00",
-    "loss": "#d55e00", "communication": "#cc79a7", "reserve": "#999999",
-}  # fmt: skip
+COLOURS = dict(zip((*TERMS, "reserve"), PALETTE, strict=True))
 NAMES = {
     "parameters": "weights", "gradients": "gradients", "optimizer": "optimizer", "activations": "activations",
     "loss": "logits and loss", "communication": "buffers of communication", "reserve": "CUDA context, workspaces",

@@ -15,3 +15,27 @@ th { text-align: left; font-weight: 600 } th, td { padding: .15rem .6rem .15rem 
   var(--line); vertical-align: top }
 code { font-size: .85em } details { margin: .3rem 0 } summary { cursor: pointer }
 """
+
+BARS = """
+.plan { display: grid; grid-template-columns: max-content 1fr max-content; gap: .3rem .8rem; align-items: center;
+  grid-auto-flow: dense }
+.plan > .name { grid-column: 1; max-width: 26rem; overflow-wrap: anywhere } .plan > .bar { grid-column: 2 }
+.plan > .size { grid-column: 3; text-align: right; font-variant-numeric: tabular-nums }
+.bar { position: relative; height: 1.5rem; background: color-mix(in srgb, var(--line) 45%, transparent);
+  border-radius: 3px }
+.bar > span { position: absolute; top: 0; bottom: 0 }
+.bar > i { position: absolute; top: -.2rem; bottom: -.2rem; border-left: 2px solid var(--ink) }
+.bar.cut { clip-path: polygon(0 -20%, 100% -20%, 100% 0, calc(100% - .5rem) 25%, 100% 50%,
+  calc(100% - .5rem) 75%, 100% 100%, 100% 120%, 0 120%) }
+.bar > i.room { border-left: 1px dashed var(--soft) }
+.key { display: flex; flex-wrap: wrap; gap: .2rem 1rem; margin: .6rem 0 } .key span { white-space: nowrap }
+.key b { display: inline-block; width: .8rem; height: .8rem; border-radius: 2px; margin-right: .35rem }
+svg { display: block; width: 100%; height: auto } svg text { fill: var(--soft); font: 12px system-ui, sans-serif }
+td.n, th.n { text-align: right }
+@media (max-width: 40rem) { .plan { grid-template-columns: minmax(0, 1fr) max-content; grid-auto-flow: row }
+  .plan > .size { grid-column: 2 } .plan > .bar { grid-column: 1 / 3; margin-bottom: .5rem } }
+"""
+"""Bars of one scale beneath each other, with their names and sizes."""
+
+PALETTE = ("#0072b2", "#56b4e9", "#009e73", "#e69f00", "#d55e00", "#cc79a7", "#999999")
+"""Told apart by people who do not see red and green alike, too (Okabe and Ito 2008)."""
