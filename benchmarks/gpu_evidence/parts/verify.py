@@ -24,6 +24,7 @@ def cells(setting: Setting) -> list[Cell]:
         *(Cell(f"one-{s}-{way}", partial(_one, s, way == "lora")) for s in STRATEGIES for way in ("lora", "full")),
         *(Cell(f"two-{s}", partial(_two, s)) for s in spread),
         *(Cell(f"overflow-{s}", partial(_overflow, s)) for s in STRATEGIES),
+        *(Cell(f"{label}-{s}", partial(_option, s, label)) for label in OPTIONS for s in STRATEGIES),
         *(Cell(f"kill-{s}-{fault}", partial(_kill, s, fault)) for fault in faults() for s in _breaks(fault)),
     ]
 
@@ -50,6 +51,23 @@ def _one(strategy: str, lora: bool, setting: Setting) -> dict[str, Any]:
     adapter = LORA | {"r": 4, "dropout": 0.1} if lora else None
     values = _recipe(setting, strategy, 1, adapter=adapter, activation_checkpointing="full")
     return _verified(_run(setting, values))
+
+
+OPTIONS: dict[str, Values] = {
+    "fused": {"loss": "fused"},
+    "packing": {"data": {"packing": True}},
+    "compile": {"compile": True},
+    "activation-offload": {"activation_offload": True},
+    "adamw8bit": {"optimizer": {"name": "adamw8bit"}},
+    "qlora": {"adapter": LORA | {"r": 4, "dropout": 0.1, "method": "qlora"}},
+}
+"""Each is refused under some strategies: those cells are skipped with the reason."""
+
+
+def _option(strategy: str, label: str, setting: Setting) -> dict[str, Any]:
+    """One option in bf16, LoRA unless it says otherwise."""
+    sections: Values = {"adapter": LORA | {"r": 4, "dropout": 0.1}, "activation_checkpointing": "full"}
+    return _verified(_run(setting, _recipe(setting, strategy, 1, **(sections | OPTIONS[label]))))
 
 
 def _two(strategy: str, setting: Setting) -> dict[str, Any]:
