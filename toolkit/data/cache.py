@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from toolkit.data.columns import Columns
+from toolkit.disk import flush_to_disk
 
 FOLDER_VARIABLE = "TOOLKIT_CACHE"
 LEAST_BYTES = 2**20
@@ -118,7 +119,7 @@ def _make_and_keep(target: Path, make: Make, beat: Callable[[], None], notes: li
     try:
         _write(columns, partial)
         partial.replace(target)
-        _flush_folder(target.parent)
+        flush_to_disk(target.parent)
         found = _open(target, notes)
     except Exception as error:  # a full disk, mostly; Arrow has its own kinds of it
         with contextlib.suppress(OSError):
@@ -184,14 +185,6 @@ def _open(target: Path, notes: list[str]) -> Columns | None:
         ids.values.to_numpy(), labels.values.to_numpy(), ids.offsets.to_numpy(), labels.offsets.to_numpy(),
         cut.to_numpy(),
     )  # fmt: skip
-
-
-def _flush_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _trim(newest: Path) -> None:

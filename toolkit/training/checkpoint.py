@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from toolkit.disk import flush_to_disk
 from toolkit.errors import InputError, NotSo
 from toolkit.results import versions
 from toolkit.strategies.engines.base import MOMENTS, OptimizerState
@@ -27,7 +28,6 @@ from toolkit.training.tensor_folder import (
     MANIFEST,
     TensorReader,
     TensorWriter,
-    flush_to_disk,
     read_manifest,
     write_manifest,
 )

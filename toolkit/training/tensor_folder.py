@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from toolkit.disk import file_sha256, flush_to_disk
 from toolkit.errors import InputError
 
 MANIFEST = "manifest.json"
@@ -116,18 +116,3 @@ def read_manifest(folder: Path, *, deep: bool = True) -> dict[str, Any]:
         if deep and file_sha256(file) != expected["sha256"]:
             raise InputError(f"{file}: damaged: its bytes are not those that were written")
     return manifest
-
-
-def file_sha256(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def flush_to_disk(path: Path) -> None:
-    """Return once a file's bytes, or a folder's names, are on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
