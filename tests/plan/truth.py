@@ -1,7 +1,8 @@
 """Measures cells and predicts them, and keeps the table of docs/planning.md.
 
 ``PYTHONPATH=tests python -m plan.truth`` measures every cell that is not in docs/measurements/plan-memory.json yet,
-predicts all of them again and writes both; ``--again`` measures all, a word only cells with it in their name.
+predicts all of them again and writes both; ``--again`` measures all. With words, cells with one of them in their name
+alone are measured and predicted.
 """
 
 from __future__ import annotations
@@ -73,13 +74,12 @@ def main(*words: str) -> None:
             if chosen and (real is None or "--again" in words):
                 group = one if cell.strategy == "single" else two
                 real = max(group.run(measured, cell.recipe(), cell.length))
-            if real is None:
+            if real is None or not chosen:
                 continue
             known[cell.name] = {"kind": title, "measured": real, "predicted": predicted(cell)}
             KEPT.parent.mkdir(parents=True, exist_ok=True)
             KEPT.write_text(json.dumps({"versions": versions(), "cells": known}, indent=1) + "\n", encoding="utf-8")
-            if chosen:
-                print(_row(cell.name, known[cell.name]), flush=True)
+            print(_row(cell.name, known[cell.name]), flush=True)
     names = [cell.name for _, cell in cells]
     write_page({name: known[name] for name in names if name in known})
 

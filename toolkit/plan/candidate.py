@@ -70,7 +70,6 @@ class Candidate:
         """What of this way no prediction has been held against real training for, on any device."""
         recipe = self.resolved.recipe
         name = recipe.strategy.name
-        # On a CPU, the sum of host and device was; which of them a byte is in, only a GPU shows.
         found = [f"offload {recipe.strategy.offload}"] if recipe.strategy.offload != "none" else []
         half = self.resolved.precision.compute == "float16"
         found += ["fp16"] if half and name not in ("single", "ddp", "fsdp2") else []
