@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+import torch
 
 from toolkit.launch.group import WorkerGroup
 from toolkit.recipe.resolve import Resolved
-from toolkit.verify.mutations import KINDS, mutate
+from toolkit.verify.mutations import KINDS, Mutation, mutate
 
 
 def test_mutations_above_the_detection_limit_are_found(
@@ -18,6 +19,17 @@ def test_mutations_above_the_detection_limit_are_found(
     must = [mutant for mutant in mutants if mutant.must_die]
     assert len(must) >= 6
     assert [mutant for mutant in must if not mutant.killed] == []
+
+
+@pytest.mark.parametrize("kind", ["scale", "noise", "drop", "round"])
+@pytest.mark.parametrize("size", [1e-5, 1e-3, 1e-1])
+def test_a_mutation_is_as_large_as_it_says(kind: str, size: float) -> None:
+    """Else one that is too small to be found would count as one that was missed."""
+    draw = torch.Generator().manual_seed(0)
+    right = torch.randn(64, 48, generator=draw) * torch.rand(64, 1, generator=draw)
+    wrong = Mutation(f"gradient {kind}", size, 3)._change(right)
+    error = ((wrong.double() - right.double()).norm() / right.double().norm()).item()
+    assert size * (1 - 1e-3) < error < size * 2
 
 
 @pytest.mark.slow

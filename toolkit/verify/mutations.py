@@ -25,7 +25,8 @@ KINDS = ("gradient scale", "gradient noise", "gradient drop", "gradient round", 
 
 
 class Mutation(Fault):
-    """``kind`` done to one thing picked by ``seed``, from the second step on; ``size`` is its relative error."""
+    """``kind`` done to one thing picked by ``seed``, from the second step on; ``size`` is its relative error, or the
+    least that it can be."""
 
     id = "none"
     title = "a mutation made at random"
@@ -82,14 +83,15 @@ class Mutation(Fault):
         if how == "scale":
             return tensor * (1 + self.size)
         if how == "drop":
-            # Elements worth ``size`` of the norm, so that the error is what it says.
+            # As many of the smallest elements as are worth ``size`` of the norm.
             flat = tensor.reshape(-1).clone()
             order = flat.abs().argsort()
-            gone = order[flat[order].pow(2).cumsum(0) <= (self.size * flat.norm()) ** 2]
-            flat[gone] = 0
+            worth = flat[order].double().pow(2).cumsum(0)
+            flat[order[: int((worth < self.size**2 * worth[-1]).sum()) + 1]] = 0
             return flat.view(tensor.shape)
         if how == "round":
-            steps = 2.0 ** round(math.log2(1 / max(self.size, 1e-9)))
+            # Rounding to steps of a mantissa (1/2 to 1) errs by a step over the root of 12, of at most 1.
+            steps = 1 / (math.sqrt(12) * self.size)
             mantissa, exponent = torch.frexp(tensor)
             return torch.ldexp((mantissa * steps).round() / steps, exponent)
         if how == "delay":
