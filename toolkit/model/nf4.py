@@ -93,8 +93,12 @@ def packed_nf4(weight: torch.Tensor, storage: torch.dtype) -> tuple[torch.Tensor
 
     As one row: on a CPU with AVX-512, bitsandbytes 0.50.2 unpacks rows that are no multiple of 64 long with the sizes
     of other blocks (40 % off where 9 % is right; rows of 32)."""
-    from bitsandbytes.functional import quantize_4bit
+    from bitsandbytes.functional import create_dynamic_map, name2qmap, quantize_4bit
 
+    if "dynamic" not in name2qmap:
+        # Kept for the process on the device of its first use: after a plan, on the meta device (bitsandbytes 0.50.2).
+        with torch.device("cpu"):
+            name2qmap["dynamic"] = create_dynamic_map()
     row = weight.flatten()
     return quantize_4bit(row, blocksize=BLOCK, compress_statistics=True, quant_type="nf4", quant_storage=storage)
 
