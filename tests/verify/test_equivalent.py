@@ -98,8 +98,14 @@ def test_a_forced_overflow_is_skipped(recipe: Callable[..., Resolved], group: Wo
     assert outcome.passes[0].ranks[0].run.steps[2].skipped is False
 
 
+def test_fsdp1_puts_whole_weights_on_one_rank(recipe: Callable[..., Resolved], group: WorkerGroup) -> None:
+    """GPT-2's blocks begin with small weights, which lie on rank 0 alone: nothing there differs between ranks."""
+    outcome = verify(recipe("fsdp1", model=FAMILIES["gpt2"]), group=group, time_limit=120, round_trip=False)
+    assert outcome.verdict == "equivalent", told(outcome)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["zero2", "zero3", "fsdp2"])
+@pytest.mark.parametrize("strategy", ["zero2", "zero3", "fsdp1", "fsdp2"])
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_families(family: str, strategy: str, recipe: Callable[..., Resolved], group: WorkerGroup) -> None:
     values = FAMILIES[family]
@@ -150,6 +156,23 @@ def test_packed_rows(strategy: str, recipe: Callable[..., Resolved], group: Work
     names = {m.tensor for stage in outcome.passes[0].stages for m in stage.measures}
     assert "loss of samples apart" in names
     assert any(name.endswith("lora_A.default.weight, samples apart") for name in names)
+
+
+@pytest.mark.parametrize(("strategy", "kind"), [("fsdp1", "selective"), ("zero2", "full")])
+def test_an_encoder_and_its_decoder_recomputed(
+    strategy: str, kind: str, recipe: Callable[..., Resolved], group: WorkerGroup
+) -> None:
+    """T5's decoder has a config of its own, whose cache a recomputed block would fill twice; and FSDP1 makes marks for
+    the profiler while its blocks are computed again."""
+    resolved = recipe(
+        strategy,
+        model=FAMILIES["t5"],
+        data={"format": "prompt-completion"},
+        adapter=LORA,
+        activation_checkpointing=kind,
+    )
+    outcome = verify(resolved, group=group, time_limit=120, round_trip=False)
+    assert outcome.verdict == "equivalent", told(outcome)
 
 
 def test_a_model_that_lets_packed_samples_see_each_other_is_found(

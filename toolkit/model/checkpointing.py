@@ -71,8 +71,18 @@ def checkpoint_blocks(
     for _, block in blocks:
         options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": True}
         if kind == "selective":
+            _ignore_marks()
             options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _keep_costly)
         block.forward = _Recomputed(block.forward, block, options, store)
+
+
+def _ignore_marks() -> None:
+    """torch 2.13.0 holds every operator of a recomputed block against those of its forward, marks for the profiler
+    among them; FSDP1 makes others while T5's blocks are computed again («not found in storage»)."""
+    from torch.utils.checkpoint import SAC_IGNORED_OPS
+
+    marks = torch.ops.profiler
+    SAC_IGNORED_OPS.update({marks._record_function_enter_new.default, marks._record_function_exit._RecordFunction})
 
 
 class _Recomputed:

@@ -60,9 +60,17 @@ def load_base(resolved: Resolved, pad_token_id: int | None = None) -> nn.Module:
             model = auto.from_config(config, dtype=torch.float32, **options).to(dtype)
     except (OSError, ValueError, ImportError) as error:
         raise InputError(f"model: {spec.path or spec.config}: {_first_line(error)}") from None
-    # The key-value cache serves generation; under checkpointing it would be filled twice.
-    model.config.use_cache = False
+    switch_off_cache(model)
     return model
+
+
+def switch_off_cache(model: nn.Module) -> None:
+    """No keys and values are kept for a next token: a recomputed block would add its own to them once more. A decoder
+    behind an encoder (T5) has a copy of the config to itself."""
+    for module in model.modules():
+        config: Any = getattr(module, "config", None)
+        if getattr(config, "use_cache", False):
+            config.use_cache = False
 
 
 def set_dtypes(model: nn.Module, trainable: str, frozen: str) -> None:

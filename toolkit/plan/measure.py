@@ -11,7 +11,6 @@ import torch
 
 from toolkit.data.formats import IGNORED
 from toolkit.plan.live import LiveBytes
-from toolkit.plan.skeleton import switch_off_cache
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies import strategy_of
 from toolkit.strategies.engines.connect import make_accelerator
@@ -70,7 +69,6 @@ def _train(
         found.peaks[phase] = tracker.reset_peak()
 
     prepared = prepare_model(resolved, pad_token_id=0)
-    switch_off_cache(prepared.model)
     close("load")
     engine = strategy_of(resolved).engine_class()(prepared, accelerator)
     del prepared

@@ -15,6 +15,7 @@ from torch import nn
 from toolkit.errors import InputError
 from toolkit.model.adapters import add_adapter
 from toolkit.model.checkpointing import find_blocks
+from toolkit.model.load import switch_off_cache
 from toolkit.model.nf4 import base_linears, nf4_layers, quantise_base
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies.ledgers.base import Holdings, Weight
@@ -90,15 +91,6 @@ def _meta_model(resolved: Resolved) -> nn.Module:
     model.tie_weights()  # left out with the initialisation
     switch_off_cache(model)
     return model
-
-
-def switch_off_cache(model: nn.Module) -> None:
-    """No keys and values are kept for a next token: a recomputed block would add its own to them once more. A decoder
-    behind an encoder (T5) has a copy of the config to itself."""
-    for module in model.modules():
-        config: Any = getattr(module, "config", None)
-        if getattr(config, "use_cache", False):
-            config.use_cache = False
 
 
 def _signature(name: str, block: nn.Module) -> Any:
