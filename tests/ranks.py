@@ -42,6 +42,8 @@ def _rank(arguments: list[str], cwd: str, environment: dict[str, str], rank: int
     handle = os.open(f"rank{rank}.err", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(handle, 2)
     os.dup2(handle, 1)
+    # Data workers as a launched rank has them. A fork server and its workers keep each other when the rank is killed.
+    multiprocessing.set_start_method("fork", force=True)
     import torch
 
     from toolkit.train import main

@@ -7,6 +7,7 @@ any other; what unpacks it (a byte for 64 weights, a float32 for 16,384) stays w
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,9 @@ from torch.nn import functional
 
 from toolkit.errors import InputError
 from toolkit.recipe.resolve import Resolved
+
+# On a CPU 0.50.2 says, whenever it is imported (PEFT does, for every adapter), that an optional kernel is not there.
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 BLOCK, NESTED = 64, 256
 """Weights that share a statistic; statistics that share one themselves (section 3 of the paper)."""
