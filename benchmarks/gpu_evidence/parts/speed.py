@@ -17,7 +17,8 @@ PACKED: Values = {"max_length": 2048, "packing": True}
 
 def cells(setting: Setting) -> list[Cell]:
     return [
-        Cell("bench", _bench, usual=200),
+        Cell("bench", partial(_bench, OPTIONS), usual=150),
+        Cell("bench-compile", partial(_bench, COMPILED), usual=150),
         *(_cell("1b", way, "single", kind, 4) for way in ("lora", "full") for kind in ("none", "full")),
         *(_cell("1b", "full", strategy, "full", 4) for strategy in ("ddp", "zero2", "zero3", "fsdp2")),
         _cell("1b", "full", "single", "selective", 4),
@@ -30,22 +31,25 @@ OPTIONS: dict[str, Values] = {
     "plain": {},
     "fused": {"loss": "fused"},
     "packing": {"data": PACKED},
-    "compile": {"compile": True},
-    "compile-fused": {"compile": True, "loss": "fused"},
     "activation-offload": {"activation_offload": True},
     "adamw8bit": {"optimizer": {"name": "adamw8bit"}},
     "qlora": {"adapter": LORA | {"method": "qlora"}},
 }
-"""Every option that makes a run faster or smaller, over LoRA with full checkpointing."""
+"""Every option that makes a run faster or smaller, over LoRA with full checkpointing; those that compile are apart."""
+COMPILED: dict[str, Values] = {
+    "plain": {},
+    "compile": {"compile": True},
+    "compile-fused": {"compile": True, "loss": "fused"},
+}
 
 
-def _bench(setting: Setting) -> dict[str, Any]:
+def _bench(options: dict[str, Values], setting: Setting) -> dict[str, Any]:
     """The options of one recipe in turns, as `toolkit bench` measures them."""
     base: Values = {"adapter": LORA, "activation_checkpointing": "full", "data": {"max_length": 2048},
                     "batch": {"micro_size": 2, "accumulation": 2}}  # fmt: skip
     cells: list[BenchCell] = []
     refused: dict[str, str] = {}
-    for label, sections in OPTIONS.items():
+    for label, sections in options.items():
         try:
             resolved = resolved_here(setting, recipe(setting, "1b", "single", **(base | sections)))
         except Skipped as reason:
