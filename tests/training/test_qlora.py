@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from jobs import Run, resolved_from, train_job, worst
 from tiny import LLAMA, recipe_dict
 from toolkit.errors import InputError, NotSo
 from toolkit.launch.group import WorkerGroup
+from toolkit.launch.job import check_machine
 from toolkit.model import nf4
 from toolkit.model.nf4 import Nf4Linear, nf4_layers, weight_count
 from toolkit.recipe.resolve import Resolved
@@ -282,10 +283,16 @@ def test_what_cannot_be_quantised_is_refused_at_config_time(
     assert expected in str(caught.value)
 
 
-def test_without_bitsandbytes_it_is_told(tiny_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
-    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    resolved = dataclasses.replace(resolved_from(qlora(tiny_root)))
-    with pytest.raises(InputError, match="pip install bitsandbytes"):
-        prepare_model(resolved, 0)
+@pytest.mark.parametrize(("found", "told"), [(None, "it is not installed"), ("0.45.1", "0.45.1 is installed")])
+def test_without_bitsandbytes_it_is_told_before_anything_starts(
+    found: str | None, told: str, tiny_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`train`, `verify` and `bench` ask the machine first; who comes another way is told the same."""
+    if found is None:
+        monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    monkeypatch.setattr("toolkit.recipe.quantisable.version", lambda name: found)
+    resolved = resolved_from(qlora(tiny_root))
+    for start in (check_machine, lambda recipe: prepare_model(recipe, 0)):
+        with pytest.raises(InputError, match=told) as caught:
+            start(resolved)
+        assert "pip install 'bitsandbytes>=0.50'" in str(caught.value)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import adapter_traps
 import pytest
 import torch
@@ -52,6 +56,27 @@ def test_fused_adamw_and_the_sharded_scaler(group: WorkerGroup) -> None:
 def test_deepspeed_compiles_an_op_for_inference_on_a_cpu(group: WorkerGroup) -> None:
     """Worked around in connect._without_shm_op."""
     assert group.run(upstream.shm_op_is_wanted)[0] == (True, 1)
+
+
+def test_deepspeed_moves_a_model_whole_before_it_splits_it(group: WorkerGroup) -> None:
+    """Worked around in strategies/engines/zero.py: _split."""
+    largest, whole = group.run(upstream.zero3_moves_a_model_whole)[0]
+    assert largest == whole
+
+
+def test_deepspeed_never_frees_an_engine_by_itself(group: WorkerGroup) -> None:
+    """Worked around in ZeroEngine.engage: it is destroyed with its session."""
+    assert group.run(upstream.zero2_engine_is_never_freed, False)[0] is True
+    assert group.run(upstream.zero2_engine_is_never_freed, True)[0] is False
+
+
+def test_marks_for_the_profiler_count_as_recomputed() -> None:
+    """Worked around in toolkit/model/checkpointing.py: _ignore_marks, for good, hence a process of its own here."""
+    code = "import upstream; print(upstream.marks_count_as_recomputed())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=120, check=True
+    )
+    assert "not found in storage" in done.stdout
 
 
 def test_reentrant_checkpoints_of_a_frozen_base_pass_no_gradient() -> None:

@@ -216,3 +216,66 @@ def bitsandbytes_misreads_rows() -> tuple[float, float]:
         unpacked = dequantize_4bit(*quantize_4bit(packed, quant_type="nf4"))
         found.append(((unpacked.flatten() - weight.flatten()).norm() / weight.norm()).item())
     return found[0], found[1]
+
+
+def zero3_moves_a_model_whole() -> list[int]:
+    """Elements of the largest module that is moved to the device before ZeRO-3 splits it, and of the whole model."""
+    _connect("deepspeed")
+    model = _llama()
+    moved = [0]
+    right = nn.Module.to
+
+    def to(module: nn.Module, *arguments: Any, **options: Any) -> nn.Module:
+        if torch._C._nn._parse_to(*arguments, **options)[0] is not None:  # a device
+            moved.append(sum(p.numel() for p in module.parameters()))
+        return right(module, *arguments, **options)
+
+    whole = sum(p.numel() for p in model.parameters())
+    nn.Module.to = to  # type: ignore[method-assign]
+    try:
+        _deepspeed(model, torch.optim.AdamW(model.parameters()), 3)
+    finally:
+        nn.Module.to = right  # type: ignore[method-assign]
+    return [max(moved), whole]
+
+
+def zero2_engine_is_never_freed(destroyed: bool) -> bool:
+    """Whether an engine that nobody has any more is there after a collection."""
+    import gc
+    import weakref
+
+    _connect("deepspeed")
+    model = _llama()
+    engine = _deepspeed(model, torch.optim.AdamW(model.parameters()), 2)
+    seen = weakref.ref(engine)
+    if destroyed:
+        engine.destroy()
+    del model, engine
+    _connect("deepspeed")  # accelerate's state had the model too
+    gc.collect()
+    return seen() is not None
+
+
+def marks_count_as_recomputed() -> str:
+    """What selective checkpointing says of a block that sets a mark for the profiler when it is computed again."""
+    from functools import partial
+
+    from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+    calls = 0
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            with torch.profiler.record_function("gather"):
+                pass
+        return (x @ x).relu()
+
+    keep = partial(create_selective_checkpoint_contexts, lambda *_, **__: CheckpointPolicy.PREFER_RECOMPUTE)
+    x = torch.ones(4, 4, requires_grad=True)
+    try:
+        checkpoint(block, x, use_reentrant=False, context_fn=keep).sum().backward()
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+    return "done"

@@ -116,7 +116,7 @@ def _corrected(size: int, predicted: dict[int, int], probes: list[Probe]) -> flo
     near = min(measured, key=lambda probe: abs(probe.micro_size - size))
     assert near.peak is not None
     # What is missing in a prediction is mostly of the activations, and grows with them.
-    return predicted[size] * max(near.peak / near.predicted, 0.0)
+    return predicted[size] * near.peak / near.predicted
 
 
 def told(probe: Probe, usable: int) -> str:

@@ -24,6 +24,7 @@ from toolkit.launch.signals import follower, name_of, noted_stop
 from toolkit.machine import cpu_count, cuda_device_count
 from toolkit.recipe.compilable import why_no_compiler
 from toolkit.recipe.load import load_recipe
+from toolkit.recipe.quantisable import why_no_quantiser
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies import resolve, strategy_of
 
@@ -64,6 +65,8 @@ def check_machine(resolved: Resolved) -> None:
         )
     if resolved.recipe.compile and (reason := why_no_compiler(resolved.device)):
         raise InputError(f"{resolved.source}: compile: {reason}, or set compile: false")
+    if resolved.base_storage is not None and (reason := why_no_quantiser()):
+        raise InputError(f"{resolved.source}: adapter.method: qlora {reason}")
     if resolved.device == "cuda" and machine.processes > (count := cuda_device_count()):
         raise InputError(
             f"{resolved.source}: machine.processes: {machine.processes} processes, but this machine has {count} GPUs; "

@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from toolkit.errors import InputError
+from toolkit.recipe.quantisable import why_no_quantiser
 from toolkit.recipe.resolve import Resolved
 
 # On a CPU 0.50.2 says, whenever it is imported (PEFT does, for every adapter), that an optional kernel is not there.
@@ -115,7 +116,8 @@ def quantise_base(model: nn.Module, linears: Mapping[str, nn.Linear], resolved: 
     their dtype: they begin as LoRA's do. Raises InputError where bitsandbytes is not installed or nothing is given.
     """
     assert resolved.base_storage is not None
-    _import(resolved.source)
+    if (reason := why_no_quantiser()) is not None:
+        raise InputError(f"{resolved.source}: adapter.method: qlora {reason}")
     storage = getattr(torch, resolved.base_storage)
     if not linears:
         raise InputError(
@@ -171,14 +173,3 @@ def weight_count(model: nn.Module) -> int:
     packed = nf4_layers(model).values()
     total = sum(p.numel() for p in model.parameters()) - sum(layer.weight.numel() for layer in packed)
     return total + sum(layer.in_features * layer.out_features for layer in packed)
-
-
-def _import(source: str) -> None:
-    try:
-        import bitsandbytes  # noqa: F401
-    except ImportError as error:
-        told = str(error).splitlines()[0]
-        raise InputError(
-            f"{source}: adapter.method: qlora needs bitsandbytes 0.50 or newer ({told}): pip install bitsandbytes, "
-            "or take lora"
-        ) from None

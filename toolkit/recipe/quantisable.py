@@ -1,10 +1,15 @@
-"""Whether a model's weights stand in linear layers, which QLoRA puts into 4 bits, read from the source of its code."""
+"""Whether a model's weights stand in linear layers, which QLoRA puts into 4 bits, read from the source of its code; and
+whether what packs them is installed here."""
 
 from __future__ import annotations
 
 import ast
+import importlib.util
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
+
+from packaging.version import Version
 
 from toolkit.recipe.model_facts import ModelFacts, model_sources
 
@@ -33,3 +38,18 @@ def _elsewhere(source: Path) -> str | None:
 
 def _has_parameters(node: ast.ClassDef) -> bool:
     return any(isinstance(part, ast.Attribute) and part.attr == "Parameter" for part in ast.walk(node))
+
+
+NEEDS = "0.50"
+"""Of bitsandbytes, which packs and unpacks on a CPU too; 0.50.2 was used."""
+
+
+def why_no_quantiser() -> str | None:
+    """What this machine lacks for QLoRA, and what to do, or None."""
+    if importlib.util.find_spec("bitsandbytes") is None:
+        lacks = "it is not installed"
+    elif Version(found := version("bitsandbytes")) < Version(NEEDS):
+        lacks = f"{found} is installed"
+    else:
+        return None
+    return f"needs bitsandbytes {NEEDS} or newer, and {lacks}: pip install 'bitsandbytes>={NEEDS}', or take lora"
