@@ -2,30 +2,66 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from plan.cells import Cell
-from toolkit.plan.calibrate import _LARGE, Speeds, _applied, _replicated, calibrated
+from toolkit.errors import InputError
+from toolkit.plan.calibrate import Speeds, applied, calibrated, replicated
 from toolkit.plan.hardware import Device
+from toolkit.plan.mechanics import STRATEGIES, Step, variants
 from toolkit.plan.predict import Planner
 from toolkit.plan.time import Rates, step_seconds
+from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve
 
 HERE = Device("cpu", 8, 0, 0, 0, 0, "this machine")
+TIMED = Speeds(
+    rows=Step(0.45, 0.55, 0.1), large=0.2, small=0.001, alone=Step(0.01, 0.02, 0.1),
+    under={
+        "ddp": Step(0.01, 0.25, 0.1), "zero1": Step(0.01, 0.35, 0.15), "zero2": Step(0.21, 0.30, 0.15),
+        "zero3": Step(0.41, 0.45, 0.07), "fsdp1": Step(0.51, 0.55, 0.06), "fsdp2": Step(0.61, 0.65, 0.08),
+    },
+)  # fmt: skip
 
 
-def test_timed_parts_come_back_as_predicted_ones() -> None:
-    asked = resolve(Recipe.model_validate(Cell("llama", False, "ddp", "none", 64).recipe()))
-    speeds = Speeds(micro=0.5, update=0.1, large=0.2, small=0.001)
-    device, rates = _applied(speeds, _replicated(asked, 2), HERE, Rates(), 64)
+def recipe(strategy: str) -> Resolved:
+    return resolve(Recipe.model_validate(Cell("llama", False, strategy, "none", 64).recipe()))
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_timed_parts_come_back_as_predicted_ones(name: str) -> None:
+    asked = recipe(name)
+    device, rates = applied(TIMED, asked, replicated(asked, 2), HERE, Rates())
     planner = Planner.of(asked, 64)
-    holdings = planner.skeleton.holdings
-    found = step_seconds(asked, holdings, planner.segments("none", 2, "autocast"), device, rates)
+    found = step_seconds(asked, planner.skeleton.holdings, planner.segments("none", 2, "autocast"), device, rates)
     assert found is not None
-    assert (found.compute, found.optimizer) == (pytest.approx(1.0), pytest.approx(0.1))
-    sent = 0.199 * holdings.elements(True) / _LARGE + 0.001
-    assert found.exposed == pytest.approx(sent, rel=0.01)  # nothing hides on a CPU
+    # A step of two micro-batches: whole rows' arithmetic, and what the strategy took for itself with a few tokens.
+    assert TIMED.alone is not None
+    itself = TIMED.under[name].whole - TIMED.alone.first - TIMED.alone.last
+    assert found.total == pytest.approx(TIMED.rows.first + TIMED.rows.last + itself)
+    more = dataclasses.replace(asked, accumulation=3)
+    longer = step_seconds(more, planner.skeleton.holdings, planner.segments("none", 2, "autocast"), device, rates)
+    assert longer is not None
+    each = 0.5 + TIMED.under[name].first - TIMED.alone.first
+    assert longer.total - found.total == pytest.approx(each)
+
+
+def test_every_strategy_that_takes_the_recipe_is_timed_with_the_asked_ones_settings() -> None:
+    values = recipe("fsdp2").recipe.model_dump(exclude_unset=True)
+    values["strategy"] = {"name": "fsdp2", "reshard_after_forward": False}
+    asked = resolve(Recipe.model_validate(values))
+    found = variants(replicated(asked, 2), asked)
+    assert tuple(found) == STRATEGIES
+    assert not found["fsdp2"].strategy.reshard_after_forward
+    assert {one.batch.accumulation for one in found.values()} == {2}
+
+
+def test_a_model_that_does_not_fit_whole_is_not_tried() -> None:
+    with pytest.raises(InputError, match=r"--calibrate: .* whole in each process"):
+        calibrated(recipe("zero3"), dataclasses.replace(HERE, memory=0.01), Rates())
 
 
 @pytest.mark.group
@@ -35,3 +71,13 @@ def test_this_machine_is_timed() -> None:
     assert device.bf16 > 0
     assert rates.compute == pytest.approx(1.0)
     assert not rates.overlap
+    assert rates.own == {}
+
+
+@pytest.mark.group
+@pytest.mark.slow
+def test_strategies_take_time_of_their_own() -> None:
+    _, rates = calibrated(recipe("zero2"), HERE, Rates())
+    assert set(rates.own) == set(STRATEGIES)
+    # A gather of every weight for every micro-batch is not free on any machine; a replica sends nothing before the end.
+    assert rates.own["zero3"][0] > rates.own["ddp"][0]

@@ -9,24 +9,43 @@ import dataclasses
 import statistics
 import sys
 import warnings
+from dataclasses import dataclass
 from typing import Any
 
 from plan.cells import LLAMA, LORA
 
 MODEL = LLAMA | {"hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 6, "vocab_size": 8000}
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2")
-LENGTH = 128
 
 
-def recipe(strategy: str, lora: bool = False) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Way:
+    """``length``, ``micro``, ``accumulation``, ``checkpointing`` of a recipe: what calibration does not vary."""
+
+    length: int = 128
+    micro: int = 2
+    accumulation: int = 2
+    checkpointing: str = "none"
+    lora: bool = False
+
+    @property
+    def label(self) -> str:
+        kind = "lora" if self.lora else "full"
+        return f"{kind} {self.micro}x{self.length}x{self.accumulation} checkpointing {self.checkpointing}"
+
+
+WAYS = (Way(), Way(lora=True), Way(192, 1, 4, "full"), Way(192, 1, 4, "full", lora=True))
+
+
+def recipe(strategy: str, way: Way) -> dict[str, Any]:
     return {
         "model": {"config": MODEL},
         "tokenizer": {"path": "none"},
-        "data": {"train": "none", "max_length": LENGTH},
-        "batch": {"micro_size": 2, "accumulation": 2},
-        "adapter": LORA if lora else None,
+        "data": {"train": "none", "max_length": way.length},
+        "batch": {"micro_size": way.micro, "accumulation": way.accumulation},
+        "adapter": LORA if way.lora else None,
         "precision": "fp32",
-        "activation_checkpointing": "none",
+        "activation_checkpointing": way.checkpointing,
         "strategy": {"name": strategy},
         "machine": {"device": "cpu", "processes": 2},
         "run": {"max_steps": 2, "save_every": 0, "eval_every": 0},
@@ -34,53 +53,51 @@ def recipe(strategy: str, lora: bool = False) -> dict[str, Any]:
 
 
 def measured(values: dict[str, Any]) -> float:
-    """Runs on a rank: the median second of all steps but the first."""
+    """Runs on a rank: the median second of all steps but the first, which makes moments and buffers."""
     warnings.filterwarnings("ignore")
     from toolkit.plan.measure import measure
     from toolkit.recipe.schema import Recipe
     from toolkit.strategies import resolve
 
-    return statistics.median(measure(resolve(Recipe.model_validate(values)), LENGTH, steps=4, track=False).seconds[1:])
+    resolved = resolve(Recipe.model_validate(values))
+    return statistics.median(measure(resolved, resolved.recipe.data.max_length, steps=6, track=False).seconds[1:])
 
 
 def predicted(values: dict[str, Any], speeds: Any) -> float:
-    from toolkit.plan.calibrate import _applied, _replicated
+    from toolkit.plan.calibrate import applied, replicated
     from toolkit.plan.hardware import Device
     from toolkit.plan.predict import Planner
     from toolkit.plan.time import Rates, step_seconds
     from toolkit.recipe.schema import Recipe
-    from toolkit.strategies import resolve, strategy_of
+    from toolkit.strategies import resolve
 
     asked = resolve(Recipe.model_validate(values))
-    device, rates = _applied(speeds, _replicated(asked, 2), Device("cpu", 1, 0, 0, 0, 0, ""), Rates(), LENGTH)
-    planner = Planner.of(asked, LENGTH)
-    holdings = planner.skeleton.holdings
-    compute = strategy_of(asked).ledger_class()(holdings, asked).compute_as
-    segments = planner.segments(asked.recipe.activation_checkpointing, asked.micro_size, compute)
-    found = step_seconds(asked, holdings, segments, device, rates)
+    device, rates = applied(speeds, asked, replicated(asked, 2), Device("cpu", 1, 0, 0, 0, 0, ""), Rates())
+    planner = Planner.of(asked, asked.recipe.data.max_length)
+    found = step_seconds(asked, planner.skeleton.holdings, planner.segments_of(asked), device, rates)
     assert found is not None
     return found.total
 
 
 def calibration(group: Any, values: dict[str, Any]) -> Any:
-    from toolkit.plan.calibrate import Speeds, _replicated, _speeds
+    from toolkit.plan.calibrate import replicated, timed
     from toolkit.recipe.schema import Recipe
     from toolkit.strategies import resolve
 
-    together = _replicated(resolve(Recipe.model_validate(values)), 2).recipe.model_dump(exclude_unset=True)
-    return Speeds(*(max(column) for column in zip(*group.run(_speeds, together, "cpu", LENGTH), strict=True)))
+    asked = resolve(Recipe.model_validate(values))
+    return timed(group, asked, replicated(asked, 2))
 
 
-def rounds(group: Any, number: int, lora: bool) -> dict[str, tuple[float, float]]:
+def rounds(group: Any, number: int, way: Way) -> dict[str, tuple[float, float]]:
     """Of every strategy the medians of predicted and measured seconds over ``number`` turns."""
     said: dict[str, list[float]] = {name: [] for name in STRATEGIES}
     real: dict[str, list[float]] = {name: [] for name in STRATEGIES}
     for _ in range(number):
-        speeds = calibration(group, recipe("ddp", lora))
+        speeds = calibration(group, recipe("ddp", way))
         print("   ", dataclasses.asdict(speeds), file=sys.stderr, flush=True)
         for name in STRATEGIES:
-            real[name].append(max(group.run(measured, recipe(name, lora))))
-            said[name].append(predicted(recipe(name, lora), speeds))
+            real[name].append(max(group.run(measured, recipe(name, way))))
+            said[name].append(predicted(recipe(name, way), speeds))
     return {name: (statistics.median(said[name]), statistics.median(real[name])) for name in STRATEGIES}
 
 
@@ -89,10 +106,9 @@ def main(number: int = 3) -> None:
 
     warnings.filterwarnings("ignore")
     with WorkerGroup(2) as group:
-        for lora in (False, True):
-            for name, (said, real) in rounds(group, number, lora).items():
-                kind = "lora" if lora else "full"
-                print(f"| {kind} | {name} | {said:.3f} | {real:.3f} | {said / real - 1:+.0%} |", flush=True)
+        for way in WAYS:
+            for name, (said, real) in rounds(group, number, way).items():
+                print(f"| {way.label} | {name} | {said:.3f} | {real:.3f} | {said / real - 1:+.0%} |", flush=True)
 
 
 if __name__ == "__main__":

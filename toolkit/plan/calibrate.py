@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-import time
-from collections.abc import Callable
 from typing import Any
 
 from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
 from toolkit.machine import cuda_device_count
-from toolkit.plan.hardware import Device
+from toolkit.plan.candidate import gib
+from toolkit.plan.hardware import GIB, Device
+from toolkit.plan.mechanics import TOKENS, Step, own_seconds, seconds, step_of, variants
 from toolkit.plan.predict import Planner
 from toolkit.plan.time import Rates, flops
 from toolkit.recipe.resolve import Resolved
@@ -20,20 +20,23 @@ from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve
 from toolkit.strategies.ledgers.base import BYTES
 
-_STEPS = 4
+_PATIENCE = 1800.0
+"""Seconds for the steps of one strategy, the making of the model included."""
 _LARGE, _SMALL = 4 * 2**20, 256
 """Elements of the collectives that are timed, float32: for the rate, and for what each costs whatever its size."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Speeds:
-    """Seconds, medians of the slowest rank: of a micro-batch's forward and backward, of an update with its clipping,
-    and of an all-reduce of ``_LARGE`` and of ``_SMALL`` elements (None with one process)."""
+    """``rows``: a step of whole rows with nothing sent. With several processes also the seconds of an all-reduce of
+    ``_LARGE`` and of ``_SMALL`` elements, and steps of a few tokens: ``alone`` with nothing sent, and by strategy.
+    All of the slowest rank."""
 
-    micro: float
-    update: float
-    large: float | None
-    small: float | None
+    rows: Step
+    large: float | None = None
+    small: float | None = None
+    alone: Step | None = None
+    under: dict[str, Step] = dataclasses.field(default_factory=dict)
 
 
 def calibrated(asked: Resolved, device: Device, rates: Rates) -> tuple[Device, Rates]:
@@ -48,26 +51,42 @@ def calibrated(asked: Resolved, device: Device, rates: Rates) -> tuple[Device, R
                 "--calibrate: runs the model here, and this machine has no GPU; leave it out to plan on paper"
             )
         processes = min(processes, cuda_device_count())
-    together = _replicated(asked, processes)
-    length = asked.recipe.data.max_length
+    together = replicated(asked, processes)
+    need = Planner.of(together, asked.recipe.data.max_length).memory(together).peak
+    if need > device.memory * GIB:
+        raise InputError(
+            f"--calibrate: runs the model whole in each process, {gib(need)} of {device.memory:g} GiB; "
+            "calibrate with an adapter, a smaller micro_size or a config of fewer layers, or leave it out"
+        )
     with WorkerGroup(processes) as group:
-        found = group.run(_speeds, together.recipe.model_dump(exclude_unset=True), asked.device, length,
-                          timeout=1800.0)  # fmt: skip
-    micro, update, large, small = zip(*found, strict=True)
-    alone = processes == 1
-    slowest = Speeds(max(micro), max(update), None if alone else max(large), None if alone else max(small))
-    return _applied(slowest, together, device, rates, length)
+        found = timed(group, asked, together)
+    return applied(found, asked, together, device, rates)
 
 
-def _applied(
-    speeds: Speeds, together: Resolved, device: Device, rates: Rates, length: int
-) -> tuple[Device, Rates]:  # fmt: skip
-    planner = Planner.of(together, length)
+def timed(group: WorkerGroup, asked: Resolved, together: Resolved) -> Speeds:
+    """``together`` through the processes of ``group``, and with several each strategy that takes it."""
+
+    def slowest(recipe: Recipe, *more: Any) -> Step:
+        values = recipe.model_dump(exclude_unset=True)
+        return max(group.run(step_of, values, asked.device, *more, timeout=_PATIENCE), key=lambda step: step.whole)
+
+    rows = slowest(together.recipe, asked.recipe.data.max_length, False)
+    if together.world_size == 1:
+        return Speeds(rows)
+    large, small = (max(column) for column in zip(*group.run(_reductions, asked.device), strict=True))
+    recipes = variants(together, asked)
+    alone = slowest(recipes["ddp"], TOKENS, False)
+    return Speeds(rows, large, small, alone, {name: slowest(recipe) for name, recipe in recipes.items()})
+
+
+def applied(speeds: Speeds, asked: Resolved, together: Resolved, device: Device, rates: Rates) -> tuple[Device, Rates]:
+    """The device and the rates under which what was timed is what is predicted."""
+    planner = Planner.of(together, asked.recipe.data.max_length)
     segments = planner.segments(together.recipe.activation_checkpointing, together.micro_size, "autocast")
     holdings = planner.skeleton.holdings
-    reached = sum(flops(segments, list(holdings.order))) / speeds.micro
+    reached = sum(flops(segments, list(holdings.order))) / ((speeds.rows.first + speeds.rows.last) / 2)
     reached *= 1.0 if together.precision.compute != "float32" else 2.0  # in terms of the 16-bit rate: see time.py
-    moved = 7 * holdings.elements(True) * BYTES[together.precision.trainable] / speeds.update
+    moved = 7 * holdings.elements(True) * BYTES[together.precision.trainable] / speeds.rows.update
     known = dataclasses.replace(
         device,
         bf16=device.bf16 or reached / 1e12, bandwidth=device.bandwidth or moved / 1e9,
@@ -77,17 +96,21 @@ def _applied(
         rates, compute=reached / (known.bf16 * 1e12), bandwidth=moved / (known.bandwidth * 1e9),
         overlap=together.device == "cuda",
     )  # fmt: skip
-    if speeds.large is None or speeds.small is None:
+    if speeds.large is None or speeds.small is None or speeds.alone is None:
         return known, rates
     world = together.world_size
     sent = 2 * (world - 1) / world * 4 * (_LARGE - _SMALL)
     wire = sent / max(speeds.large - speeds.small, 1e-9)
-    return known, dataclasses.replace(
-        rates, link=wire / (known.link * 1e9), latency=speeds.small / math.log2(max(2, world))
-    )
+    rates = dataclasses.replace(rates, link=wire / (known.link * 1e9), latency=speeds.small / math.log2(max(2, world)))
+    recipes = variants(together, asked)
+    own = {}
+    for name, step in speeds.under.items():
+        resolved = resolve(recipes[name], together.source, device=together.device)
+        own[name] = own_seconds(resolved, holdings, step, speeds.alone, known, rates)
+    return known, dataclasses.replace(rates, own=own)
 
 
-def _replicated(asked: Resolved, processes: int) -> Resolved:
+def replicated(asked: Resolved, processes: int) -> Resolved:
     """The recipe with whole weights in every process: they compute at once, and need not wait for one another."""
     values = asked.recipe.model_dump(exclude_unset=True)
     values["strategy"] = {"name": "single" if processes == 1 else "ddp"}
@@ -96,33 +119,12 @@ def _replicated(asked: Resolved, processes: int) -> Resolved:
     return resolve(Recipe.model_validate(values), asked.source, device=asked.device)
 
 
-def _speeds(recipe: dict[str, Any], device: str, length: int) -> tuple[float, float, float | None, float | None]:
-    from toolkit.plan.measure import random_batch
-    from toolkit.strategies import strategy_of
-    from toolkit.strategies.engines.connect import make_accelerator
-    from toolkit.training.loss import loss_sum
-    from toolkit.training.session import prepare_model
+def _reductions(device: str) -> tuple[float, float]:
+    """Seconds of an all-reduce of ``_LARGE`` and of ``_SMALL`` elements; every rank calls it."""
+    from accelerate import PartialState
 
-    resolved = resolve(Recipe.model_validate(recipe), device=device)
-    accelerator = make_accelerator(resolved)
-    engine = strategy_of(resolved).engine_class()(prepare_model(resolved, pad_token_id=0), accelerator)
-    tensors = random_batch(engine.config, resolved, length, engine.device)
-
-    def micro_batch() -> None:
-        with engine.accumulating(False):  # nothing is sent
-            with engine.autocast():
-                loss = loss_sum(engine.model, engine.config, tensors, resolved.recipe.model.task)
-            engine.backward(loss / (resolved.micro_size * length), False)
-
-    micros, updates = [], []
-    for _ in range(_STEPS):
-        micros.append(_seconds(micro_batch, device))
-        updates.append(_seconds(lambda: engine.step(0.0), device))
-    # The first makes moments and buffers.
-    micro, update = statistics.median(micros[1:]), statistics.median(updates[1:])
-    if resolved.world_size == 1:
-        return micro, update, None, None
-    return micro, update, _reduction(_LARGE, engine.device, device), _reduction(_SMALL, engine.device, device)
+    where = PartialState().device if device == "cuda" else "cpu"
+    return _reduction(_LARGE, where, device), _reduction(_SMALL, where, device)
 
 
 def _reduction(elements: int, where: Any, device: str) -> float:
@@ -130,16 +132,4 @@ def _reduction(elements: int, where: Any, device: str) -> float:
     import torch.distributed as dist
 
     tensor = torch.zeros(elements, device=where)
-    return statistics.median([_seconds(lambda: dist.all_reduce(tensor), device) for _ in range(7)][1:])
-
-
-def _seconds(work: Callable[[], Any], device: str) -> float:
-    import torch
-
-    if device == "cuda":
-        torch.cuda.synchronize()
-    begun = time.perf_counter()
-    work()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - begun
+    return statistics.median([seconds(lambda: dist.all_reduce(tensor), device) for _ in range(7)][1:])

@@ -8,7 +8,8 @@ real kernels reach; these shares are assumptions until `--calibrate` measures th
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from toolkit.plan.hardware import Device
 from toolkit.plan.segments import OUTSIDE, Segment
@@ -19,7 +20,7 @@ from toolkit.strategies.ledgers.base import BYTES, Holdings
 @dataclass(frozen=True)
 class Rates:
     """Shares of the data sheet's rates that are reached, and what it does not give. None of these was measured on
-    a GPU; `--calibrate` replaces compute, bandwidth, link and latency."""
+    a GPU; `--calibrate` replaces compute, bandwidth, link and latency, and adds ``own``."""
 
     compute: float = 0.5
     bandwidth: float = 0.8
@@ -32,6 +33,10 @@ class Rates:
     """GB/s of host memory that the optimizer's update on the CPU reaches."""
     overlap: bool = True
     """Whether communication hides under computing. On a CPU the same cores do both."""
+    own: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """By strategy the seconds, per micro-batch and per step, that it takes beside arithmetic, update and the bytes of
+    its collectives over the link: copies into and out of its buffers, hooks, waiting for each other. Not known but
+    by `--calibrate`. They are a device's own, whatever the number of devices."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +74,10 @@ def step_seconds(
     micro_batches = resolved.accumulation
     compute = micro_batches * (forward + backward) / speed
     moved = collective_bytes(resolved, holdings)
-    wire = _Wire(resolved, device, rates)
-    per_micro = sum(wire.seconds(size, count) for size, count in moved.per_micro)
-    at_end = sum(wire.seconds(size, count) for size, count in moved.at_end)
+    wire = Wire(resolved, device, rates)
+    own_per_micro, own_at_end = rates.own.get(resolved.recipe.strategy.name, (0.0, 0.0))
+    per_micro = own_per_micro + sum(wire.seconds(size, count) for size, count in moved.per_micro)
+    at_end = own_at_end + sum(wire.seconds(size, count) for size, count in moved.at_end)
     hidden_under = micro_batches * ((forward + backward) / speed if moved.also_forward else backward / speed)
     hideable = micro_batches * per_micro
     if moved.end_overlaps:
@@ -135,7 +141,7 @@ def collective_bytes(resolved: Resolved, holdings: Holdings) -> Moved:
             )
 
 
-class _Wire:
+class Wire:
     """How long bytes take: a ring goes at the speed of its slowest hop, the one between nodes where there are
     several, which the devices of a node share."""
 
