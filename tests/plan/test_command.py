@@ -220,9 +220,12 @@ def test_the_host_loads_trained_weights_for_every_process_and_frozen_ones_once(t
 
 
 def test_what_was_never_measured_is_marked(tmp_path: Path, config: str, capsys: pytest.CaptureFixture[str]) -> None:
-    overrides = ("precision=fp16", "strategy.offload=optimizer")
-    _, result = planned(tmp_path, config, gpu="h100", gpus=2, overrides=overrides)
-    assert result["candidates"][0]["unmeasured"] == ["offload optimizer", "fp16"]
-    assert "offload optimizer, fp16: never held against a real run" in capsys.readouterr().out
-    _, result = planned(tmp_path, config, gpu="h100", gpus=2)
-    assert result["candidates"][0]["unmeasured"] == []
+    def unmeasured(*overrides: str) -> list[str]:
+        _, result = planned(tmp_path, config, gpu="h100", gpus=2, overrides=overrides)
+        found: list[str] = result["candidates"][0]["unmeasured"]
+        return found
+
+    assert unmeasured("precision=fp16", "strategy.name=fsdp1", "strategy.offload=all") == ["offload all", "fp16"]
+    assert "offload all, fp16: never held against a real run" in capsys.readouterr().out
+    assert unmeasured("strategy.offload=optimizer") == []  # ZeRO's is
+    assert unmeasured() == []

@@ -42,3 +42,18 @@ def test_every_strategy_is_planned_in_seconds(tmp_path: Path, config: dict[str, 
     assert found == {"ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2"}
     assert used < 2 * seconds
     assert kib < 2 * 2**20
+
+
+def test_what_a_plan_has_no_use_for_is_not_imported(tmp_path: Path) -> None:
+    """PEFT imports bitsandbytes wherever it is installed."""
+    pytest.importorskip("bitsandbytes")
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(LLAMA_8B | {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 512}))
+    job = (
+        "import atexit, runpy, sys; "
+        "atexit.register(lambda: print('found:', 'peft' in sys.modules, 'bitsandbytes' in sys.modules)); "
+        "runpy.run_module('toolkit', run_name='__main__')"
+    )
+    options = ["plan", str(file), "--gpu", "h100", "--lora", "8", "--length", "64"]
+    told = subprocess.run([sys.executable, "-c", job, *options], capture_output=True, text=True, timeout=120)
+    assert told.stdout.splitlines()[-1] == "found: True False", told.stderr

@@ -14,6 +14,7 @@ from typing import Any
 
 from toolkit.errors import InputError
 from toolkit.plan.hardware import Device, device_named
+from toolkit.plan.unneeded import without
 from toolkit.recipe.load import apply_overrides, load_recipe, validate
 from toolkit.recipe.positions import parse
 from toolkit.recipe.resolve import Resolved
@@ -82,6 +83,11 @@ def _plan(request: Request, kept: Callable[[], None]) -> int:
     recipe = read_recipe(request)
     device = _device(request, recipe)
     asked = resolve(recipe, request.recipe, device="cpu" if device.name == "cpu" else "cuda")
+    with without(*(() if asked.base_storage is not None else ("bitsandbytes",))):
+        return _planned(request, kept, result, asked, device)
+
+
+def _planned(request: Request, kept: Callable[[], None], result: Result, asked: Resolved, device: Device) -> int:
     from toolkit.plan.choice import choose, smallest_change
     from toolkit.plan.screen import show
     from toolkit.plan.search import Search

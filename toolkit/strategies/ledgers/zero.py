@@ -30,10 +30,39 @@ class _ZeroLedger(Ledger):
         self.part = part
         self.account_weights()
 
+    def account_offload(self) -> None:
+        """What stages 1 and 2 keep beside the state when it is on the host (stage_1_and_2.py, ``__init__`` and
+        ``initialize_optimizer_states``): this rank's gradients, its weights in 16 bits on their way back, and room for
+        the largest weight on either side."""
+        if self.offload == "none":
+            return
+        room = self.largest() * self.compute
+        self.host["gradients"] = self.part * self.trained
+        self.host["communication"] = self.part * self.compute + room
+        self.resident["communication"] += room
+
+    def largest(self) -> int:
+        """Elements of the largest weight that trains."""
+        return max((w.numel for unit, _ in self.holdings.units() for w in unit if w.trains), default=0)
+
+    def copied(self) -> int:
+        """Bytes of the gradients that the rank with the most of them copies out of the bucket: of every weight that its
+        part begins or ends in, whole (stage_1_and_2.py, ``copy_grads_in_partition``)."""
+        blocks = (EMBED, *range(len(self.holdings.order)), TAIL)
+        most = [0] * self.ranks
+        for decays in (True, False):
+            sizes = [w.numel for b in blocks for w in self.holdings.unit(b) if w.trains and w.decays == decays]
+            part = -(-sum(sizes) // self.ranks)
+            at = 0
+            for size in sizes:
+                for rank in range(at // part, min((at + size - 1) // part, self.ranks - 1) + 1):
+                    most[rank] += size
+                at += size
+        return max(most) * self.trained
+
     def norm_in_double(self) -> int:
         """The norm is taken of each weight's part in float64."""
-        largest = max((w.numel for unit, _ in self.holdings.units() for w in unit if w.trains), default=0)
-        return 8 * min(largest, self.part)
+        return 8 * min(self.largest(), self.part)
 
     def account_weights(self) -> None:
         self.resident["parameters"] = self.trains * self.compute + self.frozen_bytes()
@@ -45,6 +74,7 @@ class Zero1Ledger(_ZeroLedger):
 
     def account(self) -> None:
         super().account()
+        self.account_offload()
         self.immediate = self.mixed and self.compute == 2 and self.offload == "none"
         if self.immediate:
             self.resident["gradients"] = self.trains * self.trained
@@ -54,6 +84,11 @@ class Zero1Ledger(_ZeroLedger):
         if self.immediate:
             self.gradients = self.trains * self.compute if accumulating else 0
 
+    def enter(self, block: int, backward: bool) -> int:
+        if backward and not self.immediate:
+            self.buffers = self.settings.reduce_bucket * self.trained
+        return 0
+
     def gradient(self, weight: Weight, block: int) -> int:
         if not self.immediate:
             return super().gradient(weight, block)
@@ -62,6 +97,10 @@ class Zero1Ledger(_ZeroLedger):
         return weight.numel * self.trained  # lp.grad.to(float32), added to the whole one
 
     def finish_backward(self) -> int:
+        if not self.immediate:
+            if self.mixed:
+                return self.part * self.trained  # ``_build_compact_grad_partition_buffer``
+            return self.copied() if self.offload == "none" else 0
         # torch's flatten of a single tensor is a view; of several a copy.
         return min(self.trains, _FLATTENED) * self.trained if self.holdings.groups() > 1 else 0
 
@@ -74,8 +113,15 @@ class Zero2Ledger(_ZeroLedger):
 
     def account(self) -> None:
         super().account()
-        compact = self.mixed and self.offload == "none"
-        self.stay = self._of_the_last_rank() if compact else set()
+        self.account_offload()
+        # ``_use_compact_grad_partition_buffer``
+        self.compact = self.mixed
+        self.stay = self._of_the_last_rank() if self.compact else set()
+        self.kept = self.part * self.trained
+        if not self.compact:
+            self.kept = self.copied() if self.offload == "none" else 0
+            if self.offload != "none" and self.resolved.accumulation > 1:
+                self.host["gradients"] += self.copied()  # ``accumulated_grads_in_cpu``
 
     def _of_the_last_rank(self) -> set[tuple[int, str]]:
         """Block and name of the weights larger than the bucket that the last rank has a part of: groups with and
@@ -93,9 +139,9 @@ class Zero2Ledger(_ZeroLedger):
 
     def start(self, accumulating: bool) -> None:
         super().start(accumulating)
-        self.kept = self.part * self.trained if self.offload == "none" else 0
-        self.gradients = self.kept if accumulating else 0  # made at the first reduction
-        self.made = accumulating
+        self.gradients = self.kept if accumulating else 0
+        # Made at the first reduction: once, or for every micro-batch and then added (``all_grad_tensors``).
+        self.made = accumulating and self.compact
         self.filled = 0
         self.waiting = self.arriving = 0
         self.arrives_to_stay = False
@@ -161,7 +207,8 @@ class Zero3Ledger(_ZeroLedger):
         if self.offload == "none":
             self.resident["gradients"] = gradients
         else:
-            self.host["gradients"] = gradients
+            # A flat buffer, and what the optimizer reads (stage3.py, ``initialize_optimizer_states``).
+            self.host["gradients"] = 2 * gradients
         self.resident["communication"] = settings.reduce_bucket * self.trained
         self._kept = self._kept_after_forward()
 
@@ -208,7 +255,7 @@ class Zero3Ledger(_ZeroLedger):
     def start(self, accumulating: bool) -> None:
         super().start(accumulating)
         self.gradients = 0
-        self.waiting = 0
+        self.waiting = self.together = 0
         self.embeddings = False
 
     def enter(self, block: int, backward: bool) -> int:
@@ -216,7 +263,20 @@ class Zero3Ledger(_ZeroLedger):
             self.gathered += self._gathered(block)
         if self.holdings.tied and block < 0:
             self._shared(True)
-        return 0
+        return 0 if backward else self._fetching(block)
+
+    def _fetching(self, block: int) -> int:
+        """What a forward gathers for a moment beside the block's own: the next weights, as many as a prefetch takes, in
+        the gather's buffer and copied out of it, while the prefetch after them is gathered (partition_parameters.py,
+        ``AllGatherCoalescedHandle.wait``; partitioned_param_coordinator.py, ``fetch_sub_module``)."""
+        if block == TAIL or (block not in self._kept and block != EMBED):
+            return 0  # what goes back to parts at once is counted with it: ``_gathered``
+        blocks = (EMBED, *range(len(self.holdings.order)), TAIL)
+        left = sum(self._elements(w) * self._size(w) for b in blocks[blocks.index(block) :] for w in self._large(b))
+        own = sum(self._elements(w) * self._size(w) for w in self._large(block))
+        ahead = self.settings.prefetch_bucket * self.compute
+        now = min(max(ahead, own), left)
+        return now - own + now + min(ahead, left - now)
 
     def leave(self, block: int, backward: bool) -> None:
         if backward or block not in self._kept:
@@ -236,24 +296,29 @@ class Zero3Ledger(_ZeroLedger):
             self.gathered += size if there else -size
 
     def gradient(self, weight: Weight, block: int) -> int:
-        # A gradient waits, whole, for the next one that does not fit beside it in the bucket.
+        # A gradient waits for the next one that does not fit beside it in the bucket: in it, or, where it is larger
+        # than the bucket, whole.
         moment = 0
         if self.waiting and self.waiting + weight.numel > self.settings.reduce_bucket:
-            moment = self._reduced(self.waiting)
-            self.gradients -= self.waiting * self.compute
-            self.waiting = 0
+            moment = self._reduced()
         self.waiting += weight.numel
-        self.gradients += weight.numel * self.compute
+        self.together += 1
+        if weight.numel > self.settings.reduce_bucket:
+            self.gradients += weight.numel * self.compute
         return moment
 
     def finish_backward(self) -> int:
-        moment = self._reduced(self.waiting)
-        self.gradients, self.waiting = 0, 0
-        return moment
+        return self._reduced()
 
-    def _reduced(self, elements: int) -> int:
-        cast = self.trained if self.mixed else 0
-        return elements * (cast + self.trained)
+    def _reduced(self) -> int:
+        """Bytes of reducing what waits (coalesced_collectives.py, ``reduce_scatter_coalesced``): gradients of several
+        weights are copied together; one that was too large for the bucket is cast. Gloo reduces a copy."""
+        size = self.waiting * self.trained
+        large = self.waiting > self.settings.reduce_bucket
+        copies = int(self.together > 1 or (large and self.mixed)) + int(not self.overlap)
+        self.gradients = 0
+        self.waiting = self.together = 0
+        return copies * size
 
     def step(self) -> int:
         return self.norm_in_double()
