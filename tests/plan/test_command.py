@@ -53,6 +53,22 @@ def test_what_fits_exits_0_and_says_all_that_the_contract_names(tmp_path: Path, 
     assert {c["strategy"] for c in result["candidates"]} == {"ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2"}
 
 
+@pytest.mark.parametrize(("lora", "told"), [(None, "an adapter in place of all weights"), (8, "on a base of 4 bits")])
+def test_where_nothing_that_was_asked_fits_training_less_is_suggested(
+    tmp_path: Path, config: str, lora: int | None, told: str
+) -> None:
+    """... and what is suggested then fits."""
+    pytest.importorskip("bitsandbytes")
+    memory = 5.0 if lora is None else 1.25
+    status, result = planned(tmp_path, config, memory=memory, gpus=1, lora=lora, length=256)
+    assert status == 1
+    assert told in result["smallest_change"]
+    assert not any(c["fits"] for c in result["candidates"])
+    overrides = tuple(part for part in result["smallest_change"].split(" (")[0].split() if "=" in part)
+    status, result = planned(tmp_path, config, memory=memory, gpus=1, length=256, overrides=overrides)
+    assert status == 0
+
+
 def test_what_does_not_fit_exits_1_with_the_change_that_helps(tmp_path: Path, config: str) -> None:
     status, result = planned(tmp_path, config, memory=4.5, gpus=2, micro=4)
     asked = next(c for c in result["candidates"] if c["asked"])

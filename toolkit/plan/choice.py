@@ -54,6 +54,28 @@ def smallest_change(candidates: list[Candidate], search: Search) -> str | None:
     return None
 
 
+def fewer_weights(asked: Candidate, search: Search) -> str | None:
+    """Where no way to train what was asked fits: an adapter in place of all weights, or one on a base of 4 bits; None
+    where that does not fit either. It trains something else, so it is never among the candidates."""
+    adapter = search.asked.recipe.adapter
+    rank = 16 if adapter is None else adapter.r
+    methods = {None: ("lora", "qlora"), "lora": ("qlora",)}.get(None if adapter is None else adapter.method, ())
+    for method in methods:
+        values = {"r": rank, "alpha": 2.0 * rank} if adapter is None else adapter.model_dump(exclude_unset=True)
+        lighter = search.with_adapter(values | {"method": method})
+        best = None if lighter is None else choose(lighter.all())
+        if best is None:
+            continue
+        flags = [
+            f"adapter.method={method}",
+            *([f"adapter.r={rank} adapter.alpha={2 * rank}"] if adapter is None else []),
+        ]
+        flags += [_told(name, best) for name in _differences(asked, best)]
+        what = "an adapter in place of all weights" if adapter is None else "the adapter on a base of 4 bits"
+        return f"train {what}: {' '.join(flags)} ({(best.peak - asked.peak) / GIB:+.1f} GiB: {gib(best.peak)})"
+    return None
+
+
 _ORDER = ("loss", "micro", "checkpointing", "strategy", "offload")
 
 

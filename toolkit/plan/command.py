@@ -83,12 +83,7 @@ def _plan(request: Request, kept: Callable[[], None]) -> int:
     recipe = read_recipe(request)
     device = _device(request, recipe)
     asked = resolve(recipe, request.recipe, device="cpu" if device.name == "cpu" else "cuda")
-    with without(*(() if asked.base_storage is not None else ("bitsandbytes",))):
-        return _planned(request, kept, result, asked, device)
-
-
-def _planned(request: Request, kept: Callable[[], None], result: Result, asked: Resolved, device: Device) -> int:
-    from toolkit.plan.choice import choose, smallest_change
+    from toolkit.plan.choice import choose, fewer_weights, smallest_change
     from toolkit.plan.screen import show
     from toolkit.plan.search import Search
     from toolkit.plan.time import Rates
@@ -98,11 +93,14 @@ def _planned(request: Request, kept: Callable[[], None], result: Result, asked: 
         from toolkit.plan.calibrate import calibrated
 
         device, rates = calibrated(asked, device, rates)
-    search = Search(asked, device, request.headroom, rates)
-    kept()
-    candidates = search.all(request.every)
-    chosen = choose(candidates)
-    change = smallest_change(candidates, search)
+    with without(*(() if asked.base_storage is not None else ("bitsandbytes",))):
+        search = Search(asked, device, request.headroom, rates)
+        kept()
+        candidates = search.all(request.every)
+        chosen = choose(candidates)
+        change = smallest_change(candidates, search)
+    if change is None and not candidates[0].fits:
+        change = fewer_weights(candidates[0], search)
     scaled = None
     if request.scale:
         from toolkit.plan.scale import on_paper

@@ -51,7 +51,9 @@ def show(
     out.write(f"\none step of {candidates[0].label}\n{_time_line(candidates[0])}\n")
     if not candidates[0].fits:
         out.write(f"\n{candidates[0].label} does not fit: {candidates[0].reason}\n")
-        out.write(f"to make it fit: {change}\n" if change else "no other strategy, size or length makes it fit\n")
+        out.write(
+            f"to make it fit: {change}\n" if change else "no other strategy, size, length or adapter makes it fit\n"
+        )
     if scaled:
         out.write("\n" + _scale_table(scaled))
     if asked.device == "cuda":

@@ -28,6 +28,7 @@ class Search:
         self.asked = asked
         self.device = device
         self.rates = rates
+        self.headroom = headroom
         self.usable = int(device.bytes * (1 - headroom))
         self.planner = Planner.of(asked, asked.recipe.data.max_length)
 
@@ -106,6 +107,15 @@ class Search:
             more = resolve(Recipe.model_validate(values), asked.source, device=asked.device)
             yield f"{told} batch.micro_size={micro}", self.candidate(more, planner=planner)
         yield told, self.candidate(asked, planner=planner)
+
+    def with_adapter(self, adapter: dict[str, Any]) -> Search | None:
+        """The same recipe with another adapter; None where that cannot be."""
+        values = self.asked.recipe.model_dump(exclude_unset=True) | {"adapter": adapter}
+        try:
+            asked = resolve(Recipe.model_validate(values), self.asked.source, device=self.asked.device)
+            return Search(asked, self.device, self.headroom, self.rates)
+        except InputError:
+            return None
 
     def _sizes(self) -> list[int]:
         per_rank = self.asked.global_size // self.asked.world_size

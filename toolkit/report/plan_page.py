@@ -66,7 +66,7 @@ def _advice(asked: Candidate, chosen: Candidate | None, change: str | None) -> l
     if not asked.fits:
         told.append(f"<p class='bad'>{html.escape(asked.label)}: {html.escape(asked.reason)}</p>")
         how = f"To make it fit: <code>{html.escape(change)}</code>" if change else (
-            "No other strategy, size or length makes it fit.")  # fmt: skip
+            "No other strategy, size, length or adapter makes it fit.")  # fmt: skip
         told.append(f"<p>{how}</p>")
     if chosen is not None and chosen is not asked:
         told.append(f"<p>Fastest that fits: <b>{html.escape(chosen.label)}</b>{_rate(chosen)}</p>")
