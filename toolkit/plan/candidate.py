@@ -48,6 +48,8 @@ class Candidate:
             parts.append(f"offload {recipe.strategy.offload}")
         if recipe.activation_checkpointing != "none":
             parts.append(f"{recipe.activation_checkpointing} ckpt")
+        if recipe.activation_offload:
+            parts.append("activations away")
         if recipe.loss != "plain":
             parts.append(f"{recipe.loss} loss")
         return " ".join([*parts, f"micro {self.resolved.micro_size}"])
@@ -89,6 +91,7 @@ class Candidate:
             "micro_size": self.resolved.micro_size,
             "accumulation": self.resolved.accumulation,
             "loss": recipe.loss,
+            "activation_offload": recipe.activation_offload,
             "tokens_per_micro_batch": self.resolved.micro_size * recipe.data.max_length,
             "fits": self.fits,
             "peak_bytes": self.peak,

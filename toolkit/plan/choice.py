@@ -76,7 +76,7 @@ def fewer_weights(asked: Candidate, search: Search) -> str | None:
     return None
 
 
-_ORDER = ("loss", "micro", "checkpointing", "strategy", "offload")
+_ORDER = ("loss", "micro", "checkpointing", "away", "strategy", "offload")
 
 
 def _differences(a: Candidate, b: Candidate) -> list[str]:
@@ -85,6 +85,7 @@ def _differences(a: Candidate, b: Candidate) -> list[str]:
         "loss": (x.recipe.loss, y.recipe.loss),
         "micro": (x.micro_size, y.micro_size),
         "checkpointing": (x.recipe.activation_checkpointing, y.recipe.activation_checkpointing),
+        "away": (x.recipe.activation_offload, y.recipe.activation_offload),
         "strategy": (x.recipe.strategy.name, y.recipe.strategy.name),
         "offload": (x.recipe.strategy.offload, y.recipe.strategy.offload),
     }
@@ -97,6 +98,7 @@ def _told(name: str, candidate: Candidate) -> str:
         "loss": f"loss={resolved.recipe.loss}",
         "micro": f"batch.micro_size={resolved.micro_size} batch.accumulation={resolved.accumulation}",
         "checkpointing": f"activation_checkpointing={resolved.recipe.activation_checkpointing}",
+        "away": f"activation_offload={str(resolved.recipe.activation_offload).lower()}",
         "strategy": f"strategy.name={resolved.recipe.strategy.name}",
         "offload": f"strategy.offload={resolved.recipe.strategy.offload}",
     }[name]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from toolkit.data.spread import takes_one_row
 from toolkit.plan.head import chunk_rows
 from toolkit.plan.memory import Memory, walk
-from toolkit.plan.profile import Point, expand, interpolate
+from toolkit.plan.profile import Point, expand, held_bytes, interpolate
 from toolkit.plan.segments import Segment, Shape, Traced
 from toolkit.plan.skeleton import Skeleton, build
 from toolkit.plan.trace import trace
@@ -28,7 +28,7 @@ class Planner:
     length: int
     skeleton: Skeleton
     traces: dict[Shape, Traced] = field(default_factory=dict)
-    expanded: dict[Shape, list[Point]] = field(default_factory=dict)
+    expanded: dict[tuple[Shape, bool], list[Point]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, resolved: Resolved, length: int) -> Planner:
@@ -42,10 +42,18 @@ class Planner:
         """
         strategy = strategy_of(resolved)
         ledger = strategy.ledger_class()(self.skeleton.holdings, resolved)
-        shape = self._shape(resolved, ledger.compute_as)
-        if shape not in self.expanded:
-            self.expanded[shape] = list(expand(self._segments(shape), self.skeleton.holdings.order))
-        return walk(self.expanded[shape], ledger, resolved.accumulation)
+        shape, away = self._shape(resolved, ledger.compute_as), resolved.recipe.activation_offload
+        if (shape, away) not in self.expanded:
+            self.expanded[shape, away] = list(expand(self._segments(shape), self.skeleton.holdings.order, away))
+        return walk(self.expanded[shape, away], ledger, resolved.accumulation)
+
+    def held(self, resolved: Resolved) -> int:
+        """Bytes that blocks hold from their forward to their backward, wherever these are."""
+        return held_bytes(self.segments_of(resolved), self.skeleton.holdings.order)
+
+    def away(self, resolved: Resolved) -> int:
+        """Bytes of activations that wait in host memory, for one device."""
+        return self.held(resolved) if resolved.recipe.activation_offload else 0
 
     def segments_of(self, resolved: Resolved) -> list[Segment]:
         """The short model's segments under ``resolved``, a variant of this planner's recipe."""

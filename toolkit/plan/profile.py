@@ -59,10 +59,12 @@ def _outline(segment: Segment) -> tuple[int, bool, int]:
     return segment.block, segment.backward, len(segment.gradients)
 
 
-def expand(segments: list[Segment], order: Sequence[int]) -> Iterator[Point]:
+def expand(segments: list[Segment], order: Sequence[int], away: bool = False) -> Iterator[Point]:
     """Every place of the whole model's step, from the short model's segments.
 
     ``order``: the kind of each block, first to last. A short model's block stands for all of its kind.
+    ``away``: what blocks hold is in host memory (toolkit/model/activation_offload.py), but for the one that is on its
+    way: there to the end of the forward, and back beside the one whose backward it is.
     """
     forward = {s.block: s for s in segments if not s.backward and s.block != OUTSIDE}
     backward = {s.block: s for s in segments if s.backward and s.block != OUTSIDE}
@@ -71,9 +73,13 @@ def expand(segments: list[Segment], order: Sequence[int]) -> Iterator[Point]:
     heads = [s for s in outside if s.backward]
     opening, closing = heads[0], heads[1:]
 
-    def missing(held: dict[int, int], done: dict[int, int]) -> int:
-        """Bytes that the blocks left out of the short model hold, of those done: ``done`` of each kind."""
-        return sum((number - 1) * held.get(kind, 0) for kind, number in done.items() if number > 0)
+    def holding(held: dict[int, int], done: int, near: int) -> int:
+        """Bytes on the device of what the first ``done`` blocks hold; ``near``: of how many, where they are away."""
+        return sum(held.get(kind, 0) for kind in order[max(0, done - near) if away else 0 : done])
+
+    def missing(held: dict[int, int]) -> int:
+        """... of all blocks, beyond what the short model's hold."""
+        return holding(held, len(order), 1) - inside(held)
 
     def inside(held: dict[int, int]) -> int:
         return sum(size for block, size in held.items() if block != OUTSIDE)
@@ -81,39 +87,40 @@ def expand(segments: list[Segment], order: Sequence[int]) -> Iterator[Point]:
     yield Point(EMBED, False, "enter", first.start)
     yield Point(EMBED, False, "high", first.peak)
     yield Point(EMBED, False, "leave", first.peak)
-    done: dict[int, int] = {}
     final = tail.held
     for block, kind in enumerate(order):
         segment = forward[kind]
-        base = segment.start - inside(segment.held) + sum(number * final.get(k, 0) for k, number in done.items())
+        base = segment.start - inside(segment.held) + holding(final, block, 0)
         yield Point(block, False, "enter", base)
         yield Point(block, False, "high", base + segment.peak - segment.start)
-        done[kind] = done.get(kind, 0) + 1
         yield Point(block, False, "leave", base + final.get(kind, 0))
-    whole = {kind: order.count(kind) for kind in set(order)}
-    shift = missing(tail.held, whole)
+    shift = missing(tail.held)
     yield Point(TAIL, False, "enter", tail.start + shift)
     yield Point(TAIL, False, "high", tail.peak + shift, loss=tail.peak - inside(tail.held))
     yield Point(TAIL, False, "leave", opening.start + shift)
     saved = opening.held
-    yield from _backward_points(opening, TAIL, missing(saved, whole))
-    left = dict(whole)
+    yield from _backward_points(opening, TAIL, missing(saved))
     for block in range(len(order) - 1, -1, -1):
         kind = order[block]
         if kind not in backward:
             continue  # nothing here or before it trains
         segment = backward[kind]
         # Kinds stand in the short model in the order of their number: those up to this one still wait.
-        flow = segment.start - sum(segment.held.get(k, 0) for k in left if k <= kind)
-        base = flow + sum(number * saved.get(k, 0) for k, number in left.items())
+        flow = segment.start - sum(segment.held.get(k, 0) for k in set(order) if k <= kind)
+        base = flow + holding(saved, block + 1, 2)
         yield from _backward_points(segment, block, base - segment.start)
-        left[kind] -= 1
     if closing:
         for segment in closing:
             yield from _backward_points(segment, EMBED, 0)
     else:
         yield Point(EMBED, True, "enter", 0)
         yield Point(EMBED, True, "leave", 0)
+
+
+def held_bytes(segments: list[Segment], order: Sequence[int]) -> int:
+    """Bytes that all blocks hold from their forward to their backward."""
+    held = next(s for s in segments if s.block == OUTSIDE and s.backward).held
+    return sum(held.get(kind, 0) for kind in order)
 
 
 def _backward_points(segment: Segment, block: int, shift: int) -> Iterator[Point]:

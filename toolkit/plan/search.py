@@ -39,8 +39,9 @@ class Search:
         ledger = strategy_of(resolved).ledger_class()(planner.skeleton.holdings, resolved)
         segments = planner.segments_of(resolved)
         reserve = _reserve(resolved)
-        seconds = step_seconds(resolved, planner.skeleton.holdings, segments, self.device, self.rates)
-        host = sum(ledger.host.values()) * resolved.recipe.machine.processes
+        away = planner.away(resolved)
+        seconds = step_seconds(resolved, planner.skeleton.holdings, segments, self.device, self.rates, away)
+        host = (sum(ledger.host.values()) + away) * resolved.recipe.machine.processes
         own, shared = ledger.host_loading()
         loading = own * resolved.recipe.machine.processes + shared
         return Candidate(resolved, memory, reserve, host, seconds, self.device.bytes, self.usable, asked, loading)
@@ -72,6 +73,8 @@ class Search:
                 too_large[name, offload, kind] = micro
         if not found[0].fits:
             found += self._fused(found)
+        if not any(c.fits for c in found):
+            found += self._away(found)
         return found
 
     def _fused(self, found: list[Candidate]) -> list[Candidate]:
@@ -87,6 +90,19 @@ class Search:
             with contextlib.suppress(InputError):  # an adapter on the head, say
                 if variant is not None:
                     more.append(self.candidate(variant))
+        return more
+
+    def _away(self, found: list[Candidate]) -> list[Candidate]:
+        """Those that keep blocks' inputs alone, with these in host memory: where they may then fit."""
+        more = []
+        for c in found:
+            recipe = c.resolved.recipe
+            if recipe.activation_checkpointing != "full" or c.peak - self.planner.held(c.resolved) > self.usable:
+                continue
+            top = {"activation_checkpointing": "full", "loss": recipe.loss, "activation_offload": True}
+            variant = self.variant(recipe.strategy.model_dump(exclude_unset=True), top, c.resolved.micro_size)
+            if variant is not None:
+                more.append(self.candidate(variant))
         return more
 
     def least(self, resolved: Resolved) -> int:
@@ -160,4 +176,5 @@ def _key(resolved: Resolved) -> tuple[Any, ...]:
         resolved.micro_size,
         resolved.accumulation,
         recipe.loss,
+        recipe.activation_offload,
     )

@@ -64,9 +64,12 @@ def flops(segments: list[Segment], order: list[int]) -> tuple[int, int]:
 
 
 def step_seconds(
-    resolved: Resolved, holdings: Holdings, segments: list[Segment], device: Device, rates: Rates
+    resolved: Resolved, holdings: Holdings, segments: list[Segment], device: Device, rates: Rates, away: int = 0
 ) -> Seconds | None:
-    """Seconds of one optimizer step; None where the device's rates are not known."""
+    """Seconds of one optimizer step; None where the device's rates are not known.
+
+    ``away``: bytes of a micro-batch's activations that go to the host and come back.
+    """
     if not device.bf16:
         return None
     forward, backward = flops(segments, list(holdings.order))
@@ -99,6 +102,9 @@ def step_seconds(
         if resolved.recipe.strategy.offload == "all":
             weights = holdings.elements() * BYTES[resolved.precision.compute] / resolved.world_size
             offload += 2 * micro_batches * weights / (device.pcie * 1e9 * rates.link)
+    if away:  # out under the forward, back under the backward
+        pcie = away / (device.pcie * 1e9 * rates.link)
+        offload += micro_batches * (max(0.0, pcie - forward / speed) + max(0.0, pcie - backward / speed))
     return Seconds(compute, optimizer, hideable + at_end, exposed, offload)
 
 

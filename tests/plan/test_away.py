@@ -1,0 +1,93 @@
+"""Blocks' inputs in host memory: what the plan says stays on the device, against what does.
+
+On a CPU there is one memory; a mover that keeps its copies as NumPy arrays, which no count of tensors sees, stands in
+for the host's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from plan.cells import Cell
+from toolkit.launch.group import WorkerGroup
+
+LONG = 384
+"""Tokens: blocks' inputs are a good part of the peak."""
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[WorkerGroup]:
+    with WorkerGroup(2) as group:
+        yield group
+
+
+def moved_away(recipe: dict[str, Any], away: bool) -> Any:
+    resolved = _resolved(recipe)
+    return dataclasses.replace(resolved, recipe=resolved.recipe.model_copy(update={"activation_offload": away}))
+
+
+def _resolved(recipe: dict[str, Any]) -> Any:
+    from plan.truth import _resolved
+
+    return _resolved(recipe)
+
+
+def measured(recipe: dict[str, Any], length: int, away: bool) -> int:
+    """Runs on a rank."""
+    import toolkit.training.session as session
+    from toolkit.model.activation_offload import HostStore
+    from toolkit.plan.measure import measure
+
+    warnings.filterwarnings("ignore")
+    original = session.HostStore
+    session.HostStore = lambda: HostStore(_OutOfSight)  # type: ignore[misc,assignment]
+    try:
+        return measure(moved_away(recipe, away), length).peak
+    finally:
+        session.HostStore = original  # type: ignore[misc]
+
+
+class _OutOfSight:
+    """Copies as the GPU's mover does, at once; the last tensor that left stays until the next leaves or one is read."""
+
+    def __init__(self, device: Any) -> None:
+        self.leaving: Any = None
+
+    def out(self, tensor: Any) -> Any:
+        import torch
+
+        self.settle()
+        self.leaving = tensor
+        return tensor.shape, tensor.dtype, tensor.contiguous().view(torch.uint8).numpy().copy()
+
+    def back(self, host: Any) -> Any:
+        import torch
+
+        shape, dtype, data = host
+        return torch.empty(shape, dtype=dtype).copy_(torch.from_numpy(data).view(dtype).view(shape))
+
+    def settle(self) -> None:
+        self.leaving = None
+
+
+@pytest.mark.group
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+@pytest.mark.parametrize("strategy", ["ddp", "zero2", "fsdp2"])
+def test_what_stays_on_the_device(strategy: str, lora: bool, pair: WorkerGroup) -> None:
+    from toolkit.plan.predict import Planner
+
+    cell = Cell("llama-tied", lora, strategy, "full", LONG)
+    real, whole = (max(pair.run(measured, cell.recipe(), LONG, away)) for away in (True, False))
+    planner = Planner.of(_resolved(cell.recipe()), LONG)
+    asked = moved_away(cell.recipe(), True)
+    said = planner.memory(asked).peak
+    assert said == pytest.approx(real, rel=0.05)
+    assert planner.away(asked) == planner.held(asked) > 0
+    # Six blocks hold: one is on its way, the others are gone. Where the peak was among them it shows.
+    assert real <= whole
+    assert whole - real <= planner.held(asked)
