@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from toolkit.reference.fp8 import rounded_layers, unrounded
 from toolkit.reference.loop import PlainLoop, Window
 from toolkit.reference.model import plain_decayed, plain_model
 from toolkit.training.session import seed_micro_batch
@@ -95,6 +96,7 @@ class Reference:
             [(rank, micro.to(self.device)) for rank, micro in window]
             for window in expected_windows(case.samples, self.resolved, case.steps)
         ]
+        self.float8_layers, self.products = 0, (0, 0)
         self.noise = Noise(
             eps=torch.finfo(getattr(torch, self.resolved.precision.trainable)).eps,
             compute_eps=torch.finfo(self.loop.compute_dtype).eps,
@@ -107,6 +109,22 @@ class Reference:
         self.set_weights(weights)
         losses = self.loop.backward(step, self.windows[step], loss_scale)
         return losses, {name: g.cpu() for name, g in self.loop.gradients.items()}
+
+    def without_fp8(
+        self, step: int, weights: dict[str, torch.Tensor], loss_scale: float = 1.0
+    ) -> tuple[list[float], dict[str, torch.Tensor]]:
+        """``gradient`` of the same model whose products are not rounded to float8."""
+        with unrounded(self.loop.model):
+            return self.gradient(step, weights, loss_scale)
+
+    def count_products(self) -> None:
+        """Note how many products the one window computed so far took: ``products``, forward and backward."""
+        layers = rounded_layers(self.loop.model)
+        self.float8_layers = len(layers)
+        self.products = (
+            sum(layer.products for layer in layers.values()),
+            sum(layer.backward_products for layer in layers.values()),
+        )
 
     def set_weights(self, weights: dict[str, torch.Tensor]) -> None:
         """Take the candidate's weights: those that train here too."""
