@@ -25,9 +25,6 @@ from toolkit.recipe.fp8able import MULTIPLE, NEEDS, told_capability
 from toolkit.recipe.resolve import Resolved
 
 FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
-_LARGEST = {dtype: torch.finfo(dtype).max for dtype in (FORWARD, BACKWARD)}
-_SMALLEST = 2.0**-100
-"""A tensor's largest value is taken for no less, so that its scale is a finite float32. Zeros stay zeros."""
 
 
 class Fp8Linear(nn.Linear):
@@ -78,12 +75,15 @@ class Fp8Product(torch.autograd.Function):
 
 
 def rounded(tensor: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """``tensor`` in float8, and the float32 that gives it back its size: a power of two."""
+    """``tensor`` in float8, and the float32 that gives it back its size: a power of two. The largest value is taken for
+    2^-100 at least, so that both are finite."""
+    # Numbers stand here, not in names: torch.compile would make inputs of them, which autograd's functions cannot have
+    # (torch 2.13.0, AssertionError in lift_tracked_freevar_to_input).
     largest = torch.linalg.vector_norm(tensor, float("inf")).float()
     # No minimum or maximum beside a cast to float8: Triton miscompiles some such kernels (triton-lang/triton#11111).
-    largest = torch.where(largest < _SMALLEST, _SMALLEST, largest)
+    largest = torch.where(largest < 2.0**-100, 2.0**-100, largest)
     # A float32 without its mantissa is the power of two below it.
-    scale = ((_LARGEST[dtype] / largest).view(torch.int32) & 0x7F800000).view(torch.float32)
+    scale = ((torch.finfo(dtype).max / largest).view(torch.int32) & 0x7F800000).view(torch.float32)
     scale = torch.where(largest.isfinite(), scale, torch.nan)  # a cast may give the largest number for infinity
     return (tensor * scale.to(tensor.dtype)).to(dtype), scale.reciprocal()
 

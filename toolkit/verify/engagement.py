@@ -9,7 +9,7 @@ from toolkit.data.collate import sample_spans
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies.engines.base import Claim
 from toolkit.strategies.engines.float8 import FLOAT8_LAYERS
-from toolkit.verify.case import Case
+from toolkit.verify.case import Case, products_step
 from toolkit.verify.measure import Stage
 from toolkit.verify.replay import Reference
 from toolkit.verify.trace import RankTrace
@@ -135,8 +135,8 @@ def _compiled(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
 
 
 def _float8(ranks: Sequence[RankTrace], resolved: Resolved, reference: Reference) -> list[Claim]:
-    """As many layers as the plain loop rounds the products of, and as many products as it took in the first step, seen
-    where torch runs them. A recomputed block multiplies once more; compiled code may, too."""
+    """As many layers as the plain loop rounds the products of, and as many products as it took in one step, seen where
+    torch runs them. A recomputed block multiplies once more; compiled code may, too."""
     if not resolved.recipe.fp8:
         return []
     right = str(reference.float8_layers)
@@ -150,7 +150,7 @@ def _float8(ranks: Sequence[RankTrace], resolved: Resolved, reference: Reference
     seen, least = sum(rank.float8 for rank in ranks), forward + backward
     ok = seen >= least > 0 if resolved.recipe.compile else seen == least + again > 0
     expected = f"{least} or more" if resolved.recipe.compile else str(least + again)
-    return [*claims, Claim("float8 products in the first step", expected, str(seen), ok)]
+    return [*claims, Claim(f"float8 products in step {products_step(resolved) + 1}", expected, str(seen), ok)]
 
 
 def _collectives(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:

@@ -48,11 +48,7 @@ class Pass:
 
     def to_json(self) -> dict[str, Any]:
         return {"pass": self.name, "seconds": round(self.seconds, 2), "failure": self.failure,
-                "stages": [stage.to_json() for stage in self.stages]} | self._deviation()  # fmt: skip
-
-    def _deviation(self) -> dict[str, Any]:
-        found = self.replayed.from_bf16 if self.replayed else []
-        return {"deviation_from_bf16": [one.to_json() for one in found]} if found else {}
+                "stages": [stage.to_json() for stage in self.stages]}  # fmt: skip
 
 
 def run_pass(case: Case, group: WorkerGroup, fresh: WorkerGroup, timeout: float) -> Pass:

@@ -20,6 +20,7 @@ from toolkit.training import loop
 from toolkit.training.adamw8bit import stored_dtype
 from toolkit.training.loop import Progress
 from toolkit.training.session import Session
+from toolkit.verify.case import products_step
 from toolkit.verify.products import Product, ProductWatch
 from toolkit.verify.trace import MicroTrace, RunTrace, StepTrace, digest, plain
 
@@ -40,7 +41,7 @@ class Recorder:
         self.trace = RunTrace()
         self.collectives: Counter[str] = Counter()
         self.float8 = 0
-        """Products in float8 that torch ran in the first step."""
+        """Products in float8 that torch ran in the step where they are counted."""
         self.products: list[Product] = []
         self.dtypes: dict[str, set[str]] = {"gradient": set(), "state": set(), "weight": set()}
         # Held from the start: FSDP1 in one process (torch 2.13.0, NO_SHARD) leaves plain tensors in the place of
@@ -179,19 +180,20 @@ class Recorder:
     def _counting(self) -> contextlib.AbstractContextManager[Any]:
         """Collectives, and products in float8, are counted in the first step: a dispatch mode around every operator
         takes its time."""
-        first = self._step is not None and self._step.step == 0
-        if not first:
+        counted = {0, products_step(self.engine.resolved)} if self.engine.resolved.recipe.fp8 else {0}
+        if self._step is None or self._step.step not in counted:
             return contextlib.nullcontext()
         if self.engine.resolved.recipe.compile:
             return _profiled(self._count)
         return _Dispatched(self._count)
 
     def _count(self, operator: str) -> None:
-        if operator.startswith(("c10d::", "_c10d_functional::")):
+        assert self._step is not None
+        if operator.startswith(("c10d::", "_c10d_functional::")) and self._step.step == 0:
             for kind, spelled in _KINDS.items():
                 if any(part in operator.lower() for part in spelled):
                     self.collectives[kind] += 1
-        elif operator.startswith("aten::_scaled_mm"):
+        elif operator.startswith("aten::_scaled_mm") and self._step.step == products_step(self.engine.resolved):
             self.float8 += 1
 
     def _mark(self, stage: str) -> None:

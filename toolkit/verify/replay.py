@@ -117,14 +117,16 @@ class Reference:
         with unrounded(self.loop.model):
             return self.gradient(step, weights, loss_scale)
 
+    def forget_products(self) -> None:
+        """Count the products that are rounded to float8 from here on."""
+        for layer in rounded_layers(self.loop.model).values():
+            layer.products = layer.backward_products = 0
+
     def count_products(self) -> None:
-        """Note how many products the one window computed so far took: ``products``, forward and backward."""
-        layers = rounded_layers(self.loop.model)
+        """Note how many there were since: ``products``, forward and backward."""
+        layers = rounded_layers(self.loop.model).values()
         self.float8_layers = len(layers)
-        self.products = (
-            sum(layer.products for layer in layers.values()),
-            sum(layer.backward_products for layer in layers.values()),
-        )
+        self.products = sum(one.products for one in layers), sum(one.backward_products for one in layers)
 
     def set_weights(self, weights: dict[str, torch.Tensor]) -> None:
         """Take the candidate's weights: those that train here too."""

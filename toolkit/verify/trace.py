@@ -79,9 +79,9 @@ class RankTrace:
     """Of each store of activations: tensors sent to the host, come back, and bytes sent."""
     compiled: Compilation | None = None
     float8: int = 0
-    """Products in float8 that torch ran in the first step."""
+    """Products in float8 that torch ran in the step where they are counted."""
     products: list[Product] = field(default_factory=list)
-    """Of those, and of the first micro-batch of later steps, how far each is from the definition."""
+    """Of the first micro-batch of each step, how far each is from the definition."""
     tied: list[list[str]] = field(default_factory=list)
     collectives: dict[str, int] = field(default_factory=dict)
     fault_reached: bool = False

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from toolkit.verify.case import products_step
 from toolkit.verify.measure import Measure, Stage, finite
 from toolkit.verify.replay import NO_SIGNAL, Noise, Reference, relative_error
 from toolkit.verify.trace import RankTrace
@@ -44,11 +45,12 @@ def replay(ranks: Sequence[RankTrace], reference: Reference, overflow_step: int 
     # The first steps' gradients may be zero (adapters, warm-up); the short window has other shapes.
     noisy = {step for step in (1, len(run.steps) - 2) if 0 <= step < len(run.steps) and step != overflow_step}
     for step in run.steps:
+        reference.forget_products()
         losses, gradients = reference.gradient(step.step, weights, _scale(step.step, overflow_step, step.loss_scale))
         replayed.losses.append(losses)
         replayed.gradients.append(gradients)
         if reference.resolved.recipe.fp8:
-            if step.step == 0:
+            if step.step == products_step(reference.resolved):
                 reference.count_products()
             bf16 = reference.without_fp8(step.step, weights, _scale(step.step, overflow_step, step.loss_scale))
             replayed.from_bf16.append(_deviation(step.step, (losses, gradients), bf16))
