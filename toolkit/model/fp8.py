@@ -106,16 +106,17 @@ def _filled(matrix: torch.Tensor) -> torch.Tensor:
     return functional.pad(bytes_, (0, -matrix.shape[1] % MULTIPLE)).view(matrix.dtype)
 
 
+def check_device(resolved: Resolved) -> None:
+    """Raise InputError where the GPU that trains has no products in float8."""
+    if resolved.device == "cuda" and (found := torch.cuda.get_device_capability()) < NEEDS:
+        raise InputError(f"{resolved.source}: fp8: {told_capability(found)}, or set fp8: false")
+
+
 def convert(model: nn.Module, blocks: Sequence[tuple[str, nn.Module]], resolved: Resolved) -> list[str]:
     """Put Fp8Linear in the place of the blocks' linear layers, before adapters stand around them; returns their names.
 
-    Raises InputError where none has sizes that a float8 product can take, or this GPU has no such products.
+    Raises InputError where none has sizes that a float8 product can take.
     """
-    where = f"{resolved.source}: fp8:"
-    if resolved.device == "cuda" and torch.cuda.is_available():
-        found = torch.cuda.get_device_capability()
-        if found < NEEDS:
-            raise InputError(f"{where} {told_capability(found)}, or set fp8: false")
     inside = {id(module) for _, block in blocks for module in block.modules()}
     tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     names = [
@@ -125,7 +126,7 @@ def convert(model: nn.Module, blocks: Sequence[tuple[str, nn.Module]], resolved:
     ]
     if not names:
         raise InputError(
-            f"{where} takes linear layers whose sizes are multiples of {MULTIPLE}, and the blocks of "
+            f"{resolved.source}: fp8: takes linear layers whose sizes are multiples of {MULTIPLE}, and the blocks of "
             f"{type(model).__name__} have none; bf16 products are the nearest, set fp8: false"
         )
     for name in names:

@@ -14,7 +14,7 @@ from toolkit.model.activation_offload import HostStore
 from toolkit.model.adapters import add_adapter
 from toolkit.model.checkpointing import checkpoint_blocks, find_blocks
 from toolkit.model.compiling import compile_blocks
-from toolkit.model.fp8 import convert
+from toolkit.model.fp8 import check_device, convert
 from toolkit.model.head_loss import fuse_head
 from toolkit.model.load import load_base, load_tokenizer, set_dtypes
 from toolkit.model.nf4 import base_linears, quantise_base, weight_count
@@ -57,6 +57,7 @@ def prepare_model(resolved: Resolved, pad_token_id: int | None = None) -> Prepar
     products: list[str] = []
     bases = {name: linear.weight.numel() for name, linear in linears.items()}
     if resolved.recipe.fp8:
+        check_device(resolved)
         products = convert(model, find_blocks(model, resolved.blocks, resolved.source), resolved)
     if resolved.recipe.adapter is not None:
         model = add_adapter(model, resolved)
