@@ -210,7 +210,7 @@ def test_a_product_of_anything_else_is_seen(tiny_root: Path, monkeypatch: pytest
 )
 def test_faults_are_found_and_named(fault: str, stage: str, cause: str, tiny_root: Path, group: WorkerGroup) -> None:
     resolved = resolved_from(recipe_dict(tiny_root, strategy={"name": "fsdp2"}))  # bf16 and fp8 come with the fault
-    outcome = verify(resolved, group=group, fault=fault, time_limit=240, stop_early=True)
+    outcome = verify(resolved, group=group, fault=fault, time_limit=240, stop_early=True, round_trip=False)
     assert outcome.exit_code == 1
     assert what_caught(outcome)[0] in (stage, "engagement")
     assert bool(outcome.unproven) or stage == "products"
@@ -267,7 +267,7 @@ def test_it_is_the_plain_loop_on_rounded_products(
     assert len(stage.measures) > 5 * 14 * 2  # five steps, each of the layers, forward and backward
     told = outcome.fields()["deviation_from_bf16"]
     assert len(told["steps"]) == 5
-    # Rounding by 2^-4 at most, uniform: 2^-4 / sqrt(3) of a value, over a chain of some layers.
+    # A rounding to e4m3 moves a tensor by 2.4 % (docs/speed.md), to e5m2 by 4.7 %; a gradient passes through several.
     assert 0.01 < told["gradient"] < 0.3
     assert 0 < told["loss"] < 0.01
     assert f"gradient {told['gradient']:.1%} off" in screen.deviation_line(outcome)[0]

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from toolkit.model import fp8
 from toolkit.reference.fp8 import E4M3, E5M2, rounded
@@ -74,8 +75,9 @@ class ProductWatch:
             output: torch.Tensor = forward(ctx, input, weight, trains)
             ctx.watched = None
             if (at := self.here()) is not None:
-                x = rounded(input.flatten(0, -2), E4M3)
-                self._note(at, "output", output.flatten(0, -2), x, _weight(weight, input.dtype).t())
+                with _unseen():
+                    x = rounded(input.flatten(0, -2), E4M3)
+                    self._note(at, "output", output.flatten(0, -2), x, _weight(weight, input.dtype).t())
                 ctx.watched = (at, self._layer, x if trains else None)
             return output
 
@@ -86,17 +88,20 @@ class ProductWatch:
             saved = _Saved(ctx.saved_tensors, ctx.needs_input_grad)
             found = backward(saved, *grads)
             if ctx.watched is not None:
-                at, self._layer, x = ctx.watched
-                grad = rounded(grads[0].flatten(0, -2), E5M2)
-                if found[0] is not None:
-                    right = _weight(saved.saved_tensors[0], grads[0].dtype)
-                    self._note(at, "gradient of the input", found[0].flatten(0, -2), grad, right)
-                if found[1] is not None and x is not None:
-                    # Of the compute dtype's precision, whatever dtype the weight is kept in.
-                    self._note(at, "gradient of the weight", found[1].to(grads[0].dtype), grad.t(), x)
+                with _unseen():
+                    self._note_backward(ctx.watched, grads[0], saved.saved_tensors[0], found)
             return found
 
         return watched
+
+    def _note_backward(self, watched: tuple, grad: torch.Tensor, weight: torch.Tensor, found: Any) -> None:
+        at, self._layer, x = watched
+        rows = rounded(grad.flatten(0, -2), E5M2)
+        if found[0] is not None:
+            self._note(at, "gradient of the input", found[0].flatten(0, -2), rows, _weight(weight, grad.dtype))
+        if found[1] is not None and x is not None:
+            # Of the compute dtype's precision, whatever dtype the weight is kept in.
+            self._note(at, "gradient of the weight", found[1].to(grad.dtype), rows.t(), x)
 
     def _note(self, at: tuple[int, int], kind: str, seen: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
         self.seen.append(Product(*at, self._layer, kind, distance(seen.detach(), left, right)))
@@ -116,6 +121,14 @@ def distance(seen: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> flo
     allowed = half * (exact.abs() + sums * sizes) + sums * sizes + torch.finfo(seen.dtype).tiny
     worst = ((seen.double() - exact).abs() / allowed).max().item()
     return worst if worst == worst else float("inf")
+
+
+@contextlib.contextmanager
+def _unseen() -> Iterator[None]:
+    """What is computed here is no part of the run: selective checkpointing would keep its products and give them back
+    in place of the block's own."""
+    with torch.no_grad(), _disable_current_modes():
+        yield
 
 
 def _weight(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
