@@ -33,11 +33,15 @@ def why_not_fp8(recipe: Recipe, facts: ModelFacts, blocks: tuple[str, ...]) -> s
     if facts.config is None:
         return f"needs to see the model's code, and {facts.why_unknown}"
     if facts.config.get("quantization_config"):
-        return "multiplies by weights of 16 bits or more, and model.path holds quantised ones; name what they were made of"
+        return (
+            "multiplies by weights of 16 bits or more, and model.path holds quantised ones; name what they were made of"
+        )
     if (found := kept_elsewhere(facts)) is not None:
         return f"converts linear layers, and {facts.model_type} keeps weights in {found}; bf16 is the nearest"
     if (width := facts.hidden_size) is not None and width % MULTIPLE:
-        return f"takes layers whose sizes are multiples of {MULTIPLE}, and this model is {width} wide; bf16 is the nearest"
+        return (
+            f"takes layers whose sizes are multiples of {MULTIPLE}, and this model is {width} wide; bf16 is the nearest"
+        )
     return None
 
 

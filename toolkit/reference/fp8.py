@@ -55,7 +55,7 @@ class RoundedProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, input: torch.Tensor, weight: torch.Tensor, layer: RoundedLinear) -> torch.Tensor:
         ctx.layer = layer
-        x, w = rounded(input, E4M3).to(input.dtype), rounded(weight, E4M3).to(input.dtype)
+        x, w = (rounded(layer.shaken(t), E4M3).to(input.dtype) for t in (input, weight))
         ctx.save_for_backward(x, w)
         layer.products += 1
         return functional.linear(x, w)
@@ -63,7 +63,7 @@ class RoundedProduct(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, w = ctx.saved_tensors
-        g = rounded(grads[0], E5M2).to(grads[0].dtype)
+        g = rounded(ctx.layer.shaken(grads[0]), E5M2).to(grads[0].dtype)
         of_input = g.matmul(w) if ctx.needs_input_grad[0] else None
         of_weight = g.flatten(0, -2).t().matmul(x.flatten(0, -2)) if ctx.needs_input_grad[1] else None
         ctx.layer.backward_products += (of_input is not None) + (of_weight is not None)
@@ -79,6 +79,7 @@ class RoundedLinear(nn.Linear):
         self.weight, self.bias = linear.weight, linear.bias
         self.off = False
         self.products = self.backward_products = 0
+        self.shake: torch.Generator | None = None
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if self.off:
@@ -87,6 +88,13 @@ class RoundedLinear(nn.Linear):
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else input.dtype
         product: torch.Tensor = RoundedProduct.apply(input.to(dtype), self.weight.to(dtype), self)
         return product if self.bias is None else product + self.bias.to(dtype)
+
+    def shaken(self, values: torch.Tensor) -> torch.Tensor:
+        """``values``, or, where the layer is shaken, each off by one rounding of their dtype, up or down at random."""
+        if self.shake is None:
+            return values
+        signs = torch.randint(0, 2, values.shape, generator=self.shake).mul_(2).sub_(1).to(values.device)
+        return values.double() * (1 + signs * (torch.finfo(values.dtype).eps / 2))
 
 
 def round_products(model: nn.Module, resolved: Resolved) -> None:
@@ -103,6 +111,20 @@ def rounded_layers(model: nn.Module) -> dict[str, RoundedLinear]:
     """The layers that ``round_products`` changed, by name; of those that adapters copied, the copies."""
     found = {name: module for name, module in model.named_modules() if isinstance(module, RoundedLinear)}
     return {name: module for name, module in found.items() if "original_module" not in name.split(".")}
+
+
+@contextlib.contextmanager
+def shaken(model: nn.Module, seed: int = 0) -> Iterator[None]:
+    """The same model, whose layers multiply operands that are off by one rounding each."""
+    draw = torch.Generator().manual_seed(seed)
+    layers = [module for module in model.modules() if isinstance(module, RoundedLinear)]
+    for layer in layers:
+        layer.shake = draw
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.shake = None
 
 
 @contextlib.contextmanager

@@ -103,7 +103,9 @@ class ProductWatch:
             # Of the compute dtype's precision, whatever dtype the weight is kept in.
             self._note(at, "gradient of the weight", found[1].to(grad.dtype), rows.t(), x)
 
-    def _note(self, at: tuple[int, int], kind: str, seen: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+    def _note(
+        self, at: tuple[int, int], kind: str, seen: torch.Tensor, left: torch.Tensor, right: torch.Tensor
+    ) -> None:
         self.seen.append(Product(*at, self._layer, kind, distance(seen.detach(), left, right)))
 
 
