@@ -1,5 +1,6 @@
 """The model of the plain loop: loaded, adapted and cast, and nothing more (under QLoRA its linear
-weights are the values that 4 bits hold, under ``fp8`` what it multiplies is rounded). Never checkpointed, never wrapped."""
+weights are the values that 4 bits hold, under ``fp8`` what it multiplies is rounded). Never
+checkpointed, never wrapped."""
 
 from __future__ import annotations
 

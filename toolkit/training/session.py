@@ -49,8 +49,8 @@ def prepare_model(resolved: Resolved, pad_token_id: int | None = None) -> Prepar
     """Model, float8 products, adapter, quantised base, dtypes, compiling, checkpointing, in this order; nothing is
     spread yet.
 
-    Products come before adapters, whose own small matrices stay as they are. Adapters come before dtypes, since they decide what trains, and checkpointing after all, since it takes the
-    blocks' forwards as they then are.
+    Products come before adapters, whose own small matrices stay as they are. Adapters come before dtypes, since they
+    decide what trains, and checkpointing after all, since it takes the blocks' forwards as they then are.
     """
     model: nn.Module = load_base(resolved, pad_token_id)
     linears = {} if resolved.base_storage is None else base_linears(model, resolved)

@@ -124,8 +124,8 @@ def _products(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagno
     of_step = [m for m in stage.measures if m.step == measure.step]
     wrong = [m for m in of_step if not m.ok]
     kinds = sorted({m.tensor.rpartition(": ")[2] for m in wrong})
-    return Diagnosis("a float8 product is not that of its operands: scale, format or layout",
-                     f"step {measure.step + 1}: {len(wrong)} of {len(of_step)} products ({', '.join(kinds)})")  # fmt: skip
+    told = f"step {measure.step + 1}: {len(wrong)} of {len(of_step)} products ({', '.join(kinds)})"
+    return Diagnosis("a float8 product is not that of its operands: scale, format or layout", told)
 
 
 def _leaks(found: Pass, measure: Measure) -> str:

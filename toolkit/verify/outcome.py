@@ -48,7 +48,7 @@ class Outcome:
 
     @property
     def deviations(self) -> list[Deviation]:
-        """``fp8: true``: how far the plain loop's steps with float8 products are from those without. Told, not judged."""
+        """``fp8: true``: how far the plain loop's steps with float8 products are from those without."""
         return [one for found in self.passes if found.replayed for one in found.replayed.from_bf16]
 
     @property

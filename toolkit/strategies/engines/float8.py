@@ -7,7 +7,6 @@ from torch import nn
 from toolkit.model.fp8 import fp8_layers
 from toolkit.strategies.engines.base import Claim
 
-
 FLOAT8_LAYERS = "linear layers in float8"
 
 

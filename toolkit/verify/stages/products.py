@@ -20,4 +20,6 @@ def products(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Stage]:
             said = "roundings off the product of the same operands, rounded to float8 by the definition"
             stage.measures.append(Measure(one.step, f"{one.layer}: {one.kind}", one.error, 1.0, 1.0, one.micro,
                                           rank.rank, said))  # fmt: skip
+    worst = max((m.error for m in stage.measures), default=0.0)
+    stage.summary = f"{len(stage.measures)}, {worst:.2f} of 1 rounding"
     return [stage]
