@@ -1,5 +1,5 @@
 """What a product in float8 is, from the definition (arXiv:2209.05433, table 1): the linear layers of the plain loop
-under ``fp8: true``. Every value is rounded to the float8 numbers by arithmetic; what is multiplied are ordinary tensors."""
+under ``fp8: true``. Every value is rounded to the float8 numbers by arithmetic; ordinary tensors are multiplied."""
 
 from __future__ import annotations
 
