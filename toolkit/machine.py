@@ -23,6 +23,23 @@ def cuda_device_count() -> int:
     return count.value
 
 
+@functools.cache
+def compute_capabilities() -> tuple[tuple[int, int], ...]:
+    """Of every GPU that ``cuda_device_count`` counts, its (major, minor), asked of the driver itself."""
+    if not (count := cuda_device_count()):
+        return ()
+    driver = ctypes.CDLL("libcuda.so.1")
+    return tuple((_attribute(driver, 75, index), _attribute(driver, 76, index)) for index in range(count))
+
+
+def _attribute(driver: ctypes.CDLL, attribute: int, index: int) -> int:
+    """cuDeviceGetAttribute; 75 and 76 are the compute capability's major and minor (CUDA driver API,
+    CUdevice_attribute). A device handle is its index."""
+    value = ctypes.c_int(0)
+    driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, index)
+    return value.value
+
+
 def cpu_count() -> int:
     """Cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

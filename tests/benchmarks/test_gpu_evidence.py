@@ -94,7 +94,7 @@ def test_memory(tmp_path: Path) -> None:
 def test_speed(tmp_path: Path) -> None:
     records = on_cpu(tmp_path, "speed", "bench,loop-1b-full-single-none*")
     bench = records["bench"]["result"]["cells"]
-    assert [cell["label"] for cell in bench] == ["plain", "fused", "packing", "adamw8bit", "qlora"]
+    assert [cell["label"] for cell in bench] == ["plain", "fused", "packing", "adamw8bit", "qlora", "fp8"]
     assert "moves memory from a GPU" in records["bench"]["result"]["refused"]["activation-offload"]
     assert all(cell["tokens_per_second"] > 0 and cell["mfu"] is None for cell in bench)
     result = records["loop-1b-full-single-none-4x2048"]["result"]

@@ -171,6 +171,7 @@ def as_json(cell: Cell, rate: float | None) -> dict[str, Any]:
         "packing": recipe.data.packing,
         "loss": resolved.loss_kernel,
         "compile": recipe.compile,
+        "fp8": recipe.fp8,
         "recipe_sha256": resolved.sha256,
         "asked": cell.asked,
         "fits": cell.failure is None,

@@ -23,6 +23,7 @@ from toolkit.launch.relay import screen
 from toolkit.launch.signals import follower, name_of, noted_stop
 from toolkit.machine import cpu_count, cuda_device_count
 from toolkit.recipe.compilable import why_no_compiler
+from toolkit.recipe.fp8able import why_no_fp8_device
 from toolkit.recipe.load import load_recipe
 from toolkit.recipe.quantisable import why_no_quantiser
 from toolkit.recipe.resolve import Resolved
@@ -65,6 +66,8 @@ def check_machine(resolved: Resolved) -> None:
         )
     if resolved.recipe.compile and (reason := why_no_compiler(resolved.device)):
         raise InputError(f"{resolved.source}: compile: {reason}, or set compile: false")
+    if resolved.recipe.fp8 and (reason := why_no_fp8_device(resolved.device)):
+        raise InputError(f"{resolved.source}: fp8: {reason}, or set fp8: false")
     if resolved.base_storage is not None and (reason := why_no_quantiser()):
         raise InputError(f"{resolved.source}: adapter.method: qlora {reason}")
     if resolved.device == "cuda" and machine.processes > (count := cuda_device_count()):

@@ -15,6 +15,7 @@ from torch import nn
 from toolkit.errors import InputError
 from toolkit.model.adapters import add_adapter
 from toolkit.model.checkpointing import find_blocks
+from toolkit.model.fp8 import convert
 from toolkit.model.load import switch_off_cache
 from toolkit.model.nf4 import base_linears, nf4_layers, quantise_base
 from toolkit.recipe.resolve import Resolved
@@ -52,6 +53,8 @@ def build(resolved: Resolved) -> Skeleton:
     kept, order = _choose(blocks)
     _cut(model, {name for name, _ in blocks} - kept)
     linears = {} if resolved.base_storage is None else base_linears(model, resolved)
+    if resolved.recipe.fp8:
+        convert(model, find_blocks(model, resolved.blocks, resolved.source), resolved)
     if resolved.recipe.adapter is not None:
         model = add_adapter(model, resolved)
     if linears:

@@ -20,10 +20,14 @@ def why_not_quantisable(facts: ModelFacts) -> str | None:
         return f"needs to see the model's code, and {facts.why_unknown}"
     if facts.config.get("quantization_config"):
         return "quantises by itself, and model.path holds quantised weights: name the model that they were made of"
-    for source in model_sources(facts):
-        if (found := _elsewhere(source)) is not None:
-            return f"puts linear layers into 4 bits, and {facts.model_type} keeps weights in {found}"
+    if (found := kept_elsewhere(facts)) is not None:
+        return f"puts linear layers into 4 bits, and {facts.model_type} keeps weights in {found}"
     return None
+
+
+def kept_elsewhere(facts: ModelFacts) -> str | None:
+    """What holds weights of the model's blocks that are no linear layers, or None."""
+    return next((found for source in model_sources(facts) if (found := _elsewhere(source)) is not None), None)
 
 
 @cache

@@ -10,6 +10,7 @@ from typing import Any
 from toolkit.errors import InputError
 from toolkit.machine import cuda_device_count
 from toolkit.recipe.compilable import why_not_compilable
+from toolkit.recipe.fp8able import why_not_fp8
 from toolkit.recipe.fusable import why_not_fusable
 from toolkit.recipe.load import recipe_sha256
 from toolkit.recipe.model_facts import ModelFacts, block_classes, model_facts
@@ -143,6 +144,10 @@ def resolve_values(recipe: Recipe, source: str, decide: Decisions, *, device: st
         raise InputError(f"{source}: compile: {reason}; or set compile: false")
     if recipe.compile:
         decide("compile", ", ".join(blocks), "each block apart; training_args.json cannot say it: its own is the whole")
+    if recipe.fp8 and (reason := why_not_fp8(recipe, facts, blocks)):
+        raise InputError(f"{source}: fp8: {reason}, or set fp8: false")
+    if recipe.fp8:
+        decide("fp8", "e4m3, gradients e5m2", "a scale per tensor, each time anew; training_args.json cannot say it")
     clip = recipe.optimizer.max_grad_norm or 0.0
     decide("max_grad_norm", clip, "written into every file: engines left alone clip at their own default, 1.0")
     return Resolved(

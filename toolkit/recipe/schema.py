@@ -190,6 +190,10 @@ class Recipe(Section):
         False, description="on a GPU, with activation_checkpointing: full: what it keeps waits in host memory"
     )
     loss: LossName = Field("plain", description="fused: from the hidden states, without the logits of all tokens")
+    fp8: bool = Field(
+        False,
+        description="matrix products of the blocks' linear layers in float8; weights and optimizer stay as they are",
+    )
     compile: bool = Field(False, description="torch.compile of each block; the first steps take longer")
     strategy: Strategy = Strategy()
     machine: Machine = Machine()

@@ -1,5 +1,6 @@
 """The model of the plain loop: loaded, adapted and cast, and nothing more (under QLoRA its linear
-weights are the values that 4 bits hold). Never checkpointed, never wrapped."""
+weights are the values that 4 bits hold, under ``fp8`` what it multiplies is rounded). Never
+checkpointed, never wrapped."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from torch import nn
 from toolkit.model.adapters import add_adapter
 from toolkit.model.load import load_base, set_dtypes
 from toolkit.recipe.resolve import Resolved
+from toolkit.reference.fp8 import round_products
 from toolkit.reference.nf4 import dequantised_base
 
 
@@ -17,6 +19,8 @@ def plain_model(resolved: Resolved, pad_token_id: int | None = None) -> nn.Modul
     model = load_base(resolved, pad_token_id)
     if resolved.base_storage is not None:
         dequantised_base(model, resolved)
+    if resolved.recipe.fp8:
+        round_products(model, resolved)
     if resolved.recipe.adapter is not None:
         model = add_adapter(model, resolved)
     set_dtypes(model, resolved.precision.trainable, resolved.precision.frozen)

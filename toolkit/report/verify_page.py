@@ -10,6 +10,7 @@ from toolkit.report.style import STYLE
 from toolkit.verify.measure import Measure, Stage
 from toolkit.verify.outcome import Outcome
 from toolkit.verify.passes import Pass
+from toolkit.verify.screen import deviation_line
 
 _STYLE = (
     STYLE
@@ -30,6 +31,7 @@ def verify_page(outcome: Outcome, title: str, seconds: float, versions: dict[str
         f"<h1>{html.escape(title)}: <span class='{tone}'>{verdict}</span></h1>",
         f"<p class='soft'>{html.escape(_facts(outcome))} · {seconds:.0f} s · {html.escape(_packages(versions))}</p>",
         *_difference(outcome),
+        *(f"<p>{html.escape(line)}</p>" for line in deviation_line(outcome)),
         "<h2>Stages</h2>",
         _stages(outcome.passes),
         "<h2>Evidence</h2>",

@@ -166,4 +166,5 @@ def _alone(recipe: Recipe) -> Recipe:
     content["machine"] = {"device": "cpu", "processes": 1, "nodes": 1}
     content["batch"] = {}
     content["activation_checkpointing"] = "none"
+    content["fp8"] = False
     return Recipe.model_validate(content)

@@ -151,6 +151,10 @@ def _introduce(view: Screen, session: Session, samples: Any, start: Path | None,
     trained = sum(math.prod(shape) for shape in session.engine.shapes.values())
     view.say(headline(session.resolved, trained, session.weights))
     view.say(engaged_line(session.claims))
+    if session.resolved.recipe.fp8 and session.engine.device.type == "cpu":
+        view.say(
+            "note: fp8: a CPU computes these products by turning every operand back, several times slower than bf16"
+        )
     for note in samples.notes:
         view.say(f"note: {note}")
     if (came := _came(samples)) is not None and came["from"] != "memory":

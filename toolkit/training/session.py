@@ -14,6 +14,7 @@ from toolkit.model.activation_offload import HostStore
 from toolkit.model.adapters import add_adapter
 from toolkit.model.checkpointing import checkpoint_blocks, find_blocks
 from toolkit.model.compiling import compile_blocks
+from toolkit.model.fp8 import check_device, convert
 from toolkit.model.head_loss import fuse_head
 from toolkit.model.load import load_base, load_tokenizer, set_dtypes
 from toolkit.model.nf4 import base_linears, quantise_base, weight_count
@@ -21,6 +22,7 @@ from toolkit.recipe.resolve import Resolved
 from toolkit.strategies import strategy_of
 from toolkit.strategies.engines.base import Claim, Engine, Prepared
 from toolkit.strategies.engines.connect import make_accelerator
+from toolkit.strategies.engines.float8 import product_claim
 from toolkit.strategies.engines.quantised import base_claims
 from toolkit.training.optimizer import decayed_names
 
@@ -44,14 +46,19 @@ class Session:
 
 
 def prepare_model(resolved: Resolved, pad_token_id: int | None = None) -> Prepared:
-    """Model, adapter, quantised base, dtypes, compiling, checkpointing, in this order; nothing is spread yet.
+    """Model, float8 products, adapter, quantised base, dtypes, compiling, checkpointing, in this order; nothing is
+    spread yet.
 
-    Adapters come before dtypes, since they decide what trains, and checkpointing after all, since it takes the
-    blocks' forwards as they then are.
+    Products come before adapters, whose own small matrices stay as they are. Adapters come before dtypes, since they
+    decide what trains, and checkpointing after all, since it takes the blocks' forwards as they then are.
     """
     model: nn.Module = load_base(resolved, pad_token_id)
     linears = {} if resolved.base_storage is None else base_linears(model, resolved)
+    products: list[str] = []
     bases = {name: linear.weight.numel() for name, linear in linears.items()}
+    if resolved.recipe.fp8:
+        check_device(resolved)
+        products = convert(model, find_blocks(model, resolved.blocks, resolved.source), resolved)
     if resolved.recipe.adapter is not None:
         model = add_adapter(model, resolved)
     if resolved.base_storage is not None:
@@ -68,7 +75,7 @@ def prepare_model(resolved: Resolved, pad_token_id: int | None = None) -> Prepar
     store = HostStore() if resolved.recipe.activation_offload else None
     checkpoint_blocks(blocks, resolved.recipe.activation_checkpointing, store)
     model.train()
-    return Prepared(model, resolved, decayed_names(model, resolved.recipe.optimizer), blocks, bases)
+    return Prepared(model, resolved, decayed_names(model, resolved.recipe.optimizer), blocks, bases, products)
 
 
 def open_session(resolved: Resolved, **accelerator_options: Any) -> Session:
@@ -93,6 +100,8 @@ def engage(
     claims = engine.evidence()
     if resolved.base_storage is not None:
         claims += base_claims(engine.model, prepared.bases, resolved, engine.device)
+    if resolved.recipe.fp8:
+        claims.append(product_claim(engine.model, len(prepared.products)))
     failed = [claim for claim in claims if not claim.ok]
     if failed:
         told = "; ".join(f"{claim.claim}: {claim.seen}, expected {claim.expected}" for claim in failed)

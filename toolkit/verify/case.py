@@ -44,6 +44,12 @@ class Case:
         return resolve(Recipe.model_validate(self.recipe), self.source, device=self.device)
 
 
+def products_step(resolved: Resolved) -> int:
+    """The step whose float8 products are counted: the first; of compiled code the last, since what torch runs while it
+    compiles looks the same."""
+    return STEPS - 1 if resolved.recipe.compile else 0
+
+
 def compute_of(resolved: Resolved) -> Compute:
     """How the reference has to compute to match a strategy's precision: single and ddp run autocast over float32
     weights, DeepSpeed and FSDP a 16-bit copy of them."""

@@ -25,6 +25,8 @@ def diagnose(found: Pass, case: Case) -> Diagnosis | None:
     difference = found.different
     if difference is None or (found.unproven and difference[0].name == "round-trip"):
         return _unproven(found)
+    if any("float8" in claim.claim for claim in found.unproven):  # what differs follows from it
+        return _unproven(found)
     stage, measure = difference
     return _FINDERS.get(stage.name, _none)(found, case, stage, measure) or _unproven(found)
 
@@ -45,6 +47,7 @@ def _unproven(found: Pass) -> Diagnosis | None:
 _CLAIMS = (
     ("base weights in NF4", "the base is not in 4 bits", ""),
     ("bits of such a weight", "the base is not in 4 bits", ""),
+    ("float8", "products of the recipe's layers are not all in float8", ""),
     ("engaged", "the strategy does not engage", "accelerate 1.15.0 on a machine without a GPU runs DDP in its place"),
     ("collectives", "the strategy does not engage: what it has to call is never called",
      "accelerate 1.15.0 on a machine without a GPU runs DDP, or unconnected processes, in its place"),
@@ -117,6 +120,14 @@ def _forward(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnos
     return None
 
 
+def _products(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnosis | None:
+    of_step = [m for m in stage.measures if m.step == measure.step]
+    wrong = [m for m in of_step if not m.ok]
+    kinds = sorted({m.tensor.rpartition(": ")[2] for m in wrong})
+    told = f"step {measure.step + 1}: {len(wrong)} of {len(of_step)} products ({', '.join(kinds)})"
+    return Diagnosis("a float8 product is not that of its operands: scale, format or layout", told)
+
+
 def _leaks(found: Pass, measure: Measure) -> str:
     """What the wrong losses of a step are, where the plain loop without blocks in its mask finds the same."""
     reference, step = found.reference, measure.step
@@ -171,6 +182,7 @@ def _round_trip(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diag
 
 _FINDERS: dict[str, Finder] = {
     "ledger": _ledger,
+    "products": _products,
     "forward": _forward,
     "gradient": gradient_cause,
     "clip": clip_cause,

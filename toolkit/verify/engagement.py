@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from toolkit.data.collate import sample_spans
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies.engines.base import Claim
-from toolkit.verify.case import Case
+from toolkit.strategies.engines.float8 import FLOAT8_LAYERS
+from toolkit.verify.case import Case, products_step
 from toolkit.verify.measure import Stage
 from toolkit.verify.replay import Reference
 from toolkit.verify.trace import RankTrace
@@ -28,13 +30,16 @@ def engagement(
     ranks: Sequence[RankTrace], case: Case, resolved: Resolved, reference: Reference, stages: Sequence[Stage]
 ) -> list[Claim]:
     """Every claim of the recipe, with what was seen."""
-    claims = [claim for rank in ranks for claim in rank.claims if rank.rank == 0 or not claim.ok]
+    # What ranks claim of their float8 layers is held against the plain loop's below.
+    claims = [claim for rank in ranks for claim in rank.claims
+              if (rank.rank == 0 and claim.claim != FLOAT8_LAYERS) or not claim.ok]  # fmt: skip
     claims += _trainable(ranks, reference)
     claims += _dtypes(ranks, resolved)
     claims += _recomputation(ranks, resolved)
     claims += _offloaded(ranks, resolved)
     claims += _fused(ranks, resolved)
     claims += _compiled(ranks, resolved)
+    claims += _float8(ranks, resolved, reference)
     claims += _collectives(ranks, resolved)
     claims += _ties(ranks, reference)
     claims += _exercised(ranks, case, resolved, reference, stages)
@@ -127,6 +132,25 @@ def _compiled(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
         if rank.rank == 0 or not ok:
             claims.append(Claim("blocks run compiled", f"{right} calls, a graph or more for each", told, ok))
     return claims
+
+
+def _float8(ranks: Sequence[RankTrace], resolved: Resolved, reference: Reference) -> list[Claim]:
+    """As many layers as the plain loop rounds the products of, and as many products as it took in one step, seen where
+    torch runs them. A recomputed block multiplies once more; compiled code may, too."""
+    if not resolved.recipe.fp8:
+        return []
+    right = str(reference.float8_layers)
+    claims = [
+        replace(claim, expected=right, ok=claim.ok and claim.seen == right)
+        for claim in ranks[0].claims
+        if claim.claim == FLOAT8_LAYERS
+    ]
+    forward, backward = reference.products
+    again = forward if resolved.recipe.activation_checkpointing == "full" else 0
+    seen, least = sum(rank.float8 for rank in ranks), forward + backward
+    ok = seen >= least > 0 if resolved.recipe.compile else seen == least + again > 0
+    expected = f"{least} or more" if resolved.recipe.compile else str(least + again)
+    return [*claims, Claim(f"float8 products in step {products_step(resolved) + 1}", expected, str(seen), ok)]
 
 
 def _collectives(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:

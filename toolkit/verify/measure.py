@@ -8,6 +8,7 @@ from typing import Any
 
 STAGES = (
     "ledger",
+    "products",
     "forward",
     "gradient",
     "clip",

@@ -8,8 +8,9 @@ from typing import Any, Literal
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies.engines.base import Claim
 from toolkit.verify.diagnosis import Diagnosis
-from toolkit.verify.measure import Measure, Stage
+from toolkit.verify.measure import Measure, Stage, finite
 from toolkit.verify.passes import Pass
+from toolkit.verify.stages.backward import Deviation
 
 Verdict = Literal["equivalent", "different", "not-exercised"]
 
@@ -46,6 +47,11 @@ class Outcome:
         return "not-exercised" if self.unproven or not self.passes else "equivalent"
 
     @property
+    def deviations(self) -> list[Deviation]:
+        """``fp8: true``: how far the plain loop's steps with float8 products are from those without."""
+        return [one for found in self.passes if found.replayed for one in found.replayed.from_bf16]
+
+    @property
     def exit_code(self) -> int:
         return 0 if self.verdict == "equivalent" else 1
 
@@ -63,7 +69,15 @@ class Outcome:
             "first_difference": _difference(*difference) if difference else None,
             "diagnosis": self.diagnosis.to_json() if self.diagnosis else None,
             "failure": self.failure,
-        }
+        } | self._deviation()
+
+    def _deviation(self) -> dict[str, Any]:
+        if not self.deviations:
+            return {}
+        worst = {"loss": max(one.loss for one in self.deviations),
+                 "gradient": max(one.gradient for one in self.deviations)}  # fmt: skip
+        steps = [one.to_json() for one in self.deviations]
+        return {"deviation_from_bf16": {name: finite(value) for name, value in worst.items()} | {"steps": steps}}
 
 
 def _difference(one: Pass, stage: Stage, measure: Measure) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from toolkit.verify.replay import Reference
 from toolkit.verify.stages.across import cross_rank, round_trip
 from toolkit.verify.stages.backward import Replayed, forward, gradient, replay
 from toolkit.verify.stages.ledger import ledger
+from toolkit.verify.stages.products import products
 from toolkit.verify.stages.step import optimizer_stages
 from toolkit.verify.trace import RankTrace, load_traces
 from toolkit.verify.worker import resume_case, run_case
@@ -100,6 +101,7 @@ def compare(case: Case, found: Pass) -> None:
     replayed = found.replayed = replay(ranks, reference, case.overflow_step)
     found.stages = [
         ledger(ranks, reference.windows, resolved.recipe.model.task),
+        *products(ranks, resolved),
         forward(ranks, reference, replayed),
         gradient(ranks, reference.noise, replayed, case.overflow_step),
         *optimizer_stages(ranks, resolved, reference.decayed, case.steps, case.overflow_step),
@@ -111,7 +113,7 @@ def compare(case: Case, found: Pass) -> None:
 def _compare_round_trip(case: Case, found: Pass) -> None:
     assert found.reference is not None
     resolved = found.reference.resolved
-    limit = found.stages[2].detection_limit or 0.0
+    limit = next(stage.detection_limit for stage in found.stages if stage.name == "gradient") or 0.0
     tolerance = 0.0 if resolved.device == "cpu" else limit
     found.stages.append(round_trip(found.ranks, found.reference.windows, resolved.recipe.model.task, tolerance))
 

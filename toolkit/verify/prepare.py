@@ -57,8 +57,9 @@ def _warmed_up(resolved: Resolved) -> dict[str, Any]:
 
 
 def make_case(values: dict[str, Any], resolved: Resolved, pass_name: PassName, folder: Path) -> Case:
-    """The case of one pass: ``logic`` runs everything in float32, ``precision`` as the recipe says."""
-    values = dict(values) | ({"precision": "fp32"} if pass_name == "logic" else {})
+    """The case of one pass: ``logic`` runs everything in float32 (no product in float8), ``precision`` as the recipe
+    says."""
+    values = dict(values) | ({"precision": "fp32", "fp8": False} if pass_name == "logic" else {})
     small = resolve(Recipe.model_validate(values), resolved.source, device=resolved.device)
     config = dict(small.facts.config or {})
     if "vocab_size" not in config and isinstance(config.get("text_config"), dict):

@@ -20,6 +20,8 @@ from toolkit.training import loop
 from toolkit.training.adamw8bit import stored_dtype
 from toolkit.training.loop import Progress
 from toolkit.training.session import Session
+from toolkit.verify.case import products_step
+from toolkit.verify.products import Product, ProductWatch
 from toolkit.verify.trace import MicroTrace, RunTrace, StepTrace, digest, plain
 
 OVERFLOWING_SCALE = 2.0**60
@@ -38,6 +40,9 @@ class Recorder:
         self.overflow_step, self.marker = overflow_step, marker
         self.trace = RunTrace()
         self.collectives: Counter[str] = Counter()
+        self.float8 = 0
+        """Products in float8 that torch ran in the step where they are counted."""
+        self.products: list[Product] = []
         self.dtypes: dict[str, set[str]] = {"gradient": set(), "state": set(), "weight": set()}
         # Held from the start: FSDP1 in one process (torch 2.13.0, NO_SHARD) leaves plain tensors in the place of
         # frozen parameters after a step, and names them no more. What they hold is the same.
@@ -60,11 +65,27 @@ class Recorder:
         engine.unscale = self._watched_unscale(unscale)
         engine.step = lambda lr: self._watched_step(step, lr)
         try:
-            yield self.trace
+            with self._watching_products():
+                yield self.trace
         finally:
             loop.loss_sum = loss_sum
             del engine.backward, engine.unscale, engine.step
         self.trace.frozen_after = self._frozen()
+
+    @contextlib.contextmanager
+    def _watching_products(self) -> Iterator[None]:
+        """Of the first micro-batch of each step. Compiled code is left alone."""
+        recipe = self.engine.resolved.recipe
+        if not recipe.fp8 or recipe.compile:
+            yield
+            return
+
+        def here() -> tuple[int, int] | None:
+            step = self._step
+            return None if step is None or step.micros else (step.step, 0)
+
+        with ProductWatch(self.engine.model, here).watching() as self.products:
+            yield
 
     def _watched_loss(self, loss_sum: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         def watched(model: Any, config: Any, tensors: Any, task: Any) -> torch.Tensor:
@@ -157,47 +178,49 @@ class Recorder:
         return {name: digest(_local(p)) for name, p in self._frozen_parameters.items()}
 
     def _counting(self) -> contextlib.AbstractContextManager[Any]:
-        """Collectives are counted in the first step: a dispatch mode around every operator takes its time."""
-        first = self._step is not None and self._step.step == 0
-        if not first:
+        """Collectives, and products in float8, are counted in the first step: a dispatch mode around every operator
+        takes its time."""
+        counted = {0, products_step(self.engine.resolved)} if self.engine.resolved.recipe.fp8 else {0}
+        if self._step is None or self._step.step not in counted:
             return contextlib.nullcontext()
         if self.engine.resolved.recipe.compile:
-            return _profiled_collectives(self.collectives)
-        return _Collectives(self.collectives)
+            return _profiled(self._count)
+        return _Dispatched(self._count)
+
+    def _count(self, operator: str) -> None:
+        assert self._step is not None
+        if operator.startswith(("c10d::", "_c10d_functional::")) and self._step.step == 0:
+            for kind, spelled in _KINDS.items():
+                if any(part in operator.lower() for part in spelled):
+                    self.collectives[kind] += 1
+        elif operator.startswith("aten::_scaled_mm") and self._step.step == products_step(self.engine.resolved):
+            self.float8 += 1
 
     def _mark(self, stage: str) -> None:
         if self.marker is not None:
             self.marker.write_text(f"{self.progress.step} {stage}", encoding="utf-8")
 
 
-class _Collectives(TorchDispatchMode):
-    """Counts calls of c10d's operators by kind."""
+class _Dispatched(TorchDispatchMode):
+    """Tells the name of every operator that is called."""
 
-    def __init__(self, counts: Counter[str]) -> None:
+    def __init__(self, called: Callable[[str], None]) -> None:
         super().__init__()
-        self.counts = counts
+        self.called = called
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace in ("c10d", "_c10d_functional"):
-            _count(func.__name__, self.counts)
+        self.called(func.name())
         return func(*args, **(kwargs or {}))
 
 
 @contextlib.contextmanager
-def _profiled_collectives(counts: Counter[str]) -> Iterator[None]:
+def _profiled(called: Callable[[str], None]) -> Iterator[None]:
     """The same from torch's profiler: under a dispatch mode torch compiles nothing, and what it has once run as it is
     it never compiles (torch 2.13.0)."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
         yield
     for event in seen.events():
-        if event.name.startswith(("c10d::", "_c10d_functional::")):
-            _count(event.name, counts)
-
-
-def _count(operator: str, counts: Counter[str]) -> None:
-    for kind, spelled in _KINDS.items():
-        if any(part in operator.lower() for part in spelled):
-            counts[kind] += 1
+        called(event.name)
 
 
 _KINDS = {

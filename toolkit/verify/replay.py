@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from toolkit.reference.fp8 import rounded_layers, shaken, unrounded
 from toolkit.reference.loop import PlainLoop, Window
 from toolkit.reference.model import plain_decayed, plain_model
 from toolkit.training.session import seed_micro_batch
@@ -29,6 +30,12 @@ demo's short windows) the largest was 1.1 times the first at the median tensor a
 room on that (tests/verify/test_tolerance.py)."""
 
 
+SHAKES = 4
+"""Draws at each step that noise is measured at. Of 20 others none exceeded the largest of four by more than DRAW_SAFETY
+allows, and with the fused loss, whose gradient is rounded once more than the plain one's, a right candidate erred 1.5
+times as much as one of them in its worst tensor (tests/verify/test_tolerance.py, tests/training/test_fp8.py)."""
+
+
 NO_SIGNAL = 0.1
 """A tensor whose correct gradients differ by more carries no signal (a key's bias: softmax does not see it)."""
 
@@ -42,6 +49,9 @@ class Noise:
     rearranged: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     perturbed: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     absolute: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    shaken: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Products in float8: of runs in which every operand was off by one rounding before it was rounded to float8, the
+    largest of some. A candidate whose operands differ at all comes near it: values fall to other float8 numbers."""
     eps: float = torch.finfo(torch.float32).eps
     compute_eps: float = torch.finfo(torch.float32).eps
     apart: dict[int, dict[str, float]] = field(default_factory=dict)
@@ -50,7 +60,7 @@ class Noise:
 
     def of(self, name: str, size: float = math.inf) -> float:
         """The noise that is told: the largest difference seen between two correct runs, relative to ``size``."""
-        return max(self._drawn(name, size), self.perturbed.get(name, 0.0))
+        return max(self._drawn(name, size), self.perturbed.get(name, 0.0), self.shaken.get(name, 0.0))
 
     def tolerance(self, name: str, size: float = math.inf) -> float:
         """Relative tolerance of a tensor whose right value has 2-norm ``size``.
@@ -65,7 +75,8 @@ class Noise:
         # below it.
         float32 = self.compute_eps == torch.finfo(torch.float32).eps
         perturbed = self.perturbed.get(name, 0.0) * (DRAW_SAFETY if float32 else 1.0)
-        return max(SAFETY * self._drawn(name, size), perturbed)
+        shaken = DRAW_SAFETY * self.shaken.get(name, 0.0)
+        return max(SAFETY * self._drawn(name, size), perturbed, shaken)
 
     def _drawn(self, name: str, size: float) -> float:
         spread = self.absolute.get(name, 0.0) / size if size > 0 else 0.0
@@ -95,6 +106,7 @@ class Reference:
             [(rank, micro.to(self.device)) for rank, micro in window]
             for window in expected_windows(case.samples, self.resolved, case.steps)
         ]
+        self.float8_layers, self.products = 0, (0, 0)
         self.noise = Noise(
             eps=torch.finfo(getattr(torch, self.resolved.precision.trainable)).eps,
             compute_eps=torch.finfo(self.loop.compute_dtype).eps,
@@ -107,6 +119,24 @@ class Reference:
         self.set_weights(weights)
         losses = self.loop.backward(step, self.windows[step], loss_scale)
         return losses, {name: g.cpu() for name, g in self.loop.gradients.items()}
+
+    def without_fp8(
+        self, step: int, weights: dict[str, torch.Tensor], loss_scale: float = 1.0
+    ) -> tuple[list[float], dict[str, torch.Tensor]]:
+        """``gradient`` of the same model whose products are not rounded to float8."""
+        with unrounded(self.loop.model):
+            return self.gradient(step, weights, loss_scale)
+
+    def forget_products(self) -> None:
+        """Count the products that are rounded to float8 from here on."""
+        for layer in rounded_layers(self.loop.model).values():
+            layer.products = layer.backward_products = 0
+
+    def count_products(self) -> None:
+        """Note how many there were since: ``products``, forward and backward."""
+        layers = rounded_layers(self.loop.model).values()
+        self.float8_layers = len(layers)
+        self.products = sum(one.products for one in layers), sum(one.backward_products for one in layers)
 
     def set_weights(self, weights: dict[str, torch.Tensor]) -> None:
         """Take the candidate's weights: those that train here too."""
@@ -141,6 +171,11 @@ class Reference:
             if proven:
                 _differ(self.noise.apart.setdefault(step, defaultdict(float)), plain,
                         self._run(rows_apart(window), step, loss_scale))  # fmt: skip
+            if self.resolved.recipe.fp8:
+                for seed in range(SHAKES):
+                    with shaken(self.loop.model, seed):
+                        same: Grouped = [(micro, [at]) for at, (_, micro) in enumerate(window)]
+                        _differ(self.noise.shaken, plain, self._run(same, step, loss_scale))
             with self._perturbed():
                 _differ(self.noise.perturbed, plain, self._run(reversed_order(window), step, loss_scale))
 

@@ -29,6 +29,8 @@ def headline(resolved: Resolved, twin: Resolved | None = None) -> str:
     parts = [str(name), recipe.strategy.name, where, adapter, recipe.precision]
     if recipe.activation_checkpointing != "none":
         parts.append(f"checkpointing {recipe.activation_checkpointing}")
+    if recipe.fp8:
+        parts.append("fp8" + (", slow on a CPU" if resolved.device == "cpu" else ""))
     if resolved.accumulation > 1:
         parts.append(f"accumulation {resolved.accumulation}")
     return _wrapped("verify  ", parts)
@@ -98,7 +100,7 @@ def ending(outcome: Outcome, seconds: float, command: str) -> list[str]:
             if limit:
                 limits.append(f"{limit:.1e} ({one.name})")
         caught = f" · would have caught a gradient error of {', '.join(limits)}" if limits else ""
-        return ["", f"equivalent{caught} · {seconds:.0f} s", f"next: toolkit train {command}"]
+        return ["", f"equivalent{caught} · {seconds:.0f} s", *deviation_line(outcome), f"next: toolkit train {command}"]
     lines = [""]
     if outcome.failure:
         lines.append(f"different  the run ended early: {outcome.failure}")
@@ -114,7 +116,18 @@ def ending(outcome: Outcome, seconds: float, command: str) -> list[str]:
             lines.append(f"seen in    {outcome.diagnosis.reference}")
         if outcome.diagnosis.remedy:
             lines.append(f"try        {outcome.diagnosis.remedy}")
+    lines += deviation_line(outcome)
     return [*lines, f"next: toolkit verify {command} --json -    every tensor's numbers · {seconds:.0f} s"]
+
+
+def deviation_line(outcome: Outcome) -> list[str]:
+    """What float8 changes, beside the verdict: the equality that is proven is with products of rounded values."""
+    found = outcome.deviations
+    if not found:
+        return []
+    loss, gradient = max(one.loss for one in found), max(one.gradient for one in found)
+    return [f"fp8        from bf16: loss {loss:.1e}, gradient {gradient:.1%} off (2-norm, the worst of {len(found)} "
+            "steps; told, not judged)"]  # fmt: skip
 
 
 def _told(one: Pass, stage: Stage, measure: Measure) -> list[str]:

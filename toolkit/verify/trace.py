@@ -11,6 +11,7 @@ import torch
 
 from toolkit.model.compiling import Compilation
 from toolkit.strategies.engines.base import Claim, OptimizerState
+from toolkit.verify.products import Product
 
 Tensors = dict[str, torch.Tensor]
 
@@ -77,6 +78,10 @@ class RankTrace:
     offloaded: list[tuple[int, int, int]] = field(default_factory=list)
     """Of each store of activations: tensors sent to the host, come back, and bytes sent."""
     compiled: Compilation | None = None
+    float8: int = 0
+    """Products in float8 that torch ran in the step where they are counted."""
+    products: list[Product] = field(default_factory=list)
+    """Of the first micro-batch of each step, how far each is from the definition."""
     tied: list[list[str]] = field(default_factory=list)
     collectives: dict[str, int] = field(default_factory=dict)
     fault_reached: bool = False

@@ -69,6 +69,7 @@ def _run(case: Case, trace: RankTrace) -> None:
     trace.compiled = copy(compilation()) if resolved.recipe.compile else None
     trace.offloaded = [(s.moved, s.returned, s.bytes_out) for s in host_stores(session.engine.blocks)]
     trace.recomputed = recomputed_calls(session.engine.blocks)
+    trace.float8, trace.products = recorder.float8, recorder.products
     trace.collectives = dict(recorder.collectives)
     trace.dtypes = {what: sorted(names) for what, names in recorder.dtypes.items()}
     trace.dtypes |= _parameter_dtypes(session)

@@ -24,6 +24,8 @@ def cells(setting: Setting) -> list[Cell]:
         _cell("1b", "full", "single", "selective", 4),
         _cell("8b", "lora", "single", "full", 2),
         _cell("8b", "lora", "fsdp2", "full", 2),
+        _cell("8b", "lora", "single", "full", 2, compile=True),
+        _cell("8b", "lora", "single", "full", 2, compile=True, fp8=True),
     ]
 
 
@@ -34,12 +36,14 @@ OPTIONS: dict[str, Values] = {
     "activation-offload": {"activation_offload": True},
     "adamw8bit": {"optimizer": {"name": "adamw8bit"}},
     "qlora": {"adapter": LORA | {"method": "qlora"}},
+    "fp8": {"fp8": True},
 }
 """Every option that makes a run faster or smaller, over LoRA with full checkpointing; those that compile are apart."""
 COMPILED: dict[str, Values] = {
     "plain": {},
     "compile": {"compile": True},
     "compile-fused": {"compile": True, "loss": "fused"},
+    "compile-fp8": {"compile": True, "fp8": True},
 }
 
 
@@ -65,14 +69,15 @@ def _bench(options: dict[str, Values], setting: Setting) -> dict[str, Any]:
             "data": "full rows of random tokens"}  # fmt: skip
 
 
-def _cell(model: str, way: str, strategy: str, kind: str, micro: int) -> Cell:
-    name = f"loop-{model}-{way}-{strategy}-{kind}-{micro}x2048"
+def _cell(model: str, way: str, strategy: str, kind: str, micro: int, **options: bool) -> Cell:
+    name = "-".join([f"loop-{model}-{way}-{strategy}-{kind}-{micro}x2048", *options])
     sections: Values = {
         "adapter": LORA if way == "lora" else None,
         "activation_checkpointing": kind,
         "data": {"max_length": 2048},
         "batch": {"micro_size": micro, "accumulation": 2},
         "strategy": {"name": strategy},
+        **options,
     }
     return Cell(name, partial(_measure, model, strategy, sections), usual=80 if model == "8b" else 35)
 

@@ -60,6 +60,8 @@ OPTIONS: dict[str, Values] = {
     "activation-offload": {"activation_offload": True},
     "adamw8bit": {"optimizer": {"name": "adamw8bit"}},
     "qlora": {"adapter": LORA | {"r": 4, "dropout": 0.1, "method": "qlora"}},
+    "fp8": {"fp8": True},
+    "fp8-compile": {"fp8": True, "compile": True},
 }
 """Each is refused under some strategies: those cells are skipped with the reason."""
 

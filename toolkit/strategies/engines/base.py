@@ -43,6 +43,8 @@ class Prepared:
     blocks: list[tuple[str, nn.Module]] = field(default_factory=list)
     bases: dict[str, int] = field(default_factory=dict)
     """QLoRA: what had to be quantised, elements by name."""
+    products: list[str] = field(default_factory=list)
+    """``fp8: true``: names of the linear layers that multiply in float8, before adapters stood around them."""
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Trainable parameters by name, in the model's order, tied ones once."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
-from toolkit.verify.measure import Measure, Stage
+from toolkit.verify.case import products_step
+from toolkit.verify.measure import Measure, Stage, finite
 from toolkit.verify.replay import NO_SIGNAL, Noise, Reference, relative_error
 from toolkit.verify.trace import RankTrace
 
@@ -18,6 +20,21 @@ class Replayed:
 
     losses: list[list[float]]
     gradients: list[dict[str, torch.Tensor]]
+    from_bf16: list[Deviation] = field(default_factory=list)
+    """``fp8: true``: how far its loss and gradient are from bf16's, by step."""
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """Of the plain loop with products in float8 from the same without, relative, in the 2-norm: of the losses of a
+    step's micro-batches, and of its whole gradient."""
+
+    step: int
+    loss: float
+    gradient: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {"step": self.step, "loss": finite(self.loss), "gradient": finite(self.gradient)}
 
 
 def replay(ranks: Sequence[RankTrace], reference: Reference, overflow_step: int | None) -> Replayed:
@@ -28,13 +45,27 @@ def replay(ranks: Sequence[RankTrace], reference: Reference, overflow_step: int 
     # The first steps' gradients may be zero (adapters, warm-up); the short window has other shapes.
     noisy = {step for step in (1, len(run.steps) - 2) if 0 <= step < len(run.steps) and step != overflow_step}
     for step in run.steps:
+        reference.forget_products()
         losses, gradients = reference.gradient(step.step, weights, _scale(step.step, overflow_step, step.loss_scale))
         replayed.losses.append(losses)
         replayed.gradients.append(gradients)
+        if reference.resolved.recipe.fp8:
+            if step.step == products_step(reference.resolved):
+                reference.count_products()
+            bf16 = reference.without_fp8(step.step, weights, _scale(step.step, overflow_step, step.loss_scale))
+            replayed.from_bf16.append(_deviation(step.step, (losses, gradients), bf16))
         if step.step in noisy or len(run.steps) == 1:
             reference.measure_noise(step.step, weights, _scale(step.step, overflow_step, step.loss_scale))
         weights = step.weights
     return replayed
+
+
+def _deviation(step: int, fp8: tuple, bf16: tuple) -> Deviation:
+    def whole(gradients: dict[str, torch.Tensor]) -> torch.Tensor:
+        return torch.cat([gradients[name].double().flatten() for name in bf16[1]])
+
+    losses = relative_error(torch.tensor(fp8[0]), torch.tensor(bf16[0]))
+    return Deviation(step, losses, relative_error(whole(fp8[1]), whole(bf16[1])))
 
 
 def _scale(step: int, overflow_step: int | None, scale: float) -> float:
