@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from families import FAMILIES
+from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
 from toolkit.recipe.resolve import Resolved
 from toolkit.verify.measure import STAGES
@@ -61,6 +62,18 @@ def test_lora_in_bf16_recomputed_with_dropout(
     assert {"blocks recomputed", "collectives in the first step", "steps that clip, steps that do not"} <= seen
     assert {"windows uneven over ranks", "micro-batches without samples", "frozen tensors"} <= seen
     assert SPREAD.get(strategy, "processes connected") in seen
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != "fsdp1"])
+def test_dora(strategy: str, recipe: Callable[..., Resolved], group: WorkerGroup) -> None:
+    resolved = recipe(strategy, precision="bf16", adapter=LORA | {"method": "dora"})
+    check(verify(resolved, group=group, time_limit=120))
+
+
+def test_fsdp1_has_split_what_dora_reads(recipe: Callable[..., Resolved]) -> None:
+    with pytest.raises(InputError, match=r"adapter\.method: dora .* fsdp2"):
+        recipe("fsdp1", adapter=LORA | {"method": "dora"})
 
 
 def test_one_process_of_fsdp1_names_its_frozen_weights(

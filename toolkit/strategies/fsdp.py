@@ -33,6 +33,12 @@ class _Fsdp(Strategy):
                 f"{resolved.source}: strategy.wrap: {self.name} must know the class of the model's blocks ({why}); "
                 "give it, for example strategy: {wrap: [LlamaDecoderLayer]}, or use zero3, which needs none"
             )
+        adapter = resolved.recipe.adapter
+        if self.version == 1 and adapter is not None and adapter.method == "dora":
+            raise InputError(
+                f"{resolved.source}: adapter.method: dora reads its neighbours' weights, which fsdp1 has split by then "
+                "(PEFT 0.21.2, tuners/lora/dora.py); fsdp2 and every other strategy bear it, or take lora"
+            )
         if resolved.recipe.strategy.offload != "none" and resolved.device == "cpu":
             raise InputError(
                 f"{resolved.source}: strategy.offload: FSDP offloads from a GPU, and machine.device is cpu; "
