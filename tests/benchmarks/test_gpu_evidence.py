@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from benchmarks.gpu_evidence.machine import Device
 from benchmarks.gpu_evidence.parts import PARTS
 from benchmarks.gpu_evidence.readme import write_rows
 from benchmarks.gpu_evidence.runner import COMPLETE, FAILED, UNFINISHED, Request, run_part
+from benchmarks.gpu_evidence.syncs import Waits, warned_waits
 from toolkit.errors import InputError
 from toolkit.machine import cuda_device_count
 
@@ -57,7 +59,31 @@ def test_smoke(tmp_path: Path) -> None:
         assert len(result["losses"]) == len(result["plain_losses"]) == 10
         assert result["losses"][0] != result["losses"][-1]
         assert result["worst_loss_deviation"] <= result["limit"]
+        assert result["waits"] is None  # only a GPU has any
     assert records["single-fp32-full"]["result"]["worst_loss_deviation"] < 1e-5
+
+
+def test_waits_are_put_down_to_the_line_that_asks() -> None:
+    """torch's own warning, planted where no GPU gives one."""
+
+    def planted(file: str) -> None:
+        code = "import warnings\nwarnings.warn('called a synchronizing CUDA operation (..)', stacklevel=1)"
+        exec(compile(code, file, "exec"), {})
+
+    waits = Waits()
+    with warnings.catch_warnings(record=True, action="always") as shown, warned_waits(waits):
+        planted(str(ROOT / "toolkit/training/loop.py"))
+        planted("/any/site-packages/transformers/masking_utils.py")
+        planted("/any/site-packages/transformers/masking_utils.py")
+        planted("/any/site-packages/torch/nn/utils/clip_grad.py")
+        warnings.warn("something else", stacklevel=1)
+    assert [str(one.message) for one in shown] == ["something else"]
+    found = waits.to_json()
+    assert found["toolkit"] == {"toolkit/training/loop.py:2": 1}
+    assert found["others"].pop("transformers/masking_utils.py:2") == 2
+    # torch waits for whoever called it: here this test.
+    [(line, count)] = found["others"].items()
+    assert (line.split(":")[0], count) == ("benchmarks/test_gpu_evidence.py", 1)
 
 
 def test_verify(tmp_path: Path) -> None:

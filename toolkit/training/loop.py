@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
+from toolkit.data.ahead import feed
 from toolkit.data.collate import MicroBatch
 from toolkit.training.guard import LossGuard
 from toolkit.training.loss import loss_sum
@@ -51,12 +52,13 @@ def train(
     marks = marks or Marks()
     engine.skip_not_finite = guard is not None and guard.before_the_step
     first = True  # it compiles, opens connections and allocates
-    for window in windows:
+    for window, micros in feed(windows, engine.device):
         if progress.step >= total_steps:
             return
         at = progress.step + 1
         marks.at(at, "counting tokens", untimed=first)
-        tokens = torch.tensor(float(sum(m.supervised for m in window)), device=engine.device)
+        # Filled in there: to copy a number from the host would wait for all that the device still has to do.
+        tokens = torch.full((), float(sum(m.supervised for m in window)), device=engine.device)
         if stop:
             tokens = stop.apart(sum_over_ranks(stop.beside(tokens)))
             if stop.now(engine.device):
@@ -66,17 +68,17 @@ def train(
         # Strategies average over ranks; a window without a supervised token has gradient zero, not 0/0.
         weight = engine.gradient_divisor / tokens.clamp(min=1.0)
         loss = torch.zeros((), device=engine.device)
-        for micro in window:
+        for micro in micros:
             last = micro.micro == micro.micro_count - 1
             seed_micro_batch(recipe.run.seed, progress.step, micro.micro, session.accelerator.process_index)
-            tensors = micro.to(engine.device).tensors
             with engine.accumulating(last):
                 marks.at(at, f"micro-batch {micro.micro + 1}, forward", untimed=first)
                 with engine.autocast():
-                    micro_loss = loss_sum(engine.model, engine.config, tensors, recipe.model.task)
+                    micro_loss = loss_sum(engine.model, engine.config, micro.tensors, recipe.model.task)
                 marks.at(at, f"micro-batch {micro.micro + 1}, backward", untimed=first)
                 engine.backward(micro_loss * weight, last)
             loss += micro_loss.detach()
+            marks.at(at, "reading ahead", untimed=first)
         marks.at(at, "optimizer step", untimed=first)
         engine.unscale()
         lr = learning_rate(recipe.schedule, recipe.optimizer.lr, progress.updates, warmup, total_steps)

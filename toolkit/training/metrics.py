@@ -62,16 +62,19 @@ class Recorder:
         """Bring the pending steps to the host: the one device synchronisation of logging."""
         if not self._pending:
             return []
-        losses = self._sum(torch.stack([p.loss_sum.double() for p in self._pending])).tolist()
-        tokens = [int(p.tokens.item()) for p in self._pending]
-        norms = [float(p.grad_norm) for p in self._pending]
+        sums = self._sum(torch.stack([p.loss_sum.double() for p in self._pending]))
+        counts = torch.stack([p.tokens.double() for p in self._pending])
+        losses, tokens = torch.stack([sums, counts]).tolist()
+        norms = [float(p.grad_norm) for p in self._pending]  # nothing is left to wait for
         now = time.perf_counter()
         elapsed, self._since = now - self._since, now
         rate = sum(tokens) / elapsed if elapsed else 0.0
-        self.tokens += sum(tokens)
+        self.tokens += int(sum(tokens))
         self.seconds += elapsed
         records = [
-            StepRecord(p.step, _finite(loss / max(1, count)), _finite(norm), p.lr, count, round(rate, 1), p.skipped)
+            StepRecord(
+                p.step, _finite(loss / max(1, count)), _finite(norm), p.lr, int(count), round(rate, 1), p.skipped
+            )
             for p, loss, count, norm in zip(self._pending, losses, tokens, norms, strict=True)
         ]
         self._pending = []

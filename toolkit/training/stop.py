@@ -68,8 +68,9 @@ class Stop:
 
     def beside(self, count: torch.Tensor) -> torch.Tensor:
         """``count`` with what this rank asks for beside it, to be summed over ranks together."""
-        asked = [float(bool(self.asked)), float(self.asked)]
-        return torch.cat([count.reshape(1), torch.tensor(asked, device=count.device)])
+        # Filled in on the device, one by one: a copy from the host would wait for it.
+        asked = [torch.full((), float(value), device=count.device) for value in (bool(self.asked), self.asked)]
+        return torch.stack([count, *asked])
 
     def apart(self, summed: torch.Tensor) -> torch.Tensor:
         """The count again; what was asked comes after it, without a wait for the device."""
@@ -86,7 +87,8 @@ class Stop:
         return device.type != "cuda" and self.after()
 
     def after(self) -> bool:
-        """Whether to stop after the step whose sum has carried the flag: the device has long passed it."""
+        """Whether to stop after the step whose sum has carried the flag. The host waits until the device has begun
+        that step, all of which is queued by now: it is never more than a step ahead, and the device never idle."""
         if self._coming is None:
             return bool(self.agreed)
         flags, event = self._coming

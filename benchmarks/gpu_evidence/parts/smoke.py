@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 from benchmarks.gpu_evidence.cells import Cell, Part, Record, Setting
 from benchmarks.gpu_evidence.meter import release
 from benchmarks.gpu_evidence.shapes import LORA, STRATEGIES, Values, recipe, resolved_here
+from benchmarks.gpu_evidence.syncs import Waits, cuda_waits
 from benchmarks.gpu_evidence.train import own_linear
 
 PRECISIONS = ("bf16", "fp16", "fp32")
@@ -92,17 +95,28 @@ def _candidate(resolved: Any, samples: Any) -> dict[str, Any]:
         found["loss_scales"].append(engine.loss_scale)
         return step(lr)
 
+    waits = Waits()
+    inside = contextlib.ExitStack()
+
     def after(pending: Any) -> None:
+        inside.close()
         norm = float(pending.grad_norm)
         found["losses"].append((pending.loss_sum / pending.tokens).item())
         found["norms"].append(norm if math.isfinite(norm) else None)
         found["skipped"].append(bool(pending.skipped))
+        if pending.step == STEPS - 1 and resolved.device == "cuda":  # the last step: what begins has begun
+            del engine.step  # reading the loss scale waits too
+            found["loss_scales"].append(engine.loss_scale)
+            waits.steps = 1
+            inside.enter_context(cuda_waits(waits))
 
     engine.step = noted
     try:
-        loop.train(session, loader, STEPS, loop.Progress(), after)
+        with inside:
+            loop.train(session, loader, STEPS, loop.Progress(), after)
     finally:
-        del engine.step
+        vars(engine).pop("step", None)
+    found["waits"] = waits.to_json() if resolved.device == "cuda" else None
     return found | {"claims": {claim.claim: claim.seen for claim in session.claims}}
 
 
@@ -134,11 +148,16 @@ def _plain(resolved: Any, samples: Any, candidate: dict[str, Any]) -> dict[str, 
 
 def told(records: Sequence[Record]) -> dict[str, Any]:
     worst: dict[str, float] = {}
+    waits: dict[str, Counter[str]] = {"toolkit": Counter(), "others": Counter()}
     for record in records:
         if record["status"] == "done":
+            for whose, lines in waits.items():
+                lines.update((record["result"].get("waits") or {}).get(whose, {}))
             precision = record["cell"].split("-")[1]
             worst[precision] = max(worst.get(precision, 0.0), record["result"]["worst_loss_deviation"])
-    return {"worst_loss_deviation_by_precision": worst}
+    # Of one step of each cell: which lines made the host wait for the device, and how often.
+    told_waits = {whose: dict(lines.most_common()) for whose, lines in waits.items()}
+    return {"worst_loss_deviation_by_precision": worst, "waits_in_a_step": told_waits}
 
 
 PART = Part("smoke", "every strategy, precision and way to train: losses against the plain loop", cells, told)

@@ -125,10 +125,13 @@ class Engine:
         if self.skip_not_finite and not self.scaler and not torch.isfinite(norm):
             return self.skip()
         if self.scaler:
-            before = self.scaler.get_scale()
+            # As factors on the device, so that the host waits once, when all of the step is queued: the next learning
+            # rate depends on whether this step counts.
+            one = torch.ones((), device=self.device)
+            before = self.scaler.scale(one)
             self.scaler.step(self.optimizer)
             self.scaler.update()
-            skipped = self.scaler.get_scale() < before
+            skipped = bool(self.scaler.scale(one) < before)
         else:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
