@@ -1,4 +1,4 @@
-"""Four ways to train the same thing, side by side: ``python -m benchmarks.peers``.
+"""Four ways to train the same thing, side by side: ``python -m benchmarks.peers`` (``--shape 1b`` and others on a GPU).
 
 The same model, data, LoRA adapter, precision and samples per optimizer step, in one process, in turns. Padded batches
 are the same for all, in the order of the data: how much of a batch is padding differs more than peers do.
@@ -15,11 +15,13 @@ machine that others use too, the second is the one to compare. Lengths are log-n
 from __future__ import annotations
 
 import argparse
+import contextlib
+import gc
 import importlib.util
 import json
 import os
-import random
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -32,16 +34,8 @@ from typing import Any
 
 import torch
 
-VOCABULARY = 2048
-MODEL = {"model_type": "llama", "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4,
-         "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": VOCABULARY, "max_position_embeddings": 512,
-         "tie_word_embeddings": False, "pad_token_id": 0}  # fmt: skip
-LONGEST = 512
-ROWS = 8
-"""Samples per optimizer step of padded batches."""
-PACKED_ROWS = 2
-"""Rows of LONGEST tokens per step of packed ones: about as many tokens as ROWS samples have with their padding."""
-LORA = {"r": 8, "lora_alpha": 16, "lora_dropout": 0.0, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
+from benchmarks.peer_shapes import SHAPES, Shape, samples, tiny
+
 LR = 2e-4
 
 
@@ -52,6 +46,8 @@ class Timed:
     wall: float
     cpu: float
     tokens: int
+    peak: int | None = None
+    """Bytes that CUDA's allocator held at most, the making of the model among it."""
 
 
 class Clock:
@@ -59,7 +55,8 @@ class Clock:
 
     def __init__(self, warmup: int, steps: int) -> None:
         self.warmup, self.last = warmup, warmup + steps
-        self.done = self.tokens = 0
+        self.done = 0
+        self.tokens: Any = 0
         self.started = self.ended = (0.0, 0.0)
         if not warmup:
             self.started = now()
@@ -75,32 +72,35 @@ class Clock:
     def count(self, labels: torch.Tensor) -> None:
         """The labels of a micro-batch, not shifted; one that is fetched ahead of the last step does not count."""
         if self.warmup <= self.done < self.last:
-            self.tokens += int((labels[:, 1:] != -100).sum())
+            self.tokens = self.tokens + (labels[:, 1:] != -100).sum()  # to ask a GPU for it would wait
 
     def timed(self) -> Timed:
-        return Timed(self.ended[0] - self.started[0], self.ended[1] - self.started[1], self.tokens)
+        return Timed(self.ended[0] - self.started[0], self.ended[1] - self.started[1], int(self.tokens))
 
 
 def now() -> tuple[float, float]:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
     return time.perf_counter(), time.process_time()
 
 
-def samples(count: int, seed: int = 0) -> list[list[int]]:
-    """Token ids, log-normal in length."""
-    draw = random.Random(seed)
-    lengths = [min(LONGEST, max(4, round(draw.lognormvariate(4.2485, 0.6)))) for _ in range(count)]
-    return [draw.choices(range(3, VOCABULARY), k=length) for length in lengths]
+def lora(shape: Shape) -> dict[str, Any]:
+    return {"r": shape.lora, "lora_alpha": 2 * shape.lora, "lora_dropout": 0.0, "target_modules": "all-linear",
+            "task_type": "CAUSAL_LM"}  # fmt: skip
 
 
-def adapted() -> Any:
+def adapted(shape: Shape) -> Any:
     """The model with its adapter, the same for every peer."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**MODEL), attn_implementation="sdpa")
-    model.config.use_cache = False
-    return get_peft_model(model, LoraConfig(**LORA))
+    dtype = torch.bfloat16 if shape.bf16 else torch.float32
+    with torch.device(shape.device):
+        config = AutoConfig.for_model(**shape.model)
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=dtype)
+        model.config.use_cache = False
+        return get_peft_model(model, LoraConfig(**lora(shape)))
 
 
 def padded(rows: Sequence[list[int]]) -> dict[str, torch.Tensor]:
@@ -110,16 +110,23 @@ def padded(rows: Sequence[list[int]]) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
 
 
-def bare(data: list[list[int]], warmup: int, steps: int) -> Timed:
+def bare(shape: Shape, data: list[list[int]], warmup: int, steps: int) -> Timed:
     """What one writes by hand."""
-    model = adapted().train()
+    model = adapted(shape).train()
+    if shape.checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.enable_input_require_grads()
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=LR, weight_decay=0.0, fused=True)
     clock = Clock(warmup, steps)
     for step in range(warmup + steps):
-        batch = padded(data[step * ROWS : (step + 1) * ROWS])
+        batch = padded(data[step * shape.rows : (step + 1) * shape.rows])
+        if shape.device == "cuda":
+            batch = {name: tensor.pin_memory().to("cuda", non_blocking=True) for name, tensor in batch.items()}
         clock.count(batch["labels"])
-        model(**batch).loss.backward()
+        with torch.autocast(shape.device, dtype=torch.bfloat16, enabled=shape.bf16):
+            loss = model(**batch).loss
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -127,11 +134,12 @@ def bare(data: list[list[int]], warmup: int, steps: int) -> Timed:
     return clock.timed()
 
 
-def _arguments(kind: Any, folder: str, rows: int, total: int, **more: Any) -> Any:
+def _arguments(shape: Shape, kind: Any, folder: str, rows: int, total: int, **more: Any) -> Any:
     return kind(
         output_dir=folder, per_device_train_batch_size=rows, max_steps=total, learning_rate=LR, weight_decay=0.0,
         max_grad_norm=1.0, lr_scheduler_type="constant", optim="adamw_torch_fused", report_to=[], save_strategy="no",
-        logging_strategy="no", use_cpu=True, disable_tqdm=True, seed=0, dataloader_num_workers=0, **more,
+        logging_strategy="no", use_cpu=shape.device == "cpu", disable_tqdm=True, seed=0, dataloader_num_workers=0,
+        bf16=shape.bf16, gradient_checkpointing=shape.checkpointing, **more,
     )  # fmt: skip
 
 
@@ -155,39 +163,42 @@ def _run(trainer: Any, clock: Clock) -> Timed:
     return clock.timed()
 
 
-def trainer(data: list[list[int]], warmup: int, steps: int) -> Timed:
+def trainer(shape: Shape, data: list[list[int]], warmup: int, steps: int) -> Timed:
     """The transformers Trainer on padded batches."""
     from transformers import Trainer, TrainingArguments
 
     with tempfile.TemporaryDirectory() as folder:
-        arguments = _arguments(TrainingArguments, folder, ROWS, warmup + steps, remove_unused_columns=False)
-        made = Trainer(model=adapted(), args=arguments, train_dataset=data, data_collator=padded)
+        total = warmup + steps
+        arguments = _arguments(shape, TrainingArguments, folder, shape.rows, total, remove_unused_columns=False)
+        made = Trainer(model=adapted(shape), args=arguments, train_dataset=data, data_collator=padded)
         return _run(made, Clock(warmup, steps))
 
 
-def sft(data: list[list[int]], warmup: int, steps: int, packing: bool = False) -> Timed:
+def sft(shape: Shape, data: list[list[int]], warmup: int, steps: int, packing: bool = False) -> Timed:
     """TRL's SFTTrainer; with packing its batches are one row without padding."""
     from datasets import Dataset
     from transformers import PreTrainedTokenizerFast
     from trl import SFTConfig, SFTTrainer  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
     with tempfile.TemporaryDirectory() as folder:
-        rows = PACKED_ROWS if packing else ROWS
-        arguments = _arguments(SFTConfig, folder, rows, warmup + steps, packing=packing, max_length=LONGEST, bf16=False,
-                               gradient_checkpointing=False)  # fmt: skip
+        rows = shape.packed_rows if packing else shape.rows
+        arguments = _arguments(
+            shape, SFTConfig, folder, rows, warmup + steps, packing=packing, max_length=shape.longest
+        )
+        words = _words(shape.vocabulary)
         made = SFTTrainer(
-            model=adapted(),
+            model=adapted(shape),
             args=arguments,
             train_dataset=Dataset.from_dict({"input_ids": data}),
-            processing_class=PreTrainedTokenizerFast(tokenizer_object=_words(), pad_token="0", eos_token="1"),
+            processing_class=PreTrainedTokenizerFast(tokenizer_object=words, pad_token="0", eos_token="1"),
         )
         return _run(made, Clock(warmup, steps))
 
 
-def _words() -> Any:
+def _words(vocabulary: int) -> Any:
     from tokenizers import Tokenizer, models
 
-    return Tokenizer(models.WordLevel({str(i): i for i in range(VOCABULARY)}, unk_token="2"))
+    return Tokenizer(models.WordLevel({str(i): i for i in range(vocabulary)}, unk_token="2"))
 
 
 class _Samples:
@@ -214,7 +225,9 @@ class _Samples:
         return np.array([len(row) for row in self.data])
 
 
-def toolkit(data: list[list[int]], warmup: int, steps: int, packing: bool = False, loss: str = "plain") -> Timed:
+def toolkit(
+    shape: Shape, data: list[list[int]], warmup: int, steps: int, packing: bool = False, loss: str = "plain"
+) -> Timed:
     """This toolkit's session and loop."""
     from toolkit.data.loader import TrainLoader
     from toolkit.recipe.schema import Recipe
@@ -224,19 +237,23 @@ def toolkit(data: list[list[int]], warmup: int, steps: int, packing: bool = Fals
     from toolkit.training.session import engage
 
     recipe = Recipe.model_validate({
-        "model": {"config": MODEL},
+        "model": {"config": shape.model},
         "tokenizer": {"path": "none"},
-        "adapter": {"r": LORA["r"], "alpha": LORA["lora_alpha"], "dropout": 0.0},
-        "data": {"train": "built-in", "max_length": LONGEST, "workers": 0, "packing": packing, "shuffle": packing},
-        "batch": {"micro_size": PACKED_ROWS if packing else ROWS, "accumulation": 1},
+        "adapter": {"r": shape.lora, "alpha": 2 * shape.lora, "dropout": 0.0},
+        "data": {"train": "built-in", "max_length": shape.longest, "workers": 0, "packing": packing,
+                 "shuffle": packing},
+        "batch": {"micro_size": shape.packed_rows if packing else shape.rows, "accumulation": 1},
         "optimizer": {"lr": LR},
         "schedule": {"name": "constant"},
         "loss": loss,
-        "machine": {"device": "cpu"},
+        "precision": "bf16" if shape.bf16 else "fp32",
+        "activation_checkpointing": "full" if shape.checkpointing else "none",
+        "machine": {"device": shape.device, "processes": 1},
         "run": {"max_steps": warmup + steps, "save_every": 0},
     })  # fmt: skip
-    resolved = resolve(recipe, "peers")
-    session = engage(resolved, make_accelerator(resolved), None, 0)
+    resolved = resolve(recipe, "peers", device=shape.device)
+    with _quickly_made(shape):
+        session = engage(resolved, make_accelerator(resolved), None, 0)
     clock = Clock(warmup, steps)
     loader: Any = TrainLoader(
         _Samples(data),  # type: ignore[arg-type]
@@ -245,7 +262,7 @@ def toolkit(data: list[list[int]], warmup: int, steps: int, packing: bool = Fals
         accumulation=1,
         world_size=1,
         rank=0,
-        device_type="cpu",
+        device_type=shape.device,
     )
 
     def counted() -> Iterator[Any]:
@@ -261,10 +278,23 @@ def toolkit(data: list[list[int]], warmup: int, steps: int, packing: bool = Fals
     return clock.timed()
 
 
-def peers() -> dict[str, Callable[[list[list[int]], int, int], Timed]]:
+def _quickly_made(shape: Shape) -> contextlib.AbstractContextManager[None]:
+    """The toolkit draws weights on the host, where a billion of them take their time and no step depends on which they
+    are; the others draw theirs on the GPU."""
+    if shape.device == "cpu":
+        return contextlib.nullcontext()
+    from benchmarks.gpu_evidence.train import cheap_weights
+
+    return cheap_weights()
+
+
+Peer = Callable[[Shape, list[list[int]], int, int], Timed]
+
+
+def peers() -> dict[str, Peer]:
     """Those that can run here."""
-    found: dict[str, Callable[[list[list[int]], int, int], Timed]] = {"bare": bare, "trainer": trainer}
-    if importlib.util.find_spec("trl") is not None:
+    found: dict[str, Peer] = {"bare": bare, "trainer": trainer}
+    if not missing():
         found |= {"sft": sft, "sft-packing": partial(sft, packing=True)}
     found |= {
         "toolkit": toolkit,
@@ -274,35 +304,69 @@ def peers() -> dict[str, Callable[[list[list[int]], int, int], Timed]]:
     return found
 
 
+def missing() -> dict[str, str]:
+    """Those that cannot, and why."""
+    gone = [name for name in ("trl", "datasets") if importlib.util.find_spec(name) is None]
+    reason = f"{' and '.join(gone)} not installed"
+    return {"sft": reason, "sft-packing": reason} if gone else {}
+
+
 TARGETS = (("toolkit", "bare", 0.98), ("toolkit", "trainer", 1.0), ("toolkit", "sft", 1.0),
            ("toolkit-packing", "trainer", 1.5), ("toolkit-packing", "sft-packing", 1.0))  # fmt: skip
 
 
-def measure(turns: int, warmup: int, steps: int, only: Sequence[str], say: Callable[[str], None]) -> dict[str, Any]:
+def _one(run: Peer, shape: Shape, data: list[list[int]], warmup: int, steps: int) -> Timed:
+    """A turn of one peer, on a device that is as empty as it was."""
+    if shape.device == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    timed = run(shape, data, warmup, steps)
+    if shape.device == "cuda":
+        timed.peak = torch.cuda.max_memory_allocated()
+    return timed
+
+
+def measure(
+    shape: Shape,
+    turns: int,
+    warmup: int,
+    steps: int,
+    only: Sequence[str],
+    say: Callable[[str], None],
+    command: str = "",
+) -> dict[str, Any]:
     """Every peer ``turns`` times, in an order that turns round."""
     chosen = {name: run for name, run in peers().items() if not only or name in only}
-    data = samples(max(2000, (warmup + steps) * 60))
+    # A packed row holds a few samples; full rows are what they are.
+    steps_rows = (warmup + steps) * shape.rows
+    data = samples(shape, steps_rows if shape.median is None else max(2000, 8 * steps_rows))
     found: dict[str, list[Timed]] = {name: [] for name in chosen}
     for turn in range(turns):
         names = list(chosen)
         names = names[turn % len(names) :] + names[: turn % len(names)]
         for name in names:
-            timed = chosen[name](data, warmup, steps)
+            timed = _one(chosen[name], shape, data, warmup, steps)
             found[name].append(timed)
             say(f"turn {turn + 1}/{turns}  {name:16} {timed.tokens / timed.wall:9,.0f} tokens/s of wall time, "
                 f"{timed.tokens / timed.cpu:9,.0f} of processor time")  # fmt: skip
     result: dict[str, Any] = {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": f"python -m benchmarks.peers --turns {turns} --warmup {warmup} --steps {steps}",
+        "command": command,
+        "shape": shape.told,
+        "device": torch.cuda.get_device_name() if shape.device == "cuda" else "cpu",
         "load": os.getloadavg()[1] / (os.cpu_count() or 1),
         "threads": torch.get_num_threads(),
         "versions": {p: version(p) for p in ("torch", "transformers", "accelerate", "peft")}
-        | ({"trl": version("trl")} if "sft" in peers() else {}),
+        | ({} if missing() else {"trl": version("trl")}),
+        "missing": missing(),
         "turns": turns, "warmup": warmup, "steps": steps,
         "wall": {name: statistics.median(t.tokens / t.wall for t in runs) for name, runs in found.items()},
         "processor": {name: statistics.median(t.tokens / t.cpu for t in runs) for name, runs in found.items()},
         "spread": {name: [min(t.tokens / t.cpu for t in runs), max(t.tokens / t.cpu for t in runs)]
                    for name, runs in found.items()},
+        "peak_allocated_bytes": {name: max((t.peak for t in runs if t.peak is not None), default=None)
+                                 for name, runs in found.items()},
     }  # fmt: skip
     result["ratios"] = [
         # The median of ratios within a turn: what slows a whole turn slows both.
@@ -311,7 +375,7 @@ def measure(turns: int, warmup: int, steps: int, only: Sequence[str], say: Calla
                                      for a, b in zip(found[one], found[other], strict=True))
             for clock in ("wall", "cpu")}}
         for one, other, target in TARGETS
-        if one in found and other in found
+        if one in found and other in found and (shape.median is not None or "packing" not in one)
     ]  # fmt: skip
     return result
 
@@ -320,16 +384,19 @@ def page(result: dict[str, Any]) -> str:
     """The measurement as it is kept."""
     versions = ", ".join(f"{name} {number}" for name, number in result["versions"].items())
     lines = [
-        "# Peers on a CPU", "",
+        f"# Peers on {'a CPU' if result['device'] == 'cpu' else result['device']}", "",
         f"`{result['command']}` · {result['started']} · {versions} · {result['threads']} thread(s)", "",
-        "Small Llama, LoRA on all linear layers, fp32, log-normal lengths (median 70, sigma 0.6); supervised tokens "
-        f"per second, medians of {result['turns']} turns of {result['steps']} steps. Where others use "
-        f"the machine too, compare by processor time. Load over five minutes: {result['load']:.1f} a core.", "",
+        f"{result['shape']}; supervised tokens per second, medians of {result['turns']} turns of {result['steps']} "
+        f"steps. Where others use the machine too, compare by processor time. "
+        f"Load over five minutes: {result['load']:.1f} a core.", "",
         "| | of processor time | lowest, highest | of wall time |", "| --- | --- | --- | --- |",
     ]  # fmt: skip
     for name, rate in result["processor"].items():
         low, high = result["spread"][name]
         lines.append(f"| {name} | {rate:,.0f} | {low:,.0f}, {high:,.0f} | {result['wall'][name]:,.0f} |")
+    lines += ["", *(f"{name}: {why}." for name, why in result["missing"].items())]
+    peaks = {name: peak for name, peak in result["peak_allocated_bytes"].items() if peak is not None}
+    lines += [f"Peak of {name}: {peak / 2**30:.2f} GiB." for name, peak in peaks.items()]
     lines += ["", "| ratio | processor | wall | target |", "| --- | --- | --- | --- |"]
     for ratio in result["ratios"]:
         lines.append(
@@ -340,6 +407,8 @@ def page(result: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--shape", choices=list(SHAPES), default="cpu", help="all but cpu on a GPU")
+    parser.add_argument("--tiny", action="store_true", help="a model of no size, on a CPU: to try it out")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--steps", type=int, default=8)
@@ -351,7 +420,12 @@ def main() -> None:
 
     hush()
     only = [name for name in given.only.split(",") if name]
-    result = measure(given.turns, given.warmup, given.steps, only, lambda line: print(line, flush=True))
+    shape = tiny(SHAPES[given.shape]) if given.tiny else SHAPES[given.shape]
+    if shape.device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit(f"--shape {given.shape} runs on a GPU, and none was found; --tiny tries it out without")
+    command = "python -m benchmarks.peers " + " ".join(sys.argv[1:])
+    say = lambda line: print(line, flush=True)  # noqa: E731
+    result = measure(shape, given.turns, given.warmup, given.steps, only, say, command.strip())
     print(page(result))
     for target, text in ((given.page, page(result)), (given.json, json.dumps(result, indent=1) + "\n")):
         if target:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks import peers
 from benchmarks.gpu_evidence import __main__ as command
 from benchmarks.gpu_evidence import machine
 from benchmarks.gpu_evidence.cells import Cell, Part, Setting, Skipped, cell_file
@@ -126,6 +128,33 @@ def test_speed(tmp_path: Path) -> None:
     result = records["loop-1b-full-single-none-4x2048"]["result"]
     assert result["tokens_per_second"] > 0
     assert result["kernels"][0]["ms"] > 0
+
+
+def test_peers(tmp_path: Path) -> None:
+    """The shapes differ in numbers only; ragged and full rows, with and without checkpointing."""
+    records = on_cpu(tmp_path, "speed", "peers-small")
+    result = records["peers-small"]["result"]
+    ran, gone = set(result["wall"]), result["missing"]
+    assert {"bare", "trainer", "toolkit", "toolkit-packing"} <= ran
+    assert ran | set(gone) >= {"sft", "sft-packing"}
+    assert not ran & set(gone)
+    assert all(rate > 0 for rate in result["wall"].values())
+    assert result["peak_allocated_bytes"]["bare"] is None
+    assert {ratio["of"] for ratio in result["ratios"]} == {"toolkit", "toolkit-packing"}
+
+
+@pytest.mark.slow
+def test_peers_of_every_shape(tmp_path: Path) -> None:
+    records = on_cpu(tmp_path, "speed", "peers-*")
+    full = records["peers-8b-full-rows"]["result"]
+    assert set(records) == {"peers-small", "peers-1b", "peers-1b-full-rows", "peers-8b-full-rows"}
+    assert full["wall"]["toolkit"] > 0
+
+
+def test_a_peer_that_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None)
+    assert peers.missing() == dict.fromkeys(("sft", "sft-packing"), "trl and datasets not installed")
+    assert "sft" not in peers.peers()
 
 
 @pytest.mark.slow

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_evidence.cells import Cell, Part, Setting, Skipped
@@ -19,6 +26,7 @@ def cells(setting: Setting) -> list[Cell]:
     return [
         Cell("bench", partial(_bench, OPTIONS), usual=150),
         Cell("bench-compile", partial(_bench, COMPILED), usual=150),
+        *(_peers_cell(shape) for shape in PEERS),
         *(_cell("1b", way, "single", kind, 4) for way in ("lora", "full") for kind in ("none", "full")),
         *(_cell("1b", "full", strategy, "full", 4) for strategy in ("ddp", "zero2", "zero3", "fsdp2")),
         _cell("1b", "full", "single", "selective", 4),
@@ -45,6 +53,40 @@ COMPILED: dict[str, Values] = {
     "compile-fused": {"compile": True, "loss": "fused"},
     "compile-fp8": {"compile": True, "fp8": True},
 }
+
+
+PEERS = {"small": (5, 90, ""), "1b": (3, 200, ""), "1b-full-rows": (3, 200, ""),
+         "8b-full-rows": (1, 240, "bare,trainer,sft,toolkit")}  # fmt: skip
+"""Turns, usual seconds and (where not all) the peers of each shape: each makes the model anew in every turn."""
+
+
+def _peers_cell(shape: str) -> Cell:
+    return Cell(f"peers-{shape}", partial(_peers, shape), usual=PEERS[shape][1], limit=480)
+
+
+def _peers(shape: str, setting: Setting) -> dict[str, Any]:
+    """`benchmarks.peers` in a process of its own: Trainers take a launcher's environment for a job of many processes.
+    Those that are not installed are named with the reason."""
+    setting.workers.close()  # what a worker holds of the device would be missing there
+    plain = {name: value for name, value in os.environ.items() if name not in _LAUNCHED}
+    steps = ["--warmup", "1", "--steps", "1", "--tiny"] if setting.tiny else ["--warmup", "2", "--steps", "8"]
+    turns, _, only = PEERS[shape]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "peers.json"
+        command = [sys.executable, "-m", "benchmarks.peers", "--shape", shape, "--json", str(file), *steps]
+        command += (
+            ["--only", only, "--turns", "1", "--tiny"]
+            if setting.tiny
+            else ["--only", only, "--turns", "1" if setting.tiny else str(turns)]
+        )
+        done = subprocess.run(command, env=plain, capture_output=True, text=True, timeout=setting.seconds, check=False)
+        if done.returncode:
+            raise RuntimeError(f"{shlex.join(command[1:])}: {' '.join(done.stderr.split())[-600:]}")
+        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return found
+
+
+_LAUNCHED = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
 
 def _bench(options: dict[str, Values], setting: Setting) -> dict[str, Any]:
