@@ -74,11 +74,7 @@ def _peers(shape: str, setting: Setting) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "peers.json"
         command = [sys.executable, "-m", "benchmarks.peers", "--shape", shape, "--json", str(file), *steps]
-        command += (
-            ["--only", only, "--turns", "1", "--tiny"]
-            if setting.tiny
-            else ["--only", only, "--turns", "1" if setting.tiny else str(turns)]
-        )
+        command += ["--only", only, "--turns", "1" if setting.tiny else str(turns)]
         done = subprocess.run(command, env=plain, capture_output=True, text=True, timeout=setting.seconds, check=False)
         if done.returncode:
             raise RuntimeError(f"{shlex.join(command[1:])}: {' '.join(done.stderr.split())[-600:]}")
