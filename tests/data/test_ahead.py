@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from jobs import loader_for, resolved_from
+from jobs import loader_for, resolved_from, train_job
 from tiny import recipe_dict
+from toolkit.bench.job import Order, turn_job
 from toolkit.data.ahead import Ahead, feed
 from toolkit.data.collate import MicroBatch
 from toolkit.errors import InputError
+from toolkit.recipe.resolve import Resolved
+from toolkit.training import loop
 
 Events = list[tuple[str, int, int]]
 
@@ -97,13 +101,46 @@ def test_a_cpu_reads_nothing_ahead() -> None:
         assert read[0].window == number
 
 
-def test_a_run_that_goes_on_is_fed_what_the_whole_run_was(tiny_root: Path) -> None:
+@pytest.fixture
+def single(tiny_root: Path) -> Resolved:
+    return resolved_from(recipe_dict(tiny_root, strategy={"name": "single"}, machine={"processes": 1}))
+
+
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Fake:
+    fake = Fake()
+    monkeypatch.setattr(loop, "feed", lambda windows, device: Ahead(windows, fake))
+    return fake
+
+
+def test_a_run_is_the_same_with_it(single: Resolved, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = train_job(single, 3)
+    fake = as_on_a_gpu(monkeypatch)
+    found = train_job(single, 3)
+    assert plain is not None
+    assert found is not None
+    assert fake.most == 1
+    assert found.losses == plain.losses
+    assert all(weight.equal(plain.weights[name]) for name, weight in found.weights.items())
+
+
+@pytest.mark.parametrize("warmup", [0, 2])
+def test_bench_times_the_steps_it_was_asked_for(single: Resolved, monkeypatch: Any, warmup: int) -> None:
+    order = Order(single.recipe.model_dump(mode="json", exclude_unset=True), "recipe", "cpu", steps=3, warmup=warmup)
+    plain = turn_job(order)
+    as_on_a_gpu(monkeypatch)
+    found = turn_job(order)
+    for turn in (plain, found):
+        assert len(turn.seconds) == len(turn.supervised) == len(turn.losses) == 3
+        assert sum(turn.phases.values()) == pytest.approx(sum(turn.seconds), rel=0.2)
+    assert (found.supervised, found.losses) == (plain.supervised, plain.losses)
+
+
+def test_a_run_that_goes_on_is_fed_what_the_whole_run_was(single: Resolved) -> None:
     """What was read ahead when a run ended is read again: the place in the data follows from the step alone."""
-    resolved = resolved_from(recipe_dict(tiny_root, strategy={"name": "single"}, machine={"processes": 1}))
 
     def fed(start: int, steps: int) -> list[list[list[int]]]:
         found = []
-        for read, micros in Ahead(loader_for(resolved, 0, start), Fake()):
+        for read, micros in Ahead(loader_for(single, 0, start), Fake()):
             if read[0].window == start + steps:
                 break
             found += [micro.tensors["input_ids"].tolist() for micro in micros]

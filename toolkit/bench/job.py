@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -83,7 +84,8 @@ class _Run:
         self.order = order
         self.resolved = resolve(Recipe.model_validate(order.recipe), order.source, device=order.device)
         self.found = Turn()
-        self.timed = False
+        self.timed = order.warmup == 0
+        self.done = 0
         self.inside = 0.0  # seconds of this step spent in a named phase
 
     def turn(self) -> Turn:
@@ -117,7 +119,6 @@ class _Run:
         with self._watching(session):
             self.begun = time.perf_counter()
             loop.train(session, windows, total, progress, self._after)
-            self.timed = False
             if order.trace is not None:
                 from toolkit.bench.profile import profiled
 
@@ -140,15 +141,12 @@ class _Run:
 
     def _watched_windows(self, windows: Iterable[list[MicroBatch]], session: Session) -> Iterator[list[MicroBatch]]:
         source = iter(windows)
-        taken = 0
-        while True:
-            if taken == self.order.warmup:
-                self._wait()
-                self.timed, self.begun = True, time.perf_counter()
+        first, last = self.order.warmup, self.order.warmup + self.order.steps
+        for at in itertools.count():
+            # On a GPU a step's window is read while the step before it is still being timed.
             with self._phase("loader"):
                 window = next(source)
-            taken += 1
-            if self.timed and taken <= self.order.warmup + self.order.steps:
+            if first <= at < last:
                 rows = Rows.of(window)
                 self.found.rows += rows
                 self.found.supervised.append(sum(micro.supervised for micro in window))
@@ -162,7 +160,9 @@ class _Run:
             self.found.seconds.append(now - self.begun)
             self.found.phases["host"] += now - self.begun - self.inside
             self.found.losses.append((pending.loss_sum / pending.tokens).item())
-            self.begun, self.inside = time.perf_counter(), 0.0
+        self.done += 1
+        self.timed = self.order.warmup <= self.done < self.order.warmup + self.order.steps
+        self.begun, self.inside = time.perf_counter(), 0.0
 
     def _wait(self) -> None:
         if self.order.device == "cuda":
