@@ -1,21 +1,17 @@
 """Blocks compiled one by one: few graphs for ragged batches, the same result, refused or told where it cannot be.
 
 Graphs are captured, differentiated and run as they are under the compiler, but not turned into machine code, which
-takes minutes; the last test does that too.
+takes minutes; the last tests do that too, in one process group: torch keeps what it has once compiled.
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import yaml
 
 from jobs import Run, resolved_from, train_job, worst
 from tiny import make_llama, recipe_dict
@@ -27,6 +23,7 @@ from toolkit.model.checkpointing import checkpoint_blocks
 from toolkit.recipe import compilable
 from toolkit.recipe.resolve import Resolved
 from toolkit.verify.engagement import _compiled
+from toolkit.verify.run import verify
 from toolkit.verify.trace import RankTrace
 
 RAGGED = [(2, 17), (2, 23), (3, 9), (4, 31)]
@@ -154,14 +151,22 @@ def test_it_counts_as_exercised_only_where_compiled_code_ran(tiny_root: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_verified_with_machine_code(tiny_root: Path, tmp_path: Path, precision: str) -> None:
-    recipe = recipe_dict(tiny_root, compile=True, precision=precision, strategy={"name": "fsdp2"}, model={},
-                         activation_checkpointing="full", adapter={"r": 4, "dropout": 0.1})  # fmt: skip
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    command = [sys.executable, "-m", "toolkit", "verify", "recipe.yaml", "--json", "found.json"]
-    subprocess.run(command, cwd=tmp_path, check=True, timeout=1700)
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert found["verdict"] == "equivalent"
-    assert any(claim["claim"] == "blocks run compiled" and claim["ok"] for claim in found["engagement"])
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("checkpointing", ["full", "none"])
+@pytest.mark.parametrize("adapter", [{"r": 4, "dropout": 0.1}, None], ids=["lora", "full"])
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2", "fsdp2"])
+def test_verified_with_machine_code(
+    group: WorkerGroup, tiny_root: Path, strategy: str, adapter: dict[str, Any] | None, checkpointing: str
+) -> None:
+    """Of bf16 `verify` holds the logic in fp32, then the precision: both are compiled."""
+    resolved = resolved_from(
+        recipe_dict(tiny_root, compile=True, precision="bf16", strategy={"name": strategy}, adapter=adapter,
+                    activation_checkpointing=checkpointing)
+    )  # fmt: skip
+    outcome = verify(resolved, group=group)
+    assert outcome.verdict == "equivalent", outcome.fields()["first_difference"] or outcome.failure or outcome.unproven
+    assert [one.name for one in outcome.passes] == ["logic", "precision"]
+    for one in outcome.passes:
+        ran = [claim for claim in one.claims if claim.claim == "blocks run compiled"]
+        assert ran
+        assert all(claim.ok and " 0 breaks" in claim.seen for claim in ran)

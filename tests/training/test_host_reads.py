@@ -66,6 +66,7 @@ def single(tiny_root: Path) -> Callable[..., Resolved]:
     {},
     {"data": {"packing": True}, **LORA},
     {"activation_checkpointing": "selective"},
+    {"precision": "bf16", "fp8": True},
     {"optimizer": {"max_grad_norm": 0.0}},
 ])  # fmt: skip
 def test_nothing_in_a_step_waits(single: Callable[..., Resolved], sections: dict[str, Any]) -> None:
