@@ -49,7 +49,8 @@ class Tokenizer(Section):
 
 class Adapter(Section):
     method: Literal["lora", "dora", "qlora"] = Field(
-        "lora", description="a PEFT method; qlora: lora on a base whose linear weights are in 4 bits"
+        "lora",
+        description="a PEFT method (dora: not under fsdp1; qlora: lora on a base whose linear weights are in 4 bits)",
     )
     r: Positive = Field(16, description="rank of the update")
     alpha: Annotated[float, Field(gt=0)] = Field(32, description="the update is scaled by alpha / r")
