@@ -53,13 +53,19 @@ def test_what_fits_exits_0_and_says_all_that_the_contract_names(tmp_path: Path, 
     assert {c["strategy"] for c in result["candidates"]} == {"ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2"}
 
 
-@pytest.mark.parametrize(("lora", "told"), [(None, "an adapter in place of all weights"), (8, "on a base of 4 bits")])
-def test_where_nothing_that_was_asked_fits_training_less_is_suggested(
-    tmp_path: Path, config: str, lora: int | None, told: str
+@pytest.mark.parametrize(
+    ("lora", "memory", "told"),
+    [
+        (None, 5.0, "with moments in 8 bits"),
+        (None, 2.5, "an adapter in place of all weights"),
+        (8, 1.25, "on a base of 4 bits"),
+    ],
+)
+def test_where_nothing_that_was_asked_fits_training_something_else_is_suggested(
+    tmp_path: Path, config: str, lora: int | None, memory: float, told: str
 ) -> None:
     """... and what is suggested then fits."""
     pytest.importorskip("bitsandbytes")
-    memory = 5.0 if lora is None else 1.25
     status, result = planned(tmp_path, config, memory=memory, gpus=1, lora=lora, length=256)
     assert status == 1
     assert told in result["smallest_change"]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 from toolkit.plan.candidate import Candidate, gib
 from toolkit.plan.hardware import GIB
 from toolkit.plan.search import Search
+from toolkit.recipe.schema import Recipe
 
 
 def choose(candidates: list[Candidate]) -> Candidate | None:
@@ -54,26 +58,31 @@ def smallest_change(candidates: list[Candidate], search: Search) -> str | None:
     return None
 
 
-def fewer_weights(asked: Candidate, search: Search) -> str | None:
-    """Where no way to train what was asked fits: an adapter in place of all weights, or one on a base of 4 bits; None
-    where that does not fit either. It trains something else, so it is never among the candidates."""
-    adapter = search.asked.recipe.adapter
-    rank = 16 if adapter is None else adapter.r
-    methods = {None: ("lora", "qlora"), "lora": ("qlora",)}.get(None if adapter is None else adapter.method, ())
-    for method in methods:
-        values = {"r": rank, "alpha": 2.0 * rank} if adapter is None else adapter.model_dump(exclude_unset=True)
-        lighter = search.with_adapter(values | {"method": method})
-        best = None if lighter is None else choose(lighter.all())
-        if best is None:
-            continue
-        flags = [
-            f"adapter.method={method}",
-            *([f"adapter.r={rank} adapter.alpha={2 * rank}"] if adapter is None else []),
-        ]
-        flags += [_told(name, best) for name in _differences(asked, best)]
-        what = "an adapter in place of all weights" if adapter is None else "the adapter on a base of 4 bits"
-        return f"train {what}: {' '.join(flags)} ({(best.peak - asked.peak) / GIB:+.1f} GiB: {gib(best.peak)})"
+def other_training(asked: Candidate, search: Search) -> str | None:
+    """Where no way to train what was asked fits: moments in 8 bits, an adapter in place of all weights, or one on a
+    base of 4 bits, whichever of these fits first. It trains something else, so it is never among the candidates."""
+    for what, flags, top in _others(search.asked.recipe):
+        other = search.training(**top)
+        best = None if other is None else choose(other.all())
+        if best is not None:
+            told = " ".join([*flags, *(_told(name, best) for name in _differences(asked, best))])
+            return f"train {what}: {told} ({(best.peak - asked.peak) / GIB:+.1f} GiB: {gib(best.peak)})"
     return None
+
+
+def _others(recipe: Recipe) -> Iterator[tuple[str, list[str], dict[str, Any]]]:
+    """What to tell of each, the flags that ask for it, and the recipe's sections."""
+    adapter = recipe.adapter
+    if adapter is None:
+        if recipe.optimizer.name == "adamw":
+            values = recipe.optimizer.model_dump(exclude_unset=True) | {"name": "adamw8bit"}
+            yield "with moments in 8 bits", ["optimizer.name=adamw8bit"], {"optimizer": values}
+        for method in ("lora", "qlora"):
+            flags = [f"adapter.method={method}", "adapter.r=16", "adapter.alpha=32"]
+            yield "an adapter in place of all weights", flags, {"adapter": {"method": method, "r": 16, "alpha": 32.0}}
+    elif adapter.method == "lora":
+        values = adapter.model_dump(exclude_unset=True) | {"method": "qlora"}
+        yield "the adapter on a base of 4 bits", ["adapter.method=qlora"], {"adapter": values}
 
 
 _ORDER = ("loss", "micro", "checkpointing", "away", "strategy", "offload")

@@ -83,7 +83,7 @@ def _plan(request: Request, kept: Callable[[], None]) -> int:
     recipe = read_recipe(request)
     device = _device(request, recipe)
     asked = resolve(recipe, request.recipe, device="cpu" if device.name == "cpu" else "cuda")
-    from toolkit.plan.choice import choose, fewer_weights, smallest_change
+    from toolkit.plan.choice import choose, other_training, smallest_change
     from toolkit.plan.screen import show
     from toolkit.plan.search import Search
     from toolkit.plan.time import Rates
@@ -100,7 +100,7 @@ def _plan(request: Request, kept: Callable[[], None]) -> int:
         chosen = choose(candidates)
         change = smallest_change(candidates, search)
     if change is None and not candidates[0].fits:
-        change = fewer_weights(candidates[0], search)
+        change = other_training(candidates[0], search)
     scaled = None
     if request.scale:
         from toolkit.plan.scale import on_paper

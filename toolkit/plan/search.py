@@ -124,9 +124,9 @@ class Search:
             yield f"{told} batch.micro_size={micro}", self.candidate(more, planner=planner)
         yield told, self.candidate(asked, planner=planner)
 
-    def with_adapter(self, adapter: dict[str, Any]) -> Search | None:
-        """The same recipe with another adapter; None where that cannot be."""
-        values = self.asked.recipe.model_dump(exclude_unset=True) | {"adapter": adapter}
+    def training(self, **top: Any) -> Search | None:
+        """The same recipe with another adapter or optimizer; None where that cannot be."""
+        values = self.asked.recipe.model_dump(exclude_unset=True) | top
         try:
             asked = resolve(Recipe.model_validate(values), self.asked.source, device=self.asked.device)
             return Search(asked, self.device, self.headroom, self.rates)
