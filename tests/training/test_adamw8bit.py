@@ -116,7 +116,7 @@ def test_moments_that_are_kept_otherwise_are_found(fault: str, stage: str, tiny_
     resolved = resolved_from(recipe(tiny_root, "ddp"))
     outcome = verify(resolved, group=group, fault=fault, time_limit=300, stop_early=True)
     assert outcome.exit_code == 1
-    assert what_caught(outcome)[0] == stage
+    assert what_caught(outcome)[0] == stage, what_caught(outcome)
 
 
 @pytest.mark.parametrize(("saved", "resumed"), [("fsdp2", "fsdp2"), ("fsdp2", "ddp")])

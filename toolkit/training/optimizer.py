@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -44,9 +45,7 @@ def make_adamw(
     groups = [group for group in groups if group["params"]]
     betas = (optimizer.betas[0], optimizer.betas[1])
     if optimizer.name == "adamw8bit":
-        from toolkit.training.adamw8bit import AdamW8bit  # with torch's DTensor, 0.4 s that a plan need not wait for
-
-        return AdamW8bit(groups, lr=optimizer.lr, betas=betas, eps=optimizer.eps)
+        return _in_8_bits(groups, lr=optimizer.lr, betas=betas, eps=optimizer.eps)
     return torch.optim.AdamW(
         groups,
         lr=optimizer.lr,
@@ -55,6 +54,12 @@ def make_adamw(
         fused=fused and optimizer.kernel == "fused",
         foreach=True if optimizer.kernel == "foreach" else None,
     )
+
+
+def _in_8_bits(groups: list[dict[str, Any]], **options: Any) -> torch.optim.Optimizer:
+    from toolkit.training.adamw8bit import AdamW8bit  # with torch's DTensor, which a plan need not wait for
+
+    return AdamW8bit(groups, **options)
 
 
 def learning_rate(schedule: Schedule, peak: float, update: int, warmup: int, total: int) -> float:

@@ -19,7 +19,7 @@ class MomentsUnpacked(Fault):
     def inject(self, patch: Patch, case: Any) -> None:
         import torch
 
-        from toolkit.training import adamw8bit
+        from toolkit.training import optimizer
 
         def make(right: Any) -> Any:
             def wrong(groups: Any, **options: Any) -> Any:
@@ -28,4 +28,4 @@ class MomentsUnpacked(Fault):
 
             return wrong
 
-        patch(adamw8bit, "AdamW8bit", make)
+        patch(optimizer, "_in_8_bits", make)
