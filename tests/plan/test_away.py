@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from plan.cells import Cell
+from plan.truth import resolved_from
 from toolkit.launch.group import WorkerGroup
 
 LONG = 384
@@ -27,14 +28,8 @@ def pair() -> Iterator[WorkerGroup]:
 
 
 def moved_away(recipe: dict[str, Any], away: bool) -> Any:
-    resolved = _resolved(recipe)
+    resolved = resolved_from(recipe)
     return dataclasses.replace(resolved, recipe=resolved.recipe.model_copy(update={"activation_offload": away}))
-
-
-def _resolved(recipe: dict[str, Any]) -> Any:
-    from plan.truth import _resolved
-
-    return _resolved(recipe)
 
 
 def measured(recipe: dict[str, Any], length: int, away: bool) -> int:
@@ -83,7 +78,7 @@ def test_what_stays_on_the_device(strategy: str, lora: bool, pair: WorkerGroup) 
 
     cell = Cell("llama-tied", lora, strategy, "full", LONG)
     real, whole = (max(pair.run(measured, cell.recipe(), LONG, away)) for away in (True, False))
-    planner = Planner.of(_resolved(cell.recipe()), LONG)
+    planner = Planner.of(resolved_from(cell.recipe()), LONG)
     asked = moved_away(cell.recipe(), True)
     said = planner.memory(asked).peak
     assert said == pytest.approx(real, rel=0.05)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
 from plan.cells import Cell
-from toolkit.errors import InputError
+from toolkit.errors import InputError, NotSo
 from toolkit.plan.calibrate import Speeds, applied, calibrated, replicated
 from toolkit.plan.hardware import Device
 from toolkit.plan.mechanics import STRATEGIES, Step, variants
@@ -59,15 +60,15 @@ def test_every_strategy_that_takes_the_recipe_is_timed_with_the_asked_ones_setti
     assert {one.batch.accumulation for one in found.values()} == {2}
 
 
-def test_a_model_that_does_not_fit_whole_is_not_tried() -> None:
+def test_a_model_that_does_not_fit_whole_is_not_tried(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"--calibrate: .* whole in each process"):
-        calibrated(recipe("zero3"), dataclasses.replace(HERE, memory=0.01), Rates())
+        calibrated(recipe("zero3"), dataclasses.replace(HERE, memory=0.01), Rates(), tmp_path / "log")
 
 
 @pytest.mark.group
-def test_this_machine_is_timed() -> None:
+def test_this_machine_is_timed(tmp_path: Path) -> None:
     asked = resolve(Recipe.model_validate(Cell("llama", False, "single", "none", 64).recipe()))
-    device, rates = calibrated(asked, HERE, Rates())
+    device, rates = calibrated(asked, HERE, Rates(), tmp_path / "log")
     assert device.bf16 > 0
     assert rates.compute == pytest.approx(1.0)
     assert not rates.overlap
@@ -75,9 +76,20 @@ def test_this_machine_is_timed() -> None:
 
 
 @pytest.mark.group
+def test_a_rank_that_fails_is_told_in_one_line(tmp_path: Path) -> None:
+    """Flash attention is not here: the plan knows its memory, the ranks cannot run it."""
+    asked = recipe("ddp")
+    model = asked.recipe.model.model_copy(update={"attention": "flash_attention_2"})
+    asked = dataclasses.replace(asked, recipe=asked.recipe.model_copy(update={"model": model}))
+    with pytest.raises(NotSo, match=r"--calibrate: rank \d ended: .*; what it wrote: ") as told:
+        calibrated(asked, HERE, Rates(), tmp_path / "log")
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.group
 @pytest.mark.slow
-def test_strategies_take_time_of_their_own() -> None:
-    _, rates = calibrated(recipe("zero2"), HERE, Rates())
+def test_strategies_take_time_of_their_own(tmp_path: Path) -> None:
+    _, rates = calibrated(recipe("zero2"), HERE, Rates(), tmp_path / "log")
     assert set(rates.own) == set(STRATEGIES)
     # A gather of every weight for every micro-batch is not free on any machine; a replica sends nothing before the end.
     assert rates.own["zero3"][0] > rates.own["ddp"][0]

@@ -27,7 +27,7 @@ def measured(recipe: dict[str, Any], length: int) -> int:
     warnings.filterwarnings("ignore")
     from toolkit.plan.measure import measure
 
-    return measure(_resolved(recipe), length).peak
+    return measure(resolved_from(recipe), length).peak
 
 
 def truth(group: Any, cell: Cell) -> int:
@@ -42,13 +42,13 @@ def predicted(cell: Cell) -> int:
     from toolkit.plan.predict import Planner
     from toolkit.strategies import strategy_of
 
-    resolved = _resolved(cell.recipe())
+    resolved = resolved_from(cell.recipe())
     planner = Planner.of(resolved, cell.length)
     host = strategy_of(resolved).ledger_class()(planner.skeleton.holdings, resolved).host
     return planner.memory(resolved).peak + sum(host.values())
 
 
-def _resolved(recipe: dict[str, Any]) -> Any:
+def resolved_from(recipe: dict[str, Any]) -> Any:
     import toolkit.strategies.zero as zero
     from toolkit.recipe.schema import Recipe
     from toolkit.strategies import resolve

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
+from pathlib import Path
 from typing import Any
 
-from toolkit.errors import InputError
-from toolkit.launch.group import WorkerGroup
-from toolkit.machine import cuda_device_count
+from toolkit.errors import InputError, NotSo
+from toolkit.launch.group import JobFailed, WorkerGroup
+from toolkit.machine import cpu_count, cuda_device_count
 from toolkit.plan.candidate import gib
 from toolkit.plan.hardware import GIB, Device
 from toolkit.plan.mechanics import TOKENS, Step, own_seconds, seconds, step_of, variants
@@ -39,10 +40,11 @@ class Speeds:
     under: dict[str, Step] = dataclasses.field(default_factory=dict)
 
 
-def calibrated(asked: Resolved, device: Device, rates: Rates) -> tuple[Device, Rates]:
+def calibrated(asked: Resolved, device: Device, rates: Rates, log: Path) -> tuple[Device, Rates]:
     """The device and the rates as this machine reaches them, all processes of a node computing at once.
 
-    Raises InputError where this machine is not of the kind that is planned for; runs the model, with its weights.
+    Raises InputError where this machine is not of the kind that is planned for, or the model does not fit whole in a
+    process; NotSo where a rank fails. Runs the model, with its weights; ``log``: what the ranks write.
     """
     processes = asked.recipe.machine.processes
     if asked.device == "cuda":
@@ -58,8 +60,13 @@ def calibrated(asked: Resolved, device: Device, rates: Rates) -> tuple[Device, R
             f"--calibrate: runs the model whole in each process, {gib(need)} of {device.memory:g} GiB; "
             "calibrate with an adapter, a smaller micro_size or a config of fewer layers, or leave it out"
         )
-    with WorkerGroup(processes) as group:
-        found = timed(group, asked, together)
+    try:
+        # As many threads as training has, see bench; what the packages write goes beside the plan, not through it.
+        with WorkerGroup(processes, max(1, cpu_count() // processes), log=log.absolute()) as group:
+            found = timed(group, asked, together)
+    except JobFailed as error:
+        last = str(error).strip().rsplit("\n", 1)[-1]
+        raise NotSo(f"--calibrate: rank {error.rank} ended: {last}; what it wrote: {log}") from None
     return applied(found, asked, together, device, rates)
 
 

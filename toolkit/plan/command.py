@@ -6,6 +6,7 @@ import contextlib
 import gc
 import json
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -92,7 +93,10 @@ def _plan(request: Request, kept: Callable[[], None]) -> int:
     if request.calibrate:
         from toolkit.plan.calibrate import calibrated
 
-        device, rates = calibrated(asked, device, rates)
+        log = Path("runs/plan") / f"{Path(request.recipe).stem}.log"
+        print(f"calibrating: a few steps of this model here under each strategy; the ranks' own output: {log}",
+              file=sys.stderr, flush=True)  # fmt: skip
+        device, rates = calibrated(asked, device, rates, log)
     with without(*(() if asked.base_storage is not None else ("bitsandbytes",))):
         search = Search(asked, device, request.headroom, rates)
         kept()

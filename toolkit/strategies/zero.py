@@ -161,5 +161,5 @@ class Zero3(_Zero):
     name = "zero3"
     title = "optimizer state, gradients and weights split"
     stage = 3
-    ledger = "toolkit.strategies.ledgers.zero:Zero3Ledger"
+    ledger = "toolkit.strategies.ledgers.zero3:Zero3Ledger"
     offloads = ("none", "optimizer", "all")
