@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: setup test test-quick test-slow demo lint presets gpu-evidence clean
+.PHONY: setup test test-quick test-slow demo docs lint presets gpu-evidence clean
 
 setup: $(READY)
 
@@ -18,8 +18,8 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 lint: $(READY)
-	@$(BIN)/ruff check toolkit benchmarks tests examples ds_configs
-	@$(BIN)/ruff format --check toolkit benchmarks tests examples ds_configs
+	@$(BIN)/ruff check toolkit benchmarks docsite tests examples ds_configs
+	@$(BIN)/ruff format --check toolkit benchmarks docsite tests examples ds_configs
 	@$(BIN)/mypy
 
 clean:
@@ -41,6 +41,12 @@ test-quick: $(READY)
 test-slow: $(READY)
 	@echo "the long matrices: over an hour on two cores"
 	@$(BIN)/python -m pytest -m slow
+
+docs: $(READY)
+	@echo "the documentation site, strictly, into build/site: about a minute"
+	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[docs]'
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict --clean
+	@$(BIN)/python -m docsite.check_links build/site
 
 presets: $(READY)
 	@$(BIN)/python ds_configs/write.py

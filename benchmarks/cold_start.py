@@ -26,7 +26,7 @@ STEPS = 6
 def started(compiled: bool, precision: str, cache: str) -> dict[str, Any]:
     """Seconds of each step of a run in this process, and of the compiler's."""
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache  # before torch
-    from toolkit.bench import job
+    from toolkit.benchmark import job
     from toolkit.model.compiling import compilation
 
     times: list[tuple[float, float]] = []

@@ -260,8 +260,8 @@ def toolkit(
         recipe,
         micro_size=resolved.micro_size,
         accumulation=1,
-        world_size=1,
-        rank=0,
+        data_size=1,
+        data_rank=0,
         device_type=shape.device,
     )
 

@@ -1,10 +1,11 @@
-"""A bare Accelerate loop under the toolkit's files: the strategy comes from accelerate.yaml alone.
+"""A plain Accelerate loop with the toolkit's launch files: accelerate.yaml alone selects the strategy.
 
     toolkit config RECIPE -o launch
     accelerate launch --config_file launch/accelerate.yaml examples/bare_accelerate.py
 
-Ragged samples, accumulation, and a loss that weighs every supervised token of the window alike. With a folder as its
-argument, its first steps are recorded there: `toolkit verify --trace FOLDER` proves them equal to a plain loop.
+It trains on ragged samples with gradient accumulation. Every supervised token of a window has the same weight in the
+loss. With a folder as argument, it records its first steps there; `toolkit verify --trace FOLDER` proves them equal to
+a plain loop.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from toolkit.verify.recorder import Recorder
+from toolkit.verification.recorder import Recorder
 
 ACCUMULATION, MICRO, STEPS = 2, 2, 5
 

@@ -1,4 +1,4 @@
-"""The transformers Trainer under the toolkit's files: training_args.json says how, accelerate.yaml where.
+"""The transformers Trainer with the toolkit's launch files: training_args.json and accelerate.yaml.
 
 toolkit config RECIPE -o launch
 accelerate launch --config_file launch/accelerate.yaml examples/hf_trainer.py launch/training_args.json
@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArgumen
 
 
 class Ragged(Dataset[dict[str, torch.Tensor]]):
-    """64 samples of random ids, 12 to 27 long."""
+    """64 samples of random token ids, 12 to 27 tokens long."""
 
     def __len__(self) -> int:
         return 64
@@ -26,7 +26,7 @@ class Ragged(Dataset[dict[str, torch.Tensor]]):
 
 
 def pad(samples: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """To the longest of a batch: ids with 0, labels with -100."""
+    """Pad to the longest sample of a batch: ids with 0, labels with -100."""
     pad_to = {"input_ids": 0, "labels": -100}
     pad_sequence = torch.nn.utils.rnn.pad_sequence
     batch = {key: pad_sequence([s[key] for s in samples], True, value) for key, value in pad_to.items()}

@@ -34,3 +34,97 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "config": {"model_type": "bert", **_NARROW, "vocab_size": 300, "max_position_embeddings": 64},
     },
 }
+
+_SMALL = _GROUPED | {"vocab_size": 96}
+_ALONE = _NARROW | {"vocab_size": 96}
+_SEQ2SEQ = {
+    "d_model": 32,
+    "encoder_layers": 1,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+    "vocab_size": 96,
+    "max_position_embeddings": 64,
+    "decoder_start_token_id": 2,
+    "pad_token_id": 1,
+    "eos_token_id": 2,
+    "bos_token_id": 0,
+    "forced_eos_token_id": 2,
+}
+
+
+def _causal(kind: str, base: dict[str, Any] = _SMALL, **own: Any) -> dict[str, Any]:
+    return {"config": {"model_type": kind, **base, **own}}
+
+
+def _labelling(kind: str, **own: Any) -> dict[str, Any]:
+    config = {"model_type": kind, **_ALONE, "max_position_embeddings": 64, **own}
+    return {"task": "sequence-classification", "num_labels": 3, "config": config}
+
+
+_ROUTED = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+
+EVERY_FAMILY: dict[str, dict[str, Any]] = {
+    "llama": _causal("llama"),
+    "mistral": _causal("mistral", sliding_window=8),
+    "qwen2": _causal("qwen2"),
+    "qwen3": _causal("qwen3", head_dim=8),
+    "gemma": _causal("gemma", head_dim=8),
+    "gemma2": _causal("gemma2", head_dim=8, sliding_window=8, query_pre_attn_scalar=8) | {"attention": "eager"},
+    "gemma3_text": _causal("gemma3_text", head_dim=8, sliding_window=8, query_pre_attn_scalar=8),
+    "phi": _causal("phi", _ALONE),
+    "phi3": _causal("phi3", pad_token_id=0, bos_token_id=1, eos_token_id=2),
+    "gpt2": _causal("gpt2", {}, n_embd=32, n_layer=2, n_head=4, vocab_size=96, n_positions=64),
+    "gpt_neo": _causal(
+        "gpt_neo", {}, hidden_size=32, num_layers=2, num_heads=4, vocab_size=96, max_position_embeddings=64,
+        attention_types=[[["global", "local"], 1]], window_size=8, intermediate_size=64,
+    )
+    | {"attention": "eager"},
+    "gpt_neox": _causal("gpt_neox", _ALONE),
+    "gptj": _causal("gptj", {}, n_embd=32, n_layer=2, n_head=4, vocab_size=96, n_positions=64, rotary_dim=4)
+    | {"attention": "eager"},
+    "gpt_bigcode": _causal("gpt_bigcode", {}, n_embd=32, n_layer=2, n_head=4, vocab_size=96, n_positions=64),
+    "opt": _causal(
+        "opt", {}, hidden_size=32, ffn_dim=64, num_hidden_layers=2, num_attention_heads=4, vocab_size=96,
+        max_position_embeddings=64, word_embed_proj_dim=32,
+    ),
+    "bloom": _causal("bloom", {}, hidden_size=32, n_layer=2, n_head=4, vocab_size=96) | {"attention": "eager"},
+    "falcon": _causal("falcon", {}, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, vocab_size=96),
+    "olmo": _causal("olmo"),
+    "olmo2": _causal("olmo2"),
+    "olmo3": _causal("olmo3", sliding_window=8),
+    "stablelm": _causal("stablelm"),
+    "starcoder2": _causal("starcoder2"),
+    "cohere": _causal("cohere"),
+    "cohere2": _causal("cohere2", sliding_window=8),
+    "granite": _causal("granite"),
+    "smollm3": _causal("smollm3", pad_token_id=0, bos_token_id=1, eos_token_id=2),
+    "ernie4_5": _causal("ernie4_5", head_dim=8),
+    "glm": _causal("glm", head_dim=8, pad_token_id=0),
+    "glm4": _causal("glm4", head_dim=8, pad_token_id=0),
+    "helium": _causal("helium", head_dim=8),
+    "exaone4": _causal("exaone4", sliding_window=8),
+    "seed_oss": _causal("seed_oss", head_dim=8),
+    "nemotron": _causal("nemotron"),
+    "mixtral": _causal("mixtral", num_local_experts=4, num_experts_per_tok=2),
+    "qwen3_moe": _causal("qwen3_moe", head_dim=8, num_experts=4, **_ROUTED),
+    "olmoe": _causal("olmoe", num_experts=4, num_experts_per_tok=2),
+    "lfm2": _causal("lfm2", layer_types=["conv", "full_attention"]),
+    "t5": {"task": "seq2seq-lm", "config": FAMILIES["t5"]["config"] | {"vocab_size": 96}},
+    "bart": {"task": "seq2seq-lm", "config": {"model_type": "bart", **_SEQ2SEQ}},
+    "bert": _labelling("bert"),
+    "roberta": _labelling("roberta", pad_token_id=1),
+    "electra": _labelling("electra", embedding_size=32),
+    "distilbert": {
+        "task": "sequence-classification",
+        "num_labels": 3,
+        "config": {
+            "model_type": "distilbert", "dim": 32, "hidden_dim": 64, "n_layers": 2, "n_heads": 4, "vocab_size": 96,
+            "max_position_embeddings": 64,
+        },
+    },
+    "modernbert": _labelling("modernbert", local_attention=8, pad_token_id=0, cls_token_id=1, sep_token_id=2),
+}  # fmt: skip
+"""Small enough to verify in a second or two: what `python -m tests.fuzz_recipes` draws from."""

@@ -14,14 +14,14 @@ import torch
 from toolkit.data.collate import MicroBatch
 from toolkit.data.loader import TrainLoader, open_data
 from toolkit.model.load import load_tokenizer
+from toolkit.optim.schedule import learning_rate
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.reference.loop import PlainLoop
 from toolkit.strategies import resolve
 from toolkit.training import checkpoint
-from toolkit.training.loop import Progress, evaluate, sum_over_ranks, train
+from toolkit.training.loop import Progress, counted_once, evaluate, sum_over_ranks, train
 from toolkit.training.metrics import Pending
-from toolkit.training.optimizer import learning_rate
 from toolkit.training.session import open_session, prepare_model, seed_micro_batch
 
 
@@ -53,8 +53,8 @@ def loader_for(resolved: Resolved, rank: int, start: int = 0) -> TrainLoader:
         resolved.recipe,
         micro_size=resolved.micro_size,
         accumulation=resolved.accumulation,
-        world_size=resolved.world_size,
-        rank=rank,
+        data_size=resolved.data_size,
+        data_rank=resolved.data_rank(rank),
         device_type="cpu",
         start_window=start,
     )
@@ -83,7 +83,7 @@ def train_job(
     engine.step = step_after_reading  # type: ignore[method-assign]
 
     def after(pending: Pending) -> None:
-        loss = sum_over_ranks(pending.loss_sum.double())
+        loss = counted_once(sum_over_ranks(pending.loss_sum.double()), resolved)
         run.losses.append((loss / pending.tokens).item())
         run.norms.append(float(pending.grad_norm))
         run.skipped.append(pending.skipped)
@@ -194,7 +194,7 @@ def plain_run(resolved: Resolved, steps: int, total: int | None = None) -> Run:
     loop = PlainLoop(
         prepared.model, resolved, prepared.decayed, seed, "autocast" if resolved.precision.mixed else "plain"
     )
-    loaders = [iter(loader_for(resolved, rank)) for rank in range(resolved.world_size)]
+    loaders = [iter(loader_for(resolved, part * resolved.ranks_per_part)) for part in range(resolved.data_size)]
     run = Run()
     total = total or steps
     for step in range(steps):

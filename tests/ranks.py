@@ -11,7 +11,13 @@ import sys
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-PRELOADED = ["toolkit.train", "toolkit.training.run", "deepspeed", "peft", "transformers.models.llama.modeling_llama"]
+PRELOADED = [
+    "toolkit.training.rank",
+    "toolkit.training.run",
+    "deepspeed",
+    "peft",
+    "transformers.models.llama.modeling_llama",
+]
 
 
 def start_ranks(arguments: list[str], cwd: Path, size: int, **environment: str) -> list[ForkServerProcess]:
@@ -46,7 +52,7 @@ def _rank(arguments: list[str], cwd: str, environment: dict[str, str], rank: int
     multiprocessing.set_start_method("fork", force=True)
     import torch
 
-    from toolkit.train import main
+    from toolkit.training.rank import main
 
     torch.set_num_threads(1)
     sys.exit(main(arguments))

@@ -1,3 +1,64 @@
-"""One recipe, every strategy: fine-tuning runs proven equal to a plain PyTorch loop."""
+"""One recipe, every strategy: fine-tuning runs proven equal to a plain PyTorch loop.
+
+>>> from toolkit import load_recipe, verify
+>>> verify(load_recipe("recipe.yaml")).verdict
+'equivalent'
+
+Names are imported when they are first used, so ``import toolkit`` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from toolkit.api import bench, export, lint, migrate, plan, train, verify
+    from toolkit.errors import InputError, RunFailed, Stopped, ToolkitError
+    from toolkit.launch.command import write_config
+    from toolkit.recipe.load import load_recipe
+    from toolkit.recipe.schema import Recipe
+    from toolkit.strategies import resolve
+    from toolkit.verification.recorder import Recorder
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "InputError",
+    "Recipe",
+    "Recorder",
+    "RunFailed",
+    "Stopped",
+    "ToolkitError",
+    "bench",
+    "export",
+    "lint",
+    "load_recipe",
+    "migrate",
+    "plan",
+    "resolve",
+    "train",
+    "verify",
+    "write_config",
+]
+
+_HOMES = {
+    "toolkit.api": ("bench", "export", "lint", "migrate", "plan", "train", "verify"),
+    "toolkit.errors": ("InputError", "RunFailed", "Stopped", "ToolkitError"),
+    "toolkit.launch.command": ("write_config",),
+    "toolkit.recipe.load": ("load_recipe",),
+    "toolkit.recipe.schema": ("Recipe",),
+    "toolkit.strategies": ("resolve",),
+    "toolkit.verification.recorder": ("Recorder",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(module), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

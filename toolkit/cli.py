@@ -6,11 +6,12 @@ from typing import Annotated
 
 import typer
 
-from toolkit.bench import commands as bench_commands
+from toolkit.benchmark import commands as bench_commands
 from toolkit.doctor import commands as doctor_commands
-from toolkit.lint import commands as lint_commands
-from toolkit.plan import commands as plan_commands
-from toolkit.verify import commands as verify_commands
+from toolkit.linting import commands as lint_commands
+from toolkit.migration import commands as migrate_commands
+from toolkit.planning import commands as plan_commands
+from toolkit.verification import commands as verify_commands
 
 app = typer.Typer(
     name="toolkit",
@@ -45,6 +46,10 @@ def train(
     recipe: RecipeFile,
     overrides: Overrides = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on from the newest whole checkpoint")] = False,
+    extend: Annotated[
+        bool,
+        typer.Option("--extend", help="with --resume: also where another run length changes the learning rates"),
+    ] = False,
     max_restarts: Annotated[
         int, typer.Option("--max-restarts", metavar="N", min=0, help="start again by itself when a rank dies or hangs")
     ] = 0,
@@ -54,7 +59,7 @@ def train(
     from toolkit.launch.job import train as launch_and_train
     from toolkit.results import write_json
 
-    result = launch_and_train(recipe, overrides or [], resume=resume, max_restarts=max_restarts)
+    result = launch_and_train(recipe, overrides or [], resume=resume, extend=extend, max_restarts=max_restarts)
     if json_target:
         write_json(result, json_target)
 
@@ -104,8 +109,19 @@ def init(
     init_command(output, answers, force)
 
 
+@app.command()
+def schema(
+    output: Annotated[str | None, typer.Option("-o", "--output", metavar="FILE", help="write it to a file")] = None,
+) -> None:
+    """Print the JSON schema of the recipe, for editors and other tools."""
+    from toolkit.recipe.json_schema import schema_command
+
+    schema_command(output)
+
+
 verify_commands.register(app)
 plan_commands.register(app)
 bench_commands.register(app)
 lint_commands.register(app)
+migrate_commands.register(app)
 doctor_commands.register(app)

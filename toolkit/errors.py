@@ -43,7 +43,7 @@ class InputError(ToolkitError):
         return cls(": ".join(str(part) for part in (place, key, message) if part))
 
 
-class NotSo(ToolkitError):
+class RunFailed(ToolkitError):
     """The thing asked about is not so (a run failed, a strategy did not engage): exit 1."""
 
 

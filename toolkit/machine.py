@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+from pathlib import Path
 
 
 @functools.cache
@@ -40,6 +41,16 @@ def _attribute(driver: ctypes.CDLL, attribute: int, index: int) -> int:
     return value.value
 
 
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+"""A container's share of the processors: microseconds of computing in each period, or «max»."""
+
+
 def cpu_count() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores that this process may keep busy: those of its affinity, or fewer by its control group's quota (version 2);
+    launch.sh counts the same way."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = _QUOTA.read_text().split()
+    except (OSError, ValueError):
+        return cores
+    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))

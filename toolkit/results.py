@@ -7,6 +7,7 @@ import json
 import platform
 import sys
 import time
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -47,6 +48,19 @@ class Result:
             "seconds": round(time.perf_counter() - self._clock, 3),
             **fields,
         }
+
+
+@dataclass(frozen=True)
+class CommandResult:
+    """Base of what the Python API returns: the command's JSON and its exit status."""
+
+    document: dict[str, Any] = field(repr=False)
+    exit_code: int
+    """0: done, equivalent, clean, fits; 1: the thing asked about is not so."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as the command's ``--json`` writes it."""
+        return self.document
 
 
 def write_json(result: dict[str, Any], target: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from toolkit.plan.live import LiveBytes
+from toolkit.planning.live import LiveBytes
 
 
 class Meter:

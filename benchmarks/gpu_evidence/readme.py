@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.errors import InputError
-from toolkit.plan.hardware import GIB
+from toolkit.planning.hardware import GIB
 
 README = Path("ds_configs/README.md")
 _HEAD = ("preset", "for", "model", "peak, GiB", "tokens/s", "largest deviation from the plain loop")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from benchmarks.gpu_evidence.cells import Setting, Skipped
 from toolkit.errors import InputError
 from toolkit.recipe.load import load_recipe
 from toolkit.recipe.resolve import Resolved
-from toolkit.recipe.schema import Recipe, StrategyName
-from toolkit.strategies import resolve
+from toolkit.recipe.schema import Recipe
+from toolkit.strategies import resolve, strategies
 
 Values = dict[str, Any]
 
@@ -31,7 +31,8 @@ TINY: Values = LLAMA | {"hidden_size": 32, "intermediate_size": 64, "num_hidden_
 LORA: Values = {"method": "lora", "r": 16, "alpha": 32, "dropout": 0.05, "target_modules": "all-linear"}
 TINY_LENGTH = 32
 
-STRATEGIES: tuple[str, ...] = get_args(StrategyName)
+STRATEGIES: tuple[str, ...] = tuple(strategies())
+DISTRIBUTED = tuple(name for name, strategy in strategies().items() if strategy.traits.distributed)
 
 
 def recipe(setting: Setting, model: str, strategy: str, /, **sections: Any) -> Values:

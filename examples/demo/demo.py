@@ -1,8 +1,7 @@
-"""The main job, end to end, on real text: a base model, a LoRA fine-tune of it, and what came out.
+"""An end-to-end run on real text: train a base model, fine-tune it with LoRA, and evaluate the exported adapter.
 
-`make demo` runs it. Everything goes to runs/demo. Two recipes beside this file say what is trained; the rest is
-making the data, asking for the commands that a user would type, and looking at the result with plain transformers
-and PEFT, none of the toolkit.
+`make demo` runs it. All output goes to runs/demo. Two recipes in this folder define the training. The script makes the
+data, runs the same commands as a user, and evaluates the result with plain transformers and PEFT, without the toolkit.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,14 @@ import pytest
 import torch
 import yaml
 
+from cuda_calls import BYTES, CudaCalls
 from tiny import LLAMA, recipe_dict
-from toolkit.bench.cells import Cell, as_json, make_cells
-from toolkit.bench.command import Request, bench_command, table
-from toolkit.bench.job import Turn
-from toolkit.bench.profile import split_time
-from toolkit.bench.rows import Rows, full_rows
-from toolkit.bench.work import device_rate, model_flops
+from toolkit.benchmark.cells import Cell, as_json, make_cells
+from toolkit.benchmark.command import Request, bench_command, table
+from toolkit.benchmark.job import Order, Turn, turn_job
+from toolkit.benchmark.profile import split_time
+from toolkit.benchmark.rows import Rows, full_rows
+from toolkit.benchmark.work import device_rate, model_flops
 from toolkit.data.collate import Slot, collate
 from toolkit.data.formats import Example
 from toolkit.errors import InputError
@@ -136,6 +138,26 @@ def test_a_run_of_it(recipe_file: str, tmp_path: Path) -> None:
     assert "toolkit backward" not in page
     trace = json.loads((tmp_path / "trace.json").read_text())
     assert any(event.get("name") == "toolkit backward" for event in trace["traceEvents"])
+
+
+@pytest.mark.parametrize("failure", [None, torch.OutOfMemoryError("CUDA out of memory"), ValueError("bad")])
+def test_each_rank_limits_its_own_gpu_for_one_cell(
+    failure: Exception | None, tiny_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = CudaCalls()
+
+    def train(self: Any) -> None:
+        calls.seen.append(("train",))
+        if failure is not None:
+            raise failure
+
+    monkeypatch.setattr("toolkit.benchmark.job._Run._train", train)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    recipe = recipe_dict(tiny_root, strategy={"name": "ddp"}, machine={"device": "cuda", "processes": 2})
+    order = Order(recipe, "r.yaml", "cuda", 1, 1, full=True, limit=BYTES // 4)
+    with calls.standing_in(), contextlib.suppress(ValueError):
+        turn_job(order)
+    assert calls.seen == [("set_device", 1), ("limit", 1, 0.25), ("train",), ("limit", 1, 1.0)]
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 
 from jobs import resolved_from
 from tiny import recipe_dict
-from toolkit.bench.find_batch import Found, find_batch
+from toolkit.benchmark.find_batch import Found, find_batch
 from toolkit.cli import app
 from toolkit.errors import InputError
-from toolkit.plan.choice import Search
-from toolkit.plan.hardware import GIB, Device
-from toolkit.plan.time import Rates
+from toolkit.planning.choice import Search
+from toolkit.planning.hardware import GIB, Device
+from toolkit.planning.time import Rates
 from toolkit.recipe.resolve import Resolved
 
 

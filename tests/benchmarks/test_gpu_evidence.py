@@ -368,7 +368,7 @@ def test_rows_of_a_gpu_are_written(tmp_path: Path, readme: Path) -> None:
     assert row.endswith("| Llama-3.2-1B shape | 3.0 | 12,346 | loss 1.0e-04, gradient 2.5e-03 |")
     assert "NVIDIA Test 80GB" in text
     assert "have not been measured yet" not in text
-    assert "| `zero3` | every weight; weights split too | not yet |" in text
+    assert "| `zero3` | full training; weights sharded too | not yet |" in text
     assert write_rows(tmp_path, readme) == 1
     assert readme.read_text() == text
 

@@ -46,6 +46,26 @@ def test_it_goes_on_by_itself(strategy: str, tmp_path: Path, tiny_root: Path) ->
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["single", "fsdp2"])
+def test_an_extended_run_goes_on_by_itself(strategy: str, tmp_path: Path, tiny_root: Path) -> None:
+    """Killed before it has saved anything of the longer run: it starts again from the shorter one's checkpoint."""
+    prepare(tmp_path, tiny_root, strategy)
+    short = [*TOOLKIT, "train", "r.yaml", "run.max_steps=5"]
+    subprocess.run(short, cwd=tmp_path, check=True, capture_output=True, timeout=120)
+    longer = [*TOOLKIT, "train", "r.yaml", "run.save_every=25", "--resume"]
+    done = subprocess.run(longer, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, "Add --extend" in done.stderr) == (2, True)
+    job = begin([*longer, "--extend", "--max-restarts", "1"], tmp_path)
+    until_step(tmp_path / "run", 10, job)
+    os.kill(rank_pid(job.pid, 0 if strategy == "single" else 1), signal.SIGKILL)
+    shown, told = job.communicate(timeout=150)
+    assert job.returncode == 0, told
+    assert shown.count("resumed from run/checkpoints/step-00000005") == 2
+    assert shown.count("extended from 5 to 30 steps; learning rate from here on: step 6: ") == 2
+    assert [line["step"] for line in metrics(tmp_path / "run")] == list(range(1, 31))
+
+
+@pytest.mark.slow
 def test_it_gives_up_and_says_why(tmp_path: Path, tiny_root: Path) -> None:
     """What the recipe gets wrong is not tried again; every start that failed is counted."""
     prepare(tmp_path, tiny_root, "fsdp2")

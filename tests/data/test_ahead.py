@@ -12,7 +12,7 @@ import torch
 
 from jobs import loader_for, resolved_from, train_job
 from tiny import recipe_dict
-from toolkit.bench.job import Order, turn_job
+from toolkit.benchmark.job import Order, turn_job
 from toolkit.data.ahead import Ahead, feed
 from toolkit.data.collate import MicroBatch
 from toolkit.errors import InputError

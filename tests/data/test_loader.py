@@ -33,8 +33,8 @@ def train(write_jsonl: Write) -> Path:
 
 
 def loader(recipe: Recipe, tokenizer: Any, rank: int = 0, **options: Any) -> TrainLoader:
-    options = {"micro_size": 2, "accumulation": 2, "world_size": 2, "device_type": "cpu", **options}
-    return TrainLoader(open_data(recipe, "train", tokenizer), recipe, rank=rank, **options)
+    options = {"micro_size": 2, "accumulation": 2, "data_size": 2, "device_type": "cpu", **options}
+    return TrainLoader(open_data(recipe, "train", tokenizer), recipe, data_rank=rank, **options)
 
 
 def plain(batch: MicroBatch) -> tuple:
@@ -89,7 +89,7 @@ def test_a_rank_with_nothing_left_gets_a_dummy(
 @pytest.mark.parametrize("style", STYLES)
 def test_the_tensors_are_the_samples(make_recipe: Make, make_tokenizer: Any, write_jsonl: Write, style: dict) -> None:
     recipe = make_recipe(train=write_jsonl([{"text": "a b"}, {"text": "c"}]), shuffle=False, **style)
-    [[batch]] = first(loader(recipe, make_tokenizer(), world_size=1), 1)
+    [[batch]] = first(loader(recipe, make_tokenizer(), data_size=1), 1)
     assert batch == (
         {
             "input_ids": [[4, 5, 2], [6, 2, 0]],
@@ -130,10 +130,9 @@ def test_ranks_do_not_change_what_shares_a_step(
     make_recipe: Make, make_tokenizer: Any, train: Path, style: dict
 ) -> None:
     recipe = make_recipe(train=train, seed=3, **style)
-    alone = first(loader(recipe, make_tokenizer(), micro_size=8, accumulation=1, world_size=1), 6)
+    alone = first(loader(recipe, make_tokenizer(), micro_size=8, accumulation=1, data_size=1), 6)
     four = [
-        first(loader(recipe, make_tokenizer(), rank, micro_size=1, accumulation=2, world_size=4), 6)
-        for rank in range(4)
+        first(loader(recipe, make_tokenizer(), rank, micro_size=1, accumulation=2, data_size=4), 6) for rank in range(4)
     ]
     together = [sorted(i for rank in four for i in ids(rank)[step]) for step in range(6)]
     assert [sorted(window) for window in ids(alone)] == together

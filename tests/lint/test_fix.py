@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.lint.app import app
-from toolkit.lint.examples import args, zero
-from toolkit.lint.fix import write_whole
+from toolkit.linting.examples import args, zero
+from toolkit.linting.fix import write_whole
 
 YAML = """# my run
 distributed_type: FSDP   # sharded
@@ -98,7 +98,7 @@ def test_killed_while_writing(tmp_path: Path) -> None:
     old, new = "a" * 200_000, "b" * 200_000
     write_whole(file, old)
     code = (
-        "import sys; from toolkit.lint.fix import write_whole\n"
+        "import sys; from toolkit.linting.fix import write_whole\n"
         "print('go', flush=True)\n"
         "while True: write_whole(sys.argv[1], 'b' * 200000); write_whole(sys.argv[1], 'a' * 200000)"
     )

@@ -8,8 +8,9 @@ from importlib.resources import files
 
 import pytest
 
-from toolkit.lint import keys
-from toolkit.lint.keys.build import build_all, encode
+from toolkit.linting import keys
+from toolkit.linting.keys.build import encode
+from toolkit.linting.keys.build_all import build_all
 
 
 @pytest.fixture(scope="module")
@@ -21,9 +22,9 @@ def built() -> dict:
 def test_file_of_the_installed_version_is_current(name: str, built: dict) -> None:
     version = importlib.metadata.version(name)
     file = files(keys) / f"{name}-{version}.json"
-    assert file.is_file(), f"no keys of {name} {version}: run python -m toolkit.lint.keys"
+    assert file.is_file(), f"no keys of {name} {version}: run python -m toolkit.linting.keys"
     written = file.read_text(encoding="utf-8")
-    assert written == encode(built[name]), "out of date: run python -m toolkit.lint.keys"
+    assert written == encode(built[name]), "out of date: run python -m toolkit.linting.keys"
     assert json.loads(written) == json.loads(json.dumps(built[name]))
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from tests.lint import real_packages as real
-from toolkit.lint import explain
-from toolkit.lint.engine import worlds
-from toolkit.lint.examples import args, ds, fsdp, multi_gpu, zero
-from toolkit.lint.files.load import load
-from toolkit.lint.layers import Answer, answers
-from toolkit.lint.model import Files
+from toolkit.linting import explain
+from toolkit.linting.engine import worlds
+from toolkit.linting.examples import args, ds, fsdp, multi_gpu, zero
+from toolkit.linting.files.load import load
+from toolkit.linting.layers import Answer, answers
+from toolkit.linting.model import Files
 
 _FILE = ("deepspeed_config_file: ds.json",)
 

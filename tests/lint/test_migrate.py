@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 
 from tests.lint import real_packages as real
 from tests.lint.app import app
-from toolkit.errors import InputError, NotSo
-from toolkit.lint.engine import lint
-from toolkit.lint.examples import args, ds, fsdp, fsdp1, fsdp2, multi_gpu, zero
-from toolkit.lint.model import Files
-from toolkit.migrate import migrate
+from toolkit.errors import InputError, RunFailed
+from toolkit.linting.engine import lint
+from toolkit.linting.examples import args, ds, fsdp, fsdp1, fsdp2, multi_gpu, zero
+from toolkit.linting.model import Files
+from toolkit.migration.run import migrate
 
 _FILE = ("deepspeed_config_file: ds.json",)
 _GATHER = {"stage3_gather_16bit_weights_on_model_save": True}
@@ -146,7 +146,7 @@ def test_hybrid_sharding_is_kept(strategy: str, reshard: bool) -> None:
     ],
 )
 def test_what_has_no_equal_is_refused(files: Files, to: str, reason: str) -> None:
-    with pytest.raises(NotSo) as caught:
+    with pytest.raises(RunFailed) as caught:
         migrate(put(files), to)
     assert reason in str(caught.value)
 

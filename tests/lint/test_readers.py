@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolkit.errors import InputError
-from toolkit.lint.files.json_reader import parse_json
-from toolkit.lint.files.load import load
-from toolkit.lint.files.shell_reader import parse_commands
-from toolkit.lint.files.text import read_text
-from toolkit.lint.files.tree import Source
-from toolkit.lint.files.yaml_reader import parse_yaml
+from toolkit.linting.files.json_reader import parse_json
+from toolkit.linting.files.load import load
+from toolkit.linting.files.shell_reader import parse_commands
+from toolkit.linting.files.text import read_text
+from toolkit.linting.files.tree import Source
+from toolkit.linting.files.yaml_reader import parse_yaml
 
 ODD_YAML = """# head
 base: &b {one: 1, 'two': "zwei"}

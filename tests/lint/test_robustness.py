@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from toolkit.errors import InputError
-from toolkit.lint.engine import check
-from toolkit.lint.examples import acc, args, ds, fsdp1, fsdp2, lora, shell, zero
-from toolkit.lint.files.load import load
-from toolkit.lint.fix import plan
-from toolkit.lint.model import Files
-from toolkit.lint.output import machine, text
-from toolkit.lint.registry import all_rules
+from toolkit.linting.engine import check
+from toolkit.linting.examples import acc, args, ds, fsdp1, fsdp2, lora, shell, zero
+from toolkit.linting.files.load import load
+from toolkit.linting.fix import plan
+from toolkit.linting.model import Files
+from toolkit.linting.output import machine, text
+from toolkit.linting.registry import all_rules
 
 SEEDS: list[Files] = [
     zero("zero_stage: 3", "offload_param_device: cpu", "zero3_save_16bit_model: true") | args(bf16=True, max_steps=10),

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from toolkit.lint.engine import check, lint
-from toolkit.lint.files.load import load
-from toolkit.lint.fix import plan
-from toolkit.lint.model import Files, Rule
-from toolkit.lint.registry import all_rules
+from toolkit.linting.engine import check, lint
+from toolkit.linting.files.load import load
+from toolkit.linting.fix import plan
+from toolkit.linting.model import Files, Rule
+from toolkit.linting.registry import all_rules
 
 RULES = list(all_rules().values())
 by_code = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)

@@ -16,9 +16,9 @@ import yaml
 
 from tests.lint import real_packages as real
 from tests.lint.test_traps import accept, put
-from toolkit.lint.examples import fsdp1, fsdp2, multi_gpu, zero
-from toolkit.lint.model import Files
-from toolkit.lint.registry import all_rules
+from toolkit.linting.examples import fsdp1, fsdp2, multi_gpu, zero
+from toolkit.linting.model import Files
+from toolkit.linting.registry import all_rules
 
 RULES = all_rules()
 REFUSED = [
@@ -185,7 +185,7 @@ def test_optimizers_and_schedulers_of_deepspeed() -> None:
     import torch
     from deepspeed.runtime import config, lr_schedules
 
-    from toolkit.lint.rules import deepspeed_optimizer as rules
+    from toolkit.linting.rules import deepspeed_optimizer as rules
 
     assert set(rules._OPTIMIZERS) == set(config.DEEPSPEED_OPTIMIZERS)
     torch_has = {
@@ -198,7 +198,7 @@ def test_optimizers_and_schedulers_of_deepspeed() -> None:
 def test_arguments_that_are_gone() -> None:
     from transformers import TrainingArguments
 
-    from toolkit.lint.rules import arguments_keys as rules
+    from toolkit.linting.rules import arguments_keys as rules
 
     fields = TrainingArguments.__dataclass_fields__
     still = {key for key in rules._GONE if key in fields and fields[key].init}

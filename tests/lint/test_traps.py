@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from tests.lint import real_packages as real
-from toolkit.lint.engine import lint
-from toolkit.lint.examples import args, ds, fsdp, fsdp1, fsdp2, lora, multi_gpu, zero
-from toolkit.lint.files.load import load
-from toolkit.lint.fix import plan, write
-from toolkit.lint.model import Files, Reader
+from toolkit.linting.engine import lint
+from toolkit.linting.examples import args, ds, fsdp, fsdp1, fsdp2, lora, multi_gpu, zero
+from toolkit.linting.files.load import load
+from toolkit.linting.fix import plan, write
+from toolkit.linting.model import Files, Reader
 
 _FILE = ("deepspeed_config_file: ds.json",)
 _GATHER = {"stage3_gather_16bit_weights_on_model_save": True}

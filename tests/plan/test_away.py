@@ -36,7 +36,7 @@ def measured(recipe: dict[str, Any], length: int, away: bool) -> int:
     """Runs on a rank."""
     import toolkit.training.session as session
     from toolkit.model.activation_offload import HostStore
-    from toolkit.plan.measure import measure
+    from toolkit.planning.measure import measure
 
     warnings.filterwarnings("ignore")
     original = session.HostStore
@@ -74,7 +74,7 @@ class _OutOfSight:
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
 @pytest.mark.parametrize("strategy", ["ddp", "zero2", "fsdp2"])
 def test_what_stays_on_the_device(strategy: str, lora: bool, pair: WorkerGroup) -> None:
-    from toolkit.plan.predict import Planner
+    from toolkit.planning.predict import Planner
 
     cell = Cell("llama-tied", lora, strategy, "full", LONG)
     real, whole = (max(pair.run(measured, cell.recipe(), LONG, away)) for away in (True, False))

@@ -8,15 +8,17 @@ from pathlib import Path
 import pytest
 
 from plan.cells import Cell
-from toolkit.errors import InputError, NotSo
-from toolkit.plan.calibrate import Speeds, applied, calibrated, replicated
-from toolkit.plan.hardware import Device
-from toolkit.plan.mechanics import STRATEGIES, Step, variants
-from toolkit.plan.predict import Planner
-from toolkit.plan.time import Rates, step_seconds
+from toolkit.errors import InputError, RunFailed
+from toolkit.planning.calibrate import Speeds, applied, calibrated, replicated
+from toolkit.planning.hardware import Device
+from toolkit.planning.mechanics import Step, variants
+from toolkit.planning.predict import Planner
+from toolkit.planning.time import Rates, step_seconds
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
-from toolkit.strategies import resolve
+from toolkit.strategies import resolve, strategies
+
+STRATEGIES = tuple(name for name, strategy in strategies().items() if strategy.traits.distributed)
 
 HERE = Device("cpu", 8, 0, 0, 0, 0, "this machine")
 TIMED = Speeds(
@@ -81,7 +83,7 @@ def test_a_rank_that_fails_is_told_in_one_line(tmp_path: Path) -> None:
     asked = recipe("ddp")
     model = asked.recipe.model.model_copy(update={"attention": "flash_attention_2"})
     asked = dataclasses.replace(asked, recipe=asked.recipe.model_copy(update={"model": model}))
-    with pytest.raises(NotSo, match=r"--calibrate: rank \d ended: .*; what it wrote: ") as told:
+    with pytest.raises(RunFailed, match=r"--calibrate: rank \d ended: .*; what it wrote: ") as told:
         calibrated(asked, HERE, Rates(), tmp_path / "log")
     assert "\n" not in str(told.value)
 

@@ -12,7 +12,7 @@ import yaml
 from plan.cells import LLAMA
 from plan.test_speed import LLAMA_8B
 from toolkit.errors import InputError
-from toolkit.plan.command import Request, plan_command
+from toolkit.planning.command import Request, plan_command
 
 BIG = LLAMA | {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 16, "vocab_size": 32000}
 FIELDS = {
@@ -209,7 +209,7 @@ def test_help_imports_nothing_heavy() -> None:
     import subprocess
     import sys
 
-    code = "import sys, toolkit.plan.commands; assert not {'torch', 'transformers'} & set(sys.modules)"
+    code = "import sys, toolkit.planning.commands; assert not {'torch', 'transformers'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -19,28 +19,36 @@ LLAMA_70B = LLAMA_8B | {"hidden_size": 8192, "intermediate_size": 28672, "num_hi
                         "num_attention_heads": 64}  # fmt: skip
 _RUN = """
 import resource, subprocess, sys
-status = subprocess.run([sys.executable, "-m", "toolkit", "plan", *sys.argv[1:]], stdout=subprocess.DEVNULL).returncode
+status = subprocess.run([sys.executable, *sys.argv[1:]], stdout=subprocess.DEVNULL).returncode
 used = resource.getrusage(resource.RUSAGE_CHILDREN)
 print(status, used.ru_utime + used.ru_stime, used.ru_maxrss)
 """
+# What a plan cannot do without. PEFT imports bitsandbytes wherever it is installed; a plan does not need it.
+_IMPORTS = "import sys; sys.modules['bitsandbytes'] = None; import torch, transformers, peft"
 
 
-# Processor seconds, since a machine may be busy with other work. On two cores of 2.9 GHz 2.9 and 3.3 were measured,
-# 2.2 of them imports of torch, transformers and peft. The bound is what is promised, times two for slower machines.
-@pytest.mark.parametrize(("config", "seconds"), [(LLAMA_8B, 3.0), (LLAMA_70B, 5.0)], ids=["8b", "70b"])
-def test_every_strategy_is_planned_in_seconds(tmp_path: Path, config: dict[str, Any], seconds: float) -> None:
+def run(*arguments: str) -> tuple[int, float, int]:
+    """(exit status, processor seconds, peak memory in KiB) of a Python process."""
+    told = subprocess.run(
+        [sys.executable, "-c", _RUN, *arguments], capture_output=True, text=True, check=True, timeout=120,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    ).stdout.split()  # fmt: skip
+    return int(told[0]), float(told[1]), int(told[2])
+
+
+# Processor time, in imports of torch, transformers and peft in the same minute: on an idle machine 0.96 and 1.06 were
+# measured (3.1 and 3.5 seconds; the imports 3.3). What goes wrong here costs more: importing bitsandbytes 1.2 seconds.
+@pytest.mark.parametrize(("config", "imports"), [(LLAMA_8B, 1.6), (LLAMA_70B, 1.8)], ids=["8b", "70b"])
+def test_every_strategy_is_planned_in_seconds(tmp_path: Path, config: dict[str, Any], imports: float) -> None:
     file, result = tmp_path / "config.json", tmp_path / "plan.json"
     file.write_text(json.dumps(config))
     options = [str(file), "--gpu", "h100", "--gpus", "8", "--lora", "16", "--length", "4096", "--json", str(result)]
-    told = subprocess.run(
-        [sys.executable, "-c", _RUN, *options], capture_output=True, text=True, check=True, timeout=120,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    ).stdout.split()  # fmt: skip
-    status, used, kib = int(told[0]), float(told[1]), int(told[2])
+    turns = [(run("-m", "toolkit", "plan", *options), run("-c", _IMPORTS)) for _ in range(2)]
+    status, _, kib = turns[0][0]
     assert status in (0, 1)
     found = {c["strategy"] for c in json.loads(result.read_text())["candidates"]}
     assert found == {"ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2"}
-    assert used < 2 * seconds
+    assert min(plan[1] / base[1] for plan, base in turns) < imports
     assert kib < 2 * 2**20
 
 

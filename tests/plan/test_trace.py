@@ -10,18 +10,18 @@ import torch
 
 from plan.cells import LLAMA, LORA, MODELS, Cell
 from toolkit.errors import InputError
-from toolkit.plan import trace as tracing
-from toolkit.plan.autocast import ActedAutocast, NotActedOut
-from toolkit.plan.hardware import Device
-from toolkit.plan.live import LiveBytes
-from toolkit.plan.predict import Planner
-from toolkit.plan.profile import expand
-from toolkit.plan.search import Search
-from toolkit.plan.segments import Shape
-from toolkit.plan.target import TargetKernels
-from toolkit.plan.time import Rates, flops
-from toolkit.plan.trace import _traced as traced
-from toolkit.plan.trace import trace
+from toolkit.planning import trace as tracing
+from toolkit.planning.autocast import ActedAutocast, NotActedOut
+from toolkit.planning.hardware import Device
+from toolkit.planning.live import LiveBytes
+from toolkit.planning.predict import Planner
+from toolkit.planning.profile import expand
+from toolkit.planning.search import Search
+from toolkit.planning.segments import Shape
+from toolkit.planning.target import TargetKernels
+from toolkit.planning.time import Rates, flops
+from toolkit.planning.trace import _traced as traced
+from toolkit.planning.trace import trace
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve
@@ -36,7 +36,7 @@ def planner(device: str = "cuda", **sections: Any) -> Planner:
     return Planner.of(recipe(device, **sections), 64)
 
 
-@pytest.mark.parametrize("compute", ["autocast", "cast", "zero3"])
+@pytest.mark.parametrize("compute", ["autocast", "cast", "deepspeed-linear"])
 @pytest.mark.parametrize("kind", ["none", "full", "selective"])
 def test_two_traces_give_every_micro_batch_exactly(kind: Any, compute: Any) -> None:
     made = planner(adapter=LORA)
@@ -135,7 +135,7 @@ def test_autocast_on_a_gpu_runs_layer_norms_in_float32(device: str, dtype: torch
 
 def test_zero3_keeps_the_input_of_frozen_layers() -> None:
     made = planner(adapter=LORA)
-    assert _high(made, "zero3") > 1.02 * _high(made, "cast")
+    assert _high(made, "deepspeed-linear") > 1.02 * _high(made, "cast")
 
 
 def test_experts_cost_what_each_row_meets() -> None:

@@ -49,7 +49,7 @@ def test_the_matrix_is_large_enough() -> None:
 
 
 def test_what_is_kept_is_within_the_tolerance() -> None:
-    """The numbers of docs/planning.md; the slow matrix measures and predicts them anew."""
+    """The numbers of docs/measurements/plan.md; the slow matrix measures and predicts them anew."""
     cells = kept()["cells"]
     assert set(cells) == {cell.name for cell in (*BUILT, *HELD_OUT)}
     assert {name for name, row in cells.items() if abs(error(row)) >= TOLERANCE} == set()

@@ -55,7 +55,7 @@ def recipe(strategy: str, way: Way) -> dict[str, Any]:
 def measured(values: dict[str, Any]) -> float:
     """Runs on a rank: the median second of all steps but the first, which makes moments and buffers."""
     warnings.filterwarnings("ignore")
-    from toolkit.plan.measure import measure
+    from toolkit.planning.measure import measure
     from toolkit.recipe.schema import Recipe
     from toolkit.strategies import resolve
 
@@ -64,10 +64,10 @@ def measured(values: dict[str, Any]) -> float:
 
 
 def predicted(values: dict[str, Any], speeds: Any) -> float:
-    from toolkit.plan.calibrate import applied, replicated
-    from toolkit.plan.hardware import Device
-    from toolkit.plan.predict import Planner
-    from toolkit.plan.time import Rates, step_seconds
+    from toolkit.planning.calibrate import applied, replicated
+    from toolkit.planning.hardware import Device
+    from toolkit.planning.predict import Planner
+    from toolkit.planning.time import Rates, step_seconds
     from toolkit.recipe.schema import Recipe
     from toolkit.strategies import resolve
 
@@ -80,7 +80,7 @@ def predicted(values: dict[str, Any], speeds: Any) -> float:
 
 
 def calibration(group: Any, values: dict[str, Any]) -> Any:
-    from toolkit.plan.calibrate import replicated, timed
+    from toolkit.planning.calibrate import replicated, timed
     from toolkit.recipe.schema import Recipe
     from toolkit.strategies import resolve
 

@@ -1,4 +1,4 @@
-"""Measures cells and predicts them, and keeps the table of docs/planning.md.
+"""Measures cells and predicts them, and keeps the table of docs/measurements/plan.md.
 
 ``PYTHONPATH=tests python -m plan.truth`` measures every cell that is not in docs/measurements/plan-memory.json yet,
 predicts all of them again and writes both; ``--again`` measures all. With words, cells with one of them in their name
@@ -18,14 +18,14 @@ from plan.cells import BUCKET, BUILT, HELD_OUT, Cell
 
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "docs" / "measurements" / "plan-memory.json"
-PAGE = ROOT / "docs" / "planning.md"
+PAGE = ROOT / "docs" / "measurements" / "plan.md"
 _BEGIN, _END = "<!-- cells: begin -->", "<!-- cells: end -->"
 
 
 def measured(recipe: dict[str, Any], length: int) -> int:
     """Runs on a rank: the peak of the second step, in bytes."""
     warnings.filterwarnings("ignore")
-    from toolkit.plan.measure import measure
+    from toolkit.planning.measure import measure
 
     return measure(resolved_from(recipe), length).peak
 
@@ -39,12 +39,12 @@ def truth(group: Any, cell: Cell) -> int:
 
 def predicted(cell: Cell) -> int:
     """The peak; on a CPU what is offloaded stays in the same memory, and is measured with it."""
-    from toolkit.plan.predict import Planner
+    from toolkit.planning.predict import Planner
     from toolkit.strategies import strategy_of
 
     resolved = resolved_from(cell.recipe())
     planner = Planner.of(resolved, cell.length)
-    host = strategy_of(resolved).ledger_class()(planner.skeleton.holdings, resolved).host
+    host = strategy_of(resolved).memory_model()(planner.skeleton.holdings, resolved).host
     return planner.memory(resolved).peak + sum(host.values())
 
 
@@ -102,7 +102,7 @@ def _row(name: str, row: dict[str, Any]) -> str:
 
 
 def write_page(cells: dict[str, Any]) -> None:
-    """Put the table between its marks in docs/planning.md."""
+    """Put the table between its marks in docs/measurements/plan.md."""
     text = PAGE.read_text(encoding="utf-8")
     before, rest = text.split(_BEGIN)
     lines = ["| cells | number | median error | worst |", "| --- | --- | --- | --- |"]

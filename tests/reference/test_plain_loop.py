@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,13 +16,26 @@ from toolkit.data.formats import Example
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.reference.adamw import adamw_step
-from toolkit.reference.loop import PlainLoop, train_plainly
+from toolkit.reference.loop import PlainLoop, Window
 from toolkit.reference.model import plain_decayed, plain_model
 from toolkit.reference.schedule import plain_learning_rate
 from toolkit.strategies import resolve
 
 # Ragged on purpose, one row with its start unsupervised, and one micro-batch without samples.
 ROWS = [[([3, 4, 5, 6, 2], 0), ([7, 2], 0)], [([4, 4, 9, 2], 2)], [], [([5, 3, 2], 0), ([8, 6, 7, 3, 9, 2], 3)]]
+
+
+def train_plainly(
+    loop: PlainLoop, steps: Iterable[Window], learning_rate: Callable[[int], float]
+) -> list[tuple[float, float]]:
+    """Run ``loop`` over windows; returns each step's mean loss and gradient norm before clipping."""
+    loop.model.train()
+    told = []
+    for step, window in enumerate(steps):
+        losses = loop.backward(step, window)
+        loop.update(learning_rate(step))
+        told.append((sum(losses) / max(1, sum(micro.supervised for _, micro in window)), loop.norm))
+    return told
 
 
 def recipe(**sections: dict) -> Resolved:

@@ -12,14 +12,14 @@ from jobs import Run, resolved_from, train_job, worst
 from tiny import recipe_dict
 from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
-from toolkit.plan.live import LiveBytes
+from toolkit.optim.adamw8bit import BLOCK, SIGNED, AdamW8bit, Moment8, table
+from toolkit.planning.live import LiveBytes
 from toolkit.reference.adamw import adamw_step
-from toolkit.strategies.ledgers.base import _UNPACKED
-from toolkit.training.adamw8bit import BLOCK, SIGNED, AdamW8bit, Moment8, table
+from toolkit.strategies.memory.base import _UNPACKED
 from toolkit.training.checkpoint import newest
-from toolkit.verify.matrix import what_caught
-from toolkit.verify.run import verify
-from toolkit.verify.stages.packed import distance
+from toolkit.verification.matrix import what_caught
+from toolkit.verification.run import verify
+from toolkit.verification.stages.packed import distance
 
 
 def recipe(root: Path, strategy: str, **sections: Any) -> dict[str, Any]:
@@ -152,12 +152,12 @@ def test_where_it_cannot_be_it_is_refused(
 
 
 def test_the_plan_counts_two_bytes_a_weight(tiny_root: Path) -> None:
-    from toolkit.plan.predict import Planner
+    from toolkit.planning.predict import Planner
     from toolkit.strategies import strategy_of
 
     found = []
     for name in ("adamw", "adamw8bit"):
         resolved = resolved_from(recipe(tiny_root, "fsdp2", optimizer={"name": name}))
-        ledger = strategy_of(resolved).ledger_class()(Planner.of(resolved, 64).skeleton.holdings, resolved)
-        found.append(ledger.resident["optimizer"] / (ledger.trains / 2))
+        held = strategy_of(resolved).memory_model()(Planner.of(resolved, 64).skeleton.holdings, resolved)
+        found.append(held.resident["optimizer"] / (held.trains / 2))
     assert found == pytest.approx([8.0, 2 + 8 / 256], rel=1e-3)

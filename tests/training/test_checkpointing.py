@@ -19,8 +19,8 @@ from toolkit.model.activation_offload import HostStore
 from toolkit.model.checkpointing import checkpoint_blocks, host_stores, is_costly, recomputed_calls
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve
-from toolkit.verify.engagement import _offloaded
-from toolkit.verify.trace import RankTrace
+from toolkit.verification.engagement import _offloaded
+from toolkit.verification.trace import RankTrace
 
 
 class _Operators(TorchDispatchMode):
@@ -146,3 +146,27 @@ def test_offloaded_activations_are_proven(tiny_root: Path) -> None:
 def test_offload_is_refused_where_it_cannot_be(tiny_root: Path, sections: dict[str, Any], told: str) -> None:
     with pytest.raises(InputError, match=told):
         resolved_from(recipe_dict(tiny_root, activation_offload=True, **sections))
+
+
+@pytest.mark.parametrize("view", [False, True], ids=["matmul", "slice"])
+def test_a_kept_product_that_is_changed_in_place_is_kept_as_it_was(view: bool) -> None:
+    """torch sees no change behind matmul's own view: the bias would be added twice, and gradients be wrong."""
+    torch.manual_seed(0)
+    weight, bias, after = (torch.randn(8, 8, requires_grad=True) for _ in range(3))
+
+    class Block(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x @ weight
+            if view:
+                y[:, 0] += bias[0]
+            else:
+                y += bias[0]
+            return torch.tanh(y) @ after
+
+    x, gradients = torch.randn(3, 4, 8), {}
+    for kind in ("none", "selective"):
+        block = Block()
+        checkpoint_blocks([("block", block)], kind)
+        gradients[kind] = torch.autograd.grad(block(x).pow(2).sum(), (weight, bias, after))
+    for plain, kept in zip(gradients["none"], gradients["selective"], strict=True):
+        assert torch.equal(plain, kept)

@@ -22,9 +22,9 @@ from toolkit.model import compiling
 from toolkit.model.checkpointing import checkpoint_blocks
 from toolkit.recipe import compilable
 from toolkit.recipe.resolve import Resolved
-from toolkit.verify.engagement import _compiled
-from toolkit.verify.run import verify
-from toolkit.verify.trace import RankTrace
+from toolkit.verification.engagement import _compiled
+from toolkit.verification.run import verify
+from toolkit.verification.trace import RankTrace
 
 RAGGED = [(2, 17), (2, 23), (3, 9), (4, 31)]
 """One row of each is padded (where it has three tokens or more)."""
@@ -122,7 +122,7 @@ def test_every_strategy_that_bears_it(group: WorkerGroup, tiny_root: Path, strat
     ("sections", "told"),
     [
         ({"strategy": {"name": "zero3"}}, "compile: cannot go with zero3, .* fsdp2 shards as much"),
-        ({"strategy": {"name": "fsdp1"}}, "compile: cannot go with fsdp1, .* fsdp2 bears it"),
+        ({"strategy": {"name": "fsdp1"}}, "compile: cannot go with fsdp1, .* fsdp2 supports it"),
         ({"activation_checkpointing": "selective"}, "compile: chooses itself what a block keeps"),
     ],
 )

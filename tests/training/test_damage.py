@@ -13,7 +13,9 @@ import pytest
 from jobs import resolved_from, train_job
 from tiny import recipe_dict
 from toolkit.errors import InputError
-from toolkit.training.checkpoint import check_identity, newest, whole_manifest
+from toolkit.recipe.schema import Recipe
+from toolkit.training.checkpoint import newest, whole_manifest
+from toolkit.training.identity import check_recipe
 
 Saved = dict[str, Path]
 Harm = Callable[[Path, Saved, random.Random], str]
@@ -122,7 +124,7 @@ HARMS: list[Harm] = [
 
 def read(folder: Path, recipe: dict[str, object]) -> None:
     """What `checkpoint.load` asks of a folder before it takes a tensor from it."""
-    check_identity(folder, whole_manifest(folder), recipe)
+    check_recipe(folder, whole_manifest(folder), Recipe.model_validate(recipe), "recipe.yaml")
 
 
 def harmed(saved: Saved, folder: Path, count: int) -> list[str]:

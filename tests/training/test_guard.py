@@ -12,7 +12,7 @@ import torch
 
 from jobs import loader_for, resolved_from
 from tiny import recipe_dict
-from toolkit.errors import NotSo
+from toolkit.errors import RunFailed
 from toolkit.launch.group import WorkerGroup
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Run
@@ -46,11 +46,11 @@ def test_it_gives_up() -> None:
     guard.skipped(False, 9)
     for step in range(IN_A_ROW - 1):
         guard.skipped(True, step)
-    with pytest.raises(NotSo, match="in a row"):
+    with pytest.raises(RunFailed, match="in a row"):
         guard.skipped(True, 20)
     for step in range(IN_A_ROW):
         guard.returned(3, step)
-    with pytest.raises(NotSo, match="after the checkpoint of step 3"):
+    with pytest.raises(RunFailed, match="after the checkpoint of step 3"):
         guard.returned(3, 9)
 
 
@@ -77,7 +77,7 @@ def bad_run(resolved: Resolved, where: str) -> tuple[list[dict[str, Any]], dict[
     torch.distributed.destroy_process_group = lambda *_: None  # the group is the tests'
     try:
         run(resolved, resume=False, screen=None)
-    except NotSo as error:
+    except RunFailed as error:
         message = str(error)
     finally:
         loop.loss_sum = right

@@ -14,12 +14,12 @@ from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
 from toolkit.model import head_loss
 from toolkit.model.head_loss import linear_cross_entropy
-from toolkit.plan.live import LiveBytes
+from toolkit.planning.live import LiveBytes
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve
 from toolkit.training.session import prepare_model
-from toolkit.verify.run import verify
+from toolkit.verification.run import verify
 
 
 def resolved_with(**sections: Any) -> Resolved:
@@ -129,8 +129,8 @@ def test_it_is_the_same_under_every_strategy(strategy: str, sections: dict[str, 
 
 
 def test_a_fused_loss_that_is_never_reached_is_not_proven() -> None:
-    from toolkit.verify import engagement
-    from toolkit.verify.trace import RankTrace
+    from toolkit.verification import engagement
+    from toolkit.verification.trace import RankTrace
 
     resolved = resolved_with(loss="fused")
     [claim] = engagement._fused([RankTrace(0, forwards=3, fused=3), RankTrace(1, forwards=3)], resolved)

@@ -19,7 +19,7 @@ from toolkit.recipe.resolve import Resolved
 from toolkit.training import loop
 from toolkit.training.guard import LossGuard
 from toolkit.training.loop import Progress, train
-from toolkit.training.metrics import Pending, Recorder
+from toolkit.training.metrics import MetricsLog, Pending
 from toolkit.training.session import open_session
 from toolkit.training.stop import Stop
 
@@ -82,7 +82,7 @@ def test_nothing_in_a_step_waits(single: Callable[..., Resolved], sections: dict
     # A CPU leaves tokens without loss out; a GPU does not (linear_cross_entropy).
     ({"loss": "fused"}, {"toolkit/model/head_loss.py": ["nonzero"]}),
     # Its count of steps is kept on the host.
-    ({"optimizer": {"name": "adamw8bit"}}, {"toolkit/training/adamw8bit.py": ["_local_scalar_dense", "cpu"]}),
+    ({"optimizer": {"name": "adamw8bit"}}, {"toolkit/optim/adamw8bit.py": ["_local_scalar_dense", "cpu"]}),
 ])  # fmt: skip
 def test_what_waits_has_a_reason(single: Callable[..., Resolved], sections: Any, why: Any) -> None:
     assert reads_of_a_step(single(**sections)).of("toolkit/") == {**why, **dict([STOP])}
@@ -146,7 +146,7 @@ def test_a_wait_that_is_planted_is_found(single: Callable[..., Resolved], plante
 
 def test_telling_steps_is_one_read_of_the_sums(tmp_path: Path) -> None:
     reads = HostReads()
-    recorder = Recorder(None, lambda tensor: tensor)
+    recorder = MetricsLog(None, lambda tensor: tensor)
     for step in range(3):
         one = torch.ones(())
         with reads.watching():

@@ -14,7 +14,7 @@ import torch
 from jobs import loader_for, resolved_from
 from signalled import TOOLKIT, write_recipe
 from tiny import recipe_dict
-from toolkit.errors import NotSo
+from toolkit.errors import RunFailed
 from toolkit.launch.group import WorkerGroup
 from toolkit.recipe.resolve import Resolved
 from toolkit.training import checkpoint
@@ -35,7 +35,7 @@ def save_without_room(resolved: Resolved, folder: str, limit: int) -> tuple[str,
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
     try:
         checkpoint.save(session, Path(folder), progress)
-    except NotSo as error:
+    except RunFailed as error:
         message = str(error)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -103,7 +103,7 @@ def test_no_permission(tiny_root: Path, tmp_path: Path) -> None:
     if root:
         os.seteuid(65534)  # root may write everywhere; nobody may not
     try:
-        with pytest.raises(NotSo, match=r"cannot be saved: Permission denied"):
+        with pytest.raises(RunFailed, match=r"cannot be saved: Permission denied"):
             checkpoint.save(session, folder, Progress())
     finally:
         if root:

@@ -8,10 +8,10 @@ import pytest
 
 from tiny import recipe_dict
 from toolkit.launch.group import WorkerGroup
+from toolkit.optim.adamw import make_adamw
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve
-from toolkit.training.optimizer import make_adamw
-from toolkit.verify.run import verify
+from toolkit.verification.run import verify
 
 
 @pytest.mark.parametrize(("kernel", "expected"), [("fused", (True, None)), ("foreach", (False, True))])

@@ -13,10 +13,10 @@ from torch import nn
 
 from jobs import Run, resolved_from, train_job, worst
 from tiny import LLAMA, recipe_dict
-from toolkit.errors import InputError, NotSo
+from toolkit.errors import InputError, RunFailed
 from toolkit.launch.group import WorkerGroup
 from toolkit.launch.job import check_machine
-from toolkit.model import nf4
+from toolkit.model import nf4, nf4_shared
 from toolkit.model.nf4 import Nf4Linear, nf4_layers, weight_count
 from toolkit.recipe.resolve import Resolved
 from toolkit.reference.nf4 import nf4_values
@@ -24,9 +24,9 @@ from toolkit.strategies.engines.quantised import base_claims
 from toolkit.training import merge
 from toolkit.training.checkpoint import newest
 from toolkit.training.export import export, trained_model
-from toolkit.training.session import prepare_model
-from toolkit.verify.matrix import what_caught
-from toolkit.verify.run import verify
+from toolkit.training.session import open_session, prepare_model
+from toolkit.verification.matrix import what_caught
+from toolkit.verification.run import verify
 
 pytest.importorskip("bitsandbytes")
 
@@ -94,6 +94,44 @@ def test_only_the_blocks_are_quantised_and_a_folder_gives_the_same(tiny_root: Pa
     assert torch.equal(*answers)
 
 
+def packing_job(resolved: Resolved) -> tuple[int, int, list[str]]:
+    """Layers that this rank packs of those there are while its session opens; what differs from its own packing."""
+    packed = 0
+    right = nf4.packed_nf4
+
+    def count(weight: torch.Tensor, storage: torch.dtype) -> Any:
+        nonlocal packed
+        packed += weight.numel() > nf4.BLOCK and not weight.is_meta
+        return right(weight, storage)
+
+    nf4.packed_nf4 = nf4_shared.packed_nf4 = count
+    try:
+        layers = nf4_layers(open_session(resolved).engine.model)
+    finally:
+        nf4.packed_nf4 = nf4_shared.packed_nf4 = right
+    alone = nf4_layers(prepare_model(resolved, 0).model)
+    different = []
+    for (name, layer), expected in zip(layers.items(), alone.values(), strict=True):
+        found, wanted = (vars(one.statistics) | {"weight": one.weight} for one in (layer, expected))
+        found, wanted = ({**flat, **vars(flat.pop("state2"))} | {"outer": flat["absmax"]} for flat in (found, wanted))
+        for key, value in wanted.items():
+            same = torch.equal(found[key], value) if isinstance(value, torch.Tensor) else found[key] == value
+            different += [] if same else [f"{name}.{key}"]
+    return packed, len(layers), different
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_each_rank_packs_a_part_of_the_layers_and_has_the_same_bits(
+    precision: str, tiny_root: Path, group: WorkerGroup
+) -> None:
+    odd = LLAMA | {"intermediate_size": 72, "hidden_size": 40, "num_hidden_layers": 3, "num_key_value_heads": 4}
+    resolved = resolved_from(qlora(tiny_root, "ddp", precision=precision, model={"config": odd}))
+    for packed, layers, different in group.run(packing_job, resolved, timeout=240):
+        assert layers == 21
+        assert packed in (10, 11), "half of them each"
+        assert different == []
+
+
 # ---------------------------------------------------------------------- that they are 4
 
 
@@ -135,7 +173,7 @@ def test_a_base_that_is_another_is_found(
 
 def test_a_run_without_its_4_bits_is_refused(tiny_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("toolkit.training.session.quantise_base", lambda *_: None)
-    with pytest.raises(NotSo, match="base weights in NF4"):
+    with pytest.raises(RunFailed, match="base weights in NF4"):
         train_job(resolved_from(qlora(tiny_root)), 1)
 
 
@@ -186,7 +224,7 @@ def test_resumed_equals_uninterrupted(
 @pytest.mark.parametrize("strategy", ["single", "fsdp2"])
 def test_plan_counts_what_is_stored(strategy: str, tiny_root: Path, group: WorkerGroup) -> None:
     from plan.truth import measured
-    from toolkit.plan.predict import Planner
+    from toolkit.planning.predict import Planner
 
     wide = LLAMA | {"hidden_size": 128, "intermediate_size": 256}
     recipe = qlora(tiny_root, strategy, model={"config": wide}, precision="bf16")
@@ -203,7 +241,7 @@ def test_plan_counts_what_is_stored(strategy: str, tiny_root: Path, group: Worke
     assert stored == elements / 2
     assert kept == pytest.approx(elements / 64 + 4 * elements / 16384 + 1092 * len(layers), rel=0.02)
     real = measured(recipe, 64) if strategy == "single" else max(group.run(measured, recipe, 64))
-    # As LoRA's cells in docs/planning.md, whose worst held-out error is 3.7 %.
+    # As LoRA's cells in docs/measurements/plan.md, whose worst held-out error is 3.7 %.
     assert planner.memory(resolved).peak == pytest.approx(real, rel=0.03)
 
 
@@ -259,7 +297,7 @@ def test_a_merge_that_answers_otherwise_is_not_written(
         model.merge_and_unload = other_scaling
 
     monkeypatch.setattr(merge, "dequantise_base", wrong)
-    with pytest.raises(NotSo, match="off the live adapter's"):
+    with pytest.raises(RunFailed, match="off the live adapter's"):
         export(folder, tmp_path / "out", merged=True, dequantise=True)
     assert not (tmp_path / "out").exists()
 

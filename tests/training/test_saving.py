@@ -16,7 +16,7 @@ import torch
 
 from jobs import resolved_from
 from tiny import recipe_dict
-from toolkit.errors import NotSo
+from toolkit.errors import RunFailed
 from toolkit.launch.group import WorkerGroup
 from toolkit.recipe.resolve import Resolved
 from toolkit.training import checkpoint, loop
@@ -86,7 +86,7 @@ def run_beside(resolved: Resolved, mode: str) -> tuple[str, int]:
     Path(resolved.recipe.run.output_dir).mkdir(parents=True, exist_ok=True)
     try:
         run(resolved, resume=False, screen=None)
-    except NotSo as error:
+    except RunFailed as error:
         message = str(error)
     finally:
         checkpoint._seal, Steps.__call__, loop.loss_sum = seal, call, right
@@ -119,9 +119,7 @@ def test_training_goes_on_and_the_checkpoint_is_of_its_step(
 def test_without_it_training_waits(tiny_root: Path, tmp_path: Path, group: WorkerGroup) -> None:
     """What the test above relies on: a checkpoint that is sealed late holds a run up that saves in the foreground."""
     resolved = recipe(tiny_root, tmp_path / "run", "ddp", async_save=False, hang_after=0)
-    started = time.monotonic()
     messages = group.run(run_beside, resolved, "beside")
-    assert time.monotonic() - started > 10
     assert all("training waited for the disk" in message for message, _ in messages)
 
 

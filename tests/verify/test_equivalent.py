@@ -11,11 +11,11 @@ from families import FAMILIES
 from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
 from toolkit.recipe.resolve import Resolved
-from toolkit.verify.measure import STAGES
-from toolkit.verify.outcome import Outcome
-from toolkit.verify.prepare import make_case, twin_recipe
-from toolkit.verify.replay import Reference
-from toolkit.verify.run import verify
+from toolkit.verification.measure import STAGES
+from toolkit.verification.outcome import Outcome
+from toolkit.verification.prepare import make_case, twin_recipe
+from toolkit.verification.replay import Reference
+from toolkit.verification.run import verify
 
 LORA = {"r": 4, "dropout": 0.1}
 STRATEGIES = ["ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2"]

@@ -10,15 +10,15 @@ import broken
 import psutil
 import pytest
 
-from toolkit.errors import InputError, NotSo
+from toolkit.errors import InputError, RunFailed
 from toolkit.launch.group import WorkerGroup
 from toolkit.recipe.resolve import Resolved
-from toolkit.verify import passes, run
-from toolkit.verify.case import Case
-from toolkit.verify.faults import fault_class, faults
-from toolkit.verify.matrix import kill_matrix, what_caught
-from toolkit.verify.passes import Pass
-from toolkit.verify.run import verify
+from toolkit.verification import passes, run
+from toolkit.verification.case import Case
+from toolkit.verification.faults import fault_class, faults
+from toolkit.verification.matrix import kill_matrix, what_caught
+from toolkit.verification.passes import Pass
+from toolkit.verification.run import verify
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_fault_that_is_never_reached_is_an_error(
     recipe: Callable[..., Resolved], monkeypatch: pytest.MonkeyPatch, lone_group: WorkerGroup
 ) -> None:
     monkeypatch.setattr(run, "run_pass", lambda case, group, fresh, limit: Pass("logic", fault_reached=False))
-    with pytest.raises(NotSo, match="never reached"):
+    with pytest.raises(RunFailed, match="never reached"):
         verify(recipe("single"), group=lone_group, fault="clip-ignored")
 
 
@@ -85,7 +85,7 @@ def test_no_comparison_knows_of_faults() -> None:
     """Comparison and diagnosis never read which fault or mutation is running, nor import the faults."""
     from pathlib import Path
 
-    import toolkit.verify as room
+    import toolkit.verification as room
 
     folder = Path(room.__path__[0])
     names = ["passes", "replay", "measure", "engagement", "causes", "causes_gradient", "causes_step", "attribution"]
@@ -125,7 +125,7 @@ def test_a_rank_that_breaks_is_told_with_its_step_and_stage(
     with WorkerGroup(2) as workers:
         workers.run(os.getpid)  # the start is not what is timed
         processes = [process.pid for process in workers._processes]
-        outcome = verify(recipe("ddp"), group=workers, time_limit=20, round_trip=False)
+        outcome = verify(recipe("ddp"), group=workers, time_limit=45, round_trip=False)
     assert (outcome.verdict, outcome.exit_code) == ("different", 1)
     assert outcome.failure is not None
     assert told in outcome.failure

@@ -9,7 +9,8 @@ import torch
 
 from toolkit.launch.group import WorkerGroup
 from toolkit.recipe.resolve import Resolved
-from toolkit.verify.mutations import KINDS, Mutation, mutate
+from toolkit.verification.faults.mutation import KINDS, Mutation
+from verify.mutants import mutate
 
 
 def test_mutations_above_the_detection_limit_are_found(

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from toolkit.recipe.resolve import Resolved
-from toolkit.verify.attribution import MicroGradients
-from toolkit.verify.case import Case
-from toolkit.verify.measure import Measure, Stage, first_difference
-from toolkit.verify.prepare import exercise_clipping, make_case, twin_recipe
-from toolkit.verify.rearrange import all_together, reversed_order, rows_apart, rows_flipped
-from toolkit.verify.replay import Reference, relative_error
-from toolkit.verify.stages.ledger import rows_of, supervised
-from toolkit.verify.twin import twin_config
+from toolkit.verification.attribution import MicroGradients
+from toolkit.verification.case import Case
+from toolkit.verification.measure import Measure, Stage, first_difference
+from toolkit.verification.prepare import exercise_clipping, make_case, twin_recipe
+from toolkit.verification.rearrange import all_together, reversed_order, rows_apart, rows_flipped
+from toolkit.verification.replay import Reference, relative_error
+from toolkit.verification.stages.ledger import rows_of, supervised
+from toolkit.verification.twin import twin_config
 
 
 def case_of(resolved: Resolved, folder: Path) -> Case:

@@ -11,8 +11,8 @@ from peft import LoraConfig, get_peft_model
 
 from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
-from toolkit.verify.recorded import verify_trace
-from toolkit.verify.recorder import Recorder
+from toolkit.verification.recorded import verify_trace
+from toolkit.verification.recorder import Recorder
 
 
 def test_a_right_accelerate_loop(group: WorkerGroup, tmp_path: Path) -> None:

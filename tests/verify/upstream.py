@@ -256,6 +256,20 @@ def zero2_engine_is_never_freed(destroyed: bool) -> bool:
     return seen() is not None
 
 
+def limits_of_groups() -> tuple[float, float]:
+    """Hours that a rank waits for another: in the first process group, once it is told, and in one made after that."""
+    from datetime import timedelta
+
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    c10d = dist.distributed_c10d
+    c10d._set_pg_timeout(timedelta(hours=5))
+    made = dist.new_group()
+    limits = [g._get_backend(torch.device("cpu")).options._timeout for g in (c10d._get_default_group(), made)]
+    dist.destroy_process_group(made)
+    return limits[0].total_seconds() / 3600, limits[1].total_seconds() / 3600
+
+
 def marks_count_as_recomputed() -> str:
     """What selective checkpointing says of a block that sets a mark for the profiler when it is computed again."""
     from functools import partial
@@ -279,3 +293,112 @@ def marks_count_as_recomputed() -> str:
     except RuntimeError as error:
         return str(error).splitlines()[0]
     return "done"
+
+
+def selective_checkpointing_misses_a_change() -> float:
+    """Relative error of a gradient where a kept product is changed in place behind matmul's view; torch alone."""
+    from torch.utils.checkpoint import checkpoint
+
+    torch.manual_seed(0)
+    weight, bias = torch.randn(8, 8, requires_grad=True), torch.randn(8)
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        y = x @ weight
+        y += bias
+        return torch.tanh(y).sum()
+
+    x = torch.randn(3, 4, 8)
+    right = torch.autograd.grad(block(x), weight)[0]
+    found = torch.autograd.grad(checkpoint(block, x, use_reentrant=False, context_fn=_keep_products()), weight)[0]
+    return ((found - right).norm() / right.norm()).item()
+
+
+def _keep_products() -> Any:
+    """The usual policy of selective checkpointing: results of matrix products are kept."""
+    from functools import partial
+
+    from torch.utils.checkpoint import create_selective_checkpoint_contexts
+
+    aten = torch.ops.aten
+    return partial(create_selective_checkpoint_contexts, [aten.mm.default, aten.addmm.default])
+
+
+class _Checkpointed(nn.Module):
+    """Two linear layers with a bias, as a block that is computed again in the backward."""
+
+    def __init__(self, selective: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.down, self.selective = nn.Linear(8, 16), nn.Linear(16, 8), selective
+        nn.init.ones_(self.up.bias)
+
+    def block(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.tanh(self.up(x)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        from torch.utils.checkpoint import checkpoint
+
+        if not self.selective:
+            return self.block(x).pow(2).sum()
+        return checkpoint(self.block, x, use_reentrant=False, context_fn=_keep_products()).pow(2).sum()
+
+
+def zero3_adds_a_bias_twice(memory_efficient: bool = True) -> float:
+    """Relative error of a gradient under ZeRO-3 where products are kept by selective checkpointing."""
+    import importlib
+
+    from deepspeed.utils import safe_get_full_grad
+
+    importlib.reload(importlib.import_module("deepspeed.runtime.zero.linear"))  # our engine changes it for the process
+    # Not torch.nn.functional.linear: an earlier ZeRO-3 job of this process may have left DeepSpeed's there.
+    linear, found = torch._C._nn.linear, []
+    for selective in (False, True):
+        torch.nn.functional.linear = linear
+        model = _Checkpointed(selective)
+        try:
+            zero = {"stage": 3, "memory_efficient_linear": memory_efficient}
+            engine = _deepspeed(model, torch.optim.SGD(model.parameters(), lr=0.1), 3, zero_optimization=zero)
+            engine.backward(engine(torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(1))))
+            found.append(safe_get_full_grad(model.up.weight))
+        finally:
+            torch.nn.functional.linear = linear  # DeepSpeed's own stays in its place for the process
+    return ((found[1] - found[0]).norm() / found[0].norm()).item()
+
+
+def fsdp_rounds_what_rotary_needs(version: int) -> tuple[str, str, float]:
+    """Under accelerate's bf16: (dtype of the cosines that a block of OLMo-2 is given, dtype of the rotary frequencies,
+    radians that position 2000 is turned too far)."""
+    from accelerate import Accelerator, FullyShardedDataParallelPlugin
+    from transformers import Olmo2Config, Olmo2ForCausalLM
+
+    _connect("fsdp")
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=version,
+        auto_wrap_policy="transformer_based_wrap",
+        transformer_cls_names_to_wrap=["Olmo2DecoderLayer"],
+        **({} if version == 2 else {"use_orig_params": True}),
+    )
+    accelerator = Accelerator(fsdp_plugin=plugin, mixed_precision="bf16")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+    model = Olmo2ForCausalLM(Olmo2Config(**sizes, vocab_size=64, use_cache=False))
+    block, rotary = model.model.layers[0], model.model.rotary_emb
+    before = rotary.inv_freq.clone()
+    model, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.0))
+    seen: list[str] = []
+    block.self_attn.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append(str(kwargs["position_embeddings"][0].dtype)), with_kwargs=True
+    )
+    model(input_ids=_tokens())
+    turned = ((rotary.inv_freq.float() - before).abs().max() * 2000).item()
+    return seen[0], str(rotary.inv_freq.dtype), turned
+
+
+def zero3_linear_rounds_twice() -> float:
+    """Share of elements in which ZeRO-3's linear differs from torch's in bf16, the same operands given."""
+    from deepspeed.runtime.zero.linear import zero3_linear_wrap
+
+    torch.manual_seed(0)
+    x, weight, bias = (torch.randn(*shape, dtype=torch.bfloat16) for shape in ((4, 8, 32), (32, 32), (32,)))
+    found, right = zero3_linear_wrap(x, weight, bias), torch.nn.functional.linear(x, weight, bias)
+    return (found != right).double().mean().item()

@@ -23,7 +23,7 @@ __all__ = ["TrainLoader", "eval_batches", "open_data"]
 
 
 class TrainLoader:
-    """Windows of micro-batches for one rank, epoch after epoch, without end.
+    """Windows of micro-batches for one data-parallel rank, epoch after epoch, without end.
 
     Iterating yields one ``list[MicroBatch]`` per optimizer step, from ``start_window`` on; every rank
     gets as many micro-batches per window as the others. What it yields depends on the data, the seed,
@@ -39,8 +39,8 @@ class TrainLoader:
         *,
         micro_size: int,
         accumulation: int,
-        world_size: int,
-        rank: int,
+        data_size: int,
+        data_rank: int,
         device_type: str,
         start_window: int = 0,
         pad_to_multiple_of: int | None = None,
@@ -54,8 +54,8 @@ class TrainLoader:
         spread = Spread(
             micro_size,
             accumulation,
-            world_size,
-            rank,
+            data_size,
+            data_rank,
             recipe.run.seed,
             recipe.data.shuffle,
             start_window,
@@ -102,16 +102,16 @@ def eval_batches(
     samples: Samples,
     recipe: Recipe,
     micro_size: int,
-    world_size: int,
-    rank: int,
+    data_size: int,
+    data_rank: int,
     device_type: str,
     pad_to_multiple_of: int | None = None,
 ) -> Iterator[MicroBatch]:
-    """This rank's micro-batches of every sample once, in order, as many on every rank.
+    """A data-parallel rank's micro-batches of every sample once, in order, as many on every rank.
 
     ``window`` counts them; each stands alone (``micro`` 0 of 1).
     """
-    spread = Spread(micro_size, 1, world_size, rank, recipe.run.seed, shuffle=False)
+    spread = Spread(micro_size, 1, data_size, data_rank, recipe.run.seed, shuffle=False)
     if isinstance(samples, StreamSamples):
         batches = eval_stream(samples, spread, pad_to_multiple_of)
     else:
@@ -149,9 +149,9 @@ class _MapSlots(Sampler[Slot]):
             order = epoch_order(self._n, spread.seed, epoch, spread.shuffle)[skip * spread.global_size :]
             for ids in windows(order, spread.global_size):
                 ids = ids if self._lengths is None else by_length(ids, self._lengths)
-                dealt = deal(ids, spread.micro_size, spread.world_size)
+                dealt = deal(ids, spread.micro_size, spread.data_size)
                 for micro, ranks in enumerate(dealt):
-                    yield self._slot(ranks[spread.rank], epoch, window, micro, len(dealt))
+                    yield self._slot(ranks[spread.data_rank], epoch, window, micro, len(dealt))
                 window += 1
             epoch, skip = epoch + 1, 0
 
@@ -164,5 +164,5 @@ class _MapSlots(Sampler[Slot]):
 
 def _epoch_slots(order: range, spread: Spread) -> Iterator[Slot]:
     for window, ids in enumerate(windows(order, spread.global_size)):
-        [ranks] = deal(ids, spread.micro_size, spread.world_size)
-        yield Slot(ranks[spread.rank], 0, window, 0, 1)
+        [ranks] = deal(ids, spread.micro_size, spread.data_size)
+        yield Slot(ranks[spread.data_rank], 0, window, 0, 1)

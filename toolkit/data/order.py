@@ -47,14 +47,14 @@ def window_count(n: int, global_size: int) -> int:
     return -(-n // global_size)
 
 
-def deal(window: Sequence[T], micro_size: int, world_size: int) -> list[list[list[T]]]:
-    """A window as ``[micro-batch][rank] -> samples``.
+def deal(window: Sequence[T], micro_size: int, data_size: int) -> list[list[list[T]]]:
+    """A window as ``[micro-batch][data-parallel rank] -> samples``.
 
-    Micro-batch ``m`` on rank ``r`` is ``window[(m * world_size + r) * micro_size :][:micro_size]``. A
+    Micro-batch ``m`` on rank ``r`` is ``window[(m * data_size + r) * micro_size :][:micro_size]``. A
     short window has fewer micro-batches, as many on every rank; in its last one some ranks may have
     fewer samples, or none.
     """
-    row = micro_size * world_size
+    row = micro_size * data_size
     return [
         [list(window[at : at + micro_size]) for at in range(start, start + row, micro_size)]
         for start in range(0, len(window), row)

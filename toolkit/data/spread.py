@@ -1,4 +1,4 @@
-"""How a run's samples are spread over steps, micro-batches and ranks, as six numbers."""
+"""How a run's samples are divided into steps, micro-batches and data-parallel ranks, as numbers."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Spread:
-    """One rank's share of the run; ``start_window`` is the first optimizer step wanted."""
+    """One data-parallel rank's share of the run; ``start_window`` is the first optimizer step wanted."""
 
     micro_size: int
     accumulation: int
-    world_size: int
-    rank: int
+    data_size: int
+    """Data-parallel size; ranks that share a batch count once."""
+    data_rank: int
     seed: int
     shuffle: bool
     start_window: int = 0
@@ -22,7 +23,7 @@ class Spread:
     @property
     def global_size(self) -> int:
         """Samples per optimizer step."""
-        return self.micro_size * self.accumulation * self.world_size
+        return self.micro_size * self.accumulation * self.data_size
 
 
 def takes_one_row(attention: str) -> bool:

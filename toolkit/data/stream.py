@@ -113,9 +113,9 @@ def _pieces(items: Iterator[T], size: int) -> Iterator[list[T]]:
 def _micro_batches(
     samples: StreamSamples, held: list[Read], spread: Spread, epoch: int, window: int, multiple: int | None
 ) -> Iterator[MicroBatch]:
-    dealt = deal(held, spread.micro_size, spread.world_size)
+    dealt = deal(held, spread.micro_size, spread.data_size)
     for micro, ranks in enumerate(dealt):
-        mine = ranks[spread.rank]
+        mine = ranks[spread.data_rank]
         slot = Slot([number for number, _, _ in mine], epoch, window, micro, len(dealt))
         examples = [samples.build(row, fields) for _, row, fields in mine]
         yield collate(examples, slot, samples.task, samples.pad_id, multiple)
@@ -124,9 +124,9 @@ def _micro_batches(
 def _packed_batches(
     samples: StreamSamples, held: list[list[Built]], spread: Spread, epoch: int, window: int, multiple: int | None
 ) -> Iterator[MicroBatch]:
-    dealt = deal(held, spread.micro_size, spread.world_size)
+    dealt = deal(held, spread.micro_size, spread.data_size)
     for micro, ranks in enumerate(dealt):
-        mine = ranks[spread.rank]
+        mine = ranks[spread.data_rank]
         numbers = [[number for number, _ in row] for row in mine]
         slot = packed_slot(numbers, epoch, window, micro, len(dealt), spread.one_row)
         examples = [example for row in mine for _, example in row]

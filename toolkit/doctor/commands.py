@@ -23,7 +23,7 @@ def doctor_command(
 ) -> None:
     """Look at this machine: exit 0 where nothing is broken, 1 where something is."""
     from toolkit.doctor.examine import examine
-    from toolkit.lint.output.machine import envelope
+    from toolkit.linting.output.machine import envelope
 
     started = time.time()
     found = examine()

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from toolkit.doctor.model import Condition, check
+from toolkit.machine import cpu_count
 
 _GIB = 1 << 30
 
@@ -18,14 +19,13 @@ _GIB = 1 << 30
 @check
 def host() -> Iterator[Condition]:
     """Cores and memory, as far as this container may use them."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = _container_limit()
     usable = min(memory, limit) if limit else memory
     yield Condition(
         "host",
         "ok",
-        f"{platform.system()} {platform.release()}, {cores} cores, {usable / _GIB:.0f} GiB of memory",
+        f"{platform.system()} {platform.release()}, {cpu_count()} cores, {usable / _GIB:.0f} GiB of memory",
     )
     match = re.match(r"(\d+)\.(\d+)", platform.release())
     # accelerate utils/other.py:check_os_kernel

@@ -10,7 +10,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import Version
 
 from toolkit.doctor.model import Condition, check
-from toolkit.lint import keys
+from toolkit.linting import keys
 
 NEEDED = ("torch", "accelerate", "deepspeed", "transformers", "peft", "datasets", "safetensors")
 OPTIONAL = {
@@ -89,4 +89,6 @@ def clashes() -> Iterator[Condition]:
         there, known = version(name), keys.versions(name)
         if there is not None and there not in known:
             found = f"{there}: toolkit lint knows the keys of {', '.join(known)}"
-            yield Condition(name, "note", found, "python -m toolkit.lint.keys reads them out of the installed version")
+            yield Condition(
+                name, "note", found, "python -m toolkit.linting.keys reads them out of the installed version"
+            )

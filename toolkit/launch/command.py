@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from toolkit.errors import InputError
 from toolkit.launch.files import launch_files, write_files
-from toolkit.recipe.load import load_recipe
-from toolkit.recipe.resolve import Resolved
-from toolkit.results import Result, write_json
+from toolkit.recipe.load import recipe_from, recipe_yaml, source_of
+from toolkit.recipe.needs import why_no_tokenizer
+from toolkit.recipe.resolve import Decision, Resolved
+from toolkit.recipe.schema import Recipe
+from toolkit.results import CommandResult, Result, write_json
 from toolkit.strategies import resolve
 
 
@@ -16,29 +21,72 @@ def config_command(
     recipe_file: str, overrides: Sequence[str], output: str | None, explain: bool, json_target: str | None
 ) -> None:
     """Write the launch files of ``recipe_file`` into ``output``; raises InputError."""
-    result = Result("config")
     if output is None and not explain and json_target is None:
         raise InputError("toolkit config: give -o DIR to write the files, or --explain to see what they will say")
-    resolved = resolve(load_recipe(recipe_file, overrides), recipe_file)
-    written: list[str] = []
-    if output is not None:
-        try:
-            paths = write_files(launch_files(resolved, output, recipe_file, overrides), output)
-        except OSError as error:
-            raise InputError(f"{output}: {error.strerror}") from None
-        written = [str(path) for path in paths]
+    configuration = write_config(recipe_file, output, overrides=overrides)
+    resolved = configuration.resolved
     told = []
     if explain:
         told += explained(resolved)
-    if written:
-        told.append(f"wrote {', '.join(written)}")
-        told.append(f"next: {output}/launch.sh, or toolkit train {' '.join([recipe_file, *overrides])}")
+    if output is not None:
+        told.append(f"wrote {', '.join(map(str, configuration.files))}")
+        if (reason := why_no_tokenizer(resolved.recipe)) is not None:
+            told.append(f"before training: tokenizer.path: {reason}")
+        told.append(f"next: {_next(resolved, output, [recipe_file, *overrides])}")
     if json_target != "-":
         print("\n".join(told))
     if json_target:
-        decisions = [vars(decision) for decision in resolved.decisions]
-        fields = {"files": written, "decisions": decisions}
-        write_json(result.finish(recipe_sha256=resolved.sha256, device=resolved.device, **fields), json_target)
+        write_json(configuration.to_json(), json_target)
+
+
+@dataclass(frozen=True)
+class Configuration(CommandResult):
+    """What `toolkit config` gives: the launch files and every derived value with its reason."""
+
+    resolved: Resolved
+    files: tuple[Path, ...]
+    """Empty where nothing was written."""
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        return self.resolved.decisions
+
+
+def write_config(
+    recipe: str | Path | Recipe, folder: str | Path | None, *, overrides: Sequence[str] = ()
+) -> Configuration:
+    """Write accelerate.yaml, training_args.json, launch.sh and the strategy's own files into ``folder`` (None: decide
+    only). A recipe that is an object is written beside them, as recipe.yaml.
+
+    Raises InputError where the recipe or the folder cannot be used.
+    """
+    result = Result("config")
+    resolved = resolve(recipe_from(recipe, overrides), source_of(recipe))
+    paths: list[Path] = []
+    if folder is not None:
+        own = isinstance(recipe, Recipe)
+        recipe_file = str(Path(folder) / "recipe.yaml") if own else str(recipe)
+        files = launch_files(resolved, folder, recipe_file, overrides)
+        if isinstance(recipe, Recipe):
+            files["recipe.yaml"] = recipe_yaml(recipe)
+        try:
+            paths = write_files(files, folder)
+        except OSError as error:
+            raise InputError(f"{folder}: {error.strerror}") from None
+    document = result.finish(
+        recipe_sha256=resolved.sha256,
+        device=resolved.device,
+        files=[str(path) for path in paths],
+        decisions=[vars(decision) for decision in resolved.decisions],
+    )
+    return Configuration(document, 0, resolved, tuple(paths))
+
+
+def _next(resolved: Resolved, output: str, arguments: Sequence[str]) -> str:
+    if resolved.recipe.machine.nodes > 1:
+        slurm, hosts = (shlex.quote(f"{output}/{name}") for name in ("slurm.sbatch", "launch-hosts.sh"))
+        return f"sbatch {slurm}, or {hosts} HOST ..."
+    return f"{shlex.quote(f'{output}/launch.sh')}, or toolkit train {shlex.join(arguments)}"
 
 
 def explained(resolved: Resolved) -> list[str]:

@@ -10,7 +10,9 @@ from typing import Any
 
 import yaml
 
+from toolkit.launch.hosts import hosts_script
 from toolkit.launch.training_args import training_args
+from toolkit.recipe.needs import cpus_per_node
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies import strategy_of
 
@@ -35,7 +37,9 @@ def launch_files(
         files["deepspeed.json"] = _json(deepspeed)
     if resolved.recipe.machine.nodes > 1:
         files["slurm.sbatch"] = slurm_script(resolved, folder)
-        files["launch-hosts.sh"] = hosts_script(resolved)
+        files["launch-hosts.sh"] = hosts_script(
+            _summary(resolved), resolved.recipe.machine.nodes, resolved.recipe.run.output_dir
+        )
         files["launch-elastic.sh"] = elastic_script(resolved, recipe_file, overrides)
     return files
 
@@ -104,7 +108,7 @@ def launch_script(resolved: Resolved, recipe_file: str, overrides: Sequence[str]
         header.append("# On each node: NODE_RANK=<0 to nodes - 1> MAIN_IP=<address of node 0> ./launch.sh [--resume]")
         body += [': "${NODE_RANK:?this node, from 0}" "${MAIN_IP:?address of node 0}"', _WORKDIR]
         command += ' --machine_rank "$NODE_RANK" --main_process_ip "$MAIN_IP"'
-    return "\n".join([*header, *body, *_SIGNALS, _exec(command, recipe_file, overrides), ""])
+    return "\n".join([*header, *body, *_SIGNALS, *_threads(resolved), _exec(command, recipe_file, overrides), ""])
 
 
 def elastic_script(resolved: Resolved, recipe_file: str, overrides: Sequence[str]) -> str:
@@ -126,48 +130,13 @@ def elastic_script(resolved: Resolved, recipe_file: str, overrides: Sequence[str
             ': "${NODE_RANK:?this node, from 0}" "${MAIN_IP:?address of node 0}"',
             _WORKDIR,
             *_SIGNALS,
+            *_threads(resolved),
             # The nodes' agents do not count alike: one that lost no rank of its own counts no restart.
             "export TOOLKIT_RENDEZVOUS=c10d",
             _exec(command, recipe_file, [*overrides, "--resume"]),
             "",
         ]
     )
-
-
-def hosts_script(resolved: Resolved) -> str:
-    """launch-hosts.sh: launch.sh on every host of a list, over ssh (or what REMOTE names), all stopped with one."""
-    nodes = resolved.recipe.machine.nodes
-    return f"""\
-#!/usr/bin/env bash
-# {_summary(resolved)}
-# From the folder that the recipe's paths start from, which every host sees under the same name:
-#   MAIN_IP=<address of the first host> launch-hosts.sh HOST ... [-- --resume]
-# REMOTE (default: ssh) is what starts a command on a host. A signal to this script stops the run on all of them.
-set -euo pipefail
-{_HERE}
-hosts=()
-while [ $# -gt 0 ] && [ "$1" != -- ]; do hosts+=("$1"); shift; done
-[ $# -eq 0 ] || shift
-[ ${{#hosts[@]}} -eq {nodes} ] || {{ echo "give {nodes} hosts (machine.nodes); got ${{#hosts[@]}}" >&2; exit 2; }}
-started=()
-for rank in "${{!hosts[@]}}"; do
-  ${{REMOTE:-ssh}} "${{hosts[$rank]}}" env "NODE_RANK=$rank" "MAIN_IP=${{MAIN_IP:-${{hosts[0]}}}}" "WORKDIR=$PWD" \\
-    "$here/launch.sh" "$@" &
-  started+=($!)
-done
-trap 'kill -TERM "${{started[@]}}" 2>/dev/null || true' TERM INT USR1
-status=0
-for job in "${{started[@]}}"; do
-  code=0
-  # A trapped signal cuts the wait off: the job itself is still saving.
-  while :; do wait "$job" && code=0 || code=$?; kill -0 "$job" 2>/dev/null || break; done
-  if [ "$code" -ne 0 ]; then
-    [ "$status" -ne 0 ] || status=$code
-    kill -TERM "${{started[@]}}" 2>/dev/null || true
-  fi
-done
-exit "$status"
-"""
 
 
 _HERE = 'here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)'
@@ -177,6 +146,22 @@ _SIGNALS = (
     "trap '' USR1",
     "export PET_SHUTDOWN_TIMEOUT=${PET_SHUTDOWN_TIMEOUT:-600}",
 )
+
+
+def _threads(resolved: Resolved) -> list[str]:
+    """OMP_NUM_THREADS, counted on the node that the script runs on, as `machine.cpu_count` counts. Left alone,
+    accelerate 1.15.0 sets 1, and an optimizer in host memory steps on one core."""
+    processes = resolved.recipe.machine.processes
+    return [
+        f"# Threads of each process: the cores that this node grants (affinity, control group), over {processes}.",
+        'if [ -z "${OMP_NUM_THREADS:-}" ]; then',
+        "  cores=$(nproc)",
+        '  if read -r quota period 2> /dev/null < /sys/fs/cgroup/cpu.max && [ "$quota" != max ]; then',
+        '    [ $((quota / period)) -ge "$cores" ] || cores=$((quota / period))',
+        "  fi",
+        f"  export OMP_NUM_THREADS=$((cores > {processes} ? cores / {processes} : 1))",
+        "fi",
+    ]
 
 
 def _exec(command: str, recipe_file: str, overrides: Sequence[str]) -> str:
@@ -193,20 +178,28 @@ def slurm_script(resolved: Resolved, folder: str | Path) -> str:
         [
             "#!/usr/bin/env bash",
             f"# {_summary(resolved)}",
-            f"# Submit from the folder that the recipe's paths start from: sbatch {folder}/slurm.sbatch",
+            "# Submit from the folder that the recipe's paths start from:",
+            "#   sbatch " + shlex.quote(f"{folder}/slurm.sbatch") + " [--resume [--extend]]",
             f"#SBATCH --nodes={machine.nodes}",
             "#SBATCH --ntasks-per-node=1",
             *gpus,
+            "# The least: a core for each process of a node and for each of its data workers. More make an optimizer",
+            "# in host memory faster: sbatch --cpus-per-task=N; launch.sh divides what it gets.",
+            f"#SBATCH --cpus-per-task={cpus_per_node(resolved.recipe)}",
             "#SBATCH --output=%x-%j.out",
             "#SBATCH --open-mode=append",
             "#SBATCH --requeue",
             "# Two minutes to finish a step and to save; give more to what takes longer.",
             "#SBATCH --signal=USR1@120",
             "set -euo pipefail",
-            'export MAIN_IP=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
-            "resume=()",
-            'if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ]; then resume=(--resume); fi',
+            'nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST")',
+            "export MAIN_IP=${nodes%%$'\\n'*}",
+            "# srun takes no --cpus-per-task from sbatch (Slurm 22.05 and later).",
+            '[ -z "${SLURM_CPUS_PER_TASK:-}" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK',
+            'resume=("$@")',
+            'if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ]; then resume=(--resume "$@"); fi',
             "status=0",
+            "# shellcheck disable=SC2016  # a node's own shell expands them",
             'srun --kill-on-bad-exit=1 bash -c \'NODE_RANK=$SLURM_NODEID exec "$0" "$@"\' '
             + shlex.quote(f"{folder}/launch.sh")
             + ' ${resume[@]+"${resume[@]}"} || status=$?',
@@ -225,8 +218,15 @@ def _job(recipe_file: str, overrides: Sequence[str]) -> str:
 def _summary(resolved: Resolved) -> str:
     recipe = resolved.recipe
     model = recipe.model.path or (recipe.model.config or {})["model_type"]
-    batch = f"{resolved.micro_size} micro x {resolved.accumulation} accumulation x {resolved.world_size} processes"
+    batch = f"{resolved.micro_size} micro x {resolved.accumulation} accumulation x {parts(resolved)}"
     return f"{model}, {recipe.strategy.name}, {recipe.precision}, global batch {resolved.global_size} = {batch}"
+
+
+def parts(resolved: Resolved) -> str:
+    """The last factor of the global batch."""
+    if resolved.ranks_per_part == 1:
+        return f"{resolved.world_size} processes"
+    return f"{resolved.data_size} data-parallel ranks"
 
 
 def _json(value: Any) -> str:

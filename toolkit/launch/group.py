@@ -19,15 +19,17 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
-from toolkit.errors import NotSo
+from toolkit.errors import InputError, RunFailed
 
 
-class JobFailed(NotSo):
-    """A rank raised, died or ran out of time. ``rank`` is the first that did; the group has been stopped."""
+class JobFailed(RunFailed):
+    """A rank raised, died or ran out of time. ``rank`` is the first that did; the group has been stopped.
 
-    def __init__(self, rank: int | None, message: str) -> None:
+    ``refused``: what it raised, where that was an InputError (what it was given cannot be used)."""
+
+    def __init__(self, rank: int | None, message: str, refused: InputError | None = None) -> None:
         super().__init__(message)
-        self.rank = rank
+        self.rank, self.refused = rank, refused
 
 
 class WorkerGroup:
@@ -82,7 +84,8 @@ class WorkerGroup:
                     raise JobFailed(rank, f"rank {rank} died (exit code {code})") from None
                 if not ok:
                     self.close(patience=0.0)
-                    raise JobFailed(rank, f"rank {rank}:\n{value}")
+                    told, refused = value
+                    raise JobFailed(rank, f"rank {rank}:\n{told}", refused)
                 results[rank] = value
         return [results[rank] for rank in range(self.size)]
 
@@ -148,8 +151,8 @@ def _serve(pipe: Connection, environment: dict[str, str], log: Path | None) -> N
             return
         try:
             answer = (True, job(*args))
-        except BaseException:
-            answer = (False, traceback.format_exc())
+        except BaseException as error:
+            answer = (False, (traceback.format_exc(), error if isinstance(error, InputError) else None))
         del job, args
         gc.collect()
         if len(sys.modules) > imported:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.data.preflight import check_data
-from toolkit.errors import InputError, NotSo, Stopped, ToolkitError
+from toolkit.errors import InputError, RunFailed, Stopped, ToolkitError
 from toolkit.launch.attend import Asked, wait
 from toolkit.launch.failure import FOLDER_VARIABLE, SCREEN_VARIABLE, first_failure
 from toolkit.launch.files import launch_files, write_files
@@ -24,27 +24,40 @@ from toolkit.launch.signals import follower, name_of, noted_stop
 from toolkit.machine import cpu_count, cuda_device_count
 from toolkit.recipe.compilable import why_no_compiler
 from toolkit.recipe.fp8able import why_no_fp8_device
-from toolkit.recipe.load import load_recipe
+from toolkit.recipe.load import recipe_from, recipe_yaml, source_of
+from toolkit.recipe.needs import why_no_tokenizer
 from toolkit.recipe.quantisable import why_no_quantiser
 from toolkit.recipe.resolve import Resolved
+from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve, strategy_of
 
 
-def train(recipe_file: str, overrides: Sequence[str], *, resume: bool, max_restarts: int = 0) -> dict[str, Any]:
-    """Train a recipe on this machine; returns the run's result.
+def train(
+    recipe: str | Recipe, overrides: Sequence[str], *, resume: bool, extend: bool = False, max_restarts: int = 0
+) -> dict[str, Any]:
+    """Train a recipe, from a file or an object, on this machine; returns the run's result.
 
-    ``max_restarts``: how often the job is started again, from its newest checkpoint, when a rank dies or hangs.
-    Raises InputError where the recipe cannot run here, NotSo where the run fails, Stopped where it was asked to stop.
+    ``extend``: resume with another run length also where that changes the learning rates. ``max_restarts``: how often
+    the job is started again, from its newest checkpoint, when a rank dies or hangs.
+
+    Raises InputError where the recipe cannot run here, RunFailed where the run fails, Stopped after a signal.
     """
-    resolved = resolve(load_recipe(recipe_file, overrides), recipe_file)
+    if extend and not resume:
+        raise InputError("--extend: changes the length of a run that is resumed; give it together with --resume")
+    resolved = resolve(recipe_from(recipe, overrides), source_of(recipe))
     check_machine(resolved)
     check_data(resolved.recipe)
     undo = claim_folder(resolved, resume=resume)
     folder = Path(resolved.recipe.run.output_dir)
     # Absolute paths: these files are this run's own, wherever they are used from.
     launch_folder = folder.absolute() / "launch"
-    write_files(launch_files(resolved, launch_folder, recipe_file, overrides), launch_folder)
-    arguments = [recipe_file, *overrides, *(["--resume"] if resume else [])]
+    recipe_file = recipe if isinstance(recipe, str) else str(launch_folder / "recipe.yaml")
+    files = launch_files(resolved, launch_folder, recipe_file, overrides)
+    if isinstance(recipe, Recipe):
+        files["recipe.yaml"] = recipe_yaml(recipe)
+    write_files(files, launch_folder)
+    # Automatic restarts get the same: until it has saved, an extended run resumes from the shorter one's checkpoint.
+    arguments = [recipe_file, *overrides, *(["--resume"] if resume else []), *(["--extend"] if extend else [])]
     processes = resolved.recipe.machine.processes
     # accelerate starts a lone process itself, without torchrun.
     elastic = processes > 1 or strategy_of(resolved).distributed_type in ("DEEPSPEED", "FSDP")
@@ -57,13 +70,15 @@ def train(recipe_file: str, overrides: Sequence[str], *, resume: bool, max_resta
 
 
 def check_machine(resolved: Resolved) -> None:
-    """Raise InputError where this machine cannot run the recipe."""
+    """Raise InputError where this machine cannot run the recipe, or the recipe lacks what only a run needs."""
     machine = resolved.recipe.machine
     if machine.nodes > 1:
         raise InputError(
             f"{resolved.source}: machine.nodes: {machine.nodes} nodes are started by launch.sh on each, or by Slurm; "
             "`toolkit config` writes both"
         )
+    if (reason := why_no_tokenizer(resolved.recipe)) is not None:
+        raise InputError(f"{resolved.source}: tokenizer.path: {reason}")
     if resolved.recipe.compile and (reason := why_no_compiler(resolved.device)):
         raise InputError(f"{resolved.source}: compile: {reason}, or set compile: false")
     if resolved.recipe.fp8 and (reason := why_no_fp8_device(resolved.device)):
@@ -131,12 +146,12 @@ def _once(
     if code == 0:
         return None
     if (killed := _killed(logs / "launcher.log", begin)) is not None and (failure is None or not failure.cause):
-        return NotSo(f"{killed}; see {logs}"), True
+        return RunFailed(f"{killed}; see {logs}"), True
     if failure is None:
-        return NotSo(f"the run ended with status {code} and no rank said why; see {logs}"), True
+        return RunFailed(f"the run ended with status {code} and no rank said why; see {logs}"), True
     if failure.exit_code == InputError.exit_code:
         return InputError(failure.message), False
-    return NotSo(failure.message), failure.curable
+    return RunFailed(failure.message), failure.curable
 
 
 def _killed(log: Path, begin: int) -> str | None:

@@ -9,8 +9,11 @@ import shutil
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from toolkit.errors import InputError
+from toolkit.recipe.earlier import read_earlier, recipe_version
+from toolkit.recipe.load import recipe_sha256
 from toolkit.recipe.resolve import Resolved
 
 _MARK = "recipe.json"
@@ -43,7 +46,11 @@ def claim_folder(resolved: Resolved, *, resume: bool) -> Callable[[], None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _hold(folder, resolved.source)
-        content = {"recipe_sha256": resolved.sha256, "recipe": resolved.recipe.model_dump(mode="json")}
+        content = {
+            "recipe_sha256": resolved.sha256,
+            "recipe_version": recipe_version(),
+            "recipe": resolved.recipe.model_dump(mode="json"),
+        }
         (folder / _MARK).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         undo()
@@ -106,11 +113,20 @@ def check_folder(resolved: Resolved, *, resume: bool) -> None:
             raise InputError(f"{where} holds other files; give an empty or a new folder")
         return
     try:
-        known = json.loads(mark.read_text(encoding="utf-8"))["recipe_sha256"]
-    except (OSError, ValueError, KeyError, TypeError):
+        content = json.loads(mark.read_text(encoding="utf-8"))
+        known = _sha256_today(content, mark)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise InputError(f"{where}: {mark} cannot be read; give a new folder") from None
     if known != resolved.sha256 and not resume:
         raise InputError(f"{where} holds a run of another recipe; give another folder, or --resume to go on with it")
+
+
+def _sha256_today(content: dict[str, Any], mark: Path) -> str:
+    """Of the recipe in a run's folder, as today's schema has it: with the defaults of keys that are new."""
+    try:
+        return recipe_sha256(read_earlier(content["recipe"], content.get("recipe_version", 0), mark))
+    except InputError:
+        return str(content["recipe_sha256"])  # written by a later version: not this recipe
 
 
 def _free_name(folder: Path) -> Path:

@@ -52,7 +52,7 @@ def training_args(resolved: Resolved) -> dict[str, Any]:
         # transformers 5.17 knows this name alone; later 5.x call it activation_checkpointing and take both.
         # With adapters under ZeRO-3 the Trainer's non-reentrant checkpoints end in a CheckpointError (peft 0.21.2,
         # deepspeed 0.19.8); elsewhere reentrant ones pass no gradient to an adapter.
-        reentrant = recipe.strategy.name == "zero3" and recipe.adapter is not None
+        reentrant = resolved.traits.reentrant_adapters and recipe.adapter is not None
         arguments |= {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": reentrant}}
     arguments |= {"max_steps": run.max_steps} if run.max_steps else {"num_train_epochs": run.epochs}
     return arguments

@@ -38,7 +38,7 @@ def add_adapter(model: nn.Module, resolved: Resolved) -> PeftModel:
             adapted = PeftModel.from_pretrained(model, adapter.path, is_trainable=True)
         else:
             adapted = get_peft_model(model, lora_config(adapter, resolved.recipe.model.task, _ties(model)))
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, TypeError) as error:
         raise InputError(f"{where}{'.path' if adapter.path else ''}: {str(error).splitlines()[0]}") from None
     if resolved.precision.mixed:
         _leave_inputs(adapted)

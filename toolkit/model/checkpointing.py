@@ -13,7 +13,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    _CachingTorchDispatchMode,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from toolkit.errors import InputError
 from toolkit.model.activation_offload import HostStore
@@ -72,7 +78,7 @@ def checkpoint_blocks(
         options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": True}
         if kind == "selective":
             _ignore_marks()
-            options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _keep_costly)
+            options["context_fn"] = keep_products
         block.forward = _Recomputed(block.forward, block, options, store)
 
 
@@ -83,6 +89,43 @@ def _ignore_marks() -> None:
 
     marks = torch.ops.profiler
     SAC_IGNORED_OPS.update({marks._record_function_enter_new.default, marks._record_function_exit._RecordFunction})
+
+
+def keep_products() -> tuple[contextlib.AbstractContextManager[Any], contextlib.AbstractContextManager[Any]]:
+    """The contexts of a block's forward and of its recomputation, for ``torch.utils.checkpoint``."""
+    caching, cached = create_selective_checkpoint_contexts(keep_costly)
+    return _KeptApart(keep_costly, caching.storage), cached
+
+
+class _KeptApart(_CachingTorchDispatchMode):
+    """Gives a kept product memory of its own before an operation changes it in place.
+
+    torch 2.13.0 notices such a change by a version counter that ``_unsafe_view`` does not share, and ``matmul`` ends in
+    one: after ``y = x @ w; y += b`` the sum is kept in place of the product, recomputation adds ``b`` again, and
+    gradients are wrong in silence. DeepSpeed 0.19.8's linear of ZeRO-3 does that for every layer with a bias
+    (runtime/zero/linear.py).
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        schema = getattr(func, "_schema", None)
+        if schema is not None and schema.is_mutable:
+            for kept in tree_leaves(self.storage):
+                value = getattr(kept, "val", None)
+                if isinstance(value, torch.Tensor) and any(_shares(value, x) for x in _changed(schema, args, kwargs)):
+                    kept.val = value.clone()
+                    kept.version = kept.val._version
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+def _changed(schema: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """The tensors that an operator of this schema changes."""
+    given = dict(zip([a.name for a in schema.arguments], args, strict=False)) | (kwargs or {})
+    written = [given.get(a.name) for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    return [x for x in tree_leaves(written) if isinstance(x, torch.Tensor)]
+
+
+def _shares(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.untyped_storage()._cdata == other.untyped_storage()._cdata
 
 
 class _Recomputed:
@@ -121,5 +164,6 @@ def host_stores(blocks: Sequence[tuple[str, nn.Module]]) -> list[HostStore]:
     return list({id(store): store for store in found if store is not None}.values())
 
 
-def _keep_costly(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+def keep_costly(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    """torch's policy for selective checkpointing: costly results are kept, all others computed again."""
     return CheckpointPolicy.MUST_SAVE if is_costly(op) else CheckpointPolicy.PREFER_RECOMPUTE

@@ -36,7 +36,7 @@ class Fp8Linear(nn.Linear):
         self.weight, self.bias = linear.weight, linear.bias
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        # Autocast on meta tensors is acted out for the CPU's, see toolkit/plan.
+        # Autocast on meta tensors is acted out for the CPU's, see toolkit/planning.
         kind = "cpu" if input.is_meta else input.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self.weight.dtype
         product: torch.Tensor = Fp8Product.apply(input.to(dtype), self.weight, self.weight.requires_grad)

@@ -10,6 +10,7 @@ from torch import nn
 
 from toolkit.errors import InputError
 from toolkit.model.nf4 import nf4_layers
+from toolkit.recipe.needs import why_no_tokenizer
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe, Task
 
@@ -27,6 +28,8 @@ def load_tokenizer(recipe: Recipe) -> PreTrainedTokenizerBase:
     """The recipe's tokenizer; raises InputError where there is none."""
     from transformers import AutoTokenizer
 
+    if (reason := why_no_tokenizer(recipe)) is not None:
+        raise InputError(f"tokenizer.path: {reason}")
     path = recipe.tokenizer.path or recipe.model.path
     try:
         return AutoTokenizer.from_pretrained(path, trust_remote_code=recipe.model.trust_remote_code)
@@ -59,9 +62,27 @@ def load_base(resolved: Resolved, pad_token_id: int | None = None) -> nn.Module:
             torch.manual_seed(resolved.recipe.run.seed)
             model = auto.from_config(config, dtype=torch.float32, **options).to(dtype)
     except (OSError, ValueError, ImportError) as error:
+        if (told := _attention_problem(error, resolved)) is not None:
+            raise InputError(told) from None
         raise InputError(f"model: {spec.path or spec.config}: {_first_line(error)}") from None
+    except Exception as error:  # a model's code checks its config in its own way, or not at all
+        if spec.path is not None:
+            raise
+        what = f"{type(error).__name__}: {_first_line(error)}"
+        raise InputError(f"{resolved.source}: model.config: {config.model_type} cannot be made of it: {what}") from None
     switch_off_cache(model)
     return model
+
+
+def _attention_problem(error: Exception, resolved: Resolved) -> str | None:
+    """Where transformers (5.23.0) says that a model has no such attention: the same in the recipe's words. Its own
+    message is about an argument of ``from_pretrained`` and asks for an issue on GitHub."""
+    if "attn_implementation" not in str(error) and "attention implementation" not in str(error):
+        return None
+    asked = resolved.recipe.model.attention
+    name = resolved.facts.model_type or "this model"
+    near = "; set model.attention: eager" if asked != "eager" else f": {_first_line(error)}"
+    return f"{resolved.source}: model.attention: {name} has no {asked} in the installed transformers{near}"
 
 
 def switch_off_cache(model: nn.Module) -> None:

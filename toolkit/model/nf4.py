@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,28 +17,37 @@ from torch import nn
 from torch.nn import functional
 
 from toolkit.errors import InputError
+from toolkit.model.nf4_pack import BLOCK, NESTED, packed_nf4
+from toolkit.model.nf4_shared import can_share, packed_by_all
 from toolkit.recipe.quantisable import why_no_quantiser
 from toolkit.recipe.resolve import Resolved
 
 # On a CPU 0.50.2 says, whenever it is imported (PEFT does, for every adapter), that an optional kernel is not there.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
-BLOCK, NESTED = 64, 256
-"""Weights that share a statistic; statistics that share one themselves (section 3 of the paper)."""
-
 
 class Nf4Linear(nn.Linear):
-    """A frozen linear layer whose weight is NF4 with double quantisation, packed in elements of ``storage``."""
+    """A frozen linear layer whose weight is NF4 with double quantisation, in elements of ``storage``. ``packed``: that
+    weight and its statistics, where they are there already."""
 
-    def __init__(self, linear: nn.Linear, storage: torch.dtype) -> None:
+    def __init__(
+        self,
+        linear: nn.Linear,
+        storage: torch.dtype,
+        packed: tuple[torch.Tensor, Any] | None = None,
+        *,
+        sizes_only: bool = False,
+    ) -> None:
+        """``sizes_only``: nothing is computed, as a plan has it, and bitsandbytes is not needed."""
         nn.Module.__init__(self)
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        packed, self.statistics = packed_nf4(linear.weight.detach(), storage)
-        self.weight = nn.Parameter(packed, requires_grad=False)
+        pack: Callable[..., tuple[torch.Tensor, Any]] = sized_nf4 if sizes_only else packed_nf4
+        weight, self.statistics = packed or pack(linear.weight.detach(), storage)
+        self.weight = nn.Parameter(weight, requires_grad=False)
         self.bias = linear.bias
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        # Autocast on meta tensors is acted out for the CPU's, see toolkit/plan.
+        # Autocast on meta tensors is acted out for the CPU's, see toolkit/planning.
         kind = "cpu" if input.is_meta else input.device.type
         if torch.is_autocast_enabled(kind):
             input = input.to(torch.get_autocast_dtype(kind))
@@ -46,6 +56,8 @@ class Nf4Linear(nn.Linear):
 
     def dequantised(self, dtype: torch.dtype) -> torch.Tensor:
         """The weight as it computes. The parameter must be whole just now, as it is within forward and backward."""
+        if isinstance(self.statistics, Sizes):
+            return self.statistics.dequantised().view(self.out_features, self.in_features).to(dtype)
         from bitsandbytes.functional import dequantize_4bit
 
         if self.statistics.absmax.device != self.weight.device:
@@ -93,30 +105,59 @@ class _Product(torch.autograd.Function):
         return grad.matmul(ctx.layer.dequantised(grad.dtype)), None
 
 
-def packed_nf4(weight: torch.Tensor, storage: torch.dtype) -> tuple[torch.Tensor, Any]:
-    """A weight in 4 bits and the statistics that unpack it, of blocks of 64, themselves in 8 bits by 256.
+@dataclass
+class Sizes:
+    """Statistics by size alone, under bitsandbytes' names; ``state2``: those of the statistics themselves."""
 
-    As one row: on a CPU with AVX-512, bitsandbytes 0.50.2 unpacks rows that are no multiple of 64 long with the sizes
-    of other blocks (40 % off where 9 % is right; rows of 32)."""
-    from bitsandbytes.functional import create_dynamic_map, name2qmap, quantize_4bit
+    dtype: torch.dtype
+    elements: int
+    absmax: torch.Tensor
+    code: torch.Tensor
+    offset: Any = None
+    state2: Any = None
 
-    if "dynamic" not in name2qmap:
-        # Kept for the process on the device of its first use: after a plan, on the meta device (bitsandbytes 0.50.2).
-        with torch.device("cpu"):
-            name2qmap["dynamic"] = create_dynamic_map()
-    row = weight.flatten()
-    return quantize_4bit(row, blocksize=BLOCK, compress_statistics=True, quant_type="nf4", quant_storage=storage)
+    def dequantised(self) -> torch.Tensor:
+        """As long as the weight, with what unpacking makes on its way there (bitsandbytes 0.50.2, dequantize_4bit:
+        the statistics as float32, then the weight)."""
+        absmax = torch.empty(self.absmax.shape, dtype=torch.float32, device=self.absmax.device)
+        absmax += self.offset
+        return torch.empty(self.elements, dtype=self.dtype, device=self.absmax.device)
 
 
-def quantise_base(model: nn.Module, linears: Mapping[str, nn.Linear], resolved: Resolved) -> None:
+def sized_nf4(weight: torch.Tensor, storage: torch.dtype) -> tuple[torch.Tensor, Sizes]:
+    """What `packed_nf4` gives, by size: two weights a byte, in elements of ``storage``; a byte for each ``BLOCK`` of
+    weights, a float32 for each ``NESTED`` of these."""
+    elements = weight.numel()
+    blocks = -(-elements // BLOCK)
+
+    def empty(length: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(length, dtype=dtype, device=weight.device)
+
+    packed = empty(-(-elements // (2 * storage.itemsize)), storage).view(-1, 1)
+    nested = Sizes(torch.float32, blocks, empty(-(-blocks // NESTED), torch.float32), empty(256, torch.float32))
+    offset = torch.empty((), dtype=torch.float32, device=weight.device)
+    sizes = Sizes(weight.dtype, elements, empty(blocks, torch.uint8), empty(16, torch.float32), offset, nested)
+    return packed, sizes
+
+
+def quantise_base(
+    model: nn.Module,
+    linears: Mapping[str, nn.Linear],
+    resolved: Resolved,
+    together: bool = False,
+    *,
+    sizes_only: bool = False,
+) -> None:
     """Put ``linears``, wherever they stand in ``model``, into 4 bits, in place and one after another.
 
     On the CPU whatever the device, so that a run, its export and `verify` have the same base to the bit; from the dtype
     that frozen weights have under the recipe's precision; and once adapters stand around them, which PEFT makes in
-    their dtype: they begin as LoRA's do. Raises InputError where bitsandbytes is not installed or nothing is given.
+    their dtype: they begin as LoRA's do. ``together``: all ranks call it, each packs a part of the layers and gets the
+    others'. ``sizes_only``: for a plan, see Nf4Linear. Raises InputError where bitsandbytes is needed and missing, or
+    no layer is given.
     """
     assert resolved.base_storage is not None
-    if (reason := why_no_quantiser()) is not None:
+    if not sizes_only and (reason := why_no_quantiser()) is not None:
         raise InputError(f"{resolved.source}: adapter.method: qlora {reason}")
     storage = getattr(torch, resolved.base_storage)
     if not linears:
@@ -124,12 +165,28 @@ def quantise_base(model: nn.Module, linears: Mapping[str, nn.Linear], resolved: 
             f"{resolved.source}: adapter.method: qlora quantises linear layers within the blocks, and "
             f"{type(model).__name__} has none; take lora"
         )
-    wanted = {id(linear) for linear in linears.values()}
-    for owner in list(model.modules()):
-        for name, child in list(owner.named_children()):
-            if id(child) in wanted:
-                setattr(owner, name, Nf4Linear(child, storage))  # type: ignore[arg-type]
-                child.weight = None  # type: ignore[assignment]  # whoever still has the layer keeps no plain weight
+    places = _places(model, linears.values())
+    for linear, packed in _packings(list(linears.values()), storage, together):
+        layer = Nf4Linear(linear, storage, packed, sizes_only=sizes_only)
+        for owner, name in places[linear]:
+            setattr(owner, name, layer)
+        linear.weight = None  # type: ignore[assignment]  # whoever still has the layer keeps no plain weight
+
+
+def _packings(linears: list[nn.Linear], storage: torch.dtype, together: bool) -> Iterable[tuple[nn.Linear, Any]]:
+    if together and can_share():
+        return packed_by_all(linears, storage)
+    return ((linear, None) for linear in linears)
+
+
+def _places(model: nn.Module, linears: Iterable[nn.Linear]) -> dict[nn.Linear, list[tuple[nn.Module, str]]]:
+    """Where each layer stands: its owners, which adapters may have become, and its name there."""
+    places: dict[nn.Linear, list[tuple[nn.Module, str]]] = {linear: [] for linear in linears}
+    for owner in model.modules():
+        for name, child in owner.named_children():
+            if isinstance(child, nn.Linear) and child in places:
+                places[child].append((owner, name))
+    return places
 
 
 def dequantise_base(model: nn.Module) -> None:

@@ -7,23 +7,15 @@ import os
 import shutil
 
 from toolkit.recipe.schema import Recipe
+from toolkit.recipe.traits import Traits
 
 
-def why_not_compilable(recipe: Recipe, blocks: tuple[str, ...]) -> str | None:
+def why_not_compilable(recipe: Recipe, blocks: tuple[str, ...], traits: Traits) -> str | None:
     """The reason why ``compile: true`` cannot be had with this recipe and what can, or None."""
     if not blocks:
         return "compiles a model's blocks, and which modules those are is not known; name their class in strategy.wrap"
-    if recipe.strategy.name == "zero3":
-        return (
-            "cannot go with zero3, which gathers the weights of each layer from within a block, where compiled code "
-            "has no place for it; fsdp2 shards as much, and bears it"
-        )
-    if recipe.strategy.name == "fsdp1":
-        # InternalTorchDynamoError: «attempting to assign a gradient of size» other than the tensor's (torch 2.13.0).
-        return (
-            "cannot go with fsdp1, whose weights are views of a flat parameter that torch cannot capture once there "
-            "is a gradient; fsdp2 bears it"
-        )
+    if traits.why_no_compile is not None:
+        return traits.why_no_compile
     if recipe.activation_checkpointing == "selective":
         return (
             "chooses itself what a block keeps and what it computes again (the cheap, where that saves memory); set "

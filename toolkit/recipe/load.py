@@ -29,6 +29,30 @@ def load_recipe(file: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     return validate(document)
 
 
+def recipe_from(recipe: str | Path | Recipe, overrides: Sequence[str] = ()) -> Recipe:
+    """A recipe from a file or from an object, with ``section.key=value`` overrides applied; raises InputError."""
+    if not isinstance(recipe, Recipe):
+        return load_recipe(recipe, overrides)
+    if not overrides:
+        return recipe
+    document = parse(json.dumps(recipe.model_dump(mode="json", exclude_unset=True)), "recipe")
+    apply_overrides(document, overrides)
+    return validate(document)
+
+
+def source_of(recipe: str | Path | Recipe) -> str:
+    """What messages call a recipe: its file, or «recipe» for an object."""
+    return "recipe" if isinstance(recipe, Recipe) else str(recipe)
+
+
+def recipe_yaml(recipe: Recipe) -> str:
+    """A recipe as the text of a file: what was set, without defaults."""
+    import yaml
+
+    values = recipe.model_dump(mode="json", exclude_unset=True)
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+
+
 def validate(document: Document) -> Recipe:
     """Check a parsed document against the schema; raises InputError with all its mistakes."""
     try:

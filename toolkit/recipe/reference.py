@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from toolkit.recipe.schema import Recipe
+from toolkit.recipe.strategy_names import list_names, strategy_names
 
 _HEAD = """\
 # The recipe
@@ -44,7 +45,8 @@ def _table(fields: list[tuple[str, Any]]) -> str:
     rows = ["| key | type | default | |", "| --- | --- | --- | --- |"]
     for name, field in fields:
         default = "required" if field.default is PydanticUndefined else f"`{_shown(field.default)}`"
-        rows.append(f"| `{name}` | {_type(field.annotation)} | {default} | {field.description or ''} |")
+        shown = " \\| ".join(strategy_names()) if field.json_schema_extra is list_names else _type(field.annotation)
+        rows.append(f"| `{name}` | {shown} | {default} | {field.description or ''} |")
     return "\n".join(rows) + "\n"
 
 

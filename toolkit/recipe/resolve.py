@@ -14,9 +14,11 @@ from toolkit.recipe.fp8able import why_not_fp8
 from toolkit.recipe.fusable import why_not_fusable
 from toolkit.recipe.load import recipe_sha256
 from toolkit.recipe.model_facts import ModelFacts, block_classes, model_facts
+from toolkit.recipe.needs import cpus_per_node, why_no_tokenizer
 from toolkit.recipe.packable import why_not_packable
 from toolkit.recipe.quantisable import why_not_quantisable
 from toolkit.recipe.schema import Batch, PrecisionName, Recipe
+from toolkit.recipe.traits import Traits
 
 
 @dataclass(frozen=True)
@@ -52,10 +54,6 @@ PRECISIONS: dict[PrecisionName, Precision] = {
 }
 
 
-SPLIT_WEIGHTS = ("zero3", "fsdp1", "fsdp2")
-"""Strategies that keep a part of each weight on each rank."""
-
-
 @dataclass
 class Decisions:
     """Collects decisions while a recipe is resolved."""
@@ -77,7 +75,12 @@ class Resolved:
     sha256: str
     facts: ModelFacts
     device: str
+    traits: Traits
+    """Of the strategy."""
     world_size: int
+    """Processes, over all nodes."""
+    data_size: int
+    """Data-parallel size: parts that a window's samples are divided into; a divisor of ``world_size``."""
     micro_size: int
     accumulation: int
     global_size: int
@@ -95,6 +98,15 @@ class Resolved:
     base_storage: str | None = None
     """``adapter.method: qlora``: the dtype whose elements the base's 4-bit weights are packed in; None without."""
 
+    @property
+    def ranks_per_part(self) -> int:
+        """Ranks that get the same samples: 1 where every rank is a data-parallel rank of its own."""
+        return self.world_size // self.data_size
+
+    def data_rank(self, rank: int) -> int:
+        """The data-parallel rank, from 0 to ``data_size`` - 1, of a process."""
+        return rank // self.ranks_per_part
+
     def warmup(self, total_steps: int) -> int:
         """Warm-up in optimizer steps for a run of ``total_steps``; a share is rounded up, as transformers does."""
         if self.warmup_steps is not None:
@@ -102,14 +114,21 @@ class Resolved:
         return math.ceil((self.recipe.schedule.warmup_ratio or 0.0) * total_steps)
 
 
-def resolve_values(recipe: Recipe, source: str, decide: Decisions, *, device: str | None = None) -> Resolved:
-    """Decide all that does not depend on the strategy's kind; raises InputError with every contradiction.
+def resolve_values(
+    recipe: Recipe, source: str, decide: Decisions, traits: Traits, data_size: int, *, device: str | None = None
+) -> Resolved:
+    """Decide all that is not the strategy's own; raises InputError with every contradiction.
 
-    ``device`` stands in for what this machine has (tests, planning for another machine).
+    ``data_size``: data-parallel size. ``device`` stands in for what this machine has (tests, planning for another
+    machine).
     """
-    problems = [*_contradictions(recipe)]
+    problems = [*_contradictions(recipe, traits)]
     world_size = recipe.machine.processes * recipe.machine.nodes
-    micro, accumulation, global_size = _batch(recipe.batch, world_size, decide, problems)
+    if world_size % data_size:
+        problems.append(
+            f"machine.processes: {world_size} processes cannot be divided into {data_size} data-parallel ranks"
+        )
+    micro, accumulation, global_size = _batch(recipe.batch, data_size, decide, problems)
     if problems:
         raise InputError(*(f"{source}: {problem}" for problem in problems))
     facts = model_facts(recipe.model)
@@ -140,7 +159,7 @@ def resolve_values(recipe: Recipe, source: str, decide: Decisions, *, device: st
             "host's memory is all there is; set it to false, or machine.device: cuda"
         )
     blocks = _blocks(recipe, facts, decide)
-    if recipe.compile and (reason := why_not_compilable(recipe, blocks)):
+    if recipe.compile and (reason := why_not_compilable(recipe, blocks, traits)):
         raise InputError(f"{source}: compile: {reason}; or set compile: false")
     if recipe.compile:
         decide("compile", ", ".join(blocks), "each block apart; training_args.json cannot say it: its own is the whole")
@@ -148,15 +167,20 @@ def resolve_values(recipe: Recipe, source: str, decide: Decisions, *, device: st
         raise InputError(f"{source}: fp8: {reason}, or set fp8: false")
     if recipe.fp8:
         decide("fp8", "e4m3, gradients e5m2", "a scale per tensor, each time anew; training_args.json cannot say it")
+    if (reason := why_no_tokenizer(recipe)) is not None:
+        decide("tokenizer.path", None, f"{reason} before it trains")
     clip = recipe.optimizer.max_grad_norm or 0.0
     decide("max_grad_norm", clip, "written into every file: engines left alone clip at their own default, 1.0")
+    _cores(recipe, decide)
     return Resolved(
         recipe=recipe,
         source=source,
         sha256=recipe_sha256(recipe),
         facts=facts,
         device=device,
+        traits=traits,
         world_size=decide("world_size", world_size, "machine.processes x machine.nodes"),
+        data_size=data_size,
         micro_size=micro,
         accumulation=accumulation,
         global_size=global_size,
@@ -165,11 +189,11 @@ def resolve_values(recipe: Recipe, source: str, decide: Decisions, *, device: st
         blocks=blocks,
         warmup_steps=_warmup(recipe, decide),
         loss_kernel=_loss_kernel(recipe, device, decide),
-        base_storage=_base_storage(recipe, precision, decide),
+        base_storage=_base_storage(recipe, precision, traits, decide),
     )
 
 
-def _contradictions(recipe: Recipe) -> list[str]:
+def _contradictions(recipe: Recipe, traits: Traits) -> list[str]:
     found = []
     if recipe.run.max_steps is None and recipe.run.epochs is None:
         found.append("run: give max_steps or epochs")
@@ -191,18 +215,17 @@ def _contradictions(recipe: Recipe) -> list[str]:
         found.append("data.format: sequence-classification reads text, with a label beside it")
     if recipe.run.eval_every and recipe.data.eval is None:
         found.append("run.eval_every: there is no data.eval to evaluate on; give it, or set eval_every: 0")
-    if recipe.model.config is not None and recipe.tokenizer.path is None:
-        found.append("tokenizer.path: model.config has no tokenizer of its own; name one")
     if recipe.activation_offload and recipe.activation_checkpointing != "full":
         found.append(
             "activation_offload: moves what checkpointed blocks keep; set activation_checkpointing: full "
             f"(it is {recipe.activation_checkpointing})"
         )
-    if recipe.strategy.name == "single" and recipe.machine.processes * recipe.machine.nodes > 1:
-        found.append("strategy.name: single runs in one process; set machine.processes: 1, or use ddp")
+    if not traits.distributed and recipe.machine.processes * recipe.machine.nodes > 1:
+        name = recipe.strategy.name
+        found.append(f"strategy.name: {name} runs in one process; set machine.processes: 1, or use ddp")
     if recipe.optimizer.name == "adamw8bit" and recipe.optimizer.kernel != "fused":
         found.append("optimizer.kernel: adamw8bit has steps of its own; leave kernel out")
-    if recipe.optimizer.name == "adamw8bit" and recipe.strategy.name.startswith("zero"):
+    if recipe.optimizer.name == "adamw8bit" and not traits.torch_optimizer:
         found.append(
             f"optimizer.name: under {recipe.strategy.name} DeepSpeed finds a weight's moments as a stretch of one flat "
             "tensor, which 8-bit codes with their scales are not; use fsdp2 (as zero3), or ddp"
@@ -210,22 +233,22 @@ def _contradictions(recipe: Recipe) -> list[str]:
     return found
 
 
-def _batch(batch: Batch, world_size: int, decide: Decisions, problems: list[str]) -> tuple[int, int, int]:
+def _batch(batch: Batch, data_size: int, decide: Decisions, problems: list[str]) -> tuple[int, int, int]:
     micro, accumulation, total = batch.micro_size, batch.accumulation, batch.global_size
     product = "micro_size x accumulation x processes"
     if total is None:
         micro = micro or decide("batch.micro_size", 1, "not given")
         accumulation = accumulation or decide("batch.accumulation", 1, "not given")
-        total = decide("batch.global_size", micro * accumulation * world_size, product)
+        total = decide("batch.global_size", micro * accumulation * data_size, product)
     elif micro and accumulation:
-        if micro * accumulation * world_size != total:
-            got = f"{micro} x {accumulation} x {world_size} = {micro * accumulation * world_size}"
+        if micro * accumulation * data_size != total:
+            got = f"{micro} x {accumulation} x {data_size} = {micro * accumulation * data_size}"
             problems.append(f"batch: global_size is {total}, but {product} = {got}; leave one of the three out")
     else:
         given = micro or accumulation or 1
-        if total % (given * world_size):
-            problems.append(f"batch.global_size: {total} is not a multiple of {given} x {world_size} processes")
-        other = max(1, total // (given * world_size))
+        if total % (given * data_size):
+            problems.append(f"batch.global_size: {total} is not a multiple of {given} x {data_size} processes")
+        other = max(1, total // (given * data_size))
         if accumulation:
             micro = decide("batch.micro_size", other, "global_size / (accumulation x processes)")
         else:
@@ -244,6 +267,16 @@ def _device(recipe: Recipe, decide: Decisions) -> str:
     return decide("machine.device", "cuda" if count else "cpu", f"auto: this machine has {count} NVIDIA GPUs")
 
 
+def _cores(recipe: Recipe, decide: Decisions) -> None:
+    processes = recipe.machine.processes
+    share = "the node's cores" + (f" / {processes}" if processes > 1 else "")
+    why = "OMP_NUM_THREADS of each process, counted where it runs unless it is set there; accelerate alone sets 1"
+    decide("launch.threads", share, why)
+    if recipe.machine.nodes > 1:
+        why = "slurm.sbatch: a core for each process and each data worker; sbatch --cpus-per-task=N asks for more"
+        decide("launch.cpus_per_task", cpus_per_node(recipe), why)
+
+
 def _loss_kernel(recipe: Recipe, device: str, decide: Decisions) -> str:
     if recipe.loss == "plain":
         return "plain"
@@ -252,11 +285,11 @@ def _loss_kernel(recipe: Recipe, device: str, decide: Decisions) -> str:
     return decide("loss.kernel", "chunked", "on a GPU, liger_kernel's is taken where it is installed")
 
 
-def _base_storage(recipe: Recipe, precision: Precision, decide: Decisions) -> str | None:
+def _base_storage(recipe: Recipe, precision: Precision, traits: Traits, decide: Decisions) -> str | None:
     if recipe.adapter is None or recipe.adapter.method != "qlora":
         return None
     decide("adapter.base", "nf4, doubly quantised", "the Trainer's arguments cannot say it: BitsAndBytesConfig does")
-    if recipe.strategy.name in SPLIT_WEIGHTS:
+    if "weights" in traits.shards:
         # FSDP flattens, or casts to the compute dtype, all that shares a unit.
         why = f"{recipe.strategy.name} splits it with the other frozen weights, of one dtype"
         return decide("adapter.base_storage", precision.frozen, why)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-StrategyName = Literal["single", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2"]
+from toolkit.recipe.strategy_names import known_strategy, list_names
+
 Task = Literal["causal-lm", "seq2seq-lm", "sequence-classification"]
 PrecisionName = Literal["fp32", "bf16", "fp16", "bf16-pure"]
 CheckpointingName = Literal["none", "full", "selective"]
@@ -119,7 +120,9 @@ class Schedule(Section):
 
 
 class Strategy(Section):
-    name: StrategyName = Field("single", description="how the training state is spread over the processes")
+    name: Annotated[str, AfterValidator(known_strategy)] = Field(
+        "single", description="how the training state is distributed over the processes", json_schema_extra=list_names
+    )
     offload: Literal["none", "optimizer", "all"] = Field("none", description="what lives in host memory")
     reshard_after_forward: bool = Field(
         True,

@@ -8,12 +8,16 @@ from typing import Any
 
 from toolkit.errors import InputError
 from toolkit.machine import cuda_device_count
+from toolkit.recipe import json_schema
 from toolkit.recipe.load import load_recipe, validate
 from toolkit.recipe.positions import parse
 
 
 def init_command(output: str, answers: dict[str, Any], force: bool) -> None:
-    """Write a recipe to ``output``; raises InputError where it is there already or an answer cannot be used."""
+    """Write a recipe to ``output`` and its JSON schema beside it.
+
+    Raises InputError where the recipe exists already or an answer cannot be used; nothing is written then.
+    """
     target = Path(output)
     if target.exists() and not force:
         raise InputError(f"{output}: is there already; --force overwrites it, -o names another")
@@ -21,12 +25,14 @@ def init_command(output: str, answers: dict[str, Any], force: bool) -> None:
         _ask(answers)
     text = starter(answers)
     validate(parse(text, output))
+    schema = target.parent / json_schema.FILE_NAME
+    json_schema.write_schema(schema, force=force)
     try:
         target.write_text(text, encoding="utf-8")
     except OSError as error:
         raise InputError(f"{output}: {error.strerror}") from None
     load_recipe(output)
-    print(f"wrote {output}\nnext: toolkit train {output}")
+    print(f"wrote {output} and {schema}\nnext: toolkit train {output}")
 
 
 _QUESTIONS = (
@@ -59,7 +65,7 @@ def starter(answers: dict[str, Any]) -> str:
     )
     lr = "2.0e-4" if lora else "2.0e-5"
     return f"""\
-# toolkit train {{this file}} · toolkit config {{this file}} -o launch --explain
+{json_schema.COMMENT}# toolkit train {{this file}} · toolkit config {{this file}} -o launch --explain
 model:
   path: {_text(answers["model"] or "meta-llama/Llama-3.2-1B")}     # hub id or folder
   task: causal-lm                     # causal-lm | seq2seq-lm | sequence-classification

@@ -6,7 +6,7 @@ samples, and nothing of the strategies, of accelerate or of DeepSpeed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -142,16 +142,3 @@ class PlainLoop:
     def _autocast(self) -> torch.autocast:
         device = next(self.model.parameters()).device.type
         return torch.autocast(device, dtype=self.compute_dtype, enabled=self.compute == "autocast")
-
-
-def train_plainly(
-    loop: PlainLoop, steps: Iterable[Window], learning_rate: Callable[[int], float]
-) -> list[tuple[float, float]]:
-    """Run ``loop`` over windows; returns each step's mean loss and gradient norm before clipping."""
-    loop.model.train()
-    told = []
-    for step, window in enumerate(steps):
-        losses = loop.backward(step, window)
-        loop.update(learning_rate(step))
-        told.append((sum(losses) / max(1, sum(micro.supervised for _, micro in window)), loop.norm))
-    return told

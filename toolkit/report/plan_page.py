@@ -6,11 +6,12 @@ import html
 from collections.abc import Sequence
 from typing import Any
 
-from toolkit.plan.candidate import Candidate
-from toolkit.plan.hardware import GIB
-from toolkit.plan.memory import TERMS
-from toolkit.plan.screen import best_of_each
-from toolkit.plan.search import Search
+from toolkit.planning.candidate import Candidate
+from toolkit.planning.choice import EQUAL, why_chosen
+from toolkit.planning.hardware import GIB
+from toolkit.planning.memory import TERMS
+from toolkit.planning.screen import best_of_each
+from toolkit.planning.search import Search
 from toolkit.report.step_picture import COLOURS, NAMES, step_pictured
 from toolkit.report.style import BARS, STYLE
 
@@ -30,6 +31,7 @@ def plan_page(
     recipe = search.asked.recipe
     name = html.escape(str(recipe.model.path or (recipe.model.config or {}).get("model_type", "model")))
     tone, verdict = ("good", "fits") if asked.fits else ("bad", "does not fit")
+    why = "" if chosen is None else why_chosen(candidates, chosen)
     pictured = [asked] if chosen is None or chosen is asked else [asked, chosen]
     return "\n".join([
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
@@ -37,13 +39,13 @@ def plan_page(
         f"<title>plan of {name}: {verdict}</title><style>{_STYLE}</style></head><body>",
         f"<h1>{name}, {html.escape(asked.label)}: <span class='{tone}'>{verdict}</span></h1>",
         f"<p class='soft'>{html.escape(_facts(search))}</p>",
-        *_advice(asked, chosen, change),
+        *_advice(asked, chosen, why, change),
         "<h2>Memory of one device, by strategy</h2>",
-        _bars(best_of_each(candidates, chosen), chosen, search),
+        _bars(best_of_each(candidates, chosen), chosen, why, search),
         _key(with_reserve=True),
-        *(part for one in pictured for part in step_pictured(one, search, one is chosen)),
+        *(part for one in pictured for part in step_pictured(one, search, why if one is chosen else "as asked")),
         "<h2>Every way that was weighed</h2>",
-        _table(candidates, chosen),
+        _table(candidates, chosen, why),
         *(["<h2>On paper, on more devices</h2>", _scale(scaled)] if scaled else []),
         "<h2>What is assumed</h2>",
         "<ul>" + "".join(f"<li>{html.escape(line)}</li>" for line in assumptions) + "</ul>",
@@ -61,7 +63,7 @@ def _facts(search: Search) -> str:
     )
 
 
-def _advice(asked: Candidate, chosen: Candidate | None, change: str | None) -> list[str]:
+def _advice(asked: Candidate, chosen: Candidate | None, why: str, change: str | None) -> list[str]:
     told = []
     if not asked.fits:
         told.append(f"<p class='bad'>{html.escape(asked.label)}: {html.escape(asked.reason)}</p>")
@@ -69,7 +71,7 @@ def _advice(asked: Candidate, chosen: Candidate | None, change: str | None) -> l
             "No other strategy, size, length or adapter makes it fit.")  # fmt: skip
         told.append(f"<p>{how}</p>")
     if chosen is not None and chosen is not asked:
-        told.append(f"<p>Fastest that fits: <b>{html.escape(chosen.label)}</b>{_rate(chosen)}</p>")
+        told.append(f"<p>{why[0].upper()}{why[1:]}: <b>{html.escape(chosen.label)}</b>{_rate(chosen)}</p>")
     return told
 
 
@@ -80,7 +82,7 @@ def _rate(candidate: Candidate) -> str:
     return f", {candidate.seconds.total:.2f} s a step, {tokens / candidate.seconds.total:,.0f} tokens a second"
 
 
-def _bars(shown: Sequence[Candidate], chosen: Candidate | None, search: Search) -> str:
+def _bars(shown: Sequence[Candidate], chosen: Candidate | None, why: str, search: Search) -> str:
     """One bar a strategy, all on one scale: up to half more than the device, so that what is far too large does not
     press the rest together."""
     capacity = search.device.bytes
@@ -100,7 +102,7 @@ def _bars(shown: Sequence[Candidate], chosen: Candidate | None, search: Search) 
                     f"background:{COLOURS[term]}' title='{NAMES[term]}: {size / GIB:.2f} GiB'></span>"
                 )
             left += size
-        notes = [*(["fastest that fits"] if candidate is chosen else []), *(["asked"] if candidate.asked else [])]
+        notes = [*([why] if candidate is chosen else []), *(["asked"] if candidate.asked else [])]
         note = f" <span class='soft'>{', '.join(notes)}</span>" if notes else ""
         tone = "" if candidate.fits else " bad"
         mark = "" if candidate.fits else "✗ "
@@ -119,7 +121,14 @@ def _key(with_reserve: bool) -> str:
     return f"<div class='key'>{keys}{lines}</div>"
 
 
-def _table(candidates: Sequence[Candidate], chosen: Candidate | None) -> str:
+def _why_not(candidate: Candidate, chosen: Candidate | None) -> str:
+    """Of one that fits."""
+    if candidate.seconds is None or chosen is None or chosen.seconds is None:
+        return "fits; times are not known"
+    return "as fast" if candidate.seconds.total <= chosen.seconds.total * (1 + EQUAL) else "slower"
+
+
+def _table(candidates: Sequence[Candidate], chosen: Candidate | None, chosen_for: str) -> str:
     head = "".join(
         f"<th class='n'>{name}</th>"
         for name in ("GiB", "host", "host, loading", "s a step", "computing", "update", "waiting for links", "offload")
@@ -131,9 +140,7 @@ def _table(candidates: Sequence[Candidate], chosen: Candidate | None) -> str:
             seconds.total, seconds.compute, seconds.optimizer, seconds.exposed, seconds.offload]  # fmt: skip
         sizes = [f"{size / GIB:.1f}" for size in (c.peak, c.host, c.host_loading)]
         numbers = [*sizes, *("–" if p is None else f"{p:.3f}" for p in parts)]
-        why = "<span class='good'>the fastest that fits</span>" if c is chosen else html.escape(c.reason) or "slower"
-        if c.fits and c.seconds is None and c is not chosen:
-            why = "fits; times are not known"
+        why = f"<span class='good'>{chosen_for}</span>" if c is chosen else html.escape(c.reason) or _why_not(c, chosen)
         cells = "".join(f"<td class='n'>{n}</td>" for n in numbers)
         asked = " <span class='soft'>asked</span>" if c.asked else ""
         if c.unmeasured:
@@ -143,7 +150,8 @@ def _table(candidates: Sequence[Candidate], chosen: Candidate | None) -> str:
 
 
 def _scale(rows: Sequence[dict[str, Any]]) -> str:
-    names = list(dict.fromkeys(row["strategy"] for row in rows if row["strategy"] != "single"))
+    names = list(dict.fromkeys(row["strategy"] for row in rows if row["devices"] > 1))
+    alone = {row["devices"]: row for row in rows if row["devices"] == 1}
     by_place = {(row["devices"], row["strategy"]): row for row in rows}
     told = ["<p class='soft'>GiB on each device, and the share of a step that waits for links, with the asked "
             "micro-batch on every device.</p><div class='wide'><table><tr><th class='n'>devices</th>",
@@ -151,7 +159,7 @@ def _scale(rows: Sequence[dict[str, Any]]) -> str:
     for count in dict.fromkeys(row["devices"] for row in rows):
         cells = []
         for name in names:
-            row = by_place.get((count, name)) or (by_place.get((count, "single")) if count == 1 else None)
+            row = by_place.get((count, name)) or alone.get(count)
             if row is None:
                 cells.append("<td class='n'>–</td>")
                 continue

@@ -7,11 +7,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from toolkit.plan.candidate import Candidate
-from toolkit.plan.hardware import GIB
-from toolkit.plan.memory import TERMS
-from toolkit.plan.search import Search
-from toolkit.plan.time import flops
+from toolkit.planning.candidate import Candidate
+from toolkit.planning.hardware import GIB
+from toolkit.planning.memory import TERMS
+from toolkit.planning.search import Search
+from toolkit.planning.time import flops
 from toolkit.report.style import PALETTE
 
 COLOURS = dict(zip((*TERMS, "reserve"), PALETTE, strict=True))
@@ -22,7 +22,7 @@ NAMES = {
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 1000, 260, 52, 22, 10
 
 
-def step_pictured(candidate: Candidate, search: Search, is_chosen: bool) -> list[str]:
+def step_pictured(candidate: Candidate, search: Search, which: str) -> list[str]:
     """Stacked areas over the time of one step."""
     line = candidate.memory.line
     times = _times(candidate, search)
@@ -59,7 +59,6 @@ def step_pictured(candidate: Candidate, search: Search, is_chosen: bool) -> list
             f"<text x='{_WIDTH - 6}' y='{at - 5:.1f}' text-anchor='end' style='fill:var(--ink);paint-order:stroke;"
             f"stroke:var(--paper);stroke-width:3px'>{told}</text>"
         )
-    which = "the fastest that fits" if is_chosen else "as asked"
     return [
         f"<h2>One step of {html.escape(candidate.label)}, {which}</h2>",
         f"<p class='soft'>GiB alive in the last micro-batch and the update, as long as their computing takes; the "

@@ -7,10 +7,10 @@ import math
 from collections.abc import Sequence
 
 from toolkit.report.style import STYLE
-from toolkit.verify.measure import Measure, Stage
-from toolkit.verify.outcome import Outcome
-from toolkit.verify.passes import Pass
-from toolkit.verify.screen import deviation_line
+from toolkit.verification.measure import Measure, Stage
+from toolkit.verification.outcome import Outcome
+from toolkit.verification.passes import Pass
+from toolkit.verification.screen import deviation_line
 
 _STYLE = (
     STYLE

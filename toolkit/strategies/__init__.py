@@ -1,34 +1,36 @@
-"""The strategies, found by name: every module beside this one that defines Strategy classes."""
+"""The strategies by name, and ``resolve``: a recipe with every derived value decided."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import importlib
-import pkgutil
+from collections.abc import Callable
 
 from toolkit.recipe.resolve import Decisions, Resolved, resolve_values
 from toolkit.recipe.schema import Recipe
+from toolkit.recipe.strategy_names import REGISTERED, strategy_class, strategy_names
 from toolkit.strategies.base import Strategy
 
 
-@functools.cache
 def strategies() -> dict[str, Strategy]:
-    """Every strategy by name."""
-    found: dict[str, Strategy] = {}
-    for module in pkgutil.iter_modules(__path__):
-        if module.ispkg or module.name == "base":
-            continue
-        members = vars(importlib.import_module(f"{__name__}.{module.name}")).values()
-        for member in members:
-            if isinstance(member, type) and issubclass(member, Strategy) and "name" in vars(member):
-                found[member.name] = member()
-    return found
+    """Every strategy by name, the simplest first."""
+    return {name: REGISTERED[name]() for name in strategy_names()}
+
+
+def strategy_named(name: str) -> Strategy:
+    """The strategy that a valid recipe names."""
+    kind = strategy_class(name)
+    assert kind is not None, name
+    return kind()
 
 
 def strategy_of(resolved: Resolved) -> Strategy:
     """The strategy that a resolved recipe names."""
-    return strategies()[resolved.recipe.strategy.name]
+    return strategy_named(resolved.recipe.strategy.name)
+
+
+def simplest(wanted: Callable[[Strategy], bool]) -> str:
+    """The name of the strategy with the least precedence of those ``wanted``."""
+    return min(filter(wanted, strategies().values()), key=lambda strategy: strategy.traits.precedence).name
 
 
 def resolve(recipe: Recipe, source: str = "recipe", *, device: str | None = None) -> Resolved:
@@ -37,8 +39,8 @@ def resolve(recipe: Recipe, source: str = "recipe", *, device: str | None = None
     Raises InputError for every contradiction and for what the strategy cannot do.
     """
     decide = Decisions()
-    resolved = resolve_values(recipe, source, decide, device=device)
-    strategy = strategy_of(resolved)
+    strategy = strategy_named(recipe.strategy.name)
+    resolved = resolve_values(recipe, source, decide, strategy.traits, strategy.data_size(recipe), device=device)
     strategy.check(resolved)
     settings = strategy.settings(resolved, decide)
     return dataclasses.replace(resolved, settings=settings, decisions=tuple(decide.made))

@@ -1,4 +1,5 @@
-"""What a strategy answers: its derived values, its part of the launch files, and the engine that trains with it.
+"""What a strategy answers: its traits, its derived values, its part of the launch files, what it sends, and the engine
+that trains with it.
 
 Nothing here imports torch; ``engine`` names the module that does, loaded when a run starts.
 """
@@ -11,34 +12,53 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from toolkit.errors import InputError
 from toolkit.recipe.resolve import Decisions, Resolved
+from toolkit.recipe.schema import Recipe
+from toolkit.recipe.strategy_names import REGISTERED, register
+from toolkit.recipe.traits import Traits
 
 if TYPE_CHECKING:
     from toolkit.strategies.engines.base import Engine
-    from toolkit.strategies.ledgers.base import Ledger
+    from toolkit.strategies.memory.base import Holdings, MemoryModel
+    from toolkit.strategies.traffic import Traffic
 
 
 class Strategy:
-    """One way to spread the training state. Subclasses are found by their ``name``."""
+    """One way to distribute the training state. A subclass with a ``name`` registers itself."""
 
     name: ClassVar[str]
     title: ClassVar[str]
     """One line for people: what is spread."""
     distributed_type: ClassVar[str]
     """accelerate's DistributedType, as its YAML writes it."""
+    traits: ClassVar[Traits]
     offloads: ClassVar[tuple[str, ...]] = ("none",)
     engine: ClassVar[str]
     """``module:class`` of the engine."""
-    ledger: ClassVar[str]
-    """``module:class`` of the ledger, which says what the strategy keeps in memory."""
+    memory: ClassVar[str]
+    """``module:class`` of the memory model: the bytes that the strategy keeps on a device."""
+
+    def __init_subclass__(cls) -> None:
+        if "name" in vars(cls):
+            register(cls.name, cls)
+
+    def data_size(self, recipe: Recipe) -> int:
+        """Data-parallel size: into how many parts a window's samples are divided. Where it is less than the number of
+        processes, consecutive ranks share a part: each of them gets the same samples."""
+        return recipe.machine.processes * recipe.machine.nodes
+
+    def traffic(self, resolved: Resolved, holdings: Holdings) -> Traffic:
+        """What a rank sends in one step."""
+        raise NotImplementedError
 
     def check(self, resolved: Resolved) -> None:
         """Refuse what this strategy cannot do; raises InputError."""
         offload = resolved.recipe.strategy.offload
         if offload not in self.offloads:
             can = ", ".join(self.offloads)
+            others = [name for name, other in REGISTERED.items() if offload in other.offloads]
             raise InputError(
                 f"{resolved.source}: strategy.offload: {self.name} cannot offload {offload!r}; it can: {can}"
-                + ("" if len(self.offloads) > 1 else " (zero1, zero2 and zero3 offload the optimizer)")
+                + (f" ({', '.join(others)} can offload {offload!r})" if others else "")
             )
 
     def settings(self, resolved: Resolved, decide: Decisions) -> Any:
@@ -58,7 +78,7 @@ class Strategy:
         module, _, name = self.engine.partition(":")
         return getattr(importlib.import_module(module), name)
 
-    def ledger_class(self) -> type[Ledger]:
+    def memory_model(self) -> type[MemoryModel]:
         """The class that says what this strategy keeps in memory; imports nothing heavy."""
-        module, _, name = self.ledger.partition(":")
+        module, _, name = self.memory.partition(":")
         return getattr(importlib.import_module(module), name)

@@ -8,7 +8,10 @@ from typing import Any
 
 from toolkit.errors import InputError
 from toolkit.recipe.resolve import Decisions, Resolved
+from toolkit.recipe.traits import Traits
 from toolkit.strategies.base import Strategy
+from toolkit.strategies.memory.base import Holdings
+from toolkit.strategies.traffic import Traffic, sharded_traffic
 
 
 @dataclass(frozen=True)
@@ -80,13 +83,34 @@ class _Fsdp(Strategy):
             fsdp["fsdp_reshard_after_forward"] = settings.reshard
         return {"fsdp_config": fsdp}
 
+    def traffic(self, resolved: Resolved, holdings: Holdings) -> Traffic:
+        return sharded_traffic(resolved, holdings)
+
+
+_FSDP: dict[str, Any] = {
+    "autocast": False,
+    "shards": frozenset({"optimizer", "gradients", "weights"}),
+    "collectives": (("reduce-scatter",), ("all-gather",)),
+}
+
 
 class Fsdp1(_Fsdp):
     name = "fsdp1"
     title = "everything split, in flat parameters"
     version = 1
     engine = "toolkit.strategies.engines.fsdp1:Fsdp1Engine"
-    ledger = "toolkit.strategies.ledgers.fsdp:Fsdp1Ledger"
+    memory = "toolkit.strategies.memory.fsdp:Fsdp1Memory"
+    # InternalTorchDynamoError: «attempting to assign a gradient of size» other than the tensor's (torch 2.13.0).
+    traits = Traits(
+        precedence=5,
+        continues_without_gradient=False,
+        validated=frozenset(),
+        why_no_compile=(
+            "cannot go with fsdp1, whose weights are views of a flat parameter that torch cannot capture once there "
+            "is a gradient; fsdp2 supports it"
+        ),
+        **_FSDP,
+    )
 
 
 class Fsdp2(_Fsdp):
@@ -94,4 +118,5 @@ class Fsdp2(_Fsdp):
     title = "everything split, parameter by parameter"
     version = 2
     engine = "toolkit.strategies.engines.fsdp2:Fsdp2Engine"
-    ledger = "toolkit.strategies.ledgers.fsdp:Fsdp2Ledger"
+    memory = "toolkit.strategies.memory.fsdp:Fsdp2Memory"
+    traits = Traits(precedence=4, hybrid=True, validated=frozenset({"fp16"}), **_FSDP)

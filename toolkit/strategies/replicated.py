@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from toolkit.recipe.resolve import Resolved
+from toolkit.recipe.traits import Traits
 from toolkit.strategies.base import Strategy
+from toolkit.strategies.memory.base import Holdings
+from toolkit.strategies.traffic import Traffic, Volumes
+
+_BUCKET = 25 * 2**20
+"""Bytes of a DDP bucket (torch/nn/parallel/distributed.py, ``bucket_cap_mb``)."""
 
 
 class Single(Strategy):
@@ -10,7 +17,16 @@ class Single(Strategy):
     title = "one process, nothing spread"
     distributed_type = "NO"
     engine = "toolkit.strategies.engines.replicated:SingleEngine"
-    ledger = "toolkit.strategies.ledgers.replicated:SingleLedger"
+    memory = "toolkit.strategies.memory.replicated:SingleMemory"
+    traits = Traits(
+        autocast=True,
+        distributed=False,
+        precedence=0,
+        validated=frozenset({"fp16", "sequence-classification"}),
+    )
+
+    def traffic(self, resolved: Resolved, holdings: Holdings) -> Traffic:
+        return Traffic()
 
 
 class DistributedDataParallel(Strategy):
@@ -18,4 +34,17 @@ class DistributedDataParallel(Strategy):
     title = "whole state on every process, gradients averaged"
     distributed_type = "MULTI_GPU"
     engine = "toolkit.strategies.engines.replicated:DdpEngine"
-    ledger = "toolkit.strategies.ledgers.replicated:DdpLedger"
+    memory = "toolkit.strategies.memory.replicated:DdpMemory"
+    traits = Traits(
+        autocast=True,
+        collectives=(("all-reduce",),),
+        broadcasts=True,
+        continues_without_gradient=False,
+        precedence=1,
+        validated=frozenset({"fp16"}),
+    )
+
+    def traffic(self, resolved: Resolved, holdings: Holdings) -> Traffic:
+        volumes = Volumes(resolved, holdings)
+        buckets = max(1, int(volumes.trained_bytes // _BUCKET))
+        return Traffic(at_end=((2 * volumes.gradients, buckets),), end_overlaps=True)

@@ -9,24 +9,49 @@ from typing import Any
 
 from toolkit.errors import InputError
 from toolkit.recipe.resolve import Decisions, Resolved
+from toolkit.recipe.traits import Traits
 from toolkit.strategies.base import Strategy
+from toolkit.strategies.memory.base import Holdings
+from toolkit.strategies.traffic import Traffic, Volumes, sharded_traffic
 
 # Elements per bucket where the model's width is not known: 100 MB of bf16, far below DeepSpeed's default of
 # 5e8, which with overlap_comm takes about 4.5 times its size in extra device memory.
 _BUCKET = 50_000_000
 _LEAST = 1_000_000
 
+# What the three stages have in common. Offload was measured on a CPU, host and device together (docs/planning.md).
+_ZERO: dict[str, Any] = {
+    "autocast": False,
+    "torch_optimizer": False,
+    "broadcasts": True,
+    "validated": frozenset({"offload"}),
+}
+# Over gloo gradients are reduced by all-reduce (deepspeed 0.19.8).
+_REDUCED_THEN_GATHERED = (("all-reduce", "reduce-scatter"), ("all-gather",))
+
 
 @dataclass(frozen=True)
 class ZeroSettings:
-    """Bucket sizes and thresholds in elements, as DeepSpeed counts them."""
+    """Bucket sizes in elements, as DeepSpeed counts them."""
 
     stage: int
     reduce_bucket: int
+    overlap: bool
+
+
+@dataclass(frozen=True)
+class Zero12Settings(ZeroSettings):
+    """Stages 1 and 2 gather the updated weights in buckets."""
+
     allgather_bucket: int
+
+
+@dataclass(frozen=True)
+class Zero3Settings(ZeroSettings):
+    """Stage 3 gathers weights as they are used, and keeps those of fewer elements than the threshold whole."""
+
     prefetch_bucket: int
     persistence_threshold: int
-    overlap: bool
 
 
 class _Zero(Strategy):
@@ -53,17 +78,23 @@ class _Zero(Strategy):
         if self.stage == 3 and hidden is not None:
             bucket, why = max(hidden * hidden, _LEAST), f"hidden_size^2: one weight matrix, {_LEAST:,} at least"
         overlap = resolved.device == "cuda"
-        return ZeroSettings(
-            stage=decide("zero.stage", self.stage, f"strategy.name: {self.name}"),
-            reduce_bucket=decide("zero.reduce_bucket_size", bucket, why),
-            allgather_bucket=decide("zero.allgather_bucket_size", _BUCKET, "100 MB of bf16"),
+        why_overlap = "reduce while the backward runs" if overlap else "no GPU"
+        common: dict[str, Any] = {
+            "stage": decide("zero.stage", self.stage, f"strategy.name: {self.name}"),
+            "reduce_bucket": decide("zero.reduce_bucket_size", bucket, why),
+            "overlap": decide("zero.overlap_comm", overlap, why_overlap),
+        }
+        if self.stage < 3:
+            gathered = decide("zero.allgather_bucket_size", _BUCKET, "100 MB of bf16")
+            return Zero12Settings(**common, allgather_bucket=gathered)
+        return Zero3Settings(
+            **common,
             prefetch_bucket=decide("zero.stage3_prefetch_bucket_size", int(0.9 * bucket), "0.9 of the reduce bucket"),
             persistence_threshold=decide(
                 "zero.stage3_param_persistence_threshold",
                 10 * hidden if hidden else 10_000,
                 "10 x hidden_size: norms and biases stay whole" if hidden else "norms and biases stay whole",
             ),
-            overlap=decide("zero.overlap_comm", overlap, "reduce while the backward runs" if overlap else "no GPU"),
         )
 
     def accelerate_config(self, resolved: Resolved, folder: Path) -> dict[str, Any]:
@@ -85,10 +116,10 @@ class _Zero(Strategy):
             "contiguous_gradients": True,
             "reduce_scatter": True,
             "reduce_bucket_size": settings.reduce_bucket,
-            "allgather_partitions": True,
-            "allgather_bucket_size": settings.allgather_bucket,
         }
-        if settings.stage == 3:
+        if isinstance(settings, Zero12Settings):
+            zero |= {"allgather_partitions": True, "allgather_bucket_size": settings.allgather_bucket}
+        if isinstance(settings, Zero3Settings):
             zero |= {
                 "stage3_prefetch_bucket_size": settings.prefetch_bucket,
                 "stage3_param_persistence_threshold": settings.persistence_threshold,
@@ -127,7 +158,7 @@ class _Zero(Strategy):
             config["fp16"] |= {
                 "auto_cast": False,
                 "loss_scale": 0,
-                "initial_scale_power": max(0, 16 - math.ceil(math.log2(resolved.world_size))),
+                "initial_scale_power": max(0, 16 - math.ceil(math.log2(resolved.data_size))),
                 "loss_scale_window": 2000,
                 "hysteresis": 1,
                 "min_loss_scale": 1,
@@ -145,21 +176,50 @@ class Zero1(_Zero):
     name = "zero1"
     title = "optimizer state split"
     stage = 1
-    ledger = "toolkit.strategies.ledgers.zero:Zero1Ledger"
+    memory = "toolkit.strategies.memory.zero:Zero1Memory"
     offloads = ("none", "optimizer")
+    traits = Traits(shards=frozenset({"optimizer"}), collectives=_REDUCED_THEN_GATHERED, precedence=2, **_ZERO)
+
+    def traffic(self, resolved: Resolved, holdings: Holdings) -> Traffic:
+        volumes = Volumes(resolved, holdings)
+        return Traffic(at_end=((2 * volumes.gradients, 1), (volumes.trained_copies, 1)))
 
 
 class Zero2(_Zero):
     name = "zero2"
     title = "optimizer state and gradients split"
     stage = 2
-    ledger = "toolkit.strategies.ledgers.zero:Zero2Ledger"
+    memory = "toolkit.strategies.memory.zero:Zero2Memory"
     offloads = ("none", "optimizer")
+    traits = Traits(
+        shards=frozenset({"optimizer", "gradients"}), collectives=_REDUCED_THEN_GATHERED, precedence=3, **_ZERO
+    )
+
+    def traffic(self, resolved: Resolved, holdings: Holdings) -> Traffic:
+        # The bucket is all-reduced, and each rank keeps its part (use_multi_rank_bucket_allreduce).
+        volumes = Volumes(resolved, holdings)
+        buckets = -(-holdings.elements(True) // resolved.settings.reduce_bucket)
+        return Traffic(((2 * volumes.gradients, buckets),), ((volumes.trained_copies, 1),))
 
 
 class Zero3(_Zero):
     name = "zero3"
     title = "optimizer state, gradients and weights split"
     stage = 3
-    ledger = "toolkit.strategies.ledgers.zero3:Zero3Ledger"
+    memory = "toolkit.strategies.memory.zero3:Zero3Memory"
     offloads = ("none", "optimizer", "all")
+    traits = Traits(
+        shards=frozenset({"optimizer", "gradients", "weights"}),
+        collectives=(("reduce-scatter",), ("all-gather",)),
+        precedence=6,
+        continues_without_gradient=False,
+        why_no_compile=(
+            "cannot go with zero3, which gathers the weights of each layer from within a block, where compiled code "
+            "has no place for it; fsdp2 shards as much and supports it"
+        ),
+        reentrant_adapters=True,
+        **_ZERO,
+    )
+
+    def traffic(self, resolved: Resolved, holdings: Holdings) -> Traffic:
+        return sharded_traffic(resolved, holdings)

@@ -18,9 +18,11 @@ import torch
 import torch.distributed as dist
 
 from toolkit.disk import flush_to_disk
-from toolkit.errors import InputError, NotSo
+from toolkit.errors import InputError, RunFailed
+from toolkit.recipe.earlier import recipe_version
 from toolkit.results import versions
 from toolkit.strategies.engines.base import MOMENTS, OptimizerState
+from toolkit.training.identity import check_recipe, identity
 from toolkit.training.loop import Progress, sum_over_ranks
 from toolkit.training.saving import Background
 from toolkit.training.session import Session
@@ -42,8 +44,8 @@ class Saving:
         self.target, self._writing, self._background = target, writing, background
 
     def settle(self, session: Session) -> Path:
-        """Wait until it is whole and under its name; every rank calls it. Raises NotSo on every rank where it cannot be
-        written: what was saved before is as it was."""
+        """Wait until it is complete and under its name; every rank calls it. Raises RunFailed on every rank where it
+        cannot be written: what was saved before is intact."""
         _together(session, self.finish(), self.target, self._writing)
         return self.target
 
@@ -70,8 +72,8 @@ def begin(
     than four files of 1 GiB: weights and moments that are collected, one file that waits and one that is written.
 
     ``eval_loss``: of these weights, where they were evaluated; the best checkpoint is kept. ``failed`` is called, by
-    a thread of rank 0, where it cannot be written. Raises NotSo on every rank where a trained tensor comes back empty
-    or of another shape: nothing empty is ever saved.
+    a thread of rank 0, where it cannot be written. Raises RunFailed on every rank where a trained tensor comes back
+    empty or of another shape: nothing empty is ever saved.
     """
     engine, main = session.engine, session.accelerator.is_main_process
     target = folder / f"step-{progress.step:08d}"
@@ -84,9 +86,10 @@ def begin(
     steps: dict[str, int] = {}
     try:
         for name, shape in engine.shapes.items():
-            weight, state = engine.full_weight(name), engine.full_state(name)
+            weight = engine.full_weight(name, main_only=True)
+            state = engine.full_state(name, main_only=True)
             if tuple(weight.shape) != shape or weight.numel() == 0:
-                raise NotSo(f"{name}: has shape {tuple(weight.shape)} where {shape} is trained; nothing was saved")
+                raise RunFailed(f"{name}: has shape {tuple(weight.shape)} where {shape} is trained; nothing was saved")
             if not main:
                 continue
             weights.add(name, weight)
@@ -107,7 +110,9 @@ def begin(
             "step": progress.step,
             "updates": progress.updates,
             "recent": list(progress.recent),
+            "extensions": list(progress.extensions),
             "eval_loss": eval_loss,
+            "recipe_version": recipe_version(),
             "identity": identity(recipe),
             "strategy": session.resolved.recipe.strategy.name,
             "world_size": session.resolved.world_size,
@@ -136,7 +141,7 @@ def _seal(writing: Path, target: Path, recipe: dict[str, Any], manifest: dict[st
 
 
 def _together(session: Session, problem: str | None, target: Path, writing: Path) -> None:
-    """Wait for rank 0; raises NotSo on every rank where it could not write."""
+    """Wait for rank 0; raises RunFailed on every rank where it could not write."""
     failed = sum_over_ranks(torch.tensor(float(problem is not None), device=session.engine.device))
     if not failed.item():
         return
@@ -147,7 +152,7 @@ def _together(session: Session, problem: str | None, target: Path, writing: Path
     told = [problem]
     if dist.is_initialized():
         dist.broadcast_object_list(told, src=0, device=session.engine.device)
-    raise NotSo(str(told[0]))
+    raise RunFailed(str(told[0]))
 
 
 def _kept_before(target: Path) -> str:
@@ -162,10 +167,13 @@ def _kept_before(target: Path) -> str:
 def load(session: Session, folder: Path) -> Progress:
     """Take weights, moments and progress from a checkpoint; every rank calls it.
 
-    Raises InputError where it is damaged or of another recipe.
+    Raises InputError where it is damaged, or the recipe cannot resume it. The run's length is not compared: that is
+    `check_length`'s.
     """
     manifest = whole_manifest(folder)
-    check_identity(folder, manifest, session.resolved.recipe.model_dump(mode="json"))
+    if manifest.get("schema") != SCHEMA:
+        raise InputError(f"{folder}: written as {manifest.get('schema')}, this version reads {SCHEMA}")
+    check_recipe(folder, manifest, session.resolved.recipe, session.resolved.source)
     weights = TensorReader(folder, manifest["weights"])
     moments = TensorReader(folder, manifest["moments"])
     for name in session.engine.shapes:
@@ -177,7 +185,8 @@ def load(session: Session, folder: Path) -> Progress:
             state = OptimizerState(manifest["optimizer_steps"][name], tensors)
         session.engine.load(name, weights.get(name), state)
     session.engine.load_extra_state(manifest["extra"])
-    return Progress(manifest["step"], manifest["updates"], list(manifest["recent"]))
+    extensions = list(manifest.get("extensions", []))  # a key that earlier versions did not write
+    return Progress(manifest["step"], manifest["updates"], list(manifest["recent"]), extensions)
 
 
 def whole_manifest(folder: Path) -> dict[str, Any]:
@@ -211,64 +220,6 @@ def tensors_of(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
     reader = TensorReader(folder, manifest["weights"])
     for name in reader.names():
         yield name, reader.get(name)
-
-
-# What may differ between a run and the one that goes on with it: how the work is spread and told, not what it is.
-_FREE = {
-    "strategy": None,
-    "machine": None,
-    "run": {
-        "output_dir",
-        "log_every",
-        "save_every",
-        "keep",
-        "eval_every",
-        "trackers",
-        "on_bad_loss",
-        "loss_spike",
-        "hang_after",
-        "async_save",
-    },
-    "data": {"workers", "eval", "cache"},
-    "batch": {"micro_size", "accumulation", "global_size"},
-    "activation_checkpointing": None,
-    "activation_offload": None,
-    "compile": None,
-}
-
-
-def identity(recipe: dict[str, Any]) -> dict[str, Any]:
-    """The part of a recipe that a resumed run must share, the size of the global batch included."""
-    kept: dict[str, Any] = {}
-    for section, value in recipe.items():
-        free = _FREE.get(section, set())
-        if free is None:
-            continue
-        kept[section] = {k: v for k, v in value.items() if k not in free} if isinstance(value, dict) else value
-    batch, machine = recipe["batch"], recipe["machine"]
-    ranks = machine["processes"] * machine["nodes"]
-    product = (batch["micro_size"] or 1) * (batch["accumulation"] or 1) * ranks
-    if not kept.get("fp8"):
-        kept.pop("fp8", None)  # as checkpoints have it that were written before there was the key
-    kept["global_size"] = batch["global_size"] or product
-    return kept
-
-
-def check_identity(folder: Path, manifest: dict[str, Any], recipe: dict[str, Any]) -> None:
-    """Raise InputError that names what a checkpoint's recipe and this one do not share."""
-    if manifest.get("schema") != SCHEMA:
-        raise InputError(f"{folder}: written as {manifest.get('schema')}, this version reads {SCHEMA}")
-    differences = [*_differences(manifest["identity"], identity(recipe))]
-    if differences:
-        raise InputError(f"{folder}: of another recipe; it differs in {', '.join(differences)}")
-
-
-def _differences(old: Any, new: Any, at: str = "") -> Iterator[str]:
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in [*old, *(k for k in new if k not in old)]:
-            yield from _differences(old.get(key), new.get(key), f"{at}.{key}" if at else key)
-    elif old != new:
-        yield f"{at} ({old!r} there, {new!r} here)"
 
 
 def best(folder: Path) -> Path | None:

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from toolkit.errors import InputError, NotSo
+from toolkit.errors import InputError, RunFailed
 from toolkit.model.load import load_tokenizer
 from toolkit.model.quiet import hush
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
-from toolkit.results import Result, write_json
-from toolkit.strategies import resolve
+from toolkit.results import CommandResult, Result, write_json
+from toolkit.strategies import resolve, simplest
 from toolkit.training.card import model_card
 from toolkit.training.checkpoint import best as best_checkpoint
 from toolkit.training.checkpoint import newest, tensors_of, whole_manifest
+from toolkit.training.identity import saved_recipe
 from toolkit.training.merge import merge_dequantised
 from toolkit.training.session import prepare_model
 
@@ -35,23 +37,52 @@ def export_command(
     dequantise: bool = False,
 ) -> None:
     """Write ``output`` from a checkpoint, or from the newest (or best) one of a run, and ``push`` it to a repository
-    of the hub; raises InputError, NotSo where it cannot be pushed."""
+    of the hub; raises InputError, RunFailed where it cannot be pushed."""
+    done = export_checkpoint(checkpoint, output, merged=merged, best=best, push=push, dequantise=dequantise)
+    if json_target != "-":
+        print(f"wrote {output}: {done.kind}, with its tokenizer and model card")
+        if push:
+            print(f"pushed to {push}")
+    if json_target:
+        write_json(done.to_json(), json_target)
+
+
+@dataclass(frozen=True)
+class Exported(CommandResult):
+    """What `toolkit export` gives."""
+
+    kind: str
+    """``adapter``, ``merged model`` or ``full model``."""
+    folder: Path
+
+
+def export_checkpoint(
+    checkpoint: str | Path,
+    output: str | Path,
+    *,
+    merged: bool = False,
+    best: bool = False,
+    push: str | None = None,
+    dequantise: bool = False,
+) -> Exported:
+    """Write ``output``, a folder that from_pretrained (and PEFT) loads, from a checkpoint or a run's folder.
+
+    ``merged``: fold the adapter into the base; ``dequantise``: with a 4-bit base, into its dequantised weights.
+    ``best``: of a run the best checkpoint by evaluation, not the newest. ``push``: upload to this repository of the
+    hub. Raises InputError where the checkpoint or the folder cannot be used, RunFailed where it cannot be pushed.
+    """
     result = Result("export")
     hush()
     kind, resolved = export(Path(checkpoint), Path(output), merged=merged, best=best, dequantise=dequantise)
-    if json_target != "-":
-        print(f"wrote {output}: {kind}, with its tokenizer and model card")
     if push:
-        push_folder(output, push)
-        if json_target != "-":
-            print(f"pushed to {push}")
-    if json_target:
-        fields = {"kind": kind, "output": output, "pushed": push}
-        write_json(result.finish(recipe_sha256=resolved.sha256, device="cpu", **fields), json_target)
+        push_folder(str(output), push)
+    fields = {"kind": kind, "output": str(output), "pushed": push}
+    document = result.finish(recipe_sha256=resolved.sha256, device="cpu", **fields)
+    return Exported(document, 0, kind, Path(output))
 
 
 def push_folder(folder: str, repository: str) -> None:
-    """Upload to a model repository of the hub, made where it is not; raises NotSo, ``folder`` stays as it is."""
+    """Upload to a model repository of the hub, made where it is not; raises RunFailed, ``folder`` stays as it is."""
     from huggingface_hub import HfApi
 
     try:
@@ -61,7 +92,7 @@ def push_folder(folder: str, repository: str) -> None:
     except Exception as error:  # its errors have no common base: connection, authentication, names, quota
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         told = f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": ")
-        raise NotSo(
+        raise RunFailed(
             f"--push {repository}: {told}\n{folder} is written; push it later: hf upload {repository} {folder}"
         ) from None
 
@@ -71,12 +102,12 @@ def export(
 ) -> tuple[str, Resolved]:
     """Write adapter, merged or full model; returns which and the recipe it was trained with.
 
-    Raises InputError where ``source`` is no whole checkpoint or ``output`` is taken, NotSo where a tensor that
+    Raises InputError where ``source`` is no whole checkpoint or ``output`` is taken, RunFailed where a tensor that
     was trained is missing.
     """
     folder = _checkpoint(source, best=best)
     manifest = whole_manifest(folder)
-    recipe = Recipe.model_validate_json((folder / "recipe.json").read_text(encoding="utf-8"))
+    recipe = saved_recipe(folder, manifest)
     if output.exists() and any(output.iterdir() if output.is_dir() else [output]):
         raise InputError(f"{output}: is there already; give a new folder")
     if merged and recipe.adapter is None:
@@ -112,11 +143,11 @@ def trained_model(resolved: Resolved, folder: Path, pad_token_id: int | None = N
     with torch.no_grad():
         for name, tensor in tensors_of(folder):
             if name not in parameters or parameters[name].shape != tensor.shape:
-                raise NotSo(f"{folder}: {name}: the model has no such tensor, or one of another shape")
+                raise RunFailed(f"{folder}: {name}: the model has no such tensor, or one of another shape")
             parameters[name].copy_(tensor)
             missing.discard(name)
     if missing:
-        raise NotSo(f"{folder}: {len(missing)} trained tensors are not in it, {sorted(missing)[0]} among them")
+        raise RunFailed(f"{folder}: {len(missing)} trained tensors are not in it, {sorted(missing)[0]} among them")
     return model.eval()
 
 
@@ -162,7 +193,10 @@ def _checkpoint(source: Path, *, best: bool) -> Path:
 def _alone(recipe: Recipe) -> Recipe:
     """The same model on one CPU process: how it was spread does not matter any more."""
     content = recipe.model_dump(mode="json")
-    content["strategy"] = {"name": "single", "wrap": recipe.strategy.wrap}
+    content["strategy"] = {
+        "name": simplest(lambda strategy: not strategy.traits.distributed),
+        "wrap": recipe.strategy.wrap,
+    }
     content["machine"] = {"device": "cpu", "processes": 1, "nodes": 1}
     content["batch"] = {}
     content["activation_checkpointing"] = "none"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 
-from toolkit.errors import NotSo
+from toolkit.errors import RunFailed
 from toolkit.recipe.schema import Run
 
 SPAN = 20
@@ -45,27 +45,27 @@ class LossGuard:
         return None
 
     def skipped(self, bad: bool, step: int) -> None:
-        """Count skipped steps in a row; raises NotSo after too many."""
+        """Count skipped steps in a row; raises RunFailed after too many."""
         self.in_a_row = self.in_a_row + 1 if bad else 0
         if self.in_a_row >= IN_A_ROW:
-            raise NotSo(
+            raise RunFailed(
                 f"step {step}: {IN_A_ROW} steps in a row were skipped for their loss or gradient: it is not one bad "
                 "batch. Lower optimizer.lr and go on with --resume, from before them: run.on_bad_loss: rollback"
             )
 
     def returned(self, checkpoint: int, step: int) -> None:
-        """Count the returns to one checkpoint; raises NotSo after too many."""
+        """Count the returns to one checkpoint; raises RunFailed after too many."""
         self.returns[checkpoint] = self.returns.get(checkpoint, 0) + 1
         if self.returns[checkpoint] > IN_A_ROW:
-            raise NotSo(
+            raise RunFailed(
                 f"step {step}: the loss went bad {IN_A_ROW + 1} times after the checkpoint of step {checkpoint}; "
                 "lower optimizer.lr and go on with --resume"
             )
 
 
-def refusal(step: int, reason: str) -> NotSo:
+def refusal(step: int, reason: str) -> RunFailed:
     """A loss that is not finite never comes back; training on would waste the night."""
-    return NotSo(
+    return RunFailed(
         f"step {step}: {reason}. Lower optimizer.lr, set optimizer.max_grad_norm, "
         "or use precision: bf16 in place of fp16; the last checkpoint is from before this step. "
         "run.on_bad_loss: skip or rollback goes on by itself"

@@ -10,10 +10,11 @@ import torch.distributed as dist
 
 from toolkit.data.ahead import feed
 from toolkit.data.collate import MicroBatch
+from toolkit.optim.schedule import learning_rate
+from toolkit.recipe.resolve import Resolved
 from toolkit.training.guard import LossGuard
 from toolkit.training.loss import loss_sum
 from toolkit.training.metrics import Pending
-from toolkit.training.optimizer import learning_rate
 from toolkit.training.session import Session, seed_micro_batch
 from toolkit.training.stop import Stop
 from toolkit.training.watch import Marks
@@ -27,6 +28,8 @@ class Progress:
     updates: int = 0
     recent: list[float] = field(default_factory=list)
     """Losses that the next one is held against, where the recipe has a limit."""
+    extensions: list[dict[str, int]] = field(default_factory=list)
+    """Changes of the run's length that changed its schedule: after which ``step``, ``from_steps`` and ``to_steps``."""
 
 
 def train(
@@ -65,12 +68,13 @@ def train(
                 return
         else:
             tokens = sum_over_ranks(tokens)
-        # Strategies average over ranks; a window without a supervised token has gradient zero, not 0/0.
+        tokens = counted_once(tokens, resolved)
+        # Strategies average over data-parallel ranks; a window without a supervised token has gradient zero, not 0/0.
         weight = engine.gradient_divisor / tokens.clamp(min=1.0)
         loss = torch.zeros((), device=engine.device)
         for micro in micros:
             last = micro.micro == micro.micro_count - 1
-            seed_micro_batch(recipe.run.seed, progress.step, micro.micro, session.accelerator.process_index)
+            seed_micro_batch(recipe.run.seed, progress.step, micro.micro, session.data_rank)
             with engine.accumulating(last):
                 marks.at(at, f"micro-batch {micro.micro + 1}, forward", untimed=first)
                 with engine.autocast():
@@ -82,7 +86,7 @@ def train(
         marks.at(at, "optimizer step", untimed=first)
         engine.unscale()
         lr = learning_rate(recipe.schedule, recipe.optimizer.lr, progress.updates, warmup, total_steps)
-        if guard and guard.before_the_step and guard.judge(_mean(loss, tokens)):
+        if guard and guard.before_the_step and guard.judge(_mean(loss, tokens, resolved)):
             step = engine.skip()
         else:
             step = engine.step(lr)
@@ -95,9 +99,9 @@ def train(
         marks.at(progress.step + 1, "reading its data")
 
 
-def _mean(loss: torch.Tensor, tokens: torch.Tensor) -> float:
+def _mean(loss: torch.Tensor, tokens: torch.Tensor, resolved: Resolved) -> float:
     """The window's loss, here and now, the same on every rank."""
-    return (sum_over_ranks(loss.double()) / tokens.clamp(min=1.0)).item()
+    return (counted_once(sum_over_ranks(loss.double()), resolved) / tokens.clamp(min=1.0)).item()
 
 
 @torch.no_grad()
@@ -115,8 +119,13 @@ def evaluate(session: Session, batches: Iterable[MicroBatch]) -> tuple[float, in
             total[1] += micro.supervised
     finally:
         engine.model.train()
-    loss_total, count = sum_over_ranks(total).tolist()
+    loss_total, count = counted_once(sum_over_ranks(total), session.resolved).tolist()
     return loss_total / max(1.0, count), int(count)
+
+
+def counted_once(summed: torch.Tensor, resolved: Resolved) -> torch.Tensor:
+    """A sum over all processes as a sum over data-parallel ranks: ranks that share samples have added the same."""
+    return summed if resolved.ranks_per_part == 1 else summed / resolved.ranks_per_part
 
 
 def sum_over_ranks(tensor: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from toolkit.errors import NotSo
+from toolkit.errors import RunFailed
 from toolkit.model.nf4 import dequantise_base
 
 _TOKENS = 64
@@ -23,7 +23,7 @@ every one of them by just that much, so it overstates; four is room for its bein
 def merge_dequantised(adapted: Any) -> nn.Module:
     """The base with plain weights in its own dtype and the adapter folded in; ``adapted`` is used up.
 
-    Raises NotSo where its logits are further from the live adapter's than rounding the merged weights explains.
+    Raises RunFailed where its logits are further from the live adapter's than rounding the merged weights explains.
     """
     dequantise_base(adapted)  # the values that were trained on, to the bit
     inputs = _inputs(adapted.config)
@@ -40,7 +40,7 @@ def merge_dequantised(adapted: Any) -> nn.Module:
     noise = max((perturbed - found).double().norm().item() / size, torch.finfo(torch.float32).eps)
     error = (found - live).double().norm().item() / size
     if not math.isfinite(error) or error > SAFETY * noise:
-        raise NotSo(
+        raise RunFailed(
             f"--merged: the merged model's logits are {error:.2g} off the live adapter's, where rounding its weights "
             f"to {str(next(merged.parameters()).dtype).removeprefix('torch.')} explains {SAFETY * noise:.2g}; "
             "nothing was written"

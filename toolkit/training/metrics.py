@@ -40,7 +40,7 @@ class Pending:
     skipped: bool
 
 
-class Recorder:
+class MetricsLog:
     """Keeps steps on the device until they are logged, so that a step waits for nothing.
 
     Every rank calls ``add`` and ``flush`` alike (the loss is summed over ranks when flushed); rank 0 writes.

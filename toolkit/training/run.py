@@ -12,14 +12,16 @@ import torch
 import torch.distributed as dist
 
 from toolkit.data.loader import TrainLoader, open_data
-from toolkit.errors import InputError, Stopped
+from toolkit.errors import Stopped
 from toolkit.launch.signals import attempt, handled, name_of
 from toolkit.model.compiling import compilation
 from toolkit.recipe.resolve import Resolved
 from toolkit.results import Result
 from toolkit.training import checkpoint
-from toolkit.training.loop import Progress, sum_over_ranks, train
-from toolkit.training.metrics import Recorder, peak_memory_bytes, truncate_metrics
+from toolkit.training.extension import check_length, total_steps
+from toolkit.training.identity import saved_recipe
+from toolkit.training.loop import Progress, counted_once, sum_over_ranks, train
+from toolkit.training.metrics import MetricsLog, peak_memory_bytes, truncate_metrics
 from toolkit.training.screen import Screen, engaged_line, headline
 from toolkit.training.session import Session, open_session
 from toolkit.training.steps import Steps
@@ -34,6 +36,7 @@ def run(
     resolved: Resolved,
     *,
     resume: bool,
+    extend: bool = False,
     screen: TextIO | None,
     connected: Callable[[], None] | None = None,
     stop: Stop | None = None,
@@ -42,10 +45,11 @@ def run(
 ) -> dict[str, Any]:
     """Train; returns the result (rank 0 also writes it to ``output_dir/result.json``). Every rank calls it.
 
+    ``extend``: resume with another length also where that changes the learning rates.
     ``connected`` is called once the processes are. ``stop`` listens to signals once there is something to save.
     ``hung`` ends this process when the job stands still. ``again``: the command that goes on with this run.
 
-    Raises InputError for what the recipe, the data or a checkpoint gets wrong, NotSo where training fails, Stopped
+    Raises InputError for what the recipe, the data or a checkpoint gets wrong, RunFailed where training fails, Stopped
     where it was asked to stop and has saved.
     """
     result = Result("train")
@@ -60,7 +64,8 @@ def run(
     start = checkpoint.newest(folder / "checkpoints", passed_over.append) if resume else None
     progress = checkpoint.load(session, start) if start else Progress()
     loader = _loader(session, samples, progress.step)
-    total = _total_steps(resolved, loader)
+    total = total_steps(recipe.run, loader.steps_per_epoch, resolved.source)
+    length = _check_length(session, start, loader, progress, extend=extend) if start else None
     if main:
         truncate_metrics(folder / "metrics.jsonl", progress.step)
         truncate_metrics(folder / "eval.jsonl", progress.step)
@@ -68,9 +73,13 @@ def run(
     for damage in passed_over:
         view.say(damage)
     _introduce(view, session, samples, start, resume)
+    if length:
+        view.say(length)
     if main:
         (folder / STOPPED).unlink(missing_ok=True)
-    recorder = Recorder(folder / "metrics.jsonl" if main else None, sum_over_ranks)
+    recorder = MetricsLog(
+        folder / "metrics.jsonl" if main else None, lambda tensor: counted_once(sum_over_ranks(tensor), resolved)
+    )
     marks = Marks()
     watch = Watch(marks, recipe.run.hang_after, hung) if hung else None
     stop = stop or Stop()
@@ -131,20 +140,28 @@ def _loader(session: Session, samples: Any, start: int) -> TrainLoader:
         resolved.recipe,
         micro_size=resolved.micro_size,
         accumulation=resolved.accumulation,
-        world_size=resolved.world_size,
-        rank=session.accelerator.process_index,
+        data_size=resolved.data_size,
+        data_rank=session.data_rank,
         device_type=resolved.device,
         start_window=start,
     )
 
 
-def _total_steps(resolved: Resolved, loader: TrainLoader) -> int:
-    run = resolved.recipe.run
-    if run.max_steps is not None:
-        return run.max_steps
-    if loader.steps_per_epoch is None:
-        raise InputError(f"{resolved.source}: run.epochs: a stream's length is not known; give run.max_steps")
-    return (run.epochs or 1) * loader.steps_per_epoch
+def _check_length(
+    session: Session, start: Path, loader: TrainLoader, progress: Progress, *, extend: bool
+) -> str | None:
+    """See ``check_length``; every rank calls it, and reads the same."""
+    resolved = session.resolved
+    saved = saved_recipe(start, checkpoint.read_manifest(start, deep=False))
+    return check_length(
+        saved,
+        resolved.recipe,
+        loader.steps_per_epoch,
+        progress,
+        extend=extend,
+        source=resolved.source,
+        folder=start,
+    )
 
 
 def _introduce(view: Screen, session: Session, samples: Any, start: Path | None, resume: bool) -> None:

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from toolkit.launch.failure import SCREEN_VARIABLE
+from toolkit.launch.files import parts
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies.engines.base import Claim
 from toolkit.training.metrics import StepRecord
@@ -113,7 +114,7 @@ def headline(resolved: Resolved, trainable: int, total: int) -> str:
     return (
         f"{resolved.recipe.strategy.name} · {processes} {where} · {resolved.recipe.precision} · "
         f"global batch {resolved.global_size} = {resolved.micro_size} micro × {resolved.accumulation} accumulation × "
-        f"{resolved.world_size} processes · {_count(trainable)} of {_count(total)} weights train"
+        f"{parts(resolved)} · {_count(trainable)} of {_count(total)} weights train"
     )
 
 

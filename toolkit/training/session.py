@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from toolkit.errors import NotSo
+from toolkit.errors import RunFailed
 from toolkit.model.activation_offload import HostStore
 from toolkit.model.adapters import add_adapter
 from toolkit.model.checkpointing import checkpoint_blocks, find_blocks
@@ -18,13 +18,14 @@ from toolkit.model.fp8 import check_device, convert
 from toolkit.model.head_loss import fuse_head
 from toolkit.model.load import load_base, load_tokenizer, set_dtypes
 from toolkit.model.nf4 import base_linears, quantise_base, weight_count
+from toolkit.optim.adamw import decayed_names
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies import strategy_of
 from toolkit.strategies.engines.base import Claim, Engine, Prepared
 from toolkit.strategies.engines.connect import make_accelerator
 from toolkit.strategies.engines.float8 import product_claim
+from toolkit.strategies.engines.process_group import allow_hours
 from toolkit.strategies.engines.quantised import base_claims
-from toolkit.training.optimizer import decayed_names
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -44,13 +45,19 @@ class Session:
     weights: int
     """Parameters of the whole model, frozen ones included."""
 
+    @property
+    def data_rank(self) -> int:
+        """This process's data-parallel rank: which part of each window it gets, and which dropout masks it draws."""
+        return self.resolved.data_rank(self.accelerator.process_index)
 
-def prepare_model(resolved: Resolved, pad_token_id: int | None = None) -> Prepared:
+
+def prepare_model(resolved: Resolved, pad_token_id: int | None = None, together: bool = False) -> Prepared:
     """Model, float8 products, adapter, quantised base, dtypes, compiling, checkpointing, in this order; nothing is
     spread yet.
 
     Products come before adapters, whose own small matrices stay as they are. Adapters come before dtypes, since they
     decide what trains, and checkpointing after all, since it takes the blocks' forwards as they then are.
+    ``together``: every rank calls it, so that they can divide work between them.
     """
     model: nn.Module = load_base(resolved, pad_token_id)
     linears = {} if resolved.base_storage is None else base_linears(model, resolved)
@@ -62,7 +69,7 @@ def prepare_model(resolved: Resolved, pad_token_id: int | None = None) -> Prepar
     if resolved.recipe.adapter is not None:
         model = add_adapter(model, resolved)
     if resolved.base_storage is not None:
-        quantise_base(model, linears, resolved)
+        quantise_base(model, linears, resolved, together)
     del linears
     set_dtypes(model, resolved.precision.trainable, resolved.precision.frozen)
     if resolved.loss_kernel != "plain":
@@ -81,7 +88,7 @@ def prepare_model(resolved: Resolved, pad_token_id: int | None = None) -> Prepar
 def open_session(resolved: Resolved, **accelerator_options: Any) -> Session:
     """Connect, load, engage, and refuse to go on unless the strategy is seen at work.
 
-    Raises InputError for what the recipe or this launch gets wrong, NotSo where the strategy does not engage.
+    Raises InputError for what the recipe or this launch gets wrong, RunFailed where the strategy does not engage.
     """
     accelerator = make_accelerator(resolved, **accelerator_options)
     if accelerator_options.get("log_with"):
@@ -94,7 +101,7 @@ def engage(
     resolved: Resolved, accelerator: Accelerator, tokenizer: PreTrainedTokenizerBase | None, pad_token_id: int | None
 ) -> Session:
     """The rest of ``open_session``; `verify` has samples made of ids, and so no tokenizer."""
-    prepared = prepare_model(resolved, pad_token_id)
+    prepared = prepare_model(resolved, pad_token_id, together=True)
     weights = weight_count(prepared.model)
     engine = strategy_of(resolved).engine_class()(prepared, accelerator)
     claims = engine.evidence()
@@ -105,7 +112,8 @@ def engage(
     failed = [claim for claim in claims if not claim.ok]
     if failed:
         told = "; ".join(f"{claim.claim}: {claim.seen}, expected {claim.expected}" for claim in failed)
-        raise NotSo(f"{resolved.recipe.strategy.name} is not engaged: {told}")
+        raise RunFailed(f"{resolved.recipe.strategy.name} is not engaged: {told}")
+    allow_hours()
     return Session(resolved, tokenizer, accelerator, engine, claims, weights)
 
 

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from toolkit.data.loader import eval_batches, open_data
-from toolkit.errors import NotSo
+from toolkit.errors import RunFailed
 from toolkit.model.compiling import compilation, told
 from toolkit.training import checkpoint
 from toolkit.training.guard import LossGuard, refusal
 from toolkit.training.loop import Progress, evaluate
-from toolkit.training.metrics import Pending, Recorder, StepRecord, peak_memory_bytes
+from toolkit.training.metrics import MetricsLog, Pending, StepRecord, peak_memory_bytes
 from toolkit.training.screen import Screen
 from toolkit.training.session import Session
 from toolkit.training.watch import Marks
@@ -26,7 +26,7 @@ class Steps:
         self,
         session: Session,
         view: Screen,
-        recorder: Recorder,
+        recorder: MetricsLog,
         folder: Path,
         progress: Progress,
         total: int,
@@ -135,7 +135,7 @@ class Steps:
         self._settle()
         start = checkpoint.newest(self.folder / "checkpoints", self.view.say)
         if start is None:
-            raise NotSo(f"{refusal(step, reason)}\nrun.on_bad_loss: rollback: no checkpoint was saved before it")
+            raise RunFailed(f"{refusal(step, reason)}\nrun.on_bad_loss: rollback: no checkpoint was saved before it")
         back = checkpoint.load(self.session, start)
         self.guard.returned(back.step, step)
         self.guard.recent.clear()
@@ -151,8 +151,8 @@ class Steps:
             self._eval_samples,
             resolved.recipe,
             resolved.micro_size,
-            resolved.world_size,
-            session.accelerator.process_index,
+            resolved.data_size,
+            session.data_rank,
             resolved.device,
         )
         loss, tokens = evaluate(session, batches)

@@ -8,16 +8,16 @@ from typing import Any
 
 from benchmarks.gpu_evidence.cells import Cell, Part, Record, Setting, Skipped
 from benchmarks.gpu_evidence.machine import host_bytes_available
-from benchmarks.gpu_evidence.shapes import LORA, Values, recipe, resolved_here
+from benchmarks.gpu_evidence.shapes import DISTRIBUTED, LORA, Values, recipe, resolved_here
 from benchmarks.gpu_evidence.train import train_here
-from toolkit.plan.choice import Search
-from toolkit.plan.hardware import GIB, Device
-from toolkit.plan.time import Rates
+from toolkit.planning.choice import Search
+from toolkit.planning.hardware import GIB, Device
+from toolkit.planning.time import Rates
 from toolkit.recipe.resolve import Resolved
 
 STEPS = 2
 """The second has every buffer and moment."""
-_SPREAD = ("ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2")
+
 _OFFLOAD = (("zero1", "optimizer"), ("zero2", "optimizer"), ("zero3", "optimizer"), ("zero3", "all"), ("fsdp1", "all"),
             ("fsdp2", "all"))  # fmt: skip
 _HOST_SHARE = 0.9
@@ -28,7 +28,7 @@ def cells(setting: Setting) -> list[Cell]:
     plain = [(kind, length) for length in (512, 2048, 8192) for kind in ("none", "selective", "full")]
     return [
         *(_cell("1b", way, "single", kind, length) for kind, length in plain for way in ("lora", "full")),
-        *(_cell("1b", way, strategy, "full", 2048, micro=2) for strategy in _SPREAD for way in ("lora", "full")),
+        *(_cell("1b", way, strategy, "full", 2048, micro=2) for strategy in DISTRIBUTED for way in ("lora", "full")),
         *(_cell("1b", "full", strategy, "full", 2048, offload=offload) for strategy, offload in _OFFLOAD),
         _cell("1b", "full", "single", "full", 2048, precision="fp32"),
         _cell("1b", "full", "single", "full", 2048, precision="fp16"),

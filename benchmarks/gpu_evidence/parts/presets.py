@@ -10,8 +10,8 @@ from benchmarks.gpu_evidence.cells import Cell, Part, Setting
 from benchmarks.gpu_evidence.shapes import preset, resolved_here
 from benchmarks.gpu_evidence.train import WARM, train_here
 from toolkit.recipe.resolve import Resolved
-from toolkit.verify.passes import Pass
-from toolkit.verify.run import verify
+from toolkit.verification.passes import Pass
+from toolkit.verification.run import verify
 
 FOLDER = Path("ds_configs")
 STEPS = WARM + 3

@@ -15,8 +15,8 @@ from typing import Any
 from benchmarks.gpu_evidence.cells import Cell, Part, Setting, Skipped
 from benchmarks.gpu_evidence.shapes import LORA, Values, recipe, resolved_here
 from benchmarks.gpu_evidence.train import WARM, own_linear, train_here
-from toolkit.bench.cells import Cell as BenchCell
-from toolkit.bench.cells import Plan, as_json, rate_of, run_cells
+from toolkit.benchmark.cells import Cell as BenchCell
+from toolkit.benchmark.cells import Plan, as_json, rate_of, run_cells
 
 STEPS = WARM + 5
 PACKED: Values = {"max_length": 2048, "packing": True}

@@ -7,30 +7,29 @@ from functools import partial
 from typing import Any
 
 from benchmarks.gpu_evidence.cells import Cell, Part, Record, Setting, Skipped
-from benchmarks.gpu_evidence.shapes import LORA, STRATEGIES, TINY, Values, recipe, resolved_here
-from toolkit.errors import InputError, NotSo
-from toolkit.verify.faults import fault_class, faults
-from toolkit.verify.matrix import what_caught
-from toolkit.verify.outcome import Outcome
-from toolkit.verify.run import verify
+from benchmarks.gpu_evidence.shapes import DISTRIBUTED, LORA, STRATEGIES, TINY, Values, recipe, resolved_here
+from toolkit.errors import InputError, RunFailed
+from toolkit.verification.faults import fault_class, faults
+from toolkit.verification.matrix import what_caught
+from toolkit.verification.outcome import Outcome
+from toolkit.verification.run import verify
 
 _TIME = 100.0
 """Seconds for a pass: a rank that does not answer by then hangs."""
 
 
 def cells(setting: Setting) -> list[Cell]:
-    spread = [name for name in STRATEGIES if name != "single"]
     return [
         *(Cell(f"one-{s}-{way}", partial(_one, s, way == "lora")) for s in STRATEGIES for way in ("lora", "full")),
-        *(Cell(f"two-{s}", partial(_two, s)) for s in spread),
+        *(Cell(f"two-{s}", partial(_two, s)) for s in DISTRIBUTED),
         *(Cell(f"overflow-{s}", partial(_overflow, s)) for s in STRATEGIES),
         *(Cell(f"{label}-{s}", partial(_option, s, label)) for label in OPTIONS for s in STRATEGIES),
         *(Cell(f"kill-{s}-{fault}", partial(_kill, s, fault)) for fault in faults() for s in _breaks(fault)),
     ]
 
 
-def _breaks(fault: str) -> tuple[str, ...]:
-    return fault_class(fault).strategies
+def _breaks(fault: str) -> list[str]:
+    return fault_class(fault).strategies.names()
 
 
 def _recipe(setting: Setting, strategy: str, world: int, **sections: Any) -> Values:
@@ -91,7 +90,7 @@ def _overflow(strategy: str, setting: Setting) -> dict[str, Any]:
 
 def _kill(strategy: str, fault: str, setting: Setting) -> dict[str, Any]:
     """One fault under one strategy: with two processes where a right run is found right so, else with one."""
-    world = 1 if strategy == "single" else _world(strategy, setting)
+    world = _world(strategy, setting) if strategy in DISTRIBUTED else 1
     resolved = resolved_here(setting, _recipe(setting, strategy, world, precision="fp32"))
     try:
         outcome = verify(
@@ -103,8 +102,8 @@ def _kill(strategy: str, fault: str, setting: Setting) -> dict[str, Any]:
         )
     except InputError as error:
         raise Skipped(f"refused: {error}") from None
-    except NotSo as error:
-        if world == 1 and strategy != "single":
+    except RunFailed as error:
+        if world == 1 and strategy in DISTRIBUTED:
             raise Skipped(f"not to be seen in one process: {error}") from None
         raise
     caught, where = what_caught(outcome)
@@ -118,7 +117,7 @@ def _kill(strategy: str, fault: str, setting: Setting) -> dict[str, Any]:
         "where": where,
         "diagnosis": outcome.diagnosis.cause if outcome.diagnosis else None,
     }
-    if not killed and world == 1 and strategy != "single":
+    if not killed and world == 1 and strategy in DISTRIBUTED:
         raise Skipped(f"does no harm in one process, and two cannot run {strategy} here")
     return found | {"ok": killed}
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from toolkit.optim.adamw import make_adamw
 from toolkit.recipe.resolve import Resolved
-from toolkit.training.optimizer import make_adamw
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -90,7 +90,7 @@ class Engine:
         self.dtypes = {name: p.dtype for name, p in prepared.model.named_parameters()}
         self.blocks = prepared.blocks
         self.config = prepared.model.config
-        self.gradient_divisor = self.resolved.world_size
+        self.gradient_divisor = self.resolved.data_size
         self.scaler = self._make_scaler() if self.resolved.precision.loss_scaling else None
         self.engage(prepared)
 
@@ -169,8 +169,12 @@ class Engine:
         raise NotImplementedError
 
     # ------------------------------------------------------------------ whole tensors, by name; every rank calls
+    #
+    # ``main_only``: only rank 0 has use for the values, as when it writes a checkpoint. The other ranks take part in
+    # the collectives and copy nothing to the host; they return tensors of the same shape and dtype without memory (on
+    # the meta device).
 
-    def full_weight(self, name: str) -> torch.Tensor:
+    def full_weight(self, name: str, main_only: bool = False) -> torch.Tensor:
         """The whole trained weight, from the master copy where there is one; on the CPU."""
         raise NotImplementedError
 
@@ -178,7 +182,7 @@ class Engine:
         """The whole gradient of the window, averaged over ranks, before clipping; None where there is none."""
         raise NotImplementedError
 
-    def full_state(self, name: str, scales: bool = False) -> OptimizerState | None:
+    def full_state(self, name: str, scales: bool = False, main_only: bool = False) -> OptimizerState | None:
         """AdamW's whole state of the parameter; None before its first update. ``scales``: in place of moments that are
         kept in 8 bits, the scale of each element."""
         raise NotImplementedError
@@ -203,6 +207,10 @@ class Engine:
 
     # ------------------------------------------------------------------ shared by subclasses
 
+    def _reads(self, main_only: bool) -> bool:
+        """Whether this rank has use for the values of a whole tensor."""
+        return not main_only or self.accelerator.is_main_process
+
     def _make_optimizer(self, parameters: Mapping[str, nn.Parameter], decayed: frozenset[str]) -> torch.optim.Optimizer:
         return make_adamw(parameters, decayed, self.resolved.recipe.optimizer, fused=True)
 
@@ -213,6 +221,12 @@ class Engine:
         """torch's 65536 over the ranks: the loss of each rank is multiplied by their number already, so every
         number of ranks starts with the same scale on the same gradients."""
         return 65536.0 / self.gradient_divisor
+
+
+def on_host(tensor: torch.Tensor, values: bool = True) -> torch.Tensor:
+    """A copy of ``tensor`` on the CPU; without ``values`` its shape and dtype alone, on the meta device."""
+    tensor = tensor.detach()
+    return tensor.to("cpu", copy=True) if values else torch.empty_like(tensor, device="meta")
 
 
 def connected_claim(world_size: int, device: torch.device) -> Claim:

@@ -16,6 +16,7 @@ import torch
 from toolkit.errors import InputError
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies import strategy_of
+from toolkit.strategies.engines.process_group import connect
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -28,11 +29,14 @@ torch's, so that runs in one process group do not depend on their order."""
 def make_accelerator(resolved: Resolved, **options: Any) -> Accelerator:
     """Connect the processes and make the Accelerator for a recipe's strategy; ``options`` go to Accelerator.
 
-    Raises InputError where the process was launched for another strategy or number of processes.
+    Raises InputError where the process was launched for another strategy or number of processes, or has no GPU where
+    the recipe wants one.
     """
     _check_launch(resolved)
+    _check_device(resolved)
     torch.nn.functional.linear = _LINEAR
     kind = strategy_of(resolved).distributed_type
+    _forget_state()
     if kind == "NO":
         return _single(resolved, options)
     _fill_environment(resolved)
@@ -41,19 +45,19 @@ def make_accelerator(resolved: Resolved, **options: Any) -> Accelerator:
         os.environ.setdefault("DS_SKIP_CUDA_CHECK", "1")
     os.environ["ACCELERATE_USE_DEEPSPEED"] = "true" if kind == "DEEPSPEED" else "false"
     os.environ["ACCELERATE_USE_FSDP"] = "true" if kind == "FSDP" else "false"
-    # With it accelerate 1.15.0 connects over gloo beside NCCL; the gradient norm of tensors that live on the host is
-    # summed there.
-    os.environ["FSDP_OFFLOAD_PARAMS"] = "true" if kind == "FSDP" and resolved.settings.offload else "false"
     if resolved.device == "cpu":
         connect_without_gpu(kind)
+    else:
+        connect("cuda")
     return _accelerator(resolved, kind, options)
 
 
 def _single(resolved: Resolved, options: dict[str, Any]) -> Accelerator:
     from accelerate import Accelerator
 
-    _forget_state()
     _drop_environment("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP")
+    if resolved.device == "cuda" and "LOCAL_RANK" in os.environ:
+        connect("cuda")  # accelerate would, over NCCL alone, and later jobs of the process may offload
     return Accelerator(cpu=resolved.device == "cpu", mixed_precision="no", **options)
 
 
@@ -86,7 +90,6 @@ def connect_without_gpu(kind: str | None = None) -> None:
     from accelerate.state import PartialState
     from accelerate.utils import DistributedType
 
-    _drop_environment("ACCELERATE_USE_CPU")
     _forget_state()
     kind = kind or _launched_kind()
     if kind == "DEEPSPEED":
@@ -94,8 +97,7 @@ def connect_without_gpu(kind: str | None = None) -> None:
     if kind == "MULTI_GPU":
         os.environ["ACCELERATE_USE_CPU"] = "true"  # Accelerator(cpu=True) connects DDP by itself
         return
-    if not torch.distributed.is_initialized():
-        torch.distributed.init_process_group("gloo")
+    connect("cpu")
     state = PartialState(backend="gloo")
     state.device = torch.device("cpu")
     if kind == "FSDP":
@@ -145,9 +147,11 @@ def _forget_zero_init() -> None:
 
 
 def _forget_state() -> None:
-    """Accelerate keeps its state for the process; a process group may serve many runs, one after another."""
+    """Accelerate keeps its state for the process; a process group may serve many runs, one after another. Left there it
+    refuses another strategy or precision, or silently trains with the last one's (1.15.0)."""
     from accelerate.state import AcceleratorState
 
+    _drop_environment("ACCELERATE_USE_CPU")
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
@@ -166,6 +170,15 @@ def _check_launch(resolved: Resolved) -> None:
                 f"{resolved.source}: strategy.name: launched for {meant}, but the recipe's strategy is "
                 f"{resolved.recipe.strategy.name}; launch with the accelerate.yaml that `toolkit config` writes for it"
             )
+
+
+def _check_device(resolved: Resolved) -> None:
+    """The recipe's device is chosen by asking the driver; accelerate asks torch, and without a word takes the CPU."""
+    if resolved.device == "cuda" and not torch.cuda.is_available():
+        raise InputError(
+            f"{resolved.source}: machine.device: cuda, but torch {torch.__version__} sees no GPU in this process; "
+            "install a torch that is built for the CUDA of this machine's driver, or set machine.device: cpu"
+        )
 
 
 def _fill_environment(resolved: Resolved) -> None:

@@ -12,10 +12,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
+from toolkit.errors import InputError
+from toolkit.optim.adamw import make_adamw, step_count
+from toolkit.optim.adamw8bit import dense_moment, moment_dtype
 from toolkit.strategies.engines.base import MOMENTS, Claim, Engine, OptimizerState, Prepared, connected_claim
 from toolkit.strategies.fsdp import FsdpSettings
-from toolkit.training.adamw8bit import dense_moment, moment_dtype
-from toolkit.training.optimizer import make_adamw
 
 
 class Fsdp1Engine(Engine):
@@ -23,7 +24,9 @@ class Fsdp1Engine(Engine):
 
     @staticmethod
     def plugin(settings: FsdpSettings, compute: str, trainable: str) -> Any:
-        """accelerate's plugin; gradients are reduced in the accumulation dtype, buffers keep their own."""
+        """accelerate's plugin; gradients are reduced in the accumulation dtype, buffers keep their own. Floating inputs
+        are cast where the model begins and nowhere else: a block would round rotary tables that a model keeps in
+        float32 on purpose."""
         from accelerate import FullyShardedDataParallelPlugin
         from torch.distributed.fsdp import MixedPrecision
 
@@ -33,7 +36,8 @@ class Fsdp1Engine(Engine):
                 param_dtype=getattr(torch, compute),
                 reduce_dtype=getattr(torch, trainable),
                 buffer_dtype=None,
-                cast_forward_inputs=True,
+                cast_forward_inputs=False,
+                cast_root_forward_inputs=True,
             )
         return FullyShardedDataParallelPlugin(
             fsdp_version=1,
@@ -54,11 +58,13 @@ class Fsdp1Engine(Engine):
 
     def engage(self, prepared: Prepared) -> None:
         plugin = self.accelerator.state.fsdp_plugin
-        plugin.auto_wrap_policy = functools.partial(
-            _own_unit,
-            blocks=frozenset(self.resolved.blocks),
-            apart=any(not p.requires_grad for p in prepared.model.parameters()),
-        )
+        apart = any(not p.requires_grad for p in prepared.model.parameters())
+        if apart and (shared := _trained_twice(prepared.model)):
+            raise InputError(
+                f"{self.resolved.source}: strategy.name: fsdp1 keeps each trained layer of a frozen model in a unit of "
+                f"its own, and {' and '.join(shared)} share one weight; use fsdp2"
+            )
+        plugin.auto_wrap_policy = functools.partial(_own_unit, blocks=frozenset(self.resolved.blocks), apart=apart)
         self.model = self.accelerator.prepare_model(prepared.model)
         self.parameters = {_clean(name): p for name, p in self.model.named_parameters() if p.requires_grad}
         self.optimizer = self._make_optimizer(self.parameters, prepared.decayed)
@@ -97,8 +103,8 @@ class Fsdp1Engine(Engine):
             Claim("share of the weights here", f"{100 / world:.1f} %", f"{100 * share:.1f} %", ok),
         ]
 
-    def full_weight(self, name: str) -> torch.Tensor:
-        return self._whole(name, self.parameters[name])
+    def full_weight(self, name: str, main_only: bool = False) -> torch.Tensor:
+        return self._whole(name, self.parameters[name], main_only)
 
     def full_gradient(self, name: str) -> torch.Tensor | None:
         grad = self.parameters[name].grad
@@ -108,7 +114,7 @@ class Fsdp1Engine(Engine):
             return None
         return self._whole(name, self.parameters[name].new_empty(0) if grad is None else grad)
 
-    def full_state(self, name: str, scales: bool = False) -> OptimizerState | None:
+    def full_state(self, name: str, scales: bool = False, main_only: bool = False) -> OptimizerState | None:
         state = self.optimizer.state.get(self.parameters[name]) or {}
         steps = torch.tensor(float(state["step"].item()) if state else -1.0, device=self.device)
         dist.all_reduce(steps, op=dist.ReduceOp.MAX)
@@ -116,7 +122,9 @@ class Fsdp1Engine(Engine):
             return None
         parameter = self.parameters[name]
         empty = parameter.new_empty(0, dtype=moment_dtype(self.optimizer, parameter))
-        moments = {key: self._whole(name, dense_moment(state.get(key, empty), parameter, scales)) for key in MOMENTS}
+        moments = {
+            key: self._whole(name, dense_moment(state.get(key, empty), parameter, scales), main_only) for key in MOMENTS
+        }
         return OptimizerState(int(steps.item()), moments)
 
     def load(self, name: str, weight: torch.Tensor, state: OptimizerState | None) -> None:
@@ -132,7 +140,7 @@ class Fsdp1Engine(Engine):
         if state is not None:
             dtype = moment_dtype(self.optimizer, parameter)
             self.optimizer.state[parameter] = {
-                "step": torch.tensor(float(state.step), device=parameter.device),
+                "step": step_count(self.optimizer, parameter, state.step),
                 **{key: part(state.moments[key], dtype) for key in MOMENTS},
             }
 
@@ -142,15 +150,29 @@ class Fsdp1Engine(Engine):
         dist.all_reduce(sizes)
         return sizes.tolist()
 
-    def _whole(self, name: str, local: torch.Tensor) -> torch.Tensor:
-        """A parameter's slices lie in the order of the ranks; each rank holds a contiguous run of its elements."""
-        sizes = self._sizes(local)
-        parts = [torch.empty(max(sizes), device=self.device, dtype=local.dtype) for _ in sizes]
-        mine = torch.zeros(max(sizes), device=self.device, dtype=local.dtype)
-        mine[: local.numel()] = local.detach().reshape(-1).to(self.device)
-        dist.all_gather(parts, mine)
-        flat = torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
-        return flat.view(self.shapes[name]).cpu()
+    def _whole(self, name: str, local: torch.Tensor, main_only: bool = False) -> torch.Tensor:
+        """A parameter's slices lie in the order of the ranks; each rank holds a contiguous run of its elements.
+
+        Each owner broadcasts its slice into its place. A rank that reads holds the whole on its device, any other one
+        slice at a time. (NCCL makes a communicator for every pair that sends directly, which takes memory and time.)
+        """
+        sizes, reads = self._sizes(local), self._reads(main_only)
+        local = local.detach().reshape(-1).to(self.device)
+        whole = torch.empty(sum(sizes), device=self.device if reads else "meta", dtype=local.dtype)
+        start = 0
+        for rank, size in enumerate(sizes):
+            place, mine = whole[start : start + size], rank == dist.get_rank()
+            start += size
+            if not size:
+                continue
+            if mine and reads:
+                place.copy_(local)
+            elif mine:
+                place = local
+            elif not reads:
+                place = local.new_empty(size)
+            dist.broadcast(place, src=rank)
+        return whole.view(self.shapes[name]) if whole.is_meta else whole.view(self.shapes[name]).cpu()
 
     @contextlib.contextmanager
     def gathered(self) -> Iterator[nn.Module]:
@@ -168,6 +190,15 @@ def _own_unit(module: nn.Module, recurse: bool, nonwrapped_numel: int, *, blocks
         return True
     own = list(module.parameters(recurse=False))
     return apart and not list(module.children()) and any(p.requires_grad for p in own)
+
+
+def _trained_twice(model: nn.Module) -> list[str]:
+    """Names of one trained weight that several modules have; none where there is no such weight."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if parameter.requires_grad:
+            names.setdefault(id(parameter), []).append(name)
+    return next((shared for shared in names.values() if len(shared) > 1), [])
 
 
 def _clean(name: str) -> str:

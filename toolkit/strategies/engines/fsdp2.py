@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.utils._pytree import tree_map_only
 
-from toolkit.strategies.engines.base import MOMENTS, Claim, Engine, OptimizerState, Prepared, connected_claim
+from toolkit.optim.adamw import step_count
+from toolkit.optim.adamw8bit import dense_moment, moment_dtype
+from toolkit.strategies.engines.base import MOMENTS, Claim, Engine, OptimizerState, Prepared, connected_claim, on_host
 from toolkit.strategies.fsdp import FsdpSettings
-from toolkit.training.adamw8bit import dense_moment, moment_dtype
 
 
 class Fsdp2Engine(Engine):
@@ -21,14 +23,19 @@ class Fsdp2Engine(Engine):
     @staticmethod
     def plugin(settings: FsdpSettings, compute: str, trainable: str) -> Any:
         """accelerate's plugin for these settings. Its own mixed precision would also reduce gradients in 16 bits
-        and cast the model's outputs, the loss with them (accelerate 1.15.0)."""
+        and cast the model's outputs, the loss with them (accelerate 1.15.0). torch's default for
+        ``cast_forward_inputs`` rounds everything that a block is given (torch 2.13.0), rotary tables too that a model
+        keeps in float32 on purpose; ``_cast_root_inputs`` does it where the model begins."""
         from accelerate import FullyShardedDataParallelPlugin
         from torch.distributed.fsdp import MixedPrecisionPolicy
 
         policy = None
         if compute != trainable:
             policy = MixedPrecisionPolicy(
-                param_dtype=getattr(torch, compute), reduce_dtype=getattr(torch, trainable), output_dtype=None
+                param_dtype=getattr(torch, compute),
+                reduce_dtype=getattr(torch, trainable),
+                output_dtype=None,
+                cast_forward_inputs=False,
             )
         return FullyShardedDataParallelPlugin(
             fsdp_version=2,
@@ -46,6 +53,8 @@ class Fsdp2Engine(Engine):
         placeholder = torch.optim.SGD(list(prepared.trainable().values()), lr=0.0)  # accelerate wants both at once
         with _embeddings_in_the_root(prepared.model):
             self.model, _ = self.accelerator.prepare(prepared.model, placeholder)
+        if self.resolved.precision.mixed:
+            _cast_root_inputs(self.model, getattr(torch, self.resolved.precision.compute))
         self.parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self.optimizer = self._make_optimizer(self.parameters, prepared.decayed)
 
@@ -68,19 +77,20 @@ class Fsdp2Engine(Engine):
                   0 <= local <= bound),
         ]  # fmt: skip
 
-    def full_weight(self, name: str) -> torch.Tensor:
-        return _whole(self.parameters[name])
+    def full_weight(self, name: str, main_only: bool = False) -> torch.Tensor:
+        return _whole(self.parameters[name], self._reads(main_only))
 
     def full_gradient(self, name: str) -> torch.Tensor | None:
         grad = self.parameters[name].grad
         return None if grad is None else _whole(grad)
 
-    def full_state(self, name: str, scales: bool = False) -> OptimizerState | None:
+    def full_state(self, name: str, scales: bool = False, main_only: bool = False) -> OptimizerState | None:
         parameter = self.parameters[name]
         state = self.optimizer.state.get(parameter)
         if not state:
             return None
-        moments = {key: _whole(dense_moment(state[key], parameter, scales)) for key in MOMENTS}
+        reads = self._reads(main_only)
+        moments = {key: _whole(dense_moment(state[key], parameter, scales), reads) for key in MOMENTS}
         return OptimizerState(int(_whole(state["step"]).item()), moments)
 
     def load(self, name: str, weight: torch.Tensor, state: OptimizerState | None) -> None:
@@ -90,9 +100,18 @@ class Fsdp2Engine(Engine):
         if state is not None:
             dtype = moment_dtype(self.optimizer, parameter)
             self.optimizer.state[parameter] = {
-                "step": torch.tensor(float(state.step), device=parameter.device),
+                "step": step_count(self.optimizer, parameter, state.step),
                 **{key: _split(state.moments[key], parameter, dtype) for key in MOMENTS},
             }
+
+
+def _cast_root_inputs(model: nn.Module, dtype: torch.dtype) -> None:
+    """Have the model take floating inputs (pixels, audio features) in the dtype that its weights are gathered in."""
+
+    def cast(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        return tree_map_only(torch.Tensor, lambda x: x.to(dtype) if x.is_floating_point() else x, (args, kwargs))
+
+    model.register_forward_pre_hook(cast, with_kwargs=True)
 
 
 @contextlib.contextmanager
@@ -118,9 +137,8 @@ def _embeddings_in_the_root(model: nn.Module) -> Iterator[None]:
             delattr(model, name)
 
 
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return whole.detach().cpu().clone()
+def _whole(tensor: torch.Tensor, reads: bool = True) -> torch.Tensor:
+    return on_host(tensor.full_tensor() if isinstance(tensor, DTensor) else tensor, reads)
 
 
 def _split(tensor: torch.Tensor, like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from toolkit.model.nf4 import BLOCK, NESTED, nf4_layers
-from toolkit.recipe.resolve import SPLIT_WEIGHTS, Resolved
+from toolkit.recipe.resolve import Resolved
 from toolkit.strategies.engines.base import Claim
 
 
@@ -19,7 +19,7 @@ def base_claims(model: nn.Module, bases: Mapping[str, int], resolved: Resolved, 
     takes, counted from the storage on all ranks. Every rank calls it."""
     layers = {name: layer for name, layer in nf4_layers(model).items() if _doubly(layer.statistics)}
     elements = sum(bases.values())
-    spread = resolved.recipe.strategy.name in SPLIT_WEIGHTS
+    spread = "weights" in resolved.traits.shards
     stored = torch.tensor(float(sum(_local_bytes(layer.weight) for layer in layers.values())), device=device)
     if spread and dist.is_initialized():
         dist.all_reduce(stored)

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from toolkit.strategies.engines.base import MOMENTS, Claim, Engine, OptimizerState, Prepared, connected_claim
-from toolkit.training.adamw8bit import dense_moment, moment_dtype
+from toolkit.optim.adamw import step_count
+from toolkit.optim.adamw8bit import dense_moment, moment_dtype
+from toolkit.strategies.engines.base import MOMENTS, Claim, Engine, OptimizerState, Prepared, connected_claim, on_host
 
 
 class SingleEngine(Engine):
@@ -32,19 +33,20 @@ class SingleEngine(Engine):
     def evidence(self) -> list[Claim]:
         return [connected_claim(self.resolved.world_size, self.device)]
 
-    def full_weight(self, name: str) -> torch.Tensor:
-        return self.parameters[name].detach().cpu().clone()
+    def full_weight(self, name: str, main_only: bool = False) -> torch.Tensor:
+        return on_host(self.parameters[name], self._reads(main_only))
 
     def full_gradient(self, name: str) -> torch.Tensor | None:
         grad = self.parameters[name].grad
-        return None if grad is None else grad.detach().cpu().clone()
+        return None if grad is None else on_host(grad)
 
-    def full_state(self, name: str, scales: bool = False) -> OptimizerState | None:
+    def full_state(self, name: str, scales: bool = False, main_only: bool = False) -> OptimizerState | None:
         parameter = self.parameters[name]
         state = self.optimizer.state.get(parameter)
         if not state:
             return None
-        moments = {key: dense_moment(state[key], parameter, scales).detach().cpu().clone() for key in MOMENTS}
+        reads = self._reads(main_only)
+        moments = {key: on_host(dense_moment(state[key], parameter, scales, reads), reads) for key in MOMENTS}
         return OptimizerState(int(state["step"].item()), moments)
 
     def load(self, name: str, weight: torch.Tensor, state: OptimizerState | None) -> None:
@@ -54,8 +56,7 @@ class SingleEngine(Engine):
         if state is not None:
             dtype = moment_dtype(self.optimizer, parameter)
             self.optimizer.state[parameter] = {
-                # fused AdamW keeps its step count on the parameter's device
-                "step": torch.tensor(float(state.step), device=parameter.device),
+                "step": step_count(self.optimizer, parameter, state.step),
                 **{key: state.moments[key].to(parameter.device, dtype).clone() for key in MOMENTS},
             }
 

@@ -35,6 +35,7 @@ class ZeroEngine(Engine):
         self.parameters = prepared.trainable()
         originals = _lossy_copies(self.parameters, self.resolved.precision.compute)
         if self.resolved.settings.stage == 3:
+            _round_once()
             _split(model, self.resolved, self.device)
         optimizer = self._make_optimizer(self.parameters, prepared.decayed)
         self.engine: Any
@@ -107,15 +108,16 @@ class ZeroEngine(Engine):
             claims.append(Claim("parameters split", str(total), str(len(split)), len(split) == total))
         return claims
 
-    def full_weight(self, name: str) -> torch.Tensor:
-        return self.tensors.weight(self.parameters[name])
+    def full_weight(self, name: str, main_only: bool = False) -> torch.Tensor:
+        return self.tensors.weight(self.parameters[name], self._reads(main_only))
 
     def full_gradient(self, name: str) -> torch.Tensor | None:
         grad = self.tensors.gradient(self.parameters[name])
         return None if grad is None else grad.float() / self.loss_scale
 
-    def full_state(self, name: str, scales: bool = False) -> OptimizerState | None:
-        moments = {key: self.tensors.moment(self.parameters[name], key) for key in MOMENTS}
+    def full_state(self, name: str, scales: bool = False, main_only: bool = False) -> OptimizerState | None:
+        reads = self._reads(main_only)
+        moments = {key: self.tensors.moment(self.parameters[name], key, reads) for key in MOMENTS}
         if any(moment is None for moment in moments.values()):
             return None
         return OptimizerState(self.tensors.step_count(), {k: m for k, m in moments.items() if m is not None})
@@ -167,6 +169,18 @@ def _split(model: nn.Module, resolved: Resolved, device: torch.device) -> None:
     deepspeed.zero.Init(module=model, config_dict_or_path=strategy_of(resolved).deepspeed_config(resolved), dtype=dtype)
     for buffer in model.buffers():
         buffer.data = buffer.data.to(device)
+
+
+def _round_once() -> None:
+    """ZeRO-3's own linear (DeepSpeed 0.19.8, runtime/zero/linear.py) rounds a product to 16 bits and then adds the bias
+    to it in place; torch's adds first and rounds once. Where products are kept by selective checkpointing the change in
+    place is wrong as well, see ``toolkit/model/checkpointing.py``."""
+    from deepspeed.runtime.zero.linear import LinearFunctionForZeroStage3
+
+    def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return torch._C._nn.linear(x, weight, bias)  # what nn.functional.linear is while nobody replaces it
+
+    LinearFunctionForZeroStage3.forward = staticmethod(linear)
 
 
 @contextlib.contextmanager

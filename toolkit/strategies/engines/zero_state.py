@@ -11,11 +11,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from toolkit.strategies.engines.base import MOMENTS
+from toolkit.optim.adamw import step_count
+from toolkit.strategies.engines.base import MOMENTS, on_host
 
 
 class ZeroTensors:
-    """Access by parameter to what ZeRO keeps in flat partitions. Every rank calls every method."""
+    """Access by parameter to what ZeRO keeps in flat partitions. Every rank calls every method; what is read is on the
+    CPU, or on the meta device where this rank has no use for the values (``reads`` False)."""
 
     def __init__(self, engine: Any) -> None:
         self.stage = int(engine.zero_optimization_stage())
@@ -23,11 +25,11 @@ class ZeroTensors:
         self.zero: Any = engine.optimizer
         self.inner: torch.optim.Optimizer = engine.optimizer.optimizer
 
-    def weight(self, parameter: nn.Parameter) -> torch.Tensor:
+    def weight(self, parameter: nn.Parameter, reads: bool = True) -> torch.Tensor:
         from deepspeed.utils import safe_get_full_fp32_param
 
         # Below stage 3 DeepSpeed puts whole tensors together in float32, whatever dtype it keeps them in.
-        return _copy(safe_get_full_fp32_param(parameter)).to(self.masters()[0].dtype)
+        return on_host(safe_get_full_fp32_param(parameter), reads).to(self.masters()[0].dtype)
 
     def gradient(self, parameter: nn.Parameter) -> torch.Tensor | None:
         """The accumulated gradient as the optimizer will read it, loss scale still in it."""
@@ -35,16 +37,16 @@ class ZeroTensors:
 
         grad = safe_get_full_grad(parameter)
         kept = getattr(self.zero, "gradient_accumulation_dtype", None)
-        return None if grad is None else _copy(grad).to(kept or grad.dtype)
+        return None if grad is None else on_host(grad).to(kept or grad.dtype)
 
-    def moment(self, parameter: nn.Parameter, key: str) -> torch.Tensor | None:
+    def moment(self, parameter: nn.Parameter, key: str, reads: bool = True) -> torch.Tensor | None:
         from deepspeed.utils import safe_get_full_optimizer_state
 
         if not self._has_state():
             return None
         self._link_state()
         dtype = next(state[key].dtype for state in self.inner.state.values() if key in state)
-        return _copy(safe_get_full_optimizer_state(parameter, key)).to(dtype)
+        return on_host(safe_get_full_optimizer_state(parameter, key), reads).to(dtype)
 
     def set_weight(self, parameter: nn.Parameter, weight: torch.Tensor) -> None:
         """Set the master weight and the copy that the next forward uses."""
@@ -96,7 +98,7 @@ class ZeroTensors:
         for flat in self.masters():
             if flat not in self.inner.state:
                 self.inner.state[flat] = {
-                    "step": torch.zeros((), device=flat.device),
+                    "step": step_count(self.inner, flat, 0),
                     **{key: torch.zeros_like(flat) for key in MOMENTS},
                 }
         self._link_state()
@@ -119,7 +121,3 @@ class ZeroTensors:
 
     def _has_state(self) -> bool:
         return any(all(key in state for key in MOMENTS) for state in self.inner.state.values())
-
-
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().cpu().clone()

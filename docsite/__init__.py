@@ -1,0 +1,1 @@
+"""What the documentation site shows that is read from the code: commands, rules, faults, messages."""

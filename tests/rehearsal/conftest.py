@@ -1,0 +1,59 @@
+"""Rehearsals run in processes of their own, two at once, each one after another."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rehearsal import shim, worker
+from rehearsal.cells import Call
+
+_LIMIT_S = 800
+"""Of a machine that does much else; none takes more than a minute of an idle one."""
+
+
+class Stage:
+    """Hands calls to the processes, those of all tests at once, so that no process waits for a test."""
+
+    def __init__(self, pool: ProcessPoolExecutor, root: str, calls: list[Call]) -> None:
+        self._pool, self._root = pool, root
+        self._coming: dict[Call, Future[Any]] = {}
+        for call in sorted(dict.fromkeys(calls), key=lambda call: not call.long):
+            self._begin(call)
+
+    def _begin(self, call: Call) -> Future[Any]:
+        if call not in self._coming:
+            self._coming[call] = self._pool.submit(worker.make, call, self._root)
+        return self._coming[call]
+
+    def __call__(self, call: Call) -> Any:
+        """What the call returns; raises what it raises."""
+        return self._begin(call).result(_LIMIT_S)
+
+
+@pytest.fixture(scope="session")
+def stage(request: pytest.FixtureRequest, tiny_root: Path) -> Iterator[Stage]:
+    if shim.compiler() is None:
+        pytest.skip("no C++ compiler: the rehearsal's CUDA hooks are compiled (tests/rehearsal/shim.cpp)")
+    shim.build()
+    params = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
+    calls = [value for values in params for value in values.values() if isinstance(value, Call)]
+    pool = ProcessPoolExecutor(min(2, os.cpu_count() or 1), get_context("spawn"), worker.start)
+    try:
+        yield Stage(pool, str(tiny_root), calls)
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """They start processes, and may wait for each other's."""
+    for item in items:
+        if "stage" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.group)
+            item.add_marker(pytest.mark.timeout(_LIMIT_S + 20))

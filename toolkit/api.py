@@ -1,0 +1,263 @@
+"""The Python API: what the commands do, as functions that return objects.
+
+Every function takes a recipe as a file's path or as a Recipe object, and ``section.key=value`` overrides. Results have
+``to_json()``, equal to the command's ``--json``, and ``exit_code``, the command's exit status. Errors are ToolkitError:
+InputError where the input cannot be used, RunFailed where the thing asked about is not so. Import the names from
+``toolkit``; heavy packages are imported when a function needs them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from toolkit.recipe.load import recipe_from, recipe_yaml
+from toolkit.recipe.schema import Recipe
+from toolkit.results import CommandResult
+
+if TYPE_CHECKING:
+    from toolkit.benchmark.command import Measured
+    from toolkit.linting.model import Finding
+    from toolkit.migration.run import Migrated
+    from toolkit.planning.command import Planned
+    from toolkit.training.export import Exported
+    from toolkit.verification.command import Verdict
+
+RecipeLike = str | Path | Recipe
+
+
+@dataclass(frozen=True)
+class Trained(CommandResult):
+    """What `toolkit train` gives."""
+
+    @property
+    def final_loss(self) -> float | None:
+        """Mean loss per supervised token of the last step; None where no step was taken."""
+        return self.document["final_loss"]
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps, those of resumed checkpoints included."""
+        return self.document["steps"]
+
+    @property
+    def tokens(self) -> int:
+        """Supervised tokens consumed by this run."""
+        return self.document["tokens"]
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Supervised tokens per second, evaluation and saving left out."""
+        return self.document["tokens_per_second"]
+
+    @property
+    def peak_memory_bytes(self) -> list[int]:
+        """Peak memory in bytes by rank."""
+        return self.document["peak_memory_bytes"]
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """The newest checkpoint, if any was saved."""
+        saved = self.document["checkpoint"]
+        return None if saved is None else Path(saved)
+
+
+def train(
+    recipe: RecipeLike,
+    overrides: Sequence[str] = (),
+    *,
+    resume: bool = False,
+    extend: bool = False,
+    max_restarts: int = 0,
+) -> Trained:
+    """Launch through `accelerate launch` on this machine, train, and wait for the end.
+
+    ``resume``: from the newest valid checkpoint. ``extend``: together with it, also where another length changes the
+    learning rates. ``max_restarts``: restart automatically so many times when a rank dies or hangs.
+
+    Raises InputError where the recipe cannot run here, RunFailed where training fails, Stopped after a signal.
+    """
+    from toolkit.launch.job import train as launch_and_train
+
+    source = recipe if isinstance(recipe, Recipe) else str(recipe)
+    document = launch_and_train(source, overrides, resume=resume, extend=extend, max_restarts=max_restarts)
+    return Trained(document, 0)
+
+
+def verify(
+    recipe: RecipeLike,
+    overrides: Sequence[str] = (),
+    *,
+    fault: str | None = None,
+    full_size: bool = False,
+    time_limit: float = 300.0,
+    log: str | Path | None = None,
+) -> Verdict:
+    """Prove a recipe equal to the plain PyTorch loop, or find the first stage, step and tensor that differ.
+
+    ``fault``: inject a known fault, by its id. ``full_size``: the model itself in place of a small twin.
+    ``time_limit``: seconds for one pass. ``log``: a file for what the ranks print; None: standard output and error.
+
+    Raises InputError where the recipe cannot run here, RunFailed where a fault was never reached.
+    """
+    from toolkit.verification.command import verify_recipe
+
+    to = None if log is None else Path(log).absolute()
+    return verify_recipe(recipe, overrides, fault=fault, full_size=full_size, time_limit=time_limit, log=to)
+
+
+def plan(
+    recipe: RecipeLike,
+    overrides: Sequence[str] = (),
+    *,
+    gpu: str | None = None,
+    memory: float | None = None,
+    gpus: int | None = None,
+    nodes: int | None = None,
+    headroom: float = 0.05,
+    every: bool = False,
+    scale: bool = False,
+    calibrate: bool = False,
+) -> Planned:
+    """Predict peak memory and time of every strategy, and choose the fastest that fits.
+
+    ``recipe`` may also be a model's config.json or folder. ``gpu``: a name of the device table, for example h100, or
+    ``memory``: GiB per device. ``gpus``, ``nodes``: override the recipe's. ``headroom``: share of the memory that stays
+    free. ``every``: keep candidates that cannot win. ``scale``: 1 to 1,024 devices. ``calibrate``: time this machine.
+
+    Raises InputError where the input cannot be used, RunFailed where calibration fails.
+    """
+    from toolkit.planning.command import Request, make_plan
+
+    source = recipe if isinstance(recipe, Recipe) else str(recipe)
+    return make_plan(
+        Request(
+            source,
+            tuple(overrides),
+            gpu=gpu,
+            memory=memory,
+            gpus=gpus,
+            nodes=nodes,
+            headroom=headroom,
+            every=every,
+            scale=scale,
+            calibrate=calibrate,
+        )
+    )
+
+
+def bench(
+    recipe: RecipeLike,
+    overrides: Sequence[str] = (),
+    *,
+    strategies: Sequence[str] = (),
+    options: Sequence[str] = (),
+    against: str | Path | None = None,
+    turns: int = 3,
+    steps: int = 5,
+    warmup: int = 2,
+    full_rows: bool = False,
+    say: Callable[[str], None] = lambda line: None,
+    log: str | Path = "runs/bench/bench.log",
+) -> Measured:
+    """Measure tokens per second, peak memory and MFU on this machine.
+
+    Beside the recipe: the same under ``strategies`` (names, or all), with each of ``options`` (``key=value``), and the
+    recipe ``against``. Each is trained ``turns`` times, in turns, for ``steps`` timed steps after ``warmup``.
+    ``full_rows``: rows of random tokens in place of the data. ``say``: called with lines of progress. ``log``: a file
+    for what the ranks print.
+
+    Raises InputError where the input cannot be used.
+    """
+    from toolkit.benchmark.command import Request, measure
+
+    with _file_of(recipe, overrides) as file:
+        request = Request(
+            file,
+            () if isinstance(recipe, Recipe) else tuple(overrides),
+            tuple(strategies),
+            tuple(options),
+            None if against is None else str(against),
+            turns,
+            steps,
+            warmup,
+            full_rows,
+        )
+        return measure(request, say, Path(log))
+
+
+@dataclass(frozen=True)
+class Linted(CommandResult):
+    """What `toolkit lint` gives."""
+
+    findings: tuple[Finding, ...]
+    """In the order of the files: code, severity, place, key, message and fix."""
+
+
+def lint(
+    files: Sequence[str | Path],
+    *,
+    command: str | None = None,
+    reader: Literal["trainer", "accelerator", "deepspeed"] | None = None,
+    select: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+) -> Linted:
+    """Check accelerate, DeepSpeed, Trainer and PEFT configuration files together.
+
+    ``command``: a launch command, as one text. ``reader``: which package reads the files; None: derived from them.
+    ``select``, ``ignore``: codes of rules, or their beginnings. Raises InputError where a file cannot be used.
+    """
+    from toolkit.linting.engine import lint as check_files
+    from toolkit.linting.output.machine import as_json
+
+    started = time.time()
+    report = check_files([str(file) for file in files], command=command, reader=reader, select=select, ignore=ignore)
+    return Linted(as_json(report, started), 1 if report.failed else 0, tuple(report.findings))
+
+
+def migrate(files: Sequence[str | Path], to: str) -> Migrated:
+    """The same training under another strategy (zero1, zero2, zero3 or fsdp2), as new files.
+
+    Raises InputError where the files cannot be used, RunFailed with every reason where something has no equal.
+    """
+    from toolkit.migration.run import migrate as migrate_files
+
+    return migrate_files([str(file) for file in files], to)
+
+
+def export(
+    checkpoint: str | Path,
+    output: str | Path,
+    *,
+    merged: bool = False,
+    best: bool = False,
+    push: str | None = None,
+    dequantise: bool = False,
+) -> Exported:
+    """Write a folder that from_pretrained (and PEFT) loads, from a checkpoint or from a run's folder.
+
+    ``merged``: fold the adapter into the base. ``best``: of a run the best checkpoint by evaluation, not the newest.
+    ``push``: upload to this repository of the hub. ``dequantise``: with ``merged`` and a 4-bit base.
+
+    Raises InputError where the checkpoint or the folder cannot be used, RunFailed where it cannot be pushed.
+    """
+    from toolkit.training.export import export_checkpoint
+
+    return export_checkpoint(checkpoint, output, merged=merged, best=best, push=push, dequantise=dequantise)
+
+
+@contextlib.contextmanager
+def _file_of(recipe: RecipeLike, overrides: Sequence[str]) -> Iterator[str]:
+    """A recipe's file; of an object, a temporary one."""
+    if not isinstance(recipe, Recipe):
+        yield str(recipe)
+        return
+    with tempfile.TemporaryDirectory(prefix="toolkit-") as folder:
+        file = Path(folder) / "recipe.yaml"
+        file.write_text(recipe_yaml(recipe_from(recipe, overrides)), encoding="utf-8")
+        yield str(file)

@@ -1,0 +1,221 @@
+"""Cells of a bench: which recipes are measured, in turns, and what comes out of the turns."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from toolkit.benchmark.job import Order, Turn, turn_job
+from toolkit.benchmark.work import device_rate
+from toolkit.errors import InputError
+from toolkit.launch.group import WorkerGroup
+from toolkit.launch.job import check_machine
+from toolkit.machine import cpu_count
+from toolkit.recipe.load import apply_overrides, load_recipe, validate
+from toolkit.recipe.positions import read
+from toolkit.recipe.resolve import Resolved
+from toolkit.strategies import resolve
+
+TIME_LIMIT = 600.0
+"""Seconds that a turn may take."""
+
+
+@dataclass
+class Cell:
+    """One recipe, and the turns that it had. ``label``: what tells it from the other cells."""
+
+    label: str
+    resolved: Resolved
+    asked: bool = False
+    turns: list[list[Turn]] = field(default_factory=list)
+    """By turn, then by rank."""
+    counted: list[Turn] = field(default_factory=list)
+    failure: str | None = None
+
+    @property
+    def seconds_by_turn(self) -> list[list[float]]:
+        """Of every timed step: that of the slowest rank."""
+        return [[max(rank.seconds[at] for rank in turn) for at in range(len(turn[0].seconds))] for turn in self.turns]
+
+    @property
+    def seconds(self) -> list[float]:
+        """The same of all turns together."""
+        return [seconds for turn in self.seconds_by_turn for seconds in turn]
+
+    def sums(self, of: Callable[[Turn], Sequence[float]]) -> list[float]:
+        """Something of every step, summed over ranks."""
+        return [sum(of(rank)[at] for rank in turn) for turn in self.turns for at in range(len(turn[0].seconds))]
+
+    @property
+    def rates(self) -> list[float]:
+        """Supervised tokens per second of each turn; tokens that several ranks share count once."""
+        found = []
+        for turn, seconds in zip(self.turns, self.seconds_by_turn, strict=True):
+            parts = turn[:: self.resolved.ranks_per_part]
+            found.append(sum(sum(rank.supervised[: len(rank.seconds)]) for rank in parts) / sum(seconds))
+        return found
+
+
+def make_cells(
+    recipe: str, overrides: Sequence[str], strategies: Sequence[str], options: Sequence[str], against: str | None
+) -> tuple[list[Cell], list[str]]:
+    """The recipe, the same under each of ``strategies`` and with each of ``options`` (``key=value`` or several with a
+    comma between), and the recipe ``against``; and what was left out, with its reason. Raises InputError."""
+    asked = resolve(load_recipe(recipe, overrides), recipe)
+    check_machine(asked)
+    name = asked.recipe.strategy.name
+    cells, left_out = [Cell(name, asked, asked=True)], []
+    wanted = [(other, [f"strategy.name={other}"]) for other in strategies if other != name]
+    wanted += [(option, option.split(",")) for option in options]
+    for label, more in wanted:
+        try:
+            document = read(recipe)
+            apply_overrides(document, [*overrides, *more])
+            resolved = resolve(validate(document), recipe)
+            check_machine(resolved)
+        except InputError as error:
+            left_out.append(f"{label}: {error}")
+            continue
+        cells.append(Cell(label, resolved))
+    if against is not None:
+        other = resolve(load_recipe(against), against)
+        check_machine(other)
+        cells.append(Cell(against, other))
+        cells[0].label = recipe
+    return cells, left_out
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is measured: ``turns`` of each cell, one after another, of ``steps`` timed after ``warmup``."""
+
+    turns: int = 3
+    steps: int = 5
+    warmup: int = 2
+    full: bool = False
+    memory: bool = True
+    """On a CPU, one more short turn each, untimed, that counts the bytes of every storage."""
+
+
+def run_cells(
+    cells: Sequence[Cell],
+    plan: Plan,
+    trace: str | None,
+    say: Callable[[str], None],
+    groups: dict[int, WorkerGroup] | None = None,
+) -> None:
+    """Give every cell its turns; a cell that fails says so, and the others go on."""
+    kept = {} if groups is None else groups
+    try:
+        for turn in range(plan.turns):
+            for cell in cells if turn % 2 == 0 else list(reversed(cells)):
+                last = turn == plan.turns - 1
+                order = _order(cell, plan, trace if last and cell.asked else None)
+                found = _turn(cell, order, kept)
+                if found is not None:
+                    cell.turns.append(found)
+                    say(f"  turn {turn + 1}/{plan.turns}  {cell.label}: {cell.rates[-1]:,.0f} tokens/s")
+        if plan.memory:
+            for cell in cells:
+                # What counts storages on a CPU keeps torch from compiling: it would measure another run.
+                if cell.resolved.device == "cpu" and not cell.resolved.recipe.compile:
+                    short = Order(_values(cell), cell.resolved.source, "cpu", 1, 1, plan.full, counted=True)
+                    cell.counted = _turn(cell, short, kept) or []
+    finally:
+        if groups is None:
+            for group in kept.values():
+                group.close()
+
+
+def _values(cell: Cell) -> dict[str, Any]:
+    return cell.resolved.recipe.model_dump(mode="json")
+
+
+def _order(cell: Cell, plan: Plan, trace: str | None) -> Order:
+    resolved = cell.resolved
+    return Order(_values(cell), resolved.source, resolved.device, plan.steps, plan.warmup, plan.full, trace=trace)
+
+
+def _turn(cell: Cell, order: Order, groups: dict[int, WorkerGroup]) -> list[Turn] | None:
+    from toolkit.launch.group import JobFailed
+
+    if cell.failure is not None:
+        return None
+    world = cell.resolved.world_size
+    group = groups.setdefault(world, WorkerGroup(world, max(1, cpu_count() // world)))
+    try:
+        found = group.run(turn_job, order, timeout=TIME_LIMIT)
+    except JobFailed as error:
+        cell.failure = str(error).strip().splitlines()[-1]
+        return None
+    out = next((rank.out_of_memory for rank in found if rank.out_of_memory), None)
+    if out is not None:
+        cell.failure = f"out of memory: {out}"
+        group.close()
+        return None
+    return found
+
+
+def as_json(cell: Cell, rate: float | None) -> dict[str, Any]:
+    """The contract's fields, and more."""
+    recipe, resolved = cell.resolved.recipe, cell.resolved
+    fields: dict[str, Any] = {
+        "label": cell.label,
+        "strategy": recipe.strategy.name,
+        "offload": recipe.strategy.offload,
+        "activation_checkpointing": recipe.activation_checkpointing,
+        "micro_size": resolved.micro_size,
+        "accumulation": resolved.accumulation,
+        "processes": resolved.world_size,
+        "packing": recipe.data.packing,
+        "loss": resolved.loss_kernel,
+        "compile": recipe.compile,
+        "fp8": recipe.fp8,
+        "recipe_sha256": resolved.sha256,
+        "asked": cell.asked,
+        "fits": cell.failure is None,
+        "reason": cell.failure or "",
+    }
+    if not cell.turns:
+        return fields | dict.fromkeys(("tokens_per_second", "peak_allocated_bytes", "peak_reserved_bytes", "mfu",
+                                       "seconds_per_step"))  # fmt: skip
+    seconds, rates = cell.seconds, cell.rates
+    ranks = [rank for turn in cell.turns for rank in turn]
+    allocated = [rank.peak_allocated for rank in (cell.counted or cell.turns[-1])]
+    reserved = [rank.peak_reserved for rank in cell.turns[-1]]
+    rows = ranks[0].rows
+    for rank in ranks[1:]:
+        rows += rank.rows
+    phases = {name: sum(rank.phases[name] for rank in ranks) for name in ranks[0].phases}
+    spent = sum(phases.values()) or 1.0
+    flops = [of_rank for rank in ranks for of_rank in rank.flops[: len(rank.seconds)]]
+    mfu = None
+    if rate is not None and None not in flops:
+        mfu = sum(f for f in flops if f is not None) / (sum(seconds) * resolved.world_size * rate)
+    return fields | {
+        "tokens_per_second": statistics.median(rates),
+        "tokens_per_second_by_turn": rates,
+        "seconds_per_step": statistics.median(seconds),
+        "seconds_spread": [min(seconds), max(seconds)],
+        "seconds_by_turn": cell.seconds_by_turn,
+        "peak_allocated_bytes": max((a for a in allocated if a is not None), default=None),
+        "peak_reserved_bytes": max((r for r in reserved if r is not None), default=None),
+        "mfu": mfu,
+        "padding": 1 - rows.tokens / max(1, rows.slots),
+        "phases": {name: value / spent for name, value in phases.items()},
+        "final_loss": cell.turns[-1][0].losses[-1] if cell.turns[-1][0].losses else None,
+        "profile": next((rank.profile for rank in cell.turns[-1] if rank.profile), None),
+    }
+
+
+def rate_of(device: str, tflops: float | None) -> float | None:
+    """The rate that MFU is told against: given, or the data sheet's of the GPU that is here."""
+    if tflops is not None:
+        return tflops * 1e12
+    if device != "cuda":
+        return None
+    import torch
+
+    return device_rate(torch.cuda.get_device_name(0)) if torch.cuda.is_available() else None

@@ -1,0 +1,209 @@
+"""`toolkit bench` behind the command line: cells, their turns, the screen and the JSON."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from toolkit.errors import InputError
+from toolkit.results import CommandResult, Result, write_json
+from toolkit.strategies import strategies
+
+if TYPE_CHECKING:
+    from toolkit.benchmark.cells import Cell
+
+
+@dataclass(frozen=True)
+class Request:
+    """The command line."""
+
+    recipe: str
+    overrides: tuple[str, ...] = ()
+    strategies: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    against: str | None = None
+    turns: int = 3
+    steps: int = 5
+    warmup: int = 2
+    full_rows: bool = False
+    profile: str | None = None
+    tflops: float | None = None
+    json_target: str | None = None
+    find_batch: bool = False
+    memory: float | None = None
+    page: str | None = None
+
+
+def bench_command(request: Request) -> int:
+    """Measure and print; returns the exit status: 0 every cell was measured, 1 one of them failed."""
+    _check(request)
+    if request.find_batch:
+        return _find_batch(request, Result("bench"))
+    from toolkit.report.bench_page import bench_page
+
+    log = Path("runs/bench") / f"{Path(request.recipe).stem}.log"
+    page = Path(request.page) if request.page else log.with_suffix(".html")
+    _write(page, "")  # what cannot be written is reported before anything is measured
+    say = (lambda line: None) if request.json_target == "-" else _say
+    measured = measure(request, say, log)
+    document = measured.to_json()
+    for line in table(document):
+        say(line)
+    _write(page, bench_page(document, Path(request.recipe).stem))
+    say(f"report: {page}")
+    if request.json_target:
+        write_json(document, request.json_target)
+    return measured.exit_code
+
+
+@dataclass(frozen=True)
+class Measured(CommandResult):
+    """What `toolkit bench` gives."""
+
+    cells: list[Cell]
+    """One for each recipe that was measured; the first is the one asked for."""
+
+
+def measure(request: Request, say: Callable[[str], None], log: Path) -> Measured:
+    """Train each cell for some steps, in turns. ``log``: the file that ranks print to. Raises InputError."""
+    _check(request)
+    result = Result("bench")
+    from toolkit.benchmark.cells import Plan, as_json, make_cells, rate_of, run_cells
+    from toolkit.data.preflight import check_data
+    from toolkit.launch.group import WorkerGroup
+    from toolkit.machine import cpu_count
+
+    cells, left_out = make_cells(
+        request.recipe, request.overrides, _named(request.strategies), request.options, request.against
+    )
+    for cell in () if request.full_rows else cells:
+        check_data(cell.resolved.recipe)
+    for line in left_out:
+        say(f"left out: {line}")
+    plan = Plan(request.turns, request.steps, request.warmup, request.full_rows)
+    sizes = {cell.resolved.world_size for cell in cells}
+    groups = {size: WorkerGroup(size, max(1, cpu_count() // size), log=log.absolute()) for size in sizes}
+    try:
+        run_cells(cells, plan, request.profile, say, groups)
+    finally:
+        for group in groups.values():
+            group.close()
+    rate = rate_of(cells[0].resolved.device, request.tflops)
+    document = result.finish(
+        recipe_sha256=cells[0].resolved.sha256,
+        device=_device(cells[0].resolved.device),
+        cells=[as_json(cell, rate) for cell in cells],
+        turns=request.turns,
+        steps=request.steps,
+        warmup=request.warmup,
+        data="full rows of random tokens" if request.full_rows else "the recipe's",
+        left_out=left_out,
+    )
+    return Measured(document, 0 if all(cell.failure is None for cell in cells) else 1, cells)
+
+
+def _find_batch(request: Request, result: Result) -> int:
+    """Find the largest micro-batch; 0: there is one, 1: not even one sample at a time fits."""
+    from toolkit.benchmark.find_batch import find_batch, measured_in_processes, memory_here
+    from toolkit.launch.job import check_machine
+    from toolkit.planning.hardware import GIB
+    from toolkit.recipe.load import load_recipe
+    from toolkit.strategies import resolve
+
+    asked = resolve(load_recipe(request.recipe, request.overrides), request.recipe)
+    check_machine(asked)
+    memory = memory_here(asked, request.memory)
+    say = (lambda line: None) if request.json_target == "-" else _say
+    say(f"{memory / GIB:.3f} GiB for each process, 5 % of it stay free; rows of {asked.recipe.data.max_length} tokens")
+    log = Path("runs/bench") / f"{Path(request.recipe).stem}.log"
+    found = find_batch(asked, memory, measured_in_processes(log), say)
+    best = found.chosen
+    document = result.finish(recipe_sha256=asked.sha256, device=_device(asked.device), **found.to_json())
+    if request.json_target:
+        write_json(document, request.json_target)
+    if best is None:
+        say("not even one sample at a time fits; `toolkit plan` tells what does")
+        return 1
+    say(f"global batch {best.global_size}, as it was:")
+    say(f"batch: {{micro_size: {best.micro_size}, accumulation: {best.accumulation}}}")
+    return 0
+
+
+def table(document: dict[str, Any]) -> list[str]:
+    """The result for a person: a line per cell, where the recipe's time went, and its profile."""
+    cells = document["cells"]
+    width = max(12, *(len(cell["label"]) for cell in cells))
+    lines = ["", f"{'':{width}}  tokens/s  of first   step s  slowest   peak GiB  padding    MFU"]
+    first = cells[0]["tokens_per_second"]
+    for cell in cells:
+        if cell["tokens_per_second"] is None:
+            lines.append(f"{cell['label']:{width}}  {cell['reason']}")
+            continue
+        peak = cell["peak_allocated_bytes"]
+        lines.append(
+            f"{cell['label']:{width}}  {cell['tokens_per_second']:8,.0f}  "
+            + (f"{cell['tokens_per_second'] / first:8.2f}" if first else " " * 8)
+            + f"  {cell['seconds_per_step']:7.3f}  {cell['seconds_spread'][1]:7.3f}   "
+            + (f"{peak / 2**30:8.3f}" if peak is not None else "       -")
+            + f"  {cell['padding']:7.1%}  "
+            + (f"{cell['mfu']:5.1%}" if cell["mfu"] is not None else "    -")
+        )
+    if first:
+        shares = cells[0]["phases"].items()
+        lines += ["", "time of the first: " + " · ".join(f"{name} {share:.1%}" for name, share in shares)]
+    profile = cells[0].get("profile")
+    if profile:
+        lines += ["", f"trace: {profile['trace']}  (ui.perfetto.dev)"]
+        if profile["device"]:
+            lines.append(
+                "device: " + " · ".join(f"{k.replace('_', ' ')} {v:.3f} s" for k, v in profile["device"].items())
+            )
+        lines += [f"  {op['share']:6.1%}  {op['calls']:6d} calls  {op['name'][:70]}" for op in profile["operations"]]
+    return lines
+
+
+def _check(request: Request) -> None:
+    for name, value in (("--turns", request.turns), ("--steps", request.steps)):
+        if value < 1:
+            raise InputError(f"{name} {value}: at least 1")
+    if request.warmup < 0:
+        raise InputError(f"--warmup {request.warmup}: 0 or more")
+    if request.memory is not None and not request.find_batch:
+        raise InputError("--memory: goes with --find-batch")
+    others = (request.strategies, request.options, request.against, request.profile)
+    if request.find_batch and any(others):
+        raise InputError("--find-batch: finds the micro-batch of one recipe; measure others beside it in a bench apart")
+    if request.tflops is not None and request.tflops <= 0:
+        raise InputError(f"--tflops {request.tflops:g}: 10^12 operations per second, above 0")
+
+
+def _write(page: Path, text: str) -> None:
+    try:
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{page}: {error.strerror}") from None
+
+
+def _named(names: tuple[str, ...]) -> list[str]:
+    known = list(strategies())
+    for name in names:
+        if name not in [*known, "all"]:
+            raise InputError(f"--strategies: {name} is not one of {', '.join(known)}, or all")
+    return known if "all" in names else list(names)
+
+
+def _device(kind: str) -> str:
+    if kind == "cuda":
+        import torch
+
+        return torch.cuda.get_device_name(0)
+    return kind
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()

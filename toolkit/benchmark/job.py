@@ -1,0 +1,213 @@
+"""On a rank: some steps of the toolkit's own training loop, watched from around the calls that it makes itself."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from toolkit.benchmark.rows import Rows, full_rows
+from toolkit.benchmark.work import model_flops
+from toolkit.data.collate import MicroBatch
+from toolkit.data.loader import TrainLoader, open_data
+from toolkit.model.load import load_tokenizer
+from toolkit.planning.live import LiveBytes
+from toolkit.recipe.schema import Recipe
+from toolkit.strategies import resolve
+from toolkit.strategies.engines.connect import make_accelerator
+from toolkit.strategies.engines.process_group import take_device
+from toolkit.training import loop
+from toolkit.training.loop import Progress
+from toolkit.training.metrics import Pending
+from toolkit.training.session import Session, engage
+
+PHASES = ("loader", "forward", "backward", "optimizer", "host")
+"""``optimizer``: clipping, AdamW and what a strategy does with it. ``host``: the loop itself, all that is left."""
+
+
+@dataclass
+class Turn:
+    """What one rank saw in one turn of a cell. ``seconds``: of each timed step; ``phases``: of all of them together,
+    by the host's clock (on a GPU: how long the host took, not the device)."""
+
+    seconds: list[float] = field(default_factory=list)
+    supervised: list[int] = field(default_factory=list)
+    rows: Rows = field(default_factory=Rows)
+    flops: list[float | None] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    phases: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    peak_allocated: int | None = None
+    peak_reserved: int | None = None
+    out_of_memory: str | None = None
+    profile: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a turn shall do. ``steps`` are timed, after ``warmup`` that are not. ``full``: rows of max_length random
+    tokens in place of the recipe's data. ``counted``: count the bytes of every storage, which slows each operation."""
+
+    recipe: dict[str, Any]
+    source: str
+    device: str
+    steps: int
+    warmup: int
+    full: bool = False
+    counted: bool = False
+    limit: int | None = None
+    """Bytes over which memory counts as exhausted. On a GPU it is so in earnest; elsewhere with ``counted``."""
+    trace: str | None = None
+    """Where rank 0 writes a trace of two more steps, for Perfetto."""
+
+
+def turn_job(order: Order) -> Turn:
+    """Train ``order.warmup + order.steps`` steps; every rank calls it. Out of memory is an answer, not an error."""
+    linear = torch.nn.functional.linear
+    try:
+        return _Run(order).turn()
+    finally:
+        # DeepSpeed 0.19.8 puts its own in this place for ZeRO-3, and leaves it there for whatever trains next.
+        torch.nn.functional.linear = linear
+        gc.collect()
+        if order.device == "cuda":
+            torch.cuda.empty_cache()
+
+
+@contextlib.contextmanager
+def _limited(device: torch.device, limit: int | None) -> Iterator[None]:
+    """Give this process ``limit`` bytes of its GPU's memory, and all of it again to the next cell."""
+    if limit is None:
+        yield
+        return
+    share = limit / torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, share), device)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
+
+
+class _Run:
+    def __init__(self, order: Order) -> None:
+        self.order = order
+        self.resolved = resolve(Recipe.model_validate(order.recipe), order.source, device=order.device)
+        self.found = Turn()
+        self.timed = order.warmup == 0
+        self.done = 0
+        self.inside = 0.0  # seconds of this step spent in a named phase
+
+    def turn(self) -> Turn:
+        order = self.order
+        cuda = order.device == "cuda"
+        device = take_device(order.device)
+        if cuda:
+            torch.cuda.reset_peak_memory_stats(device)
+        counter = LiveBytes(limit=order.limit) if order.counted and not cuda else None
+        try:
+            with counter or contextlib.nullcontext(), _limited(device, order.limit if cuda else None):
+                self._train()
+        except torch.OutOfMemoryError as error:
+            self.found.out_of_memory = str(error).splitlines()[0]
+        if cuda:
+            self.found.peak_allocated = torch.cuda.max_memory_allocated(device)
+            self.found.peak_reserved = torch.cuda.max_memory_reserved(device)
+        elif counter is not None:
+            self.found.peak_allocated = counter.peak
+        return self.found
+
+    def _train(self) -> None:
+        order, resolved = self.order, self.resolved
+        tokenizer = None if order.full else load_tokenizer(resolved.recipe)
+        pad = None if tokenizer is None else tokenizer.pad_token_id
+        session = engage(resolved, make_accelerator(resolved), tokenizer, 0 if order.full else pad)
+        windows = self._watched_windows(self._windows(session), session)
+        progress, total = Progress(), order.warmup + order.steps
+        with self._watching(session):
+            self.begun = time.perf_counter()
+            loop.train(session, windows, total, progress, self._after)
+            if order.trace is not None:
+                from toolkit.benchmark.profile import profiled
+
+                train = lambda: loop.train(session, windows, total + 2, progress, self._after)  # noqa: E731
+                self.found.profile = profiled(train, session, Path(order.trace))
+
+    def _windows(self, session: Session) -> Iterable[list[MicroBatch]]:
+        resolved, rank = self.resolved, session.data_rank
+        if self.order.full:
+            return full_rows(resolved, session.engine.config, rank)
+        return TrainLoader(
+            open_data(resolved.recipe, "train", session.tokenizer),
+            resolved.recipe,
+            micro_size=resolved.micro_size,
+            accumulation=resolved.accumulation,
+            data_size=resolved.data_size,
+            data_rank=rank,
+            device_type=resolved.device,
+        )
+
+    def _watched_windows(self, windows: Iterable[list[MicroBatch]], session: Session) -> Iterator[list[MicroBatch]]:
+        source = iter(windows)
+        first, last = self.order.warmup, self.order.warmup + self.order.steps
+        for at in itertools.count():
+            # On a GPU a step's window is read while the step before it is still being timed.
+            with self._phase("loader"):
+                window = next(source)
+            if first <= at < last:
+                rows = Rows.of(window)
+                self.found.rows += rows
+                self.found.supervised.append(sum(micro.supervised for micro in window))
+                self.found.flops.append(model_flops(session, self.resolved, rows))
+            yield window
+
+    def _after(self, pending: Pending) -> None:
+        self._wait()
+        if self.timed:
+            now = time.perf_counter()
+            self.found.seconds.append(now - self.begun)
+            self.found.phases["host"] += now - self.begun - self.inside
+            self.found.losses.append((pending.loss_sum / pending.tokens).item())
+        self.done += 1
+        self.timed = self.order.warmup <= self.done < self.order.warmup + self.order.steps
+        self.begun, self.inside = time.perf_counter(), 0.0
+
+    def _wait(self) -> None:
+        if self.order.device == "cuda":
+            torch.cuda.synchronize()
+
+    @contextlib.contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        with torch.profiler.record_function(f"toolkit {name}"):
+            yield
+        if self.timed:
+            spent = time.perf_counter() - started
+            self.found.phases[name] += spent
+            self.inside += spent
+
+    @contextlib.contextmanager
+    def _watching(self, session: Session) -> Iterator[None]:
+        engine: Any = session.engine
+        right_loss = loop.loss_sum
+
+        def phase(call: Callable[..., Any], name: str) -> Callable[..., Any]:
+            def watched(*args: Any) -> Any:
+                with self._phase(name):
+                    return call(*args)
+
+            return watched
+
+        loop.loss_sum = phase(right_loss, "forward")
+        engine.backward = phase(engine.backward, "backward")
+        engine.step = phase(engine.step, "optimizer")
+        try:
+            yield
+        finally:
+            loop.loss_sum = right_loss
+            del engine.backward, engine.step

@@ -1,8 +1,0 @@
-"""`python -m toolkit.lint FILE...`: the same as `toolkit lint`."""
-
-import typer
-
-from toolkit.lint.commands import lint_command
-
-if __name__ == "__main__":
-    typer.run(lint_command)

@@ -1,1 +1,0 @@
-"""The rules, by theme. A file here is found by itself: see `toolkit.lint.registry`."""

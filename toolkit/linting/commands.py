@@ -1,0 +1,157 @@
+"""`toolkit lint` and `toolkit explain` on the command line."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from toolkit.errors import ToolkitError
+
+FILES = "accelerate YAML, DeepSpeed JSON, training arguments (JSON, YAML or a launch script), PEFT adapter config"
+
+
+class Format(StrEnum):
+    """How findings are printed."""
+
+    text = "text"
+    short = "short"
+    json = "json"
+    sarif = "sarif"
+    github = "github"
+
+
+class Reader(StrEnum):
+    """Who reads the files."""
+
+    trainer = "trainer"
+    accelerator = "accelerator"
+    deepspeed = "deepspeed"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the toolkit's command line."""
+    app.command("lint", help="Check configuration files for contradictions and traps.")(lint_command)
+    app.command("explain", help="What a finding means, or which layer wins a key.")(explain_command)
+
+
+def stop(error: ToolkitError) -> NoReturn:
+    """Print the error's lines and exit with its status."""
+    for line in str(error).splitlines():
+        echo(line, err=True)
+    raise typer.Exit(error.exit_code)
+
+
+def echo(text: str, err: bool = False) -> None:
+    """Print text that the terminal's encoding may not know: what it lacks is escaped."""
+    stream: Any = sys.stderr if err else sys.stdout
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    typer.echo(text.encode(encoding, "backslashreplace").decode(encoding), err=err)
+
+
+def split_codes(values: list[str] | None) -> tuple[str, ...]:
+    """Codes given as several options, or as one with commas or spaces."""
+    return tuple(code for value in values or () for code in value.replace(",", " ").split())
+
+
+def lint_command(
+    files: Annotated[list[str] | None, typer.Argument(help=FILES, show_default=False)] = None,
+    command: Annotated[str | None, typer.Option("--command", "-c", help="A launch command, as one text.")] = None,
+    reader: Annotated[Reader | None, typer.Option(help="Who reads the files; guessed where it is not given.")] = None,
+    fix: Annotated[bool, typer.Option("--fix", help="Make the safe fixes in place.")] = False,
+    diff: Annotated[bool, typer.Option("--diff", help="Show the safe fixes, change nothing.")] = False,
+    select: Annotated[list[str] | None, typer.Option(help="Only these codes or their beginnings.")] = None,
+    ignore: Annotated[list[str] | None, typer.Option(help="Not these codes or their beginnings.")] = None,
+    output: Annotated[Format, typer.Option("--format", help="How to print the findings.")] = Format.text,
+    json_file: Annotated[str | None, typer.Option("--json", help="Write the result as JSON; - for stdout.")] = None,
+) -> None:
+    """Check the files together: exit 0 clean (notes allowed), 1 findings, 2 a file cannot be used."""
+    from toolkit.errors import InputError
+    from toolkit.linting import engine
+    from toolkit.linting.files.load import load
+
+    started = time.time()
+    try:
+        if not files and not command:
+            raise InputError(f"name the files to check: {FILES}; or --command 'accelerate launch ...'")
+        loaded = load(list(files or ()), command)
+        who: Any = reader.value if reader else None
+        chosen, dropped = split_codes(select), split_codes(ignore)
+        if fix or diff:
+            report = _fix(loaded, who, chosen, dropped, write=fix and not diff)
+        else:
+            report = engine.check(loaded, reader=who, select=chosen, ignore=dropped)
+        _print(report, output, json_file, started)
+    except ToolkitError as error:
+        stop(error)
+    raise typer.Exit(1 if report.failed else 0)
+
+
+def _fix(loaded: Any, reader: Any, select: tuple[str, ...], ignore: tuple[str, ...], write: bool) -> Any:
+    from toolkit.linting import fix
+
+    fixed = fix.plan(loaded, reader=reader, select=select, ignore=ignore)
+    if write:
+        fix.write(fixed)
+        for title in fixed.titles:
+            echo(f"fixed  {title}", err=True)
+    else:
+        echo(fix.diff(fixed).rstrip("\n"))
+    assert fixed.report is not None
+    return fixed.report
+
+
+def _print(report: Any, output: Format, json_file: str | None, started: float) -> None:
+    from toolkit.linting.output import machine, text
+
+    result = json.dumps(machine.as_json(report, started), indent=2) if json_file or output is Format.json else ""
+    if json_file and json_file != "-":
+        write(json_file, result)
+    if json_file == "-" or output is Format.json:
+        echo(result)
+    elif output is Format.sarif:
+        echo(json.dumps(machine.as_sarif(report), indent=2))
+    elif output is Format.github:
+        echo(machine.as_github(report)) if report.findings else None
+    else:
+        echo(text.show(report, quiet=output is Format.short))
+
+
+def write(path: str, text: str) -> None:
+    from toolkit.errors import InputError, Place
+
+    try:
+        Path(path).write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InputError.at(Place(path), None, f"cannot be written: {error.strerror}") from None
+
+
+def explain_command(
+    what: Annotated[str, typer.Argument(help="A code such as DS101, or a key such as mixed_precision.")],
+    files: Annotated[list[str] | None, typer.Argument(help=FILES, show_default=False)] = None,
+    command: Annotated[str | None, typer.Option("--command", "-c", help="A launch command, as one text.")] = None,
+    json_file: Annotated[str | None, typer.Option("--json", help="Write the result as JSON; - for stdout.")] = None,
+) -> None:
+    """`explain CODE`: the reason and two examples. `explain KEY FILE...`: which layer wins."""
+    from toolkit.linting import explain
+
+    started = time.time()
+    try:
+        if not files and command is None:
+            text, result = explain.code(what)
+        else:
+            text, result = explain.key(what, list(files or ()), command)
+        if json_file:
+            from toolkit.linting.output.machine import envelope
+
+            encoded = json.dumps(envelope("explain", started) | result, indent=2, default=str)
+            echo(encoded) if json_file == "-" else write(json_file, encoded)
+        if json_file != "-":
+            echo(text)
+    except ToolkitError as error:
+        stop(error)

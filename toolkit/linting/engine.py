@@ -1,0 +1,144 @@
+"""Running the rules over the files, and keeping to what the files allow."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from toolkit.errors import Place
+from toolkit.linting.files.load import Loaded, load
+from toolkit.linting.files.tree import Source
+from toolkit.linting.model import Finding, Reader, Rule, Said
+from toolkit.linting.registry import all_rules
+from toolkit.linting.world import World
+
+_ALLOW = re.compile(r"#\s*toolkit:\s*allow(-file)?\s+([A-Z0-9, ]+)")
+_ALLOW_JSON = re.compile(r"toolkit:\s*allow\s+([A-Z0-9, ]+)")
+_ORDER = {"error": 0, "warning": 1, "note": 2}
+
+
+@dataclass
+class Report:
+    """The findings in the order of the files, and the sources they are about."""
+
+    findings: list[Finding]
+    sources: list[Source]
+    apart: bool = False  # several files of one kind: each was checked alone
+    texts: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def failed(self) -> bool:
+        """Whether anything but notes was found."""
+        return any(finding.severity != "note" for finding in self.findings)
+
+
+def lint(
+    files: Sequence[str],
+    *,
+    command: str | None = None,
+    reader: Reader | None = None,
+    select: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+) -> Report:
+    """Read the files and check them; raises InputError where one cannot be used."""
+    return check(load(list(files), command), reader=reader, select=select, ignore=ignore)
+
+
+def check(
+    loaded: Loaded,
+    *,
+    reader: Reader | None = None,
+    select: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+) -> Report:
+    """Check sources that are read already."""
+    rules = [rule for rule in all_rules().values() if _chosen(rule.code, select, ignore)]
+    groups = worlds(loaded, reader)
+    findings: dict[tuple[str, str, str, str], Finding] = {}
+    for world in groups:
+        for rule in rules:
+            for said in rule.check(world):
+                finding = _finding(rule, said, world)
+                if finding is not None:
+                    findings.setdefault((finding.code, str(finding.place), finding.key, finding.message), finding)
+    order = {source.path: index for index, source in enumerate(loaded.sources)}
+    ranked = sorted(
+        findings.values(),
+        key=lambda f: (order.get(str(f.place.file), 0), f.place.line or 0, f.place.column or 0, f.code),
+    )
+    texts = {source.path: source.text for source in loaded.sources}
+    return Report(ranked, loaded.sources, len(groups) > 1, texts)
+
+
+def worlds(loaded: Loaded, reader: Reader | None = None) -> list[World]:
+    """One world where there is at most one file of each kind; else each file with those that it names."""
+    kinds = Counter(source.kind for source in loaded.sources)
+    if all(count == 1 for count in kinds.values()):
+        return [World(loaded.sources, reader, loaded.missing)]
+    groups: list[list[Source]] = []
+    for source in loaded.sources:
+        owner = source.named_by.file if source.named_by else (source.path if source.syntax == "shell" else None)
+        home = next((group for group in groups if any(s.path == owner for s in group)), None)
+        if home is not None and all(s.kind != source.kind for s in home):
+            home.append(source)
+        else:
+            groups.append([source])
+    return [World(g, reader, [m for m in loaded.missing if any(m[0].file == s.path for s in g)]) for g in groups]
+
+
+def _chosen(code: str, select: Iterable[str], ignore: Iterable[str]) -> bool:
+    chosen = [prefix.strip().upper() for prefix in select]
+    dropped = [prefix.strip().upper() for prefix in ignore]
+    if any(code.startswith(prefix) for prefix in dropped if prefix):
+        return False
+    return not chosen or any(code.startswith(prefix) for prefix in chosen if prefix)
+
+
+def _finding(rule: Rule, said: Said, world: World) -> Finding | None:
+    setting = said.setting
+    source = setting.source if setting is not None else said.source
+    if source is None or not source.path:
+        return None  # about a file that was not given
+    place = setting.place if setting is not None else _head(source)
+    width = max(1, setting.entry.end - setting.entry.start) if setting is not None else 1
+    key = said.key or (setting.key if setting is not None else "")
+    line = source.line_text(place.line) if place.line else ""
+    severity = said.severity or rule.severity
+    if _allowed(source, rule.code, place, key):
+        return None
+    return Finding(rule.code, severity, place, width, key, said.message, said.fix, line)
+
+
+def _head(source: Source) -> Place:
+    entries = source.root.entries or {}
+    first = min((entry.start for entry in entries.values() if not entry.merged), default=source.root.start)
+    return source.place(first)
+
+
+def _allowed(source: Source, code: str, place: Place, key: str) -> bool:
+    if source.syntax == "json":
+        return any(code in codes for codes in _json_allowances(source, key))
+    for number, line in enumerate(source.text.splitlines(), 1):
+        match = _ALLOW.search(line) if "toolkit:" in line else None
+        if match and code in _codes(match.group(2)):
+            own_line = line.lstrip().startswith("#")
+            if match.group(1) or number == place.line or (own_line and number + 1 == place.line):
+                return True
+    return False
+
+
+def _json_allowances(source: Source, key: str) -> list[set[str]]:
+    """Codes allowed by `"//": "toolkit: allow …"` in the mapping of the key or in one around it."""
+    parts, found = key.split(".")[:-1], []
+    for depth in range(len(parts) + 1):
+        note = source.section(".".join(parts[:depth])).get("//")
+        match = _ALLOW_JSON.search(str(note.node.value)) if note is not None else None
+        if match:
+            found.append(_codes(match.group(1)))
+    return found
+
+
+def _codes(text: str) -> set[str]:
+    return {word.strip(",") for word in text.replace(",", " ").split()}

@@ -1,0 +1,20 @@
+"""Every package's table of keys, from what is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from toolkit.linting.keys import build_accelerate, build_deepspeed, build_transformers
+from toolkit.linting.keys.build import Table, table
+
+
+def build_all() -> dict[str, dict[str, Any]]:
+    """Every package's table, from what is installed here."""
+    readers: dict[str, Callable[[], Table]] = {
+        "accelerate": build_accelerate.read,
+        "deepspeed": build_deepspeed.read,
+        "transformers": build_transformers.read,
+        "peft": build_transformers.read_peft,
+    }
+    return {name: table(name, reader()) for name, reader in readers.items()}

@@ -1,0 +1,77 @@
+"""What one reader of the files makes of a key, and the register of topics: keys with an answer of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from toolkit.linting.model import Setting
+from toolkit.linting.world import World, number
+
+READERS = ("accelerate launch", "deepspeed launcher", "Trainer")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one reader really uses, where it has it from, and why."""
+
+    value: Any
+    where: str
+    why: str
+    fails: bool = False  # the run stops there; ``value`` is then the kind of error
+
+
+Answers = tuple[Answer, Answer, Answer]
+Topic = Callable[[World], Answers]
+TOPICS: dict[str, Topic] = {}
+
+
+def topic(*names: str) -> Callable[[Topic], Topic]:
+    """Register a topic under every name that its key has in some layer."""
+
+    def register(function: Topic) -> Topic:
+        for name in names:
+            TOPICS[name] = function
+        return function
+
+    return register
+
+
+def written(setting: Setting, why: str, value: Any = None) -> Answer:
+    """The value of a key that stands in a file, or what is made of it."""
+    return Answer(setting.value if value is None else value, f"{setting.key} in {setting.place}", why)
+
+
+def by_default(value: Any, whose: str, why: str = "nothing is written") -> Answer:
+    """A package's default."""
+    return Answer(value, f"default of {whose}", why)
+
+
+def stops(error: str, setting: Setting | None, why: str) -> Answer:
+    """The run ends there with this kind of error."""
+    return Answer(error, str(setting.place) if setting else "", why, fails=True)
+
+
+def not_read(why: str) -> Answer:
+    """This reader never looks at the key."""
+    return Answer(None, "nowhere", why)
+
+
+def number_of(world: World, key: str) -> Setting | None:
+    """A number of the accelerate config's DeepSpeed section; "auto" there counts as nothing written."""
+    setting = world.acc(f"deepspeed_config.{key}") if world.distributed_type == "DEEPSPEED" else None
+    return setting if setting is not None and number(setting.value) else None
+
+
+def alone(world: World, key: str, default: Any) -> Answer:
+    """What `deepspeed.initialize` makes of a top-level number of the JSON."""
+    setting = world.ds(key)
+    if setting is None:
+        if "deepspeed" not in world.kinds:
+            return not_read("there is no DeepSpeed JSON")
+        return by_default(default, "DeepSpeed")
+    if setting.value == "auto":
+        error = "TypeError" if "batch" in key or "accumulation" in key else "fails at the first step"
+        return stops(error, setting, '"auto" stays text: nobody fills it in')
+    return written(setting, "the DeepSpeed config alone decides")

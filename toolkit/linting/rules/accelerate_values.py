@@ -1,0 +1,210 @@
+"""AC1xx: values of the accelerate config that the launcher chokes on, and missing ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from toolkit.linting import keys
+from toolkit.linting.edits import add, remove, set_value
+from toolkit.linting.examples import acc, fsdp2, multi_gpu, zero
+from toolkit.linting.model import Said
+from toolkit.linting.near import meant, nearest
+from toolkit.linting.registry import rule
+from toolkit.linting.world import World, number
+
+_LAUNCH = "accelerate 1.15.0 commands/launch.py:_validate_launch_command"
+
+
+@rule(
+    "AC103",
+    "error",
+    source="accelerate 1.15.0 utils/launch.py:prepare_multi_gpu_env, utils/dataclasses.py (enums)",
+    fails=acc("distributed_type: MULTI_GPU", "mixed_precision: bfloat16", "num_processes: 2"),
+    passes=multi_gpu(),
+)
+def no_such_choice(world: World) -> Iterator[Said]:
+    """A value that is none of the choices."""
+    for path, upper in (
+        ("distributed_type", False),
+        ("mixed_precision", False),
+        ("fsdp_config.fsdp_auto_wrap_policy", True),
+        ("fsdp_config.fsdp_sharding_strategy", True),
+        ("fsdp_config.fsdp_version", False),
+        ("parallelism_config.parallelism_config_sp_backend", False),
+        ("fp8_config.fp8_backend", False),
+    ):
+        section, _, name = path.rpartition(".")
+        choices = keys.section("accelerate", section)[name].choices
+        setting = world.acc(path)
+        if setting is None or setting.value is None or isinstance(setting.value, bool | dict | list):
+            continue
+        value = str(setting.value).upper() if upper else str(setting.value)
+        value = value.lower() if name in ("mixed_precision", "fp8_backend") else value
+        if name == "fsdp_sharding_strategy" and value in "12345":
+            continue
+        if value not in choices and not (name == "distributed_type" and value == "MULTI_CPU"):
+            near = nearest(value, choices, 0.6)
+            fix = set_value(setting, near) if near else None
+            listed = ", ".join(choices) if len(choices) < 7 else f"one of accelerate's {len(choices)}"
+            yield Said(setting, f"{setting.value!r} is not {listed}{meant(near)}", fix)
+
+
+@rule(
+    "AC108",
+    "error",
+    source="accelerate 1.15.0 utils/launch.py (`args.mixed_precision.lower()`: bool has no lower); YAML 1.1",
+    fails=acc("distributed_type: MULTI_GPU", "mixed_precision: no", "num_processes: 2"),
+    passes=acc("distributed_type: MULTI_GPU", "mixed_precision: 'no'", "num_processes: 2"),
+)
+def precision_no(world: World) -> Iterator[Said]:
+    """A bare `no` for mixed_precision is the boolean false.
+
+    accelerate then fails with «'bool' object has no attribute 'lower'». Quotes make it the text that is
+    meant.
+    """
+    setting = World._in(world.accelerate, "mixed_precision")
+    if setting is not None and isinstance(setting.value, bool):
+        fix = set_value(setting, "no") if setting.value is False else None
+        yield Said(
+            setting,
+            f"YAML reads this as {str(setting.value).lower()}, and accelerate fails on it; write 'no' in quotes",
+            fix,
+        )
+
+
+@rule(
+    "AC109",
+    "error",
+    source="accelerate 1.15.0 commands/config/config_args.py:process_config (ValueError)",
+    fails=acc("mixed_precision: bf16", "num_processes: 2"),
+    passes=multi_gpu(),
+)
+def no_distributed_type(world: World) -> Iterator[Said]:
+    """distributed_type is not written: accelerate refuses the file."""
+    if "accelerate" in world.kinds and not world.accelerate.has("distributed_type"):
+        yield world.at_file(
+            world.accelerate,
+            "distributed_type is not written: accelerate refuses the file",
+            "distributed_type",
+        )
+
+
+@rule(
+    "AC110",
+    "warning",
+    source=f"{_LAUNCH} (ValueError: «You need to manually pass in `--num_processes`»)",
+    fails=acc("distributed_type: FSDP", "mixed_precision: bf16", "fsdp_config:", "  fsdp_version: 2"),
+    passes=fsdp2(),
+)
+def no_processes(world: World) -> Iterator[Said]:
+    """num_processes is not written: accelerate launch asks for it on the command line."""
+    written = world.acc("num_processes") is not None
+    if "accelerate" in world.kinds and world.local and not written and world.distributed_type not in (None, "NO"):
+        yield world.at_file(
+            world.accelerate,
+                "num_processes is not written: accelerate launch stops "
+                "unless the flag is given",
+            "num_processes", severity="error" if world.launch.launcher == "accelerate" else None,
+        )  # fmt: skip
+
+
+@rule(
+    "AC111",
+    "error",
+    source=f"{_LAUNCH} (`args.gpu_ids.split`: int has no split)",
+    fails=multi_gpu("gpu_ids: 0"),
+    passes=multi_gpu("gpu_ids: '0,1'"),
+)
+def bare_gpu_id(world: World) -> Iterator[Said]:
+    """gpu_ids is a number or a list, not text.
+
+    accelerate splits it at commas: a bare 0 ends in an AttributeError.
+    """
+    setting = World._in(world.accelerate, "gpu_ids")
+    if setting is None or isinstance(setting.value, str) or setting.value is None:
+        return
+    value = setting.value
+    text = ",".join(str(item) for item in value) if isinstance(value, list) else str(value)
+    fix = set_value(setting, text) if not isinstance(value, bool | dict) else None
+    yield Said(setting, f"gpu_ids must be text, such as '{text}': accelerate splits it at commas", fix)
+
+
+@rule(
+    "AC114",
+    "error",
+    source="accelerate 1.15.0 utils/launch.py (`str(None).lower()` becomes the variable's "
+    "value), dataclasses.py:str_to_bool",
+    fails=fsdp2("fsdp_offload_params: null"),
+    passes=fsdp2("fsdp_offload_params: false"),
+)
+def null_switch(world: World) -> Iterator[Said]:
+    """An FSDP switch without a value.
+
+    The launcher hands the text "none" on, and the plugin fails on it. Leave the line out, or write true or
+    false.
+    """
+    for key, fact in keys.section("accelerate", "fsdp_config").items():
+        setting = world.acc(f"fsdp_config.{key}")
+        if setting is not None and setting.value is None and fact.types == ("bool", "str"):
+            yield Said(setting, f"{key} has no value: the plugin fails on the text 'none'", remove(setting))
+
+
+@rule(
+    "AC115",
+    "error",
+    source="accelerate 1.15.0 utils/dataclasses.py:str_to_bool (ValueError: invalid truth value)",
+    fails=fsdp2("fsdp_offload_params: ture"),
+    passes=fsdp2("fsdp_offload_params: 'true'"),
+)
+def not_a_truth(world: World) -> Iterator[Said]:
+    """An FSDP switch that is neither true nor false."""
+    truths = {"true", "false", "yes", "no", "1", "0", "y", "n", "t", "f", "on", "off"}
+    for key, fact in keys.section("accelerate", "fsdp_config").items():
+        setting = world.acc(f"fsdp_config.{key}")
+        if setting is None or setting.value is None or fact.types != ("bool", "str"):
+            continue
+        if key != "fsdp_reshard_after_forward" and str(setting.value).lower() not in truths:
+            near = nearest(str(setting.value), ("true", "false"), 0.6)
+            fix = set_value(setting, near == "true") if near else None
+            yield Said(setting, f"{setting.value!r} is neither true nor false{meant(near)}", fix)
+
+
+@rule(
+    "AC116",
+    "error",
+    source="accelerate 1.15.0 utils/dataclasses.py:DeepSpeedPlugin.__post_init__ (int() and float() of the variables)",
+    fails=zero("zero_stage: two"),
+    passes=zero("zero_stage: 2"),
+)
+def not_a_number(world: World) -> Iterator[Said]:
+    """A number of deepspeed_config that is not one."""
+    for key, choices in (
+        ("zero_stage", range(4)),
+        ("gradient_clipping", None),
+        ("gradient_accumulation_steps", None),
+    ):
+        setting = world.acc(f"deepspeed_config.{key}")
+        if setting is None or setting.value is None or setting.value == "auto":
+            continue
+        value = setting.value
+        if isinstance(value, str) and value.replace(".", "", 1).isdigit():
+            value = float(value)
+        if not number(value) or (choices is not None and value not in choices):
+            yield Said(setting, f"{setting.value!r} is not {'0, 1, 2 or 3' if choices else 'a number'}")
+
+
+@rule(
+    "AC117",
+    "note",
+    source="accelerate 1.15.0 utils/dataclasses.py:DeepSpeedPlugin.__post_init__ (zero_stage defaults to 2)",
+    fails=zero("gradient_accumulation_steps: 1"),
+    passes=zero("zero_stage: 2"),
+)
+def stage_nobody_set(world: World) -> Iterator[Said]:
+    """zero_stage is not written: accelerate runs ZeRO-2."""
+    if world.distributed_type != "DEEPSPEED" or "accelerate" not in world.kinds:
+        return
+    if world.acc("deepspeed_config.zero_stage") is None and world.acc("deepspeed_config.deepspeed_config_file") is None:
+        fix = add(world.accelerate, "deepspeed_config", "zero_stage", 2)
+        message = "zero_stage is not written: accelerate runs ZeRO-2"
+        yield world.at_file(world.accelerate, message, "deepspeed_config.zero_stage", fix=fix)

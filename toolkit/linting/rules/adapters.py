@@ -1,0 +1,225 @@
+"""LR8xx: LoRA and quantised base models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from toolkit.linting import keys
+from toolkit.linting.edits import rename, set_value
+from toolkit.linting.examples import args, ds, fsdp1, fsdp2, lora
+from toolkit.linting.model import Said, Setting
+from toolkit.linting.near import meant, nearest
+from toolkit.linting.registry import rule
+from toolkit.linting.world import World, number, true
+
+_PEFT = "peft 0.21.2"
+
+
+@rule(
+    "LR801",
+    "warning",
+    source="torch.utils.checkpoint (reentrant: no input requires a gradient); transformers "
+    "modeling_utils.py:enable_input_require_grads",
+    fails=lora() | args(activation_checkpointing=True, activation_checkpointing_kwargs={"use_reentrant": True}),
+    passes=lora() | args(activation_checkpointing=True, activation_checkpointing_kwargs={"use_reentrant": False}),
+)
+def reentrant_and_frozen_base(world: World) -> Iterator[Said]:
+    """Reentrant checkpointing over a frozen base: no gradient reaches the adapters.
+
+    A reentrant checkpoint passes gradients only where an input of the block requires one, and the
+    embeddings are frozen. transformers 5.23 calls enable_input_require_grads by itself where a model's main
+    input is input_ids, and checkpoints of other makers do not; use_reentrant: false needs no workaround (but
+    see LR802 for ZeRO-3).
+    """
+    setting = world.reentrant
+    if setting and true(setting.value) and world.checkpointing and world.lora and world.zero_stage != 3:
+        yield Said(
+            setting,
+            "reentrant checkpoints of a frozen base pass no gradient to the adapters",
+            set_value(setting, False),
+        )
+
+
+@rule(
+    "LR802",
+    "warning",
+    source="measured: peft 0.21.2, deepspeed 0.19.8 stage 3, "
+    "torch.utils.checkpoint.CheckpointError at the first backward",
+    fails=lora()
+    | ds(3, zero={"stage3_gather_16bit_weights_on_model_save": True})
+    | args(per_device_train_batch_size=2, activation_checkpointing=True),
+    passes=lora() | ds(2) | args(per_device_train_batch_size=2, activation_checkpointing=True),
+)
+def checkpoints_under_zero_3(world: World) -> Iterator[Said]:
+    """Non-reentrant checkpointing, PEFT and ZeRO-3 together can fail at the first backward pass.
+
+    The recomputed tensors are partitioned again and may have other shapes than the saved ones: CheckpointError.
+    Seen with some loops and not with others (a plain one over two processes gets through). The default of
+    transformers 5 is non-reentrant; use_reentrant: true works, with enable_input_require_grads.
+    """
+    if not (world.checkpointing and world.lora and world.zero_stage == 3):
+        return
+    setting = world.reentrant
+    if setting is None or not true(setting.value):
+        yield Said(
+            setting or world.checkpointing,
+            "non-reentrant checkpoints with PEFT under ZeRO-3 may end in a CheckpointError; use_reentrant: true works",
+        )
+
+
+@rule(
+    "LR803",
+    "error",
+    source="transformers 5.23.0 trainer_utils.py:validate_quantization_for_training (ValueError)",
+    fails=args(load_in_4bit=True, use_peft=False),
+    passes=args(load_in_4bit=True, use_peft=True),
+)
+def quantised_without_adapters(world: World) -> Iterator[Said]:
+    """A quantised base without adapters cannot be trained."""
+    if world.four_bit and not world.lora and world.args.get("use_peft") is False:
+        yield Said(world.four_bit, "a purely quantized model cannot be fine-tuned: attach adapters")
+
+
+@rule(
+    "LR804",
+    "warning",
+    source="accelerate 1.15.0 utils/fsdp_utils.py:fsdp2_prepare_model (excluded from "
+    "sharding); bitsandbytes FSDP-QLoRA",
+    fails=fsdp2() | args(load_in_4bit=True, use_peft=True),
+    passes=fsdp2() | args(load_in_4bit=True, use_peft=True, bnb_4bit_quant_storage="bfloat16"),
+)
+def storage_type_under_fsdp(world: World) -> Iterator[Said]:
+    """4-bit weights under FSDP without a floating storage type.
+
+    The default storage, uint8, cannot be sharded: FSDP2 leaves the quantised weights whole on every GPU,
+    FSDP1 cannot flatten them. bnb_4bit_quant_storage must be the compute type, usually bfloat16.
+    """
+    if world.uses != "fsdp" or world.four_bit is None:
+        return
+    storage = world.arg("bnb_4bit_quant_storage") or world.arg("quantization_config.bnb_4bit_quant_storage")
+    if storage is None or str(storage.value) in ("uint8", "torch.uint8"):
+        what = "cannot be flattened" if world.fsdp_version == 1 else "stay whole on every GPU"
+        yield Said(
+            storage or world.four_bit,
+            f"uint8-stored 4-bit weights {what}: set bnb_4bit_quant_storage to the compute type",
+        )
+
+
+@rule(
+    "LR805",
+    "error",
+    source="transformers 5.23.0 utils/quantization_config.py:BitsAndBytesConfig (ValueError)",
+    fails=args(load_in_4bit=True, load_in_8bit=True, use_peft=True),
+    passes=args(load_in_4bit=True, use_peft=True),
+)
+def four_and_eight_bits(world: World) -> Iterator[Said]:
+    """4-bit and 8-bit loading are both on."""
+    eight = world.arg("load_in_8bit") or world.arg("quantization_config.load_in_8bit")
+    if world.four_bit and eight and true(eight.value):
+        yield Said(eight, "load_in_4bit and load_in_8bit are both on: only one can be")
+
+
+@rule(
+    "LR806",
+    "error",
+    source=f"{_PEFT} tuners/tuners_utils.py:_maybe_include_all_linear_layers (only the bare text is special)",
+    fails=lora(target_modules=["all-linear"]),
+    passes=lora(target_modules="all-linear"),
+)
+def all_linear_in_a_list(world: World) -> Iterator[Said]:
+    """all-linear inside a list is taken for a module's name, which no model has."""
+    for setting in (world.lora_key("target_modules"), world.arg("lora_target_modules")):
+        if (
+            setting
+            and isinstance(setting.value, list)
+            and "all-linear" in setting.value
+            and setting.source.kind == "peft"
+        ):
+            yield Said(setting, 'as a list "all-linear" is a module\'s name; write it as bare text')
+
+
+@rule(
+    "LR807",
+    "warning",
+    source=f"{_PEFT} config.py:_get_config_kwargs («these are ignored»)",
+    fails=lora(lora_droput=0.1),
+    passes=lora(lora_dropout=0.1),
+)
+def unknown_peft_key(world: World) -> Iterator[Said]:
+    """A key that LoraConfig does not have: PEFT ignores it with a warning."""
+    if world.peft.get("peft_type", "LORA") != "LORA":
+        return
+    known = keys.section("peft", "")
+    for key, entry in world.peft.section("").items():
+        if key not in known and not key.startswith(("_", "//")) and key not in ("peft_type", "auto_mapping"):
+            setting = Setting(world.peft, key, entry)
+            near = nearest(key, known)
+            yield Said(
+                setting,
+                f'LoraConfig has no "{key}"{meant(near)}; PEFT ignores it',
+                rename(setting, near) if near else None,
+            )
+
+
+@rule(
+    "LR808",
+    "error",
+    source=f"{_PEFT} tuners/lora/layer.py:update_layer (ValueError)",
+    fails=lora(r=0),
+    passes=lora(r=8),
+)
+def rank_of_zero(world: World) -> Iterator[Said]:
+    """A LoRA rank of zero or less."""
+    setting = world.lora_key("r") or world.arg("lora_r")
+    if setting and number(setting.value) and setting.value <= 0:
+        yield Said(setting, "the rank must be a positive whole number")
+
+
+@rule(
+    "LR809",
+    "warning",
+    source=f"{_PEFT} tuners/tuners_utils.py (inference_mode freezes the adapter)",
+    fails=lora(inference_mode=True) | args(per_device_train_batch_size=2),
+    passes=lora(inference_mode=False) | args(per_device_train_batch_size=2),
+)
+def adapter_for_inference(world: World) -> Iterator[Said]:
+    """An adapter config for inference next to training arguments.
+
+    PEFT writes inference_mode: true when it saves an adapter. Loaded again, that adapter is frozen.
+    """
+    setting = world.lora_key("inference_mode")
+    if setting and true(setting.value) and "args" in world.kinds:
+        yield Said(setting, "inference_mode freezes the adapter: nothing would train", set_value(setting, False))
+
+
+@rule(
+    "LR810",
+    "note",
+    source=f"{_PEFT} tuners/lora/config.py (bias)",
+    fails=lora(bias="all"),
+    passes=lora(bias="none"),
+)
+def trained_biases(world: World) -> Iterator[Said]:
+    """Biases of the base are trained: switching the adapter off no longer gives the base model back."""
+    setting = world.lora_key("bias")
+    if setting and setting.value not in (None, "none"):
+        yield Said(
+            setting,
+            f"bias {setting.value}: the base model changes too, disabling the adapter does not restore it",
+        )
+
+
+@rule(
+    "LR811",
+    "note",
+    source="transformers docs/source/en/quantization/bitsandbytes.md, «FSDP-QLoRA»; torch FSDP1 flattens per unit",
+    fails=fsdp1() | args(load_in_4bit=True, use_peft=True, bnb_4bit_quant_storage="bfloat16"),
+    passes=fsdp2() | args(load_in_4bit=True, use_peft=True, bnb_4bit_quant_storage="bfloat16"),
+)
+def qlora_under_fsdp1(world: World) -> Iterator[Said]:
+    """QLoRA under FSDP1 needs every tensor of a unit in one type: FSDP2 does not."""
+    if world.uses == "fsdp" and world.fsdp_version == 1 and world.four_bit:
+        yield Said(
+            world.four_bit,
+            "under FSDP1 the adapters, norms and quantised storage of a unit must share one dtype",
+        )

@@ -1,0 +1,124 @@
+"""KY: what goes wrong in any of the files, whoever reads it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from toolkit.linting.edits import strip
+from toolkit.linting.examples import acc, args, ds, multi_gpu
+from toolkit.linting.model import Edit, Fix, Said, Setting
+from toolkit.linting.registry import rule
+from toolkit.linting.world import World
+
+_EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE]\d+|[-+]?\d+[eE][-+]?\d+")
+
+
+@rule(
+    "KY101",
+    "error",
+    source="deepspeed 0.19.8 runtime/config_utils.py:dict_raise_error_on_duplicate_keys; Python json, PyYAML",
+    fails=multi_gpu("num_processes: 4"),
+    passes=multi_gpu(),
+)
+def written_twice(world: World) -> Iterator[Said]:
+    """A key is written twice.
+
+    json and PyYAML keep the last value and say nothing; DeepSpeed, where it opens the file itself, refuses
+    it.
+    """
+    for source in world.sources:
+        for path, node in source.mappings():
+            for lost in node.repeats:
+                kept = node.entries[lost.key] if node.entries else lost
+                line = source.place(kept.start).line
+                key = f"{path}.{lost.key}" if path else lost.key
+                yield Said(
+                    Setting(source, key, lost),
+                    f"written again in line {line}: this value is dropped in silence",
+                )
+
+
+@rule(
+    "KY102",
+    "error",
+    source="Python json.load: «Unexpected UTF-8 BOM»; accelerate 1.15.0 utils/deepspeed.py:HfDeepSpeedConfig",
+    fails={"ds.json": "\ufeff" + ds()["ds.json"]},
+    passes=ds(),
+)
+def byte_order_mark(world: World) -> Iterator[Said]:
+    """A JSON file begins with a byte-order mark.
+
+    The packages open it as plain UTF-8, and json refuses the mark: the run ends before it begins.
+    """
+    for source in world.sources:
+        if source.syntax == "json" and source.text.startswith("\ufeff"):
+            fix = strip(source, 0, 1, "remove the byte-order mark")
+            yield Said(None, "begins with a byte-order mark, which json refuses", fix, source=source)
+
+
+@rule(
+    "KY103",
+    "error",
+    source="PyYAML follows YAML 1.1 (https://yaml.org/type/float.html); transformers "
+    "5.23.0 hf_argparser.py:parse_yaml_file",
+    fails={"args.yaml": "output_dir: out\nlearning_rate: 2e-4\n"},
+    passes={"args.yaml": "output_dir: out\nlearning_rate: 2.0e-4\n"},
+)
+def exponent_without_dot(world: World) -> Iterator[Said]:
+    """A number such as 2e-4 is text in YAML 1.1.
+
+    PyYAML, which all three packages read YAML with, takes a number with an exponent only where it has a dot
+    and a signed exponent: `2e-4` arrives as the text "2e-4" and fails where it is first compared.
+    """
+    for source in world.sources:
+        if source.syntax != "yaml":
+            continue
+        for path, entry in source.walk():
+            value = entry.node.value
+            written = source.text[entry.node.start : entry.node.end]
+            if isinstance(value, str) and value == written and _EXPONENT.fullmatch(value):
+                better = _with_dot(value)
+                edit = Edit(source.path, entry.node.start, entry.node.end, better)
+                message = f"{value} is text to PyYAML, not a number; write {better}"
+                yield Said(Setting(source, path, entry), message, Fix(f"write {better}", (edit,)))
+
+
+def _with_dot(text: str) -> str:
+    mantissa, exponent = re.split("[eE]", text)
+    mantissa = mantissa if "." in mantissa else f"{mantissa}.0"
+    return f"{mantissa}e{exponent if exponent[0] in '+-' else '+' + exponent}"
+
+
+@rule(
+    "KY104",
+    "warning",
+    source="accelerate 1.15.0 utils/dataclasses.py:DeepSpeedPlugin; transformers 5.23.0 training_args.py:__post_init__",
+    fails=acc(
+        "distributed_type: DEEPSPEED",
+        "num_processes: 2",
+        "deepspeed_config:",
+        "  deepspeed_config_file: gone.json",
+    ),
+    passes=args(),
+)
+def names_a_missing_file(world: World) -> Iterator[Said]:
+    """A file that is named is not there.
+
+    It is looked for from the working directory, as the packages do, and then beside the file that names it.
+    What it holds could not be checked.
+    """
+    for place, name in world.missing:
+        source = next((s for s in world.sources if s.path == str(place.file)), None)
+        setting = next(
+            (
+                Setting(s, path, entry)
+                for s in world.sources
+                if s is source or s.path == str(place.file)
+                for path, entry in s.walk()
+                if s.place(entry.start) == place
+            ),
+            None,
+        )
+        if setting is not None:
+            yield Said(setting, f"{name} is not here: what it says was not checked")

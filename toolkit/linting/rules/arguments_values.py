@@ -1,0 +1,173 @@
+"""TA1xx: values of the training arguments that contradict each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from toolkit.linting.edits import remove
+from toolkit.linting.examples import args
+from toolkit.linting.model import Said
+from toolkit.linting.registry import rule
+from toolkit.linting.world import World, number, true, whole
+
+
+@rule(
+    "TA105",
+    "error",
+    source="transformers 5.23.0 training_args.py:_validate_args (ValueError)",
+    fails=args(fp16=True, bf16=True),
+    passes=args(bf16=True),
+)
+def two_precisions(world: World) -> Iterator[Said]:
+    """fp16 and bf16 are both true."""
+    for one, other in (("fp16", "bf16"), ("fp16_full_eval", "bf16_full_eval")):
+        if world.args.get(one) is True and world.args.get(other) is True:
+            yield Said(world.arg(one), f"{one} and {other} are both true: TrainingArguments refuses that")
+
+
+@rule(
+    "TA106",
+    "error",
+    source="transformers 5.23.0 training_args.py:_validate_args (ValueError)",
+    fails=args(load_best_model_at_end=True, eval_strategy="epoch", save_strategy="steps"),
+    passes=args(load_best_model_at_end=True, eval_strategy="epoch", save_strategy="epoch"),
+)
+def best_model(world: World) -> Iterator[Said]:
+    """load_best_model_at_end with saving and evaluating at different times."""
+    setting = world.arg("load_best_model_at_end")
+    save, evaluate = world.args.get("save_strategy", "steps"), world.args.get("eval_strategy", "no")
+    if setting is None or setting.value is not True or save == "best":
+        return
+    evaluate = "no" if evaluate is False else evaluate
+    if save != evaluate:
+        yield Said(
+            setting,
+            f"load_best_model_at_end needs one rhythm: eval_strategy is {evaluate}, save_strategy {save}",
+        )
+        return
+    saves, evals = (
+        world.args.get("save_steps", 500),
+        world.args.get("eval_steps") or world.args.get("logging_steps", 500),
+    )
+    if save == "steps" and isinstance(saves, int) and isinstance(evals, int) and evals > 0 and saves % evals:
+        yield Said(
+            setting,
+            f"save_steps {saves} is not a multiple of eval_steps {evals}, which load_best_model_at_end needs",
+        )
+
+
+@rule(
+    "TA107",
+    "error",
+    source="transformers 5.23.0 training_args.py:_validate_args (ValueError)",
+    fails=args(dataloader_prefetch_factor=2),
+    passes=args(dataloader_prefetch_factor=2, dataloader_num_workers=2),
+)
+def prefetch_without_workers(world: World) -> Iterator[Said]:
+    """dataloader_prefetch_factor without workers to prefetch."""
+    setting = world.arg("dataloader_prefetch_factor")
+    if setting and setting.value is not None and world.args.get("dataloader_num_workers", 0) == 0:
+        yield Said(setting, "dataloader_prefetch_factor needs dataloader_num_workers above 0", remove(setting))
+
+
+@rule(
+    "TA108",
+    "error",
+    source="transformers 5.23.0 training_args.py:_validate_args (ValueError)",
+    fails=args(logging_steps=0),
+    passes=args(logging_steps=1),
+)
+def steps_that_cannot_be(world: World) -> Iterator[Said]:
+    """A number of steps that TrainingArguments refuses.
+
+    logging_steps 0 with the steps strategy, negative warmup_steps, or a broken number of steps above 1.
+    """
+    logging = world.arg("logging_steps")
+    if logging and logging.value == 0 and world.args.get("logging_strategy", "steps") == "steps":
+        yield Said(logging, "logging_steps 0 is refused while logging_strategy is steps")
+    warmup = world.arg("warmup_steps")
+    if warmup and number(warmup.value) and warmup.value < 0:
+        yield Said(warmup, "warmup_steps must not be negative")
+    for key in ("logging_steps", "eval_steps", "save_steps"):
+        setting = world.arg(key)
+        if setting and number(setting.value) and setting.value > 1 and not whole(setting.value):
+            yield Said(setting, f"{key} above 1 must be a whole number")
+
+
+@rule(
+    "TA109",
+    "error",
+    source="transformers 5.23.0 training_args.py:_validate_args (ValueError)",
+    fails=args(lr_scheduler_type="reduce_lr_on_plateau"),
+    passes=args(lr_scheduler_type="reduce_lr_on_plateau", eval_strategy="steps"),
+)
+def plateau_without_evaluation(world: World) -> Iterator[Said]:
+    """A schedule that follows the evaluation, without one."""
+    setting = world.arg("lr_scheduler_type")
+    off = world.args.get("eval_strategy", "no") in ("no", False)
+    if setting and setting.value in ("reduce_lr_on_plateau", "greedy") and off:
+        yield Said(setting, f"{setting.value} needs an eval_strategy")
+
+
+@rule(
+    "TA112",
+    "error",
+    source="transformers 5.23.0 trainer.py:create_accelerator_and_postprocess (ValueError)",
+    fails=args(gradient_accumulation_steps=4, accelerator_config={"gradient_accumulation_kwargs": {"num_steps": 4}}),
+    passes=args(gradient_accumulation_steps=4),
+)
+def accumulation_twice(world: World) -> Iterator[Said]:
+    """Gradient accumulation is set in two places of the training arguments."""
+    setting = world.arg("accelerator_config.gradient_accumulation_kwargs.num_steps")
+    steps = world.args.get("gradient_accumulation_steps", 1)
+    if setting is not None and number(steps) and steps > 1:
+        yield Said(setting, f"num_steps stands beside gradient_accumulation_steps {steps}: the Trainer refuses both")
+
+
+@rule(
+    "TA113",
+    "note",
+    source="transformers 5.23.0 trainer.py:set_initial_training_values (max_steps > 0 overrides the epochs)",
+    fails=args(max_steps=100, num_train_epochs=3),
+    passes=args(num_train_epochs=3),
+)
+def steps_override_epochs(world: World) -> Iterator[Said]:
+    """max_steps and num_train_epochs are both set: max_steps wins."""
+    steps, epochs = world.arg("max_steps"), world.arg("num_train_epochs")
+    if steps and epochs and number(steps.value) and steps.value > 0:
+        yield Said(epochs, f"num_train_epochs has no say: max_steps is {steps.value}")
+
+
+@rule(
+    "TA114",
+    "warning",
+    source="transformers 5.23.0 training_args.py:__post_init__ (step 7, accelerator_config)",
+    fails=args(accelerator_config={"split_batches": True}),
+    passes=args(accelerator_config={"split_batches": False}),
+)
+def split_batches(world: World) -> Iterator[Said]:
+    """split_batches makes the per-device batch size a global one.
+
+    Each process then gets per_device_train_batch_size divided by the number of processes.
+    """
+    setting = world.arg("accelerator_config.split_batches")
+    if setting and true(setting.value):
+        yield Said(setting, "split_batches divides per_device_train_batch_size among the processes")
+
+
+@rule(
+    "TA115",
+    "warning",
+    source="transformers 5.23.0 training_args.py:__post_init__ (the new name wins)",
+    fails=args(gradient_checkpointing=True, activation_checkpointing=False),
+    passes=args(activation_checkpointing=True),
+)
+def two_names_of_checkpointing(world: World) -> Iterator[Said]:
+    """Activation checkpointing under both of its names, with different values: the new name wins."""
+    old, new = world.arg("gradient_checkpointing"), world.arg("activation_checkpointing")
+    if old and new and old.value != new.value and new.value is not None:
+        yield Said(
+            old,
+            f"activation_checkpointing is {str(new.value).lower()} and wins: this has no effect",
+            remove(old),
+        )

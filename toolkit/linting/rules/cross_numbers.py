@@ -1,0 +1,236 @@
+"""XL2xx: accumulation, batch, clipping and optimizer values that differ between the layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from toolkit.linting.edits import add, set_value
+from toolkit.linting.examples import args, ds, multi_gpu, zero
+from toolkit.linting.model import Said
+from toolkit.linting.registry import rule
+from toolkit.linting.world import World, number, same
+
+_TRAINER = "transformers 5.23.0 integrations/deepspeed.py:trainer_config_process, _finalize (ValueError)"
+
+
+def _argument(world: World, key: str, default: object) -> tuple[object, str]:
+    """A training argument's value and where it is from; its default counts, for the Trainer compares that."""
+    setting = world.arg(key)
+    if setting is not None and setting.value is not None:
+        return setting.value, setting.told
+    return default, f"{default} by default in the training arguments"
+
+
+@rule(
+    "XL204",
+    "error",
+    source=_TRAINER + "; accelerate 1.15.0 accelerator.py:_prepare_deepspeed",
+    fails=zero("zero_stage: 2", "gradient_accumulation_steps: 1") | args(gradient_accumulation_steps=4),
+    passes=zero("zero_stage: 2", "gradient_accumulation_steps: 4") | args(gradient_accumulation_steps=4, bf16=True),
+)
+def accumulation(world: World) -> Iterator[Said]:
+    """gradient_accumulation_steps differs between the layers.
+
+    The Trainer raises a ValueError after the model is loaded. A bare Accelerator warns and takes DeepSpeed's.
+    """
+    for setting in (
+        world.acc("deepspeed_config.gradient_accumulation_steps"),
+        world.ds("gradient_accumulation_steps"),
+    ):
+        if setting is None or not number(setting.value) or not world.trainer_run:
+            continue
+        steps, where = _argument(world, "gradient_accumulation_steps", 1)
+        if not same(setting.value, steps):
+            message = f"{setting.name} is {setting.value} here, {where}: the Trainer refuses that once it runs"
+            yield Said(setting, message, set_value(setting, steps))
+
+
+@rule(
+    "XL205",
+    "error",
+    source=_TRAINER,
+    fails=ds() | args(per_device_train_batch_size=4),
+    passes=ds() | args(per_device_train_batch_size=2),
+)
+def micro_batch(world: World) -> Iterator[Said]:
+    """The micro-batch of the DeepSpeed JSON is not the Trainer's.
+
+    per_device_train_batch_size counts with its default, 8, where it is not written.
+    """
+    setting = world.ds("train_micro_batch_size_per_gpu")
+    if setting is None or not number(setting.value) or not world.trainer_run or world.arg_true("auto_find_batch_size"):
+        return
+    size, where = _argument(world, "per_device_train_batch_size", 8)
+    if not same(setting.value, size):
+        yield Said(
+            setting,
+            f"{setting.value} here, per_device_train_batch_size {where}: the Trainer refuses the two",
+            set_value(setting, "auto"),
+        )
+
+
+@rule(
+    "XL206",
+    "error",
+    source=_TRAINER,
+    fails=ds(train_batch_size=32) | args(per_device_train_batch_size=2, gradient_accumulation_steps=4) | multi_gpu(),
+    passes=ds(train_batch_size=16) | args(per_device_train_batch_size=2, gradient_accumulation_steps=4),
+)
+def global_batch(world: World) -> Iterator[Said]:
+    """train_batch_size is not processes × micro-batch × accumulation."""
+    setting, processes = world.ds("train_batch_size"), world.processes
+    if setting is None or not number(setting.value) or processes is None or not world.trainer_run:
+        return
+    micro, steps = (
+        _argument(world, "per_device_train_batch_size", 8)[0],
+        _argument(world, "gradient_accumulation_steps", 1)[0],
+    )
+    if not isinstance(micro, int) or not isinstance(steps, int):
+        return
+    total = processes.value * micro * steps
+    if setting.value != total and world.parallel_extra == 1:
+        message = f"{setting.value} here, but {processes.value} processes × {micro} × {steps} accumulated = {total}"
+        yield Said(setting, message, set_value(setting, "auto"))
+
+
+@rule(
+    "XL207",
+    "error",
+    source=_TRAINER,
+    fails=ds(gradient_clipping=0.5) | args(max_grad_norm=1.0, per_device_train_batch_size=2),
+    passes=ds(gradient_clipping="auto") | args(max_grad_norm=0.5, per_device_train_batch_size=2),
+)
+def clipping(world: World) -> Iterator[Said]:
+    """Gradient clipping differs between the layers: the Trainer refuses that.
+
+    max_grad_norm counts with its default, 1.0, where it is not written.
+    """
+    for setting in (world.ds("gradient_clipping"), world.acc("deepspeed_config.gradient_clipping")):
+        if setting is None or not number(setting.value) or not world.trainer_run:
+            continue
+        norm, where = _argument(world, "max_grad_norm", 1.0)
+        if not same(setting.value, norm):
+            yield Said(
+                setting,
+                f"gradient_clipping is {setting.value} here, max_grad_norm {where}: the Trainer refuses the two",
+                set_value(setting, "auto"),
+            )
+
+
+@rule(
+    "XL208",
+    "error",
+    source='transformers 5.23.0 integrations/deepspeed.py:fill_match (only an "auto" is '
+    "filled); deepspeed constants.py",
+    fails=ds(gradient_clipping=None) | args(max_grad_norm=0.3, per_device_train_batch_size=2),
+    passes=ds(gradient_clipping="auto") | args(max_grad_norm=0.3, per_device_train_batch_size=2),
+)
+def clipping_is_ignored(world: World) -> Iterator[Said]:
+    """max_grad_norm has no effect: the DeepSpeed JSON has no gradient_clipping.
+
+    DeepSpeed clips by its own config alone, at its default of 1.0 where nothing is written; the Trainer
+    fills the key only where it stands there as "auto".
+    """
+    norm = world.arg("max_grad_norm")
+    if (
+        norm is None
+        or "deepspeed" not in world.kinds
+        or world.ds("gradient_clipping") is not None
+        or same(norm.value, 1.0)
+    ):
+        return
+    fix = add(world.deepspeed, "", "gradient_clipping", "auto")
+    yield Said(
+        norm,
+        f"max_grad_norm {norm.value} has no effect: {world.deepspeed.path} has no "
+        "gradient_clipping, and DeepSpeed clips at 1.0",
+        fix,
+    )
+
+
+@rule(
+    "XL209",
+    "error",
+    source=_TRAINER,
+    fails=ds(optimizer={"type": "AdamW", "params": {"lr": 1e-4}})
+    | args(learning_rate=2e-4, per_device_train_batch_size=2),
+    passes=ds(optimizer={"type": "AdamW", "params": {"lr": "auto"}})
+    | args(learning_rate=2e-4, per_device_train_batch_size=2),
+)
+def optimizer_values(world: World) -> Iterator[Said]:
+    """An optimizer value of the DeepSpeed JSON is not the Trainer's.
+
+    The defaults of the training arguments count: learning_rate 5e-5, weight_decay 0, betas 0.9 and 0.999.
+    """
+    if not world.trainer_run:
+        return
+    betas = [_argument(world, "adam_beta1", 0.9)[0], _argument(world, "adam_beta2", 0.999)[0]]
+    for key, value in (
+        ("optimizer.params.lr", _argument(world, "learning_rate", 5e-5)[0]),
+        ("optimizer.params.betas", betas),
+        ("optimizer.params.eps", _argument(world, "adam_epsilon", 1e-8)[0]),
+        ("optimizer.params.weight_decay", _argument(world, "weight_decay", 0.0)[0]),
+        ("scheduler.params.warmup_max_lr", _argument(world, "learning_rate", 5e-5)[0]),
+    ):
+        setting = world.ds(key)
+        if (
+            setting
+            and setting.value not in (None, "auto")
+            and setting.value != value
+            and (number(setting.value) or key.endswith("betas"))
+        ):
+            fix = set_value(setting, "auto") if setting.entry.node.items is None else None
+            yield Said(
+                setting,
+                f"{setting.name} is {setting.value} here, {value} in the training arguments: "
+                "the Trainer refuses the two",
+                fix,
+            )
+
+
+@rule(
+    "XL210",
+    "error",
+    source="transformers 5.23.0 integrations/deepspeed.py:trainer_config_finalize (ValueError)",
+    fails=ds(scheduler={"type": "WarmupDecayLR", "params": {"total_num_steps": 500}})
+    | args(max_steps=100, per_device_train_batch_size=2),
+    passes=ds(scheduler={"type": "WarmupDecayLR", "params": {"total_num_steps": "auto"}})
+    | args(max_steps=100, per_device_train_batch_size=2),
+)
+def schedule_length(world: World) -> Iterator[Said]:
+    """The DeepSpeed schedule is as long as another run: total_num_steps is not max_steps."""
+    setting, steps = world.ds("scheduler.params.total_num_steps"), world.arg("max_steps")
+    if (
+        setting
+        and steps
+        and number(setting.value)
+        and number(steps.value)
+        and steps.value > 0
+        and setting.value != steps.value
+    ):
+        yield Said(
+            setting,
+            f"total_num_steps is {setting.value} here, max_steps {steps.told}",
+            set_value(setting, "auto"),
+        )
+
+
+@rule(
+    "XL211",
+    "warning",
+    source="transformers 5.23.0 integrations/deepspeed.py:deepspeed_optim_sched (the JSON's section wins)",
+    fails=ds(scheduler={"type": "WarmupLR", "params": {}})
+    | args(lr_scheduler_type="cosine", per_device_train_batch_size=2),
+    passes=ds() | args(lr_scheduler_type="cosine", per_device_train_batch_size=2),
+)
+def schedule_is_ignored(world: World) -> Iterator[Said]:
+    """lr_scheduler_type or optim has no effect: the DeepSpeed JSON has one of its own."""
+    for key, section in (("lr_scheduler_type", "scheduler"), ("optim", "optimizer")):
+        setting, owner = world.arg(key), world.ds(section)
+        if setting and owner and world.trainer_run:
+            kind = world.deepspeed.get(f"{section}.type")
+            yield Said(
+                setting,
+                f"{key} {setting.value} has no effect: {section} {kind} in "
+                f"{owner.place.file}:{owner.place.line} is used",
+            )

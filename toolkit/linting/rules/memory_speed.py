@@ -1,0 +1,169 @@
+"""MM6xx: what costs memory or time without need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from toolkit.linting.examples import ds, fsdp2, zero
+from toolkit.linting.model import Said, Severity
+from toolkit.linting.registry import rule
+from toolkit.linting.world import World, number, true
+
+
+def _values(section: Any) -> list[Any]:
+    return list(section.values()) if isinstance(section, dict) else []
+
+
+_DEFAULT_BUCKET = 5e8  # deepspeed 0.19.8 runtime/zero/config.py
+
+
+@rule(
+    "MM601",
+    "warning",
+    source="transformers docs/source/en/deepspeed.md (overlap_comm uses 4.5 × the bucket "
+    "sizes); deepspeed zero/config.py",
+    fails=ds(zero={"overlap_comm": True, "reduce_bucket_size": 500000000}),
+    passes=ds(zero={"overlap_comm": True, "reduce_bucket_size": 50000000}),
+)
+def overlap_with_big_buckets(world: World) -> Iterator[Said]:
+    """overlap_comm with large buckets takes gigabytes on every GPU.
+
+    Overlapping keeps about 4.5 buckets alive: 9 GB at 5e8 elements. 5e7 costs a tenth of that and is fast
+    enough on most links. Under stage 3 overlap_comm is on by default.
+    """
+    stage = world.deepspeed.get("zero_optimization.stage", 0)
+    overlap, bucket = (
+        world.ds("zero_optimization.overlap_comm"),
+        world.ds("zero_optimization.reduce_bucket_size"),
+    )
+    on = true(overlap.value) if overlap is not None and overlap.value is not None else stage == 3
+    size = bucket.value if bucket is not None else _DEFAULT_BUCKET
+    if not on or stage not in (1, 2, 3) or not number(size) or size < _DEFAULT_BUCKET:
+        return
+    gigabytes = 4.5 * size * 4 / 1e9
+    where = bucket or overlap or world.ds("zero_optimization.stage")
+    shown = f"reduce_bucket_size {size:.0e}" if bucket is not None else "the default reduce_bucket_size of 5e8"
+    severity: Severity | None = None if overlap is not None or bucket is not None else "note"
+    yield Said(where, f"overlap_comm with {shown} takes about {gigabytes:.1f} GB on every GPU", None, severity)
+
+
+@rule(
+    "MM602",
+    "note",
+    source="deepspeed docs, ZeRO-Offload (host memory and PCIe carry the optimizer step)",
+    fails=ds(zero={"offload_optimizer": {"device": "cpu"}}),
+    passes=ds(),
+)
+def offload_costs(world: World) -> Iterator[Said]:
+    """Offload to the host: slow where the GPU has room."""
+    settings = [world.ds(f"zero_optimization.offload_{part}.device") for part in ("optimizer", "param")]
+    settings += [world.acc(f"deepspeed_config.offload_{part}_device") for part in ("optimizer", "param")]
+    for setting in settings:
+        if setting and str(setting.value) in ("cpu", "nvme"):
+            yield Said(setting, f"offload to {setting.value}: worth its time only where the GPU has no room")
+            return
+    offload = world.fsdp("cpu_offload") if world.uses == "fsdp" else None
+    if offload and true(offload.value):
+        yield Said(offload, "parameters and optimizer step on the CPU: worth its time only where the GPU has no room")
+
+
+@rule(
+    "MM603",
+    "note",
+    source="deepspeed 0.19.8 runtime/zero/offload_config.py (pin_memory)",
+    fails=ds(zero={"offload_optimizer": {"device": "cpu", "pin_memory": False}}),
+    passes=ds(zero={"offload_optimizer": {"device": "cpu", "pin_memory": True}}),
+)
+def offload_not_pinned(world: World) -> Iterator[Said]:
+    """Offload without pinned memory: copies are synchronous and slow.
+
+    Right only where memlock or the host's memory is short.
+    """
+    for part in ("optimizer", "param"):
+        setting = world.ds(f"zero_optimization.offload_{part}.pin_memory")
+        device = world.deepspeed.get(f"zero_optimization.offload_{part}.device")
+        if setting and setting.value is False and device in ("cpu", "nvme"):
+            yield Said(setting, "without pinned memory no copy overlaps with compute")
+
+
+@rule(
+    "MM604",
+    "note",
+    source="deepspeed 0.19.8 utils/timer.py:SynchronizedWallClockTimer (synchronises the device)",
+    fails=ds(wall_clock_breakdown=True),
+    passes=ds(wall_clock_breakdown=False),
+)
+def profiling_left_on(world: World) -> Iterator[Said]:
+    """Profiling is on: it synchronises the device in every step."""
+    for key in ("wall_clock_breakdown", "memory_breakdown", "flops_profiler.enabled", "comms_logger.enabled"):
+        setting = world.ds(key)
+        if setting and setting.value is True:
+            yield Said(
+                setting,
+                f"{key.partition('.')[0]} synchronises the device in every step: leave it off in a long run",
+            )
+
+
+@rule(
+    "MM605",
+    "warning",
+    source="transformers 5.23.0: no module of it calls deepspeed.checkpointing",
+    fails=ds(activation_checkpointing={"partition_activations": True}),
+    passes=ds(),
+)
+def checkpointing_section(world: World) -> Iterator[Said]:
+    """DeepSpeed's activation_checkpointing section does nothing for a transformers model.
+
+    It configures deepspeed.checkpointing, which a model must call itself; transformers models use torch's.
+    Turn checkpointing on in the training arguments.
+    """
+    setting = world.ds("activation_checkpointing")
+    if setting and any(true(value) for value in _values(setting.value) if not isinstance(value, dict)):
+        yield Said(setting, "has no effect on transformers models: they do not call deepspeed.checkpointing")
+
+
+@rule(
+    "MM606",
+    "note",
+    source="deepspeed 0.19.8 runtime/zero/stage_1_and_2.py (a collective per bucket)",
+    fails=ds(zero={"reduce_bucket_size": 100000}),
+    passes=ds(zero={"reduce_bucket_size": 50000000}),
+)
+def tiny_buckets(world: World) -> Iterator[Said]:
+    """Buckets so small that every collective is all latency."""
+    for key in ("reduce_bucket_size", "allgather_bucket_size"):
+        setting = world.ds(f"zero_optimization.{key}")
+        if setting and number(setting.value) and 0 < setting.value < 1_000_000:
+            yield Said(setting, f"{setting.value:g} elements a bucket: thousands of small collectives per step")
+
+
+@rule(
+    "MM607",
+    "note",
+    source="accelerate 1.15.0 utils/dataclasses.py:DeepSpeedPlugin (zero3_init_flag)",
+    fails=zero("zero_stage: 3", "zero3_init_flag: false", "zero3_save_16bit_model: true"),
+    passes=zero("zero_stage: 3", "zero3_init_flag: true", "zero3_save_16bit_model: true"),
+)
+def model_on_every_rank(world: World) -> Iterator[Said]:
+    """ZeRO-3 without zero3_init_flag: every process loads the whole model before it is sharded."""
+    setting = world.acc("deepspeed_config.zero3_init_flag")
+    if setting and not true(setting.value) and world.zero_stage == 3:
+        yield Said(setting, "every process holds the whole model in host memory before ZeRO-3 shards it")
+
+
+@rule(
+    "MM608",
+    "note",
+    source="torch.distributed.fsdp.fully_shard (reshard_after_forward); accelerate 1.15.0 fsdp_utils.py",
+    fails=fsdp2("fsdp_reshard_after_forward: false"),
+    passes=fsdp2("fsdp_reshard_after_forward: true"),
+)
+def no_resharding(world: World) -> Iterator[Said]:
+    """reshard_after_forward: false keeps the gathered weights until the backward pass.
+
+    That is ZeRO-2's memory, and less traffic than resharding.
+    """
+    setting = world.fsdp("reshard_after_forward")
+    if setting and world.uses == "fsdp" and world.fsdp_version == 2 and str(setting.value).lower() == "false":
+        yield Said(setting, "the whole model stays gathered from forward to backward, as under ZeRO-2")

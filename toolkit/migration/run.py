@@ -1,0 +1,130 @@
+"""From files to files: read the meaning, refuse or write, and lint what was written."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from toolkit.errors import InputError, RunFailed
+from toolkit.linting.engine import check, worlds
+from toolkit.linting.files.load import Loaded, load, read_sources
+from toolkit.linting.output.machine import envelope
+from toolkit.linting.world import World
+from toolkit.migration import from_deepspeed, from_fsdp, write
+from toolkit.migration.meaning import Meaning
+
+TARGETS = ("zero1", "zero2", "zero3", "fsdp2")
+_ELSEWHERE = ("deepspeed", "deepspeed_config")  # arguments that name the old strategy's file
+
+
+@dataclass
+class Migrated:
+    """The new files by name, and notes on what is written differently in them. ``started``: seconds since the epoch."""
+
+    source: str
+    target: str
+    files: dict[str, str]
+    notes: list[str] = field(default_factory=list)
+    started: float = field(default_factory=time.time)
+    exit_code = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as `toolkit migrate --json` writes it."""
+        return envelope("migrate", self.started) | {
+            "from": self.source,
+            "to": self.target,
+            "files": self.files,
+            "notes": self.notes,
+        }
+
+
+def migrate(files: list[str], to: str) -> Migrated:
+    """The files' meaning under another strategy.
+
+    Raises InputError where the files cannot be read, RunFailed with every reason where something has no equal.
+    """
+    if to not in TARGETS:
+        raise InputError(f"--to {to}: one of {', '.join(TARGETS)}")
+    loaded = load(files)
+    groups = worlds(loaded)
+    if len(groups) > 1:
+        raise InputError("migrate takes at most one file of each kind")
+    world = groups[0]
+    if loaded.missing:
+        place, name = loaded.missing[0]
+        raise InputError(f"{place}: {name} is not here, and belongs to what must be carried over")
+    meaning = _read(world)
+    if meaning.source == to:
+        raise InputError(f"these files are {to} already")
+    if meaning.source.startswith("zero") and to.startswith("zero"):
+        raise InputError(f"{meaning.source} to {to}: change the stage in the file; nothing else has another meaning")
+    _batch(meaning, world)
+    config = write.fsdp2(meaning) if to == "fsdp2" else write.deepspeed(meaning, int(to[-1]))
+    if meaning.refused:
+        raise RunFailed(
+            "\n".join([f"{meaning.source} cannot become {to}:", *(f"  {reason}" for reason in meaning.refused)])
+        )
+    made = write.texts(config, meaning.arguments)
+    _must_be_clean(made)
+    return Migrated(meaning.source, to, made, meaning.notes)
+
+
+def _read(world: World) -> Meaning:
+    meaning = Meaning("")
+    if world.trainer_fsdp:
+        raise InputError("FSDP is set in the training arguments: write it into an accelerate config first")
+    for key, entry in world.accelerate.section("").items():
+        if key not in ("deepspeed_config", "fsdp_config", "parallelism_config"):
+            meaning.top[key] = entry.node.plain()
+            if key not in write.KEPT and entry.node.plain() not in (None, {}, []):
+                meaning.refuse(str(world.accelerate.place(entry.start)), f"{key} is not known how to carry over")
+    for key, entry in world.args.section("").items():
+        if key in _ELSEWHERE:
+            meaning.note(str(world.args.place(entry.start)), f"{key} is gone: the accelerate config holds the strategy")
+        else:
+            meaning.arguments[key] = entry.node.plain()
+    if world.uses == "deepspeed":
+        from_deepspeed.read(world, meaning)
+    elif world.uses == "fsdp" and "accelerate" in world.kinds:
+        from_fsdp.read(world, meaning)
+    else:
+        raise InputError("neither a DeepSpeed nor an FSDP configuration: there is no strategy to carry over")
+    asked = next((name for name in ("bf16", "fp16") if meaning.arguments.get(name) is True), None)
+    if asked is not None and meaning.precision != asked:
+        if meaning.precision != "no":
+            meaning.refuse("mixed_precision", f"{meaning.precision}, but the training arguments say {asked}")
+        meaning.precision = asked  # the Trainer's flag resolves the "auto" of the DeepSpeed config
+    return meaning
+
+
+def _batch(meaning: Meaning, world: World) -> None:
+    """A global batch size fixes what is left open of micro-batch and accumulation."""
+    total = meaning.top.pop("train_batch_size", None)
+    if total is None:
+        return
+    micro, steps = (meaning.arguments.get(k) for k in ("per_device_train_batch_size", "gradient_accumulation_steps"))
+    processes = world.processes.value if world.processes else None
+    if processes and micro and not steps and total % (micro * processes) == 0:
+        meaning.arguments["gradient_accumulation_steps"] = total // (micro * processes)
+    elif processes and not micro and total % ((steps or 1) * processes) == 0:
+        meaning.arguments["per_device_train_batch_size"] = total // ((steps or 1) * processes)
+    elif not (processes and micro and steps and micro * steps * processes == total):
+        meaning.refuse(
+            "train_batch_size",
+            f"{total} cannot be split: num_processes, micro-batch and accumulation must give it",
+        )
+
+
+def _must_be_clean(made: dict[str, str]) -> None:
+    sources = [source for name, text in made.items() for source in read_sources(name, text)]
+    bad = [f for f in check(Loaded(sources)).findings if f.severity != "note"]
+    if bad:
+        raise RunFailed(
+            "\n".join(
+                [
+                    "the result would not pass toolkit lint:",
+                    *(f"  {f.code} {f.place}: {f.message}" for f in bad),
+                ]
+            )
+        )

@@ -1,0 +1,61 @@
+"""QLoRA's base packed once for all ranks: each packs a part of the layers, on its CPU, and sends them to the others.
+
+A thread takes minutes for an 8B model. Were every rank to pack all of it, they would do so at once, on the same cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from toolkit.model.nf4_pack import BLOCK, packed_nf4
+
+
+def can_share() -> bool:
+    """Whether there are other ranks, connected for tensors of the host."""
+    return dist.is_initialized() and dist.get_world_size() > 1 and torch.device("cpu") in _world()._device_types
+
+
+def packed_by_all(
+    linears: Sequence[nn.Linear], storage: torch.dtype
+) -> Iterator[tuple[nn.Linear, tuple[torch.Tensor, Any]]]:
+    """Each layer with its packed weight and statistics, in an order that all ranks share; every rank calls it.
+
+    Rank by rank, the largest first: layers that are packed at one time are of about one size, and each rank holds one
+    that it has packed and not sent. What arrives has the bits that its own packing would have.
+    """
+    rank, world = dist.get_rank(), dist.get_world_size()
+    ordered = sorted(linears, key=lambda linear: -linear.weight.numel())
+    for first in range(0, len(ordered), world):
+        turn = ordered[first : first + world]
+        mine = packed_nf4(turn[rank].weight.detach(), storage) if rank < len(turn) else None
+        for owner, linear in enumerate(turn):
+            packed = mine if owner == rank else _empty(linear.weight, storage)
+            assert packed is not None
+            for tensor in _contents(packed):
+                dist.broadcast(tensor.view(-1).view(torch.uint8), src=owner)
+            yield linear, packed
+
+
+def _empty(weight: torch.Tensor, storage: torch.dtype) -> tuple[torch.Tensor, Any]:
+    """Room for the packed ``weight`` and its statistics; tables and settings, which no weight changes, are there."""
+    _, statistics = packed_nf4(weight.detach().flatten()[:BLOCK].contiguous(), storage)
+    packed, sizes = packed_nf4(torch.empty(weight.numel(), dtype=weight.dtype, device="meta"), storage)
+    statistics.shape = sizes.shape
+    statistics.absmax = torch.empty_like(sizes.absmax, device="cpu")
+    statistics.state2.absmax = torch.empty_like(sizes.state2.absmax, device="cpu")
+    return torch.empty_like(packed, device="cpu"), statistics
+
+
+def _contents(packed: tuple[torch.Tensor, Any]) -> list[torch.Tensor]:
+    """All that the weight's values decide."""
+    weight, statistics = packed
+    return [weight, statistics.absmax, statistics.state2.absmax, statistics.offset]
+
+
+def _world() -> Any:
+    return dist.distributed_c10d._get_default_group()

@@ -1,0 +1,115 @@
+"""One way to train a recipe, with its memory and time."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from toolkit.planning.hardware import GIB
+from toolkit.planning.head import LIGER_UNKNOWN
+from toolkit.planning.memory import Memory
+from toolkit.planning.time import Seconds
+from toolkit.recipe.resolve import Resolved
+
+
+@dataclass
+class Candidate:
+    """One way to train, with its memory and time. ``error``: why it cannot be, in place of both."""
+
+    resolved: Resolved
+    memory: Memory
+    reserve: int
+    host: int
+    seconds: Seconds | None
+    capacity: int
+    usable: int
+    asked: bool = False
+    host_loading: int = 0
+    """Bytes of a node's host while all its processes load the model; ``host``: while they train."""
+
+    @property
+    def peak(self) -> int:
+        return self.memory.peak + self.reserve
+
+    @property
+    def fits(self) -> bool:
+        return self.peak <= self.usable
+
+    @property
+    def breakdown(self) -> dict[str, int]:
+        return {**self.memory.breakdown, "reserve": self.reserve}
+
+    @property
+    def label(self) -> str:
+        recipe = self.resolved.recipe
+        parts: list[str] = [recipe.strategy.name]
+        if recipe.strategy.offload != "none":
+            parts.append(f"offload {recipe.strategy.offload}")
+        if recipe.activation_checkpointing != "none":
+            parts.append(f"{recipe.activation_checkpointing} ckpt")
+        if recipe.activation_offload:
+            parts.append("activations away")
+        if recipe.loss != "plain":
+            parts.append(f"{recipe.loss} loss")
+        return " ".join([*parts, f"micro {self.resolved.micro_size}"])
+
+    @property
+    def reason(self) -> str:
+        """Why it is not chosen, in numbers; empty where it fits."""
+        if self.fits:
+            return ""
+        term, size = max(self.breakdown.items(), key=lambda item: item[1])
+        when = " while it is loaded" if self.memory.peak_phase == "load" else ""
+        return (
+            f"{gib(self.peak)} of {gib(self.capacity)} GiB{when}, {gib(self.peak - self.usable)} over, "
+            f"of which {term} {gib(size)}"
+            + (f", loss {gib(self.breakdown['loss'])}" if term != "loss" and self.breakdown["loss"] else "")
+        )
+
+    @property
+    def unmeasured(self) -> list[str]:
+        """What of this way no prediction has been held against real training for, on any device."""
+        recipe, validated = self.resolved.recipe, self.resolved.traits.validated
+        if validated is None:
+            return [recipe.strategy.name]
+        offload, task = recipe.strategy.offload, recipe.model.task
+        used = {
+            "offload": f"offload {offload}" if offload != "none" else "",
+            "fp16": "fp16" if self.resolved.precision.compute == "float16" else "",
+            "sequence-classification": task if task == "sequence-classification" else "",
+        }
+        found = [shown for what, shown in used.items() if shown and what not in validated]
+        found += [LIGER_UNKNOWN] if self.resolved.loss_kernel == "liger" else []
+        return found
+
+    def as_json(self) -> dict[str, Any]:
+        """The contract's fields, and more."""
+        recipe = self.resolved.recipe
+        return {
+            "strategy": recipe.strategy.name,
+            "offload": recipe.strategy.offload,
+            "activation_checkpointing": recipe.activation_checkpointing,
+            "micro_size": self.resolved.micro_size,
+            "accumulation": self.resolved.accumulation,
+            "loss": recipe.loss,
+            "activation_offload": recipe.activation_offload,
+            "tokens_per_micro_batch": self.resolved.micro_size * recipe.data.max_length,
+            "fits": self.fits,
+            "peak_bytes": self.peak,
+            "host_bytes": self.host,
+            "host_load_bytes": self.host_loading,
+            "breakdown": self.breakdown,
+            "phases": {name: size + self.reserve for name, size in self.memory.phases.items()},
+            "peak_phase": self.memory.peak_phase,
+            "seconds_per_step": None if self.seconds is None else self.seconds.total,
+            "seconds": None if self.seconds is None else dataclasses.asdict(self.seconds),
+            "reason": self.reason,
+            "unmeasured": self.unmeasured,
+            "asked": self.asked,
+        }
+
+
+def gib(size: int) -> str:
+    """Bytes in GiB, to a tenth."""
+    return f"{size / GIB:.1f}"

@@ -1,0 +1,281 @@
+"""`toolkit plan`: from what the user typed to the screen, the JSON, the written recipe and the exit status."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from toolkit.errors import InputError
+from toolkit.planning.hardware import Device, device_named
+from toolkit.planning.unneeded import without
+from toolkit.recipe.load import apply_overrides, recipe_from, source_of, validate
+from toolkit.recipe.positions import parse
+from toolkit.recipe.quantisable import why_no_quantiser
+from toolkit.recipe.resolve import Resolved
+from toolkit.recipe.schema import Recipe
+from toolkit.results import CommandResult, Result, write_json
+from toolkit.strategies import resolve
+
+if TYPE_CHECKING:
+    from toolkit.planning.candidate import Candidate
+    from toolkit.planning.search import Search
+
+
+@dataclass(frozen=True)
+class Request:
+    """The command line. ``recipe``: a recipe's file or object, or a model's config or folder."""
+
+    recipe: str | Recipe
+    overrides: tuple[str, ...] = ()
+    gpu: str | None = None
+    memory: float | None = None
+    gpus: int | None = None
+    nodes: int | None = None
+    gpu_table: str | None = None
+    link: float | None = None
+    lora: int | None = None
+    length: int | None = None
+    micro: int | None = None
+    headroom: float = 0.05
+    every: bool = False
+    scale: bool = False
+    calibrate: bool = False
+    output: str | None = None
+    json_target: str | None = None
+    page: str | None = None
+
+
+def plan_command(request: Request) -> int:
+    """Plan and print; returns the exit status: 0 the asked recipe fits, 1 it does not.
+
+    Raises InputError where the input cannot be used.
+    """
+    from toolkit.planning.screen import show
+
+    found = make_plan(request)
+    if request.page:
+        from toolkit.report.plan_page import plan_page
+
+        page = plan_page(
+            found.search, found.candidates, found.chosen, found.change, found.scaled, found.to_json()["assumptions"]
+        )
+        _write(request.page, page)
+    if request.json_target:
+        write_json(found.to_json(), request.json_target)
+    if request.json_target != "-":
+        show(found.search, found.candidates, found.chosen, found.change, request, found.scaled)
+    return found.exit_code
+
+
+@dataclass(frozen=True)
+class Planned(CommandResult):
+    """What `toolkit plan` gives."""
+
+    search: Search
+    candidates: list[Candidate]
+    """Every way to train that was considered; the first is the recipe's own."""
+    chosen: Candidate | None
+    """The fastest that fits; None where nothing fits."""
+    change: str | None
+    """The smallest change with which the recipe itself fits; None where it does, or where nothing helps."""
+    scaled: list[dict[str, Any]] | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether the recipe itself fits."""
+        return self.candidates[0].fits
+
+
+def make_plan(request: Request) -> Planned:
+    """Predict memory and time; writes the chosen recipe where ``request.output`` says so. Raises InputError."""
+    warnings.filterwarnings("ignore")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    with _nothing_collected() as kept:
+        return _plan(request, kept)
+
+
+@contextlib.contextmanager
+def _nothing_collected() -> Iterator[Callable[[], None]]:
+    """No garbage collection while packages are imported, a tenth of a plan's time: what they make stays anyway.
+    The word that it gives is for when they are there: what has been made by then is never looked through again."""
+    was = gc.isenabled()
+    gc.disable()
+
+    def kept() -> None:
+        if was:
+            gc.freeze()
+            gc.enable()
+
+    try:
+        yield kept
+    finally:
+        if was:
+            gc.enable()
+
+
+def _plan(request: Request, kept: Callable[[], None]) -> Planned:
+    result = Result("plan")
+    _check(request)
+    recipe = read_recipe(request)
+    device = _device(request, recipe)
+    source = source_of(request.recipe)
+    asked = resolve(recipe, source, device="cpu" if device.name == "cpu" else "cuda")
+    from toolkit.planning.choice import choose, other_training, smallest_change, why_chosen
+    from toolkit.planning.search import Search
+    from toolkit.planning.time import Rates
+
+    rates = Rates() if request.link is None else Rates(between_nodes=request.link)
+    if request.calibrate:
+        from toolkit.planning.calibrate import calibrated
+
+        if asked.base_storage is not None and (reason := why_no_quantiser()) is not None:
+            raise InputError(f"{asked.source}: adapter.method: qlora {reason}; without --calibrate it is planned")
+        log = Path("runs/plan") / f"{Path(source).stem}.log"
+        print(f"calibrating: a few steps of this model here under each strategy; the ranks' own output: {log}",
+              file=sys.stderr, flush=True)  # fmt: skip
+        device, rates = calibrated(asked, device, rates, log)
+    with without("bitsandbytes"):
+        search = Search(asked, device, request.headroom, rates)
+        kept()
+        candidates = search.all(request.every)
+        chosen = choose(candidates)
+        change = smallest_change(candidates, search)
+    if change is None and not candidates[0].fits:
+        change = other_training(candidates[0], search)
+    scaled = None
+    if request.scale:
+        from toolkit.planning.scale import on_paper
+
+        scaled = on_paper(search)
+    if request.output and chosen is not None:
+        _write_recipe(chosen.resolved, request.output)
+    document = result.finish(
+        recipe_sha256=asked.sha256,
+        device=device.name,
+        candidates=[candidate.as_json() for candidate in candidates],
+        chosen=None if chosen is None else candidates.index(chosen),
+        chosen_because=None if chosen is None else why_chosen(candidates, chosen),
+        smallest_change=change,
+        usable_bytes=search.usable,
+        assumptions=_assumptions(asked, device),
+        traced_slowly=search.planner.slowly,
+        scale=scaled,
+    )
+    return Planned(document, 0 if candidates[0].fits else 1, search, candidates, chosen, change, scaled)
+
+
+def read_recipe(request: Request) -> Recipe:
+    """The recipe that was named, or one made around a model. Raises InputError."""
+    machine = {"machine.processes": request.gpus, "machine.nodes": request.nodes}
+    flags = machine | {"data.max_length": request.length, "batch.micro_size": request.micro}
+    given = [f"{key}={value}" for key, value in flags.items() if value is not None]
+    if isinstance(request.recipe, Recipe) or request.recipe.endswith((".yaml", ".yml")):
+        if request.lora is not None:
+            raise InputError("--lora: goes with a model; in a recipe it is adapter.r=16")
+        return recipe_from(request.recipe, [*given, *request.overrides])
+    return _around_model(request.recipe, request, given)
+
+
+def _around_model(name: str, request: Request, given: list[str]) -> Recipe:
+    processes = request.gpus or 1
+    source = Path(name).expanduser()
+    model: dict[str, Any] = {"path": name}
+    if source.suffix == ".json":
+        config = _read(source)
+        model = {"config": config}
+    elif source.is_dir():
+        model = {"path": str(source)}
+    values: dict[str, Any] = {
+        "model": model,
+        "adapter": None if request.lora is None else {"method": "lora", "r": request.lora, "alpha": 2.0 * request.lora},
+        "data": {"train": "data/train.jsonl", "max_length": request.length or 1024},
+        "batch": {"micro_size": request.micro or 1, "accumulation": max(1, 16 // processes // (request.micro or 1))},
+        "precision": "bf16",
+        "activation_checkpointing": "full",
+        "strategy": {"name": "single" if processes * (request.nodes or 1) == 1 else "zero2"},
+        "machine": {"device": "cuda", "processes": processes, "nodes": request.nodes or 1},
+        "run": {"max_steps": 500},
+    }
+    document = parse(json.dumps(values), name)
+    apply_overrides(document, request.overrides)
+    return validate(document)
+
+
+def _read(file: Path) -> Any:
+    try:
+        return parse(file.read_text(encoding="utf-8"), str(file)).value
+    except OSError as error:
+        raise InputError(f"{file}: {error.strerror}") from None
+
+
+def _check(request: Request) -> None:
+    for name, value in (("--gpus", request.gpus), ("--nodes", request.nodes), ("--micro", request.micro)):
+        if value is not None and value < 1:
+            raise InputError(f"{name} {value}: at least 1")
+    if request.lora is not None and request.lora < 1:
+        raise InputError(
+            f"--lora {request.lora}: the rank of an adapter, at least 1; leave it out to train all weights"
+        )
+    if request.memory is not None and request.memory <= 0:
+        raise InputError(f"--memory {request.memory:g}: GiB per device, above 0")
+    if not 0 <= request.headroom < 1:
+        raise InputError(f"--headroom {request.headroom:g}: a share of the memory, from 0 to below 1")
+    if (request.gpus or 1) * (request.nodes or 1) > 1024:
+        raise InputError(f"--gpus x --nodes: {request.gpus} x {request.nodes}: up to 1024 devices are planned for")
+
+
+def _device(request: Request, recipe: Recipe) -> Device:
+    if request.gpu is not None or request.memory is not None:
+        return device_named(request.gpu, request.memory, request.gpu_table)
+    if recipe.machine.device == "cpu":
+        return _this_machine(recipe.machine.processes)
+    raise InputError(
+        "--gpu: which device is this plan for? Give --gpu NAME (for example h100), or --memory GIB; "
+        "a recipe with machine.device: cpu is planned for this machine"
+    )
+
+
+def _this_machine(processes: int) -> Device:
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Device("cpu", total / processes / 2**30, 0, 0, 0, 0, "this machine's memory over its processes")
+
+
+def _write_recipe(resolved: Resolved, target: str) -> None:
+    import yaml
+
+    values = resolved.recipe.model_dump(mode="json", exclude_defaults=True)
+    values["batch"] = {"micro_size": resolved.micro_size, "accumulation": resolved.accumulation}
+    _write(target, yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+
+
+def _write(target: str, text: str) -> None:
+    try:
+        Path(target).parent.mkdir(parents=True, exist_ok=True)
+        Path(target).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{target}: {error.strerror}") from None
+
+
+def _assumptions(asked: Resolved, device: Device) -> list[str]:
+    data = asked.recipe.data
+    rows = f"packed rows are full: {asked.micro_size * data.max_length:,} tokens a micro-batch"
+    if not data.packing:
+        rows = "every row is full: the most that a micro-batch can take"
+    elif asked.recipe.model.attention == "flex_attention":
+        rows += "; flex_attention's table of blocks is not counted"
+    found = [f"{device.name}: {device.source}", rows]
+    if asked.device == "cuda":
+        found += [
+            "no prediction has been held against a GPU yet: CUDA context 0.5 GiB, cuBLAS workspace 32 MiB and the "
+            "headroom stand for what the CPU cannot show",
+            "rates are data sheets' times assumed shares, until --calibrate measures them",
+        ]
+    return found

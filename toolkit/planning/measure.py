@@ -1,0 +1,116 @@
+"""Two real optimizer steps of a recipe on random tokens, here, with their memory and time: the truth of a plan."""
+
+from __future__ import annotations
+
+import gc
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from toolkit.data.formats import IGNORED
+from toolkit.planning.live import LiveBytes
+from toolkit.recipe.resolve import Resolved
+from toolkit.strategies import strategy_of
+from toolkit.strategies.engines.connect import make_accelerator
+from toolkit.training.loss import loss_sum
+from toolkit.training.session import prepare_model
+
+
+@dataclass
+class Measured:
+    """Peaks in bytes above what was alive before the model was made, by phase; ``seconds`` of each step."""
+
+    peaks: dict[str, int] = field(default_factory=dict)
+    resting: dict[str, int] = field(default_factory=dict)
+    """Bytes alive when a phase had ended."""
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def peak(self) -> int:
+        """The highest of the second step, when every buffer and moment is there."""
+        return max(self.peaks[name] for name in self.peaks if name.startswith("step2."))
+
+
+def measure(resolved: Resolved, length: int, steps: int = 2, track: bool = True) -> Measured:
+    """Train ``steps`` steps of full rows of ``length`` tokens; every rank calls it.
+
+    ``track``: count every storage, which slows each operation; without it only the time is meaningful.
+    """
+    accelerator = make_accelerator(resolved)
+    found = Measured()
+    linear = torch.nn.functional.linear
+    try:
+        _tracked(resolved, accelerator, length, steps, found, track)
+    finally:
+        # DeepSpeed 0.19.8 puts its own in this place for ZeRO-3, and leaves it there for whatever trains next.
+        torch.nn.functional.linear = linear
+    gc.collect()
+    return found
+
+
+def _tracked(resolved: Resolved, accelerator: Any, length: int, steps: int, found: Measured, track: bool) -> None:
+    if track:
+        with LiveBytes() as tracker:
+            _train(resolved, accelerator, length, steps, found, tracker)
+    else:
+        _train(resolved, accelerator, length, steps, found, None)
+
+
+def _train(
+    resolved: Resolved, accelerator: Any, length: int, steps: int, found: Measured, tracker: LiveBytes | None
+) -> None:
+    def close(phase: str) -> None:
+        if tracker is None:
+            return
+        gc.collect()
+        found.resting[phase] = tracker.live
+        found.peaks[phase] = tracker.reset_peak()
+
+    prepared = prepare_model(resolved, pad_token_id=0)
+    close("load")
+    engine = strategy_of(resolved).engine_class()(prepared, accelerator)
+    del prepared
+    close("engage")
+    tensors = random_batch(engine.config, resolved, length, engine.device)
+    weight = 1.0 / (resolved.micro_size * length)
+    for step in range(1, steps + 1):
+        begun = time.perf_counter()
+        for micro in range(resolved.accumulation):
+            last = micro == resolved.accumulation - 1
+            with engine.accumulating(last):
+                with engine.autocast():
+                    loss = loss_sum(engine.model, engine.config, tensors, resolved.recipe.model.task)
+                close(f"step{step}.forward{micro}")
+                engine.backward(loss * weight, last)
+            del loss
+            close(f"step{step}.backward{micro}")
+        engine.unscale()
+        engine.step(resolved.recipe.optimizer.lr)
+        if engine.device.type == "cuda":
+            torch.cuda.synchronize()
+        close(f"step{step}.step")
+        found.seconds.append(time.perf_counter() - begun)
+
+
+def random_batch(config: Any, resolved: Resolved, length: int, device: torch.device | str) -> dict[str, torch.Tensor]:
+    """Full rows of random tokens as the loss takes them: int64 (micro, length); packed, of several samples each."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    vocabulary = int(text.vocab_size)
+    shape = (resolved.micro_size, length)
+    tensors = {
+        "input_ids": torch.randint(0, vocabulary, shape, device=device),
+        "attention_mask": torch.ones(shape, dtype=torch.int64, device=device),
+    }
+    if resolved.recipe.model.task == "sequence-classification":
+        tensors["labels"] = torch.randint(0, config.num_labels, shape[:1], device=device)
+    else:
+        tensors["labels"] = torch.randint(0, vocabulary, shape, device=device)
+    if resolved.recipe.data.packing:
+        begins = [0, length // 8, length // 4, length // 2]
+        parts = [torch.arange(end - begin) for begin, end in zip(begins, [*begins[1:], length], strict=True)]
+        tensors["position_ids"] = torch.cat(parts).repeat(resolved.micro_size, 1).to(device)
+        tensors["labels"][:, begins] = IGNORED
+        del tensors["attention_mask"]
+    return tensors

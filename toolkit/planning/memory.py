@@ -1,0 +1,90 @@
+"""Peak memory of a step on one device: activations of the traced model and what the strategy keeps, walked through
+phase by phase. The peak is the maximum over the places of the step, never a sum of terms' own maxima."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from toolkit.planning.profile import Point
+from toolkit.strategies.memory.base import TAIL, MemoryModel
+
+PHASES = ("load", "forward", "loss", "backward", "reduce", "step", "save")
+
+
+TERMS = ("parameters", "gradients", "optimizer", "activations", "loss", "communication")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A moment of the step: its phase, and the bytes alive by term."""
+
+    phase: str
+    terms: dict[str, int]
+
+    @property
+    def total(self) -> int:
+        return sum(self.terms.values())
+
+
+@dataclass
+class Memory:
+    """``phases``: the highest bytes of each; ``breakdown``: the terms at the highest of all; ``line``: one step,
+    place by place, without loading and saving."""
+
+    phases: dict[str, int] = field(default_factory=dict)
+    breakdown: dict[str, int] = field(default_factory=dict)
+    peak: int = 0
+    peak_phase: str = ""
+    line: list[Place] = field(default_factory=list)
+
+    def see(self, phase: str, terms: dict[str, int]) -> None:
+        total = sum(terms.values())
+        self.phases[phase] = max(self.phases.get(phase, 0), total)
+        if phase not in ("load", "save"):
+            self.line.append(Place(phase, terms))
+        if total > self.peak:
+            self.peak, self.peak_phase, self.breakdown = total, phase, terms
+
+
+def walk(points: Iterable[Point], held: MemoryModel, accumulation: int) -> Memory:
+    """The memory of loading, of a window's last micro-batch and its optimizer step, when every buffer and moment is
+    there, and of saving."""
+    memory = Memory()
+    nothing = dict.fromkeys(TERMS, 0)
+    if held.overlap:
+        # On a CPU the device is the host, where every process loads the whole model: Candidate.host_loading.
+        memory.see("load", nothing | {"parameters": held.loading()})
+    held.start(accumulating=accumulation > 1)
+    for point in points:
+        moment = 0
+        held.pass_on()
+        if point.event == "enter":
+            moment = held.enter(point.block, point.backward)
+        elif point.event == "leave":
+            held.leave(point.block, point.backward)
+            continue
+        elif point.event == "gradient":
+            moment = held.gradient(held.holdings.by_name[point.weight], point.block)
+        phase = "backward" if point.backward else "loss" if point.block == TAIL else "forward"
+        if point.event == "gradient":
+            phase = "reduce" if moment else phase
+        memory.see(phase, _terms(held, point.live - point.loss, point.loss, moment))
+    held.pass_on()
+    moment = held.finish_backward()
+    memory.see("reduce", _terms(held, 0, 0, moment))
+    memory.see("step", _terms(held, 0, 0, held.step()))
+    memory.see("save", nothing | held.resident | {"communication": held.resident["communication"] + held.saving()})
+    return memory
+
+
+def _terms(held: MemoryModel, activations: int, loss: int, moment: int) -> dict[str, int]:
+    resident = held.resident
+    return {
+        "parameters": resident["parameters"] + held.gathered,
+        "gradients": resident["gradients"] + held.gradients,
+        "optimizer": resident["optimizer"],
+        "activations": activations,
+        "loss": loss,
+        "communication": resident["communication"] + held.buffers + moment,
+    }

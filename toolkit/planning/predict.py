@@ -1,0 +1,127 @@
+"""Memory of one way to train: the model's traces, made once, under a strategy's memory model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from toolkit.data.spread import takes_one_row
+from toolkit.planning.head import chunk_rows
+from toolkit.planning.memory import Memory, walk
+from toolkit.planning.profile import Point, expand, held_bytes, interpolate
+from toolkit.planning.segments import Segment, Shape, Traced
+from toolkit.planning.skeleton import Skeleton, build
+from toolkit.planning.trace import trace
+from toolkit.recipe.resolve import Resolved
+from toolkit.recipe.schema import CheckpointingName
+from toolkit.strategies import strategy_of
+from toolkit.strategies.memory.base import Compute
+
+
+@dataclass
+class Planner:
+    """Predictions for one model, adapter, precision, length and device; strategies and sizes may differ.
+
+    Traces are kept by checkpointing, micro-batch, way of computing and loss; two give all larger micro-batches.
+    """
+
+    resolved: Resolved
+    length: int
+    skeleton: Skeleton
+    traces: dict[Shape, Traced] = field(default_factory=dict)
+    expanded: dict[tuple[Shape, bool], list[Point]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, resolved: Resolved, length: int) -> Planner:
+        """Make the model's skeleton. Raises InputError where the model cannot be made from its config."""
+        return cls(resolved, length, build(resolved))
+
+    def memory(self, resolved: Resolved) -> Memory:
+        """Peak memory of ``resolved``, a variant of this planner's recipe, on one device.
+
+        Raises InputError where the model cannot be traced.
+        """
+        strategy = strategy_of(resolved)
+        held = strategy.memory_model()(self.skeleton.holdings, resolved)
+        shape, away = self._shape(resolved, held.compute_as), resolved.recipe.activation_offload
+        if (shape, away) not in self.expanded:
+            self.expanded[shape, away] = list(expand(self._segments(shape), self.skeleton.holdings.order, away))
+        return walk(self.expanded[shape, away], held, resolved.accumulation)
+
+    def held(self, resolved: Resolved) -> int:
+        """Bytes that blocks hold from their forward to their backward, wherever these are."""
+        return held_bytes(self.segments_of(resolved), self.skeleton.holdings.order)
+
+    def away(self, resolved: Resolved) -> int:
+        """Bytes of activations that wait in host memory, for one device."""
+        return self.held(resolved) if resolved.recipe.activation_offload else 0
+
+    def segments_of(self, resolved: Resolved) -> list[Segment]:
+        """The short model's segments under ``resolved``, a variant of this planner's recipe."""
+        return self._segments(self._shape(resolved, strategy_of(resolved).memory_model().compute_as))
+
+    def segments(self, kind: CheckpointingName, micro: int, compute: Compute) -> list[Segment]:
+        """The short model's segments at ``micro`` samples, with the loss of this planner's recipe."""
+        shape = self._shape(self.resolved, compute)
+        return self._segments(replace(shape, checkpointing=kind, micro=micro))
+
+    @property
+    def slowly(self) -> list[str]:
+        """Why traces took the slow way, where they did (see toolkit/planning/trace.py)."""
+        return sorted({traced.slowly for traced in self.traces.values() if traced.slowly})
+
+    def _shape(self, resolved: Resolved, compute: Compute) -> Shape:
+        recipe = resolved.recipe
+        return Shape(
+            recipe.activation_checkpointing,
+            resolved.micro_size,
+            self.length,
+            self._same_as(compute),
+            fused=recipe.loss == "fused",
+            masked=masks_rows(resolved),
+        )
+
+    def _segments(self, shape: Shape) -> list[Segment]:
+        """Traced, or put together from traces of two smaller sizes."""
+        small = self._smallest(shape)
+        if shape.micro <= small or shape.micro == 2 * small:
+            return self._trace(shape).segments
+        one, two = self._trace(replace(shape, micro=small)), self._trace(replace(shape, micro=2 * small))
+        try:
+            return interpolate(one, two, shape.micro)
+        except ValueError:
+            return self._trace(shape).segments
+
+    def _smallest(self, shape: Shape) -> int:
+        """The smaller of two sizes from which memory grows in proportion. One sample is a case of its own: its logits
+        without the last position are a view, those of more a copy. The fused loss's chunks stop growing where there
+        are two whole ones."""
+        small = 2
+        if shape.fused:
+            two_chunks = 2 * chunk_rows(self.resolved.device, self.skeleton.vocabulary)
+            while small * (shape.length - 1) < two_chunks and small < shape.micro:
+                small *= 2
+        return small
+
+    def _same_as(self, compute: Compute) -> Compute:
+        """Ways of computing that come to the same for this recipe share their traces."""
+        frozen = self.skeleton.holdings.elements(False)
+        if compute == "deepspeed-linear" and not frozen:
+            return "cast"
+        if compute == "autocast" and not self.resolved.precision.mixed:
+            return "cast"
+        return compute
+
+    def _trace(self, shape: Shape) -> Traced:
+        if shape not in self.traces:
+            recipe = self.resolved.recipe
+            self.traces[shape] = trace(
+                self.skeleton, shape, self.resolved.precision, self.resolved.device, recipe.model.task
+            )
+        return self.traces[shape]
+
+
+def masks_rows(resolved: Resolved) -> bool:
+    """Whether packed samples are kept apart by a mask of each row's square. Flash attention takes lengths; flex
+    attention a table of blocks, a 16,384th of that."""
+    attention = resolved.recipe.model.attention
+    return resolved.recipe.data.packing and not takes_one_row(attention) and attention != "flex_attention"

@@ -1,0 +1,143 @@
+"""The plan on a terminal: a bar per strategy against the device's memory, readable without colour."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from toolkit.planning.candidate import Candidate
+from toolkit.planning.choice import choose, why_chosen
+from toolkit.planning.hardware import GIB
+from toolkit.planning.search import Search
+from toolkit.recipe.load import source_of
+
+if TYPE_CHECKING:
+    from toolkit.planning.command import Request
+
+_WIDTH = 24
+# What stays, what a forward leaves, logits and loss, buffers and reserve.
+_SHADES = (("parameters", "█"), ("gradients", "█"), ("optimizer", "█"), ("activations", "▒"), ("loss", "▓"),
+           ("communication", "░"), ("reserve", "░"))  # fmt: skip
+
+
+def show(
+    search: Search,
+    candidates: list[Candidate],
+    chosen: Candidate | None,
+    change: str | None,
+    request: Request,
+    scaled: list[dict[str, Any]] | None,
+) -> None:
+    """Print the plan to standard output."""
+    asked = search.asked
+    recipe, device = asked.recipe, search.device
+    holdings = search.planner.skeleton.holdings
+    name = recipe.model.path or (recipe.model.config or {}).get("model_type", "model")
+    out = sys.stdout
+    rows = f"length {search.planner.length}"
+    if recipe.data.packing:
+        rows = f"packed rows of {search.planner.length}, {asked.micro_size * search.planner.length:,} a micro-batch"
+    out.write(
+        f"plan  {name} · {holdings.elements(True) / 1e6:,.1f} M of {holdings.elements() / 1e9:.2f} B weights train · "
+        f"{recipe.precision} · {rows} · global batch {asked.global_size}\n"
+        f"      {asked.world_size} × {device.name}, {device.memory:.1f} GiB ({search.usable / GIB:.1f} usable)\n\n"
+    )
+    shown = candidates if request.every else best_of_each(candidates, chosen)
+    label = max(len(c.label) for c in shown)
+    for candidate in shown:
+        out.write(_line(candidate, label, why_chosen(candidates, candidate) if candidate is chosen else None) + "\n")
+    if not request.every:
+        hidden = len(candidates) - len(shown)
+        out.write(f"  … {hidden} more, and those that cannot win: --all\n")
+    out.write("  █ weights, gradients, optimizer  ▒ activations  ▓ logits and loss  ░ buffers, context\n")
+    out.write(f"\none step of {candidates[0].label}\n{_time_line(candidates[0])}\n")
+    if not candidates[0].fits:
+        out.write(f"\n{candidates[0].label} does not fit: {candidates[0].reason}\n")
+        out.write(
+            f"to make it fit: {change}\n" if change else "no other strategy, size, length or adapter makes it fit\n"
+        )
+    if scaled:
+        out.write("\n" + _scale_table(scaled))
+    if asked.device == "cuda":
+        out.write("not measured on a GPU yet: context and rates are assumptions, see docs/planning.md\n")
+    if chosen is not None:
+        done = f"wrote {request.output} · " if request.output else ""
+        file = source_of(request.recipe)
+        follow = request.output or (file if file.endswith((".yaml", ".yml")) else "-o recipe.yaml")
+        out.write(f"{done}next: toolkit verify {follow}\n" if follow != "-o recipe.yaml" else
+                  "next: the same with -o recipe.yaml, then toolkit verify recipe.yaml\n")  # fmt: skip
+
+
+def best_of_each(candidates: list[Candidate], chosen: Candidate | None) -> list[Candidate]:
+    """The asked one, the chosen one, and of every strategy the one that would be chosen of its own, or else the
+    smallest."""
+    found: dict[str, list[Candidate]] = {}
+    for candidate in candidates:
+        found.setdefault(candidate.resolved.recipe.strategy.name, []).append(candidate)
+    shown = [choose(own) or min(own, key=_rank) for own in found.values()]
+    for extra in (chosen, candidates[0]):
+        if extra is not None and extra not in shown:
+            shown.append(extra)
+    return sorted(shown, key=_rank)
+
+
+def _rank(candidate: Candidate) -> tuple[Any, ...]:
+    seconds = candidate.seconds.total if candidate.seconds and candidate.fits else 0.0
+    return not candidate.fits, seconds, candidate.peak
+
+
+def _line(candidate: Candidate, label: int, why: str | None) -> str:
+    """One candidate; ``why``: what it was chosen for, None for the others."""
+    mark = " " if candidate.fits else "✗"
+    text = f"  {candidate.label:<{label}}  {_bar(candidate)}{mark} {candidate.peak / GIB:6.1f} GiB"
+    if candidate.seconds is not None:
+        tokens = candidate.resolved.global_size * candidate.resolved.recipe.data.max_length
+        text += f"  {candidate.seconds.total:7.2f} s {tokens / candidate.seconds.total:>9,.0f} tok/s"
+    notes = [why] if why else []
+    if candidate.asked:
+        notes.append("asked")
+    if candidate.unmeasured:
+        notes.append(f"{', '.join(candidate.unmeasured)}: never held against a real run")
+    return text + (f"  ← {', '.join(notes)}" if notes else "")
+
+
+def _bar(candidate: Candidate) -> str:
+    """A bar of ``_WIDTH`` for the whole device; one that is too long is cut at its end."""
+    bar, total = "", 0
+    for term, shade in _SHADES:
+        total += candidate.breakdown.get(term, 0)
+        until = round(_WIDTH * total / candidate.capacity)
+        bar += shade * max(0, min(_WIDTH, until) - len(bar))
+    return f"{bar:·<{_WIDTH}}"
+
+
+def _time_line(candidate: Candidate) -> str:
+    """Memory over the step, as one row of blocks of eight heights."""
+    line = candidate.memory.line
+    columns = 72
+    heights = "▁▂▃▄▅▆▇█"
+    cells, phases = [], []
+    for column in range(columns):
+        part = line[
+            column * len(line) // columns : max((column + 1) * len(line) // columns, column * len(line) // columns + 1)
+        ]
+        peak = max(place.total for place in part)
+        cells.append(heights[min(7, int(8 * peak / max(1, candidate.memory.peak + 1)))])
+        phases.append(part[0].phase)
+    row, names, last = "".join(cells), "", ""
+    for column, phase in enumerate(phases):
+        if phase != last and len(names) <= column and phase in ("forward", "loss", "backward", "step"):
+            names = f"{names:<{column}}{phase} "
+            last = phase
+    return f"  {row}  peak in {candidate.memory.peak_phase}\n  {names}".rstrip()
+
+
+def _scale_table(rows: list[dict[str, Any]]) -> str:
+    text = (
+        "on paper, the same micro-batch on every device:\n  devices  strategy        GiB   step s  waiting for links\n"
+    )
+    for row in rows:
+        seconds = "      –" if row["seconds"] is None else f"{row['seconds']:7.2f}"
+        share = "–" if row["waiting"] is None else f"{100 * row['waiting']:.0f} %"
+        text += f"  {row['devices']:>7}  {row['strategy']:<13} {row['peak_bytes'] / GIB:5.1f}  {seconds}  {share:>6}\n"
+    return text

@@ -1,0 +1,180 @@
+"""Every way to train a recipe that keeps its result, on one device."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from toolkit.errors import InputError
+from toolkit.planning.candidate import Candidate
+from toolkit.planning.hardware import GIB, Device
+from toolkit.planning.predict import Planner
+from toolkit.planning.time import Rates, step_seconds
+from toolkit.recipe.resolve import Resolved
+from toolkit.recipe.schema import Recipe
+from toolkit.strategies import resolve, strategies, strategy_of
+
+CONTEXT = int(0.5 * GIB)
+"""CUDA context, NCCL and loaded kernels: assumed, since no GPU has been measured (see docs/planning.md)."""
+WORKSPACE = 32 * 2**20
+"""cuBLAS workspace of one stream on Hopper, 8 MiB before (PyTorch docs, CUDA semantics, «cuBLAS workspaces»)."""
+
+
+class Search:
+    """Candidates of one recipe on one device."""
+
+    def __init__(self, asked: Resolved, device: Device, headroom: float, rates: Rates) -> None:
+        self.asked = asked
+        self.device = device
+        self.rates = rates
+        self.headroom = headroom
+        self.usable = int(device.bytes * (1 - headroom))
+        self.planner = Planner.of(asked, asked.recipe.data.max_length)
+
+    def candidate(self, resolved: Resolved, asked: bool = False, planner: Planner | None = None) -> Candidate:
+        """Predict one. Raises InputError where the model cannot be traced."""
+        planner = planner or self.planner
+        memory = planner.memory(resolved)
+        held = strategy_of(resolved).memory_model()(planner.skeleton.holdings, resolved)
+        segments = planner.segments_of(resolved)
+        reserve = _reserve(resolved)
+        away = planner.away(resolved)
+        seconds = step_seconds(resolved, planner.skeleton.holdings, segments, self.device, self.rates, away)
+        host = (sum(held.host.values()) + away) * resolved.recipe.machine.processes
+        own, shared = held.host_loading()
+        loading = own * resolved.recipe.machine.processes + shared
+        return Candidate(resolved, memory, reserve, host, seconds, self.device.bytes, self.usable, asked, loading)
+
+    def all(self, every: bool = False) -> list[Candidate]:
+        """The recipe's own first, then every other strategy, offload, checkpointing and micro-batch size.
+
+        Unless ``every``, ways that cannot win are left out: more recomputation or offload than it takes to fit,
+        micro-batches larger than one that does not, and where weights and optimizer alone are too much all but the
+        smallest, which tells by how much.
+        """
+        found = [self.candidate(self.asked, asked=True)]
+        seen = {_key(self.asked)}
+        enough: set[Any] = set()
+        too_large: dict[Any, int] = {}
+        smallest = min(self._sizes(), default=1)
+        for variant in self._variants():
+            name, offload, kind, micro, *_ = key = _key(variant)
+            cannot_win = (name, micro) in enough or micro > too_large.get((name, offload, kind), micro)
+            if key in seen or (cannot_win and not every):
+                continue
+            if not every and not (kind == "full" and micro == smallest) and self.least(variant) > self.usable:
+                continue
+            seen.add(key)
+            found.append(self.candidate(variant))
+            if found[-1].fits:
+                enough.add((name, micro))
+            else:
+                too_large[name, offload, kind] = micro
+        if not found[0].fits:
+            found += self._fused(found)
+        if not any(c.fits for c in found):
+            found += self._away(found)
+        return found
+
+    def _fused(self, found: list[Candidate]) -> list[Candidate]:
+        """The asked way, and where nothing fits every other, without its logits: where it may then fit."""
+        tried = [found[0]] if any(c.fits for c in found) else found
+        more = []
+        for c in tried:
+            recipe = c.resolved.recipe
+            if recipe.loss == "fused" or c.peak - c.breakdown["loss"] > self.usable:
+                continue
+            top = {"activation_checkpointing": recipe.activation_checkpointing, "loss": "fused"}
+            variant = self.variant(recipe.strategy.model_dump(exclude_unset=True), top, c.resolved.micro_size)
+            with contextlib.suppress(InputError):  # an adapter on the head, say
+                if variant is not None:
+                    more.append(self.candidate(variant))
+        return more
+
+    def _away(self, found: list[Candidate]) -> list[Candidate]:
+        """Those that keep blocks' inputs alone, with these in host memory: where they may then fit."""
+        more = []
+        for c in found:
+            recipe = c.resolved.recipe
+            if recipe.activation_checkpointing != "full" or c.peak - self.planner.held(c.resolved) > self.usable:
+                continue
+            top = {"activation_checkpointing": "full", "loss": recipe.loss, "activation_offload": True}
+            variant = self.variant(recipe.strategy.model_dump(exclude_unset=True), top, c.resolved.micro_size)
+            if variant is not None:
+                more.append(self.candidate(variant))
+        return more
+
+    def least(self, resolved: Resolved) -> int:
+        """Bytes that stay for the whole step: no micro-batch, length or recomputation takes less. Traces nothing."""
+        held = strategy_of(resolved).memory_model()(self.planner.skeleton.holdings, resolved)
+        least = sum(held.resident.values())
+        return max(least, held.loading() if held.overlap else 0) + _reserve(resolved)
+
+    def shorter(self, length: int, rows: int) -> Iterator[tuple[str, Candidate]]:
+        """The asked way with shorter rows; packed, first with so many more of them that a step has as many tokens."""
+        recipe, asked = self.asked.recipe, self.asked
+        planner = Planner(asked, length, self.planner.skeleton)
+        told = f"data.max_length={length}"
+        if recipe.data.packing:
+            micro = asked.micro_size * rows
+            batch = {"micro_size": micro, "accumulation": asked.accumulation}
+            values = recipe.model_dump(exclude_unset=True) | {"batch": batch}
+            more = resolve(Recipe.model_validate(values), asked.source, device=asked.device)
+            yield f"{told} batch.micro_size={micro}", self.candidate(more, planner=planner)
+        yield told, self.candidate(asked, planner=planner)
+
+    def training(self, **top: Any) -> Search | None:
+        """The same recipe with another adapter or optimizer; None where that cannot be."""
+        values = self.asked.recipe.model_dump(exclude_unset=True) | top
+        try:
+            asked = resolve(Recipe.model_validate(values), self.asked.source, device=self.asked.device)
+            return Search(asked, self.device, self.headroom, self.rates)
+        except InputError:
+            return None
+
+    def _sizes(self) -> list[int]:
+        per_rank = self.asked.global_size // self.asked.data_size
+        return [size for size in (1, 2, 4, 8, 16, 32) if per_rank % size == 0]
+
+    def _variants(self) -> Iterator[Resolved]:
+        sizes = self._sizes()
+        for name, strategy in strategies().items():
+            if strategy.traits.distributed != (self.asked.world_size > 1):
+                continue
+            for offload in strategy.offloads:
+                for kind in ("none", "selective", "full"):
+                    for micro in sizes:
+                        variant = self.variant(
+                            {"name": name, "offload": offload}, {"activation_checkpointing": kind}, micro
+                        )
+                        if variant is not None:
+                            yield variant
+
+    def variant(self, strategy: dict[str, Any], top: dict[str, Any], micro: int) -> Resolved | None:
+        """The asked recipe with other values and the same global batch; None where it contradicts itself."""
+        recipe = self.asked.recipe
+        values = recipe.model_dump(exclude_unset=True)
+        values["strategy"] = values.get("strategy", {}) | strategy
+        values["batch"] = {"micro_size": micro, "global_size": self.asked.global_size}
+        try:
+            return resolve(Recipe.model_validate(values | top), self.asked.source, device=self.asked.device)
+        except InputError:
+            return None
+
+
+def _reserve(resolved: Resolved) -> int:
+    return CONTEXT + WORKSPACE if resolved.device == "cuda" else 0
+
+
+def _key(resolved: Resolved) -> tuple[Any, ...]:
+    recipe = resolved.recipe
+    return (
+        recipe.strategy.name,
+        recipe.strategy.offload,
+        recipe.activation_checkpointing,
+        resolved.micro_size,
+        resolved.accumulation,
+        recipe.loss,
+        recipe.activation_offload,
+    )

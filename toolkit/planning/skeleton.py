@@ -1,0 +1,179 @@
+"""A model without weights: what it holds, counted from its config alone, and a short version of it to trace.
+
+The whole base model is made on the meta device and counted, then all but a few of its repeated blocks are taken
+out, adapters are added to what is left, and what one block of a kind holds is multiplied by their number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from toolkit.errors import InputError
+from toolkit.model.adapters import add_adapter
+from toolkit.model.checkpointing import find_blocks
+from toolkit.model.fp8 import convert
+from toolkit.model.load import switch_off_cache
+from toolkit.model.nf4 import base_linears, nf4_layers, quantise_base
+from toolkit.optim.adamw import decayed_names
+from toolkit.recipe.resolve import Resolved
+from toolkit.strategies.memory.base import Holdings, Weight
+
+
+@dataclass
+class Skeleton:
+    """What a model holds, and its short version."""
+
+    config: Any
+    holdings: Holdings
+    model: nn.Module = field(repr=False)
+    """The short model, on the meta device: one block of every kind, the very first block apart."""
+    blocks: list[tuple[str, nn.Module]] = field(repr=False, default_factory=list)
+    resolved: Resolved | None = field(repr=False, default=None)
+    """The recipe that it was made from."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Columns of the logits."""
+        text = self.config.get_text_config() if hasattr(self.config, "get_text_config") else self.config
+        return int(text.vocab_size)
+
+
+def build(resolved: Resolved) -> Skeleton:
+    """Make the skeleton of a recipe's model; no weights are loaded, only its config.
+
+    Raises InputError where the config cannot be had, needs code of its own, or names an unknown model.
+    """
+    model = _meta_model(resolved)
+    blocks = find_blocks(model, resolved.blocks, resolved.source) if resolved.blocks else []
+    buffers = sum(b.numel() * b.element_size() for b in model.buffers())
+    kept, order = _choose(blocks)
+    _cut(model, {name for name, _ in blocks} - kept)
+    linears = {} if resolved.base_storage is None else base_linears(model, resolved)
+    if resolved.recipe.fp8:
+        convert(model, find_blocks(model, resolved.blocks, resolved.source), resolved)
+    if resolved.recipe.adapter is not None:
+        model = add_adapter(model, resolved)
+    if linears:
+        quantise_base(model, linears, resolved, sizes_only=True)
+    model.train()
+    short = find_blocks(model, resolved.blocks, resolved.source) if resolved.blocks else []
+    return Skeleton(model.config, _count(model, short, order, buffers, resolved), model, short, resolved)
+
+
+def _meta_model(resolved: Resolved) -> nn.Module:
+    import transformers
+    from transformers.initialization import no_init_weights
+
+    from toolkit.model.load import _AUTO_CLASSES, _config
+
+    spec = resolved.recipe.model
+    if resolved.facts.config is None:
+        raise InputError(
+            f"{resolved.source}: model.path: {resolved.facts.why_unknown}; give a folder with its config.json, "
+            "or model.config in its place"
+        )
+    config = _config(resolved, 0)
+    attention = spec.attention
+    if attention.startswith("flash_attention") or attention == "flex_attention":
+        attention = "sdpa"  # saves the same tensors; the packages that run it need not be here
+    try:
+        with torch.device("meta"), no_init_weights():
+            model = getattr(transformers, _AUTO_CLASSES[spec.task]).from_config(
+                config,
+                dtype=torch.float32,
+                attn_implementation=attention,
+                trust_remote_code=spec.trust_remote_code,
+            )
+    except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InputError(f"{resolved.source}: model: cannot be made from its config: {first}") from None
+    model.tie_weights()  # left out with the initialisation
+    switch_off_cache(model)
+    return model
+
+
+def _signature(name: str, block: nn.Module) -> Any:
+    """Two blocks of one signature hold and compute the same: class, weights, and the settings that a config
+    varies from layer to layer (sliding or full attention, dense or experts)."""
+    shapes = tuple((key, tuple(p.shape)) for key, p in block.named_parameters())
+    settings = []
+    for key, module in block.named_modules():
+        for attribute in ("attention_type", "layer_type", "is_sliding", "sliding_window", "use_rope", "is_decoder"):
+            if isinstance(value := getattr(module, attribute, None), str | int | bool | None):
+                settings.append((key, attribute, value))
+    return (name.rsplit(".", 1)[0], type(block).__name__, shapes, tuple(settings))
+
+
+def _choose(blocks: list[tuple[str, nn.Module]]) -> tuple[set[str], list[int]]:
+    """The names of the blocks that stay, one of each kind, and the kind of every block. The first of each list is a
+    kind of its own: frozen embeddings ask for no gradient of its input, so that it saves less than the others."""
+    kinds: dict[Any, int] = {}
+    kept: set[str] = set()
+    order = []
+    lists_seen: set[str] = set()
+    for name, block in blocks:
+        parent = name.rsplit(".", 1)[0]
+        signature = (_signature(name, block), parent in lists_seen)
+        lists_seen.add(parent)
+        if signature not in kinds:
+            kinds[signature] = len(kinds)
+            kept.add(name)
+        order.append(kinds[signature])
+    return kept, order
+
+
+def _cut(model: nn.Module, removed: set[str]) -> None:
+    parents = {name.rsplit(".", 1)[0] for name in removed}
+    for parent in parents:
+        modules = model.get_submodule(parent)
+        assert isinstance(modules, nn.ModuleList), f"{parent} is no ModuleList"
+        kept = nn.ModuleList(block for index, block in enumerate(modules) if f"{parent}.{index}" not in removed)
+        owner, _, attribute = parent.rpartition(".")
+        setattr(model.get_submodule(owner), attribute, kept)
+
+
+def _count(
+    model: nn.Module, blocks: list[tuple[str, nn.Module]], order: list[int], buffers: int, resolved: Resolved
+) -> Holdings:
+    decayed = decayed_names(model, resolved.recipe.optimizer)
+    kinds: list[list[Weight]] = []
+    inside: set[str] = set()
+    everything = {
+        key: Weight(key, tuple(p.shape), p.requires_grad, key in decayed, p.numel())
+        for key, p in model.named_parameters()
+    }
+    for key, layer in nf4_layers(model).items():
+        shape, packed = (layer.out_features, layer.in_features), layer.weight
+        everything[f"{key}.weight"] = Weight(
+            f"{key}.weight",
+            shape,
+            False,
+            False,
+            shape[0] * shape[1],
+            packed.numel() * packed.element_size(),
+            layer.statistics_bytes(),
+        )
+    for name, _ in blocks:
+        own = [weight for key, weight in everything.items() if key.startswith(name + ".")]
+        inside |= {weight.name for weight in own}
+        kinds.append(own)
+    outside = [weight for key, weight in everything.items() if key not in inside]
+    embeddings = {id(p) for p in _of(model, "get_input_embeddings")}
+    embedding_names = {key for key, p in model.named_parameters() if id(p) in embeddings}
+    tied = bool(embeddings & {id(p) for p in _of(model, "get_output_embeddings")})
+    embed = [weight for weight in outside if weight.name in embedding_names]
+    tail = [weight for weight in outside if weight.name not in embedding_names]
+    return Holdings(kinds, order, embed, tail, tied, buffers, everything)
+
+
+def _of(model: nn.Module, getter: str) -> list[nn.Parameter]:
+    """The parameters of a module that transformers names by a method, [] where it names none."""
+    try:
+        module = getattr(model, getter)()
+    except (AttributeError, NotImplementedError):
+        return []
+    return [] if module is None else list(module.parameters())

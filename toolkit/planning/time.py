@@ -1,0 +1,125 @@
+"""Seconds per optimizer step: arithmetic, memory traffic and collectives, as a strategy lets them overlap.
+
+The model is the roofline kind: each part is its amount over a rate. Amounts are exact (floating point operations of
+the traced module, recomputation included; bytes of every collective). Rates are the data sheet's times a share that
+real kernels reach; these shares are assumptions until `--calibrate` measures them on the machine itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from toolkit.planning.hardware import Device
+from toolkit.planning.segments import OUTSIDE, Segment
+from toolkit.recipe.resolve import Resolved
+from toolkit.strategies import strategy_of
+from toolkit.strategies.memory.base import BYTES, Holdings
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Shares of the data sheet's rates that are reached, and what it does not give. None of these was measured on
+    a GPU; `--calibrate` replaces compute, bandwidth, link and latency, and adds ``own``."""
+
+    compute: float = 0.5
+    bandwidth: float = 0.8
+    link: float = 0.7
+    between_nodes: float = 25.0
+    """GB/s per direction and node, of one 200 Gb/s adapter."""
+    latency: float = 10e-6
+    """Seconds of one collective's start, times log2 of the devices."""
+    host_bandwidth: float = 50.0
+    """GB/s of host memory that the optimizer's update on the CPU reaches."""
+    overlap: bool = True
+    """Whether communication hides under computing. On a CPU the same cores do both."""
+    own: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """By strategy the seconds, per micro-batch and per step, that it takes beside arithmetic, update and the bytes of
+    its collectives over the link: copies into and out of its buffers, hooks, waiting for each other. Not known but
+    by `--calibrate`. They are a device's own, whatever the number of devices."""
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Parts of one step; ``exposed``: communication that computing does not hide. ``total`` is not their sum."""
+
+    compute: float
+    optimizer: float
+    communication: float
+    exposed: float
+    offload: float
+
+    @property
+    def total(self) -> float:
+        return self.compute + self.optimizer + self.exposed + self.offload
+
+
+def flops(segments: list[Segment], order: list[int]) -> tuple[int, int]:
+    """Floating point operations of one micro-batch's forward, and of its backward with what is recomputed."""
+    parts = [0, 0]
+    for segment in segments:
+        times = 1 if segment.block == OUTSIDE else order.count(segment.block)
+        parts[segment.backward] += segment.flops * times
+    return parts[0], parts[1]
+
+
+def step_seconds(
+    resolved: Resolved, holdings: Holdings, segments: list[Segment], device: Device, rates: Rates, away: int = 0
+) -> Seconds | None:
+    """Seconds of one optimizer step; None where the device's rates are not known.
+
+    ``away``: bytes of a micro-batch's activations that go to the host and come back.
+    """
+    if not device.bf16:
+        return None
+    forward, backward = flops(segments, list(holdings.order))
+    speed = device.bf16 * 1e12 * rates.compute * (1.0 if resolved.precision.compute != "float32" else 0.5)
+    micro_batches = resolved.accumulation
+    compute = micro_batches * (forward + backward) / speed
+    traffic = strategy_of(resolved).traffic(resolved, holdings)
+    wire = Wire(resolved, device, rates)
+    own_per_micro, own_at_end = rates.own.get(resolved.recipe.strategy.name, (0.0, 0.0))
+    per_micro = own_per_micro + sum(wire.seconds(size, count) for size, count in traffic.per_micro)
+    at_end = own_at_end + sum(wire.seconds(size, count) for size, count in traffic.at_end)
+    hidden_under = micro_batches * ((forward + backward) / speed if traffic.also_forward else backward / speed)
+    hideable = micro_batches * per_micro
+    if traffic.end_overlaps:
+        exposed = max(0.0, at_end - backward / speed)
+    else:
+        exposed = at_end
+    exposed += max(0.0, hideable - hidden_under)
+    if not rates.overlap:
+        exposed = hideable + at_end
+    trained = holdings.elements(True) * BYTES[resolved.precision.trainable]
+    share = trained / resolved.world_size if "optimizer" in resolved.traits.shards else trained
+    # AdamW reads weight, gradient and two moments and writes weight and moments: seven passes.
+    offload = 0.0
+    if resolved.recipe.strategy.offload == "none":
+        optimizer = 7 * share / (device.bandwidth * 1e9 * rates.bandwidth)
+    else:
+        optimizer = 7 * share / (rates.host_bandwidth * 1e9)
+        offload = 2 * share / (device.pcie * 1e9 * rates.link)
+        if resolved.recipe.strategy.offload == "all":
+            weights = holdings.elements() * BYTES[resolved.precision.compute] / resolved.world_size
+            offload += 2 * micro_batches * weights / (device.pcie * 1e9 * rates.link)
+    if away:  # out under the forward, back under the backward
+        pcie = away / (device.pcie * 1e9 * rates.link)
+        offload += micro_batches * (max(0.0, pcie - forward / speed) + max(0.0, pcie - backward / speed))
+    return Seconds(compute, optimizer, hideable + at_end, exposed, offload)
+
+
+class Wire:
+    """How long bytes take: a ring goes at the speed of its slowest hop, the one between nodes where there are
+    several, which the devices of a node share."""
+
+    def __init__(self, resolved: Resolved, device: Device, rates: Rates) -> None:
+        machine = resolved.recipe.machine
+        speed = device.link * rates.link
+        if machine.nodes > 1:
+            speed = min(speed, rates.between_nodes * rates.link)
+        self.speed = speed * 1e9
+        self.latency = rates.latency * math.log2(max(2, resolved.world_size))
+
+    def seconds(self, size: float, collectives: int) -> float:
+        return 0.0 if size == 0 else size / self.speed + collectives * self.latency

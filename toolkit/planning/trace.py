@@ -1,0 +1,181 @@
+"""One forward and backward of the short model without memory: what each block saves, and what it takes more.
+
+Nothing is computed and nothing allocated; every operation runs as it would, on tensors that have shapes, dtypes and
+storages but no memory: meta tensors, or torch's fake ones where autocast must see a real device. LiveBytes counts the
+storages; autograd, checkpointing, autocast, dropout, adapters and attention are the real ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from toolkit.errors import InputError
+from toolkit.model.nf4 import Nf4Linear
+from toolkit.planning.autocast import ActedAutocast, NotActedOut
+from toolkit.planning.head import acted_head
+from toolkit.planning.segment_tracer import Counter, SegmentTracer
+from toolkit.planning.segments import OUTSIDE, Shape, Traced
+from toolkit.planning.skeleton import Skeleton
+from toolkit.planning.target import TargetKernels
+from toolkit.recipe.resolve import Precision
+from toolkit.recipe.schema import Task
+from toolkit.training.loss import loss_sum
+
+
+def trace(skeleton: Skeleton, shape: Shape, precision: Precision, device: str, task: Task) -> Traced:
+    """Run the short model's forward, loss and backward as ``device`` («cuda» or «cpu») would.
+
+    Raises InputError where the module cannot be run on fake tensors.
+    """
+    slowly = ""
+    try:
+        if device == "cuda":
+            # Meta tensors go through no Python on their way and are two to four times as fast as fake ones.
+            try:
+                return _traced(skeleton, shape, precision, device, task, meta=True)
+            except (NotImplementedError, RuntimeError, NotActedOut) as error:
+                if (why := _why_not_on_meta(error)) is None:
+                    raise
+                slowly = why
+        return replace(_traced(skeleton, shape, precision, device, task, meta=False), slowly=slowly)
+    except (InputError, MemoryError):
+        raise
+    except Exception as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InputError(
+            f"model: {type(skeleton.model).__name__} cannot be traced without running it ({first[:200]}); "
+            "plan cannot tell its activations. Measure it in place: toolkit bench RECIPE"
+        ) from error
+
+
+def _why_not_on_meta(error: Exception) -> str | None:
+    """What meta tensors cannot do and fake ones can, where that is what an error says: an operation without a meta
+    implementation, one that wants a tensor's values, a product that autocast was not acted out for."""
+    first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    if isinstance(error, NotActedOut):
+        return f"autocast of {first} is not acted out"
+    return first[:200] if isinstance(error, NotImplementedError) or "meta" in first.lower() else None
+
+
+def _traced(skeleton: Skeleton, shape: Shape, precision: Precision, device: str, task: Task, *, meta: bool) -> Traced:
+    kernels = TargetKernels(device, deepspeed_linear=shape.compute == "deepspeed-linear")
+    recorder = SegmentTracer()
+    world: Any = torch.device("meta") if meta else FakeTensorMode(allow_non_fake_inputs=True)
+    with warnings.catch_warnings(), world:
+        warnings.simplefilter("ignore")
+        with _empty_weights(skeleton.model, precision, shape.autocast) as model:
+            _run(model, skeleton, shape, precision, task, kernels, recorder, meta)
+    return Traced(shape, recorder.segments, tuple(sorted(kernels.attention)))
+
+
+def _run(
+    model: nn.Module,
+    skeleton: Skeleton,
+    shape: Shape,
+    precision: Precision,
+    task: Task,
+    kernels: TargetKernels,
+    recorder: SegmentTracer,
+    meta: bool,
+) -> None:
+    blocks = [block for _, block in skeleton.blocks]
+    mixed = shape.autocast and precision.mixed
+    acted = ActedAutocast() if meta and mixed else None
+    with recorder.watching(model, blocks, shape.checkpointing), Counter(recorder.owner, acted) as live:
+        live.born_before([*model.parameters(), *model.buffers()])
+        recorder.begin(live)
+        tensors = _batch(skeleton.config, shape, task)
+        dtype = getattr(torch, precision.compute)
+        cast = torch.autocast("cpu", dtype=dtype) if mixed else contextlib.nullcontext()
+        with kernels.acting(), acted.acting() if acted else contextlib.nullcontext(), _rows(shape.masked):
+            with cast, _head(model, skeleton, shape, kernels):
+                loss = loss_sum(model, skeleton.config, tensors, task)
+            recorder.move(OUTSIDE, backward=True)
+            weighted = loss * (1.0 / shape.length)
+            weighted.backward()
+        recorder.end()
+
+
+def _batch(config: Any, shape: Shape, task: Task) -> dict[str, torch.Tensor]:
+    """Full rows: the most that a micro-batch can take. Rows of one sample need no mask, so none is given to the
+    model, but its bytes are there."""
+    size = (shape.micro, shape.length)
+    tensors: dict[str, Any] = {"input_ids": torch.zeros(size, dtype=torch.int64), "attention_mask": None}
+    if shape.masked:
+        tensors["position_ids"] = torch.zeros(size, dtype=torch.int64)
+    if task == "sequence-classification":
+        tensors["labels"] = torch.zeros(size[:1], dtype=torch.int64)
+    else:
+        tensors["labels"] = torch.zeros(size, dtype=torch.int64)
+    return tensors
+
+
+def _head(
+    model: nn.Module, skeleton: Skeleton, shape: Shape, kernels: TargetKernels
+) -> contextlib.AbstractContextManager[None]:
+    if not shape.fused:
+        return contextlib.nullcontext()
+    assert skeleton.resolved is not None
+    return acted_head(model, skeleton.resolved, "cuda" if kernels.cuda else "cpu", shape.micro)
+
+
+@contextlib.contextmanager
+def _rows(masked: bool) -> Iterator[None]:
+    """transformers 5.23 looks into the position ids for samples that share a row, which nobody can here: it is told
+    that there are some, or none."""
+    from transformers import masking_utils
+
+    original = masking_utils.find_packed_sequence_indices
+
+    def found(position_ids: torch.Tensor) -> torch.Tensor:
+        steps = torch.diff(position_ids, prepend=position_ids[:, :1] - 1, dim=-1)
+        return (steps != 1).cumsum(-1)
+
+    masking_utils.find_packed_sequence_indices = found if masked else lambda position_ids: None
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = original
+
+
+@contextlib.contextmanager
+def _empty_weights(model: nn.Module, precision: Precision, autocast: bool) -> Iterator[nn.Module]:
+    """The model with weights of the dtypes that a strategy computes with, made where tensors are made now."""
+    kept: list[tuple[nn.Module, str, Any, bool]] = []
+    made: dict[int, nn.Parameter] = {}
+    unpacking: list[tuple[Nf4Linear, Any]] = []
+    compute, trained, frozen = (getattr(torch, d) for d in (precision.compute, precision.trainable, precision.frozen))
+    try:
+        for module in model.modules():
+            for name, parameter in list(module._parameters.items()):
+                if parameter is None:
+                    continue
+                kept.append((module, name, parameter, True))
+                if id(parameter) not in made:
+                    dtype = parameter.dtype
+                    if dtype.is_floating_point:
+                        dtype = frozen if not parameter.requires_grad else trained if autocast else compute
+                    data = torch.empty(parameter.shape, dtype=dtype)
+                    made[id(parameter)] = nn.Parameter(data, requires_grad=parameter.requires_grad)
+                module._parameters[name] = made[id(parameter)]
+            if isinstance(module, Nf4Linear):
+                unpacking.append((module, module.statistics))
+                module.statistics = module.empty_statistics(frozen)
+            for name, buffer in list(module._buffers.items()):
+                if buffer is not None:
+                    kept.append((module, name, buffer, False))
+                    module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
+        yield model
+    finally:
+        for module, name, tensor, is_parameter in kept:
+            (module._parameters if is_parameter else module._buffers)[name] = tensor
+        for layer, statistics in unpacking:
+            layer.statistics = statistics

@@ -1,0 +1,68 @@
+"""Modules that register strategies: the toolkit's own, those of installed packages, and those a user names.
+
+A package adds strategies with an entry point of the group ``toolkit.strategies`` whose value is a module. A single
+file needs no package: ``TOOLKIT_PLUGINS`` holds module names or paths of Python files, separated by commas. Worker
+processes and launched ranks inherit the variable, so every rank knows the same strategies.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import os
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from toolkit.errors import InputError
+
+GROUP = "toolkit.strategies"
+VARIABLE = "TOOLKIT_PLUGINS"
+
+
+def load_plugins(*, installed: bool = True) -> None:
+    """Import every module that registers strategies, once. Raises InputError where one cannot be imported.
+
+    ``installed`` False: leave out those of installed packages. To find them takes longer than all else that a command
+    does which only writes files.
+    """
+    importlib.import_module("toolkit.strategies.builtin")
+    _load_named(os.environ.get(VARIABLE, ""))
+    if installed:
+        _load_installed()
+
+
+@functools.cache
+def _load_installed() -> None:
+    for entry in metadata.entry_points(group=GROUP):
+        try:
+            entry.load()
+        except Exception as error:  # whatever the foreign module raises
+            raise InputError(
+                f"entry point {entry.name} of {GROUP}: {entry.value}: cannot be imported: {error}"
+            ) from error
+
+
+@functools.cache
+def _load_named(names: str) -> None:
+    for name in filter(None, (part.strip() for part in names.split(","))):
+        try:
+            _load_file(Path(name)) if name.endswith(".py") else importlib.import_module(name)
+        except Exception as error:  # whatever the foreign module raises
+            raise InputError(f"{VARIABLE}: {name}: cannot be imported: {error}") from error
+
+
+def _load_file(path: Path) -> None:
+    name = f"toolkit_plugin_{path.stem}"
+    if name in sys.modules:
+        return
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    if spec is None or spec.loader is None or not path.is_file():
+        raise FileNotFoundError("no such file")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise

@@ -1,0 +1,54 @@
+"""Recipes that earlier versions of the toolkit wrote into checkpoints and run folders, read with today's schema.
+
+A new key needs nothing here where its default is what the toolkit did before there was the key: it is filled in. A key
+that is removed or renamed, or whose meaning or default changes, needs a migration. tests/training/earlier_versions.py
+keeps a checkpoint of every schema; add one with each change.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from toolkit.errors import InputError
+from toolkit.recipe.schema import Recipe
+
+Migration = Callable[[dict[str, Any]], None]
+"""Changes the values of a recipe in place, from one version of the schema to the next."""
+
+MIGRATIONS: tuple[Migration, ...] = ()
+"""The migration at index N reads version N and leaves version N + 1. Add at the end; never change or remove one. A
+renamed key, for example: ``lambda values: values["run"].update(seed=values["run"].pop("random_seed"))``."""
+
+
+def recipe_version(migrations: Sequence[Migration] = MIGRATIONS) -> int:
+    """What is written beside a recipe today. Files from before there was a version have 0."""
+    return len(migrations)
+
+
+def read_earlier(
+    values: dict[str, Any], version: int, source: str | Path, migrations: Sequence[Migration] = MIGRATIONS
+) -> Recipe:
+    """A recipe that was written at ``version``, as today's schema has it; ``values`` stays as it is.
+
+    Raises InputError where a later version of the toolkit wrote it, or today's schema has no place for a key.
+    """
+    known = recipe_version(migrations)
+    if version > known:
+        raise InputError(
+            f"{source}: written by a later version of the toolkit (recipe version {version}, this one reads up to "
+            f"{known}); update the toolkit"
+        )
+    values = json.loads(json.dumps(values))
+    try:
+        for migration in migrations[version:]:
+            migration(values)
+        return Recipe.model_validate(values)
+    except ValidationError as error:
+        found = [f"{'.'.join(map(str, one['loc']))}: {one['msg'].lower()}" for one in error.errors()]
+        message = f"this version cannot read it ({'; '.join(found)}); use the version that wrote it, or a later one"
+        raise InputError(f"{source}: {message}") from None

@@ -1,0 +1,52 @@
+"""The names that ``strategy.name`` may have: those of the registered strategies.
+
+The registry is down here so that the schema can check a name; the classes register themselves (see
+toolkit/strategies/base.py) when ``load_plugins`` imports their modules.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from pydantic_core import PydanticCustomError
+
+from toolkit.plugins import load_plugins
+
+REGISTERED: dict[str, type[Any]] = {}
+
+
+def register(name: str, strategy: type[Any]) -> None:
+    """Make ``strategy`` known as ``name``. Raises ValueError where another file's class has the name."""
+    known = REGISTERED.get(name)
+    if known is not None and inspect.getsourcefile(known) != inspect.getsourcefile(strategy):
+        raise ValueError(f"strategy {name!r} is defined by {known.__module__} and by {strategy.__module__}")
+    REGISTERED[name] = strategy
+
+
+def strategy_names() -> tuple[str, ...]:
+    """Every registered name, the simplest strategy first."""
+    load_plugins()
+    return tuple(sorted(REGISTERED, key=lambda name: REGISTERED[name].traits.precedence))
+
+
+def strategy_class(name: str) -> type[Any] | None:
+    """The strategy of that name; None where there is none."""
+    load_plugins(installed=False)
+    if name not in REGISTERED:
+        load_plugins()
+    return REGISTERED.get(name)
+
+
+def known_strategy(name: str) -> str:
+    """``name``, if a strategy has it; for pydantic."""
+    if strategy_class(name) is None:
+        names = strategy_names()
+        expected = ", ".join(map(repr, names[:-1])) + f" or {names[-1]!r}"
+        raise PydanticCustomError("literal_error", "Input should be {expected}", {"expected": expected})
+    return name
+
+
+def list_names(schema: dict[str, Any]) -> None:
+    """Put the names into the JSON schema of the key; for pydantic."""
+    schema["enum"] = list(strategy_names())

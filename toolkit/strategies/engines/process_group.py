@@ -1,0 +1,49 @@
+"""The process group and this process's device: made here in one way for every strategy, before accelerate or DeepSpeed
+would make them in ways of their own. Both use a group that is there (accelerate 1.15.0, DeepSpeed 0.19.8)."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+_BACKENDS = {"cuda": "cuda:nccl,cpu:gloo", "cpu": "gloo"}
+"""On GPUs gloo is there too: what is offloaded, gradients for example, is reduced on the host. A group serves many jobs
+under `verify` and `bench`, so it does not depend on whether the first of them offloads."""
+_CONNECTING = timedelta(minutes=30)
+"""Until training begins. NCCL that cannot reach its peers hangs in the first collective, and nothing else watches."""
+_TRAINING = timedelta(hours=12)
+"""From then on `training/watch.py` finds the rank that hangs, by `run.hang_after`. torch's limits (10 minutes for NCCL,
+30 for gloo) would end ranks that rightly wait while rank 0 writes and hashes a large checkpoint: 840 GB (70B, float32
+with moments) take 2.3 hours at 100 MB/s."""
+
+
+def take_device(kind: str) -> torch.device:
+    """This process's own device, of ``kind`` (``cuda`` or ``cpu``), the one that accelerate chooses; a GPU is the
+    current one from then on. Before that everything that names no device, NCCL too, is on GPU 0 for every rank."""
+    if kind == "cpu":
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def connect(kind: str) -> None:
+    """Take this process's device and make the process group of the launched processes, unless there is one."""
+    take_device(kind)
+    if not dist.is_initialized():
+        dist.init_process_group(_BACKENDS[kind], timeout=_CONNECTING)
+
+
+def allow_hours() -> None:
+    """Let ranks wait for one another for hours, in every group there is. DeepSpeed and device meshes make groups of
+    their own, which torch 2.13.0 gives its default limit whatever the first group's is; so call it once they are made.
+    """
+    if not dist.is_initialized():
+        return
+    for group in list(dist.distributed_c10d._world.pg_map):
+        dist.distributed_c10d._set_pg_timeout(_TRAINING, group)
+    # NCCL connects at a group's first collective, through the store.
+    dist.distributed_c10d._get_default_store().set_timeout(_TRAINING)

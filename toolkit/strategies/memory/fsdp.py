@@ -1,0 +1,210 @@
+"""FSDP1 (flat parameters) and FSDP2 (per parameter), torch 2.13 wrapped by accelerate 1.15."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from toolkit.strategies.fsdp import FsdpSettings
+from toolkit.strategies.memory.base import EMBED, TAIL, Compute, MemoryModel, Weight
+
+
+class _FsdpMemory(MemoryModel):
+    """Everything in parts; a unit's weights are gathered for its forward and again for its backward, its gradients
+    reduced together when the last of them is there."""
+
+    compute_as: ClassVar[Compute] = "cast"
+    settings: FsdpSettings
+
+    def account(self) -> None:
+        self.settings = self.resolved.settings
+        self.parts = -(-self.trains * self.trained // self.ranks)
+        parameters = self.parts + -(-self.frozen_bytes() // self.ranks)
+        moments = self.moments(-(-self.trains // self.ranks))
+        if self.settings.offload:
+            self.host |= {"parameters": parameters, "optimizer": moments, "gradients": self.parts}
+        else:
+            self.resident["parameters"], self.resident["optimizer"] = parameters, moments
+
+    def loading(self) -> int:
+        # Each unit is moved whole, then split (_init_utils.py, ``_move_module_to_device``; _fsdp_init.py,
+        # ``_move_states_to_device``).
+        blocks = (EMBED, TAIL, *range(len(self.holdings.order)))
+        largest = max(self._bytes(block, self.trained) for block in blocks)
+        return self.resident["parameters"] + largest
+
+    def start(self, accumulating: bool) -> None:
+        super().start(accumulating)
+        self.gradients = self.parts if accumulating and not self.settings.offload else 0
+        self.waiting: dict[int, list[int]] = {}
+        self.freed: set[int] = set()
+        self.reducing = 0
+        self.tail_began = False
+
+    def whole(self, block: int) -> int:
+        """Bytes of a unit's gathered weights."""
+        return self._bytes(block, self.compute)
+
+    def _bytes(self, block: int, trained: int) -> int:
+        return sum(w.numel * trained if w.trains else self._stored(w) for w in self.holdings.unit(block))
+
+    def stays(self, block: int) -> bool:
+        """Whether a unit's weights stay gathered from its forward to its backward."""
+        return not self.settings.reshard
+
+    def enter(self, block: int, backward: bool) -> int:
+        self.buffers = self.ahead(block, backward) + self.reducing
+        if not (backward and self.stays(block)):
+            self.gathered += self.whole(block)
+        return 0
+
+    def leave(self, block: int, backward: bool) -> None:
+        if (backward and block not in self.freed) or (not backward and not self.stays(block)):
+            self.gathered -= self.whole(block)
+
+    def ahead(self, block: int, backward: bool) -> int:
+        """What is gathered for the unit that comes next. In the forward that is on a GPU alone, while this one
+        computes; there is no stream to do so on a CPU."""
+        if block < 0:
+            return 0
+        return self.before(block) if backward else self.whole(block) * self.overlap
+
+    def before(self, block: int) -> int:
+        """Bytes that the backward of ``block`` begins to gather: the unit before it in the forward. On any device
+        (BACKWARD_PRE, ``_pre_backward_hook`` in _runtime_utils.py; ``pre_backward`` in _fsdp_param_group.py)."""
+        unit = self.unit_before(block)
+        return 0 if unit is None or self.stays(unit) else self.whole(unit)
+
+    def unit_before(self, block: int) -> int | None:
+        if block == TAIL:
+            return len(self.holdings.order) - 1
+        return block - 1 if block > 0 else None
+
+    def gradient(self, weight: Weight, block: int) -> int:
+        if block == TAIL and not self.tail_began:  # with the gradient of the logits, when those of the loss are gone
+            self.tail_began = True
+            self.buffers += self.before(TAIL)
+        unit = self.unit_of(weight, block)
+        trained = [w.numel for w in self.weights(unit) if w.trains]
+        waiting = self.waiting.setdefault(unit, list(trained))
+        if weight.numel in waiting:
+            waiting.remove(weight.numel)
+        if waiting:
+            self.gradients += weight.numel * self.compute
+            return 0
+        elements = sum(trained)
+        self.gradients -= (elements - weight.numel) * self.compute
+        part = -(-elements * self.trained // self.ranks)
+        if not self.accumulating and not self.settings.offload:
+            self.gradients += part
+        if unit == block:  # before they are reduced
+            self.leave(block, True)
+            self.freed.add(block)
+        return self.reduction(unit, weight.numel, elements, part)
+
+    def unit_of(self, weight: Weight, block: int) -> int:
+        """The unit whose gradients ``weight``'s is reduced with."""
+        if block >= 0:
+            return block
+        # Position tables, say, stand with the tail's weights and finish with the embeddings.
+        return EMBED if weight in self.holdings.embed else TAIL
+
+    def weights(self, unit: int) -> Sequence[Weight]:
+        return self.holdings.unit(unit)
+
+    def reduction(self, unit: int, last: int, elements: int, part: int) -> int:
+        """Bytes that reducing the gradients of ``unit`` takes for a moment: ``elements`` in all, ``last`` of them still
+        counted with the activations, ``part`` bytes of them this device's."""
+        raise NotImplementedError
+
+    def copied_by_gloo(self, size: int) -> int:
+        """Gloo reduces a copy of its input (ProcessGroupGloo.cpp, ``reduce_scatter``: an all-reduce of a clone)."""
+        return 0 if self.overlap else size
+
+
+class Fsdp2Memory(_FsdpMemory):
+    """All-gather into one buffer, copied out into whole parameters (_fsdp_collectives.py). accelerate
+    (fsdp_utils.fsdp2_prepare_model) makes the embeddings a unit, and last norm and head one that stays gathered;
+    tied embeddings are in the latter. In the forward, what a unit was gathered into is freed when the next one's
+    weights are copied out, and the last one's when the model's forward ends (_fsdp_param_group.py,
+    ``wait_for_unshard``; _fsdp_state.py, ``_post_forward``): the fused loss is computed before that."""
+
+    def stays(self, block: int) -> bool:
+        return block == TAIL or (block == EMBED and self.holdings.tied) or super().stays(block)
+
+    def start(self, accumulating: bool) -> None:
+        super().start(accumulating)
+        self.copied_out = 0
+
+    def enter(self, block: int, backward: bool) -> int:
+        moment = super().enter(block, backward)
+        if backward:
+            self.copied_out = 0
+        elif not (block == TAIL and self.holdings.tied):
+            # What the one before was gathered into is there until this one has been copied out.
+            moment, self.copied_out = self.copied_out, self.whole(block)
+        if block != TAIL or self.resolved.recipe.loss == "fused":
+            self.buffers += self.copied_out
+        elif not backward:
+            moment += self.copied_out  # gone before the loss
+        return moment
+
+    def unit_before(self, block: int) -> int | None:
+        return EMBED if block == 0 else super().unit_before(block)
+
+    def reduction(self, unit: int, last: int, elements: int, part: int) -> int:
+        # _fsdp_param_group.py, ``post_backward``: the weights go, then the unit before's input, kept until now
+        # (comm_ctx.reduce_scatter_states); then gradients are copied into this one's, and go.
+        before, self.reducing = self.reducing, elements * self.trained
+        self.buffers += self.reducing - before
+        copying = (elements - last) * self.compute
+        # ``foreach_reduce`` (torch 2.13) has the last of them in a loop's variable until it returns.
+        held = self.weights(unit)[-1].numel * self.compute
+        sending = part + self.copied_by_gloo(self.reducing) + held - last * self.compute
+        return max(copying, sending)
+
+
+class Fsdp1Memory(_FsdpMemory):
+    """A flat parameter per block, and one of all that stands in no block, which is the root's and stays gathered
+    for the whole pass (_runtime_utils.py, ``_post_forward_reshard``) and is reduced at its end."""
+
+    def whole(self, block: int) -> int:
+        if block == EMBED:
+            return super().whole(EMBED) + super().whole(TAIL)
+        return 0 if block == TAIL else super().whole(block)
+
+    def stays(self, block: int) -> bool:
+        return block == EMBED or super().stays(block)
+
+    def unit_of(self, weight: Weight, block: int) -> int:
+        return block if block >= 0 else EMBED
+
+    def weights(self, unit: int) -> Sequence[Weight]:
+        return [*self.holdings.embed, *self.holdings.tail] if unit < 0 else self.holdings.unit(unit)
+
+    def ahead(self, block: int, backward: bool) -> int:
+        # A block's last unit in the forward is a layer of the adapter: the block before comes later, see below.
+        return 0 if backward and self.freezes else super().ahead(block, backward)
+
+    def gradient(self, weight: Weight, block: int) -> int:
+        if not self.freezes:
+            return super().gradient(weight, block)
+        # Layers that train beside frozen weights are units of their own (engines/fsdp1.py); the one that was first in
+        # the forward comes after the block before it.
+        part = -(-weight.numel * self.trained // self.ranks)
+        if not self.accumulating and not self.settings.offload:
+            self.gradients += part
+        left = self.waiting.setdefault(block, [w.numel for w in self.weights(block) if w.trains])
+        if weight.numel in left:
+            left.remove(weight.numel)
+        if len(left) == 1:
+            self.buffers = self.before(block)
+        return self.reduction(block, weight.numel, weight.numel, part)
+
+    def reduction(self, unit: int, last: int, elements: int, part: int) -> int:
+        # The weights' gradients are put together while all is gathered still (``SplitWithSizesBackward`` of the flat
+        # weight). Then ``_post_backward_hook``: what was put together is there until its cast has been reduced.
+        apart = (elements - last) * self.compute
+        cast = elements * self.trained if self.compute != self.trained else 0
+        joining = elements * self.compute + (self.whole(unit) if unit in self.freed else 0)
+        return apart + max(joining, cast + part + self.copied_by_gloo(elements * self.trained))

@@ -1,0 +1,185 @@
+"""DeepSpeed ZeRO 1 and 2 (0.19.8; runtime/bf16_optimizer.py, runtime/zero/stage_1_and_2.py), and what 3 shares."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from toolkit.strategies.memory.base import EMBED, TAIL, Compute, MemoryModel, Weight
+from toolkit.strategies.zero import ZeroSettings
+
+_FLATTENED = 500_000_000
+"""Elements that ``engine.buffered_allreduce_fallback`` reduces at once."""
+
+
+class ZeroMemory(MemoryModel):
+    compute_as: ClassVar[Compute] = "cast"
+    settings: ZeroSettings
+
+    def account(self) -> None:
+        self.settings = self.resolved.settings
+        self.offload = self.resolved.recipe.strategy.offload
+        part = -(-self.trains // self.ranks)
+        state = part * self.trained * 3  # master weights and two moments
+        if self.offload == "none":
+            self.resident["optimizer"] = state
+        else:
+            self.host["optimizer"] = state
+        self.part = part
+        if self.settings.stage < 3:
+            self.assembled = 4  # whatever the dtype (tensor_fragment.py, ``get_full_hp_param``)
+        self.account_weights()
+
+    def account_offload(self) -> None:
+        """What stages 1 and 2 keep beside the state when it is on the host (stage_1_and_2.py, ``__init__`` and
+        ``initialize_optimizer_states``): this rank's gradients, its weights in 16 bits on their way back, and room for
+        the largest weight on either side."""
+        if self.offload == "none":
+            return
+        room = self.largest() * self.compute
+        self.host["gradients"] = self.part * self.trained
+        self.host["communication"] = self.part * self.compute + room
+        self.resident["communication"] += room
+
+    def largest(self) -> int:
+        """Elements of the largest weight that trains."""
+        return max((w.numel for unit, _ in self.holdings.units() for w in unit if w.trains), default=0)
+
+    def copied(self) -> int:
+        """Bytes of the gradients that the rank with the most of them copies out of the bucket: of every weight that its
+        part begins or ends in, whole (stage_1_and_2.py, ``copy_grads_in_partition``)."""
+        blocks = (EMBED, *range(len(self.holdings.order)), TAIL)
+        most = [0] * self.ranks
+        for decays in (True, False):
+            sizes = [w.numel for b in blocks for w in self.holdings.unit(b) if w.trains and w.decays == decays]
+            part = -(-sum(sizes) // self.ranks)
+            at = 0
+            for size in sizes:
+                for rank in range(at // part, min((at + size - 1) // part, self.ranks - 1) + 1):
+                    most[rank] += size
+                at += size
+        return max(most) * self.trained
+
+    def norm_in_double(self) -> int:
+        """The norm is taken of each weight's part in float64."""
+        return 8 * min(self.largest(), self.part)
+
+    def account_weights(self) -> None:
+        self.resident["parameters"] = self.trains * self.compute + self.frozen_bytes()
+
+
+class Zero1Memory(ZeroMemory):
+    """Under bf16 (BF16_Optimizer): a float32 gradient of every weight stays for the whole run, the 16-bit ones
+    that autograd makes stay from their backward to the step, and the reduction copies what it reduces."""
+
+    def account(self) -> None:
+        super().account()
+        self.account_offload()
+        self.immediate = self.mixed and self.compute == 2 and self.offload == "none"
+        if self.immediate:
+            self.resident["gradients"] = self.trains * self.trained
+
+    def start(self, accumulating: bool) -> None:
+        super().start(accumulating)
+        if self.immediate:
+            self.gradients = self.trains * self.compute if accumulating else 0
+
+    def enter(self, block: int, backward: bool) -> int:
+        if backward and not self.immediate:
+            self.buffers = self.settings.reduce_bucket * self.trained
+        return 0
+
+    def gradient(self, weight: Weight, block: int) -> int:
+        if not self.immediate:
+            return super().gradient(weight, block)
+        if not self.accumulating:
+            self.gradients += weight.numel * self.compute
+        return weight.numel * self.trained  # lp.grad.to(float32), added to the whole one
+
+    def finish_backward(self) -> int:
+        if not self.immediate:
+            if self.mixed:
+                return self.part * self.trained  # ``_build_compact_grad_partition_buffer``
+            return self.copied() if self.offload == "none" else 0
+        # torch's flatten of a single tensor is a view; of several a copy.
+        return min(self.trains, _FLATTENED) * self.trained if self.holdings.groups() > 1 else 0
+
+
+class Zero2Memory(ZeroMemory):
+    """Gradients go into a bucket as they come; a full bucket is flattened by destination, cast to float32,
+    reduced and added to this rank's float32 part. A gradient larger than the bucket is never copied into it, and the
+    rank whose part it is in keeps it, whole, to the end of the step (stage_1_and_2.py, ``copy_grads_in_partition``).
+    Walked through is the last rank: its part is what the backward comes to first, while activations are highest."""
+
+    def account(self) -> None:
+        super().account()
+        self.account_offload()
+        # ``_use_compact_grad_partition_buffer``
+        self.compact = self.mixed
+        self.stay = self._of_the_last_rank() if self.compact else set()
+        self.kept = self.part * self.trained
+        if not self.compact:
+            self.kept = self.copied() if self.offload == "none" else 0
+            if self.offload != "none" and self.resolved.accumulation > 1:
+                self.host["gradients"] += self.copied()  # ``accumulated_grads_in_cpu``
+
+    def _of_the_last_rank(self) -> set[tuple[int, str]]:
+        """Block and name of the weights larger than the bucket that the last rank has a part of: groups with and
+        without decay are split each for itself, in the order of the model."""
+        found: set[tuple[int, str]] = set()
+        blocks = (EMBED, *range(len(self.holdings.order)), TAIL)
+        for decays in (True, False):
+            own = [(b, w) for b in blocks for w in self.holdings.unit(b) if w.trains and w.decays == decays]
+            left = -(-sum(w.numel for _, w in own) // self.ranks)
+            for block, weight in reversed(own):
+                if left > 0 and weight.numel > self.settings.reduce_bucket:
+                    found.add((block, weight.name))
+                left -= weight.numel
+        return found
+
+    def start(self, accumulating: bool) -> None:
+        super().start(accumulating)
+        self.gradients = self.kept if accumulating else 0
+        # Made at the first reduction: once, or for every micro-batch and then added (``all_grad_tensors``).
+        self.made = accumulating and self.compact
+        self.filled = 0
+        self.waiting = self.arriving = 0
+        self.arrives_to_stay = False
+
+    def enter(self, block: int, backward: bool) -> int:
+        if backward and not self.buffers:
+            copies = 2 if self.settings.overlap else 1
+            self.buffers = copies * self.settings.reduce_bucket * self.compute
+        return 0
+
+    def gradient(self, weight: Weight, block: int) -> int:
+        moment = 0
+        if self.filled + weight.numel > self.settings.reduce_bucket:
+            moment = self._reduced(self.filled)
+            self.filled = 0
+        self.filled += weight.numel
+        if weight.numel > self.settings.reduce_bucket:
+            self.arriving = weight.numel * self.compute
+            self.arrives_to_stay = (block, weight.name) in self.stay
+        return moment
+
+    def pass_on(self) -> None:
+        self.gradients += self.arriving
+        if not self.arrives_to_stay:
+            self.waiting += self.arriving
+        self.arriving = 0
+
+    def finish_backward(self) -> int:
+        moment = self._reduced(self.filled)
+        self.gradients = self.kept  # those that stayed are dropped (``_clear_param_grad_only``)
+        return moment
+
+    def _reduced(self, elements: int) -> int:
+        """Bytes of reducing ``elements``: flattened, and cast where the sum is in another dtype; and what it reduces,
+        where that is in no bucket."""
+        moment = elements * (self.compute + (self.trained if self.mixed else 0)) + self.waiting
+        self.gradients += (0 if self.made else self.kept) - self.waiting
+        self.made, self.waiting = True, 0
+        return moment
+
+    def step(self) -> int:
+        return self.norm_in_double()

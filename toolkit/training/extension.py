@@ -1,0 +1,90 @@
+"""Resuming with another `run.max_steps` or `run.epochs`: whether that changes the schedule, and by how much."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+from toolkit.errors import InputError
+from toolkit.optim.schedule import learning_rate
+from toolkit.recipe.schema import Recipe, Run
+from toolkit.training.loop import Progress
+
+Rate = Callable[[int], float]
+"""The learning rate of an update, counted from 0."""
+
+
+def total_steps(run: Run, steps_per_epoch: int | None, source: str) -> int:
+    """Optimizer steps of a run; raises InputError for epochs of a stream, whose length is not known."""
+    if run.max_steps is not None:
+        return run.max_steps
+    if steps_per_epoch is None:
+        raise InputError(f"{source}: run.epochs: a stream's length is not known; give run.max_steps")
+    return (run.epochs or 1) * steps_per_epoch
+
+
+def check_length(
+    saved: Recipe,
+    recipe: Recipe,
+    steps_per_epoch: int | None,
+    progress: Progress,
+    *,
+    extend: bool,
+    source: str,
+    folder: Path,
+) -> str | None:
+    """What the user is to know of a length that differs from the one in the checkpoint ``folder``; None where none
+    does.
+
+    ``saved``: the checkpoint's recipe. ``source``: the file of ``recipe``. Where both lengths give the steps that were
+    taken the same learning rates, the run is the one that ``recipe`` describes. Where they do not, ``extend`` is
+    needed, and ``progress`` notes the change, to be saved with every later checkpoint.
+
+    Raises InputError where ``extend`` is needed and missing, or more steps were taken than ``recipe`` has.
+    """
+    there, here = (total_steps(one.run, steps_per_epoch, source) for one in (saved, recipe))
+    if there == here:
+        return None
+    before, after, updates = _rates(saved, there), _rates(recipe, here), progress.updates
+    key = _length(recipe.run)
+    if here < progress.step:
+        raise InputError(
+            f"{source}: {key}: {folder} has taken {progress.step} steps already, and this recipe has {here}; give "
+            f"{progress.step} steps or more, or start a new run in another run.output_dir"
+        )
+    doing = "extended" if here > there else "shortened"
+    changed = next((update for update in reversed(range(updates)) if before(update) != after(update)), None)
+    if changed is None:
+        return f"{doing} from {there} to {here} steps: the steps taken have the same learning rates in both"
+    nearby = [progress.step + 1, there, here]
+    shown = [step for step in dict.fromkeys(nearby) if progress.step < step <= here]
+    at = {step: updates + step - progress.step - 1 for step in shown}
+    if not extend:
+        taken = f"{changed + 1} (taken)"
+        rows = [("learning rate of step", "there", "here"), (taken, f"{before(changed):.4g}", f"{after(changed):.4g}")]
+        for step, update in at.items():
+            rows.append((str(step), f"{before(update):.4g}" if step <= there else "-", f"{after(update):.4g}"))
+        raise InputError(
+            f"{source}: {key}: {there} steps in {folder}, {here} here, and schedule.name: {recipe.schedule.name} "
+            "depends on it",
+            *(f"  {left:<22} {middle:>10} {right:>10}" for left, middle, right in rows),
+            f"Add --extend to continue from step {progress.step + 1} with the rates «here», or set "
+            f"{_length(saved.run)} to resume the run as it was begun",
+        )
+    progress.extensions.append({"step": progress.step, "from_steps": there, "to_steps": here})
+    told = "; ".join(f"step {step}: {after(update):.4g}" for step, update in at.items())
+    old = f" (step {progress.step + 1} had {before(updates):.4g} before)" if progress.step < there else ""
+    return f"{doing} from {there} to {here} steps; learning rate from here on: {told or 'no step is left'}{old}"
+
+
+def _rates(recipe: Recipe, total: int) -> Rate:
+    schedule, peak = recipe.schedule, recipe.optimizer.lr
+    warmup = schedule.warmup_steps
+    if warmup is None:
+        warmup = math.ceil((schedule.warmup_ratio or 0.0) * total)  # as Resolved.warmup
+    return lambda update: learning_rate(schedule, peak, update, warmup, total)
+
+
+def _length(run: Run) -> str:
+    return f"run.max_steps: {run.max_steps}" if run.max_steps is not None else f"run.epochs: {run.epochs}"

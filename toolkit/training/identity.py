@@ -1,0 +1,93 @@
+"""Which recipes may resume which checkpoints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from toolkit.errors import InputError
+from toolkit.recipe.earlier import read_earlier
+from toolkit.recipe.schema import Recipe
+from toolkit.strategies import strategy_named
+
+FREE: dict[str, set[str] | None] = {
+    "strategy": None,
+    "machine": None,
+    "run": {
+        "output_dir",
+        "log_every",
+        "save_every",
+        "keep",
+        "eval_every",
+        "trackers",
+        "on_bad_loss",
+        "loss_spike",
+        "hang_after",
+        "async_save",
+    },
+    "data": {"workers", "eval", "cache"},
+    "batch": {"micro_size", "accumulation", "global_size"},
+    "activation_checkpointing": None,
+    "activation_offload": None,
+    "compile": None,
+}
+"""What may change on resume, by section (None: all of it): how the work is spread, checked and reported, not what is
+trained. docs/training.md lists it. The global batch, the product of the keys under ``batch``, stays."""
+
+LENGTH = ("max_steps", "epochs")
+"""Keys of ``run`` that may change where the schedule allows it: see toolkit/training/extension.py."""
+
+
+def identity(recipe: dict[str, Any]) -> dict[str, Any]:
+    """The part of a recipe that a resumed run must share, the size of the global batch included."""
+    kept: dict[str, Any] = {}
+    for section, value in recipe.items():
+        free = FREE.get(section, set())
+        if free is None:
+            continue
+        kept[section] = {k: v for k, v in value.items() if k not in free} if isinstance(value, dict) else value
+    batch = recipe["batch"]
+    parts = strategy_named(recipe["strategy"]["name"]).data_size(Recipe.model_validate(recipe))
+    product = (batch["micro_size"] or 1) * (batch["accumulation"] or 1) * parts
+    kept["global_size"] = batch["global_size"] or product
+    return kept
+
+
+def saved_recipe(folder: Path, manifest: dict[str, Any]) -> Recipe:
+    """The recipe of a whole checkpoint, as today's schema has it; raises InputError where it cannot be read."""
+    file = folder / "recipe.json"
+    values = json.loads(file.read_text(encoding="utf-8"))
+    return read_earlier(values, manifest.get("recipe_version", 0), file)
+
+
+def check_recipe(folder: Path, manifest: dict[str, Any], recipe: Recipe, source: str) -> None:
+    """Raise InputError that names every key of ``recipe`` with which the checkpoint in ``folder`` cannot be resumed.
+
+    ``source``: the recipe's file. Both recipes are compared as today's schema has them, so a key that the checkpoint's
+    version did not know has its default there. The length of the run is not compared.
+    """
+    there, here = (_compared(one) for one in (saved_recipe(folder, manifest), recipe))
+    differences = [*_differences(there, here)]
+    if differences:
+        raise InputError(
+            *(f"{source}: {difference}" for difference in differences),
+            f"{folder} was trained with the values «there». Set them back to resume it, or start a new run in another "
+            "run.output_dir. docs/training.md lists what may change on resume",
+        )
+
+
+def _compared(recipe: Recipe) -> dict[str, Any]:
+    kept = identity(recipe.model_dump(mode="json"))
+    kept["run"] = {key: value for key, value in kept["run"].items() if key not in LENGTH}
+    kept["batch.micro_size x batch.accumulation x processes"] = kept.pop("global_size")
+    return kept
+
+
+def _differences(old: Any, new: Any, at: str = "") -> Iterator[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in [*old, *(k for k in new if k not in old)]:
+            yield from _differences(old.get(key), new.get(key), f"{at}.{key}" if at else key)
+    elif old != new:
+        yield f"{at} ({old!r} there, {new!r} here)"

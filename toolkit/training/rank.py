@@ -1,0 +1,161 @@
+"""The job itself: ``accelerate launch --config_file DIR/accelerate.yaml -m toolkit.train RECIPE [key=value ...]``.
+
+One process of it. `toolkit train` starts the same with files that it writes; see toolkit/launch/job.py.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shlex
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from toolkit.errors import Stopped, ToolkitError
+from toolkit.launch.failure import beyond_cure, note_failure
+from toolkit.launch.signals import attempt, follower, note_rank, note_stop
+from toolkit.recipe.load import load_recipe
+from toolkit.strategies import resolve
+
+if TYPE_CHECKING:
+    from toolkit.training.stop import Stop
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Train; returns the exit status. Ends the process itself where other ranks may still wait for it."""
+    resume = "--resume" in arguments or attempt() > 0
+    extend = "--extend" in arguments
+    positional = [argument for argument in arguments if argument not in ("--resume", "--extend")]
+    rank = int(os.environ.get("RANK", "0"))
+    if not positional or positional[0].startswith("-"):
+        print("usage: -m toolkit.train RECIPE [section.key=value ...] [--resume [--extend]]", file=sys.stderr)
+        return 2
+    if extend and not resume:
+        print("--extend: changes the length of a run that is resumed; give it with --resume", file=sys.stderr)
+        return 2
+    if attempt() and (code := beyond_cure()) is not None:
+        return code
+    stop = _begin(rank)
+    folder: Path | None = None
+    log: Path | None = None
+    terminal = os.dup(2)  # standard error becomes the log
+    try:
+        recipe = load_recipe(positional[0], positional[1:])
+        resolved = resolve(recipe, positional[0])
+        folder = Path(recipe.run.output_dir)
+        from toolkit.launch.output import claim_folder, hold_as_rank_0
+        from toolkit.training.screen import move_log, quiet
+
+        log = folder / "logs" / f"rank{rank}.log"
+        connected: Callable[[], None] | None = None
+        if "TOOLKIT_LAUNCHED" not in os.environ:
+            if rank == 0:
+                claim_folder(resolved, resume=resume)
+            else:
+                # Nothing may lie in the folder before rank 0 has claimed it, as it has once ranks are connected.
+                final, log = log, Path(tempfile.mkdtemp(prefix="toolkit-")) / log.name
+                connected = partial(move_log, log, final)
+        if rank == 0:
+            hold_as_rank_0(folder, resolved.source)
+        screen = quiet(log)
+        fresh_store = os.environ.get("TOOLKIT_RENDEZVOUS") == "c10d"  # by torchrun, at every start
+        if attempt() and int(os.environ.get("WORLD_SIZE", "1")) > 1 and not fresh_store:
+            from toolkit.strategies.engines.connect import meet_anew
+
+            meet_anew(attempt())
+        from toolkit.training.run import run
+
+        run(
+            resolved,
+            resume=resume,
+            extend=extend,
+            screen=screen,
+            connected=connected,
+            stop=stop,
+            hung=partial(_hung, terminal, rank, folder),
+            again=_again(positional, recipe.machine.nodes),
+        )
+    except Stopped as error:
+        if note_stop(str(error), error.number):
+            return _leave(0)  # the launcher says it; to torchrun's agent a run that stopped is not one that failed
+        if rank == 0:
+            os.write(terminal, f"{error}\n".encode())
+        return _leave(error.exit_code)
+    except ToolkitError as error:
+        _tell(terminal, rank, str(error), error.exit_code, curable=False)
+        return _leave(error.exit_code)
+    except BaseException as error:  # whatever it is, the other ranks must not wait for this one
+        traceback.print_exc()
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+            where = f"{error.filename}: " if error.filename else ""
+            told = (
+                f"{where}{error.strerror}: the run cannot write. Its checkpoints are as they were; go on with --resume"
+            )
+            _tell(terminal, rank, f"{folder}: {told}", 1, curable=False)
+            return _leave(1)
+        message = f"{type(error).__name__}: {error}".strip()
+        kept = folder / "logs" / f"rank{rank}.log" if folder else None
+        where = str(kept if kept and kept.exists() else log or "the output above")
+        _tell(terminal, rank, f"rank {rank} failed: {message}\nits traceback is in {where}", 1)
+        return _leave(1)
+    return _leave(0)
+
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+def _begin(rank: int) -> Stop:
+    """Until there is something to save a signal ends this process at once, but for the warning, which waits."""
+    from toolkit.training.stop import Stop
+
+    note_rank(rank)
+    follower()()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    stop = Stop()
+    stop.listen([signal.SIGUSR1])
+    return stop
+
+
+def _again(positional: Sequence[str], nodes: int) -> str:
+    """The command that goes on with this job."""
+    if nodes > 1:
+        return "launch.sh --resume, on every node"
+    return f"toolkit train {shlex.join(positional)} --resume"
+
+
+def _hung(terminal: int, rank: int, folder: Path, message: str) -> None:
+    """End this rank of a job that stands still."""
+    _tell(
+        terminal,
+        rank,
+        f"{message}\nwhere every rank stands is at the end of its log in {folder / 'logs'}",
+        1,
+        cause=True,
+    )
+    os._exit(1)
+
+
+def _tell(terminal: int, rank: int, message: str, code: int, *, curable: bool = True, cause: bool = False) -> None:
+    """To the launcher where there is one, else to the terminal; ranks that fail alike leave it to rank 0."""
+    if note_failure(rank, message, code, curable=curable, cause=cause):
+        return
+    if rank:
+        time.sleep(1.0)  # rank 0 ends the job if it has failed too
+    os.write(terminal, f"{message}\n".encode())
+
+
+def _leave(code: int) -> int:
+    """Exit at once. Threads of the collectives would keep a failed process alive, and the job with it; at the end of a
+    finished one they have been seen to abort the interpreter (torch 2.13.0, gloo), and the job counted as failed."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        os._exit(code)
+    return code

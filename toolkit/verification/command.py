@@ -1,0 +1,179 @@
+"""`toolkit verify` behind the command line: runs, prints, writes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from toolkit.errors import InputError
+from toolkit.model.quiet import hush
+from toolkit.recipe.resolve import Resolved
+from toolkit.recipe.schema import Recipe
+from toolkit.report.verify_page import verify_page
+from toolkit.results import CommandResult, Result, versions, write_json
+from toolkit.verification import screen
+from toolkit.verification.diagnosis import Diagnosis
+from toolkit.verification.outcome import Outcome
+from toolkit.verification.run import TIME_LIMIT, resolve_recipe, verify
+
+
+def run_command(
+    recipe_file: str,
+    overrides: Sequence[str],
+    fault: str | None,
+    full_size: bool,
+    json_target: str | None,
+    time_limit: float,
+    output: str | None = None,
+) -> int:
+    """Verify and print; returns the exit status. ``output``: the report's file. Raises InputError, RunFailed."""
+    resolved = resolve_recipe(recipe_file, overrides)
+    say = _say if json_target != "-" else _silent
+    say(screen.headline(resolved))
+    page = writable(output) if output else Path("runs/verify") / f"{Path(recipe_file).stem}.html"
+    log = page.with_suffix(".log").absolute()
+    verdict = verify_recipe(resolved, fault=fault, full_size=full_size, time_limit=time_limit, log=log)
+    outcome, answer = verdict.outcome, verdict.to_json()
+    say("\n".join(_report(outcome, answer["seconds"], " ".join([recipe_file, *overrides]))))
+    if json_target:
+        write_json(answer, json_target)
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(verify_page(outcome, Path(recipe_file).stem, answer["seconds"], versions()), encoding="utf-8")
+    say(f"report: {page}")
+    return outcome.exit_code
+
+
+@dataclass(frozen=True)
+class Verdict(CommandResult):
+    """What `toolkit verify` gives."""
+
+    outcome: Outcome
+    """Passes, stages and measures as objects."""
+
+    @property
+    def verdict(self) -> str:
+        """``equivalent``, ``different`` or ``not-exercised``."""
+        return self.outcome.verdict
+
+    @property
+    def diagnosis(self) -> Diagnosis | None:
+        """The likely cause of a difference."""
+        return self.outcome.diagnosis
+
+
+def verify_recipe(
+    recipe: str | Path | Recipe | Resolved,
+    overrides: Sequence[str] = (),
+    *,
+    fault: str | None = None,
+    full_size: bool = False,
+    time_limit: float = TIME_LIMIT,
+    log: Path | None = None,
+) -> Verdict:
+    """Prove a recipe equal to the plain PyTorch loop, or find where it first differs.
+
+    ``fault``: inject a known fault by its id. ``full_size``: the model itself, not a small twin. ``time_limit``:
+    seconds for one pass. ``log``: file for what the ranks print. Raises InputError where the recipe cannot run here,
+    RunFailed where a fault was never reached.
+    """
+    result = Result("verify")
+    resolved = recipe if isinstance(recipe, Resolved) else resolve_recipe(recipe, overrides)
+    hush()
+    outcome = verify(resolved, fault=fault, full_size=full_size, time_limit=time_limit, stop_early=True, log=log)
+    return Verdict(to_json(result, outcome, fault), outcome.exit_code, outcome)
+
+
+def to_json(result: Result, outcome: Outcome, fault: str | None) -> dict[str, Any]:
+    """The contract's result."""
+    resolved = outcome.resolved
+    fields = outcome.fields() | ({"fault": fault} if fault else {})
+    return result.finish(recipe_sha256=resolved.sha256, device=resolved.device, **fields)
+
+
+def writable(output: str) -> Path:
+    """``output``, with its folder made; raises InputError now rather than after all has run."""
+    target = Path(output)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        new = not target.exists()
+        target.open("a", encoding="utf-8").close()
+        if new:
+            target.unlink()
+    except OSError as error:
+        raise InputError(f"--output: {output}: {error.strerror}") from None
+    return target
+
+
+def run_matrix(
+    recipe_file: str,
+    overrides: Sequence[str],
+    only: str | None,
+    json_target: str | None,
+    time_limit: float,
+    output: str | None = None,
+) -> int:
+    """Every fault (or ``only`` one) under every strategy; returns the exit status. ``output``: a Markdown file for the
+    table; without it the screen has all."""
+    from toolkit.verification.matrix import kill_matrix, write_matrix
+
+    result = Result("verify")
+    resolved = resolve_recipe(recipe_file, overrides)
+    target = writable(output) if output else None
+    say = _say if json_target != "-" else _silent
+    cells = kill_matrix(resolved, [only] if only else None, time_limit, say)
+    killed = sum(cell.killed for cell in cells)
+    say(f"\n{killed} of {len(cells)} killed")
+    if target:
+        write_matrix(cells, target)
+        say(f"wrote {target}")
+    answer = result.finish(
+        recipe_sha256=resolved.sha256,
+        device=resolved.device,
+        killed=killed,
+        cells=[cell.to_json() for cell in cells],
+    )
+    if json_target:
+        write_json(answer, json_target)
+    return 0 if killed == len(cells) else 1
+
+
+def run_trace(folder: str, json_target: str | None) -> int:
+    """Judge a recorded loop; returns the exit status. Raises InputError."""
+    from toolkit.verification.recorded import verify_trace
+
+    result = Result("verify")
+    outcome = verify_trace(Path(folder))
+    answer = to_json(result, outcome, None)
+    if json_target != "-":
+        steps = len(outcome.passes[0].ranks[0].run.steps)
+        _say(f"verify  {folder} · {outcome.resolved.world_size} processes · {steps} recorded steps")
+        for note in outcome.notes:
+            _say(f"note: {note}")
+        told = [*screen.table(outcome.passes), *screen.ending(outcome, answer["seconds"], f"--trace {folder}")]
+        _say("\n".join(line for line in told if not line.startswith("next: toolkit train")))
+    if json_target:
+        write_json(answer, json_target)
+    return outcome.exit_code
+
+
+def _report(outcome: Outcome, seconds: float, command: str) -> list[str]:
+    whole = [one for one in outcome.passes if one.stages]
+    return [
+        screen.twin_line(outcome),
+        "",
+        *screen.engaged_lines(outcome),
+        *(screen.table(whole) if whole else []),
+        *screen.ending(outcome, seconds, command),
+    ]
+
+
+def _say(text: str) -> None:
+    print(text)
+    sys.stdout.flush()
+
+
+def _silent(text: str) -> None:
+    """Standard output is the result's."""

@@ -1,0 +1,90 @@
+"""The verdict on a recipe: from its passes to what is printed, written and returned as an exit status."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from toolkit.recipe.resolve import Resolved
+from toolkit.strategies.engines.base import Claim
+from toolkit.verification.diagnosis import Diagnosis
+from toolkit.verification.measure import Measure, Stage, finite
+from toolkit.verification.passes import Pass
+from toolkit.verification.stages.backward import Deviation
+
+Verdict = Literal["equivalent", "different", "not-exercised"]
+
+
+@dataclass
+class Outcome:
+    """Everything that `toolkit verify` found about one recipe."""
+
+    resolved: Resolved
+    twin: Resolved
+    passes: list[Pass] = field(default_factory=list)
+    diagnosis: Diagnosis | None = None
+    notes: list[str] = field(default_factory=list)
+    """What limits the comparison, beside the verdict."""
+
+    @property
+    def failure(self) -> str | None:
+        return next((one.failure for one in self.passes if one.failure), None)
+
+    @property
+    def difference(self) -> tuple[Pass, Stage, Measure] | None:
+        for one in self.passes:
+            if one.different:
+                return one, *one.different
+        return None
+
+    @property
+    def unproven(self) -> list[Claim]:
+        return [claim for one in self.passes for claim in one.unproven]
+
+    @property
+    def verdict(self) -> Verdict:
+        """A strategy that never engaged makes all numbers void; a number that is wrong is wrong all the same."""
+        if self.failure or (self.difference and not any(one.not_engaged for one in self.passes)):
+            return "different"
+        return "not-exercised" if self.unproven or not self.passes else "equivalent"
+
+    @property
+    def deviations(self) -> list[Deviation]:
+        """``fp8: true``: how far the plain loop's steps with float8 products are from those without."""
+        return [one for found in self.passes if found.replayed for one in found.replayed.from_bf16]
+
+    @property
+    def exit_code(self) -> int:
+        return 0 if self.verdict == "equivalent" else 1
+
+    def fields(self) -> dict[str, Any]:
+        """The contract's fields."""
+        difference = self.difference
+        return (
+            {
+                "verdict": self.verdict,
+                "passes": [one.to_json() for one in self.passes],
+                "engagement": [
+                    {"pass": one.name, "claim": c.claim, "expected": c.expected, "seen": c.seen, "ok": c.ok}
+                    for one in self.passes
+                    for c in one.claims
+                ],
+                "first_difference": _difference(*difference) if difference else None,
+                "diagnosis": self.diagnosis.to_json() if self.diagnosis else None,
+                "failure": self.failure,
+            }
+            | self._deviation()
+            | ({"notes": self.notes} if self.notes else {})
+        )
+
+    def _deviation(self) -> dict[str, Any]:
+        if not self.deviations:
+            return {}
+        worst = {"loss": max(one.loss for one in self.deviations),
+                 "gradient": max(one.gradient for one in self.deviations)}  # fmt: skip
+        steps = [one.to_json() for one in self.deviations]
+        return {"deviation_from_bf16": {name: finite(value) for name, value in worst.items()} | {"steps": steps}}
+
+
+def _difference(one: Pass, stage: Stage, measure: Measure) -> dict[str, Any]:
+    return {"pass": one.name, "stage": stage.name} | measure.to_json()

@@ -1,0 +1,139 @@
+"""One pass: a case run by the workers, replayed by the plain loop, compared stage by stage."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from toolkit.launch.group import JobFailed, WorkerGroup
+from toolkit.strategies.engines.base import Claim
+from toolkit.verification.case import Case
+from toolkit.verification.engagement import engagement
+from toolkit.verification.measure import Measure, Stage, first_difference
+from toolkit.verification.replay import Reference
+from toolkit.verification.stages.across import cross_rank, round_trip
+from toolkit.verification.stages.backward import Replayed, forward, gradient, replay
+from toolkit.verification.stages.ledger import ledger
+from toolkit.verification.stages.products import products
+from toolkit.verification.stages.step import optimizer_stages
+from toolkit.verification.trace import RankTrace, load_traces
+from toolkit.verification.worker import resume_case, run_case
+
+
+@dataclass
+class Pass:
+    """What one pass found. ``failure``: why the run did not get to its end, where it did not."""
+
+    name: str
+    stages: list[Stage] = field(default_factory=list)
+    claims: list[Claim] = field(default_factory=list)
+    failure: str | None = None
+    not_engaged: bool = False
+    seconds: float = 0.0
+    ranks: list[RankTrace] = field(default_factory=list)
+    replayed: Replayed | None = None
+    reference: Reference | None = None
+    fault_reached: bool = False
+
+    @property
+    def parts(self) -> list[RankTrace]:
+        """One rank of each data-parallel part, by data-parallel rank."""
+        assert self.reference is not None
+        return self.ranks[:: self.reference.resolved.ranks_per_part]
+
+    @property
+    def different(self) -> tuple[Stage, Measure] | None:
+        return first_difference(self.stages)
+
+    @property
+    def unproven(self) -> list[Claim]:
+        return [claim for claim in self.claims if not claim.ok]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"pass": self.name, "seconds": round(self.seconds, 2), "failure": self.failure,
+                "stages": [stage.to_json() for stage in self.stages]}  # fmt: skip
+
+
+def run_pass(case: Case, group: WorkerGroup, fresh: WorkerGroup, timeout: float) -> Pass:
+    """Run and compare one case: trained in ``group``, loaded again and gone on with in ``fresh``.
+
+    Raises InputError where the recipe cannot be used; nothing else is raised for what a candidate does: a crash, a
+    hang and NaN are findings.
+    """
+    started = time.perf_counter()
+    found = Pass(case.pass_name)
+    try:
+        group.run(run_case, case, timeout=timeout)
+        found.ranks = load_traces(case.folder, group.size)
+        found.fault_reached = any(rank.fault_reached for rank in found.ranks)
+        failed = next((rank for rank in found.ranks if rank.failure), None)
+        if failed is not None:
+            found.not_engaged = True
+            name = case.recipe["strategy"]["name"]
+            found.claims = [Claim(f"{name} engaged", "yes", failed.failure or "", False)]
+        elif case.round_trip:
+            with _resumed(case, fresh, timeout, found):
+                compare(case, found)  # on this process's core, while the others resume
+            _compare_round_trip(case, found)
+        else:
+            compare(case, found)
+    except JobFailed as error:
+        if error.refused is not None:
+            raise error.refused from None
+        found.failure = _told(case, error)
+        found.fault_reached = True
+    found.seconds = time.perf_counter() - started
+    return found
+
+
+@contextlib.contextmanager
+def _resumed(case: Case, fresh: WorkerGroup, timeout: float, found: Pass) -> Iterator[None]:
+    """Resume in ``fresh`` meanwhile; afterwards ``found.ranks`` have what was seen."""
+    fresh.begin(resume_case, case)
+    try:
+        yield
+    finally:
+        fresh.finish(timeout)
+    for rank, whole in zip(found.ranks, load_traces(case.folder, fresh.size), strict=True):
+        rank.resumed, rank.exported = whole.resumed, whole.exported
+        found.fault_reached = found.fault_reached or whole.fault_reached
+
+
+def compare(case: Case, found: Pass) -> None:
+    """Fill in the stages of the run itself and the evidence, from the traces."""
+    reference = found.reference = Reference(case)
+    resolved, ranks = reference.resolved, found.ranks
+    replayed = found.replayed = replay(ranks, reference, case.overflow_step)
+    found.stages = [
+        ledger(ranks, reference.windows, resolved),
+        *products(ranks, resolved),
+        forward(found.parts, reference, replayed),
+        gradient(ranks, reference.noise, replayed, case.overflow_step),
+        *optimizer_stages(ranks, resolved, reference.decayed, case.steps, case.overflow_step),
+        cross_rank(ranks),
+    ]
+    found.claims = engagement(ranks, case, resolved, reference, found.stages)
+
+
+def _compare_round_trip(case: Case, found: Pass) -> None:
+    assert found.reference is not None
+    resolved = found.reference.resolved
+    limit = next(stage.detection_limit for stage in found.stages if stage.name == "gradient") or 0.0
+    tolerance = 0.0 if resolved.device == "cpu" else limit
+    found.stages.append(round_trip(found.parts, found.reference.windows, resolved.recipe.model.task, tolerance))
+
+
+def _told(case: Case, error: JobFailed) -> str:
+    """Rank, step and the last stage that it reached, then the reason."""
+    at = case.folder / f"rank{error.rank}.at"
+    place = f"rank {error.rank}"
+    if at.exists():
+        step, _, stage = at.read_text(encoding="utf-8").partition(" ")
+        place += f", step {int(step) + 1}, {stage}"
+    else:
+        place += ", before the first step"
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    return f"{place}: {lines[-1].strip() if lines else error}"

@@ -1,0 +1,128 @@
+"""`toolkit verify`: a recipe to its cases, the cases through the workers, the findings to a verdict."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from toolkit.errors import InputError, RunFailed
+from toolkit.launch.group import WorkerGroup
+from toolkit.launch.job import check_machine
+from toolkit.machine import cpu_count
+from toolkit.recipe.load import recipe_from, source_of
+from toolkit.recipe.resolve import Resolved
+from toolkit.recipe.schema import Recipe
+from toolkit.strategies import resolve
+from toolkit.verification.case import PassName
+from toolkit.verification.causes import diagnose
+from toolkit.verification.faults import fault_class
+from toolkit.verification.outcome import Outcome
+from toolkit.verification.passes import Pass, run_pass
+from toolkit.verification.prepare import exercise_clipping, make_case, twin_recipe
+
+Tell = Callable[[Pass], None]
+
+TIME_LIMIT = 300.0
+"""Seconds for one pass; a rank that does not answer by then hangs."""
+
+COMPILING_LIMIT = 1200.0
+"""The same where blocks are compiled: a rank compiles in the middle of a step, and the others wait for it."""
+
+
+def resolve_recipe(recipe: str | Path | Recipe, overrides: Sequence[str]) -> Resolved:
+    """The recipe, able to run here; raises InputError."""
+    resolved = resolve(recipe_from(recipe, overrides), source_of(recipe))
+    check_machine(resolved)
+    return resolved
+
+
+def with_needs(resolved: Resolved, needs: dict[str, Any]) -> Resolved:
+    """The recipe with the sections that a fault cannot do without merged over it."""
+    if not needs:
+        return resolved
+    values = resolved.recipe.model_dump(mode="json")
+    merge(values, needs)
+    return resolve(Recipe.model_validate(values), resolved.source, device=resolved.device)
+
+
+def merge(values: dict[str, Any], over: dict[str, Any]) -> None:
+    """Set what ``over`` says in ``values``, section by section."""
+    for key, value in over.items():
+        if isinstance(value, dict) and isinstance(values.get(key), dict):
+            merge(values[key], value)
+        else:
+            values[key] = value
+
+
+def verify(
+    resolved: Resolved,
+    *,
+    group: WorkerGroup | None = None,
+    fresh: WorkerGroup | None = None,
+    fault: str | None = None,
+    mutation: dict[str, Any] | None = None,
+    full_size: bool = False,
+    time_limit: float = TIME_LIMIT,
+    round_trip: bool = True,
+    stop_early: bool = False,
+    tell: Tell = lambda found: None,
+    folder: Path | None = None,
+    log: Path | None = None,
+) -> Outcome:
+    """Verify a resolved recipe. ``group``: a process group of its size to use again, else one is started, whose
+    output goes to ``log``. ``fresh``: another, which loads what was saved; with a group given, that one by default.
+
+    ``stop_early``: leave out the precision pass where the logic pass has found a difference. Raises InputError for
+    what cannot be used, RunFailed where a fault that was to be injected never came to pass.
+    """
+    if fault is not None:
+        kind = fault_class(fault)
+        if resolved.recipe.strategy.name not in (able := kind.strategies.names()):
+            raise InputError(f"--fault: {fault} is a fault of {', '.join(able)}, not of this strategy")
+        resolved = with_needs(resolved, kind.needs_of(resolved))
+    values = twin_recipe(resolved, full_size=full_size)
+    names: list[PassName] = ["logic"] if resolved.recipe.precision == "fp32" else ["logic", "precision"]
+    if resolved.recipe.compile:
+        time_limit = max(time_limit, COMPILING_LIMIT)
+    threads = max(1, cpu_count() // resolved.world_size)
+    started = []
+    if group is None:
+        started = [WorkerGroup(resolved.world_size, threads, log=log) for _ in range(2)]
+        group, fresh = started
+    reached = False
+    outcome: Outcome | None = None
+    try:
+        for name in names:
+            with tempfile.TemporaryDirectory(prefix="toolkit-verify-") as temporary:
+                case = make_case(values, resolved, name, Path(temporary))
+                case = exercise_clipping(case)
+                case = replace(case, fault=fault, mutation=mutation, round_trip=round_trip)
+                outcome = outcome or Outcome(resolved, case.resolved())
+                found = run_pass(case, group, fresh or group, time_limit)
+                if folder is not None:
+                    _keep_logs(Path(temporary), folder, name)
+            reached = reached or found.fault_reached
+            outcome.passes.append(found)
+            if outcome.diagnosis is None and (found.different or found.unproven):
+                outcome.diagnosis = diagnose(found, case)
+            tell(found)
+            if found.failure or found.not_engaged or (stop_early and found.different):
+                break
+    finally:
+        for one in started:
+            one.close()
+    assert outcome is not None
+    if fault is not None and not reached:
+        raise RunFailed(
+            f"--fault {fault}: the code that it breaks was never reached in this recipe: nothing was tested"
+        )
+    return outcome
+
+
+def _keep_logs(case_folder: Path, folder: Path, name: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for log in case_folder.glob("rank*.log"):
+        (folder / f"{name}-{log.name}").write_bytes(log.read_bytes())

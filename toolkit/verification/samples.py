@@ -1,0 +1,128 @@
+"""Samples to verify with: token ids of the model's own vocabulary, ragged on purpose, the same on every rank."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toolkit.data.collate import MicroBatch, Slot, collate, packed_slot
+from toolkit.data.formats import IGNORED, Example
+from toolkit.data.order import deal, epoch_order, window_count, windows
+from toolkit.data.packing import by_length, packed_rows
+from toolkit.data.spread import takes_one_row
+from toolkit.recipe.resolve import Resolved
+from toolkit.recipe.schema import Recipe
+from toolkit.reference.loop import Window
+
+_LONGEST = 24
+_SHORTEST = 4
+
+
+class RaggedSamples:
+    """Stands where a run has its tokenised data (``toolkit.data.samples.MapSamples``)."""
+
+    streamed = False
+    label_names = None
+    notes: Sequence[str] = ()
+
+    def __init__(self, examples: list[Example], task: str, pad_id: int) -> None:
+        self.examples, self.task, self.pad_id = examples, task, pad_id
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, index: int) -> Example:
+        return self.examples[index]
+
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of each sample."""
+        return np.array([len(example.input_ids) for example in self.examples], dtype=np.int64)
+
+
+def ragged_samples(resolved: Resolved, config: dict[str, Any], full_windows: int) -> RaggedSamples:
+    """An epoch of ``full_windows`` windows and a short one, in whose last micro-batch all ranks but one are empty.
+
+    Every sample is unique, so that one can be told from another by its tokens alone.
+    """
+    recipe = resolved.recipe
+    draw = random.Random(recipe.run.seed)
+    pad = config.get("pad_token_id")
+    pad_id = pad if isinstance(pad, int) else 0
+    ids = [i for i in range(3, min(config["vocab_size"], 4096)) if i != pad_id]
+    longest = max(_SHORTEST, min(_LONGEST, recipe.data.max_length, config.get("max_position_embeddings") or _LONGEST))
+    row = resolved.micro_size * resolved.data_size
+    # All but one of a window's micro-batches, the last of them with a single sample.
+    short = min((resolved.accumulation - 2) * row + 1 if resolved.accumulation > 1 else 1, resolved.global_size - 1)
+    examples: dict[tuple[int, ...], Example] = {}
+    wanted = full_windows * resolved.global_size + short
+    while (rows := _row_count(examples, recipe)) != wanted:
+        if rows > wanted:  # a sample more can take two rows more; another draw does not
+            examples.clear()
+        tokens = draw.choices(ids, k=draw.randint(_SHORTEST, longest))
+        examples[tuple(tokens)] = Example(tokens, _labels(tokens, recipe, draw, ids, longest))
+    return RaggedSamples(list(examples.values()), recipe.model.task, pad_id)
+
+
+def _row_count(examples: dict[tuple[int, ...], Example], recipe: Recipe) -> int:
+    if not recipe.data.packing:
+        return len(examples)
+    return len(packed_rows([len(tokens) for tokens in examples], recipe.data.max_length, recipe.run.seed,
+                           recipe.data.shuffle))  # fmt: skip
+
+
+def _labels(tokens: list[int], recipe: Any, draw: random.Random, ids: list[int], longest: int) -> list[int] | int:
+    if recipe.model.task == "sequence-classification":
+        return draw.randrange(recipe.model.num_labels or 2)
+    if recipe.model.task == "seq2seq-lm":
+        return draw.choices(ids, k=draw.randint(2, longest))
+    if recipe.data.format == "text":
+        return list(tokens)
+    labels = list(tokens)
+    # The prompt, and between turns of a conversation what others say, carries no loss.
+    hidden = range(draw.randint(1, len(tokens) // 2))
+    for at in hidden:
+        labels[at] = IGNORED
+    if recipe.data.format == "messages" and len(tokens) > 8:
+        middle = draw.randint(len(hidden), len(tokens) - 3)
+        labels[middle : middle + 2] = [IGNORED, IGNORED]
+    return labels
+
+
+def expected_windows(samples: RaggedSamples, resolved: Resolved, steps: int) -> list[Window]:
+    """What each step has to consume, from the seed alone: (data-parallel rank, micro-batch) pairs by step."""
+    recipe = resolved.recipe
+    data = recipe.data
+    found: list[Window] = []
+    rows = [[number] for number in range(len(samples))]
+    if data.packing:
+        rows = packed_rows(samples.lengths(), data.max_length, recipe.run.seed, data.shuffle)
+    per_epoch = window_count(len(rows), resolved.global_size)
+    for step in range(steps):
+        epoch, window = divmod(step, per_epoch)
+        order = epoch_order(len(rows), recipe.run.seed, epoch, data.shuffle)
+        ids = list(windows(order, resolved.global_size))[window]
+        if data.group_by_length:
+            ids = by_length(ids, samples.lengths())
+        dealt = deal(ids, resolved.micro_size, resolved.data_size)
+        found.append(
+            [
+                (rank, _micro(samples, _slot([rows[i] for i in mine], recipe, epoch, step, micro, len(dealt))))
+                for micro, ranks in enumerate(dealt)
+                for rank, mine in enumerate(ranks)
+            ]
+        )
+    return found
+
+
+def _slot(rows: list[list[int]], recipe: Recipe, epoch: int, step: int, micro: int, count: int) -> Slot:
+    if recipe.data.packing:
+        return packed_slot(rows, epoch, step, micro, count, takes_one_row(recipe.model.attention))
+    return Slot([number for row in rows for number in row], epoch, step, micro, count)
+
+
+def _micro(samples: RaggedSamples, slot: Slot) -> MicroBatch:
+    return collate([samples[i] for i in slot.sample_ids], slot, samples.task, samples.pad_id)

@@ -1,0 +1,169 @@
+"""What `toolkit verify` prints: a screen at most 100 columns wide, readable without colour."""
+
+from __future__ import annotations
+
+from toolkit.recipe.resolve import Resolved
+from toolkit.verification.case import STEPS
+from toolkit.verification.measure import STAGES, Measure, Stage
+from toolkit.verification.outcome import Outcome
+from toolkit.verification.passes import Pass
+
+_COLUMN = 32
+
+
+def headline(resolved: Resolved, twin: Resolved | None = None) -> str:
+    """What is verified."""
+    recipe = resolved.recipe
+    name = recipe.model.path or (recipe.model.config or {}).get("model_type", "model")
+    adapter = (
+        f"{recipe.adapter.method.upper().replace('LORA', 'LoRA').replace('DORA', 'DoRA')} r{recipe.adapter.r}"
+        if recipe.adapter
+        else "all weights"
+    )
+    backend = "gloo" if resolved.device == "cpu" else "nccl"
+    where = (
+        f"{resolved.world_size} processes ({resolved.device}, {backend})"
+        if resolved.world_size > 1
+        else f"1 process ({resolved.device})"
+    )
+    parts = [str(name), recipe.strategy.name, where, adapter, recipe.precision]
+    if recipe.activation_checkpointing != "none":
+        parts.append(f"checkpointing {recipe.activation_checkpointing}")
+    if recipe.fp8:
+        parts.append("fp8" + (", slow on a CPU" if resolved.device == "cpu" else ""))
+    if resolved.accumulation > 1:
+        parts.append(f"accumulation {resolved.accumulation}")
+    return _wrapped("verify  ", parts)
+
+
+def twin_line(outcome: Outcome) -> str:
+    """On what it was verified."""
+    config = outcome.twin.facts.config or {}
+    own = outcome.resolved.facts.config or {}
+    width = outcome.twin.facts.hidden_size
+    layers = next((config[key] for key in ("num_hidden_layers", "n_layer", "num_layers") if key in config), "?")
+    what = "itself" if config == own else "same architecture and recipe"
+    steps = outcome.passes[0].reference.windows if outcome.passes and outcome.passes[0].reference else []
+    counts = [
+        sum(m.supervised for r, m in window if r == rank) for window in steps for rank in range(outcome.twin.data_size)
+    ]
+    tokens = f", {min(counts)} to {max(counts)} supervised tokens per rank and step" if counts else ""
+    return f"twin    {config.get('model_type', '')} {layers} layers × {width} wide, {what}; {STEPS} steps{tokens}"
+
+
+def engaged_lines(outcome: Outcome) -> list[str]:
+    """The evidence, the claims of the last pass, which runs in the recipe's own precision."""
+    claims = outcome.passes[-1].claims
+    good = [f"{claim.claim} {claim.seen}" for claim in claims if claim.ok and len(claim.seen) < 48]
+    lines = _wrapped("engaged   ", list(dict.fromkeys(good))).splitlines() if good else []
+    for claim in outcome.unproven:
+        lines.append(f"UNPROVEN  {claim.claim}: {claim.seen[:400]}; expected {claim.expected}")
+    return lines
+
+
+def table(passes: list[Pass]) -> list[str]:
+    """A line per stage, a column per pass."""
+    heads = {"logic": "logic (fp32)"}
+    lines = [
+        "",
+        "stage             " + "".join(f"{heads.get(one.name, one.name):<{_COLUMN}}" for one in passes).rstrip(),
+    ]
+    for name in STAGES:
+        cells = []
+        for one in passes:
+            stage = next((s for s in one.stages if s.name == name), None)
+            cells.append(f"{_cell(stage):<{_COLUMN}}")
+        if any(cell.strip() for cell in cells):
+            lines.append(f"{name:<18}{''.join(cells)}".rstrip())
+    return lines
+
+
+def _cell(stage: Stage | None) -> str:
+    if stage is None:
+        return ""
+    if not stage.ok:
+        wrong = sum(not m.ok for m in stage.measures)
+        return f"WRONG in {wrong} of {len(stage.measures)}"
+    if stage.name in ("forward", "gradient", "update", "optimizer-state"):
+        counted = [m for m in stage.measures if m.tolerance > 0]
+        worst = max(counted, key=lambda m: m.ratio, default=None)
+        return f"ok   {worst.error:.1e} of {worst.tolerance:.1e}" if worst else "ok"
+    return f"ok   {stage.summary}"[:_COLUMN].rstrip()
+
+
+def ending(outcome: Outcome, seconds: float, command: str) -> list[str]:
+    """The verdict, and the next command."""
+    if outcome.verdict == "equivalent":
+        limits = []
+        for one in outcome.passes:
+            limit = next(s.detection_limit for s in one.stages if s.name == "gradient")
+            if limit:
+                limits.append(f"{limit:.1e} ({one.name})")
+        caught = f" · would have caught a gradient error of {', '.join(limits)}" if limits else ""
+        return ["", f"equivalent{caught} · {seconds:.0f} s", *deviation_line(outcome), f"next: toolkit train {command}"]
+    lines = [""]
+    if outcome.failure:
+        lines.append(f"different  the run ended early: {outcome.failure}")
+    if outcome.verdict == "not-exercised":
+        lines.append(f"not-exercised  {len(outcome.unproven)} claims of the recipe are not seen to be so: above")
+    elif outcome.difference:
+        one, stage, measure = outcome.difference
+        lines += _told(one, stage, measure)
+    if outcome.diagnosis:
+        lines.append(f"likely     {outcome.diagnosis.cause}")
+        lines.append(f"           {outcome.diagnosis.evidence}")
+        if outcome.diagnosis.reference:
+            lines.append(f"seen in    {outcome.diagnosis.reference}")
+        if outcome.diagnosis.remedy:
+            lines.append(f"try        {outcome.diagnosis.remedy}")
+    lines += deviation_line(outcome)
+    return [*lines, f"next: toolkit verify {command} --json -    every tensor's numbers · {seconds:.0f} s"]
+
+
+def deviation_line(outcome: Outcome) -> list[str]:
+    """What float8 changes, beside the verdict: the equality that is proven is with products of rounded values."""
+    found = outcome.deviations
+    if not found:
+        return []
+    loss, gradient = max(one.loss for one in found), max(one.gradient for one in found)
+    return [f"fp8        from bf16: loss {loss:.1e}, gradient {gradient:.1%} off (2-norm, the worst of {len(found)} "
+            "steps; told, not judged)"]  # fmt: skip
+
+
+def _told(one: Pass, stage: Stage, measure: Measure) -> list[str]:
+    place = f"step {measure.step + 1}"
+    if measure.micro is not None:
+        place += f", micro-batch {measure.micro + 1}"
+    if measure.rank is not None:
+        place += f", rank {measure.rank}"
+    size = f"{measure.error:.1%} off" if 1e-3 < measure.error < 10 else f"off by {measure.error:.3g}"
+    noise = f" (noise {measure.noise:.1e})" if measure.noise else ""
+    lines = [
+        f"different  at {stage.name}, {one.name} pass, {place}: {_short(measure.tensor)}",
+        f"           {size}{noise}",
+    ]
+    if measure.said:
+        lines.append(f"           {measure.said}")
+    tensors = {m.tensor for m in stage.measures}
+    wrong = {m.tensor for m in stage.measures if not m.ok}
+    if len(tensors) > 1:
+        lines.append(f"           {len(wrong)} of {len(tensors)} compared are wrong in {stage.name}")
+    return lines
+
+
+def _short(tensor: str) -> str:
+    """A parameter's name without what PEFT puts around every one."""
+    return tensor.replace("base_model.model.", "", 1).replace(".default.weight", "")
+
+
+def _wrapped(head: str, parts: list[str]) -> str:
+    """``parts`` joined by dots, in lines of at most 100 columns."""
+    lines, line = [], head
+    for part in parts:
+        more = part if line.strip() == head.strip() or not line.strip() else f" · {part}"
+        if len(line) + len(more) > 100:
+            lines.append(line)
+            line = " " * len(head) + part
+        else:
+            line += more
+    return "\n".join([*lines, line])
