@@ -416,9 +416,9 @@ def main() -> None:
     parser.add_argument("--page", help="where to write the measurement, as Markdown")
     parser.add_argument("--json", help="where to write it as JSON")
     given = parser.parse_args()
-    from toolkit.model.quiet import hush
+    from toolkit.model.silence import silence_libraries
 
-    hush()
+    silence_libraries()
     only = [name for name in given.only.split(",") if name]
     shape = tiny(SHAPES[given.shape]) if given.tiny else SHAPES[given.shape]
     if shape.device == "cuda" and not torch.cuda.is_available():

@@ -17,7 +17,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 from corpus import write_corpus
 
-from toolkit.model.quiet import hush
+from toolkit.model.silence import silence_libraries
 
 ROOT = Path("runs/demo")
 RECIPES = (
@@ -28,7 +28,7 @@ RECIPES = (
 
 
 def main() -> None:
-    hush()
+    silence_libraries()
     shutil.rmtree(ROOT, ignore_errors=True)
     say("1/6 data: functions and docstrings of Python's standard library")
     counts = write_corpus(ROOT / "data")

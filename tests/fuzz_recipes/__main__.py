@@ -27,9 +27,9 @@ def main(arguments: list[str]) -> int:
     results = Path(options.results)
     results.parent.mkdir(parents=True, exist_ok=True)
     quiet()
-    from toolkit.model.quiet import hush
+    from toolkit.model.silence import silence_libraries
 
-    hush()
+    silence_libraries()
     done = _read(results)
     deadline = time.monotonic() + 3600 * options.hours
     groups = Groups(results.with_suffix(".log").absolute())

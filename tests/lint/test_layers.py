@@ -10,7 +10,7 @@ import pytest
 
 from tests.lint import real_packages as real
 from toolkit.linting import explain
-from toolkit.linting.engine import worlds
+from toolkit.linting.engine import contexts
 from toolkit.linting.examples import args, ds, fsdp, multi_gpu, zero
 from toolkit.linting.files.load import load
 from toolkit.linting.layers import Answer, answers
@@ -26,7 +26,7 @@ def files(folder: Path, content: Files) -> list[str]:
 
 
 def three(folder: Path, content: Files, key: str) -> tuple[Answer, Answer, Answer]:
-    found = answers(worlds(load(files(folder, content)))[0], key)
+    found = answers(contexts(load(files(folder, content)))[0], key)
     assert found is not None
     return found
 

@@ -77,7 +77,7 @@ def test_json_reads_as_json_reads_it(value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "place", "said"),
+    ("text", "place", "message"),
     [
         ('{"a": 1,\n  "b" 2}', "f.json:2:7", 'expected ":"'),
         ('{"a": 1,}', "f.json:1:9", "comma before a closing brace"),
@@ -88,11 +88,11 @@ def test_json_reads_as_json_reads_it(value: object) -> None:
         ("[" * 100, "", "nested"),
     ],
 )
-def test_json_mistakes_have_a_place(text: str, place: str, said: str) -> None:
+def test_json_mistakes_have_a_place(text: str, place: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         parse_json(text, "f.json")
     assert place in str(caught.value)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_shell_script(tmp_path: Path) -> None:

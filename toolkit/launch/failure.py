@@ -20,7 +20,7 @@ class Failure:
     time: float
     message: str
     exit_code: int
-    curable: bool = True
+    retryable: bool = True
     """Whether the same job may get further when it is started again."""
     cause: bool = False
     """Whether it is the cause for sure; a traceback may be the echo of another rank's end."""
@@ -28,13 +28,13 @@ class Failure:
     """Which start of the job it was, where torchrun's agent has started it again."""
 
 
-def note_failure(rank: int, message: str, exit_code: int, *, curable: bool = True, cause: bool = False) -> bool:
+def note_failure(rank: int, message: str, exit_code: int, *, retryable: bool = True, cause: bool = False) -> bool:
     """Leave the reason for the launcher; False where there is none to read it."""
     folder = os.environ.get(FOLDER_VARIABLE)
     if folder is None:
         return False
-    entry = {"rank": rank, "time": time.time(), "message": message, "exit_code": exit_code, "curable": curable}
-    entry["cause"] = cause or not curable
+    entry = {"rank": rank, "time": time.time(), "message": message, "exit_code": exit_code, "retryable": retryable}
+    entry["cause"] = cause or not retryable
     entry["attempt"] = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     writing = Path(folder) / f".rank{rank}"
     writing.write_text(json.dumps(entry), encoding="utf-8")
@@ -48,10 +48,10 @@ def first_failure(folder: Path) -> Failure | None:
     return min(failures, key=lambda failure: (-failure.attempt, failure.time), default=None)
 
 
-def beyond_cure() -> int | None:
+def nonretryable_exit_code() -> int | None:
     """Exit code of an earlier start's failure that starting again does not cure: the recipe's, the data's, the loss's.
     None where there is none."""
     if (folder := os.environ.get(FOLDER_VARIABLE)) is None:
         return None
     failure = first_failure(Path(folder))
-    return failure.exit_code if failure and not failure.curable else None
+    return failure.exit_code if failure and not failure.retryable else None

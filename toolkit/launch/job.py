@@ -20,7 +20,7 @@ from toolkit.launch.failure import FOLDER_VARIABLE, SCREEN_VARIABLE, first_failu
 from toolkit.launch.files import launch_files, write_files
 from toolkit.launch.output import claim_folder
 from toolkit.launch.relay import screen
-from toolkit.launch.signals import follower, name_of, noted_stop
+from toolkit.launch.signals import die_with_parent, name_of, noted_stop
 from toolkit.machine import cpu_count, cuda_device_count
 from toolkit.recipe.compilable import why_no_compiler
 from toolkit.recipe.fp8able import why_no_fp8_device
@@ -108,8 +108,8 @@ def _launch(
             ended = _once([*command, "-m", "toolkit.train", *arguments], folder, processes, count, asked)
             if ended is None:
                 return
-            error, curable = ended
-            if not curable:
+            error, retryable = ended
+            if not retryable:
                 break
     raise error
 
@@ -133,7 +133,7 @@ def _once(
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=follower(),
+                preexec_fn=die_with_parent(),
             )
             code = wait(job, shared, asked)
         stopped, failure = noted_stop(shared), first_failure(shared)
@@ -151,7 +151,7 @@ def _once(
         return RunFailed(f"the run ended with status {code} and no rank said why; see {logs}"), True
     if failure.exit_code == InputError.exit_code:
         return InputError(failure.message), False
-    return RunFailed(failure.message), failure.curable
+    return RunFailed(failure.message), failure.retryable
 
 
 def _killed(log: Path, begin: int) -> str | None:

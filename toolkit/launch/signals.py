@@ -32,7 +32,7 @@ def name_of(number: int) -> str:
     return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
 
 
-def follower(number: signal.Signals = signal.SIGTERM) -> Callable[[], None]:
+def die_with_parent(number: signal.Signals = signal.SIGTERM) -> Callable[[], None]:
     """To be called in a child: the kernel sends it ``number`` when its parent ends, however that ends.
 
     Without it a killed launcher leaves ranks behind that go on writing into the run's folder.

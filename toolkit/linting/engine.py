@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from toolkit.errors import Place
+from toolkit.linting.context import LintContext
 from toolkit.linting.files.load import Loaded, load
 from toolkit.linting.files.tree import Source
-from toolkit.linting.model import Finding, Reader, Rule, Said
+from toolkit.linting.model import Diagnostic, Finding, Reader, Rule
 from toolkit.linting.registry import all_rules
-from toolkit.linting.world import World
 
 _ALLOW = re.compile(r"#\s*toolkit:\s*allow(-file)?\s+([A-Z0-9, ]+)")
 _ALLOW_JSON = re.compile(r"toolkit:\s*allow\s+([A-Z0-9, ]+)")
@@ -55,12 +55,12 @@ def check(
 ) -> Report:
     """Check sources that are read already."""
     rules = [rule for rule in all_rules().values() if _chosen(rule.code, select, ignore)]
-    groups = worlds(loaded, reader)
+    groups = contexts(loaded, reader)
     findings: dict[tuple[str, str, str, str], Finding] = {}
-    for world in groups:
+    for context in groups:
         for rule in rules:
-            for said in rule.check(world):
-                finding = _finding(rule, said, world)
+            for diagnostic in rule.check(context):
+                finding = _finding(rule, diagnostic, context)
                 if finding is not None:
                     findings.setdefault((finding.code, str(finding.place), finding.key, finding.message), finding)
     order = {source.path: index for index, source in enumerate(loaded.sources)}
@@ -72,11 +72,11 @@ def check(
     return Report(ranked, loaded.sources, len(groups) > 1, texts)
 
 
-def worlds(loaded: Loaded, reader: Reader | None = None) -> list[World]:
-    """One world where there is at most one file of each kind; else each file with those that it names."""
+def contexts(loaded: Loaded, reader: Reader | None = None) -> list[LintContext]:
+    """One context where there is at most one file of each kind; else each file with those that it names."""
     kinds = Counter(source.kind for source in loaded.sources)
     if all(count == 1 for count in kinds.values()):
-        return [World(loaded.sources, reader, loaded.missing)]
+        return [LintContext(loaded.sources, reader, loaded.missing)]
     groups: list[list[Source]] = []
     for source in loaded.sources:
         owner = source.named_by.file if source.named_by else (source.path if source.syntax == "shell" else None)
@@ -85,7 +85,7 @@ def worlds(loaded: Loaded, reader: Reader | None = None) -> list[World]:
             home.append(source)
         else:
             groups.append([source])
-    return [World(g, reader, [m for m in loaded.missing if any(m[0].file == s.path for s in g)]) for g in groups]
+    return [LintContext(g, reader, [m for m in loaded.missing if any(m[0].file == s.path for s in g)]) for g in groups]
 
 
 def _chosen(code: str, select: Iterable[str], ignore: Iterable[str]) -> bool:
@@ -96,19 +96,19 @@ def _chosen(code: str, select: Iterable[str], ignore: Iterable[str]) -> bool:
     return not chosen or any(code.startswith(prefix) for prefix in chosen if prefix)
 
 
-def _finding(rule: Rule, said: Said, world: World) -> Finding | None:
-    setting = said.setting
-    source = setting.source if setting is not None else said.source
+def _finding(rule: Rule, diagnostic: Diagnostic, context: LintContext) -> Finding | None:
+    setting = diagnostic.setting
+    source = setting.source if setting is not None else diagnostic.source
     if source is None or not source.path:
         return None  # about a file that was not given
     place = setting.place if setting is not None else _head(source)
     width = max(1, setting.entry.end - setting.entry.start) if setting is not None else 1
-    key = said.key or (setting.key if setting is not None else "")
+    key = diagnostic.key or (setting.key if setting is not None else "")
     line = source.line_text(place.line) if place.line else ""
-    severity = said.severity or rule.severity
+    severity = diagnostic.severity or rule.severity
     if _allowed(source, rule.code, place, key):
         return None
-    return Finding(rule.code, severity, place, width, key, said.message, said.fix, line)
+    return Finding(rule.code, severity, place, width, key, diagnostic.message, diagnostic.fix, line)
 
 
 def _head(source: Source) -> Place:

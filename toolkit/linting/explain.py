@@ -7,7 +7,7 @@ from typing import Any
 
 from toolkit.errors import InputError
 from toolkit.linting import layers
-from toolkit.linting.engine import worlds
+from toolkit.linting.engine import contexts
 from toolkit.linting.files.load import load
 from toolkit.linting.model import Files
 from toolkit.linting.near import meant, nearest
@@ -51,7 +51,7 @@ def _example(files: Files) -> list[str]:
 
 def key(wanted: str, files: list[str], command: str | None = None) -> tuple[str, dict[str, Any]]:
     """Which layer wins a key under each of the three readers, as text and as data."""
-    groups = worlds(load(files, command))
+    groups = contexts(load(files, command))
     if len(groups) > 1:
         raise InputError("explain KEY takes at most one file of each kind: these would contradict each other")
     found = layers.answers(groups[0], wanted)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from toolkit.linting.context import LintContext, number
 from toolkit.linting.model import Setting
-from toolkit.linting.world import World, number
 
 READERS = ("accelerate launch", "deepspeed launcher", "Trainer")
 
@@ -23,7 +23,7 @@ class Answer:
 
 
 Answers = tuple[Answer, Answer, Answer]
-Topic = Callable[[World], Answers]
+Topic = Callable[[LintContext], Answers]
 TOPICS: dict[str, Topic] = {}
 
 
@@ -58,17 +58,17 @@ def not_read(why: str) -> Answer:
     return Answer(None, "nowhere", why)
 
 
-def number_of(world: World, key: str) -> Setting | None:
+def number_of(context: LintContext, key: str) -> Setting | None:
     """A number of the accelerate config's DeepSpeed section; "auto" there counts as nothing written."""
-    setting = world.acc(f"deepspeed_config.{key}") if world.distributed_type == "DEEPSPEED" else None
+    setting = context.acc(f"deepspeed_config.{key}") if context.distributed_type == "DEEPSPEED" else None
     return setting if setting is not None and number(setting.value) else None
 
 
-def alone(world: World, key: str, default: Any) -> Answer:
+def alone(context: LintContext, key: str, default: Any) -> Answer:
     """What `deepspeed.initialize` makes of a top-level number of the JSON."""
-    setting = world.ds(key)
+    setting = context.ds(key)
     if setting is None:
-        if "deepspeed" not in world.kinds:
+        if "deepspeed" not in context.kinds:
             return not_read("there is no DeepSpeed JSON")
         return by_default(default, "DeepSpeed")
     if setting.value == "auto":

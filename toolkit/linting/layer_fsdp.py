@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from toolkit.linting.context import LintContext, true
 from toolkit.linting.layer_answers import Answers, by_default, not_read, topic, written
-from toolkit.linting.world import World, true
 
 
 @topic("fsdp_version", "version", "fsdp_config.version")
-def _fsdp_version(world: World) -> Answers:
-    yaml = world.acc("fsdp_config.fsdp_version")
+def _fsdp_version(context: LintContext) -> Answers:
+    yaml = context.acc("fsdp_config.fsdp_version")
     bare = (
         written(
             yaml,
@@ -19,10 +19,10 @@ def _fsdp_version(world: World) -> Answers:
         else by_default(1, "accelerate")
     )
     trainer = bare
-    if world.trainer_fsdp:
-        arg = world.fsdp("version")
+    if context.trainer_fsdp:
+        arg = context.fsdp("version")
         trainer = (
-            written(arg, "fsdp is set: the Trainer builds the plugin itself", world.fsdp_version)
+            written(arg, "fsdp is set: the Trainer builds the plugin itself", context.fsdp_version)
             if arg
             else by_default(2, "TrainingArguments", "fsdp is set and names no version")
         )
@@ -30,8 +30,8 @@ def _fsdp_version(world: World) -> Answers:
 
 
 @topic("fsdp_state_dict_type", "state_dict_type", "fsdp_config.state_dict_type")
-def _state_dict(world: World) -> Answers:
-    yaml, version = world.acc("fsdp_config.fsdp_state_dict_type"), world.acc("fsdp_config.fsdp_version")
+def _state_dict(context: LintContext) -> Answers:
+    yaml, version = context.acc("fsdp_config.fsdp_state_dict_type"), context.acc("fsdp_config.fsdp_version")
     two = version is not None and str(version.value) == "2"
     bare = (
         written(yaml, "the launcher passes it to the plugin")
@@ -39,8 +39,8 @@ def _state_dict(world: World) -> Answers:
         else by_default("SHARDED_STATE_DICT" if two else "FULL_STATE_DICT", f"accelerate for version {2 if two else 1}")
     )
     trainer = bare
-    if world.trainer_fsdp:
-        arg = world.fsdp("state_dict_type")
+    if context.trainer_fsdp:
+        arg = context.fsdp("state_dict_type")
         trainer = (
             written(arg, "fsdp is set: the Trainer builds the plugin itself")
             if arg
@@ -50,12 +50,12 @@ def _state_dict(world: World) -> Answers:
 
 
 @topic("fsdp_auto_wrap_policy", "auto_wrap_policy")
-def _wrap(world: World) -> Answers:
-    yaml = world.acc("fsdp_config.fsdp_auto_wrap_policy")
+def _wrap(context: LintContext) -> Answers:
+    yaml = context.acc("fsdp_config.fsdp_auto_wrap_policy")
     bare = written(yaml, "the launcher passes it to the plugin") if yaml else by_default("NO_WRAP", "accelerate")
     trainer = bare
-    if world.trainer_fsdp:
-        arg = world.fsdp("auto_wrap_policy")
+    if context.trainer_fsdp:
+        arg = context.fsdp("auto_wrap_policy")
         trainer = (
             written(arg, "fsdp is set: the Trainer builds the plugin itself")
             if arg
@@ -65,12 +65,12 @@ def _wrap(world: World) -> Answers:
 
 
 @topic("fsdp_sharding_strategy", "sharding_strategy", "fsdp_reshard_after_forward", "reshard_after_forward")
-def _sharding(world: World) -> Answers:
+def _sharding(context: LintContext) -> Answers:
     strategy, reshard = (
-        world.acc("fsdp_config.fsdp_sharding_strategy"),
-        world.acc("fsdp_config.fsdp_reshard_after_forward"),
+        context.acc("fsdp_config.fsdp_sharding_strategy"),
+        context.acc("fsdp_config.fsdp_reshard_after_forward"),
     )
-    version = world.acc("fsdp_config.fsdp_version")
+    version = context.acc("fsdp_config.fsdp_version")
     if version is not None and str(version.value) == "2":
         bare = (
             written(reshard, "version 2 reads reshard_after_forward alone", true(reshard.value))
@@ -84,9 +84,9 @@ def _sharding(world: World) -> Answers:
             else by_default("FULL_SHARD", "accelerate for version 1", "reshard_after_forward is never reached")
         )
     trainer = bare
-    if world.trainer_fsdp:
-        arg = world.fsdp("reshard_after_forward")
-        if world.fsdp_version == 2:
+    if context.trainer_fsdp:
+        arg = context.fsdp("reshard_after_forward")
+        if context.fsdp_version == 2:
             trainer = (
                 written(arg, "fsdp is set: the Trainer builds the plugin itself", true(arg.value))
                 if arg

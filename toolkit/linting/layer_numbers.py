@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from toolkit.linting import keys
+from toolkit.linting.context import LintContext, true
 from toolkit.linting.layer_answers import Answer, Answers, alone, by_default, not_read, number_of, stops, topic, written
 from toolkit.linting.model import Setting
-from toolkit.linting.world import World, true
 
 
 @topic("gradient_accumulation_steps")
-def _accumulation(world: World) -> Answers:
+def _accumulation(context: LintContext) -> Answers:
     json, yaml, arg = (
-        world.ds("gradient_accumulation_steps"),
-        number_of(world, "gradient_accumulation_steps"),
-        world.arg("gradient_accumulation_steps"),
+        context.ds("gradient_accumulation_steps"),
+        number_of(context, "gradient_accumulation_steps"),
+        context.arg("gradient_accumulation_steps"),
     )
     mine = json if json is not None and json.value != "auto" else None
-    if world.uses != "deepspeed":
+    if context.uses != "deepspeed":
         bare = by_default(1, "accelerate", "only the script's own argument sets it without DeepSpeed")
-    elif "deepspeed" in world.kinds:
+    elif "deepspeed" in context.kinds:
         if json is None:
             bare = by_default(1, "accelerate's DeepSpeed plugin", "the JSON does not have it")
         elif mine is None:
@@ -27,12 +27,12 @@ def _accumulation(world: World) -> Answers:
             bare = written(mine, "DeepSpeed's number wins over the Accelerator's, with a warning")
     else:
         bare = written(yaml, "the launcher passes it to the plugin") if yaml else by_default(1, "accelerate")
-    only = alone(world, "gradient_accumulation_steps", 1)
-    fixed = mine or (yaml if "deepspeed" not in world.kinds else None)
+    only = alone(context, "gradient_accumulation_steps", 1)
+    fixed = mine or (yaml if "deepspeed" not in context.kinds else None)
     steps = arg.value if arg else 1
-    if json is None and "deepspeed" in world.kinds and steps != 1 and not world.arg_true("deepspeed"):
+    if json is None and "deepspeed" in context.kinds and steps != 1 and not context.arg_true("deepspeed"):
         trainer = stops("ValueError", arg, "the plugin puts 1 into the JSON, which differs from the argument")
-    elif fixed is not None and world.uses == "deepspeed" and fixed.value != steps:
+    elif fixed is not None and context.uses == "deepspeed" and fixed.value != steps:
         trainer = stops(
             "ValueError",
             fixed,
@@ -44,17 +44,17 @@ def _accumulation(world: World) -> Answers:
 
 
 @topic("gradient_clipping", "max_grad_norm")
-def _clipping(world: World) -> Answers:
+def _clipping(context: LintContext) -> Answers:
     json, yaml, arg = (
-        world.ds("gradient_clipping"),
-        number_of(world, "gradient_clipping"),
-        world.arg("max_grad_norm"),
+        context.ds("gradient_clipping"),
+        number_of(context, "gradient_clipping"),
+        context.arg("max_grad_norm"),
     )
     mine = json if json is not None and json.value != "auto" else None
     default = keys.section("deepspeed", "")["gradient_clipping"].default
-    if world.uses != "deepspeed":
+    if context.uses != "deepspeed":
         bare = not_read("without DeepSpeed only the script's own clip_grad_norm_ clips")
-    elif "deepspeed" in world.kinds:
+    elif "deepspeed" in context.kinds:
         if json is None:
             bare = by_default(
                 default, "DeepSpeed", "the JSON does not have it; the script's clip_grad_norm_ does nothing"
@@ -69,10 +69,10 @@ def _clipping(world: World) -> Answers:
             if yaml
             else by_default(1.0, "accelerate", '"auto" becomes 1.0 in prepare')
         )
-    only = alone(world, "gradient_clipping", default)
+    only = alone(context, "gradient_clipping", default)
     norm = arg.value if arg else 1.0
-    fixed = mine or (yaml if "deepspeed" not in world.kinds else None)
-    if world.uses == "deepspeed" and fixed is not None:
+    fixed = mine or (yaml if "deepspeed" not in context.kinds else None)
+    if context.uses == "deepspeed" and fixed is not None:
         if fixed.value != norm:
             trainer = stops(
                 "ValueError",
@@ -81,7 +81,7 @@ def _clipping(world: World) -> Answers:
             )
         else:
             trainer = written(fixed, "DeepSpeed clips, at the same value as max_grad_norm")
-    elif world.uses == "deepspeed" and "deepspeed" in world.kinds and json is None:
+    elif context.uses == "deepspeed" and "deepspeed" in context.kinds and json is None:
         trainer = by_default(
             default,
             "DeepSpeed",
@@ -97,44 +97,44 @@ def _clipping(world: World) -> Answers:
 
 
 @topic("mixed_precision", "bf16", "fp16", "bf16.enabled", "fp16.enabled")
-def _precision(world: World) -> Answers:
-    launch = world.precision
+def _precision(context: LintContext) -> Answers:
+    launch = context.precision
     asked = "no" if launch is None or launch.value in (None, False) else str(launch.value)
-    bare = _plugin_precision(world, asked, launch)
-    if "deepspeed" not in world.kinds:
+    bare = _plugin_precision(context, asked, launch)
+    if "deepspeed" not in context.kinds:
         only = not_read("there is no DeepSpeed JSON")
     else:
-        only = _stored(world) or by_default("no", "DeepSpeed", 'an "auto" or missing section is off')
-    return bare, only, _trainer_precision(world, asked, launch)
+        only = _stored(context) or by_default("no", "DeepSpeed", 'an "auto" or missing section is off')
+    return bare, only, _trainer_precision(context, asked, launch)
 
 
-def _stored(world: World) -> Answer | None:
+def _stored(context: LintContext) -> Answer | None:
     for name in ("bf16", "fp16"):
-        setting = world.ds(f"{name}.enabled")
+        setting = context.ds(f"{name}.enabled")
         if setting is not None and true(setting.value):
             return written(setting, "the DeepSpeed config alone decides", name)
     return None
 
 
-def _plugin_precision(world: World, asked: str, launch: Setting | None) -> Answer:
+def _plugin_precision(context: LintContext, asked: str, launch: Setting | None) -> Answer:
     given = written(launch, "the launcher passes it on", asked) if launch else by_default("no", "accelerate")
-    if world.uses != "deepspeed" or "deepspeed" not in world.kinds:
+    if context.uses != "deepspeed" or "deepspeed" not in context.kinds:
         return given
     other = {"bf16": "fp16", "fp16": "bf16"}.get(asked)
-    clash = world.ds(f"{other}.enabled") if other else None
+    clash = context.ds(f"{other}.enabled") if other else None
     if clash is not None and true(clash.value):
         return stops("ValueError", clash, f"{other} is enabled here, the launch asks for {asked}")
-    own = world.ds(f"{asked}.enabled") if other else None
+    own = context.ds(f"{asked}.enabled") if other else None
     if own is not None and own.value is False:
         return written(own, f"the JSON's false wins over {asked}", "no")
-    return _stored(world) or given
+    return _stored(context) or given
 
 
-def _trainer_precision(world: World, asked: str, launch: Setting | None) -> Answer:
-    arg = next((world.arg(name) for name in ("fp16", "bf16") if world.args.get(name) is True), None)
-    if world.uses == "deepspeed":
+def _trainer_precision(context: LintContext, asked: str, launch: Setting | None) -> Answer:
+    arg = next((context.arg(name) for name in ("fp16", "bf16") if context.args.get(name) is True), None)
+    if context.uses == "deepspeed":
         for name in ("fp16", "bf16"):
-            stored = world.ds(f"{name}.enabled")
+            stored = context.ds(f"{name}.enabled")
             mine = bool(arg and arg.name == name)
             if stored is not None and isinstance(stored.value, bool) and stored.value != mine:
                 return stops(
@@ -142,7 +142,7 @@ def _trainer_precision(world: World, asked: str, launch: Setting | None) -> Answ
                     stored,
                     f"{name} is {str(stored.value).lower()} here, {str(mine).lower()} in the arguments",
                 )
-        if arg is None and asked in ("bf16", "fp16") and not world.arg_true("deepspeed"):
+        if arg is None and asked in ("bf16", "fp16") and not context.arg_true("deepspeed"):
             return stops(
                 "ValueError",
                 launch,
@@ -156,15 +156,15 @@ def _trainer_precision(world: World, asked: str, launch: Setting | None) -> Answ
 
 
 @topic("zero_stage", "zero_optimization.stage", "stage")
-def _stage(world: World) -> Answers:
-    json, yaml = world.ds("zero_optimization.stage"), world.acc("deepspeed_config.zero_stage")
+def _stage(context: LintContext) -> Answers:
+    json, yaml = context.ds("zero_optimization.stage"), context.acc("deepspeed_config.zero_stage")
     stored = written(json, "the JSON is the DeepSpeed config") if json else by_default(0, "DeepSpeed")
-    only = stored if "deepspeed" in world.kinds else not_read("there is no DeepSpeed JSON")
-    if world.uses != "deepspeed":
+    only = stored if "deepspeed" in context.kinds else not_read("there is no DeepSpeed JSON")
+    if context.uses != "deepspeed":
         nothing = not_read("DeepSpeed is not used")
         return nothing, only, nothing
-    if "deepspeed" in world.kinds:
-        if json is None and world.ds("zero_optimization") is None:
+    if "deepspeed" in context.kinds:
+        if json is None and context.ds("zero_optimization") is None:
             bare = stops("ValueError", None, "accelerate refuses a DeepSpeed JSON without zero_optimization")
         else:
             bare = stored
@@ -178,19 +178,19 @@ def _stage(world: World) -> Answers:
 
 
 @topic("train_micro_batch_size_per_gpu", "per_device_train_batch_size")
-def _micro(world: World) -> Answers:
-    json, arg = world.ds("train_micro_batch_size_per_gpu"), world.arg("per_device_train_batch_size")
+def _micro(context: LintContext) -> Answers:
+    json, arg = context.ds("train_micro_batch_size_per_gpu"), context.arg("per_device_train_batch_size")
     mine = json if json is not None and json.value != "auto" else None
     bare = (
         written(mine, "DeepSpeed uses its own number")
         if mine
         else Answer("the data loader's batch size", "the script", "nothing else sets it")
     )
-    if "deepspeed" in world.kinds and json is None and world.ds("train_batch_size") is None:
+    if "deepspeed" in context.kinds and json is None and context.ds("train_batch_size") is None:
         bare = stops("AssertionError", None, 'DeepSpeed needs a batch size; only an "auto" is filled in')
-    only = alone(world, "train_micro_batch_size_per_gpu", None)
+    only = alone(context, "train_micro_batch_size_per_gpu", None)
     size = arg.value if arg else 8
-    if mine is not None and world.uses == "deepspeed" and mine.value != size:
+    if mine is not None and context.uses == "deepspeed" and mine.value != size:
         return bare, only, stops("ValueError", mine, f"{mine.value} here, {size} in the training arguments")
     return (
         bare,

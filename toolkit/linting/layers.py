@@ -7,9 +7,9 @@ real packages and compare.
 from __future__ import annotations
 
 from toolkit.linting import keys, layer_fsdp, layer_numbers  # noqa: F401  # the last two register topics
+from toolkit.linting.context import LintContext
 from toolkit.linting.layer_answers import READERS, TOPICS, Answer, Answers, by_default, not_read, written
 from toolkit.linting.model import Setting
-from toolkit.linting.world import World
 
 __all__ = ["READERS", "Answer", "Answers", "answers", "names"]
 
@@ -19,16 +19,16 @@ def names() -> list[str]:
     return sorted(TOPICS)
 
 
-def answers(world: World, key: str) -> Answers | None:
+def answers(context: LintContext, key: str) -> Answers | None:
     """The three answers for a key, by its full or its last name; None where no layer knows it."""
     function = TOPICS.get(key) or TOPICS.get(key.rpartition(".")[2])
-    return function(world) if function else _general(world, key)
+    return function(context) if function else _general(context, key)
 
 
-def _general(world: World, key: str) -> Answers | None:
+def _general(context: LintContext, key: str) -> Answers | None:
     """A key that one layer has: that layer's value wherever the layer is read."""
-    yaml = world.acc(key) or next((world.acc(f"{s}.{key}") for s in _SECTIONS if world.acc(f"{s}.{key}")), None)
-    json, arg = world.ds(key) or world.ds(f"zero_optimization.{key}"), world.arg(key)
+    yaml = context.acc(key) or next((context.acc(f"{s}.{key}") for s in _SECTIONS if context.acc(f"{s}.{key}")), None)
+    json, arg = context.ds(key) or context.ds(f"zero_optimization.{key}"), context.arg(key)
     known = _knownby_default(key)
     if yaml is None and json is None and arg is None and known is None:
         return None

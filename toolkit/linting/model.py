@@ -10,7 +10,7 @@ from toolkit.errors import Place
 from toolkit.linting.files.tree import Entry, Source
 
 if TYPE_CHECKING:
-    from toolkit.linting.world import World
+    from toolkit.linting.context import LintContext
 
 Severity = Literal["error", "warning", "note"]
 Reader = Literal["trainer", "accelerator", "deepspeed"]
@@ -77,7 +77,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Diagnostic:
     """What a rule yields: a finding without the rule's own code and severity."""
 
     setting: Setting | None
@@ -88,7 +88,7 @@ class Said:
     key: str = ""  # for a finding about a key that is not written
 
 
-Check = Callable[["World"], Iterator[Said]]
+Check = Callable[["LintContext"], Iterator[Diagnostic]]
 
 
 @dataclass(frozen=True, slots=True)

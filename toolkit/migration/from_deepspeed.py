@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from toolkit.linting.context import LintContext, number, true
 from toolkit.linting.files.tree import Source
-from toolkit.linting.world import World, number, true
 from toolkit.migration.meaning import Meaning
 
 # They tune DeepSpeed's own buckets and streams; the numbers that a run computes do not depend on them.
@@ -52,9 +52,9 @@ _LOGGING = {
 _ADAM = {"lr": "learning_rate", "eps": "adam_epsilon", "weight_decay": "weight_decay"}
 
 
-def read(world: World, meaning: Meaning) -> None:
+def read(context: LintContext, meaning: Meaning) -> None:
     """Fill ``meaning`` from the DeepSpeed side."""
-    stage = world.zero_stage
+    stage = context.zero_stage
     if stage in (None, 0):
         meaning.refuse(
             "zero_stage",
@@ -67,24 +67,24 @@ def read(world: World, meaning: Meaning) -> None:
     meaning.reshard = stage == 3
     meaning.rank0_loading = stage == 3
     meaning.full_checkpoint = stage != 3
-    meaning.precision = str(world.precision.value) if world.precision and world.precision.value else "no"
-    if "deepspeed" in world.kinds:
-        _json(world.deepspeed, meaning)
+    meaning.precision = str(context.precision.value) if context.precision and context.precision.value else "no"
+    if "deepspeed" in context.kinds:
+        _json(context.deepspeed, meaning)
     else:
-        _yaml(world, meaning)
+        _yaml(context, meaning)
     if stage == 1:
         meaning.note(
             "zero_stage",
             "1 shards optimizer state alone; FSDP2 shards gradients and weights too, with the same result",
         )
-    flag = world.acc("deepspeed_config.zero3_init_flag")
+    flag = context.acc("deepspeed_config.zero3_init_flag")
     if flag is not None and stage == 3:
         meaning.rank0_loading = true(flag.value)
 
 
-def _yaml(world: World, meaning: Meaning) -> None:
-    for key, entry in world.accelerate.section("deepspeed_config").items():
-        value, place = entry.node.plain(), str(world.accelerate.place(entry.start))
+def _yaml(context: LintContext, meaning: Meaning) -> None:
+    for key, entry in context.accelerate.section("deepspeed_config").items():
+        value, place = entry.node.plain(), str(context.accelerate.place(entry.start))
         if key in ("zero_stage", "zero3_init_flag", "deepspeed_multinode_launcher"):
             continue
         if key == "zero3_save_16bit_model":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from toolkit.linting.world import World, number, true
+from toolkit.linting.context import LintContext, number, true
 from toolkit.migration.meaning import Meaning
 
 _STRATEGIES = {
@@ -22,26 +22,26 @@ _NUMBERS = {
 }
 
 
-def read(world: World, meaning: Meaning) -> None:
+def read(context: LintContext, meaning: Meaning) -> None:
     """Fill ``meaning`` from the FSDP section of an accelerate config."""
-    version = world.fsdp_version
+    version = context.fsdp_version
     meaning.source = f"fsdp{version}"
-    meaning.precision = str(world.precision.value) if world.precision and world.precision.value else "no"
+    meaning.precision = str(context.precision.value) if context.precision and context.precision.value else "no"
     meaning.full_checkpoint = version == 1
     meaning.rank0_loading = True  # the launcher's default (--fsdp_cpu_ram_efficient_loading true)
     if version == 1:
-        _strategy_of_1(world, meaning)
+        _strategy_of_1(context, meaning)
     else:
-        reshard = world.fsdp("reshard_after_forward")
+        reshard = context.fsdp("reshard_after_forward")
         meaning.reshard = true(reshard.value) if reshard else True
-    for key, entry in world.accelerate.section("fsdp_config").items():
+    for key, entry in context.accelerate.section("fsdp_config").items():
         name = key.removeprefix("fsdp_")
-        _key(name, entry.node.plain(), str(world.accelerate.place(entry.start)), meaning, version)
-    _parallelism(world, meaning)
+        _key(name, entry.node.plain(), str(context.accelerate.place(entry.start)), meaning, version)
+    _parallelism(context, meaning)
 
 
-def _strategy_of_1(world: World, meaning: Meaning) -> None:
-    setting = world.fsdp("sharding_strategy")
+def _strategy_of_1(context: LintContext, meaning: Meaning) -> None:
+    setting = context.fsdp("sharding_strategy")
     name = str(setting.value).upper() if setting else "FULL_SHARD"
     name = _NUMBERS.get(name, name)
     place = str(setting.place) if setting else "fsdp_sharding_strategy"
@@ -51,9 +51,9 @@ def _strategy_of_1(world: World, meaning: Meaning) -> None:
     meaning.reshard, hybrid = _STRATEGIES[name]
     if not hybrid:
         return
-    machines = world.acc("num_machines")
+    machines = context.acc("num_machines")
     count = machines.value if machines and number(machines.value) else 1
-    if world.processes is None or world.processes.value % max(1, count):
+    if context.processes is None or context.processes.value % max(1, count):
         meaning.refuse(place, f"{name}: num_processes must be a multiple of num_machines to know the size of a group")
         return
     # torch shards inside a machine and replicates across: FSDP1's default groups for HYBRID_SHARD.
@@ -61,7 +61,7 @@ def _strategy_of_1(world: World, meaning: Meaning) -> None:
     meaning.note(
         place,
         f"{name} is {meaning.replicas} replicas of "
-        f"{world.processes.value // meaning.replicas} shards in parallelism_config",
+        f"{context.processes.value // meaning.replicas} shards in parallelism_config",
     )
 
 
@@ -96,10 +96,10 @@ def _key(name: str, value: Any, place: str, meaning: Meaning, version: int) -> N
         meaning.refuse(place, f"{name} has no equal")
 
 
-def _parallelism(world: World, meaning: Meaning) -> None:
-    for key, entry in world.accelerate.section("parallelism_config").items():
+def _parallelism(context: LintContext, meaning: Meaning) -> None:
+    for key, entry in context.accelerate.section("parallelism_config").items():
         name, value = key.removeprefix("parallelism_config_"), entry.node.plain()
-        place = str(world.accelerate.place(entry.start))
+        place = str(context.accelerate.place(entry.start))
         if name == "dp_replicate_size":
             meaning.replicas = value if number(value) else 1
         elif name in ("tp_size", "cp_size", "sp_size") and value != 1:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from toolkit.errors import InputError, RunFailed
-from toolkit.linting.engine import check, worlds
+from toolkit.linting.context import LintContext
+from toolkit.linting.engine import check, contexts
 from toolkit.linting.files.load import Loaded, load, read_sources
 from toolkit.linting.output.machine import envelope
-from toolkit.linting.world import World
 from toolkit.migration import from_deepspeed, from_fsdp, write
 from toolkit.migration.meaning import Meaning
 
@@ -47,19 +47,19 @@ def migrate(files: list[str], to: str) -> Migrated:
     if to not in TARGETS:
         raise InputError(f"--to {to}: one of {', '.join(TARGETS)}")
     loaded = load(files)
-    groups = worlds(loaded)
+    groups = contexts(loaded)
     if len(groups) > 1:
         raise InputError("migrate takes at most one file of each kind")
-    world = groups[0]
+    context = groups[0]
     if loaded.missing:
         place, name = loaded.missing[0]
         raise InputError(f"{place}: {name} is not here, and belongs to what must be carried over")
-    meaning = _read(world)
+    meaning = _read(context)
     if meaning.source == to:
         raise InputError(f"these files are {to} already")
     if meaning.source.startswith("zero") and to.startswith("zero"):
         raise InputError(f"{meaning.source} to {to}: change the stage in the file; nothing else has another meaning")
-    _batch(meaning, world)
+    _batch(meaning, context)
     config = write.fsdp2(meaning) if to == "fsdp2" else write.deepspeed(meaning, int(to[-1]))
     if meaning.refused:
         raise RunFailed(
@@ -70,24 +70,26 @@ def migrate(files: list[str], to: str) -> Migrated:
     return Migrated(meaning.source, to, made, meaning.notes)
 
 
-def _read(world: World) -> Meaning:
+def _read(context: LintContext) -> Meaning:
     meaning = Meaning("")
-    if world.trainer_fsdp:
+    if context.trainer_fsdp:
         raise InputError("FSDP is set in the training arguments: write it into an accelerate config first")
-    for key, entry in world.accelerate.section("").items():
+    for key, entry in context.accelerate.section("").items():
         if key not in ("deepspeed_config", "fsdp_config", "parallelism_config"):
             meaning.top[key] = entry.node.plain()
             if key not in write.KEPT and entry.node.plain() not in (None, {}, []):
-                meaning.refuse(str(world.accelerate.place(entry.start)), f"{key} is not known how to carry over")
-    for key, entry in world.args.section("").items():
+                meaning.refuse(str(context.accelerate.place(entry.start)), f"{key} is not known how to carry over")
+    for key, entry in context.args.section("").items():
         if key in _ELSEWHERE:
-            meaning.note(str(world.args.place(entry.start)), f"{key} is gone: the accelerate config holds the strategy")
+            meaning.note(
+                str(context.args.place(entry.start)), f"{key} is gone: the accelerate config holds the strategy"
+            )
         else:
             meaning.arguments[key] = entry.node.plain()
-    if world.uses == "deepspeed":
-        from_deepspeed.read(world, meaning)
-    elif world.uses == "fsdp" and "accelerate" in world.kinds:
-        from_fsdp.read(world, meaning)
+    if context.uses == "deepspeed":
+        from_deepspeed.read(context, meaning)
+    elif context.uses == "fsdp" and "accelerate" in context.kinds:
+        from_fsdp.read(context, meaning)
     else:
         raise InputError("neither a DeepSpeed nor an FSDP configuration: there is no strategy to carry over")
     asked = next((name for name in ("bf16", "fp16") if meaning.arguments.get(name) is True), None)
@@ -98,13 +100,13 @@ def _read(world: World) -> Meaning:
     return meaning
 
 
-def _batch(meaning: Meaning, world: World) -> None:
+def _batch(meaning: Meaning, context: LintContext) -> None:
     """A global batch size fixes what is left open of micro-batch and accumulation."""
     total = meaning.top.pop("train_batch_size", None)
     if total is None:
         return
     micro, steps = (meaning.arguments.get(k) for k in ("per_device_train_batch_size", "gradient_accumulation_steps"))
-    processes = world.processes.value if world.processes else None
+    processes = context.processes.value if context.processes else None
     if processes and micro and not steps and total % (micro * processes) == 0:
         meaning.arguments["gradient_accumulation_steps"] = total // (micro * processes)
     elif processes and not micro and total % ((steps or 1) * processes) == 0:

@@ -13,7 +13,7 @@ from torch import nn
 
 from toolkit.errors import InputError, RunFailed
 from toolkit.model.load import load_tokenizer
-from toolkit.model.quiet import hush
+from toolkit.model.silence import silence_libraries
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.results import CommandResult, Result, write_json
@@ -72,7 +72,7 @@ def export_checkpoint(
     hub. Raises InputError where the checkpoint or the folder cannot be used, RunFailed where it cannot be pushed.
     """
     result = Result("export")
-    hush()
+    silence_libraries()
     kind, resolved = export(Path(checkpoint), Path(output), merged=merged, best=best, dequantise=dequantise)
     if push:
         push_folder(str(output), push)

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolkit.errors import Stopped, ToolkitError
-from toolkit.launch.failure import beyond_cure, note_failure
-from toolkit.launch.signals import attempt, follower, note_rank, note_stop
+from toolkit.launch.failure import nonretryable_exit_code, note_failure
+from toolkit.launch.signals import attempt, die_with_parent, note_rank, note_stop
 from toolkit.recipe.load import load_recipe
 from toolkit.strategies import resolve
 
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
     if extend and not resume:
         print("--extend: changes the length of a run that is resumed; give it with --resume", file=sys.stderr)
         return 2
-    if attempt() and (code := beyond_cure()) is not None:
+    if attempt() and (code := nonretryable_exit_code()) is not None:
         return code
     stop = _begin(rank)
     folder: Path | None = None
@@ -67,9 +67,9 @@ def main(arguments: Sequence[str]) -> int:
         screen = quiet(log)
         fresh_store = os.environ.get("TOOLKIT_RENDEZVOUS") == "c10d"  # by torchrun, at every start
         if attempt() and int(os.environ.get("WORLD_SIZE", "1")) > 1 and not fresh_store:
-            from toolkit.strategies.engines.connect import meet_anew
+            from toolkit.strategies.engines.connect import new_rendezvous
 
-            meet_anew(attempt())
+            new_rendezvous(attempt())
         from toolkit.training.run import run
 
         run(
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str]) -> int:
             os.write(terminal, f"{error}\n".encode())
         return _leave(error.exit_code)
     except ToolkitError as error:
-        _tell(terminal, rank, str(error), error.exit_code, curable=False)
+        _tell(terminal, rank, str(error), error.exit_code, retryable=False)
         return _leave(error.exit_code)
     except BaseException as error:  # whatever it is, the other ranks must not wait for this one
         traceback.print_exc()
@@ -98,7 +98,7 @@ def main(arguments: Sequence[str]) -> int:
             told = (
                 f"{where}{error.strerror}: the run cannot write. Its checkpoints are as they were; go on with --resume"
             )
-            _tell(terminal, rank, f"{folder}: {told}", 1, curable=False)
+            _tell(terminal, rank, f"{folder}: {told}", 1, retryable=False)
             return _leave(1)
         message = f"{type(error).__name__}: {error}".strip()
         kept = folder / "logs" / f"rank{rank}.log" if folder else None
@@ -116,7 +116,7 @@ def _begin(rank: int) -> Stop:
     from toolkit.training.stop import Stop
 
     note_rank(rank)
-    follower()()
+    die_with_parent()()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     stop = Stop()
     stop.listen([signal.SIGUSR1])
@@ -142,9 +142,9 @@ def _hung(terminal: int, rank: int, folder: Path, message: str) -> None:
     os._exit(1)
 
 
-def _tell(terminal: int, rank: int, message: str, code: int, *, curable: bool = True, cause: bool = False) -> None:
+def _tell(terminal: int, rank: int, message: str, code: int, *, retryable: bool = True, cause: bool = False) -> None:
     """To the launcher where there is one, else to the terminal; ranks that fail alike leave it to rank 0."""
-    if note_failure(rank, message, code, curable=curable, cause=cause):
+    if note_failure(rank, message, code, retryable=retryable, cause=cause):
         return
     if rank:
         time.sleep(1.0)  # rank 0 ends the job if it has failed too

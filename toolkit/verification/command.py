@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.errors import InputError
-from toolkit.model.quiet import hush
+from toolkit.model.silence import silence_libraries
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.report.verify_page import verify_page
@@ -81,7 +81,7 @@ def verify_recipe(
     """
     result = Result("verify")
     resolved = recipe if isinstance(recipe, Resolved) else resolve_recipe(recipe, overrides)
-    hush()
+    silence_libraries()
     outcome = verify(resolved, fault=fault, full_size=full_size, time_limit=time_limit, stop_early=True, log=log)
     return Verdict(to_json(result, outcome, fault), outcome.exit_code, outcome)
 

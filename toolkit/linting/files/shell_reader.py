@@ -113,7 +113,7 @@ def _put(node: Node, key: str, flag: Word, value: Word | None) -> None:
     assert node.entries is not None
     scalar = Node(flag.start, flag.end, True) if value is None else Node(value.start, value.end, _typed(value))
     if value is not None and value.unknown:
-        return  # a shell variable: nothing can be said about it
+        return  # a shell variable: its value is unknown
     node.entries[key] = Entry(key, flag.start, flag.end, scalar)
 
 

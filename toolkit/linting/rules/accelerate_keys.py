@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from toolkit.linting import keys
+from toolkit.linting.context import LintContext, true
 from toolkit.linting.edits import remove, rename
 from toolkit.linting.examples import acc, fsdp2, multi_gpu, shell, zero
-from toolkit.linting.model import Said, Setting
+from toolkit.linting.model import Diagnostic, Setting
 from toolkit.linting.near import meant, nearest
 from toolkit.linting.registry import rule
-from toolkit.linting.world import World, true
 
 _LAUNCH = "accelerate 1.15.0 commands/launch.py:_validate_launch_command"
 _SECTIONS = (
@@ -38,15 +38,15 @@ _TRAINER_NAMES = {"cpu_offload": "fsdp_offload_params", "fsdp_cpu_offload": "fsd
     fails=multi_gpu("num_machine: 1"),
     passes=multi_gpu("num_machines: 1"),
 )
-def unknown_top_level(world: World) -> Iterator[Said]:
+def unknown_top_level(context: LintContext) -> Iterator[Diagnostic]:
     """accelerate does not know a top-level key: `accelerate launch` refuses the file."""
-    known = keys.section("accelerate", "" if world.local else "sagemaker")
-    for key, entry in world.accelerate.section("").items():
+    known = keys.section("accelerate", "" if context.local else "sagemaker")
+    for key, entry in context.accelerate.section("").items():
         if key not in known:
             near = nearest(key, known)
-            setting = Setting(world.accelerate, key, entry)
+            setting = Setting(context.accelerate, key, entry)
             fix = rename(setting, near) if near else None
-            yield Said(setting, f'unknown key "{key}"{meant(near)}; accelerate launch refuses the file', fix)
+            yield Diagnostic(setting, f'unknown key "{key}"{meant(near)}; accelerate launch refuses the file', fix)
 
 
 @rule(
@@ -56,7 +56,7 @@ def unknown_top_level(world: World) -> Iterator[Said]:
     fails=zero("zero_stge: 3"),
     passes=zero("zero_stage: 3", "zero3_save_16bit_model: true"),
 )
-def unknown_nested(world: World) -> Iterator[Said]:
+def unknown_nested(context: LintContext) -> Iterator[Diagnostic]:
     """A key inside a section that nothing reads.
 
     The launcher copies whatever stands in deepspeed_config, fsdp_config and their like, and reads the names
@@ -64,14 +64,14 @@ def unknown_nested(world: World) -> Iterator[Said]:
     """
     for section in _SECTIONS:
         known, prefix = keys.section("accelerate", section), _PREFIX.get(section, "")
-        for key, entry in world.accelerate.section(section).items():
+        for key, entry in context.accelerate.section(section).items():
             full = key if not prefix or key.startswith(prefix.rstrip("_")) else prefix + key
             if full in known or key in _TRAINER_NAMES:
                 continue
-            setting = Setting(world.accelerate, f"{section}.{key}", entry)
+            setting = Setting(context.accelerate, f"{section}.{key}", entry)
             near = nearest(full, known)
             message = f'unknown key "{key}"{meant(near)}; accelerate accepts it in silence and nothing reads it'
-            yield Said(setting, message, rename(setting, near) if near else None, "error" if near else "warning")
+            yield Diagnostic(setting, message, rename(setting, near) if near else None, "error" if near else "warning")
 
 
 @rule(
@@ -81,20 +81,22 @@ def unknown_nested(world: World) -> Iterator[Said]:
     fails=multi_gpu("enable_cpu_affinity: true"),
     passes=shell("accelerate launch --config_file accelerate.yaml --enable_cpu_affinity train.py") | multi_gpu(),
 )
-def never_copied(world: World) -> Iterator[Said]:
+def never_copied(context: LintContext) -> Iterator[Diagnostic]:
     """A top-level key that accelerate accepts and never uses.
 
     The launcher takes a value from the file only where its flag has no default of its own. These flags have
     one (false, or static), so the file's value is dropped: give the flag on the command line.
     """
     for key in ("enable_cpu_affinity", "rdzv_backend", "downcast_bf16", "tpu_use_sudo"):
-        setting = World._in(world.accelerate, key)
-        if setting is None or keys.section("accelerate", "").get(key) is None or world.launch.has(key):
+        setting = LintContext._in(context.accelerate, key)
+        if setting is None or keys.section("accelerate", "").get(key) is None or context.launch.has(key):
             continue
         asks = str(setting.value) not in ("static", "None") if key == "rdzv_backend" else true(setting.value)
         if asks:
             flag = f"--{key} {setting.value}" if key == "rdzv_backend" else f"--{key}"
-            yield Said(setting, f"accelerate launch never takes {key} from the file; give {flag} on the command line")
+            yield Diagnostic(
+                setting, f"accelerate launch never takes {key} from the file; give {flag} on the command line"
+            )
 
 
 @rule(
@@ -109,17 +111,17 @@ def never_copied(world: World) -> Iterator[Said]:
     ),
     passes=zero("zero_stage: 3", "offload_param_device: cpu", "zero3_save_16bit_model: true"),
 )
-def nvme_path_is_lost(world: World) -> Iterator[Said]:
+def nvme_path_is_lost(context: LintContext) -> Iterator[Diagnostic]:
     """The NVMe path of the accelerate config never reaches DeepSpeed.
 
     The launcher does not pass it on, and the plugin uses a folder named "none" in the working directory.
     Put the offload section into a DeepSpeed JSON and name it with deepspeed_config_file.
     """
     for part in ("optimizer", "param"):
-        device = world.acc(f"deepspeed_config.offload_{part}_device")
+        device = context.acc(f"deepspeed_config.offload_{part}_device")
         if device is not None and str(device.value).lower() == "nvme":
-            path = world.acc(f"deepspeed_config.offload_{part}_nvme_path")
-            yield Said(
+            path = context.acc(f"deepspeed_config.offload_{part}_nvme_path")
+            yield Diagnostic(
                 path or device,
                 f"offload_{part}_nvme_path is dropped by accelerate launch: DeepSpeed gets the path 'none'",
             )
@@ -132,17 +134,19 @@ def nvme_path_is_lost(world: World) -> Iterator[Said]:
     fails=fsdp2(top=("parallelism_config:", "  dp_shard_size: 2")),
     passes=fsdp2(top=("parallelism_config:", "  parallelism_config_dp_shard_size: 2")),
 )
-def parallelism_prefix(world: World) -> Iterator[Said]:
+def parallelism_prefix(context: LintContext) -> Iterator[Diagnostic]:
     """A key of parallelism_config without its long prefix: it is ignored and its size stays 1."""
     known = keys.section("accelerate", "parallelism_config")
-    for key, entry in world.accelerate.section("parallelism_config").items():
+    for key, entry in context.accelerate.section("parallelism_config").items():
         if key in known:
             continue
-        setting = Setting(world.accelerate, f"parallelism_config.{key}", entry)
+        setting = Setting(context.accelerate, f"parallelism_config.{key}", entry)
         full = f"parallelism_config_{key}"
         near = full if full in known else nearest(key, known)
         fix = rename(setting, near) if near else None
-        yield Said(setting, f'unknown key "{key}"{meant(near)}; nothing reads it and its default stays in force', fix)
+        yield Diagnostic(
+            setting, f'unknown key "{key}"{meant(near)}; nothing reads it and its default stays in force', fix
+        )
 
 
 @rule(
@@ -153,16 +157,16 @@ def parallelism_prefix(world: World) -> Iterator[Said]:
     fails=fsdp2("fsdp_cpu_offload: true"),
     passes=fsdp2("fsdp_offload_params: true"),
 )
-def trainer_name_for_offload(world: World) -> Iterator[Said]:
+def trainer_name_for_offload(context: LintContext) -> Iterator[Diagnostic]:
     """FSDP's CPU offload under the Trainer's name.
 
     In the training arguments it is cpu_offload, in the accelerate config fsdp_offload_params. Under the wrong
     name it is ignored and the parameters stay on the GPU.
     """
     for key, new in _TRAINER_NAMES.items():
-        setting = World._in(world.accelerate, f"fsdp_config.{key}")
+        setting = LintContext._in(context.accelerate, f"fsdp_config.{key}")
         if setting is not None:
-            yield Said(
+            yield Diagnostic(
                 setting,
                 f'nothing reads "{key}" in an accelerate config; the key is {new}',
                 rename(setting, new),
@@ -176,12 +180,14 @@ def trainer_name_for_offload(world: World) -> Iterator[Said]:
     fails=multi_gpu("fsdp_config:", "  fsdp_version: 2"),
     passes=fsdp2(),
 )
-def section_of_another_type(world: World) -> Iterator[Said]:
+def section_of_another_type(context: LintContext) -> Iterator[Diagnostic]:
     """A section that this distributed_type does not read."""
     for section, owner in _OWNER.items():
-        setting = World._in(world.accelerate, section)
-        if setting and setting.value and world.distributed_type not in (None, owner):
-            yield Said(setting, f"nothing reads {section}: distributed_type is {world.distributed_type}, not {owner}")
+        setting = LintContext._in(context.accelerate, section)
+        if setting and setting.value and context.distributed_type not in (None, owner):
+            yield Diagnostic(
+                setting, f"nothing reads {section}: distributed_type is {context.distributed_type}, not {owner}"
+            )
 
 
 @rule(
@@ -191,13 +197,13 @@ def section_of_another_type(world: World) -> Iterator[Said]:
     fails=acc("distributed_type: MULTI_GPU", "fp16: true", "num_processes: 2"),
     passes=acc("distributed_type: MULTI_GPU", "mixed_precision: fp16", "num_processes: 2"),
 )
-def moved_key(world: World) -> Iterator[Said]:
+def moved_key(context: LintContext) -> Iterator[Diagnostic]:
     """A key of an old format that accelerate still converts."""
     for key, new in (("fp16", "mixed_precision: fp16"), ("dynamo_backend", "dynamo_config.dynamo_backend")):
-        setting = World._in(world.accelerate, key)
+        setting = LintContext._in(context.accelerate, key)
         if setting is None:
             continue
         fix = None
-        if key == "fp16" and world.accelerate.has("mixed_precision"):
+        if key == "fp16" and context.accelerate.has("mixed_precision"):
             fix = remove(setting)
-        yield Said(setting, f"{key} is the old form: {new} takes its place", fix)
+        yield Diagnostic(setting, f"{key} is the old form: {new} takes its place", fix)

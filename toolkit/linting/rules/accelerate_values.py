@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from toolkit.linting import keys
+from toolkit.linting.context import LintContext, number
 from toolkit.linting.edits import add, remove, set_value
 from toolkit.linting.examples import acc, fsdp2, multi_gpu, zero
-from toolkit.linting.model import Said
+from toolkit.linting.model import Diagnostic
 from toolkit.linting.near import meant, nearest
 from toolkit.linting.registry import rule
-from toolkit.linting.world import World, number
 
 _LAUNCH = "accelerate 1.15.0 commands/launch.py:_validate_launch_command"
 
@@ -22,7 +22,7 @@ _LAUNCH = "accelerate 1.15.0 commands/launch.py:_validate_launch_command"
     fails=acc("distributed_type: MULTI_GPU", "mixed_precision: bfloat16", "num_processes: 2"),
     passes=multi_gpu(),
 )
-def no_such_choice(world: World) -> Iterator[Said]:
+def no_such_choice(context: LintContext) -> Iterator[Diagnostic]:
     """A value that is none of the choices."""
     for path, upper in (
         ("distributed_type", False),
@@ -35,7 +35,7 @@ def no_such_choice(world: World) -> Iterator[Said]:
     ):
         section, _, name = path.rpartition(".")
         choices = keys.section("accelerate", section)[name].choices
-        setting = world.acc(path)
+        setting = context.acc(path)
         if setting is None or setting.value is None or isinstance(setting.value, bool | dict | list):
             continue
         value = str(setting.value).upper() if upper else str(setting.value)
@@ -46,7 +46,7 @@ def no_such_choice(world: World) -> Iterator[Said]:
             near = nearest(value, choices, 0.6)
             fix = set_value(setting, near) if near else None
             listed = ", ".join(choices) if len(choices) < 7 else f"one of accelerate's {len(choices)}"
-            yield Said(setting, f"{setting.value!r} is not {listed}{meant(near)}", fix)
+            yield Diagnostic(setting, f"{setting.value!r} is not {listed}{meant(near)}", fix)
 
 
 @rule(
@@ -56,16 +56,16 @@ def no_such_choice(world: World) -> Iterator[Said]:
     fails=acc("distributed_type: MULTI_GPU", "mixed_precision: no", "num_processes: 2"),
     passes=acc("distributed_type: MULTI_GPU", "mixed_precision: 'no'", "num_processes: 2"),
 )
-def precision_no(world: World) -> Iterator[Said]:
+def precision_no(context: LintContext) -> Iterator[Diagnostic]:
     """A bare `no` for mixed_precision is the boolean false.
 
     accelerate then fails with «'bool' object has no attribute 'lower'». Quotes make it the text that is
     meant.
     """
-    setting = World._in(world.accelerate, "mixed_precision")
+    setting = LintContext._in(context.accelerate, "mixed_precision")
     if setting is not None and isinstance(setting.value, bool):
         fix = set_value(setting, "no") if setting.value is False else None
-        yield Said(
+        yield Diagnostic(
             setting,
             f"YAML reads this as {str(setting.value).lower()}, and accelerate fails on it; write 'no' in quotes",
             fix,
@@ -79,11 +79,11 @@ def precision_no(world: World) -> Iterator[Said]:
     fails=acc("mixed_precision: bf16", "num_processes: 2"),
     passes=multi_gpu(),
 )
-def no_distributed_type(world: World) -> Iterator[Said]:
+def no_distributed_type(context: LintContext) -> Iterator[Diagnostic]:
     """distributed_type is not written: accelerate refuses the file."""
-    if "accelerate" in world.kinds and not world.accelerate.has("distributed_type"):
-        yield world.at_file(
-            world.accelerate,
+    if "accelerate" in context.kinds and not context.accelerate.has("distributed_type"):
+        yield context.at_file(
+            context.accelerate,
             "distributed_type is not written: accelerate refuses the file",
             "distributed_type",
         )
@@ -96,15 +96,15 @@ def no_distributed_type(world: World) -> Iterator[Said]:
     fails=acc("distributed_type: FSDP", "mixed_precision: bf16", "fsdp_config:", "  fsdp_version: 2"),
     passes=fsdp2(),
 )
-def no_processes(world: World) -> Iterator[Said]:
+def no_processes(context: LintContext) -> Iterator[Diagnostic]:
     """num_processes is not written: accelerate launch asks for it on the command line."""
-    written = world.acc("num_processes") is not None
-    if "accelerate" in world.kinds and world.local and not written and world.distributed_type not in (None, "NO"):
-        yield world.at_file(
-            world.accelerate,
+    written = context.acc("num_processes") is not None
+    if "accelerate" in context.kinds and context.local and not written and context.distributed_type not in (None, "NO"):
+        yield context.at_file(
+            context.accelerate,
                 "num_processes is not written: accelerate launch stops "
                 "unless the flag is given",
-            "num_processes", severity="error" if world.launch.launcher == "accelerate" else None,
+            "num_processes", severity="error" if context.launch.launcher == "accelerate" else None,
         )  # fmt: skip
 
 
@@ -115,18 +115,18 @@ def no_processes(world: World) -> Iterator[Said]:
     fails=multi_gpu("gpu_ids: 0"),
     passes=multi_gpu("gpu_ids: '0,1'"),
 )
-def bare_gpu_id(world: World) -> Iterator[Said]:
+def bare_gpu_id(context: LintContext) -> Iterator[Diagnostic]:
     """gpu_ids is a number or a list, not text.
 
     accelerate splits it at commas: a bare 0 ends in an AttributeError.
     """
-    setting = World._in(world.accelerate, "gpu_ids")
+    setting = LintContext._in(context.accelerate, "gpu_ids")
     if setting is None or isinstance(setting.value, str) or setting.value is None:
         return
     value = setting.value
     text = ",".join(str(item) for item in value) if isinstance(value, list) else str(value)
     fix = set_value(setting, text) if not isinstance(value, bool | dict) else None
-    yield Said(setting, f"gpu_ids must be text, such as '{text}': accelerate splits it at commas", fix)
+    yield Diagnostic(setting, f"gpu_ids must be text, such as '{text}': accelerate splits it at commas", fix)
 
 
 @rule(
@@ -137,16 +137,16 @@ def bare_gpu_id(world: World) -> Iterator[Said]:
     fails=fsdp2("fsdp_offload_params: null"),
     passes=fsdp2("fsdp_offload_params: false"),
 )
-def null_switch(world: World) -> Iterator[Said]:
+def null_switch(context: LintContext) -> Iterator[Diagnostic]:
     """An FSDP switch without a value.
 
     The launcher hands the text "none" on, and the plugin fails on it. Leave the line out, or write true or
     false.
     """
     for key, fact in keys.section("accelerate", "fsdp_config").items():
-        setting = world.acc(f"fsdp_config.{key}")
+        setting = context.acc(f"fsdp_config.{key}")
         if setting is not None and setting.value is None and fact.types == ("bool", "str"):
-            yield Said(setting, f"{key} has no value: the plugin fails on the text 'none'", remove(setting))
+            yield Diagnostic(setting, f"{key} has no value: the plugin fails on the text 'none'", remove(setting))
 
 
 @rule(
@@ -156,17 +156,17 @@ def null_switch(world: World) -> Iterator[Said]:
     fails=fsdp2("fsdp_offload_params: ture"),
     passes=fsdp2("fsdp_offload_params: 'true'"),
 )
-def not_a_truth(world: World) -> Iterator[Said]:
+def not_a_truth(context: LintContext) -> Iterator[Diagnostic]:
     """An FSDP switch that is neither true nor false."""
     truths = {"true", "false", "yes", "no", "1", "0", "y", "n", "t", "f", "on", "off"}
     for key, fact in keys.section("accelerate", "fsdp_config").items():
-        setting = world.acc(f"fsdp_config.{key}")
+        setting = context.acc(f"fsdp_config.{key}")
         if setting is None or setting.value is None or fact.types != ("bool", "str"):
             continue
         if key != "fsdp_reshard_after_forward" and str(setting.value).lower() not in truths:
             near = nearest(str(setting.value), ("true", "false"), 0.6)
             fix = set_value(setting, near == "true") if near else None
-            yield Said(setting, f"{setting.value!r} is neither true nor false{meant(near)}", fix)
+            yield Diagnostic(setting, f"{setting.value!r} is neither true nor false{meant(near)}", fix)
 
 
 @rule(
@@ -176,21 +176,21 @@ def not_a_truth(world: World) -> Iterator[Said]:
     fails=zero("zero_stage: two"),
     passes=zero("zero_stage: 2"),
 )
-def not_a_number(world: World) -> Iterator[Said]:
+def not_a_number(context: LintContext) -> Iterator[Diagnostic]:
     """A number of deepspeed_config that is not one."""
     for key, choices in (
         ("zero_stage", range(4)),
         ("gradient_clipping", None),
         ("gradient_accumulation_steps", None),
     ):
-        setting = world.acc(f"deepspeed_config.{key}")
+        setting = context.acc(f"deepspeed_config.{key}")
         if setting is None or setting.value is None or setting.value == "auto":
             continue
         value = setting.value
         if isinstance(value, str) and value.replace(".", "", 1).isdigit():
             value = float(value)
         if not number(value) or (choices is not None and value not in choices):
-            yield Said(setting, f"{setting.value!r} is not {'0, 1, 2 or 3' if choices else 'a number'}")
+            yield Diagnostic(setting, f"{setting.value!r} is not {'0, 1, 2 or 3' if choices else 'a number'}")
 
 
 @rule(
@@ -200,11 +200,14 @@ def not_a_number(world: World) -> Iterator[Said]:
     fails=zero("gradient_accumulation_steps: 1"),
     passes=zero("zero_stage: 2"),
 )
-def stage_nobody_set(world: World) -> Iterator[Said]:
+def stage_nobody_set(context: LintContext) -> Iterator[Diagnostic]:
     """zero_stage is not written: accelerate runs ZeRO-2."""
-    if world.distributed_type != "DEEPSPEED" or "accelerate" not in world.kinds:
+    if context.distributed_type != "DEEPSPEED" or "accelerate" not in context.kinds:
         return
-    if world.acc("deepspeed_config.zero_stage") is None and world.acc("deepspeed_config.deepspeed_config_file") is None:
-        fix = add(world.accelerate, "deepspeed_config", "zero_stage", 2)
+    if (
+        context.acc("deepspeed_config.zero_stage") is None
+        and context.acc("deepspeed_config.deepspeed_config_file") is None
+    ):
+        fix = add(context.accelerate, "deepspeed_config", "zero_stage", 2)
         message = "zero_stage is not written: accelerate runs ZeRO-2"
-        yield world.at_file(world.accelerate, message, "deepspeed_config.zero_stage", fix=fix)
+        yield context.at_file(context.accelerate, message, "deepspeed_config.zero_stage", fix=fix)

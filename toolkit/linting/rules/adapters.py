@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from toolkit.linting import keys
+from toolkit.linting.context import LintContext, number, true
 from toolkit.linting.edits import rename, set_value
 from toolkit.linting.examples import args, ds, fsdp1, fsdp2, lora
-from toolkit.linting.model import Said, Setting
+from toolkit.linting.model import Diagnostic, Setting
 from toolkit.linting.near import meant, nearest
 from toolkit.linting.registry import rule
-from toolkit.linting.world import World, number, true
 
 _PEFT = "peft 0.21.2"
 
@@ -23,7 +23,7 @@ _PEFT = "peft 0.21.2"
     fails=lora() | args(activation_checkpointing=True, activation_checkpointing_kwargs={"use_reentrant": True}),
     passes=lora() | args(activation_checkpointing=True, activation_checkpointing_kwargs={"use_reentrant": False}),
 )
-def reentrant_and_frozen_base(world: World) -> Iterator[Said]:
+def reentrant_and_frozen_base(context: LintContext) -> Iterator[Diagnostic]:
     """Reentrant checkpointing over a frozen base: no gradient reaches the adapters.
 
     A reentrant checkpoint passes gradients only where an input of the block requires one, and the
@@ -31,9 +31,9 @@ def reentrant_and_frozen_base(world: World) -> Iterator[Said]:
     input is input_ids, and checkpoints of other makers do not; use_reentrant: false needs no workaround (but
     see LR802 for ZeRO-3).
     """
-    setting = world.reentrant
-    if setting and true(setting.value) and world.checkpointing and world.lora and world.zero_stage != 3:
-        yield Said(
+    setting = context.reentrant
+    if setting and true(setting.value) and context.checkpointing and context.lora and context.zero_stage != 3:
+        yield Diagnostic(
             setting,
             "reentrant checkpoints of a frozen base pass no gradient to the adapters",
             set_value(setting, False),
@@ -50,19 +50,19 @@ def reentrant_and_frozen_base(world: World) -> Iterator[Said]:
     | args(per_device_train_batch_size=2, activation_checkpointing=True),
     passes=lora() | ds(2) | args(per_device_train_batch_size=2, activation_checkpointing=True),
 )
-def checkpoints_under_zero_3(world: World) -> Iterator[Said]:
+def checkpoints_under_zero_3(context: LintContext) -> Iterator[Diagnostic]:
     """Non-reentrant checkpointing, PEFT and ZeRO-3 together can fail at the first backward pass.
 
     The recomputed tensors are partitioned again and may have other shapes than the saved ones: CheckpointError.
     Seen with some loops and not with others (a plain one over two processes gets through). The default of
     transformers 5 is non-reentrant; use_reentrant: true works, with enable_input_require_grads.
     """
-    if not (world.checkpointing and world.lora and world.zero_stage == 3):
+    if not (context.checkpointing and context.lora and context.zero_stage == 3):
         return
-    setting = world.reentrant
+    setting = context.reentrant
     if setting is None or not true(setting.value):
-        yield Said(
-            setting or world.checkpointing,
+        yield Diagnostic(
+            setting or context.checkpointing,
             "non-reentrant checkpoints with PEFT under ZeRO-3 may end in a CheckpointError; use_reentrant: true works",
         )
 
@@ -74,10 +74,10 @@ def checkpoints_under_zero_3(world: World) -> Iterator[Said]:
     fails=args(load_in_4bit=True, use_peft=False),
     passes=args(load_in_4bit=True, use_peft=True),
 )
-def quantised_without_adapters(world: World) -> Iterator[Said]:
+def quantised_without_adapters(context: LintContext) -> Iterator[Diagnostic]:
     """A quantised base without adapters cannot be trained."""
-    if world.four_bit and not world.lora and world.args.get("use_peft") is False:
-        yield Said(world.four_bit, "a purely quantized model cannot be fine-tuned: attach adapters")
+    if context.four_bit and not context.lora and context.args.get("use_peft") is False:
+        yield Diagnostic(context.four_bit, "a purely quantized model cannot be fine-tuned: attach adapters")
 
 
 @rule(
@@ -88,19 +88,19 @@ def quantised_without_adapters(world: World) -> Iterator[Said]:
     fails=fsdp2() | args(load_in_4bit=True, use_peft=True),
     passes=fsdp2() | args(load_in_4bit=True, use_peft=True, bnb_4bit_quant_storage="bfloat16"),
 )
-def storage_type_under_fsdp(world: World) -> Iterator[Said]:
+def storage_type_under_fsdp(context: LintContext) -> Iterator[Diagnostic]:
     """4-bit weights under FSDP without a floating storage type.
 
     The default storage, uint8, cannot be sharded: FSDP2 leaves the quantised weights whole on every GPU,
     FSDP1 cannot flatten them. bnb_4bit_quant_storage must be the compute type, usually bfloat16.
     """
-    if world.uses != "fsdp" or world.four_bit is None:
+    if context.uses != "fsdp" or context.four_bit is None:
         return
-    storage = world.arg("bnb_4bit_quant_storage") or world.arg("quantization_config.bnb_4bit_quant_storage")
+    storage = context.arg("bnb_4bit_quant_storage") or context.arg("quantization_config.bnb_4bit_quant_storage")
     if storage is None or str(storage.value) in ("uint8", "torch.uint8"):
-        what = "cannot be flattened" if world.fsdp_version == 1 else "stay whole on every GPU"
-        yield Said(
-            storage or world.four_bit,
+        what = "cannot be flattened" if context.fsdp_version == 1 else "stay whole on every GPU"
+        yield Diagnostic(
+            storage or context.four_bit,
             f"uint8-stored 4-bit weights {what}: set bnb_4bit_quant_storage to the compute type",
         )
 
@@ -112,11 +112,11 @@ def storage_type_under_fsdp(world: World) -> Iterator[Said]:
     fails=args(load_in_4bit=True, load_in_8bit=True, use_peft=True),
     passes=args(load_in_4bit=True, use_peft=True),
 )
-def four_and_eight_bits(world: World) -> Iterator[Said]:
+def four_and_eight_bits(context: LintContext) -> Iterator[Diagnostic]:
     """4-bit and 8-bit loading are both on."""
-    eight = world.arg("load_in_8bit") or world.arg("quantization_config.load_in_8bit")
-    if world.four_bit and eight and true(eight.value):
-        yield Said(eight, "load_in_4bit and load_in_8bit are both on: only one can be")
+    eight = context.arg("load_in_8bit") or context.arg("quantization_config.load_in_8bit")
+    if context.four_bit and eight and true(eight.value):
+        yield Diagnostic(eight, "load_in_4bit and load_in_8bit are both on: only one can be")
 
 
 @rule(
@@ -126,16 +126,16 @@ def four_and_eight_bits(world: World) -> Iterator[Said]:
     fails=lora(target_modules=["all-linear"]),
     passes=lora(target_modules="all-linear"),
 )
-def all_linear_in_a_list(world: World) -> Iterator[Said]:
+def all_linear_in_a_list(context: LintContext) -> Iterator[Diagnostic]:
     """all-linear inside a list is taken for a module's name, which no model has."""
-    for setting in (world.lora_key("target_modules"), world.arg("lora_target_modules")):
+    for setting in (context.lora_key("target_modules"), context.arg("lora_target_modules")):
         if (
             setting
             and isinstance(setting.value, list)
             and "all-linear" in setting.value
             and setting.source.kind == "peft"
         ):
-            yield Said(setting, 'as a list "all-linear" is a module\'s name; write it as bare text')
+            yield Diagnostic(setting, 'as a list "all-linear" is a module\'s name; write it as bare text')
 
 
 @rule(
@@ -145,16 +145,16 @@ def all_linear_in_a_list(world: World) -> Iterator[Said]:
     fails=lora(lora_droput=0.1),
     passes=lora(lora_dropout=0.1),
 )
-def unknown_peft_key(world: World) -> Iterator[Said]:
+def unknown_peft_key(context: LintContext) -> Iterator[Diagnostic]:
     """A key that LoraConfig does not have: PEFT ignores it with a warning."""
-    if world.peft.get("peft_type", "LORA") != "LORA":
+    if context.peft.get("peft_type", "LORA") != "LORA":
         return
     known = keys.section("peft", "")
-    for key, entry in world.peft.section("").items():
+    for key, entry in context.peft.section("").items():
         if key not in known and not key.startswith(("_", "//")) and key not in ("peft_type", "auto_mapping"):
-            setting = Setting(world.peft, key, entry)
+            setting = Setting(context.peft, key, entry)
             near = nearest(key, known)
-            yield Said(
+            yield Diagnostic(
                 setting,
                 f'LoraConfig has no "{key}"{meant(near)}; PEFT ignores it',
                 rename(setting, near) if near else None,
@@ -168,11 +168,11 @@ def unknown_peft_key(world: World) -> Iterator[Said]:
     fails=lora(r=0),
     passes=lora(r=8),
 )
-def rank_of_zero(world: World) -> Iterator[Said]:
+def rank_of_zero(context: LintContext) -> Iterator[Diagnostic]:
     """A LoRA rank of zero or less."""
-    setting = world.lora_key("r") or world.arg("lora_r")
+    setting = context.lora_key("r") or context.arg("lora_r")
     if setting and number(setting.value) and setting.value <= 0:
-        yield Said(setting, "the rank must be a positive whole number")
+        yield Diagnostic(setting, "the rank must be a positive whole number")
 
 
 @rule(
@@ -182,14 +182,14 @@ def rank_of_zero(world: World) -> Iterator[Said]:
     fails=lora(inference_mode=True) | args(per_device_train_batch_size=2),
     passes=lora(inference_mode=False) | args(per_device_train_batch_size=2),
 )
-def adapter_for_inference(world: World) -> Iterator[Said]:
+def adapter_for_inference(context: LintContext) -> Iterator[Diagnostic]:
     """An adapter config for inference next to training arguments.
 
     PEFT writes inference_mode: true when it saves an adapter. Loaded again, that adapter is frozen.
     """
-    setting = world.lora_key("inference_mode")
-    if setting and true(setting.value) and "args" in world.kinds:
-        yield Said(setting, "inference_mode freezes the adapter: nothing would train", set_value(setting, False))
+    setting = context.lora_key("inference_mode")
+    if setting and true(setting.value) and "args" in context.kinds:
+        yield Diagnostic(setting, "inference_mode freezes the adapter: nothing would train", set_value(setting, False))
 
 
 @rule(
@@ -199,11 +199,11 @@ def adapter_for_inference(world: World) -> Iterator[Said]:
     fails=lora(bias="all"),
     passes=lora(bias="none"),
 )
-def trained_biases(world: World) -> Iterator[Said]:
+def trained_biases(context: LintContext) -> Iterator[Diagnostic]:
     """Biases of the base are trained: switching the adapter off no longer gives the base model back."""
-    setting = world.lora_key("bias")
+    setting = context.lora_key("bias")
     if setting and setting.value not in (None, "none"):
-        yield Said(
+        yield Diagnostic(
             setting,
             f"bias {setting.value}: the base model changes too, disabling the adapter does not restore it",
         )
@@ -216,10 +216,10 @@ def trained_biases(world: World) -> Iterator[Said]:
     fails=fsdp1() | args(load_in_4bit=True, use_peft=True, bnb_4bit_quant_storage="bfloat16"),
     passes=fsdp2() | args(load_in_4bit=True, use_peft=True, bnb_4bit_quant_storage="bfloat16"),
 )
-def qlora_under_fsdp1(world: World) -> Iterator[Said]:
+def qlora_under_fsdp1(context: LintContext) -> Iterator[Diagnostic]:
     """QLoRA under FSDP1 needs every tensor of a unit in one type: FSDP2 does not."""
-    if world.uses == "fsdp" and world.fsdp_version == 1 and world.four_bit:
-        yield Said(
-            world.four_bit,
+    if context.uses == "fsdp" and context.fsdp_version == 1 and context.four_bit:
+        yield Diagnostic(
+            context.four_bit,
             "under FSDP1 the adapters, norms and quantised storage of a unit must share one dtype",
         )

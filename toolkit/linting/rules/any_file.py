@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from toolkit.linting.context import LintContext
 from toolkit.linting.edits import strip
 from toolkit.linting.examples import acc, args, ds, multi_gpu
-from toolkit.linting.model import Edit, Fix, Said, Setting
+from toolkit.linting.model import Diagnostic, Edit, Fix, Setting
 from toolkit.linting.registry import rule
-from toolkit.linting.world import World
 
 _EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE]\d+|[-+]?\d+[eE][-+]?\d+")
 
@@ -21,19 +21,19 @@ _EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE]\d+|[-+]?\d+[eE][-+]?\d+")
     fails=multi_gpu("num_processes: 4"),
     passes=multi_gpu(),
 )
-def written_twice(world: World) -> Iterator[Said]:
+def written_twice(context: LintContext) -> Iterator[Diagnostic]:
     """A key is written twice.
 
     json and PyYAML keep the last value and say nothing; DeepSpeed, where it opens the file itself, refuses
     it.
     """
-    for source in world.sources:
+    for source in context.sources:
         for path, node in source.mappings():
             for lost in node.repeats:
                 kept = node.entries[lost.key] if node.entries else lost
                 line = source.place(kept.start).line
                 key = f"{path}.{lost.key}" if path else lost.key
-                yield Said(
+                yield Diagnostic(
                     Setting(source, key, lost),
                     f"written again in line {line}: this value is dropped in silence",
                 )
@@ -46,15 +46,15 @@ def written_twice(world: World) -> Iterator[Said]:
     fails={"ds.json": "\ufeff" + ds()["ds.json"]},
     passes=ds(),
 )
-def byte_order_mark(world: World) -> Iterator[Said]:
+def byte_order_mark(context: LintContext) -> Iterator[Diagnostic]:
     """A JSON file begins with a byte-order mark.
 
     The packages open it as plain UTF-8, and json refuses the mark: the run ends before it begins.
     """
-    for source in world.sources:
+    for source in context.sources:
         if source.syntax == "json" and source.text.startswith("\ufeff"):
             fix = strip(source, 0, 1, "remove the byte-order mark")
-            yield Said(None, "begins with a byte-order mark, which json refuses", fix, source=source)
+            yield Diagnostic(None, "begins with a byte-order mark, which json refuses", fix, source=source)
 
 
 @rule(
@@ -65,13 +65,13 @@ def byte_order_mark(world: World) -> Iterator[Said]:
     fails={"args.yaml": "output_dir: out\nlearning_rate: 2e-4\n"},
     passes={"args.yaml": "output_dir: out\nlearning_rate: 2.0e-4\n"},
 )
-def exponent_without_dot(world: World) -> Iterator[Said]:
+def exponent_without_dot(context: LintContext) -> Iterator[Diagnostic]:
     """A number such as 2e-4 is text in YAML 1.1.
 
     PyYAML, which all three packages read YAML with, takes a number with an exponent only where it has a dot
     and a signed exponent: `2e-4` arrives as the text "2e-4" and fails where it is first compared.
     """
-    for source in world.sources:
+    for source in context.sources:
         if source.syntax != "yaml":
             continue
         for path, entry in source.walk():
@@ -81,7 +81,7 @@ def exponent_without_dot(world: World) -> Iterator[Said]:
                 better = _with_dot(value)
                 edit = Edit(source.path, entry.node.start, entry.node.end, better)
                 message = f"{value} is text to PyYAML, not a number; write {better}"
-                yield Said(Setting(source, path, entry), message, Fix(f"write {better}", (edit,)))
+                yield Diagnostic(Setting(source, path, entry), message, Fix(f"write {better}", (edit,)))
 
 
 def _with_dot(text: str) -> str:
@@ -102,18 +102,18 @@ def _with_dot(text: str) -> str:
     ),
     passes=args(),
 )
-def names_a_missing_file(world: World) -> Iterator[Said]:
+def names_a_missing_file(context: LintContext) -> Iterator[Diagnostic]:
     """A file that is named is not there.
 
     It is looked for from the working directory, as the packages do, and then beside the file that names it.
     What it holds could not be checked.
     """
-    for place, name in world.missing:
-        source = next((s for s in world.sources if s.path == str(place.file)), None)
+    for place, name in context.missing:
+        source = next((s for s in context.sources if s.path == str(place.file)), None)
         setting = next(
             (
                 Setting(s, path, entry)
-                for s in world.sources
+                for s in context.sources
                 if s is source or s.path == str(place.file)
                 for path, entry in s.walk()
                 if s.place(entry.start) == place
@@ -121,4 +121,4 @@ def names_a_missing_file(world: World) -> Iterator[Said]:
             None,
         )
         if setting is not None:
-            yield Said(setting, f"{name} is not here: what it says was not checked")
+            yield Diagnostic(setting, f"{name} is not here: what it says was not checked")

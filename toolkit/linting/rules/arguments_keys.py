@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from toolkit.linting import keys
+from toolkit.linting.context import LintContext, number
 from toolkit.linting.edits import remove, rename, set_value
 from toolkit.linting.examples import args
-from toolkit.linting.model import Said, Setting
+from toolkit.linting.model import Diagnostic, Setting
 from toolkit.linting.near import meant, nearest
 from toolkit.linting.registry import rule
-from toolkit.linting.world import World, number
 
 _GUIDE = "transformers MIGRATION_GUIDE_V5.md, «Trainer»"
 # Gone from TrainingArguments by 5.17, and what takes their place: a key (renamed), or a sentence.
@@ -78,19 +78,19 @@ def _meant(value: Any, types: tuple[str, ...]) -> Any:
     fails=args(per_device_train_batchsize=4),
     passes=args(per_device_train_batch_size=4, model_name_or_path="my/model"),
 )
-def misspelt(world: World) -> Iterator[Said]:
+def misspelt(context: LintContext) -> Iterator[Diagnostic]:
     """A training argument is misspelt.
 
     Only names close to a known one are reported: your script may define arguments of its own.
     """
     known = known_arguments()
-    for key, entry in world.args.section("").items():
+    for key, entry in context.args.section("").items():
         if key in known or key in _GONE or key.startswith(("_", "//")):
             continue
         near = nearest(key, known, 0.88)
-        if near and near not in world.args.section(""):
-            setting = Setting(world.args, key, entry)
-            yield Said(setting, f'no training argument "{key}"{meant(near)}', rename(setting, near))
+        if near and near not in context.args.section(""):
+            setting = Setting(context.args, key, entry)
+            yield Diagnostic(setting, f'no training argument "{key}"{meant(near)}', rename(setting, near))
 
 
 @rule(
@@ -100,21 +100,21 @@ def misspelt(world: World) -> Iterator[Said]:
     fails=args(evaluation_strategy="steps"),
     passes=args(eval_strategy="steps"),
 )
-def gone(world: World) -> Iterator[Said]:
+def gone(context: LintContext) -> Iterator[Diagnostic]:
     """A training argument that transformers 5 no longer has.
 
     TrainingArguments raises a TypeError about an unexpected keyword.
     """
     for key, (new, sentence) in _GONE.items():
-        setting = world.arg(key)
+        setting = context.arg(key)
         if setting is None or key in known_arguments():
             continue
         fix = rename(setting, new) if new else None
-        if key == "warmup_ratio" and not world.args.has("warmup_steps"):
+        if key == "warmup_ratio" and not context.args.has("warmup_steps"):
             fix = rename(setting, "warmup_steps") if number(setting.value) and 0 < setting.value < 1 else None
         elif key in ("overwrite_output_dir", "use_legacy_prediction_loop", "use_mps_device"):
             fix = remove(setting)
-        yield Said(setting, f"{key} is gone from transformers 5: {sentence}", fix)
+        yield Diagnostic(setting, f"{key} is gone from transformers 5: {sentence}", fix)
 
 
 @rule(
@@ -124,16 +124,16 @@ def gone(world: World) -> Iterator[Said]:
     fails=args(gradient_checkpointing=True),
     passes=args(activation_checkpointing=True),
 )
-def deprecated(world: World) -> Iterator[Said]:
+def deprecated(context: LintContext) -> Iterator[Diagnostic]:
     """gradient_checkpointing has a new name, activation_checkpointing.
 
     Both work in transformers 5.23; versions up to 5.17 know the old name only, so nothing is changed for you.
     """
     for key in ("gradient_checkpointing", "gradient_checkpointing_kwargs"):
-        setting, new = world.arg(key), key.replace("gradient", "activation")
-        if setting is not None and world.arg(new) is None and world.args.syntax != "shell":
+        setting, new = context.arg(key), key.replace("gradient", "activation")
+        if setting is not None and context.arg(new) is None and context.args.syntax != "shell":
             since = known_arguments()[new].since
-            yield Said(
+            yield Diagnostic(
                 setting,
                 f"{key} is deprecated: {new} takes its place (there since {since} at the latest, not in 5.17)",
             )
@@ -146,16 +146,16 @@ def deprecated(world: World) -> Iterator[Said]:
     fails=args(learning_rate="2e-4"),
     passes=args(learning_rate=2e-4),
 )
-def wrong_type(world: World) -> Iterator[Said]:
+def wrong_type(context: LintContext) -> Iterator[Diagnostic]:
     """A training argument has the wrong type.
 
     JSON and YAML values are not converted: a learning rate in quotes fails in the optimizer, and the text
     "false" counts as true.
     """
-    if world.args.syntax == "shell":
+    if context.args.syntax == "shell":
         return
     for key, fact in known_arguments().items():
-        setting = world.arg(key)
+        setting = context.arg(key)
         if setting is None or not fact.types or set(fact.types) & {"str", "any", "dict", "list"}:
             continue
         value = setting.value
@@ -164,7 +164,7 @@ def wrong_type(world: World) -> Iterator[Said]:
         better = _meant(value, fact.types)
         fix = set_value(setting, better) if better is not None else None
         expected = " or ".join(t for t in fact.types if t != "NoneType")
-        yield Said(setting, f"{value!r} is {type(value).__name__}, not {expected}", fix)
+        yield Diagnostic(setting, f"{value!r} is {type(value).__name__}, not {expected}", fix)
 
 
 @rule(
@@ -174,15 +174,15 @@ def wrong_type(world: World) -> Iterator[Said]:
     fails=args(optim="adamw_tor"),
     passes=args(optim="adamw_torch"),
 )
-def no_such_choice(world: World) -> Iterator[Said]:
+def no_such_choice(context: LintContext) -> Iterator[Diagnostic]:
     """A training argument that is none of its choices."""
     for key, fact in known_arguments().items():
-        setting = world.arg(key)
+        setting = context.arg(key)
         if setting is None or not fact.choices or not isinstance(setting.value, str) or setting.value in fact.choices:
             continue
         near = nearest(setting.value, fact.choices, 0.6)
         fix = set_value(setting, near) if near and nearest(setting.value, fact.choices, 0.85) else None
-        yield Said(setting, f"{setting.value!r} is no {key}{meant(near)}", fix)
+        yield Diagnostic(setting, f"{setting.value!r} is no {key}{meant(near)}", fix)
 
 
 @rule(
@@ -192,14 +192,14 @@ def no_such_choice(world: World) -> Iterator[Said]:
     fails=args(accelerator_config={"split_batch": True}),
     passes=args(accelerator_config={"split_batches": False}),
 )
-def accelerator_config_key(world: World) -> Iterator[Said]:
+def accelerator_config_key(context: LintContext) -> Iterator[Diagnostic]:
     """An unknown key in accelerator_config."""
     known = keys.section("transformers", "accelerator_config")
-    for key, entry in world.args.section("accelerator_config").items():
+    for key, entry in context.args.section("accelerator_config").items():
         if key not in known:
-            setting = Setting(world.args, f"accelerator_config.{key}", entry)
+            setting = Setting(context.args, f"accelerator_config.{key}", entry)
             near = nearest(key, known)
-            yield Said(setting, f'unknown key "{key}"{meant(near)}', rename(setting, near) if near else None)
+            yield Diagnostic(setting, f'unknown key "{key}"{meant(near)}', rename(setting, near) if near else None)
 
 
 @rule(
@@ -209,20 +209,20 @@ def accelerator_config_key(world: World) -> Iterator[Said]:
     fails=args(activation_checkpointing=True),
     passes=args(per_device_train_batch_size=2),
 )
-def newer_than_some(world: World) -> Iterator[Said]:
+def newer_than_some(context: LintContext) -> Iterator[Diagnostic]:
     """A training argument that only newer versions of transformers have.
 
     A note on machines that have it; an error where the installed transformers is older than the argument.
     """
     oldest = keys.versions("transformers")[0]
     for key, fact in known_arguments().items():
-        setting = world.arg(key)
-        if setting is None or fact.since is None or world.args.syntax == "shell":
+        setting = context.arg(key)
+        if setting is None or fact.since is None or context.args.syntax == "shell":
             continue
         missing = _installed_before(fact.since)
         there = f"the installed {missing} does not have it" if missing else f"{oldest} does not have it"
         message = f"{key} is in transformers {fact.since}; {there} and raises a TypeError"
-        yield Said(setting, message, severity="error" if missing else None)
+        yield Diagnostic(setting, message, severity="error" if missing else None)
 
 
 def _installed_before(since: str) -> str | None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from toolkit.linting.context import LintContext, number, true, whole
 from toolkit.linting.edits import remove
 from toolkit.linting.examples import args
-from toolkit.linting.model import Said
+from toolkit.linting.model import Diagnostic
 from toolkit.linting.registry import rule
-from toolkit.linting.world import World, number, true, whole
 
 
 @rule(
@@ -18,11 +18,11 @@ from toolkit.linting.world import World, number, true, whole
     fails=args(fp16=True, bf16=True),
     passes=args(bf16=True),
 )
-def two_precisions(world: World) -> Iterator[Said]:
+def two_precisions(context: LintContext) -> Iterator[Diagnostic]:
     """fp16 and bf16 are both true."""
     for one, other in (("fp16", "bf16"), ("fp16_full_eval", "bf16_full_eval")):
-        if world.args.get(one) is True and world.args.get(other) is True:
-            yield Said(world.arg(one), f"{one} and {other} are both true: TrainingArguments refuses that")
+        if context.args.get(one) is True and context.args.get(other) is True:
+            yield Diagnostic(context.arg(one), f"{one} and {other} are both true: TrainingArguments refuses that")
 
 
 @rule(
@@ -32,25 +32,25 @@ def two_precisions(world: World) -> Iterator[Said]:
     fails=args(load_best_model_at_end=True, eval_strategy="epoch", save_strategy="steps"),
     passes=args(load_best_model_at_end=True, eval_strategy="epoch", save_strategy="epoch"),
 )
-def best_model(world: World) -> Iterator[Said]:
+def best_model(context: LintContext) -> Iterator[Diagnostic]:
     """load_best_model_at_end with saving and evaluating at different times."""
-    setting = world.arg("load_best_model_at_end")
-    save, evaluate = world.args.get("save_strategy", "steps"), world.args.get("eval_strategy", "no")
+    setting = context.arg("load_best_model_at_end")
+    save, evaluate = context.args.get("save_strategy", "steps"), context.args.get("eval_strategy", "no")
     if setting is None or setting.value is not True or save == "best":
         return
     evaluate = "no" if evaluate is False else evaluate
     if save != evaluate:
-        yield Said(
+        yield Diagnostic(
             setting,
             f"load_best_model_at_end needs one rhythm: eval_strategy is {evaluate}, save_strategy {save}",
         )
         return
     saves, evals = (
-        world.args.get("save_steps", 500),
-        world.args.get("eval_steps") or world.args.get("logging_steps", 500),
+        context.args.get("save_steps", 500),
+        context.args.get("eval_steps") or context.args.get("logging_steps", 500),
     )
     if save == "steps" and isinstance(saves, int) and isinstance(evals, int) and evals > 0 and saves % evals:
-        yield Said(
+        yield Diagnostic(
             setting,
             f"save_steps {saves} is not a multiple of eval_steps {evals}, which load_best_model_at_end needs",
         )
@@ -63,11 +63,11 @@ def best_model(world: World) -> Iterator[Said]:
     fails=args(dataloader_prefetch_factor=2),
     passes=args(dataloader_prefetch_factor=2, dataloader_num_workers=2),
 )
-def prefetch_without_workers(world: World) -> Iterator[Said]:
+def prefetch_without_workers(context: LintContext) -> Iterator[Diagnostic]:
     """dataloader_prefetch_factor without workers to prefetch."""
-    setting = world.arg("dataloader_prefetch_factor")
-    if setting and setting.value is not None and world.args.get("dataloader_num_workers", 0) == 0:
-        yield Said(setting, "dataloader_prefetch_factor needs dataloader_num_workers above 0", remove(setting))
+    setting = context.arg("dataloader_prefetch_factor")
+    if setting and setting.value is not None and context.args.get("dataloader_num_workers", 0) == 0:
+        yield Diagnostic(setting, "dataloader_prefetch_factor needs dataloader_num_workers above 0", remove(setting))
 
 
 @rule(
@@ -77,21 +77,21 @@ def prefetch_without_workers(world: World) -> Iterator[Said]:
     fails=args(logging_steps=0),
     passes=args(logging_steps=1),
 )
-def steps_that_cannot_be(world: World) -> Iterator[Said]:
+def steps_that_cannot_be(context: LintContext) -> Iterator[Diagnostic]:
     """A number of steps that TrainingArguments refuses.
 
     logging_steps 0 with the steps strategy, negative warmup_steps, or a broken number of steps above 1.
     """
-    logging = world.arg("logging_steps")
-    if logging and logging.value == 0 and world.args.get("logging_strategy", "steps") == "steps":
-        yield Said(logging, "logging_steps 0 is refused while logging_strategy is steps")
-    warmup = world.arg("warmup_steps")
+    logging = context.arg("logging_steps")
+    if logging and logging.value == 0 and context.args.get("logging_strategy", "steps") == "steps":
+        yield Diagnostic(logging, "logging_steps 0 is refused while logging_strategy is steps")
+    warmup = context.arg("warmup_steps")
     if warmup and number(warmup.value) and warmup.value < 0:
-        yield Said(warmup, "warmup_steps must not be negative")
+        yield Diagnostic(warmup, "warmup_steps must not be negative")
     for key in ("logging_steps", "eval_steps", "save_steps"):
-        setting = world.arg(key)
+        setting = context.arg(key)
         if setting and number(setting.value) and setting.value > 1 and not whole(setting.value):
-            yield Said(setting, f"{key} above 1 must be a whole number")
+            yield Diagnostic(setting, f"{key} above 1 must be a whole number")
 
 
 @rule(
@@ -101,12 +101,12 @@ def steps_that_cannot_be(world: World) -> Iterator[Said]:
     fails=args(lr_scheduler_type="reduce_lr_on_plateau"),
     passes=args(lr_scheduler_type="reduce_lr_on_plateau", eval_strategy="steps"),
 )
-def plateau_without_evaluation(world: World) -> Iterator[Said]:
+def plateau_without_evaluation(context: LintContext) -> Iterator[Diagnostic]:
     """A schedule that follows the evaluation, without one."""
-    setting = world.arg("lr_scheduler_type")
-    off = world.args.get("eval_strategy", "no") in ("no", False)
+    setting = context.arg("lr_scheduler_type")
+    off = context.args.get("eval_strategy", "no") in ("no", False)
     if setting and setting.value in ("reduce_lr_on_plateau", "greedy") and off:
-        yield Said(setting, f"{setting.value} needs an eval_strategy")
+        yield Diagnostic(setting, f"{setting.value} needs an eval_strategy")
 
 
 @rule(
@@ -116,12 +116,14 @@ def plateau_without_evaluation(world: World) -> Iterator[Said]:
     fails=args(gradient_accumulation_steps=4, accelerator_config={"gradient_accumulation_kwargs": {"num_steps": 4}}),
     passes=args(gradient_accumulation_steps=4),
 )
-def accumulation_twice(world: World) -> Iterator[Said]:
+def accumulation_twice(context: LintContext) -> Iterator[Diagnostic]:
     """Gradient accumulation is set in two places of the training arguments."""
-    setting = world.arg("accelerator_config.gradient_accumulation_kwargs.num_steps")
-    steps = world.args.get("gradient_accumulation_steps", 1)
+    setting = context.arg("accelerator_config.gradient_accumulation_kwargs.num_steps")
+    steps = context.args.get("gradient_accumulation_steps", 1)
     if setting is not None and number(steps) and steps > 1:
-        yield Said(setting, f"num_steps stands beside gradient_accumulation_steps {steps}: the Trainer refuses both")
+        yield Diagnostic(
+            setting, f"num_steps stands beside gradient_accumulation_steps {steps}: the Trainer refuses both"
+        )
 
 
 @rule(
@@ -131,11 +133,11 @@ def accumulation_twice(world: World) -> Iterator[Said]:
     fails=args(max_steps=100, num_train_epochs=3),
     passes=args(num_train_epochs=3),
 )
-def steps_override_epochs(world: World) -> Iterator[Said]:
+def steps_override_epochs(context: LintContext) -> Iterator[Diagnostic]:
     """max_steps and num_train_epochs are both set: max_steps wins."""
-    steps, epochs = world.arg("max_steps"), world.arg("num_train_epochs")
+    steps, epochs = context.arg("max_steps"), context.arg("num_train_epochs")
     if steps and epochs and number(steps.value) and steps.value > 0:
-        yield Said(epochs, f"num_train_epochs has no say: max_steps is {steps.value}")
+        yield Diagnostic(epochs, f"num_train_epochs has no say: max_steps is {steps.value}")
 
 
 @rule(
@@ -145,14 +147,14 @@ def steps_override_epochs(world: World) -> Iterator[Said]:
     fails=args(accelerator_config={"split_batches": True}),
     passes=args(accelerator_config={"split_batches": False}),
 )
-def split_batches(world: World) -> Iterator[Said]:
+def split_batches(context: LintContext) -> Iterator[Diagnostic]:
     """split_batches makes the per-device batch size a global one.
 
     Each process then gets per_device_train_batch_size divided by the number of processes.
     """
-    setting = world.arg("accelerator_config.split_batches")
+    setting = context.arg("accelerator_config.split_batches")
     if setting and true(setting.value):
-        yield Said(setting, "split_batches divides per_device_train_batch_size among the processes")
+        yield Diagnostic(setting, "split_batches divides per_device_train_batch_size among the processes")
 
 
 @rule(
@@ -162,11 +164,11 @@ def split_batches(world: World) -> Iterator[Said]:
     fails=args(gradient_checkpointing=True, activation_checkpointing=False),
     passes=args(activation_checkpointing=True),
 )
-def two_names_of_checkpointing(world: World) -> Iterator[Said]:
+def two_names_of_checkpointing(context: LintContext) -> Iterator[Diagnostic]:
     """Activation checkpointing under both of its names, with different values: the new name wins."""
-    old, new = world.arg("gradient_checkpointing"), world.arg("activation_checkpointing")
+    old, new = context.arg("gradient_checkpointing"), context.arg("activation_checkpointing")
     if old and new and old.value != new.value and new.value is not None:
-        yield Said(
+        yield Diagnostic(
             old,
             f"activation_checkpointing is {str(new.value).lower()} and wins: this has no effect",
             remove(old),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from toolkit.linting.context import LintContext
 from toolkit.linting.edits import set_value
 from toolkit.linting.examples import ds, shell
-from toolkit.linting.model import Said, Setting
+from toolkit.linting.model import Diagnostic, Setting
 from toolkit.linting.registry import rule
-from toolkit.linting.world import World
 
 _BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 _HIDDEN = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
@@ -44,16 +44,16 @@ _MODELS = ("zero_optimization.", "fp16.", "bf16.", "tensor_parallel.", "hybrid_e
 _MEANT = ("autotuning", "data_types.keep_in_fp32_modules", "pipeline.stages", "expert_parallel")
 
 
-def _autos(world: World) -> list[Setting]:
+def _autos(context: LintContext) -> list[Setting]:
     return [
-        Setting(world.deepspeed, path, entry)
-        for path, entry in world.deepspeed.walk()
+        Setting(context.deepspeed, path, entry)
+        for path, entry in context.deepspeed.walk()
         if entry.node.value == "auto" and not path.startswith(_MEANT)
     ]
 
 
-def _by_deepspeed_alone(world: World) -> bool:
-    return world.reader == "deepspeed"
+def _by_deepspeed_alone(context: LintContext) -> bool:
+    return context.reader == "deepspeed"
 
 
 @rule(
@@ -64,17 +64,17 @@ def _by_deepspeed_alone(world: World) -> bool:
     fails=ds(bf16={"enabled": "auto"}),
     passes=ds(bf16={"enabled": True}),
 )
-def auto_becomes_the_default(world: World) -> Iterator[Said]:
+def auto_becomes_the_default(context: LintContext) -> Iterator[Diagnostic]:
     """ "auto" that DeepSpeed turns into its default.
 
     The sections of a DeepSpeed config drop every "auto" and take their defaults: bf16 is off, buckets hold
     5e8 elements. Only accelerate and the transformers Trainer put a value there before DeepSpeed sees it.
     """
-    if not _by_deepspeed_alone(world):
+    if not _by_deepspeed_alone(context):
         return
-    for setting in _autos(world):
+    for setting in _autos(context):
         if setting.key.startswith(_MODELS):
-            yield Said(
+            yield Diagnostic(
                 setting,
                 f'"auto" reaches DeepSpeed here, which takes its default for {setting.name} in silence',
             )
@@ -88,15 +88,15 @@ def auto_becomes_the_default(world: World) -> Iterator[Said]:
     fails=ds(train_batch_size="auto"),
     passes=ds(train_batch_size=8),
 )
-def auto_batch_size(world: World) -> Iterator[Said]:
+def auto_batch_size(context: LintContext) -> Iterator[Diagnostic]:
     """A batch size of "auto" that nobody resolves.
 
     DeepSpeed calculates with it and raises a TypeError about str and int.
     """
-    if _by_deepspeed_alone(world):
-        for setting in _autos(world):
+    if _by_deepspeed_alone(context):
+        for setting in _autos(context):
             if setting.key in _BATCH:
-                yield Said(setting, f'{setting.key} "auto": DeepSpeed alone calculates with it and fails')
+                yield Diagnostic(setting, f'{setting.key} "auto": DeepSpeed alone calculates with it and fails')
 
 
 @rule(
@@ -107,15 +107,15 @@ def auto_batch_size(world: World) -> Iterator[Said]:
     fails=ds(gradient_clipping="auto"),
     passes=ds(gradient_clipping=1.0),
 )
-def auto_clipping(world: World) -> Iterator[Said]:
+def auto_clipping(context: LintContext) -> Iterator[Diagnostic]:
     """gradient_clipping "auto" that nobody resolves.
 
     DeepSpeed parses it and fails at the first optimizer step, where it compares it with a norm.
     """
-    setting = world.ds("gradient_clipping")
-    if setting and setting.value == "auto" and _by_deepspeed_alone(world):
+    setting = context.ds("gradient_clipping")
+    if setting and setting.value == "auto" and _by_deepspeed_alone(context):
         fix = set_value(setting, 1.0)
-        yield Said(setting, '"auto" parses, and fails at the first step: DeepSpeed alone needs a number', fix)
+        yield Diagnostic(setting, '"auto" parses, and fails at the first step: DeepSpeed alone needs a number', fix)
 
 
 @rule(
@@ -126,19 +126,19 @@ def auto_clipping(world: World) -> Iterator[Said]:
     fails=ds(zero={"allgather_bucket_size": "auto"}),
     passes=ds(zero={"reduce_bucket_size": "auto"}),
 )
-def auto_that_nobody_resolves(world: World) -> Iterator[Said]:
+def auto_that_nobody_resolves(context: LintContext) -> Iterator[Diagnostic]:
     """ "auto" in a place that nobody resolves.
 
     accelerate and the Trainer fill a short list of keys; any other "auto" raises a ValueError in prepare, and
     DeepSpeed alone takes its default.
     """
-    if world.reader not in ("trainer", "accelerator", None):
+    if context.reader not in ("trainer", "accelerator", None):
         return
-    known = _BY_ACCELERATE | _WITH_DUMMIES if world.reader == "accelerator" else _BY_TRAINER
-    for setting in _autos(world):
+    known = _BY_ACCELERATE | _WITH_DUMMIES if context.reader == "accelerator" else _BY_TRAINER
+    for setting in _autos(context):
         if setting.key not in known:
-            who = {"trainer": "the Trainer", "accelerator": "accelerate"}.get(world.reader or "", "any launcher")
-            yield Said(
+            who = {"trainer": "the Trainer", "accelerator": "accelerate"}.get(context.reader or "", "any launcher")
+            yield Diagnostic(
                 setting,
                 f'"auto" means nothing here: {setting.name} is not among the keys that {who} fills in',
             )
@@ -152,17 +152,17 @@ def auto_that_nobody_resolves(world: World) -> Iterator[Said]:
     fails=ds(bf16={"enabled": "auto"}),
     passes=ds(bf16={"enabled": True}),
 )
-def auto_needs_a_reader(world: World) -> Iterator[Said]:
+def auto_needs_a_reader(context: LintContext) -> Iterator[Diagnostic]:
     """Values of "auto": fine under the Trainer, not under the deepspeed launcher.
 
     A note where the files do not tell who reads them. `--reader deepspeed` makes it an error, `--reader
     trainer` checks it for the Trainer.
     """
-    found = _autos(world)
-    if found and world.reader is None:
+    found = _autos(context)
+    if found and context.reader is None:
         names = f"{found[0].key} and {len(found) - 1} more are" if len(found) > 1 else f"{found[0].key} is"
         message = f'{names} "auto": the Trainer fills that in, deepspeed.initialize takes defaults or fails'
-        yield Said(found[0], message)
+        yield Diagnostic(found[0], message)
 
 
 @rule(
@@ -173,16 +173,16 @@ def auto_needs_a_reader(world: World) -> Iterator[Said]:
     fails=ds(optimizer={"type": "AdamW", "params": {"lr": "auto"}}),
     passes=ds(optimizer={"type": "AdamW", "params": {"lr": 1e-4}}),
 )
-def auto_needs_dummies(world: World) -> Iterator[Said]:
+def auto_needs_dummies(context: LintContext) -> Iterator[Diagnostic]:
     """An optimizer or scheduler "auto" that a bare Accelerator resolves only with dummies.
 
     The script must hand `DummyOptim` and `DummyScheduler` to prepare; a real optimizer beside this section
     raises.
     """
-    if world.reader == "accelerator":
-        for setting in _autos(world):
+    if context.reader == "accelerator":
+        for setting in _autos(context):
             if setting.key in _WITH_DUMMIES:
-                yield Said(
+                yield Diagnostic(
                     setting,
                     "resolved only where the script prepares accelerate's DummyOptim and DummyScheduler",
                 )
@@ -197,15 +197,15 @@ def auto_needs_dummies(world: World) -> Iterator[Said]:
     | shell("deepspeed train.py --deepspeed_config ds.json"),
     passes=ds(optimizer={"type": "AdamW", "params": {"lr": 1e-4}}),
 )
-def auto_in_the_optimizer(world: World) -> Iterator[Said]:
+def auto_in_the_optimizer(context: LintContext) -> Iterator[Diagnostic]:
     """An "auto" learning rate that reaches the optimizer.
 
     DeepSpeed hands the parameters to the optimizer or scheduler as they are, which calculates with the text.
     """
-    if _by_deepspeed_alone(world):
-        for setting in _autos(world):
+    if _by_deepspeed_alone(context):
+        for setting in _autos(context):
             if setting.key.startswith(("optimizer.params.", "scheduler.params.")):
-                yield Said(
+                yield Diagnostic(
                     setting,
                     f'{setting.name} "auto" reaches the {setting.key.partition(".")[0]} as text and fails',
                 )

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from toolkit.linting.context import LintContext, number, same
 from toolkit.linting.edits import add, set_value
 from toolkit.linting.examples import args, ds, multi_gpu, zero
-from toolkit.linting.model import Said
+from toolkit.linting.model import Diagnostic
 from toolkit.linting.registry import rule
-from toolkit.linting.world import World, number, same
 
 _TRAINER = "transformers 5.23.0 integrations/deepspeed.py:trainer_config_process, _finalize (ValueError)"
 
 
-def _argument(world: World, key: str, default: object) -> tuple[object, str]:
+def _argument(context: LintContext, key: str, default: object) -> tuple[object, str]:
     """A training argument's value and where it is from; its default counts, for the Trainer compares that."""
-    setting = world.arg(key)
+    setting = context.arg(key)
     if setting is not None and setting.value is not None:
         return setting.value, setting.told
     return default, f"{default} by default in the training arguments"
@@ -28,21 +28,21 @@ def _argument(world: World, key: str, default: object) -> tuple[object, str]:
     fails=zero("zero_stage: 2", "gradient_accumulation_steps: 1") | args(gradient_accumulation_steps=4),
     passes=zero("zero_stage: 2", "gradient_accumulation_steps: 4") | args(gradient_accumulation_steps=4, bf16=True),
 )
-def accumulation(world: World) -> Iterator[Said]:
+def accumulation(context: LintContext) -> Iterator[Diagnostic]:
     """gradient_accumulation_steps differs between the layers.
 
     The Trainer raises a ValueError after the model is loaded. A bare Accelerator warns and takes DeepSpeed's.
     """
     for setting in (
-        world.acc("deepspeed_config.gradient_accumulation_steps"),
-        world.ds("gradient_accumulation_steps"),
+        context.acc("deepspeed_config.gradient_accumulation_steps"),
+        context.ds("gradient_accumulation_steps"),
     ):
-        if setting is None or not number(setting.value) or not world.trainer_run:
+        if setting is None or not number(setting.value) or not context.trainer_run:
             continue
-        steps, where = _argument(world, "gradient_accumulation_steps", 1)
+        steps, where = _argument(context, "gradient_accumulation_steps", 1)
         if not same(setting.value, steps):
             message = f"{setting.name} is {setting.value} here, {where}: the Trainer refuses that once it runs"
-            yield Said(setting, message, set_value(setting, steps))
+            yield Diagnostic(setting, message, set_value(setting, steps))
 
 
 @rule(
@@ -52,17 +52,22 @@ def accumulation(world: World) -> Iterator[Said]:
     fails=ds() | args(per_device_train_batch_size=4),
     passes=ds() | args(per_device_train_batch_size=2),
 )
-def micro_batch(world: World) -> Iterator[Said]:
+def micro_batch(context: LintContext) -> Iterator[Diagnostic]:
     """The micro-batch of the DeepSpeed JSON is not the Trainer's.
 
     per_device_train_batch_size counts with its default, 8, where it is not written.
     """
-    setting = world.ds("train_micro_batch_size_per_gpu")
-    if setting is None or not number(setting.value) or not world.trainer_run or world.arg_true("auto_find_batch_size"):
+    setting = context.ds("train_micro_batch_size_per_gpu")
+    if (
+        setting is None
+        or not number(setting.value)
+        or not context.trainer_run
+        or context.arg_true("auto_find_batch_size")
+    ):
         return
-    size, where = _argument(world, "per_device_train_batch_size", 8)
+    size, where = _argument(context, "per_device_train_batch_size", 8)
     if not same(setting.value, size):
-        yield Said(
+        yield Diagnostic(
             setting,
             f"{setting.value} here, per_device_train_batch_size {where}: the Trainer refuses the two",
             set_value(setting, "auto"),
@@ -76,21 +81,21 @@ def micro_batch(world: World) -> Iterator[Said]:
     fails=ds(train_batch_size=32) | args(per_device_train_batch_size=2, gradient_accumulation_steps=4) | multi_gpu(),
     passes=ds(train_batch_size=16) | args(per_device_train_batch_size=2, gradient_accumulation_steps=4),
 )
-def global_batch(world: World) -> Iterator[Said]:
+def global_batch(context: LintContext) -> Iterator[Diagnostic]:
     """train_batch_size is not processes × micro-batch × accumulation."""
-    setting, processes = world.ds("train_batch_size"), world.processes
-    if setting is None or not number(setting.value) or processes is None or not world.trainer_run:
+    setting, processes = context.ds("train_batch_size"), context.processes
+    if setting is None or not number(setting.value) or processes is None or not context.trainer_run:
         return
     micro, steps = (
-        _argument(world, "per_device_train_batch_size", 8)[0],
-        _argument(world, "gradient_accumulation_steps", 1)[0],
+        _argument(context, "per_device_train_batch_size", 8)[0],
+        _argument(context, "gradient_accumulation_steps", 1)[0],
     )
     if not isinstance(micro, int) or not isinstance(steps, int):
         return
     total = processes.value * micro * steps
-    if setting.value != total and world.parallel_extra == 1:
+    if setting.value != total and context.parallel_extra == 1:
         message = f"{setting.value} here, but {processes.value} processes × {micro} × {steps} accumulated = {total}"
-        yield Said(setting, message, set_value(setting, "auto"))
+        yield Diagnostic(setting, message, set_value(setting, "auto"))
 
 
 @rule(
@@ -100,17 +105,17 @@ def global_batch(world: World) -> Iterator[Said]:
     fails=ds(gradient_clipping=0.5) | args(max_grad_norm=1.0, per_device_train_batch_size=2),
     passes=ds(gradient_clipping="auto") | args(max_grad_norm=0.5, per_device_train_batch_size=2),
 )
-def clipping(world: World) -> Iterator[Said]:
+def clipping(context: LintContext) -> Iterator[Diagnostic]:
     """Gradient clipping differs between the layers: the Trainer refuses that.
 
     max_grad_norm counts with its default, 1.0, where it is not written.
     """
-    for setting in (world.ds("gradient_clipping"), world.acc("deepspeed_config.gradient_clipping")):
-        if setting is None or not number(setting.value) or not world.trainer_run:
+    for setting in (context.ds("gradient_clipping"), context.acc("deepspeed_config.gradient_clipping")):
+        if setting is None or not number(setting.value) or not context.trainer_run:
             continue
-        norm, where = _argument(world, "max_grad_norm", 1.0)
+        norm, where = _argument(context, "max_grad_norm", 1.0)
         if not same(setting.value, norm):
-            yield Said(
+            yield Diagnostic(
                 setting,
                 f"gradient_clipping is {setting.value} here, max_grad_norm {where}: the Trainer refuses the two",
                 set_value(setting, "auto"),
@@ -125,24 +130,24 @@ def clipping(world: World) -> Iterator[Said]:
     fails=ds(gradient_clipping=None) | args(max_grad_norm=0.3, per_device_train_batch_size=2),
     passes=ds(gradient_clipping="auto") | args(max_grad_norm=0.3, per_device_train_batch_size=2),
 )
-def clipping_is_ignored(world: World) -> Iterator[Said]:
+def clipping_is_ignored(context: LintContext) -> Iterator[Diagnostic]:
     """max_grad_norm has no effect: the DeepSpeed JSON has no gradient_clipping.
 
     DeepSpeed clips by its own config alone, at its default of 1.0 where nothing is written; the Trainer
     fills the key only where it stands there as "auto".
     """
-    norm = world.arg("max_grad_norm")
+    norm = context.arg("max_grad_norm")
     if (
         norm is None
-        or "deepspeed" not in world.kinds
-        or world.ds("gradient_clipping") is not None
+        or "deepspeed" not in context.kinds
+        or context.ds("gradient_clipping") is not None
         or same(norm.value, 1.0)
     ):
         return
-    fix = add(world.deepspeed, "", "gradient_clipping", "auto")
-    yield Said(
+    fix = add(context.deepspeed, "", "gradient_clipping", "auto")
+    yield Diagnostic(
         norm,
-        f"max_grad_norm {norm.value} has no effect: {world.deepspeed.path} has no "
+        f"max_grad_norm {norm.value} has no effect: {context.deepspeed.path} has no "
         "gradient_clipping, and DeepSpeed clips at 1.0",
         fix,
     )
@@ -157,22 +162,22 @@ def clipping_is_ignored(world: World) -> Iterator[Said]:
     passes=ds(optimizer={"type": "AdamW", "params": {"lr": "auto"}})
     | args(learning_rate=2e-4, per_device_train_batch_size=2),
 )
-def optimizer_values(world: World) -> Iterator[Said]:
+def optimizer_values(context: LintContext) -> Iterator[Diagnostic]:
     """An optimizer value of the DeepSpeed JSON is not the Trainer's.
 
     The defaults of the training arguments count: learning_rate 5e-5, weight_decay 0, betas 0.9 and 0.999.
     """
-    if not world.trainer_run:
+    if not context.trainer_run:
         return
-    betas = [_argument(world, "adam_beta1", 0.9)[0], _argument(world, "adam_beta2", 0.999)[0]]
+    betas = [_argument(context, "adam_beta1", 0.9)[0], _argument(context, "adam_beta2", 0.999)[0]]
     for key, value in (
-        ("optimizer.params.lr", _argument(world, "learning_rate", 5e-5)[0]),
+        ("optimizer.params.lr", _argument(context, "learning_rate", 5e-5)[0]),
         ("optimizer.params.betas", betas),
-        ("optimizer.params.eps", _argument(world, "adam_epsilon", 1e-8)[0]),
-        ("optimizer.params.weight_decay", _argument(world, "weight_decay", 0.0)[0]),
-        ("scheduler.params.warmup_max_lr", _argument(world, "learning_rate", 5e-5)[0]),
+        ("optimizer.params.eps", _argument(context, "adam_epsilon", 1e-8)[0]),
+        ("optimizer.params.weight_decay", _argument(context, "weight_decay", 0.0)[0]),
+        ("scheduler.params.warmup_max_lr", _argument(context, "learning_rate", 5e-5)[0]),
     ):
-        setting = world.ds(key)
+        setting = context.ds(key)
         if (
             setting
             and setting.value not in (None, "auto")
@@ -180,7 +185,7 @@ def optimizer_values(world: World) -> Iterator[Said]:
             and (number(setting.value) or key.endswith("betas"))
         ):
             fix = set_value(setting, "auto") if setting.entry.node.items is None else None
-            yield Said(
+            yield Diagnostic(
                 setting,
                 f"{setting.name} is {setting.value} here, {value} in the training arguments: "
                 "the Trainer refuses the two",
@@ -197,9 +202,9 @@ def optimizer_values(world: World) -> Iterator[Said]:
     passes=ds(scheduler={"type": "WarmupDecayLR", "params": {"total_num_steps": "auto"}})
     | args(max_steps=100, per_device_train_batch_size=2),
 )
-def schedule_length(world: World) -> Iterator[Said]:
+def schedule_length(context: LintContext) -> Iterator[Diagnostic]:
     """The DeepSpeed schedule is as long as another run: total_num_steps is not max_steps."""
-    setting, steps = world.ds("scheduler.params.total_num_steps"), world.arg("max_steps")
+    setting, steps = context.ds("scheduler.params.total_num_steps"), context.arg("max_steps")
     if (
         setting
         and steps
@@ -208,7 +213,7 @@ def schedule_length(world: World) -> Iterator[Said]:
         and steps.value > 0
         and setting.value != steps.value
     ):
-        yield Said(
+        yield Diagnostic(
             setting,
             f"total_num_steps is {setting.value} here, max_steps {steps.told}",
             set_value(setting, "auto"),
@@ -223,13 +228,13 @@ def schedule_length(world: World) -> Iterator[Said]:
     | args(lr_scheduler_type="cosine", per_device_train_batch_size=2),
     passes=ds() | args(lr_scheduler_type="cosine", per_device_train_batch_size=2),
 )
-def schedule_is_ignored(world: World) -> Iterator[Said]:
+def schedule_is_ignored(context: LintContext) -> Iterator[Diagnostic]:
     """lr_scheduler_type or optim has no effect: the DeepSpeed JSON has one of its own."""
     for key, section in (("lr_scheduler_type", "scheduler"), ("optim", "optimizer")):
-        setting, owner = world.arg(key), world.ds(section)
-        if setting and owner and world.trainer_run:
-            kind = world.deepspeed.get(f"{section}.type")
-            yield Said(
+        setting, owner = context.arg(key), context.ds(section)
+        if setting and owner and context.trainer_run:
+            kind = context.deepspeed.get(f"{section}.type")
+            yield Diagnostic(
                 setting,
                 f"{key} {setting.value} has no effect: {section} {kind} in "
                 f"{owner.place.file}:{owner.place.line} is used",

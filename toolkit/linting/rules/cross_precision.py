@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from toolkit.linting.context import LintContext, true
 from toolkit.linting.edits import add, set_value
 from toolkit.linting.examples import args, ds, multi_gpu, zero
-from toolkit.linting.model import Said
+from toolkit.linting.model import Diagnostic
 from toolkit.linting.registry import rule
-from toolkit.linting.world import World, true
 
 _TRAINER = "transformers 5.23.0 integrations/deepspeed.py:trainer_config_process, _finalize (ValueError)"
 _FILE = ("deepspeed_config_file: ds.json",)
@@ -21,26 +21,26 @@ _FILE = ("deepspeed_config_file: ds.json",)
     fails=multi_gpu() | args(bf16=False),
     passes=multi_gpu() | args(bf16=True),
 )
-def precision_of_yaml_and_arguments(world: World) -> Iterator[Said]:
+def precision_of_yaml_and_arguments(context: LintContext) -> Iterator[Diagnostic]:
     """The accelerate config and the training arguments differ in mixed precision.
 
     A true argument wins over the accelerate config; a false one does not, and the accelerate config wins.
     """
-    launch = world.precision
-    if launch is None or not world.trainer_run:
+    launch = context.precision
+    if launch is None or not context.trainer_run:
         return
     there = str(launch.value).lower() if launch.value is not False else "no"
     for name in ("bf16", "fp16"):
-        setting = world.arg(name)
+        setting = context.arg(name)
         if setting is None or not isinstance(setting.value, bool):
             continue
         if setting.value and there != name and there in ("bf16", "fp16", "no"):
-            yield Said(
+            yield Diagnostic(
                 setting,
                 f"{name} wins over mixed_precision {there} in {launch.place.file}:{launch.place.line}",
             )
-        elif not setting.value and there == name and world.distributed_type != "DEEPSPEED":  # XL217 there
-            yield Said(
+        elif not setting.value and there == name and context.distributed_type != "DEEPSPEED":  # XL217 there
+            yield Diagnostic(
                 setting, f"{name} is false here and runs all the same: mixed_precision {there} in "
                 f"{launch.place.file}:{launch.place.line} wins", set_value(setting, True),
             )  # fmt: skip
@@ -57,25 +57,27 @@ def precision_of_yaml_and_arguments(world: World) -> Iterator[Said]:
     | ds(bf16={"enabled": "auto"})
     | {"launch.sh": "accelerate launch --config_file accelerate.yaml --mixed_precision bf16 train.py\n"},
 )
-def precision_of_yaml_and_deepspeed(world: World) -> Iterator[Said]:
+def precision_of_yaml_and_deepspeed(context: LintContext) -> Iterator[Diagnostic]:
     """The accelerate layer and the DeepSpeed JSON differ in precision.
 
     The other precision enabled in the JSON is a ValueError; the same one disabled there wins in silence,
     and the run is in fp32.
     """
-    launch = world.precision
+    launch = context.precision
     if launch is None or str(launch.value) not in ("bf16", "fp16"):
         return
     mine, other = (str(launch.value), "fp16" if launch.value == "bf16" else "bf16")
-    enabled = world.ds(f"{other}.enabled")
+    enabled = context.ds(f"{other}.enabled")
     if enabled and true(enabled.value):
-        yield Said(
+        yield Diagnostic(
             enabled,
             f"{other} is enabled here, mixed_precision is {launch.told}: accelerate refuses the two",
         )
-    disabled = world.ds(f"{mine}.enabled")
+    disabled = context.ds(f"{mine}.enabled")
     if disabled and disabled.value is False:
-        yield Said(disabled, f"{mine} is off here and wins over mixed_precision {launch.told}: the run is in fp32")
+        yield Diagnostic(
+            disabled, f"{mine} is off here and wins over mixed_precision {launch.told}: the run is in fp32"
+        )
 
 
 @rule(
@@ -85,22 +87,22 @@ def precision_of_yaml_and_deepspeed(world: World) -> Iterator[Said]:
     fails=ds(bf16={"enabled": True}) | args(fp16=True, per_device_train_batch_size=2),
     passes=ds(bf16={"enabled": True}) | args(bf16=True, per_device_train_batch_size=2),
 )
-def precision_of_deepspeed_and_arguments(world: World) -> Iterator[Said]:
+def precision_of_deepspeed_and_arguments(context: LintContext) -> Iterator[Diagnostic]:
     """The DeepSpeed JSON and the training arguments differ in precision: the Trainer refuses them.
 
     An argument that is not written counts as false.
     """
-    if not world.trainer_run:
+    if not context.trainer_run:
         return
     for name in ("fp16", "bf16"):
-        setting = world.ds(f"{name}.enabled")
+        setting = context.ds(f"{name}.enabled")
         if setting is None or not isinstance(setting.value, bool):
             continue
-        asked = world.arg_true(name) or world.arg_true(f"{name}_full_eval")
+        asked = context.arg_true(name) or context.arg_true(f"{name}_full_eval")
         if setting.value != asked:
             fix = set_value(setting, "auto")
             shown = f"{name} is {str(asked).lower()} in the training arguments"
-            yield Said(setting, f"{str(setting.value).lower()} here, {shown}: the Trainer refuses the two", fix)
+            yield Diagnostic(setting, f"{str(setting.value).lower()} here, {shown}: the Trainer refuses the two", fix)
 
 
 @rule(
@@ -110,23 +112,23 @@ def precision_of_deepspeed_and_arguments(world: World) -> Iterator[Said]:
     fails=zero("zero_stage: 2") | args(per_device_train_batch_size=2),
     passes=zero("zero_stage: 2") | args(per_device_train_batch_size=2, bf16=True),
 )
-def precision_only_in_the_yaml(world: World) -> Iterator[Said]:
+def precision_only_in_the_yaml(context: LintContext) -> Iterator[Diagnostic]:
     """mixed_precision stands in a DeepSpeed launch only, not in the training arguments.
 
     accelerate enables it in the DeepSpeed config first; then the Trainer compares that with bf16 and fp16
     of its own, which count as false where they are not written, and refuses the run once the model is
     loaded. Without DeepSpeed the accelerate config alone is enough.
     """
-    launch = world.precision
-    if launch is None or str(launch.value) not in ("bf16", "fp16") or not world.trainer_run:
+    launch = context.precision
+    if launch is None or str(launch.value) not in ("bf16", "fp16") or not context.trainer_run:
         return
-    if world.distributed_type != "DEEPSPEED" or world.arg_true("deepspeed"):
+    if context.distributed_type != "DEEPSPEED" or context.arg_true("deepspeed"):
         return
     name = str(launch.value)
-    if "deepspeed" in world.kinds and world.deepspeed.get(f"{name}.enabled", "auto") != "auto":
+    if "deepspeed" in context.kinds and context.deepspeed.get(f"{name}.enabled", "auto") != "auto":
         return  # XL203 compares the JSON
-    if not (world.arg_true("bf16") or world.arg_true("fp16") or world.arg_true(f"{name}_full_eval")):
-        written = world.arg(name)
-        fix = set_value(written, True) if written else add(world.args, "", name, True)
+    if not (context.arg_true("bf16") or context.arg_true("fp16") or context.arg_true(f"{name}_full_eval")):
+        written = context.arg(name)
+        fix = set_value(written, True) if written else add(context.args, "", name, True)
         message = f"{name} only here: under DeepSpeed the Trainer wants {name}: true in its arguments too"
-        yield Said(launch, message, fix)
+        yield Diagnostic(launch, message, fix)

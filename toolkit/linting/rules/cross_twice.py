@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from toolkit.linting.context import LintContext, same
 from toolkit.linting.edits import remove
 from toolkit.linting.examples import acc, args, ds, fsdp2, multi_gpu, zero
-from toolkit.linting.model import Said
+from toolkit.linting.model import Diagnostic
 from toolkit.linting.registry import rule
-from toolkit.linting.world import World, same
 
 _PLUGIN_CHECK = "accelerate 1.15.0 utils/dataclasses.py:DeepSpeedPlugin._deepspeed_config_checks (ValueError)"
 _FILE = ("deepspeed_config_file: ds.json",)
@@ -27,14 +27,14 @@ _REFUSED = {
     fails=zero(*_FILE, "zero_stage: 2", top=()) | ds(),
     passes=zero(*_FILE, top=()) | ds(),
 )
-def beside_the_config_file(world: World) -> Iterator[Said]:
+def beside_the_config_file(context: LintContext) -> Iterator[Diagnostic]:
     """deepspeed_config_file stands beside settings that belong into that file.
 
     accelerate raises a ValueError at launch where stage, accumulation, clipping, offload, 16-bit saving or
     mixed_precision stand in the accelerate config too. They are removed here only where the JSON says the
     same.
     """
-    if World._in(world.accelerate, "deepspeed_config.deepspeed_config_file") is None:
+    if LintContext._in(context.accelerate, "deepspeed_config.deepspeed_config_file") is None:
         return
     pairs = {
         "deepspeed_config.gradient_accumulation_steps": "gradient_accumulation_steps",
@@ -48,15 +48,15 @@ def beside_the_config_file(world: World) -> Iterator[Said]:
         "mixed_precision": "",
     }
     for key, twin in pairs.items():
-        setting = World._in(world.accelerate, key)
+        setting = LintContext._in(context.accelerate, key)
         if setting is None or (key == "mixed_precision" and setting.value is None):
             continue
-        theirs = world.deepspeed.get(twin, "none" if key.endswith("_device") else None) if twin else None
+        theirs = context.deepspeed.get(twin, "none" if key.endswith("_device") else None) if twin else None
         agreed = same(theirs, setting.value)
         if key == "mixed_precision":
-            agreed = world.deepspeed.get(f"{setting.value}.enabled") is True
+            agreed = context.deepspeed.get(f"{setting.value}.enabled") is True
         fix = remove(setting) if agreed else None
-        yield Said(
+        yield Diagnostic(
             setting,
             f"{setting.name} may not stand beside deepspeed_config_file: accelerate refuses the file at launch",
             fix,
@@ -74,21 +74,21 @@ def beside_the_config_file(world: World) -> Iterator[Said]:
     | args(deepspeed="ds.json", per_device_train_batch_size=2, bf16=True)
     | ds(3, zero={"stage3_gather_16bit_weights_on_model_save": True}),
 )
-def deepspeed_twice(world: World) -> Iterator[Said]:
+def deepspeed_twice(context: LintContext) -> Iterator[Diagnostic]:
     """DeepSpeed is configured in the accelerate config and in the training arguments.
 
     The Trainer builds the plugin from its own file, and accelerate refuses it because the accelerate config
     sets DeepSpeed keys too.
     """
-    setting = world.arg("deepspeed")
-    if setting is None or not world.arg_true("deepspeed") or world.distributed_type != "DEEPSPEED":
+    setting = context.arg("deepspeed")
+    if setting is None or not context.arg_true("deepspeed") or context.distributed_type != "DEEPSPEED":
         return
-    written = [key for key in world.accelerate.section("deepspeed_config") if key in _REFUSED]
-    written += ["mixed_precision"] if world.accelerate.get("mixed_precision") is not None else []
+    written = [key for key in context.accelerate.section("deepspeed_config") if key in _REFUSED]
+    written += ["mixed_precision"] if context.accelerate.get("mixed_precision") is not None else []
     if written:
         listed = ", ".join(written)
-        message = f"accelerate refuses a DeepSpeed config from here beside {listed} in {world.accelerate.path}"
-        yield Said(setting, message)
+        message = f"accelerate refuses a DeepSpeed config from here beside {listed} in {context.accelerate.path}"
+        yield Diagnostic(setting, message)
 
 
 @rule(
@@ -98,12 +98,12 @@ def deepspeed_twice(world: World) -> Iterator[Said]:
     fails=fsdp2() | args(fsdp=True, fsdp_config={"version": 1}),
     passes=fsdp2() | args(fsdp=True, fsdp_config={"version": 2}),
 )
-def fsdp_twice(world: World) -> Iterator[Said]:
+def fsdp_twice(context: LintContext) -> Iterator[Diagnostic]:
     """FSDP is configured in the accelerate config and, otherwise, in the training arguments.
 
     With `fsdp` set the Trainer builds the plugin from the training arguments: what they set wins.
     """
-    if not world.trainer_fsdp or world.distributed_type != "FSDP":
+    if not context.trainer_fsdp or context.distributed_type != "FSDP":
         return
     for name, yaml_name, default in (
         ("version", "version", 2),
@@ -111,11 +111,11 @@ def fsdp_twice(world: World) -> Iterator[Said]:
         ("cpu_offload", "offload_params", False),
         ("state_dict_type", "state_dict_type", "FULL_STATE_DICT"),
     ):
-        theirs = world.acc(f"fsdp_config.fsdp_{yaml_name}")
-        mine = world.fsdp(name)
+        theirs = context.acc(f"fsdp_config.fsdp_{yaml_name}")
+        mine = context.fsdp(name)
         value = mine.value if mine is not None else default
         if theirs is not None and str(theirs.value).lower() != str(value).lower():
-            yield Said(
+            yield Diagnostic(
                 theirs,
                 f"{theirs.value} here has no effect: the Trainer uses {value} from the training arguments",
             )
@@ -128,8 +128,8 @@ def fsdp_twice(world: World) -> Iterator[Said]:
     fails=zero("zero_stage: 2") | args(fsdp=True),
     passes=acc("distributed_type: FSDP", "num_processes: 2") | args(fsdp=True),
 )
-def fsdp_and_deepspeed(world: World) -> Iterator[Said]:
+def fsdp_and_deepspeed(context: LintContext) -> Iterator[Diagnostic]:
     """FSDP in the training arguments together with DeepSpeed: the Trainer refuses the two."""
-    setting = world.arg("fsdp")
-    if setting and world.trainer_fsdp and (world.distributed_type == "DEEPSPEED" or world.arg_true("deepspeed")):
-        yield Said(setting, "fsdp is set while DeepSpeed is on: the Trainer refuses the two")
+    setting = context.arg("fsdp")
+    if setting and context.trainer_fsdp and (context.distributed_type == "DEEPSPEED" or context.arg_true("deepspeed")):
+        yield Diagnostic(setting, "fsdp is set while DeepSpeed is on: the Trainer refuses the two")

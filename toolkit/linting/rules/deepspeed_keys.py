@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from toolkit.linting import keys
+from toolkit.linting.context import LintContext
 from toolkit.linting.edits import remove, rename
 from toolkit.linting.examples import ds
-from toolkit.linting.model import Said, Setting
+from toolkit.linting.model import Diagnostic, Setting
 from toolkit.linting.near import meant, nearest
 from toolkit.linting.registry import rule
-from toolkit.linting.world import World
 
 # Sections that are pydantic models with extra="forbid": an unknown key there is refused.
 STRICT = (
@@ -59,21 +59,21 @@ def _comment(key: str) -> bool:
     fails=ds(gradient_cliping=0.5),
     passes=ds(),
 )
-def unknown_top_level(world: World) -> Iterator[Said]:
+def unknown_top_level(context: LintContext) -> Iterator[Diagnostic]:
     """DeepSpeed does not know a top-level key.
 
     It reads the top level by name and ignores the rest: a misspelt gradient_clipping clips at the default,
     1.0.
     """
     known = keys.section("deepspeed", "")
-    for key, entry in world.deepspeed.section("").items():
+    for key, entry in context.deepspeed.section("").items():
         if key in known or _comment(key) or key in keys.section("deepspeed", "removed"):
             continue
-        setting = Setting(world.deepspeed, key, entry)
+        setting = Setting(context.deepspeed, key, entry)
         near = nearest(key, known)
         default = known[near].default if near else None
         then = f": your run would use {near}'s default, {default}" if default is not None else ""
-        yield Said(
+        yield Diagnostic(
             setting,
             f'unknown key "{key}"{meant(near)}; DeepSpeed ignores unknown top-level keys{then}',
             rename(setting, near) if near else None,
@@ -88,23 +88,25 @@ def unknown_top_level(world: World) -> Iterator[Said]:
     fails=ds(zero={"overlap_com": True}),
     passes=ds(zero={"overlap_comm": True, "reduce_bucket_size": 50000000}),
 )
-def unknown_nested(world: World) -> Iterator[Said]:
+def unknown_nested(context: LintContext) -> Iterator[Diagnostic]:
     """A section of the DeepSpeed config has a key that its model refuses.
 
     These sections are pydantic models that forbid extra keys: the engine raises a ValidationError.
     """
     for section in STRICT:
         known = keys.section("deepspeed", section)
-        for key, entry in world.deepspeed.section(section).items():
+        for key, entry in context.deepspeed.section(section).items():
             if key in known or key in keys.section("deepspeed", "removed.zero_optimization"):
                 continue
-            setting = Setting(world.deepspeed, f"{section}.{key}", entry)
+            setting = Setting(context.deepspeed, f"{section}.{key}", entry)
             if key.startswith("//"):
-                yield Said(setting, f"{section} takes no comments: DeepSpeed refuses every key that it does not know")
+                yield Diagnostic(
+                    setting, f"{section} takes no comments: DeepSpeed refuses every key that it does not know"
+                )
                 continue
             near = nearest(key, known)
             message = f'unknown key "{key}" in {section}{meant(near)}; DeepSpeed refuses it'
-            yield Said(setting, message, rename(setting, near) if near else None)
+            yield Diagnostic(setting, message, rename(setting, near) if near else None)
 
 
 @rule(
@@ -114,19 +116,19 @@ def unknown_nested(world: World) -> Iterator[Said]:
     fails=ds(activation_checkpointing={"partition_activation": True}),
     passes=ds(flops_profiler={"enabled": False}),
 )
-def unknown_ignored(world: World) -> Iterator[Said]:
+def unknown_ignored(context: LintContext) -> Iterator[Diagnostic]:
     """A section of the DeepSpeed config has a key that nothing reads.
 
     These sections are read key by key, so a misspelt one leaves its default in force.
     """
     for section in _LOOSE:
         known = keys.section("deepspeed", section)
-        for key, entry in world.deepspeed.section(section).items():
+        for key, entry in context.deepspeed.section(section).items():
             if key not in known and not _comment(key):
-                setting = Setting(world.deepspeed, f"{section}.{key}", entry)
+                setting = Setting(context.deepspeed, f"{section}.{key}", entry)
                 near = nearest(key, known)
                 message = f'unknown key "{key}" in {section}{meant(near)}; nothing reads it'
-                yield Said(setting, message, rename(setting, near) if near else None)
+                yield Diagnostic(setting, message, rename(setting, near) if near else None)
 
 
 @rule(
@@ -136,18 +138,18 @@ def unknown_ignored(world: World) -> Iterator[Said]:
     fails=ds(elasticity={"enabled": True}),
     passes=ds(),
 )
-def removed_feature(world: World) -> Iterator[Said]:
+def removed_feature(context: LintContext) -> Iterator[Diagnostic]:
     """A feature that this DeepSpeed has removed.
 
     The engine raises DeepSpeedConfigError; older versions took the key.
     """
     for prefix, section in (("", "removed"), ("zero_optimization", "removed.zero_optimization")):
         reasons: dict[str, Any] = keys.package("deepspeed")["sections"][section]
-        for key, entry in world.deepspeed.section(prefix).items():
+        for key, entry in context.deepspeed.section(prefix).items():
             if key in reasons:
                 why = reasons[key]["why"].partition(" See http")[0].strip()
-                setting = Setting(world.deepspeed, f"{prefix}.{key}".lstrip("."), entry)
-                yield Said(setting, f"refused by DeepSpeed {keys.versions('deepspeed')[-1]}: {why}")
+                setting = Setting(context.deepspeed, f"{prefix}.{key}".lstrip("."), entry)
+                yield Diagnostic(setting, f"refused by DeepSpeed {keys.versions('deepspeed')[-1]}: {why}")
 
 
 @rule(
@@ -157,21 +159,21 @@ def removed_feature(world: World) -> Iterator[Said]:
     fails=ds(3, zero={"stage3_gather_fp16_weights_on_model_save": True}),
     passes=ds(3, zero={"stage3_gather_16bit_weights_on_model_save": True}),
 )
-def deprecated_key(world: World) -> Iterator[Said]:
+def deprecated_key(context: LintContext) -> Iterator[Diagnostic]:
     """A ZeRO key under its old name.
 
     DeepSpeed still maps it to the new one, with a warning on every rank.
     """
     for key, new in _DEPRECATED.items():
-        setting = world.ds(f"zero_optimization.{key}")
-        if setting is None or world.ds(f"zero_optimization.{new}") is not None:
+        setting = context.ds(f"zero_optimization.{key}")
+        if setting is None or context.ds(f"zero_optimization.{new}") is not None:
             continue
         fix = None
         if key.startswith("stage3"):
             fix = rename(setting, new)
         elif setting.value is False:
             fix = remove(setting)
-        yield Said(setting, f"{key} is deprecated: {new} takes its place", fix)
+        yield Diagnostic(setting, f"{key} is deprecated: {new} takes its place", fix)
 
 
 @rule(
@@ -181,15 +183,15 @@ def deprecated_key(world: World) -> Iterator[Said]:
     fails=ds(zero={"cpu_offload": True, "offload_optimizer": {"device": "cpu"}}),
     passes=ds(zero={"offload_optimizer": {"device": "cpu", "pin_memory": True}}),
 )
-def old_and_new_name(world: World) -> Iterator[Said]:
+def old_and_new_name(context: LintContext) -> Iterator[Diagnostic]:
     """A deprecated ZeRO key stands beside the one that replaced it.
 
     DeepSpeed asserts that only one of them is there.
     """
     for key, new in _DEPRECATED.items():
-        setting = world.ds(f"zero_optimization.{key}")
-        if setting is not None and key != "cpu_offload_use_pin_memory" and world.ds(f"zero_optimization.{new}"):
-            yield Said(
+        setting = context.ds(f"zero_optimization.{key}")
+        if setting is not None and key != "cpu_offload_use_pin_memory" and context.ds(f"zero_optimization.{new}"):
+            yield Diagnostic(
                 setting,
                 f"{key} and its successor {new} are both here: DeepSpeed refuses that",
                 remove(setting),

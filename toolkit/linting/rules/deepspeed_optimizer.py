@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from toolkit.linting import keys
+from toolkit.linting.context import LintContext, true
 from toolkit.linting.edits import add
 from toolkit.linting.examples import ds
-from toolkit.linting.model import Said
+from toolkit.linting.model import Diagnostic
 from toolkit.linting.near import meant, nearest
 from toolkit.linting.registry import rule
-from toolkit.linting.world import World, true
 
 _OPTIMIZERS = ("adagrad", "adam", "adamw", "lamb", "muadam", "muadamw", "musgd", "lion", "muon")
 _TORCH_OPTIMIZERS = (
@@ -28,18 +28,18 @@ _SCHEDULERS = ("LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCo
     fails=ds(optimizer={"type": "SGD", "params": {"lr": 0.1}}),
     passes=ds(optimizer={"type": "SGD", "params": {"lr": 0.1}}, zero_allow_untested_optimizer=True),
 )
-def untested_optimizer(world: World) -> Iterator[Said]:
+def untested_optimizer(context: LintContext) -> Iterator[Diagnostic]:
     """An optimizer that ZeRO was not tested with.
 
     The engine asserts zero_allow_untested_optimizer for every optimizer but its own and Adam's kin.
     """
-    setting = world.ds("optimizer.type")
-    if setting is None or world.deepspeed.get("zero_optimization.stage", 0) in (0, "0"):
+    setting = context.ds("optimizer.type")
+    if setting is None or context.deepspeed.get("zero_optimization.stage", 0) in (0, "0"):
         return
     untested = str(setting.value) in _TORCH_OPTIMIZERS and str(setting.value).lower() not in _OPTIMIZERS
-    if untested and not true(world.deepspeed.get("zero_allow_untested_optimizer")):
-        fix = add(world.deepspeed, "", "zero_allow_untested_optimizer", True)
-        yield Said(
+    if untested and not true(context.deepspeed.get("zero_allow_untested_optimizer")):
+        fix = add(context.deepspeed, "", "zero_allow_untested_optimizer", True)
+        yield Diagnostic(
             setting,
             f"{setting.value} is untested with ZeRO: the engine asks for zero_allow_untested_optimizer",
             fix,
@@ -53,9 +53,9 @@ def untested_optimizer(world: World) -> Iterator[Said]:
     fails=ds(optimizer={"type": "OneBitAdam", "params": {"lr": 1e-4}}),
     passes=ds(optimizer={"type": "AdamW", "params": {"lr": 1e-4}}),
 )
-def unknown_optimizer(world: World) -> Iterator[Said]:
+def unknown_optimizer(context: LintContext) -> Iterator[Diagnostic]:
     """An optimizer that neither DeepSpeed nor torch has."""
-    setting = world.ds("optimizer.type")
+    setting = context.ds("optimizer.type")
     known = [*_OPTIMIZERS, *_TORCH_OPTIMIZERS]
     if (
         setting
@@ -63,7 +63,7 @@ def unknown_optimizer(world: World) -> Iterator[Said]:
         and setting.value.lower() not in _OPTIMIZERS
         and setting.value not in known
     ):
-        yield Said(
+        yield Diagnostic(
             setting,
             f"no optimizer {setting.value!r} in DeepSpeed 0.19.8 or torch{meant(nearest(setting.value, known))}",
         )
@@ -76,17 +76,17 @@ def unknown_optimizer(world: World) -> Iterator[Said]:
     fails=ds(scheduler={"type": "WarmupLR", "params": {"total_num_steps": 100}}),
     passes=ds(scheduler={"type": "WarmupDecayLR", "params": {"total_num_steps": 100}}),
 )
-def scheduler_parameter(world: World) -> Iterator[Said]:
+def scheduler_parameter(context: LintContext) -> Iterator[Diagnostic]:
     """A parameter that this DeepSpeed scheduler does not take.
 
     The parameters go to the scheduler's constructor as they are: it raises a TypeError.
     """
-    kind = world.deepspeed.get("scheduler.type")
+    kind = context.deepspeed.get("scheduler.type")
     if kind not in _SCHEDULERS:
         return
     facts = keys.package("deepspeed")["sections"]["scheduler.params"]
     takes = [key for key, fact in facts.items() if kind in fact["schedulers"]]
-    for key in world.deepspeed.section("scheduler.params"):
+    for key in context.deepspeed.section("scheduler.params"):
         if key not in takes and not key.startswith("//"):
-            setting = world.ds(f"scheduler.params.{key}")
-            yield Said(setting, f'{kind} takes no "{key}"{meant(nearest(key, takes))}')
+            setting = context.ds(f"scheduler.params.{key}")
+            yield Diagnostic(setting, f'{kind} takes no "{key}"{meant(nearest(key, takes))}')

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from toolkit.linting.context import LintContext, number, true
 from toolkit.linting.edits import add
 from toolkit.linting.examples import ds
-from toolkit.linting.model import Said
+from toolkit.linting.model import Diagnostic
 from toolkit.linting.near import nearest
 from toolkit.linting.registry import rule
-from toolkit.linting.world import World, number, true
 
 
 @rule(
@@ -19,11 +19,11 @@ from toolkit.linting.world import World, number, true
     fails=ds(fp16={"enabled": True}, bf16={"enabled": True}),
     passes=ds(fp16={"enabled": False}, bf16={"enabled": True}),
 )
-def two_precisions(world: World) -> Iterator[Said]:
+def two_precisions(context: LintContext) -> Iterator[Diagnostic]:
     """fp16 and bf16 are both enabled."""
-    half, brain = world.ds("fp16.enabled"), world.ds("bf16.enabled")
+    half, brain = context.ds("fp16.enabled"), context.ds("bf16.enabled")
     if half and brain and true(half.value) and true(brain.value):
-        yield Said(half, "fp16 and bf16 are both enabled: DeepSpeed asserts that only one is")
+        yield Diagnostic(half, "fp16 and bf16 are both enabled: DeepSpeed asserts that only one is")
 
 
 @rule(
@@ -33,17 +33,17 @@ def two_precisions(world: World) -> Iterator[Said]:
     fails=ds(fp16={"enabled": True, "loss_scale_window": 0}),
     passes=ds(fp16={"enabled": True, "loss_scale_window": 1000}),
 )
-def loss_scale_cannot_move(world: World) -> Iterator[Said]:
+def loss_scale_cannot_move(context: LintContext) -> Iterator[Diagnostic]:
     """Dynamic loss scaling with a window or a floor of zero.
 
     DeepSpeed refuses it where fp16 is enabled with loss_scale 0.
     """
-    if not true(world.deepspeed.get("fp16.enabled")) or world.deepspeed.get("fp16.loss_scale", 0) != 0:
+    if not true(context.deepspeed.get("fp16.enabled")) or context.deepspeed.get("fp16.loss_scale", 0) != 0:
         return
     for key in ("loss_scale_window", "min_loss_scale"):
-        setting = world.ds(f"fp16.{key}")
+        setting = context.ds(f"fp16.{key}")
         if setting is not None and number(setting.value) and setting.value <= 0:
-            yield Said(setting, f"{key} must be above 0 where the loss scale is dynamic")
+            yield Diagnostic(setting, f"{key} must be above 0 where the loss scale is dynamic")
 
 
 @rule(
@@ -53,14 +53,14 @@ def loss_scale_cannot_move(world: World) -> Iterator[Said]:
     fails=ds(3, gradient_allreduce_op="sum"),
     passes=ds(2, gradient_allreduce_op="sum"),
 )
-def sum_under_stage_3(world: World) -> Iterator[Said]:
+def sum_under_stage_3(context: LintContext) -> Iterator[Diagnostic]:
     """Gradients are to be summed under ZeRO-3.
 
     `gradient_allreduce_op: sum` is refused with stage 3; with mean, divide by the tokens yourself.
     """
-    setting = world.ds("gradient_allreduce_op")
-    if setting and str(setting.value).lower() == "sum" and world.deepspeed.get("zero_optimization.stage") == 3:
-        yield Said(setting, "gradient_allreduce_op sum is not supported with ZeRO stage 3")
+    setting = context.ds("gradient_allreduce_op")
+    if setting and str(setting.value).lower() == "sum" and context.deepspeed.get("zero_optimization.stage") == 3:
+        yield Diagnostic(setting, "gradient_allreduce_op sum is not supported with ZeRO stage 3")
 
 
 @rule(
@@ -70,18 +70,18 @@ def sum_under_stage_3(world: World) -> Iterator[Said]:
     fails=ds(bf16={"enabled": True, "bf16_optimizer_states": True}),
     passes=ds(bf16={"enabled": True, "bf16_optimizer_states": True, "bf16_master_weights_and_grads": True}),
 )
-def bf16_states_alone(world: World) -> Iterator[Said]:
+def bf16_states_alone(context: LintContext) -> Iterator[Diagnostic]:
     """16-bit optimizer states or master weights without what they need.
 
     bf16_optimizer_states needs bf16_master_weights_and_grads, and both need ZeRO 1, 2 or 3.
     """
-    states, master = (world.ds(f"bf16.{k}") for k in ("bf16_optimizer_states", "bf16_master_weights_and_grads"))
+    states, master = (context.ds(f"bf16.{k}") for k in ("bf16_optimizer_states", "bf16_master_weights_and_grads"))
     if states and true(states.value) and not (master and true(master.value)):
-        fix = add(world.deepspeed, "bf16", "bf16_master_weights_and_grads", True) if master is None else None
-        yield Said(states, "bf16_optimizer_states requires bf16_master_weights_and_grads", fix)
-    for setting in (states, master, world.ds("fp16.fp16_master_weights_and_grads")):
-        if setting and true(setting.value) and world.deepspeed.get("zero_optimization.stage", 0) in (0, "0"):
-            yield Said(setting, f"{setting.name} is supported only with ZeRO stage 1, 2 or 3")
+        fix = add(context.deepspeed, "bf16", "bf16_master_weights_and_grads", True) if master is None else None
+        yield Diagnostic(states, "bf16_optimizer_states requires bf16_master_weights_and_grads", fix)
+    for setting in (states, master, context.ds("fp16.fp16_master_weights_and_grads")):
+        if setting and true(setting.value) and context.deepspeed.get("zero_optimization.stage", 0) in (0, "0"):
+            yield Diagnostic(setting, f"{setting.name} is supported only with ZeRO stage 1, 2 or 3")
 
 
 @rule(
@@ -99,18 +99,18 @@ def bf16_states_alone(world: World) -> Iterator[Said]:
         "deepspeed_config_file: ds.json\n"
     },
 )
-def no_zero_section(world: World) -> Iterator[Said]:
+def no_zero_section(context: LintContext) -> Iterator[Diagnostic]:
     """No zero_optimization section, read by accelerate or the Trainer.
 
     DeepSpeed alone runs stage 0 then; accelerate's plugin raises a ValueError, and the Trainer goes through
     it.
     """
-    if "deepspeed" not in world.kinds or world.ds("zero_optimization") is not None:
+    if "deepspeed" not in context.kinds or context.ds("zero_optimization") is not None:
         return
-    if world.reader in ("trainer", "accelerator") or "accelerate" in world.kinds:
-        fix = add(world.deepspeed, "", "zero_optimization", {"stage": 0})
-        yield world.at_file(
-            world.deepspeed,
+    if context.reader in ("trainer", "accelerator") or "accelerate" in context.kinds:
+        fix = add(context.deepspeed, "", "zero_optimization", {"stage": 0})
+        yield context.at_file(
+            context.deepspeed,
             "no zero_optimization section: accelerate refuses the file",
             "zero_optimization",
             fix=fix,
@@ -124,20 +124,20 @@ def no_zero_section(world: World) -> Iterator[Said]:
     fails=ds(train_micro_batch_size_per_gpu=None),
     passes=ds(),
 )
-def no_batch_size(world: World) -> Iterator[Said]:
+def no_batch_size(context: LintContext) -> Iterator[Diagnostic]:
     """Neither train_batch_size nor train_micro_batch_size_per_gpu.
 
     DeepSpeed asserts that one of them is there; accelerate and the Trainer fill them only where they are
     "auto".
     """
-    if "deepspeed" in world.kinds and not any(
-        world.ds(key) for key in ("train_batch_size", "train_micro_batch_size_per_gpu")
+    if "deepspeed" in context.kinds and not any(
+        context.ds(key) for key in ("train_batch_size", "train_micro_batch_size_per_gpu")
     ):
         fix = None
-        if world.reader == "trainer":
-            fix = add(world.deepspeed, "", "train_micro_batch_size_per_gpu", "auto")
+        if context.reader == "trainer":
+            fix = add(context.deepspeed, "", "train_micro_batch_size_per_gpu", "auto")
         message = "neither train_batch_size nor train_micro_batch_size_per_gpu: DeepSpeed needs one of them"
-        yield world.at_file(world.deepspeed, message, "train_micro_batch_size_per_gpu", fix=fix)
+        yield context.at_file(context.deepspeed, message, "train_micro_batch_size_per_gpu", fix=fix)
 
 
 @rule(
@@ -147,12 +147,12 @@ def no_batch_size(world: World) -> Iterator[Said]:
     fails=ds(communication_data_type="bfloat16"),
     passes=ds(communication_data_type="bf16"),
 )
-def communication_type(world: World) -> Iterator[Said]:
+def communication_type(context: LintContext) -> Iterator[Diagnostic]:
     """A communication data type that DeepSpeed does not know: it takes fp16, bf16 or fp32."""
     for key in ("communication_data_type", "seq_parallel_communication_data_type"):
-        setting = world.ds(key)
+        setting = context.ds(key)
         if setting and setting.value is not None and str(setting.value).lower() not in ("fp16", "bf16", "fp32", "auto"):
-            yield Said(setting, f"{setting.value!r} is not fp16, bf16 or fp32")
+            yield Diagnostic(setting, f"{setting.value!r} is not fp16, bf16 or fp32")
 
 
 @rule(
@@ -162,14 +162,14 @@ def communication_type(world: World) -> Iterator[Said]:
     fails=ds(optimizer={"type": "AdamW", "params": {"lr": 1e-4, "max_grad_norm": 0.5}}),
     passes=ds(optimizer={"type": "AdamW", "params": {"lr": 1e-4}}),
 )
-def clipping_in_the_optimizer(world: World) -> Iterator[Said]:
+def clipping_in_the_optimizer(context: LintContext) -> Iterator[Diagnostic]:
     """max_grad_norm stands among the optimizer's parameters.
 
     DeepSpeed warns that it is not supported there: gradient_clipping at the top level is.
     """
-    setting = world.ds("optimizer.params.max_grad_norm")
+    setting = context.ds("optimizer.params.max_grad_norm")
     if setting is not None:
-        yield Said(setting, "max_grad_norm has no effect here: gradient_clipping at the top level is what clips")
+        yield Diagnostic(setting, "max_grad_norm has no effect here: gradient_clipping at the top level is what clips")
 
 
 @rule(
@@ -179,14 +179,14 @@ def clipping_in_the_optimizer(world: World) -> Iterator[Said]:
     fails=ds(gradient_clipping=None),
     passes=ds(gradient_clipping=0.0),
 )
-def clipping_nobody_set(world: World) -> Iterator[Said]:
+def clipping_nobody_set(context: LintContext) -> Iterator[Diagnostic]:
     """gradient_clipping is not written, and its default clips.
 
     DeepSpeed clips at 1.0 where nothing is written. Write 1.0 if that is meant, 0.0 for no clipping.
     """
-    if "deepspeed" not in world.kinds or world.arg("max_grad_norm") is not None:
+    if "deepspeed" not in context.kinds or context.arg("max_grad_norm") is not None:
         return
-    if nearest("gradient_clipping", world.deepspeed.section("")) is None:
-        fix = add(world.deepspeed, "", "gradient_clipping", 1.0)
+    if nearest("gradient_clipping", context.deepspeed.section("")) is None:
+        fix = add(context.deepspeed, "", "gradient_clipping", 1.0)
         message = "gradient_clipping is not written: DeepSpeed clips at its default, 1.0"
-        yield world.at_file(world.deepspeed, message, "gradient_clipping", fix=fix)
+        yield context.at_file(context.deepspeed, message, "gradient_clipping", fix=fix)

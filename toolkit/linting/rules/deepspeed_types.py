@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from toolkit.linting import keys
+from toolkit.linting.context import LintContext
+from toolkit.linting.context import whole as is_whole
 from toolkit.linting.edits import set_value
 from toolkit.linting.examples import ds
-from toolkit.linting.model import Said, Setting
+from toolkit.linting.model import Diagnostic, Setting
 from toolkit.linting.registry import rule
 from toolkit.linting.rules.deepspeed_keys import STRICT
-from toolkit.linting.world import World
-from toolkit.linting.world import whole as is_whole
 
 _TRUTHS = {"true", "false", "yes", "no", "on", "off", "1", "0", "t", "f", "y", "n"}
 
@@ -63,7 +63,7 @@ def _number(value: Any, types: tuple[str, ...]) -> int | float | None:
     fails=ds(gradient_accumulation_steps="4"),
     passes=ds(gradient_accumulation_steps=4),
 )
-def wrong_type(world: World) -> Iterator[Said]:
+def wrong_type(context: LintContext) -> Iterator[Diagnostic]:
     """A DeepSpeed value has a type that its reader cannot use.
 
     At the top level nothing is converted, so "4" fails where it is first compared; in the sections pydantic
@@ -71,14 +71,14 @@ def wrong_type(world: World) -> Iterator[Said]:
     """
     for section in ("", *STRICT):
         known = keys.section("deepspeed", section)
-        for key, entry in world.deepspeed.section(section).items():
+        for key, entry in context.deepspeed.section(section).items():
             expected = known[key].types if key in known else ()
             wrong = _wrong(entry.node.plain(), expected, strict=not section)
             if wrong:
-                setting = Setting(world.deepspeed, f"{section}.{key}".lstrip("."), entry)
+                setting = Setting(context.deepspeed, f"{section}.{key}".lstrip("."), entry)
                 better = _number(entry.node.value, expected)
                 fix = set_value(setting, better) if better is not None else None
-                yield Said(setting, f"{entry.node.value!r} is not {wrong}: DeepSpeed cannot use it", fix)
+                yield Diagnostic(setting, f"{entry.node.value!r} is not {wrong}: DeepSpeed cannot use it", fix)
 
 
 @rule(
@@ -88,17 +88,17 @@ def wrong_type(world: World) -> Iterator[Said]:
     fails=ds(bf16=True),
     passes=ds(bf16={"enabled": True}),
 )
-def section_is_not_a_mapping(world: World) -> Iterator[Said]:
+def section_is_not_a_mapping(context: LintContext) -> Iterator[Diagnostic]:
     """A section holds a single value.
 
     `"bf16": true` is not `"bf16": {"enabled": true}`: the engine raises a TypeError.
     """
     for key in ("fp16", "bf16", "zero_optimization", "optimizer", "scheduler", "flops_profiler", "aio"):
-        setting = world.ds(key)
+        setting = context.ds(key)
         if setting is None or setting.entry.node.entries is not None:
             continue
         if key == "zero_optimization" and isinstance(setting.value, bool):
             continue  # DS213
         value = setting.value
         fix = set_value(setting, {"enabled": value}) if key in ("fp16", "bf16") and isinstance(value, bool) else None
-        yield Said(setting, f"{key} must be a section of settings, not {value!r}", fix)
+        yield Diagnostic(setting, f"{key} must be a section of settings, not {value!r}", fix)

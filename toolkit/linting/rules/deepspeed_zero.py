@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from toolkit.linting.context import LintContext, number, true
 from toolkit.linting.edits import remove
 from toolkit.linting.examples import args, ds
-from toolkit.linting.model import Said
+from toolkit.linting.model import Diagnostic
 from toolkit.linting.near import meant, nearest
 from toolkit.linting.registry import rule
-from toolkit.linting.world import World, number, true
 
 _SELECTIVE = {"selective": True, "use_reentrant": False}
 
@@ -21,18 +21,18 @@ _SELECTIVE = {"selective": True, "use_reentrant": False}
     fails=ds(zero={"offload_optimizer": {"device": "cpu", "ratio": 0.5}}),
     passes=ds(3, zero={"offload_optimizer": {"device": "cpu", "ratio": 0.5}}),
 )
-def wrong_stage(world: World) -> Iterator[Said]:
+def wrong_stage(context: LintContext) -> Iterator[Diagnostic]:
     """A ZeRO setting that this stage refuses.
 
     Partial offload (ratio below 1) is for stage 3; compute_grad_norm: false for stages 1 and 2.
     """
-    stage = world.deepspeed.get("zero_optimization.stage", 0)
-    ratio = world.ds("zero_optimization.offload_optimizer.ratio")
+    stage = context.deepspeed.get("zero_optimization.stage", 0)
+    ratio = context.ds("zero_optimization.offload_optimizer.ratio")
     if ratio and number(ratio.value) and ratio.value < 1 and stage != 3:
-        yield Said(ratio, f"partial offload (ratio {ratio.value}) is supported only with ZeRO stage 3")
-    norm = world.ds("zero_optimization.compute_grad_norm")
+        yield Diagnostic(ratio, f"partial offload (ratio {ratio.value}) is supported only with ZeRO stage 3")
+    norm = context.ds("zero_optimization.compute_grad_norm")
     if norm and norm.value is False and stage not in (1, 2):
-        yield Said(norm, "compute_grad_norm: false is supported only with ZeRO stage 1 or 2", remove(norm))
+        yield Diagnostic(norm, "compute_grad_norm: false is supported only with ZeRO stage 1 or 2", remove(norm))
 
 
 @rule(
@@ -42,12 +42,14 @@ def wrong_stage(world: World) -> Iterator[Said]:
     fails=ds(3, zero={"offload_param": {"device": "nvme"}}),
     passes=ds(3, zero={"offload_param": {"device": "nvme", "nvme_path": "/local_nvme"}}),
 )
-def nvme_without_path(world: World) -> Iterator[Said]:
+def nvme_without_path(context: LintContext) -> Iterator[Diagnostic]:
     """Offload to NVMe without nvme_path."""
     for section in ("offload_param", "offload_optimizer"):
-        setting = world.ds(f"zero_optimization.{section}.device")
-        if setting and setting.value == "nvme" and not world.deepspeed.get(f"zero_optimization.{section}.nvme_path"):
-            yield Said(setting, f"{section} goes to nvme, but nvme_path is not set: the engine fails when it starts")
+        setting = context.ds(f"zero_optimization.{section}.device")
+        if setting and setting.value == "nvme" and not context.deepspeed.get(f"zero_optimization.{section}.nvme_path"):
+            yield Diagnostic(
+                setting, f"{section} goes to nvme, but nvme_path is not set: the engine fails when it starts"
+            )
 
 
 @rule(
@@ -57,14 +59,16 @@ def nvme_without_path(world: World) -> Iterator[Said]:
     fails=ds(None, zero_optimization=True),
     passes=ds(1),
 )
-def zero_as_a_boolean(world: World) -> Iterator[Said]:
+def zero_as_a_boolean(context: LintContext) -> Iterator[Diagnostic]:
     """zero_optimization is true or false.
 
     The form is deprecated: true means stage 1, false stage 0; accelerate cannot read it.
     """
-    setting = world.ds("zero_optimization")
+    setting = context.ds("zero_optimization")
     if setting is not None and isinstance(setting.value, bool):
-        yield Said(setting, f"a bare {str(setting.value).lower()} is deprecated: it means stage {int(setting.value)}")
+        yield Diagnostic(
+            setting, f"a bare {str(setting.value).lower()} is deprecated: it means stage {int(setting.value)}"
+        )
 
 
 @rule(
@@ -74,19 +78,19 @@ def zero_as_a_boolean(world: World) -> Iterator[Said]:
     fails=ds(4),
     passes=ds(3, zero={"offload_param": {"device": "cpu"}}),
 )
-def no_such_choice(world: World) -> Iterator[Said]:
+def no_such_choice(context: LintContext) -> Iterator[Diagnostic]:
     """A ZeRO stage or offload device that does not exist.
 
     Stages are 0, 1, 2 and 3; devices are none, cpu and nvme, in lower case.
     """
-    stage = world.ds("zero_optimization.stage")
+    stage = context.ds("zero_optimization.stage")
     if stage and stage.entry.node.entries is None and str(stage.value) not in ("0", "1", "2", "3", "auto"):
-        yield Said(stage, f"ZeRO stage {stage.value!r} does not exist: 0, 1, 2 or 3")
+        yield Diagnostic(stage, f"ZeRO stage {stage.value!r} does not exist: 0, 1, 2 or 3")
     for section in ("offload_param", "offload_optimizer"):
-        device = world.ds(f"zero_optimization.{section}.device")
+        device = context.ds(f"zero_optimization.{section}.device")
         if device and device.value not in ("none", "cpu", "nvme", "auto"):
             near = nearest(str(device.value), ("none", "cpu", "nvme"), 0.6)
-            yield Said(device, f"{device.value!r} is not none, cpu or nvme{meant(near)}")
+            yield Diagnostic(device, f"{device.value!r} is not none, cpu or nvme{meant(near)}")
 
 
 @rule(
@@ -97,16 +101,16 @@ def no_such_choice(world: World) -> Iterator[Said]:
     fails=ds(2, zero={"offload_param": {"device": "cpu"}}),
     passes=ds(3, zero={"offload_param": {"device": "cpu"}}),
 )
-def offload_without_stage(world: World) -> Iterator[Said]:
+def offload_without_stage(context: LintContext) -> Iterator[Diagnostic]:
     """Offload that this ZeRO stage cannot do.
 
     Parameters are offloaded by stage 3 only, optimizer states by stages 1 to 3.
     """
-    stage = world.deepspeed.get("zero_optimization.stage", 0)
+    stage = context.deepspeed.get("zero_optimization.stage", 0)
     for section, needs in (("offload_param", (3,)), ("offload_optimizer", (1, 2, 3))):
-        device = world.ds(f"zero_optimization.{section}.device")
+        device = context.ds(f"zero_optimization.{section}.device")
         if device and device.value in ("cpu", "nvme") and stage in (0, 1, 2) and stage not in needs:
-            yield Said(device, f"{section} has no effect with ZeRO stage {stage}: it is for stage {needs[0]}")
+            yield Diagnostic(device, f"{section} has no effect with ZeRO stage {stage}: it is for stage {needs[0]}")
 
 
 @rule(
@@ -116,15 +120,15 @@ def offload_without_stage(world: World) -> Iterator[Said]:
     fails=ds(2, zero={"stage3_prefetch_bucket_size": 50000000}),
     passes=ds(3, zero={"stage3_prefetch_bucket_size": 50000000}),
 )
-def stage_3_keys(world: World) -> Iterator[Said]:
+def stage_3_keys(context: LintContext) -> Iterator[Diagnostic]:
     """Settings of ZeRO-3 under another stage: they have no effect."""
-    stage = world.deepspeed.get("zero_optimization.stage", 0)
+    stage = context.deepspeed.get("zero_optimization.stage", 0)
     if stage not in (0, 1, 2):
         return
-    for key, entry in world.deepspeed.section("zero_optimization").items():
+    for key, entry in context.deepspeed.section("zero_optimization").items():
         if key.startswith("stage3_"):
-            setting = world.of(world.deepspeed, f"zero_optimization.{key}", entry)
-            yield Said(setting, f"{key} has no effect with ZeRO stage {stage}", remove(setting))
+            setting = context.of(context.deepspeed, f"zero_optimization.{key}", entry)
+            yield Diagnostic(setting, f"{key} has no effect with ZeRO stage {stage}", remove(setting))
 
 
 @rule(
@@ -137,7 +141,7 @@ def stage_3_keys(world: World) -> Iterator[Said]:
     passes=ds(3, zero={"stage3_gather_16bit_weights_on_model_save": True, "memory_efficient_linear": False})
     | args(per_device_train_batch_size=2, gradient_checkpointing=True, gradient_checkpointing_kwargs=_SELECTIVE),
 )
-def selective_under_zero_3(world: World) -> Iterator[Said]:
+def selective_under_zero_3(context: LintContext) -> Iterator[Diagnostic]:
     """Selective checkpointing under ZeRO-3: right only where no matrix product is kept.
 
     ZeRO-3's own linear adds the bias in place to the product, and torch does not notice that the kept product has
@@ -145,12 +149,12 @@ def selective_under_zero_3(world: World) -> Iterator[Said]:
     while the loss is right. TRL's policy keeps attention alone, which is right; a policy of one's own that keeps
     products is not, unless memory_efficient_linear is false.
     """
-    if world.zero_stage != 3 or world.deepspeed.get("zero_optimization.memory_efficient_linear") is False:
+    if context.zero_stage != 3 or context.deepspeed.get("zero_optimization.memory_efficient_linear") is False:
         return
     for key in ("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs"):
-        setting = world.arg(f"{key}.selective")
+        setting = context.arg(f"{key}.selective")
         if setting is not None and true(setting.value):
-            yield Said(
+            yield Diagnostic(
                 setting,
                 "right with TRL's own policy alone: where products are kept, ZeRO-3 adds a bias twice in recomputing; "
                 "zero_optimization.memory_efficient_linear: false is right with any",

@@ -5,20 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from toolkit.linting.context import LintContext
 from toolkit.linting.examples import args, fsdp1, fsdp2
-from toolkit.linting.model import Said, Setting
+from toolkit.linting.model import Diagnostic, Setting
 from toolkit.linting.registry import rule
-from toolkit.linting.world import World
 
 _MODEL_KEYS = ("model_name_or_path", "model_name", "base_model", "model")
 # Models of transformers 5.23.0 whose rotary embedding returns float32 whatever the weights are in.
 _FLOAT32_TABLES = re.compile(r"olmo(?!e)|ernie-?4[._]5|lfm-?3", re.IGNORECASE)
 
 
-def _mixed(world: World) -> Setting | None:
+def _mixed(context: LintContext) -> Setting | None:
     """The setting that asks for 16-bit mixed precision, where FSDP comes from accelerate's own config."""
-    setting = world.precision
-    if not world.fsdp_from_yaml or setting is None or str(setting.value).lower() not in ("bf16", "fp16"):
+    setting = context.precision
+    if not context.fsdp_from_yaml or setting is None or str(setting.value).lower() not in ("bf16", "fp16"):
         return None
     return setting
 
@@ -31,21 +31,21 @@ def _mixed(world: World) -> Setting | None:
     fails=fsdp2() | args(model_name_or_path="allenai/OLMo-2-0425-1B"),
     passes=fsdp2() | args(model_name_or_path="meta-llama/Llama-3.2-1B"),
 )
-def tables_rounded_by_blocks(world: World) -> Iterator[Said]:
+def tables_rounded_by_blocks(context: LintContext) -> Iterator[Diagnostic]:
     """FSDP2's mixed precision rounds the rotary tables of a model that keeps them in float32.
 
     FSDP2 casts every floating input of a wrapped block to the compute dtype. OLMo, OLMo-2, OLMo-3 and ERNIE 4.5 hand
-    their blocks cosines and sines in float32 on purpose: each loses up to 2e-3 (bf16), and nothing is said. No key of
+    their blocks cosines and sines in float32 on purpose: each loses up to 2e-3 (bf16), and nothing says so. No key of
     the accelerate config changes it; in code, give the plugin a policy:
     MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False).
     """
-    setting = _mixed(world)
-    if setting is None or world.fsdp_version != 2:
+    setting = _mixed(context)
+    if setting is None or context.fsdp_version != 2:
         return
     for key in _MODEL_KEYS:
-        model = world.arg(key)
+        model = context.arg(key)
         if model is not None and isinstance(model.value, str) and _FLOAT32_TABLES.search(model.value):
-            yield Said(
+            yield Diagnostic(
                 setting,
                 f"FSDP2 rounds the float32 rotary tables of {model.value} to {setting.value}; give the plugin a "
                 "MixedPrecisionPolicy with cast_forward_inputs=False",
@@ -61,7 +61,7 @@ def tables_rounded_by_blocks(world: World) -> Iterator[Said]:
     fails=fsdp1(),
     passes=fsdp2(),
 )
-def buffers_rounded(world: World) -> Iterator[Said]:
+def buffers_rounded(context: LintContext) -> Iterator[Diagnostic]:
     """FSDP1's mixed precision under accelerate rounds buffers too, rotary frequencies among them.
 
     A frequency is off by up to 2**-9 of itself in bf16 (2**-12 in fp16), and so is the angle at every position: at
@@ -69,8 +69,8 @@ def buffers_rounded(world: World) -> Iterator[Said]:
     nothing. FSDP2 keeps buffers as they are; under FSDP1, give the plugin a MixedPrecision with
     buffer_dtype=torch.float32.
     """
-    setting = _mixed(world)
-    if setting is not None and world.fsdp_version == 1:
-        yield Said(
+    setting = _mixed(context)
+    if setting is not None and context.fsdp_version == 1:
+        yield Diagnostic(
             setting, f"under FSDP1 {setting.value} rounds buffers too, rotary frequencies with them; FSDP2 keeps them"
         )

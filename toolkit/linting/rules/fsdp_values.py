@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from toolkit.linting.context import LintContext, true
 from toolkit.linting.edits import remove, set_value
 from toolkit.linting.examples import args, fsdp1, fsdp2, lora
-from toolkit.linting.model import Said
+from toolkit.linting.model import Diagnostic
 from toolkit.linting.registry import rule
-from toolkit.linting.world import World, true
 
 _PLUGIN = "accelerate 1.15.0 utils/dataclasses.py:FullyShardedDataParallelPlugin.__post_init__"
 
@@ -20,21 +20,21 @@ _PLUGIN = "accelerate 1.15.0 utils/dataclasses.py:FullyShardedDataParallelPlugin
     fails=fsdp1("fsdp_cpu_ram_efficient_loading: true", "fsdp_sync_module_states: false"),
     passes=fsdp1("fsdp_cpu_ram_efficient_loading: true", "fsdp_sync_module_states: true"),
 )
-def loading_without_sync(world: World) -> Iterator[Said]:
+def loading_without_sync(context: LintContext) -> Iterator[Diagnostic]:
     """cpu_ram_efficient_loading without sync_module_states.
 
     Only rank 0 loads the weights then, and the others train from garbage unless the states are synchronised.
     accelerate launch refuses the pair (cpu_ram_efficient_loading is true by default); plugins made in code or
     through quoted text are switched to true with a warning.
     """
-    sync, loading = world.fsdp("sync_module_states"), world.fsdp("cpu_ram_efficient_loading")
-    if sync is None or true(sync.value) or world.uses != "fsdp":
+    sync, loading = context.fsdp("sync_module_states"), context.fsdp("cpu_ram_efficient_loading")
+    if sync is None or true(sync.value) or context.uses != "fsdp":
         return
-    loads = true(loading.value) if loading is not None else not world.trainer_fsdp
-    if loads and not (world.trainer_fsdp and world.fsdp_version == 2):
-        fix = set_value(sync, True) if world.fsdp_version == 1 else remove(sync)
+    loads = true(loading.value) if loading is not None else not context.trainer_fsdp
+    if loads and not (context.trainer_fsdp and context.fsdp_version == 2):
+        fix = set_value(sync, True) if context.fsdp_version == 1 else remove(sync)
         loaded = "is true" if loading is not None else "is true by default"
-        yield Said(
+        yield Diagnostic(
             sync,
             f"sync_module_states is false while cpu_ram_efficient_loading {loaded}: only rank 0 would have the weights",
             fix,
@@ -48,22 +48,22 @@ def loading_without_sync(world: World) -> Iterator[Said]:
     fails=fsdp1("fsdp_use_orig_params: false") | lora(),
     passes=fsdp1("fsdp_use_orig_params: true") | lora(),
 )
-def orig_params_and_lora(world: World) -> Iterator[Said]:
+def orig_params_and_lora(context: LintContext) -> Iterator[Diagnostic]:
     """use_orig_params: false with LoRA under FSDP1.
 
     A unit that mixes frozen and trained weights cannot be flattened uniformly: it is refused, or frozen
     weights get gradients. PEFT's page shows false (with a wrap policy of its own), TRL's files true.
     """
-    setting = world.fsdp("use_orig_params")
-    if setting and not true(setting.value) and world.fsdp_version == 1 and world.uses == "fsdp":
-        if world.lora:
-            yield Said(
+    setting = context.fsdp("use_orig_params")
+    if setting and not true(setting.value) and context.fsdp_version == 1 and context.uses == "fsdp":
+        if context.lora:
+            yield Diagnostic(
                 setting,
                 "use_orig_params false with LoRA: frozen and trained weights cannot share a unit",
                 set_value(setting, True),
             )
         else:
-            yield Said(
+            yield Diagnostic(
                 setting,
                 "use_orig_params false: with LoRA or frozen weights FSDP1 would refuse its units",
                 severity="note",
@@ -78,18 +78,18 @@ def orig_params_and_lora(world: World) -> Iterator[Said]:
     fails=fsdp1() | lora() | args(torch_dtype="bfloat16", bf16=True),
     passes=fsdp2() | lora() | args(torch_dtype="bfloat16", bf16=True),
 )
-def adapters_in_fp32(world: World) -> Iterator[Said]:
+def adapters_in_fp32(context: LintContext) -> Iterator[Diagnostic]:
     """16-bit base weights and fp32 adapters in one FSDP1 unit.
 
     PEFT keeps the adapters of a 16-bit model in fp32 (autocast_adapter_dtype), and FSDP1 flattens a unit only
     where all its tensors have one dtype. FSDP2 shards each tensor on its own.
     """
-    if world.fsdp_version != 1 or world.uses != "fsdp" or not world.lora:
+    if context.fsdp_version != 1 or context.uses != "fsdp" or not context.lora:
         return
     for key in ("torch_dtype", "dtype", "model_dtype"):
-        setting = world.arg(key)
+        setting = context.arg(key)
         if setting and str(setting.value) in ("bfloat16", "float16", "bf16", "fp16"):
-            yield Said(
+            yield Diagnostic(
                 setting,
                 f"{setting.value} base weights and fp32 adapters cannot share an FSDP1 unit; "
                 "use FSDP2 or load the base in float32",
@@ -103,27 +103,27 @@ def adapters_in_fp32(world: World) -> Iterator[Said]:
     fails=fsdp2("fsdp_activation_checkpointing: true") | lora(lora_dropout=0.1),
     passes=fsdp2("fsdp_activation_checkpointing: true") | lora(lora_dropout=0.0),
 )
-def checkpointing_and_dropout(world: World) -> Iterator[Said]:
+def checkpointing_and_dropout(context: LintContext) -> Iterator[Diagnostic]:
     """FSDP2's activation checkpointing with dropout: the gradients are wrong.
 
     accelerate 1.15 recomputes without restoring the random state, so the second pass draws other dropout
     masks: gradients are about 43 % off while the loss agrees to six digits. A note where no dropout is in
     sight.
     """
-    setting = world.fsdp("activation_checkpointing")
-    if setting is None or not true(setting.value) or world.fsdp_version != 2 or world.uses != "fsdp":
+    setting = context.fsdp("activation_checkpointing")
+    if setting is None or not true(setting.value) or context.fsdp_version != 2 or context.uses != "fsdp":
         return
-    dropout = world.lora_dropout
+    dropout = context.lora_dropout
     for key in ("attention_dropout", "dropout", "hidden_dropout"):
-        found = world.arg(key)
+        found = context.arg(key)
         dropout = dropout or (found if found and isinstance(found.value, float) and found.value > 0 else None)
     if dropout is not None:
-        yield Said(
+        yield Diagnostic(
             setting,
             f"recomputation draws new dropout masks: with {dropout.name} {dropout.value} the gradients are wrong",
         )
-    elif world.lora_key("lora_dropout") is None and world.arg("lora_dropout") is None:
-        yield Said(setting, "right only without dropout: recomputation draws new dropout masks", severity="note")
+    elif context.lora_key("lora_dropout") is None and context.arg("lora_dropout") is None:
+        yield Diagnostic(setting, "right only without dropout: recomputation draws new dropout masks", severity="note")
 
 
 @rule(
@@ -133,13 +133,13 @@ def checkpointing_and_dropout(world: World) -> Iterator[Said]:
     fails=fsdp2("fsdp_activation_checkpointing_offload: true"),
     passes=fsdp2("fsdp_activation_checkpointing_offload: true", "fsdp_activation_checkpointing: true"),
 )
-def offload_of_no_checkpoints(world: World) -> Iterator[Said]:
+def offload_of_no_checkpoints(context: LintContext) -> Iterator[Diagnostic]:
     """Offloaded activation checkpoints without checkpointing, or under FSDP1."""
-    setting = world.acc("fsdp_config.fsdp_activation_checkpointing_offload")
-    if setting is None or not true(setting.value) or not world.fsdp_from_yaml:
+    setting = context.acc("fsdp_config.fsdp_activation_checkpointing_offload")
+    if setting is None or not true(setting.value) or not context.fsdp_from_yaml:
         return
-    checkpointing = world.acc("fsdp_config.fsdp_activation_checkpointing")
+    checkpointing = context.acc("fsdp_config.fsdp_activation_checkpointing")
     if checkpointing is None or not true(checkpointing.value):
-        yield Said(setting, "activation_checkpointing_offload requires activation_checkpointing")
-    elif world.fsdp_version != 2:
-        yield Said(setting, "activation_checkpointing_offload requires fsdp_version 2")
+        yield Diagnostic(setting, "activation_checkpointing_offload requires activation_checkpointing")
+    elif context.fsdp_version != 2:
+        yield Diagnostic(setting, "activation_checkpointing_offload requires fsdp_version 2")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from toolkit.linting import keys
+from toolkit.linting.context import LintContext
 from toolkit.linting.edits import set_value
 from toolkit.linting.examples import fsdp, fsdp1, fsdp2
-from toolkit.linting.model import Said
+from toolkit.linting.model import Diagnostic
 from toolkit.linting.near import meant, nearest
 from toolkit.linting.registry import rule
-from toolkit.linting.world import World
 
 _PLUGIN = "accelerate 1.15.0 utils/dataclasses.py:FullyShardedDataParallelPlugin.__post_init__"
 _STATES = ("FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT")
@@ -23,20 +23,20 @@ _STATES = ("FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT")
     fails=fsdp2("fsdp_transformer_layer_cls_to_wrap: LlamaDecoderLayer, MistralDecoderLayer"),
     passes=fsdp2("fsdp_transformer_layer_cls_to_wrap: LlamaDecoderLayer,MistralDecoderLayer"),
 )
-def class_list(world: World) -> Iterator[Said]:
+def class_list(context: LintContext) -> Iterator[Diagnostic]:
     """Layer classes with spaces between them, or as a YAML list.
 
     accelerate splits the text at commas and keeps the spaces, and it turns a list into its Python text:
     neither names a class of the model, and wrapping fails after the model is loaded.
     """
-    setting = world.acc("fsdp_config.fsdp_transformer_layer_cls_to_wrap")
-    if setting is None or world.trainer_fsdp:
+    setting = context.acc("fsdp_config.fsdp_transformer_layer_cls_to_wrap")
+    if setting is None or context.trainer_fsdp:
         return
     value = setting.value
     names = value if isinstance(value, list) else str(value).split(",")
     if isinstance(value, list) or any(name != name.strip() for name in names):
         joined = ",".join(str(name).strip() for name in names)
-        yield Said(
+        yield Diagnostic(
             setting,
             f"accelerate takes the text apart at commas and strips nothing: write {joined}",
             set_value(setting, joined),
@@ -51,20 +51,20 @@ def class_list(world: World) -> Iterator[Said]:
     fails=fsdp2("fsdp_transformer_layer_cls_to_wrap: LlamaDecodeLayer"),
     passes=fsdp2("fsdp_transformer_layer_cls_to_wrap: LlamaDecoderLayer"),
 )
-def unknown_layer_class(world: World) -> Iterator[Said]:
+def unknown_layer_class(context: LintContext) -> Iterator[Diagnostic]:
     """A layer class that no model of transformers names.
 
     The class must be one of the model's own, or wrapping fails after the model is loaded. Left out,
     accelerate takes the model's `_no_split_modules`. Classes of your own code are not known here.
     """
-    setting = world.fsdp("transformer_layer_cls_to_wrap")
+    setting = context.fsdp("transformer_layer_cls_to_wrap")
     known = keys.section("transformers", "layer_classes")
     if setting is None or not setting.value:
         return
     names = setting.value if isinstance(setting.value, list) else str(setting.value).split(",")
     for name in (str(name).strip() for name in names):
         if name and name not in known:
-            yield Said(
+            yield Diagnostic(
                 setting,
                 f"no model of transformers {keys.versions('transformers')[-1]} has a layer "
                 f"class {name}{meant(nearest(name, known))}",
@@ -78,21 +78,21 @@ def unknown_layer_class(world: World) -> Iterator[Said]:
     fails=fsdp2("fsdp_min_num_params: 1000000"),
     passes=fsdp("fsdp_version: 2", "fsdp_auto_wrap_policy: SIZE_BASED_WRAP", "fsdp_min_num_params: 1000000"),
 )
-def key_of_another_policy(world: World) -> Iterator[Said]:
+def key_of_another_policy(context: LintContext) -> Iterator[Diagnostic]:
     """A wrapping key that this wrap policy does not read."""
-    policy = world.fsdp("auto_wrap_policy")
+    policy = context.fsdp("auto_wrap_policy")
     name = (
         str(policy.value).upper()
         if policy is not None
-        else ("TRANSFORMER_BASED_WRAP" if world.trainer_fsdp else "NO_WRAP")
+        else ("TRANSFORMER_BASED_WRAP" if context.trainer_fsdp else "NO_WRAP")
     )
     for key, owner in (
         ("min_num_params", "SIZE_BASED_WRAP"),
         ("transformer_layer_cls_to_wrap", "TRANSFORMER_BASED_WRAP"),
     ):
-        setting = world.fsdp(key)
-        if setting and setting.value and world.uses == "fsdp" and name != owner:
-            yield Said(setting, f"{setting.name} has no effect: the wrap policy is {name}, not {owner}")
+        setting = context.fsdp(key)
+        if setting and setting.value and context.uses == "fsdp" and name != owner:
+            yield Diagnostic(setting, f"{setting.name} has no effect: the wrap policy is {name}, not {owner}")
 
 
 @rule(
@@ -106,21 +106,21 @@ def key_of_another_policy(world: World) -> Iterator[Said]:
     ),
     passes=fsdp2(),
 )
-def state_dict_type(world: World) -> Iterator[Said]:
+def state_dict_type(context: LintContext) -> Iterator[Diagnostic]:
     """A state-dict type that does not exist, or LOCAL_STATE_DICT under FSDP2."""
-    setting = world.fsdp("state_dict_type")
-    if setting is None or setting.value is None or world.uses != "fsdp":
+    setting = context.fsdp("state_dict_type")
+    if setting is None or setting.value is None or context.uses != "fsdp":
         return
     value = str(setting.value).upper()
     if value not in _STATES and value not in ("1", "2", "3"):
         near = nearest(value, _STATES, 0.6)
-        yield Said(
+        yield Diagnostic(
             setting,
             f"{setting.value!r} is not {', '.join(_STATES)}{meant(near)}",
             set_value(setting, near) if near else None,
         )
-    elif world.fsdp_version == 2 and value in ("LOCAL_STATE_DICT", "2"):
-        yield Said(setting, "FSDP2 has no LOCAL_STATE_DICT: sharded or full")
+    elif context.fsdp_version == 2 and value in ("LOCAL_STATE_DICT", "2"):
+        yield Diagnostic(setting, "FSDP2 has no LOCAL_STATE_DICT: sharded or full")
 
 
 @rule(
@@ -130,12 +130,12 @@ def state_dict_type(world: World) -> Iterator[Said]:
     fails=fsdp1("fsdp_backward_prefetch: PRE"),
     passes=fsdp1("fsdp_backward_prefetch: BACKWARD_PRE"),
 )
-def prefetch_choice(world: World) -> Iterator[Said]:
+def prefetch_choice(context: LintContext) -> Iterator[Diagnostic]:
     """A backward prefetch that does not exist."""
-    setting = world.fsdp("backward_prefetch")
+    setting = context.fsdp("backward_prefetch")
     choices = ("BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH")
-    if setting and setting.value is not None and world.uses == "fsdp":
+    if setting and setting.value is not None and context.uses == "fsdp":
         value = str(setting.value).upper()
         if value not in choices and value not in ("1", "2"):
             near = nearest(value, choices, 0.5)
-            yield Said(setting, f"{setting.value!r} is not {', '.join(choices)}{meant(near)}")
+            yield Diagnostic(setting, f"{setting.value!r} is not {', '.join(choices)}{meant(near)}")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from toolkit.linting.context import LintContext, number, true
 from toolkit.linting.examples import ds, fsdp2, zero
-from toolkit.linting.model import Said, Severity
+from toolkit.linting.model import Diagnostic, Severity
 from toolkit.linting.registry import rule
-from toolkit.linting.world import World, number, true
 
 
 def _values(section: Any) -> list[Any]:
@@ -26,26 +26,26 @@ _DEFAULT_BUCKET = 5e8  # deepspeed 0.19.8 runtime/zero/config.py
     fails=ds(zero={"overlap_comm": True, "reduce_bucket_size": 500000000}),
     passes=ds(zero={"overlap_comm": True, "reduce_bucket_size": 50000000}),
 )
-def overlap_with_big_buckets(world: World) -> Iterator[Said]:
+def overlap_with_big_buckets(context: LintContext) -> Iterator[Diagnostic]:
     """overlap_comm with large buckets takes gigabytes on every GPU.
 
     Overlapping keeps about 4.5 buckets alive: 9 GB at 5e8 elements. 5e7 costs a tenth of that and is fast
     enough on most links. Under stage 3 overlap_comm is on by default.
     """
-    stage = world.deepspeed.get("zero_optimization.stage", 0)
+    stage = context.deepspeed.get("zero_optimization.stage", 0)
     overlap, bucket = (
-        world.ds("zero_optimization.overlap_comm"),
-        world.ds("zero_optimization.reduce_bucket_size"),
+        context.ds("zero_optimization.overlap_comm"),
+        context.ds("zero_optimization.reduce_bucket_size"),
     )
     on = true(overlap.value) if overlap is not None and overlap.value is not None else stage == 3
     size = bucket.value if bucket is not None else _DEFAULT_BUCKET
     if not on or stage not in (1, 2, 3) or not number(size) or size < _DEFAULT_BUCKET:
         return
     gigabytes = 4.5 * size * 4 / 1e9
-    where = bucket or overlap or world.ds("zero_optimization.stage")
+    where = bucket or overlap or context.ds("zero_optimization.stage")
     shown = f"reduce_bucket_size {size:.0e}" if bucket is not None else "the default reduce_bucket_size of 5e8"
     severity: Severity | None = None if overlap is not None or bucket is not None else "note"
-    yield Said(where, f"overlap_comm with {shown} takes about {gigabytes:.1f} GB on every GPU", None, severity)
+    yield Diagnostic(where, f"overlap_comm with {shown} takes about {gigabytes:.1f} GB on every GPU", None, severity)
 
 
 @rule(
@@ -55,17 +55,19 @@ def overlap_with_big_buckets(world: World) -> Iterator[Said]:
     fails=ds(zero={"offload_optimizer": {"device": "cpu"}}),
     passes=ds(),
 )
-def offload_costs(world: World) -> Iterator[Said]:
+def offload_costs(context: LintContext) -> Iterator[Diagnostic]:
     """Offload to the host: slow where the GPU has room."""
-    settings = [world.ds(f"zero_optimization.offload_{part}.device") for part in ("optimizer", "param")]
-    settings += [world.acc(f"deepspeed_config.offload_{part}_device") for part in ("optimizer", "param")]
+    settings = [context.ds(f"zero_optimization.offload_{part}.device") for part in ("optimizer", "param")]
+    settings += [context.acc(f"deepspeed_config.offload_{part}_device") for part in ("optimizer", "param")]
     for setting in settings:
         if setting and str(setting.value) in ("cpu", "nvme"):
-            yield Said(setting, f"offload to {setting.value}: worth its time only where the GPU has no room")
+            yield Diagnostic(setting, f"offload to {setting.value}: worth its time only where the GPU has no room")
             return
-    offload = world.fsdp("cpu_offload") if world.uses == "fsdp" else None
+    offload = context.fsdp("cpu_offload") if context.uses == "fsdp" else None
     if offload and true(offload.value):
-        yield Said(offload, "parameters and optimizer step on the CPU: worth its time only where the GPU has no room")
+        yield Diagnostic(
+            offload, "parameters and optimizer step on the CPU: worth its time only where the GPU has no room"
+        )
 
 
 @rule(
@@ -75,16 +77,16 @@ def offload_costs(world: World) -> Iterator[Said]:
     fails=ds(zero={"offload_optimizer": {"device": "cpu", "pin_memory": False}}),
     passes=ds(zero={"offload_optimizer": {"device": "cpu", "pin_memory": True}}),
 )
-def offload_not_pinned(world: World) -> Iterator[Said]:
+def offload_not_pinned(context: LintContext) -> Iterator[Diagnostic]:
     """Offload without pinned memory: copies are synchronous and slow.
 
     Right only where memlock or the host's memory is short.
     """
     for part in ("optimizer", "param"):
-        setting = world.ds(f"zero_optimization.offload_{part}.pin_memory")
-        device = world.deepspeed.get(f"zero_optimization.offload_{part}.device")
+        setting = context.ds(f"zero_optimization.offload_{part}.pin_memory")
+        device = context.deepspeed.get(f"zero_optimization.offload_{part}.device")
         if setting and setting.value is False and device in ("cpu", "nvme"):
-            yield Said(setting, "without pinned memory no copy overlaps with compute")
+            yield Diagnostic(setting, "without pinned memory no copy overlaps with compute")
 
 
 @rule(
@@ -94,12 +96,12 @@ def offload_not_pinned(world: World) -> Iterator[Said]:
     fails=ds(wall_clock_breakdown=True),
     passes=ds(wall_clock_breakdown=False),
 )
-def profiling_left_on(world: World) -> Iterator[Said]:
+def profiling_left_on(context: LintContext) -> Iterator[Diagnostic]:
     """Profiling is on: it synchronises the device in every step."""
     for key in ("wall_clock_breakdown", "memory_breakdown", "flops_profiler.enabled", "comms_logger.enabled"):
-        setting = world.ds(key)
+        setting = context.ds(key)
         if setting and setting.value is True:
-            yield Said(
+            yield Diagnostic(
                 setting,
                 f"{key.partition('.')[0]} synchronises the device in every step: leave it off in a long run",
             )
@@ -112,15 +114,15 @@ def profiling_left_on(world: World) -> Iterator[Said]:
     fails=ds(activation_checkpointing={"partition_activations": True}),
     passes=ds(),
 )
-def checkpointing_section(world: World) -> Iterator[Said]:
+def checkpointing_section(context: LintContext) -> Iterator[Diagnostic]:
     """DeepSpeed's activation_checkpointing section does nothing for a transformers model.
 
     It configures deepspeed.checkpointing, which a model must call itself; transformers models use torch's.
     Turn checkpointing on in the training arguments.
     """
-    setting = world.ds("activation_checkpointing")
+    setting = context.ds("activation_checkpointing")
     if setting and any(true(value) for value in _values(setting.value) if not isinstance(value, dict)):
-        yield Said(setting, "has no effect on transformers models: they do not call deepspeed.checkpointing")
+        yield Diagnostic(setting, "has no effect on transformers models: they do not call deepspeed.checkpointing")
 
 
 @rule(
@@ -130,12 +132,12 @@ def checkpointing_section(world: World) -> Iterator[Said]:
     fails=ds(zero={"reduce_bucket_size": 100000}),
     passes=ds(zero={"reduce_bucket_size": 50000000}),
 )
-def tiny_buckets(world: World) -> Iterator[Said]:
+def tiny_buckets(context: LintContext) -> Iterator[Diagnostic]:
     """Buckets so small that every collective is all latency."""
     for key in ("reduce_bucket_size", "allgather_bucket_size"):
-        setting = world.ds(f"zero_optimization.{key}")
+        setting = context.ds(f"zero_optimization.{key}")
         if setting and number(setting.value) and 0 < setting.value < 1_000_000:
-            yield Said(setting, f"{setting.value:g} elements a bucket: thousands of small collectives per step")
+            yield Diagnostic(setting, f"{setting.value:g} elements a bucket: thousands of small collectives per step")
 
 
 @rule(
@@ -145,11 +147,11 @@ def tiny_buckets(world: World) -> Iterator[Said]:
     fails=zero("zero_stage: 3", "zero3_init_flag: false", "zero3_save_16bit_model: true"),
     passes=zero("zero_stage: 3", "zero3_init_flag: true", "zero3_save_16bit_model: true"),
 )
-def model_on_every_rank(world: World) -> Iterator[Said]:
+def model_on_every_rank(context: LintContext) -> Iterator[Diagnostic]:
     """ZeRO-3 without zero3_init_flag: every process loads the whole model before it is sharded."""
-    setting = world.acc("deepspeed_config.zero3_init_flag")
-    if setting and not true(setting.value) and world.zero_stage == 3:
-        yield Said(setting, "every process holds the whole model in host memory before ZeRO-3 shards it")
+    setting = context.acc("deepspeed_config.zero3_init_flag")
+    if setting and not true(setting.value) and context.zero_stage == 3:
+        yield Diagnostic(setting, "every process holds the whole model in host memory before ZeRO-3 shards it")
 
 
 @rule(
@@ -159,11 +161,11 @@ def model_on_every_rank(world: World) -> Iterator[Said]:
     fails=fsdp2("fsdp_reshard_after_forward: false"),
     passes=fsdp2("fsdp_reshard_after_forward: true"),
 )
-def no_resharding(world: World) -> Iterator[Said]:
+def no_resharding(context: LintContext) -> Iterator[Diagnostic]:
     """reshard_after_forward: false keeps the gathered weights until the backward pass.
 
     That is ZeRO-2's memory, and less traffic than resharding.
     """
-    setting = world.fsdp("reshard_after_forward")
-    if setting and world.uses == "fsdp" and world.fsdp_version == 2 and str(setting.value).lower() == "false":
-        yield Said(setting, "the whole model stays gathered from forward to backward, as under ZeRO-2")
+    setting = context.fsdp("reshard_after_forward")
+    if setting and context.uses == "fsdp" and context.fsdp_version == 2 and str(setting.value).lower() == "false":
+        yield Diagnostic(setting, "the whole model stays gathered from forward to backward, as under ZeRO-2")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from toolkit.linting.context import LintContext, true
 from toolkit.linting.edits import add, remove, set_value
 from toolkit.linting.examples import args, ds, fsdp, zero
-from toolkit.linting.model import Said
+from toolkit.linting.model import Diagnostic
 from toolkit.linting.registry import rule
-from toolkit.linting.world import World, true
 
 _GATHER = "zero_optimization.stage3_gather_16bit_weights_on_model_save"
 
@@ -20,40 +20,40 @@ _GATHER = "zero_optimization.stage3_gather_16bit_weights_on_model_save"
     fails=ds(3),
     passes=ds(3, zero={"stage3_gather_16bit_weights_on_model_save": True}),
 )
-def weights_stay_sharded(world: World) -> Iterator[Said]:
+def weights_stay_sharded(context: LintContext) -> Iterator[Diagnostic]:
     """ZeRO-3 does not gather the weights when saving.
 
     The run ends, and then get_state_dict raises a ValueError; the Trainer catches it and leaves a DeepSpeed
     checkpoint that zero_to_fp32.py must convert, and no file that from_pretrained loads.
     """
-    if world.zero_stage != 3:
+    if context.zero_stage != 3:
         return
-    if "deepspeed" in world.kinds:
-        setting = world.ds(_GATHER) or world.ds("zero_optimization.gather_16bit_weights_on_model_save")
-        old = world.ds("zero_optimization.stage3_gather_fp16_weights_on_model_save")
+    if "deepspeed" in context.kinds:
+        setting = context.ds(_GATHER) or context.ds("zero_optimization.gather_16bit_weights_on_model_save")
+        old = context.ds("zero_optimization.stage3_gather_fp16_weights_on_model_save")
         if setting is None and old is not None and true(old.value):
             return
         if setting is None:
-            fix = add(world.deepspeed, "zero_optimization", _GATHER.partition(".")[2], True)
+            fix = add(context.deepspeed, "zero_optimization", _GATHER.partition(".")[2], True)
             key = _GATHER.partition(".")[2]
             message = f"{key} is not written and off: saving a model fails after the run"
-            yield world.at_file(world.deepspeed, message, _GATHER, fix=fix)
+            yield context.at_file(context.deepspeed, message, _GATHER, fix=fix)
         elif setting.value == "auto":
-            yield Said(
+            yield Diagnostic(
                 setting,
                 '"auto" becomes false (accelerate\'s default): saving a model fails after the run',
                 set_value(setting, True),
             )
         elif not true(setting.value):
-            yield Said(setting, "off: the run leaves no weights that from_pretrained loads")
+            yield Diagnostic(setting, "off: the run leaves no weights that from_pretrained loads")
         return
-    setting = world.acc("deepspeed_config.zero3_save_16bit_model")
+    setting = context.acc("deepspeed_config.zero3_save_16bit_model")
     if setting is None:
-        fix = add(world.accelerate, "deepspeed_config", "zero3_save_16bit_model", True)
+        fix = add(context.accelerate, "deepspeed_config", "zero3_save_16bit_model", True)
         message = "zero3_save_16bit_model is not written and off: saving a model fails after the run"
-        yield world.at_file(world.accelerate, message, "deepspeed_config.zero3_save_16bit_model", fix=fix)
+        yield context.at_file(context.accelerate, message, "deepspeed_config.zero3_save_16bit_model", fix=fix)
     elif not true(setting.value):
-        yield Said(setting, "off: the run leaves no weights that from_pretrained loads")
+        yield Diagnostic(setting, "off: the run leaves no weights that from_pretrained loads")
 
 
 @rule(
@@ -63,14 +63,14 @@ def weights_stay_sharded(world: World) -> Iterator[Said]:
     fails=args(save_only_model=True, fsdp=True, fsdp_config={"state_dict_type": "SHARDED_STATE_DICT", "version": 2}),
     passes=args(save_only_model=True, fsdp=True, fsdp_config={"state_dict_type": "FULL_STATE_DICT", "version": 2}),
 )
-def only_model_and_shards(world: World) -> Iterator[Said]:
+def only_model_and_shards(context: LintContext) -> Iterator[Diagnostic]:
     """save_only_model with sharded state dicts: the Trainer refuses the two."""
-    setting, kind = world.arg("save_only_model"), world.fsdp("state_dict_type")
-    if setting is None or setting.value is not True or world.uses != "fsdp":
+    setting, kind = context.arg("save_only_model"), context.fsdp("state_dict_type")
+    if setting is None or setting.value is not True or context.uses != "fsdp":
         return
-    default = "SHARDED_STATE_DICT" if world.fsdp_version == 2 and not world.trainer_fsdp else "FULL_STATE_DICT"
+    default = "SHARDED_STATE_DICT" if context.fsdp_version == 2 and not context.trainer_fsdp else "FULL_STATE_DICT"
     if str(kind.value if kind else default).upper() == "SHARDED_STATE_DICT":
-        yield Said(setting, "save_only_model is not compatible with SHARDED_STATE_DICT")
+        yield Diagnostic(setting, "save_only_model is not compatible with SHARDED_STATE_DICT")
 
 
 @rule(
@@ -81,16 +81,16 @@ def only_model_and_shards(world: World) -> Iterator[Said]:
     | args(save_only_model=True, load_best_model_at_end=True, eval_strategy="steps", bf16=True),
     passes=zero("zero_stage: 2") | args(save_only_model=True, bf16=True),
 )
-def only_model_and_best(world: World) -> Iterator[Said]:
+def only_model_and_best(context: LintContext) -> Iterator[Diagnostic]:
     """save_only_model with load_best_model_at_end under DeepSpeed or FSDP: the Trainer refuses the two."""
-    setting = world.arg("save_only_model")
+    setting = context.arg("save_only_model")
     if (
         setting
         and setting.value is True
-        and world.arg_true("load_best_model_at_end")
-        and world.uses in ("deepspeed", "fsdp")
+        and context.arg_true("load_best_model_at_end")
+        and context.uses in ("deepspeed", "fsdp")
     ):
-        yield Said(setting, f"{world.uses} cannot load the best model at the end when only the model is saved")
+        yield Diagnostic(setting, f"{context.uses} cannot load the best model at the end when only the model is saved")
 
 
 @rule(
@@ -100,15 +100,15 @@ def only_model_and_best(world: World) -> Iterator[Said]:
     fails=zero("zero_stage: 2", "zero3_init_flag: true"),
     passes=zero("zero_stage: 2", "zero3_init_flag: false"),
 )
-def stage_3_flags(world: World) -> Iterator[Said]:
+def stage_3_flags(context: LintContext) -> Iterator[Diagnostic]:
     """A switch of ZeRO-3 under another stage: it is turned off."""
-    if world.zero_stage in (0, 1, 2):
+    if context.zero_stage in (0, 1, 2):
         for key in ("zero3_init_flag", "zero3_save_16bit_model"):
-            setting = world.acc(f"deepspeed_config.{key}")
+            setting = context.acc(f"deepspeed_config.{key}")
             if setting and true(setting.value):
-                yield Said(
+                yield Diagnostic(
                     setting,
-                    f"{key} has no effect with ZeRO stage {world.zero_stage}",
+                    f"{key} has no effect with ZeRO stage {context.zero_stage}",
                     set_value(setting, False),
                 )
 
@@ -128,14 +128,14 @@ def stage_3_flags(world: World) -> Iterator[Said]:
         "fsdp_state_dict_type: FULL_STATE_DICT",
     ),
 )
-def shards_need_merging(world: World) -> Iterator[Said]:
+def shards_need_merging(context: LintContext) -> Iterator[Diagnostic]:
     """Sharded checkpoints: fast to write, and from_pretrained cannot load them.
 
     `accelerate merge-weights` makes one file of them.
     """
-    setting = world.fsdp("state_dict_type")
-    if setting and world.uses == "fsdp" and str(setting.value).upper() == "SHARDED_STATE_DICT":
-        yield Said(
+    setting = context.fsdp("state_dict_type")
+    if setting and context.uses == "fsdp" and str(setting.value).upper() == "SHARDED_STATE_DICT":
+        yield Diagnostic(
             setting,
             "checkpoints are shards: accelerate merge-weights makes a file that from_pretrained loads",
         )
@@ -148,8 +148,8 @@ def shards_need_merging(world: World) -> Iterator[Said]:
     fails=ds(3, train_micro_batch_size_per_gpu="auto") | args(auto_find_batch_size=True),
     passes=ds(2, train_micro_batch_size_per_gpu="auto") | args(auto_find_batch_size=True),
 )
-def finding_the_batch_size(world: World) -> Iterator[Said]:
+def finding_the_batch_size(context: LintContext) -> Iterator[Diagnostic]:
     """auto_find_batch_size under ZeRO-3: the Trainer refuses it."""
-    setting = world.arg("auto_find_batch_size")
-    if setting and setting.value is True and world.zero_stage == 3:
-        yield Said(setting, "auto_find_batch_size is not supported with ZeRO-3", remove(setting))
+    setting = context.arg("auto_find_batch_size")
+    if setting and setting.value is True and context.zero_stage == 3:
+        yield Diagnostic(setting, "auto_find_batch_size is not supported with ZeRO-3", remove(setting))

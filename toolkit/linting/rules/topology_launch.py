@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from toolkit.linting import keys
+from toolkit.linting.context import LintContext, number, true
 from toolkit.linting.examples import acc, fsdp2, multi_gpu, shell, zero
-from toolkit.linting.model import Said, Severity
+from toolkit.linting.model import Diagnostic, Severity
 from toolkit.linting.near import meant, nearest
 from toolkit.linting.registry import rule
-from toolkit.linting.world import World, number, true
 
 _LAUNCH = "accelerate 1.15.0 utils/launch.py"
 
@@ -21,14 +21,14 @@ _LAUNCH = "accelerate 1.15.0 utils/launch.py"
     fails=multi_gpu("num_machines: 2", "machine_rank: 0"),
     passes=multi_gpu("num_machines: 2", "machine_rank: 0", "main_process_ip: 10.0.0.1", "main_process_port: 29500"),
 )
-def machines_without_address(world: World) -> Iterator[Said]:
+def machines_without_address(context: LintContext) -> Iterator[Diagnostic]:
     """Several machines, but no address of the main one."""
-    machines = world.acc("num_machines")
+    machines = context.acc("num_machines")
     if machines is None or not number(machines.value) or machines.value < 2:
         return
-    if world.acc("main_process_ip") is None:
-        severity: Severity | None = None if world.launch.launcher else "warning"  # the flag may be given at launch
-        yield Said(machines, f"{machines.value} machines, but main_process_ip is not written", severity=severity)
+    if context.acc("main_process_ip") is None:
+        severity: Severity | None = None if context.launch.launcher else "warning"  # the flag may be given at launch
+        yield Diagnostic(machines, f"{machines.value} machines, but main_process_ip is not written", severity=severity)
 
 
 @rule(
@@ -52,15 +52,15 @@ def machines_without_address(world: World) -> Iterator[Said]:
         "main_process_ip: 10.0.0.1",
     ),
 )
-def uneven_machines(world: World) -> Iterator[Said]:
+def uneven_machines(context: LintContext) -> Iterator[Diagnostic]:
     """num_processes is not a multiple of num_machines.
 
     num_processes counts all machines; each starts the whole-number share, and the rest never start.
     """
-    machines, processes = world.acc("num_machines"), world.processes
+    machines, processes = context.acc("num_machines"), context.processes
     if machines and processes and number(machines.value) and machines.value > 1 and processes.value % machines.value:
         each = processes.value // machines.value
-        yield Said(
+        yield Diagnostic(
             processes,
             f"{processes.value} processes on {machines.value} machines: each starts {each}, the rest never start",
         )
@@ -79,19 +79,21 @@ def uneven_machines(world: World) -> Iterator[Said]:
     ),
     passes=fsdp2(),
 )
-def sharded_over_one(world: World) -> Iterator[Said]:
+def sharded_over_one(context: LintContext) -> Iterator[Diagnostic]:
     """Sharding over one process saves nothing."""
-    processes = world.processes
+    processes = context.processes
     if (
         processes
         and processes.value == 1
-        and world.uses in ("fsdp", "deepspeed", "ddp")
+        and context.uses in ("fsdp", "deepspeed", "ddp")
         and processes.source.kind != "launch"
     ):
-        offloads = any(world.ds(f"zero_optimization.offload_{p}.device") for p in ("optimizer", "param"))
-        offloads = offloads or any(world.acc(f"deepspeed_config.offload_{p}_device") for p in ("optimizer", "param"))
-        if world.uses != "deepspeed" or not offloads:
-            yield Said(processes, f"one process: there is nothing to share, and {world.distributed_type} only costs")
+        offloads = any(context.ds(f"zero_optimization.offload_{p}.device") for p in ("optimizer", "param"))
+        offloads = offloads or any(context.acc(f"deepspeed_config.offload_{p}_device") for p in ("optimizer", "param"))
+        if context.uses != "deepspeed" or not offloads:
+            yield Diagnostic(
+                processes, f"one process: there is nothing to share, and {context.distributed_type} only costs"
+            )
 
 
 @rule(
@@ -101,20 +103,20 @@ def sharded_over_one(world: World) -> Iterator[Said]:
     fails=multi_gpu("gpu_ids: '0'"),
     passes=multi_gpu("gpu_ids: '0,1'"),
 )
-def too_few_gpus(world: World) -> Iterator[Said]:
+def too_few_gpus(context: LintContext) -> Iterator[Diagnostic]:
     """gpu_ids names fewer GPUs than there are processes on a machine."""
-    setting, processes = world.acc("gpu_ids"), world.processes
+    setting, processes = context.acc("gpu_ids"), context.processes
     if setting is None or not isinstance(setting.value, str) or setting.value == "all":
         return
-    machines = world.acc("num_machines")
+    machines = context.acc("num_machines")
     count = len([part for part in setting.value.split(",") if part.strip()])
     each = (
         processes.value // max(1, machines.value if machines and number(machines.value) else 1) if processes else None
     )
-    if world.distributed_type == "MULTI_GPU" and count < 2 and (machines is None or machines.value in (None, 1)):
-        yield Said(setting, "one GPU id with MULTI_GPU: accelerate refuses it")
-    elif each is not None and world.distributed_type not in (None, "NO") and count < each:
-        yield Said(setting, f"{count} GPUs for {each} processes: two processes would share a GPU")
+    if context.distributed_type == "MULTI_GPU" and count < 2 and (machines is None or machines.value in (None, 1)):
+        yield Diagnostic(setting, "one GPU id with MULTI_GPU: accelerate refuses it")
+    elif each is not None and context.distributed_type not in (None, "NO") and count < each:
+        yield Diagnostic(setting, f"{count} GPUs for {each} processes: two processes would share a GPU")
 
 
 @rule(
@@ -124,12 +126,12 @@ def too_few_gpus(world: World) -> Iterator[Said]:
     fails=multi_gpu("num_machines: 2", "machine_rank: 2", "main_process_ip: 10.0.0.1"),
     passes=multi_gpu("num_machines: 2", "machine_rank: 1", "main_process_ip: 10.0.0.1"),
 )
-def rank_of_no_machine(world: World) -> Iterator[Said]:
+def rank_of_no_machine(context: LintContext) -> Iterator[Diagnostic]:
     """machine_rank is not below num_machines: ranks count from 0."""
-    rank, machines = world.acc("machine_rank"), world.acc("num_machines")
+    rank, machines = context.acc("machine_rank"), context.acc("num_machines")
     count = machines.value if machines and number(machines.value) else 1
     if rank and number(rank.value) and rank.value >= max(1, count):
-        yield Said(rank, f"machine_rank {rank.value} with {count} machine{'s' * (count > 1)}: ranks count from 0")
+        yield Diagnostic(rank, f"machine_rank {rank.value} with {count} machine{'s' * (count > 1)}: ranks count from 0")
 
 
 @rule(
@@ -139,28 +141,28 @@ def rank_of_no_machine(world: World) -> Iterator[Said]:
     fails=acc("distributed_type: 'NO'", "mixed_precision: bf16", "num_processes: 4"),
     passes=multi_gpu(),
 )
-def processes_that_never_start(world: World) -> Iterator[Said]:
+def processes_that_never_start(context: LintContext) -> Iterator[Diagnostic]:
     """Several processes with a distributed_type that starts one.
 
     NO and MULTI_CPU go through the simple launcher, which runs the script once (MULTI_CPU unless mpirun is
     set).
     """
-    processes = world.acc("num_processes")
-    mpi = world.acc("mpirun_config.mpirun_hostfile")
-    flags = any(world.launch.get(flag) for flag in ("multi_gpu", "use_deepspeed", "use_fsdp"))
+    processes = context.acc("num_processes")
+    mpi = context.acc("mpirun_config.mpirun_hostfile")
+    flags = any(context.launch.get(flag) for flag in ("multi_gpu", "use_deepspeed", "use_fsdp"))
     if (
         (
             processes
             and number(processes.value)
             and processes.value > 1
-            and world.distributed_type in ("NO", "MULTI_CPU")
+            and context.distributed_type in ("NO", "MULTI_CPU")
         )
         and not flags
         and mpi is None
     ):
-        yield Said(
+        yield Diagnostic(
             processes,
-            f"distributed_type {world.distributed_type} starts one process, not {processes.value}",
+            f"distributed_type {context.distributed_type} starts one process, not {processes.value}",
         )
 
 
@@ -171,13 +173,13 @@ def processes_that_never_start(world: World) -> Iterator[Said]:
     fails=zero("zero_stage: 2", top=("mixed_precision: bf16", "use_cpu: true")),
     passes=zero("zero_stage: 2", top=("mixed_precision: bf16", "use_cpu: false")),
 )
-def sharding_on_cpu(world: World) -> Iterator[Said]:
+def sharding_on_cpu(context: LintContext) -> Iterator[Diagnostic]:
     """use_cpu with DeepSpeed or FSDP: the launcher's sharding is for accelerators."""
-    setting = world.acc("use_cpu")
-    if setting and true(setting.value) and world.distributed_type in ("DEEPSPEED", "FSDP"):
-        yield Said(
+    setting = context.acc("use_cpu")
+    if setting and true(setting.value) and context.distributed_type in ("DEEPSPEED", "FSDP"):
+        yield Diagnostic(
             setting,
-            f"use_cpu does not reach a {world.distributed_type} launch: the script's "
+            f"use_cpu does not reach a {context.distributed_type} launch: the script's "
             "Accelerator(cpu=True) would run plain DDP",
         )
 
@@ -189,16 +191,16 @@ def sharding_on_cpu(world: World) -> Iterator[Said]:
     fails=shell("accelerate launch --use_fsdp --use_deepspeed train.py"),
     passes=shell("accelerate launch --use_fsdp train.py"),
 )
-def two_launch_types(world: World) -> Iterator[Said]:
+def two_launch_types(context: LintContext) -> Iterator[Diagnostic]:
     """Two kinds of launch in one command."""
-    if world.launch.launcher != "accelerate":
+    if context.launch.launcher != "accelerate":
         return
     given = [
-        flag for flag in ("cpu", "multi_gpu", "tpu", "use_deepspeed", "use_fsdp") if world.launch.get(flag) is True
+        flag for flag in ("cpu", "multi_gpu", "tpu", "use_deepspeed", "use_fsdp") if context.launch.get(flag) is True
     ]
     if len(given) > 1:
-        yield Said(
-            World._in(world.launch, given[1]),
+        yield Diagnostic(
+            LintContext._in(context.launch, given[1]),
             f"--{given[0]} and --{given[1]}: accelerate launch takes one of them",
         )
 
@@ -210,14 +212,14 @@ def two_launch_types(world: World) -> Iterator[Said]:
     fails=shell("accelerate launch --num_process 4 train.py"),
     passes=shell("accelerate launch --num_processes 4 train.py"),
 )
-def unknown_flag(world: World) -> Iterator[Said]:
+def unknown_flag(context: LintContext) -> Iterator[Diagnostic]:
     """The launcher has no such flag: abbreviations are not taken."""
 
-    if world.launch.launcher not in ("accelerate", "deepspeed"):
+    if context.launch.launcher not in ("accelerate", "deepspeed"):
         return
-    table = keys.package(world.launch.launcher)["sections"]["flags"]
+    table = keys.package(context.launch.launcher)["sections"]["flags"]
     known = {fact["dest"] for fact in table.values()}
-    for key, entry in world.launch.section("").items():
+    for key, entry in context.launch.section("").items():
         if key not in known:
-            setting = world.of(world.launch, key, entry)
-            yield Said(setting, f"{world.launch.launcher} has no flag --{key}{meant(nearest(key, known))}")
+            setting = context.of(context.launch, key, entry)
+            yield Diagnostic(setting, f"{context.launch.launcher} has no flag --{key}{meant(nearest(key, known))}")

@@ -104,7 +104,7 @@ def connect_without_gpu(kind: str | None = None) -> None:
         state.distributed_type = DistributedType.MULTI_GPU
 
 
-def meet_anew(attempt: int) -> None:
+def new_rendezvous(attempt: int) -> None:
     """Before a job that torchrun's agent has started again connects: a store of this start's own.
 
     With the static rendezvous (accelerate's) torch 2.13.0 gives every start the agent's one store, where the ranks

@@ -6,7 +6,7 @@ import logging as python_logging
 import warnings
 
 
-def hush() -> None:
+def silence_libraries() -> None:
     """Call before models are loaded in the process that prints to the user."""
     from transformers.utils import logging
 

@@ -9,7 +9,7 @@ from typing import Any
 from toolkit.errors import Place
 from toolkit.linting.files.load import empty
 from toolkit.linting.files.tree import Entry, Source
-from toolkit.linting.model import Reader, Said, Setting
+from toolkit.linting.model import Diagnostic, Reader, Setting
 
 _KINDS = ("accelerate", "deepspeed", "args", "peft", "launch")
 
@@ -18,7 +18,7 @@ _KINDS = ("accelerate", "deepspeed", "args", "peft", "launch")
 _LORA_ARGUMENTS = ("lora_r", "lora_rank", "lora_alpha", "lora_target_modules", "lora_target")
 
 
-class World:
+class LintContext:
     """At most one source of each kind, and who reads them."""
 
     def __init__(
@@ -89,12 +89,12 @@ class World:
         """A setting from a walk over a source."""
         return Setting(source, key, entry)
 
-    def at_file(self, source: Source, message: str, key: str = "", **more: Any) -> Said:
+    def at_file(self, source: Source, message: str, key: str = "", **more: Any) -> Diagnostic:
         """A finding about something that is *not* written in a file."""
         parent = key.rpartition(".")[0]
         entry = source.entry(parent) if parent else None
         setting = Setting(source, parent, entry) if entry is not None else None
-        return Said(setting, message, source=source, key=key, **more)
+        return Diagnostic(setting, message, source=source, key=key, **more)
 
     # ---- what the files say together ---------------------------------------------------------------
 
