@@ -82,7 +82,7 @@ def _read(context: LintContext) -> Meaning:
     for key, entry in context.args.section("").items():
         if key in _ELSEWHERE:
             meaning.note(
-                str(context.args.place(entry.start)), f"{key} is gone: the accelerate config holds the strategy"
+                str(context.args.place(entry.start)), f"{key} is dropped: the accelerate config sets the strategy"
             )
         else:
             meaning.arguments[key] = entry.node.plain()
