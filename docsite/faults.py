@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from toolkit.verification.diagnose.known import KNOWN
 from toolkit.verification.faults import faults
 from toolkit.verification.faults.base import EVERY, Fault
 
 _HEAD = """\
-# Faults
+# Faults and diagnoses
 
 A fault is a known defect of this software stack. `toolkit verify RECIPE --fault ID` injects it into an otherwise
 correct run, in the library or loop code where it was observed. The comparison does not know about it and has to find
@@ -22,7 +23,14 @@ def pages() -> dict[str, str]:
     found = faults()
     rows = ["| fault | what goes wrong |", "| --- | --- |"]
     rows += [f"| [`{name}`](#{name}) | {fault.title} |" for name, fault in found.items()]
-    return {"reference/faults.md": "\n".join([_HEAD, *rows, "", *map(_section, found.values())])}
+    return {"reference/faults.md": "\n".join([_HEAD, *rows, "", *map(_section, found.values()), *_diagnoses()])}
+
+
+def _diagnoses() -> list[str]:
+    rows = ["## Diagnoses\n", "`diagnosis.id` in the JSON of `toolkit verify`. Names in braces are its `facts`.\n",
+            "| id | likely cause | evidence | reported in |", "| --- | --- | --- | --- |"]  # fmt: skip
+    rows += [f"| `{name}` | {one.cause} | {one.evidence} | {one.reference} |" for name, one in KNOWN.items()]
+    return [*rows, ""]
 
 
 def _section(fault: type[Fault]) -> str:
@@ -32,6 +40,7 @@ def _section(fault: type[Fault]) -> str:
         f"{fault.title[0].upper()}{fault.title[1:]}.\n",
         f"- reported in: {fault.reference or 'no public report; written to cover this mistake'}",
         f"- found at: {', '.join(fault.stages)}",
+        f"- diagnosed as: {', '.join(f'`{name}`' for name in fault.diagnoses)}",
         f"- applies to: {strategies}",
     ]
     if fault.needs:

@@ -17,7 +17,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from toolkit.verification.recorder import Recorder
+from toolkit.verification.loops.recorder import Recorder
 
 ACCUMULATION, MICRO, STEPS = 2, 2, 5
 

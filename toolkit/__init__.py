@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from toolkit.recipe.load import load_recipe
     from toolkit.recipe.schema import Recipe
     from toolkit.strategies import resolve
-    from toolkit.verification.recorder import Recorder
+    from toolkit.verification.loops.recorder import Recorder
 
 __version__ = "0.1.0"
 
@@ -49,7 +49,7 @@ _HOMES = {
     "toolkit.recipe.load": ("load_recipe",),
     "toolkit.recipe.schema": ("Recipe",),
     "toolkit.strategies": ("resolve",),
-    "toolkit.verification.recorder": ("Recorder",),
+    "toolkit.verification.loops.recorder": ("Recorder",),
 }
 
 

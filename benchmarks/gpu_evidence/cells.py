@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.gpu_evidence.machine import Device
 from benchmarks.gpu_evidence.workers import Workers
-from toolkit.verification.measure import finite
+from toolkit.verification.compare.measure import finite
 
 Record = dict[str, Any]
 """What is written of a cell: part, cell, status, device, versions, command, started, seconds and the result."""

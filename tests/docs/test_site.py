@@ -116,7 +116,7 @@ def test_messages_are_read_from_the_sources() -> None:
     found = {message.text: message.status for message in messages()}
     assert len(found) > 120
     assert found["give exactly one of `path` and `config`"] == 2
-    assert next(status for text, status in found.items() if "is not engaged" in text) == 1
+    assert next(status for text, status in found.items() if "is not active" in text) == 1
     assert len(ENTRIES) > 50
 
 

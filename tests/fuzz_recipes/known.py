@@ -28,7 +28,7 @@ KNOWN: tuple[Known, ...] = (
     Known(
         "ZeRO-3 sums the parts of a hidden state's gradient in another order, a rounding of bf16 in most elements; an "
         "adapter of small rank on a window of one sample shows more of it than the few correct runs do "
-        "(toolkit/verification/other_sums.py is one of them)",
+        "(toolkit/verification/compare/other_sums.py is one of them)",
         lambda family, recipe, stage, why: (
             recipe["strategy"]["name"] == "zero3"
             and recipe["precision"] == "bf16"

@@ -147,8 +147,8 @@ def test_other_samples_on_one_rank_of_a_part_are_found(recipe: dict[str, Any], m
 
     import torch
 
-    from toolkit.verification.stages.ledger import ledger
-    from toolkit.verification.trace import MicroTrace, RankTrace, StepTrace
+    from toolkit.verification.compare.ledger import ledger
+    from toolkit.verification.record.trace import MicroTrace, RankTrace, StepTrace
 
     resolved = resolve(Recipe.model_validate(recipe), device="cpu")
     ids = torch.tensor([[5, 6, 7]])

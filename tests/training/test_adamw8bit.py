@@ -17,9 +17,9 @@ from toolkit.planning.live import LiveBytes
 from toolkit.reference.adamw import adamw_step
 from toolkit.strategies.memory.base import _UNPACKED
 from toolkit.training.checkpoint import newest
+from toolkit.verification.compare.packed import distance
 from toolkit.verification.matrix import what_caught
 from toolkit.verification.run import verify
-from toolkit.verification.stages.packed import distance
 
 
 def recipe(root: Path, strategy: str, **sections: Any) -> dict[str, Any]:

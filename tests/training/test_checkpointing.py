@@ -19,8 +19,8 @@ from toolkit.model.activation_offload import HostStore
 from toolkit.model.checkpointing import checkpoint_blocks, host_stores, is_costly, recomputed_calls
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve
-from toolkit.verification.engagement import _offloaded
-from toolkit.verification.trace import RankTrace
+from toolkit.verification.compare.engagement import _offloaded
+from toolkit.verification.record.trace import RankTrace
 
 
 class _Operators(TorchDispatchMode):

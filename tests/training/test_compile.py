@@ -22,9 +22,9 @@ from toolkit.model import compiling
 from toolkit.model.checkpointing import checkpoint_blocks
 from toolkit.recipe import compilable
 from toolkit.recipe.resolve import Resolved
-from toolkit.verification.engagement import _compiled
+from toolkit.verification.compare.engagement import _compiled
+from toolkit.verification.record.trace import RankTrace
 from toolkit.verification.run import verify
-from toolkit.verification.trace import RankTrace
 
 RAGGED = [(2, 17), (2, 23), (3, 9), (4, 31)]
 """One row of each is padded (where it has three tokens or more)."""

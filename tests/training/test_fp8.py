@@ -28,11 +28,11 @@ from toolkit.training.checkpoint import newest
 from toolkit.training.export import export
 from toolkit.training.session import prepare_model
 from toolkit.verification import screen
-from toolkit.verification.engagement import _float8
+from toolkit.verification.compare.engagement import _float8
 from toolkit.verification.matrix import what_caught
-from toolkit.verification.products import ProductWatch
+from toolkit.verification.record.products import ProductWatch
+from toolkit.verification.record.trace import RankTrace
 from toolkit.verification.run import verify
-from toolkit.verification.trace import RankTrace
 
 STRATEGIES = ["ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2"]
 LORA = {"method": "lora", "r": 4, "dropout": 0.1}
@@ -201,20 +201,22 @@ def test_a_product_of_anything_else_is_seen(tiny_root: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    ("fault", "stage", "cause"),
+    ("fault", "stage", "diagnosis"),
     [
-        pytest.param("float8-layer-left", "gradient", "are not all in float8", marks=pytest.mark.slow),
-        ("float8-other-scale", "products", "not that of its operands"),
+        pytest.param("float8-layer-left", "gradient", "float8-products-missing", marks=pytest.mark.slow),
+        ("float8-other-scale", "products", "float8-product-wrong"),
     ],
 )
-def test_faults_are_found_and_named(fault: str, stage: str, cause: str, tiny_root: Path, group: WorkerGroup) -> None:
+def test_faults_are_found_and_named(
+    fault: str, stage: str, diagnosis: str, tiny_root: Path, group: WorkerGroup
+) -> None:
     resolved = resolved_from(recipe_dict(tiny_root, strategy={"name": "fsdp2"}))  # bf16 and fp8 come with the fault
     outcome = verify(resolved, group=group, fault=fault, time_limit=240, stop_early=True, round_trip=False)
     assert outcome.exit_code == 1
     assert what_caught(outcome)[0] in (stage, "engagement")
     assert bool(outcome.unproven) or stage == "products"
     assert outcome.diagnosis is not None
-    assert cause in outcome.diagnosis.cause
+    assert outcome.diagnosis.id == diagnosis
 
 
 class Plain:
@@ -226,7 +228,7 @@ class Plain:
 def test_it_counts_as_exercised_only_where_float8_products_ran(tiny_root: Path) -> None:
     def claims(layers: str, *ran: int, **sections: Any) -> list[bool]:
         traces = [RankTrace(rank, float8=count) for rank, count in enumerate(ran)]
-        traces[0].claims = [Claim(FLOAT8_LAYERS, layers, layers, True)]
+        traces[0].claims = [Claim(FLOAT8_LAYERS, "linear layers in float8", layers, layers, True)]
         resolved: Resolved = resolved_from(recipe(tiny_root, "ddp", **sections))
         return [claim.ok for claim in _float8(traces, resolved, Plain())]  # type: ignore[arg-type]
 

@@ -129,8 +129,8 @@ def test_it_is_the_same_under_every_strategy(strategy: str, sections: dict[str, 
 
 
 def test_a_fused_loss_that_is_never_reached_is_not_proven() -> None:
-    from toolkit.verification import engagement
-    from toolkit.verification.trace import RankTrace
+    from toolkit.verification.compare import engagement
+    from toolkit.verification.record.trace import RankTrace
 
     resolved = resolved_with(loss="fused")
     [claim] = engagement._fused([RankTrace(0, forwards=3, fused=3), RankTrace(1, forwards=3)], resolved)

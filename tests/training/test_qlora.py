@@ -155,20 +155,20 @@ def test_evidence_counts_the_bits(tiny_root: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("fault", "stage", "cause"),
+    ("fault", "stage", "diagnosis"),
     [
-        ("base-unquantised", "engagement", "the base is not in 4 bits"),
-        ("base-statistics", "forward", "not what its 4 bits stand for"),
+        ("base-unquantised", "engagement", "base-not-quantised"),
+        ("base-statistics", "forward", "base-unpacked-wrong"),
     ],
 )
 def test_a_base_that_is_another_is_found(
-    fault: str, stage: str, cause: str, tiny_root: Path, group: WorkerGroup
+    fault: str, stage: str, diagnosis: str, tiny_root: Path, group: WorkerGroup
 ) -> None:
     outcome = verify(resolved_from(qlora(tiny_root, "ddp")), group=group, fault=fault, time_limit=240, stop_early=True)
     assert outcome.verdict == ("not-exercised" if stage == "engagement" else "different")
     assert what_caught(outcome)[0] == stage
     assert outcome.diagnosis is not None
-    assert cause in outcome.diagnosis.cause
+    assert outcome.diagnosis.id == diagnosis
 
 
 def test_a_run_without_its_4_bits_is_refused(tiny_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,8 @@ import os
 import time
 
 from toolkit.training import loop
-from toolkit.verification.case import Case
-from toolkit.verification.worker import run_case
+from toolkit.verification.cases.case import Case
+from toolkit.verification.record.worker import run_case
 
 
 def raises(case: Case) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from toolkit.verification.recorder import Recorder
+from toolkit.verification.loops.recorder import Recorder
 
 
 def model_and_batches(count: int) -> tuple[Any, list[dict[str, torch.Tensor]]]:

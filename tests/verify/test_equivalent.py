@@ -11,10 +11,10 @@ from families import FAMILIES
 from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
 from toolkit.recipe.resolve import Resolved
-from toolkit.verification.measure import STAGES
+from toolkit.verification.cases.prepare import make_case, twin_recipe
+from toolkit.verification.compare.measure import STAGES
+from toolkit.verification.compare.replay import Reference
 from toolkit.verification.outcome import Outcome
-from toolkit.verification.prepare import make_case, twin_recipe
-from toolkit.verification.replay import Reference
 from toolkit.verification.run import verify
 
 LORA = {"r": 4, "dropout": 0.1}
@@ -165,7 +165,7 @@ def test_packed_rows(strategy: str, recipe: Callable[..., Resolved], group: Work
     resolved = recipe(strategy, data={"packing": True}, adapter=LORA, precision="bf16")
     outcome = verify(resolved, group=group, time_limit=120)
     check(outcome)
-    assert "rows that hold several samples" in {claim.claim for claim in outcome.passes[-1].claims}
+    assert "packed-rows" in {claim.id for claim in outcome.passes[-1].claims}
     names = {m.tensor for stage in outcome.passes[0].stages for m in stage.measures}
     assert "loss of samples apart" in names
     assert any(name.endswith("lora_A.default.weight, samples apart") for name in names)

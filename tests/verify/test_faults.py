@@ -14,7 +14,8 @@ from toolkit.errors import InputError, RunFailed
 from toolkit.launch.group import WorkerGroup
 from toolkit.recipe.resolve import Resolved
 from toolkit.verification import passes, run
-from toolkit.verification.case import Case
+from toolkit.verification.cases.case import Case
+from toolkit.verification.diagnose.known import KNOWN
 from toolkit.verification.faults import fault_class, faults
 from toolkit.verification.matrix import kill_matrix, what_caught
 from toolkit.verification.passes import Pass
@@ -22,36 +23,42 @@ from toolkit.verification.run import verify
 
 
 @pytest.mark.parametrize(
-    ("fault", "strategy", "stage", "cause"),
+    ("fault", "strategy", "stage", "diagnosis"),
     [
-        ("data-same-shard", "fsdp2", "ledger", "every rank reads the same samples"),
-        ("packing-leak", "single", "forward", "packed samples attend to each other"),
-        ("packing-leak", "zero3", "forward", "packed samples attend to each other"),
-        ("adapter-init", "single", "forward", "its own initialisation"),
-        ("accum-mean-of-means", "ddp", "gradient", "averaged per micro-batch"),
-        ("tokens-overcount", "single", "gradient", "never predicted"),
-        ("grad-bucket-skipped", "zero2", "gradient", "reduced over the ranks"),
-        ("dropout-redrawn", "fsdp2", "gradient", "new dropout masks"),
-        ("checkpoint-no-grad", "single", "gradient", "reentrant checkpointing"),
-        ("grad-accum-bf16", "single", "gradient", "rounded to 16 bits"),
-        ("clip-local-norm", "fsdp2", "clip", "norm of its own shard"),
-        ("clip-ignored", "single", "clip", "never reaches the engine"),
-        ("master-bf16", "single", "update", "without float32 masters"),
-        ("optimizer-bf16-state", "single", "optimizer-state", "moments are kept in bf16"),
-        ("lr-steps-per-process", "zero2", "schedule", "once per process"),
-        ("overflow-not-shared", "ddp", "cross-rank", "disagree on skipping"),
-        ("save-stale", "single", "round-trip", "bf16 copy"),
-        ("resume-data-replayed", "single", "round-trip", "other samples"),
-        ("merge-wrong", "single", "round-trip", "merged model is not the one"),
-        ("silent-ddp", "zero3", "engagement", "does not engage"),
-        ("checkpointing-off", "single", "engagement", "not applied"),
+        ("data-same-shard", "fsdp2", "ledger", "same-samples-on-every-rank"),
+        ("data-duplicated", "single", "ledger", "samples-repeated"),
+        ("data-duplicated", "zero2", "ledger", "samples-repeated"),
+        ("data-dropped-tail", "ddp", "ledger", "remainder-dropped"),
+        ("labels-unmasked", "ddp", "ledger", "wrong-labels"),
+        ("optimizer-stale", "ddp", "optimizer-state", "other-parameters-updated"),
+        ("tied-weights-split", "single", "gradient", "tied-weights-separate"),
+        ("packing-leak", "single", "forward", "packed-samples-attend"),
+        ("packing-leak", "zero3", "forward", "packed-samples-attend"),
+        ("adapter-init", "single", "forward", "adapter-initialisation"),
+        ("accum-mean-of-means", "ddp", "gradient", "mean-per-micro-batch"),
+        ("tokens-overcount", "single", "gradient", "unpredicted-tokens-counted"),
+        ("grad-bucket-skipped", "zero2", "gradient", "tensors-not-reduced"),
+        ("dropout-redrawn", "fsdp2", "gradient", "dropout-mask-redrawn"),
+        ("checkpoint-no-grad", "single", "gradient", "reentrant-checkpointing"),
+        ("grad-accum-bf16", "single", "gradient", "sums-rounded-to-16-bits"),
+        ("clip-local-norm", "fsdp2", "clip", "norm-of-one-shard"),
+        ("clip-ignored", "single", "clip", "clipping-missing"),
+        ("master-bf16", "single", "update", "masters-missing"),
+        ("optimizer-bf16-state", "single", "optimizer-state", "moments-in-bf16"),
+        ("lr-steps-per-process", "zero2", "schedule", "scheduler-per-process"),
+        ("overflow-not-shared", "ddp", "cross-rank", "skip-disagreement"),
+        ("save-stale", "single", "round-trip", "saved-16-bit-copy"),
+        ("resume-data-replayed", "single", "round-trip", "resumed-samples"),
+        ("merge-wrong", "single", "round-trip", "export-differs"),
+        ("silent-ddp", "zero3", "engagement", "collectives-missing"),
+        ("checkpointing-off", "single", "engagement", "checkpointing-not-applied"),
     ],
 )
 def test_a_fault_is_found_and_named(
     fault: str,
     strategy: str,
     stage: str,
-    cause: str,
+    diagnosis: str,
     recipe: Callable[..., Resolved],
     group: WorkerGroup,
     lone_group: WorkerGroup,
@@ -63,7 +70,8 @@ def test_a_fault_is_found_and_named(
     assert what_caught(outcome)[0] == stage
     assert stage in fault_class(fault).stages
     assert outcome.diagnosis is not None
-    assert cause in outcome.diagnosis.cause
+    assert outcome.diagnosis.id == diagnosis
+    assert diagnosis in fault_class(fault).diagnoses
 
 
 def test_a_fault_that_is_never_reached_is_an_error(
@@ -85,14 +93,20 @@ def test_no_comparison_knows_of_faults() -> None:
     """Comparison and diagnosis never read which fault or mutation is running, nor import the faults."""
     from pathlib import Path
 
-    import toolkit.verification as room
+    import toolkit.verification as package
 
-    folder = Path(room.__path__[0])
-    names = ["passes", "replay", "measure", "engagement", "causes", "causes_gradient", "causes_step", "attribution"]
-    for file in [folder / f"{name}.py" for name in names] + sorted((folder / "stages").glob("*.py")):
+    folder = Path(package.__path__[0])
+    files = [folder / "passes.py", *(folder / "compare").glob("*.py"), *(folder / "diagnose").glob("*.py")]
+    assert len(files) > 15
+    for file in files:
         text = file.read_text(encoding="utf-8")
-        for word in ("verify.faults", "case.fault", ".mutation", *faults()):
+        for word in ("verification.faults", "case.fault", ".mutation", *(f'"{fault}"' for fault in faults())):
             assert word not in text, f"{file.name}: {word}"
+
+
+def test_every_fault_names_diagnoses_that_exist() -> None:
+    assert {name for kind in faults().values() for name in kind.diagnoses} <= set(KNOWN)
+    assert all(kind.diagnoses and kind.stages for kind in faults().values())
 
 
 @pytest.mark.slow
@@ -102,7 +116,7 @@ def test_every_fault_is_killed(recipe: Callable[..., Resolved], group: WorkerGro
         recipe("ddp"), None, 120, told.append, groups={1: lone_group, 2: group, -1: lone_group, -2: group}
     )
     assert len(cells) > 150
-    assert not [line for line, cell in zip(told, cells, strict=True) if not (cell.killed and cell.right)]
+    assert not [line for line, cell in zip(told, cells, strict=True) if not (cell.killed and cell.right and cell.named)]
 
 
 def test_a_run_that_hangs_or_dies_is_told_with_its_place(recipe: Callable[..., Resolved]) -> None:
@@ -141,4 +155,4 @@ def test_a_loss_that_is_not_a_number_is_told(recipe: Callable[..., Resolved], lo
     assert outcome.difference is not None
     assert (outcome.difference[1].name, outcome.difference[2].step) == ("forward", 1)
     assert outcome.diagnosis is not None
-    assert "the recipe diverges" in outcome.diagnosis.cause
+    assert outcome.diagnosis.id == "recipe-diverges"

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from toolkit.recipe.resolve import Resolved
-from toolkit.verification.attribution import MicroGradients
-from toolkit.verification.case import Case
-from toolkit.verification.measure import Measure, Stage, first_difference
-from toolkit.verification.prepare import exercise_clipping, make_case, twin_recipe
-from toolkit.verification.rearrange import all_together, reversed_order, rows_apart, rows_flipped
-from toolkit.verification.replay import Reference, relative_error
-from toolkit.verification.stages.ledger import rows_of, supervised
-from toolkit.verification.twin import twin_config
+from toolkit.verification.cases.case import Case
+from toolkit.verification.cases.prepare import exercise_clipping, make_case, twin_recipe
+from toolkit.verification.cases.twin import twin_config
+from toolkit.verification.compare.ledger import rows_of, supervised
+from toolkit.verification.compare.measure import Measure, Stage, first_difference
+from toolkit.verification.compare.rearrange import all_together, reversed_order, rows_apart, rows_flipped
+from toolkit.verification.compare.replay import Reference, relative_error
+from toolkit.verification.diagnose.attribution import MicroGradients
 
 
 def case_of(resolved: Resolved, folder: Path) -> Case:
@@ -83,20 +83,20 @@ def test_the_weights_of_micro_batches_are_solved_for(recipe: Callable[..., Resol
 
 
 def test_a_number_that_is_none_is_wrong() -> None:
-    assert not Measure(0, "loss", float("nan"), 1.0).ok
-    assert not Measure(0, "loss", float("inf"), 1.0).ok
-    assert Measure(0, "loss", 1.0, 1.0).ok
+    assert not Measure("loss", 0, float("nan"), 1.0).ok
+    assert not Measure("loss", 0, float("inf"), 1.0).ok
+    assert Measure("loss", 0, 1.0, 1.0).ok
 
 
 def test_the_first_difference_is_the_first_in_time() -> None:
-    late = Stage("forward", [Measure(2, "loss", 1.0, 0.1)])
-    early = Stage("cross-rank", [Measure(1, "w", 1.0, 0.0), Measure(1, "v", 0.0, 0.0)])
-    back = Stage("round-trip", [Measure(0, "w", 1.0, 0.0)])
+    late = Stage("forward", [Measure("loss", 2, 1.0, 0.1)])
+    early = Stage("cross-rank", [Measure("rank-weight", 1, 1.0, 0.0, "w"), Measure("rank-weight", 1, 0.0, 0.0, "v")])
+    back = Stage("round-trip", [Measure("rank-weight", 0, 1.0, 0.0, "w")])
     found = first_difference([late, early, back])
     assert found is not None
     assert found[0] is early
     assert first_difference([back, late]) == (late, late.measures[0])
-    assert first_difference([Stage("clip", [Measure(0, "w", 0.0, 0.0)])]) is None
+    assert first_difference([Stage("clip", [Measure("rank-weight", 0, 0.0, 0.0, "w")])]) is None
 
 
 # Shapes of published models (their config.json), to be narrowed.

@@ -11,8 +11,8 @@ from peft import LoraConfig, get_peft_model
 
 from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
-from toolkit.verification.recorded import verify_trace
-from toolkit.verification.recorder import Recorder
+from toolkit.verification.loops.recorder import Recorder
+from toolkit.verification.loops.verify_trace import verify_trace
 
 
 def test_a_right_accelerate_loop(group: WorkerGroup, tmp_path: Path) -> None:
@@ -32,7 +32,7 @@ def test_the_usual_accelerate_loop_weighs_micro_batches_wrongly(group: WorkerGro
     assert outcome.difference is not None
     assert outcome.difference[1].name == "gradient"
     assert outcome.diagnosis is not None
-    assert "averaged per micro-batch" in outcome.diagnosis.cause
+    assert outcome.diagnosis.id == "mean-per-micro-batch"
 
 
 def test_transformers_trainer(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_the_usual_loop_under_deepspeed_weighs_micro_batches_wrongly(group: Work
     group.run(loops.zero_loop, str(tmp_path), 2, False, False)
     outcome = verify_trace(tmp_path)
     assert outcome.diagnosis is not None
-    assert "averaged per micro-batch" in outcome.diagnosis.cause
+    assert outcome.diagnosis.id == "mean-per-micro-batch"
 
 
 def test_trl_sft_trainer(tmp_path: Path, tiny_root: Path) -> None:

@@ -13,9 +13,9 @@ import torch
 from families import FAMILIES
 from toolkit.recipe.resolve import Resolved
 from toolkit.reference.fp8 import shaken
-from toolkit.verification.prepare import make_case, twin_recipe
-from toolkit.verification.rearrange import all_together, reversed_order, rows_apart
-from toolkit.verification.replay import DRAW_SAFETY, SAFETY, Reference, relative_error
+from toolkit.verification.cases.prepare import make_case, twin_recipe
+from toolkit.verification.compare.rearrange import all_together, reversed_order, rows_apart
+from toolkit.verification.compare.replay import DRAW_SAFETY, SAFETY, Reference, relative_error
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,13 @@ import torch
 from torch import nn
 
 from toolkit.errors import InputError
-from toolkit.verification import replay_device
 from toolkit.verification.command import run_trace
-from toolkit.verification.kept_model import KeptModel, keep_model, rebuild
-from toolkit.verification.plain_form import SCHEMA, from_plain, load_plain, save_plain, to_plain
-from toolkit.verification.recorded import verify_trace
-from toolkit.verification.recorder import Recorder
-from toolkit.verification.trace import LoopFacts, RankTrace
+from toolkit.verification.loops import replay_device
+from toolkit.verification.loops.kept_model import KeptModel, keep_model, rebuild
+from toolkit.verification.loops.recorder import Recorder
+from toolkit.verification.loops.verify_trace import verify_trace
+from toolkit.verification.record.plain_form import SCHEMA, from_plain, load_plain, save_plain, to_plain
+from toolkit.verification.record.trace import LoopFacts, RankTrace
 
 Edit = Callable[[LoopFacts], None]
 
@@ -295,8 +295,8 @@ def test_a_recorder_sees_who_was_drawn_from(tmp_path: Path, monkeypatch: pytest.
     recorder = Recorder(tmp_path, model)
     optimizer = torch.optim.AdamW(model.parameters())
     recorder.attach(model, optimizer)
-    monkeypatch.setattr("toolkit.verification.recorder._computing", lambda *given: torch.device("cuda", 0))
-    monkeypatch.setattr("toolkit.verification.recorder._device_name", lambda device: "stand-in")
+    monkeypatch.setattr("toolkit.verification.loops.recorder._computing", lambda *given: torch.device("cuda", 0))
+    monkeypatch.setattr("toolkit.verification.loops.recorder._device_name", lambda device: "stand-in")
     for at, batch in enumerate(batches):
         draws = model.model.norm.register_forward_hook(lambda *_: torch.rand(1, generator=cuda.generator) and None)
         if at == 1:

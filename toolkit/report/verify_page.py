@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from toolkit.report.style import STYLE
-from toolkit.verification.measure import Measure, Stage
+from toolkit.verification.compare.measure import Measure, Stage
 from toolkit.verification.outcome import Outcome
 from toolkit.verification.passes import Pass
 from toolkit.verification.screen import deviation_line
@@ -60,7 +60,7 @@ def _difference(outcome: Outcome) -> list[str]:
         place = f"{stage.name}, {one.name} pass, step {measure.step + 1}"
         told.append(
             f"<p class='bad'>First different at {place}: <code>{html.escape(measure.tensor)}</code>, error "
-            f"{measure.error:.3g}, tolerance {measure.tolerance:.3g}. {html.escape(measure.said)}</p>"
+            f"{measure.error:.3g}, tolerance {measure.tolerance:.3g}. {html.escape(measure.sentence)}</p>"
         )
     if outcome.diagnosis:
         cause = outcome.diagnosis
@@ -144,8 +144,8 @@ def _cell(measure: Measure | None) -> str:
     if measure is None:
         return "<td class='cell'></td>"
     told = f"error {measure.error:.3g}, tolerance {measure.tolerance:.3g}, noise {measure.noise:.3g}"
-    if measure.said:
-        told += f"; {measure.said}"
+    if measure.sentence:
+        told += f"; {measure.sentence}"
     shown = "0" if measure.error == 0 else f"{measure.error:.1e}"
     mark = "" if measure.ok else " ✗"
     return (

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from toolkit.errors import RunFailed
 from toolkit.model.activation_offload import HostStore
 from toolkit.model.adapters import add_adapter
 from toolkit.model.checkpointing import checkpoint_blocks, find_blocks
@@ -21,7 +20,7 @@ from toolkit.model.nf4 import base_linears, quantise_base, weight_count
 from toolkit.optim.adamw import decayed_names
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies import strategy_of
-from toolkit.strategies.engines.base import Claim, Engine, Prepared
+from toolkit.strategies.engines.base import Claim, Engine, NotActive, Prepared
 from toolkit.strategies.engines.connect import make_accelerator
 from toolkit.strategies.engines.float8 import product_claim
 from toolkit.strategies.engines.process_group import allow_hours
@@ -111,8 +110,7 @@ def engage(
         claims.append(product_claim(engine.model, len(prepared.products)))
     failed = [claim for claim in claims if not claim.ok]
     if failed:
-        told = "; ".join(f"{claim.claim}: {claim.seen}, expected {claim.expected}" for claim in failed)
-        raise RunFailed(f"{resolved.recipe.strategy.name} is not engaged: {told}")
+        raise NotActive(resolved.recipe.strategy.name, failed)
     allow_hours()
     return Session(resolved, tokenizer, accelerator, engine, claims, weights)
 

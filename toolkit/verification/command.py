@@ -15,7 +15,7 @@ from toolkit.recipe.schema import Recipe
 from toolkit.report.verify_page import verify_page
 from toolkit.results import CommandResult, Result, versions, write_json
 from toolkit.verification import screen
-from toolkit.verification.diagnosis import Diagnosis
+from toolkit.verification.diagnose.diagnosis import Diagnosis
 from toolkit.verification.outcome import Outcome
 from toolkit.verification.run import TIME_LIMIT, resolve_recipe, verify
 
@@ -142,7 +142,7 @@ def run_matrix(
 
 def run_trace(folder: str, json_target: str | None) -> int:
     """Judge a recorded loop; returns the exit status. Raises InputError."""
-    from toolkit.verification.recorded import verify_trace
+    from toolkit.verification.loops.verify_trace import verify_trace
 
     result = Result("verify")
     outcome = verify_trace(Path(folder))

@@ -22,15 +22,18 @@ from toolkit.verification.run import merge, verify
 
 @dataclass(frozen=True)
 class Cell:
-    """One fault under one strategy. ``caught``: the stage that was named; ``right``: one that the fault expects."""
+    """One fault under one strategy. ``caught``: the stage that found it; ``right``: one that the fault expects.
+    ``diagnosis``: its id; ``named``: one that the fault expects."""
 
     fault: str
     strategy: str
     killed: bool
     right: bool
+    named: bool
     caught: str
     where: str
     diagnosis: str
+    cause: str
     seconds: float
 
     def to_json(self) -> dict[str, Any]:
@@ -58,7 +61,8 @@ def kill_matrix(
                 cells.append(cell)
                 mark = "killed" if cell.killed else "MISSED"
                 stage = cell.caught + ("" if cell.right or not cell.killed else " (another stage was expected)")
-                say(f"{fault:<22} {strategy:<7} {mark}  {stage:<18} {cell.where[:44]:<44} {cell.seconds:.1f} s")
+                cause = (cell.diagnosis or "-") + ("" if cell.named or not cell.killed else " (another was expected)")
+                say(f"{fault:<22} {strategy:<7} {mark}  {stage:<18} {cause:<32} {cell.seconds:.1f} s")
     finally:
         if own:
             for group in kept.values():
@@ -82,13 +86,15 @@ def _cell(resolved: Resolved, fault: str, strategy: str, groups: dict[int, Worke
         )
     except (InputError, RunFailed) as error:
         seconds = time.perf_counter() - started
-        return Cell(fault, strategy, False, False, "not run", str(error).splitlines()[0], "", seconds)
+        return Cell(fault, strategy, False, False, False, "not run", str(error).splitlines()[0], "", "", seconds)
     caught, where = what_caught(outcome)
     expected = fault_class(fault).stages
     right = caught in expected or ("engagement" in expected and bool(outcome.unproven))
-    diagnosis = outcome.diagnosis.cause if outcome.diagnosis else ""
+    diagnosis, cause = (outcome.diagnosis.id, outcome.diagnosis.cause) if outcome.diagnosis else ("", "")
+    named = diagnosis in fault_class(fault).diagnoses
     killed = outcome.exit_code != 0
-    return Cell(fault, strategy, killed, right, caught, where, diagnosis, time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    return Cell(fault, strategy, killed, right, named, caught, where, diagnosis, cause, seconds)
 
 
 def with_strategy(resolved: Resolved, strategy: str, world: int) -> Resolved:
@@ -114,16 +120,16 @@ def what_caught(outcome: Outcome) -> tuple[str, str]:
 
 def write_matrix(cells: Sequence[Cell], target: Path) -> None:
     """The table, in Markdown."""
-    killed = sum(cell.killed for cell in cells)
+    killed, right = sum(cell.killed for cell in cells), sum(cell.named for cell in cells)
     told = " · ".join(f"{name} {version}" for name, version in versions().items())
     lines = [
         "# Kill matrix",
         "",
         "Written by `toolkit verify RECIPE --kill-matrix -o FILE`: every known fault injected, where it really",
-        "happens, into a run that is otherwise right, under every strategy it applies to. No comparison knows which",
-        "one is running.",
+        "happens, into a run that is otherwise right, under every strategy it applies to. Comparisons and diagnoses do",
+        "not know which one is running.",
         "",
-        f"{killed} of {len(cells)} killed. {told}",
+        f"{killed} of {len(cells)} killed, {right} with the right diagnosis. {told}",
         "",
         "| fault | what | seen in | strategies: stage that caught it | diagnosis |",
         "| --- | --- | --- | --- | --- |",
@@ -135,6 +141,8 @@ def write_matrix(cells: Sequence[Cell], target: Path) -> None:
         for cell in mine:
             by_stage.setdefault(cell.caught if cell.killed else "**missed**", []).append(cell.strategy)
         stages = "; ".join(f"{', '.join(names)}: {stage}" for stage, names in by_stage.items())
-        causes = "; ".join(dict.fromkeys(cell.diagnosis for cell in mine if cell.diagnosis)) or "none"
+        causes = (
+            "; ".join(dict.fromkeys(f"{cell.diagnosis}: {cell.cause}" for cell in mine if cell.diagnosis)) or "none"
+        )
         lines.append(f"| {fault} | {kind.title} | {kind.reference or 'none'} | {stages} | {causes} |")
     target.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies.engines.base import Claim
-from toolkit.verification.diagnosis import Diagnosis
-from toolkit.verification.measure import Measure, Stage, finite
+from toolkit.verification.compare.backward import Deviation
+from toolkit.verification.compare.measure import Measure, Stage, finite
+from toolkit.verification.diagnose.diagnosis import Diagnosis
 from toolkit.verification.passes import Pass
-from toolkit.verification.stages.backward import Deviation
 
 Verdict = Literal["equivalent", "different", "not-exercised"]
 
@@ -65,7 +65,7 @@ class Outcome:
                 "verdict": self.verdict,
                 "passes": [one.to_json() for one in self.passes],
                 "engagement": [
-                    {"pass": one.name, "claim": c.claim, "expected": c.expected, "seen": c.seen, "ok": c.ok}
+                    {"pass": one.name, "id": c.id, "claim": c.claim, "expected": c.expected, "seen": c.seen, "ok": c.ok}
                     for one in self.passes
                     for c in one.claims
                 ],

@@ -10,17 +10,17 @@ from typing import Any
 
 from toolkit.launch.group import JobFailed, WorkerGroup
 from toolkit.strategies.engines.base import Claim
-from toolkit.verification.case import Case
-from toolkit.verification.engagement import engagement
-from toolkit.verification.measure import Measure, Stage, first_difference
-from toolkit.verification.replay import Reference
-from toolkit.verification.stages.across import cross_rank, round_trip
-from toolkit.verification.stages.backward import Replayed, forward, gradient, replay
-from toolkit.verification.stages.ledger import ledger
-from toolkit.verification.stages.products import products
-from toolkit.verification.stages.step import optimizer_stages
-from toolkit.verification.trace import RankTrace, load_traces
-from toolkit.verification.worker import resume_case, run_case
+from toolkit.verification.cases.case import Case
+from toolkit.verification.compare.across import cross_rank, round_trip
+from toolkit.verification.compare.backward import Replayed, forward, gradient, replay
+from toolkit.verification.compare.engagement import engagement
+from toolkit.verification.compare.ledger import ledger
+from toolkit.verification.compare.measure import Measure, Stage, first_difference
+from toolkit.verification.compare.products import products
+from toolkit.verification.compare.replay import Reference
+from toolkit.verification.compare.step import optimizer_stages
+from toolkit.verification.record.trace import RankTrace, load_traces
+from toolkit.verification.record.worker import resume_case, run_case
 
 
 @dataclass
@@ -73,7 +73,7 @@ def run_pass(case: Case, group: WorkerGroup, fresh: WorkerGroup, timeout: float)
         if failed is not None:
             found.not_engaged = True
             name = case.recipe["strategy"]["name"]
-            found.claims = [Claim(f"{name} engaged", "yes", failed.failure or "", False)]
+            found.claims = failed.claims or [Claim("strategy", f"{name} active", "yes", failed.failure or "", False)]
         elif case.round_trip:
             with _resumed(case, fresh, timeout, found):
                 compare(case, found)  # on this process's core, while the others resume

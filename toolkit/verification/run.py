@@ -16,12 +16,12 @@ from toolkit.recipe.load import recipe_from, source_of
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve
-from toolkit.verification.case import PassName
-from toolkit.verification.causes import diagnose
+from toolkit.verification.cases.case import PassName
+from toolkit.verification.cases.prepare import exercise_clipping, make_case, twin_recipe
+from toolkit.verification.diagnose.find import diagnose
 from toolkit.verification.faults import fault_class
 from toolkit.verification.outcome import Outcome
 from toolkit.verification.passes import Pass, run_pass
-from toolkit.verification.prepare import exercise_clipping, make_case, twin_recipe
 
 Tell = Callable[[Pass], None]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from toolkit.recipe.resolve import Resolved
-from toolkit.verification.case import STEPS
-from toolkit.verification.measure import STAGES, Measure, Stage
+from toolkit.verification.cases.case import STEPS
+from toolkit.verification.compare.measure import STAGES, Measure, Stage
 from toolkit.verification.outcome import Outcome
 from toolkit.verification.passes import Pass
 
@@ -142,8 +142,8 @@ def _told(one: Pass, stage: Stage, measure: Measure) -> list[str]:
         f"different  at {stage.name}, {one.name} pass, {place}: {_short(measure.tensor)}",
         f"           {size}{noise}",
     ]
-    if measure.said:
-        lines.append(f"           {measure.said}")
+    if measure.sentence:
+        lines.append(f"           {measure.sentence}")
     tensors = {m.tensor for m in stage.measures}
     wrong = {m.tensor for m in stage.measures if not m.ok}
     if len(tensors) > 1:

@@ -59,7 +59,7 @@ def smoke_job(values: Values, device: str) -> dict[str, Any]:
     """On the worker: the candidate, then the plain loop over the same windows."""
     from toolkit.recipe.schema import Recipe
     from toolkit.strategies import resolve
-    from toolkit.verification.samples import ragged_samples
+    from toolkit.verification.cases.samples import ragged_samples
 
     resolved = resolve(Recipe.model_validate(values), "recipe", device=device)
     samples = ragged_samples(resolved, resolved.facts.config or {}, 3)
@@ -126,8 +126,8 @@ def _plain(resolved: Any, samples: Any, candidate: dict[str, Any]) -> dict[str, 
     from toolkit.reference.model import plain_decayed, plain_model
     from toolkit.reference.schedule import plain_learning_rate
     from toolkit.training.session import seed_micro_batch
-    from toolkit.verification.case import compute_of
-    from toolkit.verification.samples import expected_windows
+    from toolkit.verification.cases.case import compute_of
+    from toolkit.verification.cases.samples import expected_windows
 
     model = plain_model(resolved, samples.pad_id)
     seed = resolved.recipe.run.seed

@@ -7,13 +7,14 @@ name, however they are spread. What is common to the strategies without an engin
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from toolkit.errors import RunFailed
 from toolkit.optim.adamw import make_adamw
 from toolkit.recipe.resolve import Resolved
 
@@ -25,12 +26,22 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 @dataclass(frozen=True)
 class Claim:
-    """One thing that must be so if the strategy works, with what was seen."""
+    """One observable effect of an active strategy or option. ``id``: what diagnoses refer to. ``claim``: in words."""
 
+    id: str
     claim: str
     expected: str
     seen: str
     ok: bool
+
+
+class NotActive(RunFailed):
+    """A strategy was set up and does not have its effects. ``claims``: those that failed."""
+
+    def __init__(self, name: str, claims: Sequence[Claim]) -> None:
+        self.claims = list(claims)
+        told = "; ".join(f"{claim.claim}: {claim.seen}, expected {claim.expected}" for claim in claims)
+        super().__init__(f"{name} is not active: {told}")
 
 
 @dataclass
@@ -238,4 +249,4 @@ def connected_claim(world_size: int, device: torch.device) -> Claim:
         one = torch.ones((), device=device)
         dist.all_reduce(one)
         seen = int(one.item())
-    return Claim("processes connected", str(world_size), str(seen), seen == world_size)
+    return Claim("processes", "processes connected", str(world_size), str(seen), seen == world_size)

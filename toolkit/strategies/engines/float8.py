@@ -7,10 +7,10 @@ from torch import nn
 from toolkit.model.fp8 import fp8_layers
 from toolkit.strategies.engines.base import Claim
 
-FLOAT8_LAYERS = "linear layers in float8"
+FLOAT8_LAYERS = "float8-layers"
 
 
 def product_claim(model: nn.Module, converted: int) -> Claim:
     """The layers that were converted are those of the model that trains."""
     seen = len(fp8_layers(model))
-    return Claim(FLOAT8_LAYERS, str(converted), str(seen), seen == converted > 0)
+    return Claim(FLOAT8_LAYERS, "linear layers in float8", str(converted), str(seen), seen == converted > 0)

@@ -95,12 +95,13 @@ class Fsdp1Engine(Engine):
         return [
             connected_claim(world, self.device),
             Claim(
+                "weights-split",
                 "units wrapped",
                 f"more than {len(self.blocks)}",
                 str(len(units)),
                 len(units) > len(self.blocks),
             ),
-            Claim("share of the weights here", f"{100 / world:.1f} %", f"{100 * share:.1f} %", ok),
+            Claim("share-of-weights", "share of the weights here", f"{100 / world:.1f} %", f"{100 * share:.1f} %", ok),
         ]
 
     def full_weight(self, name: str, main_only: bool = False) -> torch.Tensor:

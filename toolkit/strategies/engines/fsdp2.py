@@ -72,10 +72,21 @@ class Fsdp2Engine(Engine):
         bound = sum(-(-p.shape[0] // self.resolved.world_size) * (p.numel() // max(1, p.shape[0])) for p in tensors)
         return [
             connected_claim(self.resolved.world_size, self.device),
-            Claim("parameters split", f"{len(everything)}", f"{len(tensors)}", len(tensors) == len(everything)),
-            Claim("share of the weights here", f"{100 / self.resolved.world_size:.1f} %", f"{100 * share:.1f} %",
-                  0 <= local <= bound),
-        ]  # fmt: skip
+            Claim(
+                "weights-split",
+                "parameters split",
+                f"{len(everything)}",
+                f"{len(tensors)}",
+                len(tensors) == len(everything),
+            ),
+            Claim(
+                "share-of-weights",
+                "share of the weights here",
+                f"{100 / self.resolved.world_size:.1f} %",
+                f"{100 * share:.1f} %",
+                0 <= local <= bound,
+            ),
+        ]
 
     def full_weight(self, name: str, main_only: bool = False) -> torch.Tensor:
         return _whole(self.parameters[name], self._reads(main_only))

@@ -34,8 +34,14 @@ def base_claims(model: nn.Module, bases: Mapping[str, int], resolved: Resolved, 
     fits = 4 <= bits <= 4 + padding and statistics - tables <= 8 / BLOCK + 32 / (BLOCK * NESTED) + rest
     told = f"{bits:.3f} + {statistics - tables:.3f}" if layers else "none are in NF4"
     return [
-        Claim("base weights in NF4, doubly quantised", f"{elements:,}", f"{weights:,}", weights == elements > 0),
-        Claim("bits of such a weight", "4 + 0.127, and what pads a shard and a block", told, fits),
+        Claim(
+            "nf4-weights",
+            "base weights in NF4, doubly quantised",
+            f"{elements:,}",
+            f"{weights:,}",
+            weights == elements > 0,
+        ),
+        Claim("nf4-bits", "bits of such a weight", "4 + 0.127, and what pads a shard and a block", told, fits),
     ]
 
 

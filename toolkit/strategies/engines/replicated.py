@@ -73,4 +73,4 @@ class DdpEngine(SingleEngine):
     def evidence(self) -> list[Claim]:
         wrapped = isinstance(self.model, DistributedDataParallel)
         seen = type(self.model).__name__
-        return [*super().evidence(), Claim("model wrapped", "DistributedDataParallel", seen, wrapped)]
+        return [*super().evidence(), Claim("model-wrapped", "model wrapped", "DistributedDataParallel", seen, wrapped)]

@@ -97,15 +97,26 @@ class ZeroEngine(Engine):
         ok = 0 < local <= -(-whole // world) + slack
         claims = [
             connected_claim(world, self.device),
-            Claim("engine", "DeepSpeedEngine", type(self.engine).__name__, hasattr(self.engine, "zero_optimization")),
-            Claim("ZeRO stage", str(settings.stage), str(stage), stage == settings.stage),
-            Claim("share of the optimizer state here", f"{100 / world:.1f} %",
-                  f"{100 * local / max(1, whole):.1f} %", ok),
-        ]  # fmt: skip
+            Claim(
+                "engine",
+                "engine",
+                "DeepSpeedEngine",
+                type(self.engine).__name__,
+                hasattr(self.engine, "zero_optimization"),
+            ),
+            Claim("zero-stage", "ZeRO stage", str(settings.stage), str(stage), stage == settings.stage),
+            Claim(
+                "share-of-state",
+                "share of the optimizer state here",
+                f"{100 / world:.1f} %",
+                f"{100 * local / max(1, whole):.1f} %",
+                ok,
+            ),
+        ]
         if settings.stage == 3:
             split = [p for p in self.engine.module.parameters() if hasattr(p, "ds_tensor")]
             total = len(list(self.engine.module.parameters()))
-            claims.append(Claim("parameters split", str(total), str(len(split)), len(split) == total))
+            claims.append(Claim("weights-split", "parameters split", str(total), str(len(split)), len(split) == total))
         return claims
 
     def full_weight(self, name: str, main_only: bool = False) -> torch.Tensor:

@@ -49,6 +49,8 @@ class Fault:
     """Where it was seen: project#number."""
     stages: ClassVar[tuple[str, ...]]
     """The first stage that may see it, any of these; ``engagement`` stands for evidence."""
+    diagnoses: ClassVar[tuple[str, ...]]
+    """What may be diagnosed, any of these: keys of ``diagnose.known.KNOWN``."""
     strategies: ClassVar[Applies] = EVERY
     needs: ClassVar[dict[str, Any]] = {}
     """Sections of the recipe without which the fault cannot be, merged over it."""
@@ -89,6 +91,7 @@ class NoFault(Fault):
     id = "none"
     title = "nothing injected"
     stages = ()
+    diagnoses = ()
 
     def inject(self, patch: Patch, case: Any) -> None:
         self.reached()

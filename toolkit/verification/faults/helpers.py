@@ -169,4 +169,4 @@ def replace_engine(fault: Fault, patch: Patch, name: str) -> None:
 
     patch(Strategy, "engine_class", engine_class)
     # By name: the worker imports the faults.
-    patch(sys.modules["toolkit.verification.worker"], "make_accelerator", make_accelerator)
+    patch(sys.modules["toolkit.verification.record.worker"], "make_accelerator", make_accelerator)

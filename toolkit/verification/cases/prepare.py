@@ -1,0 +1,97 @@
+"""From a user's recipe to the cases that verify it: the twin, its samples, and steps that exercise what it asks."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from toolkit.errors import InputError
+from toolkit.recipe.resolve import Resolved
+from toolkit.recipe.schema import Recipe
+from toolkit.reference.schedule import plain_learning_rate
+from toolkit.strategies import resolve
+from toolkit.verification.cases.case import FULL_WINDOWS, OVERFLOW_STEP, STEPS, Case, PassName
+from toolkit.verification.cases.samples import ragged_samples
+from toolkit.verification.cases.twin import twin_config
+from toolkit.verification.compare.replay import Reference
+
+_MICRO, _ACCUMULATION = 2, 4
+PACKED_LENGTH = 48
+"""Tokens of a packed row: a few of the samples, so that an epoch of packed rows stays short."""
+
+
+def twin_recipe(resolved: Resolved, *, full_size: bool) -> dict[str, Any]:
+    """The recipe that is run: the user's, on a twin, over a few steps. Raises InputError where no twin can be had."""
+    values = resolved.recipe.model_dump(mode="json")
+    if not full_size:
+        config = resolved.facts.config
+        if config is None:
+            raise InputError(f"{resolved.source}: model: a twin needs its config: {resolved.facts.why_unknown}")
+        if "auto_map" in config:
+            raise InputError(
+                f"{resolved.source}: model.trust_remote_code: a twin of code that comes with a model cannot be made; "
+                "add --full-size"
+            )
+        values["model"] |= {"config": twin_config(config), "path": None, "revision": None}
+        values["batch"] |= {"micro_size": min(_MICRO, resolved.micro_size), "global_size": None,
+                            "accumulation": min(_ACCUMULATION, resolved.accumulation)}  # fmt: skip
+        if values["adapter"]:
+            values["adapter"]["path"] = None
+        if values["data"]["packing"]:
+            values["data"]["max_length"] = min(PACKED_LENGTH, values["data"]["max_length"])
+    values["tokenizer"]["path"] = values["tokenizer"]["path"] or "none"
+    values["data"] |= {"train": "built-in", "eval": None, "workers": 0, "streaming": False}
+    values["run"] |= {"max_steps": STEPS, "epochs": None, "save_every": 0, "eval_every": 0, "trackers": []}
+    values["machine"]["device"] = resolved.device
+    values["schedule"] |= _warmed_up(resolved)
+    return values
+
+
+def _warmed_up(resolved: Resolved) -> dict[str, Any]:
+    """At most one step of warm-up: the first step's learning rate is 0 then, and the others change the weights."""
+    asked = resolved.recipe.schedule
+    return {"warmup_ratio": None, "warmup_steps": min(1, asked.warmup_steps or 0) or int(bool(asked.warmup_ratio))}
+
+
+def make_case(values: dict[str, Any], resolved: Resolved, pass_name: PassName, folder: Path) -> Case:
+    """The case of one pass: ``logic`` runs everything in float32 (no product in float8), ``precision`` as the recipe
+    says."""
+    values = dict(values) | ({"precision": "fp32", "fp8": False} if pass_name == "logic" else {})
+    small = resolve(Recipe.model_validate(values), resolved.source, device=resolved.device)
+    config = dict(small.facts.config or {})
+    if "vocab_size" not in config and isinstance(config.get("text_config"), dict):
+        config |= config["text_config"]
+    if not isinstance(config.get("vocab_size"), int):
+        raise InputError(f"{resolved.source}: model: its config names no vocab_size")
+    folder.mkdir(parents=True, exist_ok=True)
+    overflow = OVERFLOW_STEP if small.precision.loss_scaling else None
+    samples = ragged_samples(small, config, FULL_WINDOWS)
+    return Case(values, resolved.source, resolved.device, pass_name, samples, folder, overflow_step=overflow)
+
+
+def exercise_clipping(case: Case) -> Case:
+    """Where the recipe clips, a limit between the norms that the plain loop meets: steps above it, steps below."""
+    resolved = case.resolved()
+    if resolved.max_grad_norm <= 0:
+        return case
+    unclipped = replace(case, recipe=case.recipe | {"optimizer": case.recipe["optimizer"] | {"max_grad_norm": None}})
+    # A recipe that diverges is for the comparison to tell.
+    norms = sorted(norm for norm in _plain_norms(unclipped) if math.isfinite(norm))
+    gaps = [(high / low, (high * low) ** 0.5) for low, high in itertools.pairwise(norms) if low > 0]
+    if not gaps:
+        return case
+    limit = max(gaps)[1]
+    return replace(case, recipe=case.recipe | {"optimizer": case.recipe["optimizer"] | {"max_grad_norm": limit}})
+
+
+def _plain_norms(case: Case) -> list[float]:
+    reference = Reference(case)
+    loop, norms = reference.loop, []
+    for step, window in enumerate(reference.windows):
+        loop.backward(step, window)
+        loop.update(plain_learning_rate(reference.resolved, step, case.steps))
+        norms.append(loop.norm)
+    return norms

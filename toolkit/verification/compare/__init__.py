@@ -1,0 +1,1 @@
+"""A trace against the plain PyTorch loop, stage by stage."""

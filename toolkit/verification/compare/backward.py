@@ -1,0 +1,132 @@
+"""Forward and gradient, each step from the candidate's own weights at that step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from toolkit.verification.cases.case import products_step
+from toolkit.verification.compare.measure import Measure, Stage, finite
+from toolkit.verification.compare.replay import NO_SIGNAL, Noise, Reference, relative_error
+from toolkit.verification.record.trace import RankTrace
+
+
+@dataclass
+class Replayed:
+    """What the plain loop gives for every step, at the candidate's weights."""
+
+    losses: list[list[float]]
+    gradients: list[dict[str, torch.Tensor]]
+    from_bf16: list[Deviation] = field(default_factory=list)
+    """``fp8: true``: how far its loss and gradient are from bf16's, by step."""
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """Of the plain loop with products in float8 from the same without, relative, in the 2-norm: of the losses of a
+    step's micro-batches, and of its whole gradient."""
+
+    step: int
+    loss: float
+    gradient: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {"step": self.step, "loss": finite(self.loss), "gradient": finite(self.gradient)}
+
+
+def replay(ranks: Sequence[RankTrace], reference: Reference, overflow_step: int | None) -> Replayed:
+    """Run the reference over every step that the candidate took; measures the noise on the way."""
+    run = ranks[0].run
+    replayed = Replayed([], [])
+    weights = run.weights
+    # The first steps' gradients may be zero (adapters, warm-up); the short window has other shapes.
+    noisy = {step for step in (1, len(run.steps) - 2) if 0 <= step < len(run.steps) and step != overflow_step}
+    for step in run.steps:
+        reference.forget_products()
+        losses, gradients = reference.gradient(step.step, weights, _scale(step.step, overflow_step, step.loss_scale))
+        replayed.losses.append(losses)
+        replayed.gradients.append(gradients)
+        if reference.resolved.recipe.fp8:
+            if step.step == products_step(reference.resolved):
+                reference.count_products()
+            bf16 = reference.without_fp8(step.step, weights, _scale(step.step, overflow_step, step.loss_scale))
+            replayed.from_bf16.append(_deviation(step.step, (losses, gradients), bf16))
+        if step.step in noisy or len(run.steps) == 1:
+            reference.measure_noise(step.step, weights, _scale(step.step, overflow_step, step.loss_scale))
+        weights = step.weights
+    return replayed
+
+
+def _deviation(step: int, fp8: tuple, bf16: tuple) -> Deviation:
+    def whole(gradients: dict[str, torch.Tensor]) -> torch.Tensor:
+        return torch.cat([gradients[name].double().flatten() for name in bf16[1]])
+
+    losses = relative_error(torch.tensor(fp8[0]), torch.tensor(bf16[0]))
+    return Deviation(step, losses, relative_error(whole(fp8[1]), whole(bf16[1])))
+
+
+def _scale(step: int, overflow_step: int | None, scale: float) -> float:
+    return 1.0 if step == overflow_step else scale
+
+
+def forward(ranks: Sequence[RankTrace], reference: Reference, replayed: Replayed) -> Stage:
+    """The first weights, and every micro-batch's loss."""
+    stage = Stage("forward")
+    noise = reference.noise
+    for name, first in reference.first.items():
+        seen = ranks[0].run.weights.get(name)
+        if seen is None:
+            continue  # does not train: the gradient stage tells
+        error = relative_error(seen, first)
+        stage.measures.append(Measure("initial-weight", 0, error, 0.0, name))
+    tolerance = noise.tolerance("loss")
+    for step, losses in enumerate(replayed.losses):
+        for (rank, micro), right in zip(reference.windows[step], losses, strict=True):
+            taken = ranks[rank].run.steps[step].micros if step < len(ranks[rank].run.steps) else []
+            loss = taken[micro.micro].loss if micro.micro < len(taken) else float("nan")
+            error = 0.0 if loss == right else abs(loss - right) / abs(right) if right else float("inf")
+            facts = {"seen": loss, "expected": right}
+            stage.measures.append(
+                Measure("loss", step, error, tolerance, "", noise.of("loss"), micro.micro, rank, facts)
+            )
+    for step, apart in noise.apart.items():
+        stage.measures.append(Measure("loss-samples-apart", step, apart["loss"], tolerance, noise=noise.of("loss")))
+    stage.detection_limit = tolerance
+    return stage
+
+
+def gradient(ranks: Sequence[RankTrace], noise: Noise, replayed: Replayed, overflow_step: int | None) -> Stage:
+    """Every parameter's whole gradient, unscaled, before clipping."""
+    stage = Stage("gradient")
+    signal: set[str] = set()
+    for step, (taken, right) in enumerate(zip(ranks[0].run.steps, replayed.gradients, strict=True)):
+        if step == overflow_step:
+            continue  # not finite, on purpose
+        for name in dict.fromkeys([*taken.gradient, *right]):
+            seen, expected = taken.gradient.get(name), right.get(name)
+            size = expected.double().norm().item() if expected is not None else 0.0
+            tolerance, floor = noise.tolerance(name, size), noise.of(name, size)
+            kind = "gradient"
+            if seen is None or expected is None:
+                missing = (seen is None) != (expected is None)
+                other = seen if seen is not None else expected
+                # No gradient and a gradient of zeros mean the same step.
+                error = 1.0 if missing and other is not None and other.abs().max().item() > 0 else 0.0
+                kind = "gradient-missing" if seen is None else "gradient-unexpected"
+            else:
+                error = relative_error(seen, expected)
+            if expected is not None and floor < NO_SIGNAL and size > 0:
+                signal.add(name)
+            stage.measures.append(Measure(kind, step, error, tolerance, name, floor))
+            if (apart := noise.apart.get(step, {}).get(name)) is not None and floor < NO_SIGNAL:
+                stage.measures.append(Measure("gradient-samples-apart", step, apart, tolerance, name, floor))
+    stage.detection_limit = max(
+        (m.tolerance for m in stage.measures if m.kind == "gradient" and m.name in signal and m.noise < NO_SIGNAL),
+        default=None,
+    )
+    silent = len(ranks[0].run.weights) - len(signal)
+    stage.summary = f"{silent} tensors without signal" if silent else ""
+    return stage

@@ -1,0 +1,220 @@
+"""Evidence that each claim of a recipe happened. A claim without it is the verdict `not-exercised`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from toolkit.data.collate import sample_spans
+from toolkit.recipe.resolve import Resolved
+from toolkit.strategies.engines.base import Claim
+from toolkit.strategies.engines.float8 import FLOAT8_LAYERS
+from toolkit.verification.cases.case import Case, products_step
+from toolkit.verification.compare.measure import Stage
+from toolkit.verification.compare.replay import Reference
+from toolkit.verification.record.trace import RankTrace
+
+
+def engagement(
+    ranks: Sequence[RankTrace], case: Case, resolved: Resolved, reference: Reference, stages: Sequence[Stage]
+) -> list[Claim]:
+    """Every claim of the recipe, with what was seen."""
+    # What ranks claim of their float8 layers is held against the plain loop's below.
+    claims = [claim for rank in ranks for claim in rank.claims
+              if (rank.rank == 0 and claim.id != FLOAT8_LAYERS) or not claim.ok]  # fmt: skip
+    claims += _trainable(ranks, reference)
+    claims += _dtypes(ranks, resolved)
+    claims += _block_inputs(ranks, reference)
+    claims += _recomputation(ranks, resolved, reference)
+    claims += _offloaded(ranks, resolved)
+    claims += _fused(ranks, resolved)
+    claims += _compiled(ranks, resolved)
+    claims += _float8(ranks, resolved, reference)
+    claims += _collectives(ranks, resolved)
+    claims += _ties(ranks, reference)
+    claims += _exercised(ranks, case, resolved, reference, stages)
+    return claims
+
+
+def _trainable(ranks: Sequence[RankTrace], reference: Reference) -> list[Claim]:
+    right, seen = set(reference.first), set(ranks[0].trainable)
+    odd = sorted(right ^ seen)
+    found = f"{len(seen)}" + (f", differing in {odd[0]}" if odd else "")
+    changed = [name for rank in ranks for name, d in rank.run.frozen.items() if rank.run.frozen_after.get(name) != d]
+    claims = [Claim("trainable", "tensors that train", str(len(right)), found, not odd)]
+    if ranks[0].run.frozen:
+        said = f"{len(set(changed))} changed" + (f", first {changed[0]}" if changed else "")
+        claims.append(Claim("frozen", "frozen tensors", f"{len(ranks[0].run.frozen)}, 0 changed",
+                            f"{len(ranks[0].run.frozen)}, {said}", not changed))  # fmt: skip
+    return claims
+
+
+def _dtypes(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
+    precision = resolved.precision
+    wanted = {"weight": precision.trainable, "gradient": precision.trainable, "state": precision.trainable}
+    if resolved.recipe.optimizer.name == "adamw8bit":
+        wanted["state"] = "uint8"
+    if ranks[0].dtypes.get("frozen"):
+        wanted["frozen"] = precision.frozen
+    words = {"weight": "trained weights", "gradient": "summed gradients", "state": "optimizer state",
+             "frozen": "frozen weights"}  # fmt: skip
+    claims = []
+    for what, right in wanted.items():
+        seen = sorted({name for rank in ranks for name in rank.dtypes.get(what, [])})
+        claims.append(Claim("dtype", f"dtype of {words[what]}", right, ", ".join(seen) or "none", seen == [right]))
+    return claims
+
+
+def _block_inputs(ranks: Sequence[RankTrace], reference: Reference) -> list[Claim]:
+    """What a block is given has the dtype that the model gave it."""
+    seen = ranks[0].inputs
+    if not seen:
+        return []
+    right = reference.block_inputs()
+    # Blocks of one class are given the same; a model's first difference names the block.
+    odd = next((name for name in right if seen.get(name) != right[name]), None)
+    expected = "; ".join(dict.fromkeys(", ".join(names) for names in right.values()))
+    found = expected if odd is None else f"{odd}: {', '.join(seen.get(odd, ()))}"
+    return [Claim("block-inputs", "dtypes of blocks' inputs", expected, found, odd is None)]
+
+
+def _recomputation(ranks: Sequence[RankTrace], resolved: Resolved, reference: Reference) -> list[Claim]:
+    kind = resolved.recipe.activation_checkpointing
+    if kind == "none":
+        return []
+    claims = []
+    for rank in ranks:
+        # Once in the forward, once in the backward: unless nothing trains in the block or before it.
+        right = [rank.forwards * (2 if reached else 1) for reached in reference.backward_reaches()]
+        ok = bool(rank.recomputed) and rank.recomputed == right
+        seen = f"{len(rank.recomputed)} blocks, runs {sorted(set(rank.recomputed))}"
+        if rank.rank == 0 or not ok:
+            claims.append(Claim("recomputation", "blocks recomputed", f"runs {sorted(set(right))}", seen, ok))
+    return claims
+
+
+def _offloaded(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
+    """Each block's input went to the host in each forward, and came back for its backward."""
+    if not resolved.recipe.activation_offload:
+        return []
+    claims = []
+    for rank in ranks:
+        right = rank.forwards * len(rank.recomputed)
+        sent, returned = (sum(store[at] for store in rank.offloaded) for at in (0, 1))
+        ok = sent >= right > 0 and returned == sent
+        if rank.rank == 0 or not ok:
+            seen = f"{sent} sent, {returned} returned, {sum(s[2] for s in rank.offloaded)} bytes"
+            claims.append(
+                Claim("offloaded", "activations in host memory", f"{right} or more, there and back", seen, ok)
+            )
+    return claims
+
+
+def _fused(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
+    if resolved.loss_kernel == "plain":
+        return []
+    ok = all(rank.fused == rank.forwards > 0 for rank in ranks)
+    seen = ", ".join(f"{rank.fused} of {rank.forwards}" for rank in ranks)
+    return [Claim("fused-loss", "losses without logits", "every micro-batch", seen, ok)]
+
+
+def _compiled(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
+    """Compiled code is counted where it runs: at least one graph for every call of a block, as many calls as forwards
+    (and recomputations) make."""
+    if not resolved.recipe.compile:
+        return []
+    each = 2 if resolved.recipe.activation_checkpointing == "full" else 1
+    claims = []
+    for rank in ranks:
+        seen = rank.compiled
+        right = each * rank.forwards * (seen.blocks if seen else 0)
+        ok = seen is not None and not seen.fell_back and seen.graphs > 0 and seen.calls == right > 0
+        ok = ok and seen is not None and seen.runs >= seen.calls
+        told = "none"
+        if seen is not None:
+            told = f"{seen.calls} calls, {seen.runs} runs of {seen.graphs} graphs, {seen.breaks} breaks"
+            told = f"{told}; fell back: {seen.fell_back}" if seen.fell_back else told
+        if rank.rank == 0 or not ok:
+            claims.append(
+                Claim("compiled", "blocks run compiled", f"{right} calls, a graph or more for each", told, ok)
+            )
+    return claims
+
+
+def _float8(ranks: Sequence[RankTrace], resolved: Resolved, reference: Reference) -> list[Claim]:
+    """As many layers as the plain loop rounds the products of, and as many products as it took in one step, seen where
+    torch runs them. A recomputed block multiplies once more; compiled code may, too."""
+    if not resolved.recipe.fp8:
+        return []
+    right = str(reference.float8_layers)
+    claims = [
+        replace(claim, expected=right, ok=claim.ok and claim.seen == right)
+        for claim in ranks[0].claims
+        if claim.id == FLOAT8_LAYERS
+    ]
+    forward, backward = reference.products
+    again = forward if resolved.recipe.activation_checkpointing == "full" else 0
+    seen, least = sum(rank.float8 for rank in ranks), forward + backward
+    ok = seen >= least > 0 if resolved.recipe.compile else seen == least + again > 0
+    expected = f"{least} or more" if resolved.recipe.compile else str(least + again)
+    return [
+        *claims,
+        Claim("float8-products", f"float8 products in step {products_step(resolved) + 1}", expected, str(seen), ok),
+    ]
+
+
+def _collectives(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
+    if resolved.world_size == 1:
+        return []
+    seen = ranks[0].collectives
+    told = ", ".join(f"{count} {kind}" for kind, count in sorted(seen.items())) or "none"
+    claims = []
+    for kinds in resolved.traits.collectives:
+        ok = any(seen.get(kind, 0) > 0 for kind in kinds)
+        claims.append(Claim("collectives", "collectives in the first step", " or ".join(kinds), told, ok))
+    return claims
+
+
+def _ties(ranks: Sequence[RankTrace], reference: Reference) -> list[Claim]:
+    if not reference.tied:
+        return []
+    ok = ranks[0].tied == reference.tied
+    seen = "; ".join(" = ".join(names) for names in ranks[0].tied) or "none"
+    return [Claim("tied", "tied weights", "; ".join(" = ".join(names) for names in reference.tied), seen, ok)]
+
+
+def _exercised(
+    ranks: Sequence[RankTrace], case: Case, resolved: Resolved, reference: Reference, stages: Sequence[Stage]
+) -> list[Claim]:
+    """The run met what it was made to meet."""
+    claims = []
+    steps = ranks[0].run.steps
+    if resolved.max_grad_norm > 0:
+        norms = [step.norm for step in steps if step.step != case.overflow_step]
+        above = sum(norm > resolved.max_grad_norm for norm in norms)
+        seen = f"{above} of {len(norms)}"
+        claims.append(
+            Claim("clipping", "steps that clip, steps that do not", "some of each", seen, 0 < above < len(norms))
+        )
+    if resolved.data_size > 1:
+        uneven = sum(
+            len({sum(m.supervised for r, m in window if r == rank) for rank in range(resolved.data_size)}) > 1
+            for window in reference.windows
+        )
+        claims.append(Claim("uneven-windows", "windows uneven over ranks", "1 or more", str(uneven), uneven > 0))
+        empty = sum(not micro.sample_ids for window in reference.windows for _, micro in window)
+        claims.append(Claim("empty-micro-batches", "micro-batches without samples", "1 or more", str(empty), empty > 0))
+    if resolved.recipe.data.packing:
+        spans = [row for step in steps for m in step.micros for row in sample_spans(m.tensors["position_ids"])]
+        seen = f"{sum(len(row) > 1 for row in spans)} of {len(spans)}"
+        claims.append(
+            Claim("packed-rows", "rows with several samples", "1 or more", seen, any(len(row) > 1 for row in spans))
+        )
+    if case.overflow_step is not None:
+        skipped = [step.step for step in steps if step.skipped]
+        claims.append(Claim("overflow", "overflow skipped", f"step {case.overflow_step + 1}",
+                            ", ".join(f"step {s + 1}" for s in skipped) or "none",
+                            case.overflow_step in skipped))  # fmt: skip
+    if len(ranks[0].run.steps) != case.steps:
+        claims.append(Claim("steps", "steps taken", str(case.steps), str(len(ranks[0].run.steps)), False))
+    return claims

@@ -1,0 +1,290 @@
+"""The plain loop over the same windows from the candidate's own weights, and how far correct runs differ."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from toolkit.model.checkpointing import find_blocks
+from toolkit.reference.fp8 import rounded_layers, shaken, unrounded
+from toolkit.reference.loop import PlainLoop, Window
+from toolkit.reference.model import plain_decayed, plain_model
+from toolkit.training.session import seed_micro_batch
+from toolkit.verification.cases.case import Case, compute_of
+from toolkit.verification.cases.samples import expected_windows
+from toolkit.verification.compare.other_sums import summed_by_module
+from toolkit.verification.compare.rearrange import (
+    Grouped,
+    all_together,
+    is_packed,
+    reversed_order,
+    rows_apart,
+    rows_flipped,
+)
+from toolkit.verification.record.block_inputs import BlockInputs, watched_inputs
+
+SAFETY = 4.0
+"""A candidate is one more correct run beside the few that measured the noise. Of 20 random orders and splits of a
+window, the worst tensor erred at most 1.8 times as much as in those few (llama, qwen3, gpt2 and bert, in fp32 and
+bf16; tests/verify/test_tolerance.py); four leaves a factor of two on that."""
+
+
+DRAW_SAFETY = 2.0
+"""The perturbation by one machine epsilon is a single draw of signs. Of 20 draws on an adapter that trains already (the
+demo's short windows) the largest was 1.1 times the first at the median tensor and 1.47 times at the worst; two leaves
+room on that (tests/verify/test_tolerance.py)."""
+
+
+SHAKES = 4
+"""Draws at each step that noise is measured at. Of 20 others none exceeded the largest of four by more than DRAW_SAFETY
+allows, and with the fused loss, whose gradient is rounded once more than the plain one's, a right candidate erred 1.5
+times as much as one of them in its worst tensor (tests/verify/test_tolerance.py, tests/training/test_fp8.py)."""
+
+
+NO_SIGNAL = 0.1
+"""A tensor whose correct gradients differ by more carries no signal (a key's bias: softmax does not see it)."""
+
+
+@dataclass
+class Noise:
+    """Differences between correct runs, by tensor (``loss`` for the forward), pooled over steps: relative ones, and
+    of those that rearranged the window the absolute ones. What cancels in a sum leaves its rounding: a gradient that is
+    small at one step has the absolute noise of the others."""
+
+    rearranged: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    perturbed: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    absolute: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    shaken: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Products in float8: of runs in which every operand was off by one rounding before it was rounded to float8, the
+    largest of some. A candidate whose operands differ at all comes near it: values fall to other float8 numbers."""
+    eps: float = torch.finfo(torch.float32).eps
+    compute_eps: float = torch.finfo(torch.float32).eps
+    apart: dict[int, dict[str, float]] = field(default_factory=dict)
+    """Packed: by step, how far the plain loop's own loss and gradients are from those of every sample alone. That is
+    no noise but something to be proven: samples that share a row do not see each other."""
+
+    def of(self, name: str, size: float = math.inf) -> float:
+        """The noise that is told: the largest difference seen between two correct runs, relative to ``size``."""
+        return max(self._drawn(name, size), self.perturbed.get(name, 0.0), self.shaken.get(name, 0.0))
+
+    def tolerance(self, name: str, size: float = math.inf) -> float:
+        """Relative tolerance of a tensor whose right value has 2-norm ``size``.
+
+        Orders and splits are draws of what may differ, and get the safety factor. Perturbing the embedding by one
+        machine epsilon overstates rounding 4 to 8 times on a random model, hardly on an adapter that trains already:
+        it gets that of its own draw, unless all of the tensor is rounding. Never below 4 roundings.
+        """
+        if self.of(name, size) >= NO_SIGNAL:
+            return SAFETY * self.of(name, size)
+        # In float32 it is one draw of a rounding that the candidate draws anew. In 16 bits the candidate stays far
+        # below it.
+        float32 = self.compute_eps == torch.finfo(torch.float32).eps
+        perturbed = self.perturbed.get(name, 0.0) * (DRAW_SAFETY if float32 else 1.0)
+        shaken = DRAW_SAFETY * self.shaken.get(name, 0.0)
+        return max(SAFETY * self._drawn(name, size), perturbed, shaken)
+
+    def _drawn(self, name: str, size: float) -> float:
+        spread = self.absolute.get(name, 0.0) / size if size > 0 else 0.0
+        return max(self.rearranged.get(name, 0.0), spread, self.eps)
+
+
+class Reference:
+    """The plain loop of a case. Everything that the candidate is held against comes from here."""
+
+    def __init__(self, case: Case) -> None:
+        self.resolved = case.resolved()
+        model = plain_model(self.resolved, case.samples.pad_id)
+        self.device = torch.device(self.resolved.device)
+        self.decayed = plain_decayed(model, self.resolved)
+        # Before any 16-bit copy is made: what the weights are at the start.
+        self.first = {n: p.detach().cpu().clone() for n, p in model.named_parameters() if p.requires_grad}
+        self.tied = _tied(model)
+        self.blocks = find_blocks(model, self.resolved.blocks, self.resolved.source) if self.resolved.blocks else []
+        seed = self.resolved.recipe.run.seed
+        self.loop = PlainLoop(
+            model,
+            self.resolved,
+            self.decayed,
+            lambda step, micro, rank: seed_micro_batch(seed, step, micro, rank),
+            compute_of(self.resolved),
+        )
+        self.windows: list[Window] = [
+            [(rank, micro.to(self.device)) for rank, micro in window]
+            for window in expected_windows(case.samples, self.resolved, case.steps)
+        ]
+        self.float8_layers, self.products = 0, (0, 0)
+        self.noise = Noise(
+            eps=torch.finfo(getattr(torch, self.resolved.precision.trainable)).eps,
+            compute_eps=torch.finfo(self.loop.compute_dtype).eps,
+        )
+
+    def gradient(
+        self, step: int, weights: dict[str, torch.Tensor], loss_scale: float = 1.0
+    ) -> tuple[list[float], dict[str, torch.Tensor]]:
+        """Loss of each micro-batch and the window's gradient, at ``weights``, dropout as the candidate drew it."""
+        self.set_weights(weights)
+        losses = self.loop.backward(step, self.windows[step], loss_scale)
+        return losses, {name: g.cpu() for name, g in self.loop.gradients.items()}
+
+    def without_fp8(
+        self, step: int, weights: dict[str, torch.Tensor], loss_scale: float = 1.0
+    ) -> tuple[list[float], dict[str, torch.Tensor]]:
+        """``gradient`` of the same model whose products are not rounded to float8."""
+        with unrounded(self.loop.model):
+            return self.gradient(step, weights, loss_scale)
+
+    def forget_products(self) -> None:
+        """Count the products that are rounded to float8 from here on."""
+        for layer in rounded_layers(self.loop.model).values():
+            layer.products = layer.backward_products = 0
+
+    def count_products(self) -> None:
+        """Note how many there were since: ``products``, forward and backward."""
+        layers = rounded_layers(self.loop.model).values()
+        self.float8_layers = len(layers)
+        self.products = sum(one.products for one in layers), sum(one.backward_products for one in layers)
+
+    def set_weights(self, weights: dict[str, torch.Tensor]) -> None:
+        """Take the candidate's weights: those that train here too."""
+        self.loop.set_weights({name: weight for name, weight in weights.items() if name in self.first})
+
+    def measure_noise(self, step: int, weights: dict[str, torch.Tensor], loss_scale: float = 1.0) -> None:
+        """Add what correct runs of this step differ by. Without dropout: masks depend on order and shape."""
+        window = self.windows[step]
+        self.set_weights(weights)
+        variants = [reversed_order(window), rows_flipped(window)]
+        packed = is_packed(window[0][1])
+        # Packed samples apart are something to be proven, in float32. No other variant may then join or part samples:
+        # in a model that lets them see each other it would be no correct run, and what it differs by no noise.
+        proven = packed and self.loop.compute_dtype == torch.float32 and not self._balances_experts()
+        if not proven and not self._balances_experts():
+            variants += [all_together(window)] if packed else [rows_apart(window), all_together(window)]
+        with self._without_dropout():
+            plain = self._run([(micro, [at]) for at, (_, micro) in enumerate(window)], step, loss_scale)
+            for variant in variants:
+                other = self._run(variant, step, loss_scale)
+                _differ(self.noise.rearranged, plain, other)
+                for name, gradient in plain[1].items():
+                    rounding = self.noise.eps * gradient.double().norm().item()
+                    apart = (other[1][name].double() - gradient.double()).norm().item()
+                    self.noise.absolute[name] = max(self.noise.absolute[name], rounding, apart)
+            if self.resolved.recipe.strategy.name == "zero3" and self.loop.compute_dtype != torch.float32:
+                same: Grouped = [(micro, [at]) for at, (_, micro) in enumerate(window)]
+                with summed_by_module(self.loop.model):
+                    _differ(self.noise.rearranged, plain, self._run(same, step, loss_scale))
+            if self.resolved.loss_kernel != "plain":
+                # Another softmax is another rounding of it: how far the plain one's is from the exact one.
+                self.loop.loss_dtype = torch.float64
+                exact = self._run([(micro, [at]) for at, (_, micro) in enumerate(window)], step, loss_scale)
+                self.loop.loss_dtype = torch.float32
+                _differ(self.noise.rearranged, plain, exact)
+            if proven:
+                _differ(self.noise.apart.setdefault(step, defaultdict(float)), plain,
+                        self._run(rows_apart(window), step, loss_scale))  # fmt: skip
+            if self.resolved.recipe.fp8:
+                for seed in range(SHAKES):
+                    with shaken(self.loop.model, seed):
+                        same = [(micro, [at]) for at, (_, micro) in enumerate(window)]
+                        _differ(self.noise.shaken, plain, self._run(same, step, loss_scale))
+            with self._perturbed():
+                _differ(self.noise.perturbed, plain, self._run(reversed_order(window), step, loss_scale))
+
+    def block_inputs(self) -> BlockInputs:
+        """What the blocks are given in the first micro-batch."""
+        with watched_inputs(self.blocks) as seen:
+            self.loop.backward(0, self.windows[0][:1])
+        return seen
+
+    def backward_reaches(self) -> list[bool]:
+        """Of each block, whether a gradient goes through it: something trains in it or before it in the model."""
+        order = [name for name, _ in self.loop.model.named_parameters()]
+        first = min((order.index(name) for name in self.first), default=len(order))
+        ends = [
+            max((at for at, name in enumerate(order) if name.startswith(f"{block}.")), default=-1)
+            for block, _ in self.blocks
+        ]
+        return [end >= first for end in ends]
+
+    def dropout_matters(self, step: int, weights: dict[str, torch.Tensor]) -> bool:
+        """Whether masks are drawn at all: the same window gives another loss without them."""
+        with_masks, _ = self.gradient(step, weights)
+        with self._without_dropout():
+            return with_masks != self.gradient(step, weights)[0]
+
+    def losses_without_blocks(self, step: int, weights: dict[str, torch.Tensor]) -> list[float]:
+        """Loss of each micro-batch of packed rows if every sample saw all that stands before it in its row."""
+        self.set_weights(weights)
+        blind = []
+        for rank, micro in self.windows[step]:
+            everything = torch.ones_like(micro.tensors["input_ids"])  # a mask given: positions tell nothing apart
+            blind.append((rank, replace(micro, tensors=micro.tensors | {"attention_mask": everything})))
+        return self.loop.backward(step, blind)
+
+    def _run(self, groups: Grouped, step: int, loss_scale: float) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+        losses = self.loop.backward(step, [(0, micro) for micro, _ in groups], loss_scale)
+        by_place: dict[str, float] = defaultdict(float)
+        for (_, places), loss in zip(groups, losses, strict=True):
+            by_place["+".join(map(str, places))] += loss
+        return by_place, {name: g.cpu() for name, g in self.loop.gradients.items()}
+
+    def _balances_experts(self) -> bool:
+        return bool(getattr(self.loop.config, "output_router_logits", False))
+
+    @contextlib.contextmanager
+    def _without_dropout(self) -> Iterator[None]:
+        self.loop.model.eval()
+        try:
+            yield
+        finally:
+            self.loop.model.train()
+
+    @contextlib.contextmanager
+    def _perturbed(self, seed: int = 0) -> Iterator[None]:
+        """The input embedding off by one machine epsilon of the compute dtype, up or down at random."""
+        table = self.loop.model.get_input_embeddings().weight  # type: ignore[operator]
+        assert isinstance(table, torch.Tensor)
+        before = table.detach().clone()
+        draw = torch.Generator().manual_seed(seed)
+        signs = torch.randint(0, 2, table.shape, generator=draw).mul_(2).sub_(1).to(table.device)
+        with torch.no_grad():
+            table.mul_(1 + signs * torch.finfo(self.loop.compute_dtype).eps)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                table.copy_(before)
+
+
+def relative_error(seen: torch.Tensor, right: torch.Tensor) -> float:
+    """2-norm of the difference over that of ``right``, in float64; 0 where both are zero, inf where only one is."""
+    difference = (seen.double() - right.double()).norm().item()
+    if difference == 0.0:
+        return 0.0
+    size = right.double().norm().item()
+    return difference / size if size > 0 else float("inf")
+
+
+def _differ(into: dict[str, float], plain: tuple, other: tuple) -> None:
+    losses, gradients = plain
+    others, other_gradients = other
+    if losses.keys() != others.keys():
+        losses, others = {"": sum(losses.values())}, {"": sum(others.values())}
+    for place, loss in losses.items():
+        if loss:
+            into["loss"] = max(into["loss"], abs(others[place] - loss) / abs(loss))
+    for name, gradient in gradients.items():
+        error = relative_error(other_gradients[name], gradient)
+        if error != float("inf"):
+            into[name] = max(into[name], error)
+
+
+def _tied(model: torch.nn.Module) -> list[list[str]]:
+    sharing: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        sharing.setdefault(id(parameter), []).append(name)
+    return [sorted(names) for names in sharing.values() if len(names) > 1]

@@ -1,0 +1,84 @@
+"""The words of comparisons: the only place where what was measured becomes a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+KINDS: dict[str, tuple[str, str]] = {
+    # ledger
+    "samples": (
+        "samples",
+        "{missing} samples missing, {unexpected} not expected, {repeated} of them repeated, "
+        "{relabelled} with other labels",
+    ),
+    "sample-places": ("samples", "samples of {ranks} ranks are in other micro-batches or ranks"),
+    "supervised-tokens": ("supervised tokens", "{seen} supervised tokens, {expected} expected"),
+    "samples-of-shared-part": (
+        "samples of ranks that share a part",
+        "ranks {ranks} have other samples than the ranks they share a part with",
+    ),
+    "samples-once": ("samples", "{repeated} samples occur twice in one step"),
+    # products
+    "product": (
+        "{name}: {product}",
+        "in roundings off the product of the same operands, rounded to float8 by the definition",
+    ),
+    # forward
+    "initial-weight": ("{name} at the start", "the first weights"),
+    "loss": ("loss", "loss {seen:.7g}, {expected:.7g} expected"),
+    "loss-samples-apart": ("loss of samples apart", "the plain loop's own: packed samples, against each alone"),
+    # gradient
+    "gradient": ("{name}", ""),
+    "gradient-missing": ("{name}", "no gradient"),
+    "gradient-unexpected": ("{name}", "a gradient where none is expected"),
+    "gradient-samples-apart": ("{name}, samples apart", ""),
+    # clip
+    "gradient-norm": ("gradient norm", "norm {seen:.7g}, {expected:.7g} expected"),
+    "coefficient": (
+        "clipping coefficient",
+        "gradients were multiplied by {seen:.7g}, {expected:.7g} expected",
+    ),
+    "tensor-coefficient": ("{name}", "gradients were multiplied by {seen:.7g}, {expected:.7g} expected"),
+    # update
+    "update": ("{name}", ""),
+    "update-of-skipped-step": ("{name}", "a skipped step changed it"),
+    # optimizer-state
+    "state-missing": ("{name}", "no optimizer state"),
+    "step-count": ("{name} step count", "{seen}, {expected} expected"),
+    "moment": ("{name} {moment}", ""),
+    "packed-moment": ("{name} {moment}", ""),
+    "moment-scales": ("{name} {moment} scales", ""),
+    "state-of-skipped-step": ("{name}", "a skipped step changed its state"),
+    # schedule
+    "step-skipped": ("skipped step", "skipped"),
+    "step-not-skipped": ("skipped step", "not skipped"),
+    "learning-rate": ("learning rate", "learning rate {seen}, {expected:.6g} expected"),
+    # cross-rank
+    "frozen-weight": ("{name}", "a frozen weight changed on ranks {ranks}"),
+    "steps-taken": ("steps taken", "a rank stopped early"),
+    "rank-gradient": ("{name} gradient", "differs between ranks"),
+    "rank-weight": ("{name}", "weights differ between ranks"),
+    "optimizer-weight": ("{name}", "the weights that compute are not those that the optimizer updates"),
+    "rank-value": ("{name}", "by rank: {values}"),
+    # round-trip
+    "resume": ("resume", "the run did not resume"),
+    "weight": ("{name}", ""),
+    "state-not-restored": ("{name} state", "no optimizer state was restored"),
+    "schedule": ("schedule", "learning rate {seen}, {expected} uninterrupted"),
+    "loss-scale": ("loss scale", "{seen}, {expected} uninterrupted"),
+    "gradient-after-resume": ("{name} gradient", ""),
+    "logits": ("{name} logits", "the {name} model answers differently"),
+    "frozen-weights": ("frozen weights", "differ after resuming"),
+}
+"""By kind: what was compared, and what was observed."""
+
+
+def label(kind: str, name: str, phase: str, facts: Mapping[str, Any]) -> str:
+    """What was compared, for example ``resumed lm_head.weight exp_avg``."""
+    return f"{phase} {KINDS[kind][0].format(name=name, **facts)}".strip()
+
+
+def sentence(kind: str, facts: Mapping[str, Any]) -> str:
+    """What was observed."""
+    return KINDS[kind][1].format(**facts)

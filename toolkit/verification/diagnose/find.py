@@ -1,0 +1,192 @@
+"""From a difference to its likely cause: by stage, by ratio, by pattern. Knows nothing of what was injected."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from toolkit.strategies.engines.base import Claim
+from toolkit.verification.cases.case import FULL_WINDOWS, Case
+from toolkit.verification.compare.measure import Measure, Stage
+from toolkit.verification.diagnose.diagnosis import Diagnosis
+from toolkit.verification.diagnose.gradient import gradient_cause
+from toolkit.verification.diagnose.step import clip_cause, schedule_cause, state_cause, update_cause
+from toolkit.verification.passes import Pass
+
+LEAK_FITS = 1e-3
+"""How near the losses have to be: what samples see of each other changes them by more, 16-bit rounding by less."""
+
+Finder = Callable[[Pass, Case, Stage, Measure], Diagnosis | None]
+
+
+def diagnose(found: Pass, case: Case) -> Diagnosis | None:
+    """The likely cause of what a pass found, or None where nothing known fits."""
+    if found.failure:
+        return None
+    difference = found.different
+    if difference is None or (found.unproven and difference[0].name == "round-trip"):
+        return _unproven(found.unproven)
+    # What differs follows from these.
+    if causes := [c for c in found.unproven if c.id in _CAUSES_OF_DIFFERENCES]:
+        return _unproven(causes)
+    stage, measure = difference
+    return _FINDERS.get(stage.name, _none)(found, case, stage, measure) or _unproven(found.unproven)
+
+
+def _none(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnosis | None:
+    return None
+
+
+def _unproven(claims: Sequence[Claim]) -> Diagnosis | None:
+    for claim in claims:
+        if claim.id in _CLAIMS:
+            seen = claim.seen[:160]
+            facts = {"claim": claim.claim, "seen": seen, "expected": claim.expected}
+            return Diagnosis(
+                _CLAIMS[claim.id], facts | {"evidence": f"{claim.claim}: {seen}; expected {claim.expected}"}
+            )
+    return None
+
+
+_CLAIMS = {
+    "block-inputs": "block-inputs-cast",
+    "nf4-weights": "base-not-quantised",
+    "nf4-bits": "base-not-quantised",
+    "float8-layers": "float8-products-missing",
+    "float8-products": "float8-products-missing",
+    "strategy": "strategy-not-active",
+    "model-wrapped": "strategy-not-active",
+    "engine": "strategy-not-active",
+    "zero-stage": "strategy-not-active",
+    "weights-split": "strategy-not-active",
+    "share-of-weights": "strategy-not-active",
+    "share-of-state": "strategy-not-active",
+    "collectives": "collectives-missing",
+    "processes": "processes-not-connected",
+    "recomputation": "checkpointing-not-applied",
+    "trainable": "other-parameters-train",
+    "frozen": "frozen-weight-changes",
+    "tied": "tied-weights-separate",
+    "dtype": "wrong-dtype",
+}
+"""The diagnosis by the claim without evidence."""
+_CAUSES_OF_DIFFERENCES = {"block-inputs", "float8-layers", "float8-products"}
+
+
+def _ledger(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnosis | None:
+    wrong = {m.kind: m for m in stage.wrong if m.step == measure.step}
+    if places := wrong.get("sample-places"):
+        return Diagnosis("samples-reordered", {"measure": places.sentence})
+    samples = wrong.get("samples")
+    told = {"measure": (samples or measure).sentence}
+    ids = [_ids(rank, measure.step) for rank in found.ranks]
+    if len(ids) > 1 and all(other == ids[0] for other in ids[1:]):
+        return Diagnosis("same-samples-on-every-rank", told)
+    counts = samples.facts if samples else {"missing": 0, "unexpected": 0, "repeated": 0, "relabelled": 0}
+    if counts["relabelled"] or (samples is None and "supervised-tokens" in wrong):
+        return Diagnosis("wrong-labels", told)
+    if counts["repeated"] and counts["repeated"] == counts["unexpected"] and not counts["missing"]:
+        return Diagnosis("samples-repeated", told)
+    lengths = {len(rank.run.steps) for rank in found.ranks}
+    micros = sum(len(rank.run.steps[measure.step].micros) for rank in found.ranks) if len(lengths) == 1 else None
+    right = len(found.reference.windows[measure.step]) if found.reference else None
+    if measure.step == FULL_WINDOWS and micros != right:
+        return Diagnosis("remainder-dropped", told)
+    return None
+
+
+def _ids(rank: object, step: int) -> list:
+    return [micro.tensors["input_ids"].tolist() for micro in rank.run.steps[step].micros]  # type: ignore[attr-defined]
+
+
+def _forward(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnosis | None:
+    wrong = stage.wrong
+    starts = [m.name for m in wrong if m.kind == "initial-weight"]
+    if starts:
+        adapter = all("lora_" in name for name in starts)
+        facts = {"count": len(starts), "first": starts[0]}
+        return Diagnosis("adapter-initialisation" if adapter else "initial-weights-differ", facts)
+    if not math.isfinite(measure.error) and measure.kind == "loss" and found.replayed:
+        finite = all(math.isfinite(loss) for loss in found.replayed.losses[measure.step])
+        return Diagnosis("loss-not-finite" if finite else "recipe-diverges", {"measure": measure.sentence})
+    if any(m.kind == "loss-samples-apart" for m in wrong):
+        return Diagnosis("model-mixes-packed-samples")
+    if case.recipe["adapter"] and case.recipe["adapter"]["method"] == "qlora" and not case.recipe["data"]["packing"]:
+        return Diagnosis("base-unpacked-wrong")
+    ranks = {m.rank for m in wrong}
+    if case.recipe["data"]["packing"] and _leaks(found, measure):
+        return Diagnosis("packed-samples-attend", {"step": measure.step + 1})
+    reference = found.reference
+    if reference and ranks and 0 not in ranks and reference.dropout_matters(0, found.ranks[0].run.weights):
+        return Diagnosis("dropout-mask-shared")
+    return None
+
+
+def _products(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnosis | None:
+    of_step = [m for m in stage.measures if m.step == measure.step]
+    wrong = [m for m in of_step if not m.ok]
+    kinds = ", ".join(sorted({m.facts["product"] for m in wrong}))
+    facts = {"step": measure.step + 1, "count": len(wrong), "all": len(of_step), "kinds": kinds}
+    return Diagnosis("float8-product-wrong", facts)
+
+
+def _leaks(found: Pass, measure: Measure) -> bool:
+    """Whether the plain loop without blocks in its mask finds the wrong losses of a step."""
+    reference, step = found.reference, measure.step
+    if reference is None:
+        return False
+    run = found.ranks[0].run
+    weights = run.weights if step == 0 else run.steps[step - 1].weights
+    leaking = reference.losses_without_blocks(step, weights)
+    for (rank, micro), loss in zip(reference.windows[step], leaking, strict=True):
+        taken = found.parts[rank].run.steps[step].micros
+        if micro.micro >= len(taken) or abs(taken[micro.micro].loss - loss) > LEAK_FITS * abs(loss):
+            return False
+    return True
+
+
+def _across(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnosis | None:
+    skips = [m for m in stage.wrong if m.kind == "rank-value" and m.name == "skipped"]
+    if skips and skips[0].step <= measure.step:
+        return Diagnosis("skip-disagreement", {"step": skips[0].step + 1, "measure": skips[0].sentence})
+    if measure.kind == "rank-gradient":
+        return Diagnosis("rank-gradients-differ", {"first": measure.tensor})
+    return Diagnosis("ranks-diverged", {"first": measure.tensor, "measure": measure.sentence})
+
+
+def _round_trip(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnosis | None:
+    wrong = stage.wrong
+    facts = {"differing": f"{len(wrong)} comparisons differ, first {wrong[0].tensor}"}
+    kinds = {m.kind for m in wrong}
+    if kinds & {"samples", "sample-places"}:
+        return Diagnosis("resumed-samples", facts)
+    if "step-count" in kinds:
+        return Diagnosis("step-count-not-restored", facts)
+    if "frozen-weights" in kinds:
+        return Diagnosis("frozen-weights-not-restored", facts)
+    if wrong[0].kind == "logits":
+        return Diagnosis("export-differs", facts | {"what": wrong[0].name})
+    resumed = found.ranks[0].resumed
+    weights = [m.name for m in wrong if m.kind == "weight" and m.phase == "reloaded"]
+    tensors = [resumed.weights[name] for name in weights if name in resumed.weights] if resumed else []
+    if tensors:
+        if all(not tensor.any() for tensor in tensors):
+            return Diagnosis("saved-tensors-empty", facts)
+        if all(tensor.equal(tensor.bfloat16().to(tensor.dtype)) for tensor in tensors):
+            return Diagnosis("saved-16-bit-copy", facts)
+        return Diagnosis("saved-other-weights", facts)
+    return None
+
+
+_FINDERS: dict[str, Finder] = {
+    "ledger": _ledger,
+    "products": _products,
+    "forward": _forward,
+    "gradient": gradient_cause,
+    "clip": clip_cause,
+    "update": update_cause,
+    "optimizer-state": state_cause,
+    "schedule": schedule_cause,
+    "cross-rank": _across,
+    "round-trip": _round_trip,
+}

@@ -1,0 +1,185 @@
+"""Causes of a wrong gradient: from the weights that its micro-batches have in it, and from where it is wrong."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from toolkit.verification.cases.case import Case
+from toolkit.verification.compare.measure import Measure, Stage
+from toolkit.verification.compare.replay import NO_SIGNAL
+from toolkit.verification.diagnose.attribution import Attribution, MicroGradients
+from toolkit.verification.diagnose.diagnosis import Diagnosis
+from toolkit.verification.diagnose.recompute import recomputed_otherwise
+from toolkit.verification.passes import Pass
+
+_EXPLAINED = 1e-3
+"""Residual below which the weights explain the gradient; 16-bit rounding leaves more, no single cause less."""
+
+_ROUNDED = 2e-2
+"""What summing in bf16 (eps 2**-7) leaves at most of a right gradient; a few micro-batches leave less."""
+
+
+def gradient_cause(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnosis | None:
+    """The likely cause, or None."""
+    reference = found.reference
+    assert reference is not None
+    run = found.ranks[0].run
+    step = measure.step
+    weights = run.weights if step == 0 else run.steps[step - 1].weights
+    taken = run.steps[step]
+    right = found.replayed.gradients[step] if found.replayed else {}
+    names = [name for name in taken.gradient if name in right]
+    wrong = list(dict.fromkeys(m.name for m in stage.wrong if m.step == step))
+    missing = [name for name in wrong if _is_nothing(taken.gradient.get(name))]
+    if missing and len(missing) == len(wrong):
+        return _no_gradient(missing, names, found, case)
+    strangers = [name for name in wrong if name not in right]
+    if strangers:
+        if any(name in group for name in strangers for group in reference.tied):
+            parts = [name for name in strangers if any(name in group for group in reference.tied)]
+            return Diagnosis("tied-weights-separate", {"evidence": f"{parts[0]} has a gradient of its own"})
+        return Diagnosis("frozen-weight-trains", {"first": strangers[0]})
+    strange = [name for name in wrong if not bool(torch.isfinite(taken.gradient.get(name, torch.zeros(()))).all())]  # type: ignore[arg-type]
+    if strange:
+        return Diagnosis("gradient-not-finite", {"count": len(strange), "first": strange[0]})
+    micros = MicroGradients(reference, step, weights)
+    resolved = reference.resolved
+    bound = max(_EXPLAINED, 2 * (stage.detection_limit or 0.0))
+    fitted = micros.attribute(taken.gradient, names)
+    if fitted.residual >= bound and (unreduced := _unreduced(micros, taken.gradient, wrong, resolved.data_size)):
+        return Diagnosis("tensors-not-reduced", {"count": len(unreduced), "all": len(names), "first": unreduced[0]})
+    if fitted.residual < bound:
+        return _by_weights(fitted, resolved.accumulation, resolved.data_size, case, step, reference)
+    right_ones = [m.name for m in stage.measures if m.kind == "gradient" and m.ok and m.step == step
+                  and m.noise < NO_SIGNAL and m.name in right
+                  and not _is_nothing(taken.gradient.get(m.name))]  # fmt: skip
+    if cause := recomputed_otherwise(reference, step, weights, taken.gradient, wrong, right_ones):
+        return cause
+    # Rounding leaves the direction as it is and touches every tensor alike.
+    # Other dropout masks would err by as much as a tenth.
+    if not right_ones and fitted.residual < _ROUNDED and all(abs(w - 1) < _ROUNDED for w in fitted.weights if w == w):
+        return Diagnosis("sums-rounded-to-16-bits", {"residual": fitted.residual})
+    if _redraws(found):
+        return Diagnosis("dropout-mask-redrawn", {"count": len(wrong), "all": len(names)})
+    if any(n in group for n in wrong for group in reference.tied):
+        return Diagnosis("tied-weights-separate", {"evidence": f"{wrong[0]} lacks the other weight's gradient"})
+    return None
+
+
+def _is_nothing(gradient: torch.Tensor | None) -> bool:
+    """Sharded engines give zeros where no gradient arrived."""
+    return gradient is None or not bool(gradient.any())
+
+
+def _redraws(found: Pass) -> bool:
+    reference = found.reference
+    assert reference is not None
+    return reference.resolved.recipe.activation_checkpointing != "none" and reference.dropout_matters(
+        0, found.ranks[0].run.weights
+    )
+
+
+def _no_gradient(missing: list[str], names: list[str], found: Pass, case: Case) -> Diagnosis:
+    trains = set(found.ranks[0].trainable)
+    if not any(name in trains for name in missing):
+        return Diagnosis("tensors-do-not-train", {"count": len(missing), "first": missing[0]})
+    checkpointed = case.recipe["activation_checkpointing"] != "none"
+    facts = {"count": len(missing), "all": len(names), "first": missing[0]}
+    return Diagnosis("reentrant-checkpointing" if checkpointed else "no-gradient", facts)
+
+
+def _unreduced(
+    micros: MicroGradients, gradient: dict[str, torch.Tensor | None], wrong: list[str], data_size: int
+) -> list[str]:
+    """The wrong tensors that each are one rank's own; none unless most are (a shard's edge may cut through one)."""
+    found = []
+    for name in wrong:
+        if gradient.get(name) is not None:
+            alone = micros.attribute(gradient, [name])
+            if alone.residual < _EXPLAINED and _is_one_rank(alone, data_size):
+                found.append(name)
+    return found if found and len(found) >= 0.8 * len(wrong) else []
+
+
+def _is_one_rank(found: Attribution, data_size: int) -> bool:
+    alone = [rank for rank in range(data_size) if _near(_of_rank(found, rank), None)]
+    return len(alone) == 1 and all(
+        abs(w) < 0.02 for w, (rank, _) in zip(found.weights, found.places, strict=True) if rank != alone[0] and w == w
+    )
+
+
+def _of_rank(found: Attribution, rank: int) -> list[float]:
+    return [w for w, (at, _) in zip(found.weights, found.places, strict=True) if at == rank and w == w]
+
+
+def _near(weights: list[float], value: float | None) -> bool:
+    """All weights are ``value``, or with None all alike and not zero."""
+    if not weights:
+        return False
+    aim = value if value is not None else sum(weights) / len(weights)
+    return abs(aim) > 0.02 and all(abs(w - aim) <= 0.02 * max(1.0, abs(aim)) for w in weights)
+
+
+def _by_weights(
+    found: Attribution, accumulation: int, world: int, case: Case, step: int, reference: object
+) -> Diagnosis | None:
+    known = [w for w in found.weights if w == w]
+    facts = {"weights": ", ".join(f"{w:.3g}" for w in known)}
+    if _near(known, None):
+        return _uniform(sum(known) / len(known), found, accumulation, world)
+    total = sum(found.tokens)
+    count = sum(1 for _ in found.tokens)
+    pairs = [(w, t, rank, m) for w, t, (rank, m) in zip(found.weights, found.tokens, found.places, strict=True) if t]
+    last = max(m for _, _, _, m in pairs)
+    if _match([(w, total / (t * count)) for w, t, _, _ in pairs]):
+        return Diagnosis("mean-per-micro-batch", facts)
+    per_rank = {rank: sum(t for _, t, r, _ in pairs if r == rank) for rank in range(world)}
+    if _match([(w, total / (per_rank[rank] * world)) for w, _, rank, _ in pairs]):
+        return Diagnosis("mean-per-rank", facts)
+    if _match([(w, float(m == last)) for w, _, _, m in pairs]):
+        return Diagnosis("only-last-micro-batch", facts)
+    for rank in range(world):
+        if _match([(w, float(r == rank) * world) for w, _, r, _ in pairs]) or _match(
+            [(w, float(r == rank)) for w, _, r, _ in pairs]
+        ):
+            return Diagnosis("ranks-not-reduced", facts)
+        others = [w for w, _, _, m in pairs if m != last]
+        ours = [(w, r) for w, _, r, m in pairs if m == last]
+        if others and _near(others, 1.0) and all((abs(w) < 0.02) == (r != rank) for w, r in ours):
+            return Diagnosis("last-micro-batch-not-reduced", facts)
+    return Diagnosis("micro-batch-weights", facts)
+
+
+def _match(pairs: list[tuple[float, float]]) -> bool:
+    return all(abs(seen - right) <= 0.02 * max(1.0, abs(right)) for seen, right in pairs)
+
+
+def _uniform(factor: float, found: Attribution, accumulation: int, world: int) -> Diagnosis | None:
+    tokens, micros = sum(found.tokens), max(m for _, m in found.places) + 1
+    rows = [(65536.0, "loss-scale-left")]
+    if accumulation > 1:
+        rows += [(float(accumulation), "accumulation-summed"), (1 / accumulation, "accumulation-divided-twice")]
+        if micros < accumulation:
+            rows.insert(0, (micros / accumulation, "short-window-divided-by-full"))
+    if world > 1:
+        rows += [
+            (float(world), "ranks-summed"),
+            (1 / world, "ranks-divided-twice"),
+            (1 / math.sqrt(world), "shards-divided-by-root"),
+        ]
+    for value, cause in rows:
+        if abs(factor - value) <= 2e-3 * value:
+            return Diagnosis(cause, {"factor": factor})
+    if factor >= 2.0**8 and abs(math.log2(factor) - round(math.log2(factor))) < 1e-3:
+        return Diagnosis("loss-scale-left", {"factor": factor})
+    if 0.5 < factor < 1 and abs(tokens / factor - tokens - round(tokens / factor - tokens)) < 0.02 * tokens / 100:
+        extra = round(tokens / factor - tokens)
+        if extra == 0:
+            return None  # right to the last token: the weights explain nothing
+        facts = {"factor": factor, "tokens": tokens, "counted": tokens + extra}
+        return Diagnosis("unpredicted-tokens-counted", facts)
+    if abs(factor - 1) < 1e-3:
+        return None
+    return Diagnosis("uniform-scale", {"factor": factor})

@@ -1,0 +1,199 @@
+"""Every diagnosis that `toolkit verify` can make: its sentences, where the defect was reported, what to set instead.
+
+``{names}`` in braces are facts of the diagnosis.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Known:
+    """Templates of a diagnosis. ``reference``: project#number. ``remedy``: the recipe's keys to change."""
+
+    cause: str
+    evidence: str
+    reference: str = ""
+    remedy: str = ""
+
+
+_MISSING = "{claim}: {seen}; expected {expected}"
+
+# What the recipe asks for and the run does not show.
+_EVIDENCE = {
+    "block-inputs-cast": Known(
+        "inputs of blocks are cast to the compute dtype", _MISSING,
+        "torch 2.13.0, FSDP: cast_forward_inputs, True by default in FSDP2",
+    ),
+    "base-not-quantised": Known("the base weights are not in 4 bits", _MISSING),
+    "float8-products-missing": Known("some products of the recipe's layers are not in float8", _MISSING),
+    "strategy-not-active": Known(
+        "the strategy is not active", _MISSING, "accelerate 1.15.0 on a machine without a GPU runs DDP instead",
+    ),
+    "collectives-missing": Known(
+        "the strategy is not active: it never calls its collectives", _MISSING,
+        "accelerate 1.15.0 on a machine without a GPU runs DDP, or unconnected processes, instead",
+    ),
+    "processes-not-connected": Known(
+        "the processes are not connected", _MISSING, "accelerate 1.15.0 on a machine without a GPU",
+    ),
+    "checkpointing-not-applied": Known("activation checkpointing is set but not applied", _MISSING),
+    "other-parameters-train": Known("other parameters are trainable than the recipe says", _MISSING),
+    "frozen-weight-changes": Known("a frozen weight changes", _MISSING),
+    "tied-weights-separate": Known("tied weights have become separate parameters", "{evidence}",
+                                   "verl#7834, lingua#75"),
+    "wrong-dtype": Known("tensors have another dtype than the recipe's precision says", _MISSING,
+                         "peft#1706, DeepSpeed#1800"),
+}  # fmt: skip
+
+_DATA = {
+    "samples-repeated": Known("the last batch is padded with samples of the same epoch", "{measure}",
+                              "accelerate#2316"),
+    "samples-reordered": Known("samples are in other ranks or micro-batches than the seed gives", "{measure}"),
+    "remainder-dropped": Known("the remainder of the epoch is dropped", "{measure}"),
+    "same-samples-on-every-rank": Known("every rank reads the same samples", "{measure}"),
+    "wrong-labels": Known("padding or prompt tokens are supervised, or supervised ones are masked", "{measure}"),
+}  # fmt: skip
+
+_FORWARD = {
+    "adapter-initialisation": Known(
+        "the adapter does not start from its own initialisation",
+        "{count} adapter tensors differ before the first step, first {first}", "peft#1887",
+    ),
+    "initial-weights-differ": Known("ranks start from different weights",
+                                    "{count} tensors differ before the first step, first {first}"),
+    "loss-not-finite": Known("the loss is not finite, but the plain loop's is", "{measure}"),
+    "recipe-diverges": Known("the recipe diverges: the plain loop's loss is not finite either", "{measure}",
+                             remedy="lower optimizer.lr, or set optimizer.max_grad_norm"),
+    "model-mixes-packed-samples": Known(
+        "this model lets packed samples attend to each other",
+        "the plain loop's loss of samples that share a row is not that of each sample alone",
+        remedy="data.packing: false",
+    ),
+    "base-unpacked-wrong": Known(
+        "the base is not what its 4-bit weights represent",
+        "the plain loop computes another loss for the same micro-batches from the dequantised weights",
+    ),
+    "packed-samples-attend": Known(
+        "packed samples attend to each other",
+        "step {step}: the losses are those of rows in which every sample attends to those before it",
+    ),
+    "dropout-mask-shared": Known(
+        "all ranks use the same dropout mask",
+        "losses of the first rank agree, those of other ranks do not, and dropout is on", "transformers#31412",
+    ),
+    "float8-product-wrong": Known("a float8 product differs from that of its operands: scale, format or layout",
+                                  "step {step}: {count} of {all} products ({kinds})"),
+}  # fmt: skip
+
+_SCALED = "every gradient is {factor:.5g} times the right one"
+_WEIGHTS = "micro-batches have the weights {weights}, where 1 is right"
+_GRADIENT = {
+    "loss-scale-left": Known("the loss scale is left in the gradient", _SCALED, "DeepSpeed#7839"),
+    "accumulation-summed": Known("the gradient is summed over micro-batches, not averaged", _SCALED,
+                                 "transformers#45305"),
+    "accumulation-divided-twice": Known("the loss is divided by the accumulation count twice", _SCALED,
+                                        "transformers#35808, accelerate#3533"),
+    "short-window-divided-by-full": Known("a short window is divided by the full accumulation count", _SCALED,
+                                          "transformers#39659"),
+    "ranks-summed": Known("the gradient is summed over ranks, not averaged", _SCALED),
+    "ranks-divided-twice": Known("the gradient is divided by the number of ranks twice", _SCALED),
+    "shards-divided-by-root": Known("the gradient is divided by the root of the number of shards", _SCALED),
+    "unpredicted-tokens-counted": Known(
+        "the token count includes positions that are never predicted",
+        _SCALED + ": {tokens} tokens counted as {counted}", "transformers#46204",
+    ),
+    "uniform-scale": Known("every gradient is scaled by the same factor", "by {factor:.5g}"),
+    "mean-per-micro-batch": Known("the loss is averaged per micro-batch, not per supervised token", _WEIGHTS,
+                                  "trl#2175, transformers#34198"),
+    "mean-per-rank": Known("ranks have equal weights although their token counts differ", _WEIGHTS,
+                           "transformers#34242, transformers#39392"),
+    "only-last-micro-batch": Known("only the last micro-batch's gradient is kept", _WEIGHTS,
+                                   "DeepSpeed#6550, DeepSpeed#7981"),
+    "ranks-not-reduced": Known("gradients are not reduced over the ranks", _WEIGHTS, "DeepSpeed#4321"),
+    "last-micro-batch-not-reduced": Known("the last micro-batch is not reduced over the ranks", _WEIGHTS,
+                                          "DeepSpeed#7985"),
+    "micro-batch-weights": Known("micro-batches have wrong weights in the gradient", _WEIGHTS),
+    "tensors-not-reduced": Known("gradients of {count} of {all} tensors are not reduced over the ranks",
+                                 "{first} is the gradient of one rank alone", "DeepSpeed#4321"),
+    "frozen-weight-trains": Known("a weight that should be frozen has a gradient", "{first}"),
+    "gradient-not-finite": Known("the gradient is not finite", "{count} tensors, first {first}"),
+    "sums-rounded-to-16-bits": Known(
+        "gradients are rounded to 16 bits during accumulation",
+        "each micro-batch has its right weight, {residual:.1e} of the sum is noise",
+        "DeepSpeed#1800, DeepSpeed#2768",
+    ),
+    "dropout-mask-redrawn": Known(
+        "recomputation draws new dropout masks",
+        "losses agree, {count} of {all} gradients do not, dropout and checkpointing are on",
+        "accelerate 1.15.0 with FSDP2 (preserve_rng_state=False), OLMo-core#828",
+        "activation_checkpointing: none, or adapter.dropout: 0",
+    ),
+    "tensors-do-not-train": Known("{count} tensors do not train", "{first} is not trainable"),
+    "reentrant-checkpointing": Known(
+        "reentrant checkpointing of blocks whose input needs no gradient",
+        "{count} of {all} tensors have no gradient, first {first}", "transformers#26221, trl#3089",
+    ),
+    "no-gradient": Known("no gradient arrives", "{count} of {all} tensors have none, first {first}"),
+    "bias-added-twice": Known(
+        "recomputation adds a bias twice: the product that selective checkpointing keeps is changed in place",
+        "all {count} wrong gradients are those of a plain loop that does the same",
+        "deepspeed 0.19.8, runtime/zero/linear.py (output += bias); torch 2.13.0 does not notice",
+        "activation_checkpointing: full",
+    ),
+    "recomputation-differs": Known(
+        "a checkpointed block computes something else in its recomputation",
+        "losses agree, and the gradient of {right}, which needs no recomputation; {count} that do are wrong, "
+        "first {first}",
+    ),
+}  # fmt: skip
+
+_STEP = {
+    "norm-of-one-shard": Known("each rank clips by the norm of its own shard", "{norm}; {coefficient}",
+                               "torch.nn.utils.clip_grad_norm_ over FSDP1's flat parameters"),
+    "clips-by-default": Known("the recipe does not clip, but the engine clips at {limit:.3g}", "{coefficient}",
+                              "DeepSpeed#8068: its default is 1.0"),
+    "clipping-missing": Known("optimizer.max_grad_norm does not reach the engine", "{coefficient}",
+                              "axolotl#1381, accelerate#3807"),
+    "clips-two-times": Known("gradients are clipped twice: by the loop and by the engine", "{coefficient}"),
+    "other-parameters-updated": Known(
+        "the optimizer updates other parameters than those of the model", "{count} weights: {what}, first {first}",
+        "accelerate#2665, pytorch#149205",
+    ),
+    "masters-missing": Known("weights are updated in bf16, without float32 masters",
+                             "all {count} wrong weights are bf16 numbers", "accelerate#2624, accelerate#3979"),
+    "decays-spared-weights": Known("weight decay is applied to weights that the groups exclude",
+                                   "{count} of them, first {first}"),
+    "weight-decay-missing": Known("weight decay is missing", "{count} weights that should decay, first {first}",
+                                  "peft#3503"),
+    "moments-in-bf16": Known("Adam's moments are kept in bf16", "all {count} moments are bf16 numbers",
+                             "AReaL#1292"),
+    "moments-not-nearest": Known("8-bit moments are not the nearest codes of their values",
+                                 "{count} moments, first {first}"),
+    "scheduler-on-skipped-step": Known("the scheduler advances on steps that an overflow skips",
+                                       "step {step} has the learning rate of one update later", "accelerate#4242"),
+    "learning-rate-of-another-update": Known("the learning rate is that of another update",
+                                             "update {update} has the learning rate of update {taken}"),
+    "scheduler-per-process": Known("the scheduler advances {times} times a step, once per process",
+                                   "update {update} has the learning rate of update {taken}",
+                                   "accelerate#1398, accelerate#2142"),
+}  # fmt: skip
+
+_AFTER = {
+    "skip-disagreement": Known("ranks disagree on skipping a step", "step {step}, {measure}", "DeepSpeed#7580"),
+    "rank-gradients-differ": Known("a gradient is not reduced over the ranks", "{first} differs between ranks",
+                                   "DeepSpeed#4321, DeepSpeed#7985"),
+    "ranks-diverged": Known("ranks have diverged", "{first}: {measure}"),
+    "resumed-samples": Known("the resumed run reads other samples", "{differing}"),
+    "step-count-not-restored": Known("the optimizer's step count is not restored", "{differing}", "DeepSpeed#4396"),
+    "frozen-weights-not-restored": Known("frozen weights are not restored", "{differing}", "DeepSpeed#3090"),
+    "export-differs": Known("the {what} model is not the one that was trained", "{differing}",
+                            "peft#2025, peft#2803"),
+    "saved-tensors-empty": Known("saved tensors are empty", "{differing}", "trl#4416, peft#2450, peft#2892"),
+    "saved-16-bit-copy": Known("the bf16 copy of the float32 masters is saved", "{differing}"),
+    "saved-other-weights": Known("saved weights are not those of the run", "{differing}"),
+}  # fmt: skip
+
+KNOWN: dict[str, Known] = _EVIDENCE | _DATA | _FORWARD | _GRADIENT | _STEP | _AFTER
+"""By id."""

@@ -1,0 +1,102 @@
+"""Causes of a wrong clip, update, optimizer state or learning rate."""
+
+from __future__ import annotations
+
+import torch
+
+from toolkit.reference.schedule import plain_learning_rate
+from toolkit.verification.cases.case import Case
+from toolkit.verification.compare.measure import Measure, Stage
+from toolkit.verification.diagnose.diagnosis import Diagnosis
+from toolkit.verification.passes import Pass
+
+
+def clip_cause(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnosis | None:
+    """From the coefficients that were applied beside those that were right."""
+    resolved = case.resolved()
+    wrong = [m for m in stage.wrong if m.kind == "coefficient"]
+    norms = [m for m in stage.wrong if m.kind == "gradient-norm"]
+    if not wrong:
+        return None
+    told = {"coefficient": wrong[0].sentence}
+    if norms:
+        return Diagnosis("norm-of-one-shard", told | {"norm": norms[0].sentence})
+    applied = [(m.facts["seen"], m.facts["expected"]) for m in wrong]
+    if resolved.max_grad_norm <= 0:
+        taken = found.ranks[0].run.steps[wrong[0].step]
+        return Diagnosis("clips-by-default", told | {"limit": applied[0][0] * taken.norm})
+    if all(abs(seen - 1) < 1e-3 for seen, _ in applied):
+        return Diagnosis("clipping-missing", told)
+    if all(abs(seen - right * right) < 1e-3 * right for seen, right in applied):
+        return Diagnosis("clips-two-times", told)
+    return None
+
+
+def update_cause(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnosis | None:
+    """From what the weights did in place of the right update."""
+    run = found.ranks[0].run
+    step = measure.step
+    before = run.weights if step == 0 else run.steps[step - 1].weights
+    after = run.steps[step].weights
+    wrong = [m.name for m in stage.wrong if m.step == step]
+    resolved = case.resolved()
+    settings = resolved.recipe.optimizer
+    if all(torch.equal(before[name], after[name]) for name in wrong):
+        return Diagnosis("other-parameters-updated", {"count": len(wrong), "what": "unchanged by the step",
+                                                      "first": wrong[0]})  # fmt: skip
+    if resolved.precision.trainable == "float32" and all(_is_bf16(after[name]) for name in wrong):
+        return Diagnosis("masters-missing", {"count": len(wrong)})
+    lr = run.steps[step].lr[0] if run.steps[step].lr else 0.0
+    if settings.weight_decay and lr and found.reference:
+        decayed = found.reference.decayed
+        spared = [name for name in wrong if name not in decayed]
+        if len(spared) == len(wrong):
+            return Diagnosis("decays-spared-weights", {"count": len(wrong), "first": wrong[0]})
+        if not spared:
+            return Diagnosis("weight-decay-missing", {"count": len(wrong), "first": wrong[0]})
+    return None
+
+
+def state_cause(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnosis | None:
+    """From the moments' values, and from which of them are missing."""
+    wrong = [m for m in stage.wrong if m.step == measure.step]
+    lost = [m.name for m in wrong if m.kind == "state-missing"]
+    if lost and len(lost) == len(found.ranks[0].run.steps[measure.step].states):
+        return Diagnosis("other-parameters-updated", {"count": len(lost), "what": "without optimizer state",
+                                                      "first": lost[0]})  # fmt: skip
+    states = found.ranks[0].run.steps[measure.step].states
+    moments = [m for state in states.values() if state is not None for m in state.moments.values()]
+    if moments and case.resolved().precision.trainable == "float32" and all(_is_bf16(m) for m in moments):
+        return Diagnosis("moments-in-bf16", {"count": len(moments)})
+    if wrong and all(m.kind == "packed-moment" for m in wrong):
+        return Diagnosis("moments-not-nearest", {"count": len(wrong), "first": wrong[0].tensor})
+    return None
+
+
+def schedule_cause(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnosis | None:
+    """From the update whose learning rate it would have been."""
+    resolved = case.resolved()
+    updates = 0
+    for taken in found.ranks[0].run.steps:
+        right = plain_learning_rate(resolved, updates, case.steps)
+        for lr in taken.lr:
+            if abs(lr - right) <= 1e-9 * resolved.recipe.optimizer.lr:
+                continue
+            skips = taken.step - updates
+            if skips and abs(lr - plain_learning_rate(resolved, taken.step, case.steps)) < 1e-9:
+                return Diagnosis("scheduler-on-skipped-step", {"step": taken.step + 1})
+            times = updates * resolved.world_size
+            if updates and abs(lr - plain_learning_rate(resolved, times, case.steps)) < 1e-9:
+                facts = {"times": resolved.world_size, "update": updates, "taken": times}
+                return Diagnosis("scheduler-per-process", facts)
+            rates = [plain_learning_rate(resolved, update, case.steps) for update in range(case.steps + 1)]
+            others = [update for update, rate in enumerate(rates) if abs(lr - rate) < 1e-9]
+            if others:
+                facts = {"update": updates, "taken": others[0]}
+                return Diagnosis("learning-rate-of-another-update", facts)
+        updates += not taken.skipped
+    return None
+
+
+def _is_bf16(tensor: torch.Tensor) -> bool:
+    return torch.equal(tensor, tensor.bfloat16().to(tensor.dtype))

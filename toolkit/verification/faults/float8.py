@@ -1,0 +1,58 @@
+"""Layers or scales of float8 products are wrong."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from toolkit.verification.faults.base import Fault, Patch
+
+
+class Float8LayerLeft(Fault):
+    id = "float8-layer-left"
+    title = "one linear layer stays in bf16 under fp8"
+    stages = ("engagement", "gradient")
+    diagnoses = ("float8-products-missing",)
+    needs: ClassVar = {"precision": "bf16", "fp8": True, "adapter": None}
+
+    def inject(self, patch: Patch, case: Any) -> None:
+        from torch import nn
+
+        from toolkit.training import session
+
+        def convert(right: Any) -> Any:
+            def wrong(model: Any, *arguments: Any) -> list[str]:
+                names: list[str] = right(model, *arguments)
+                left = model.get_submodule(names.pop())
+                left.__class__ = nn.Linear
+                self.reached()
+                return names
+
+            return wrong
+
+        patch(session, "convert", convert)
+
+
+class Float8OtherScale(Fault):
+    id = "float8-other-scale"
+    title = "float8 products are scaled back by the scale of the tensor before"
+    stages = ("products",)
+    diagnoses = ("float8-product-wrong",)
+    needs: ClassVar = {"precision": "bf16", "fp8": True}
+
+    def inject(self, patch: Patch, case: Any) -> None:
+        from toolkit.model import fp8
+
+        last: list[Any] = []
+
+        def rounded(right: Any) -> Any:
+            def wrong(tensor: Any, dtype: Any) -> Any:
+                values, scale = right(tensor, dtype)
+                used = last.pop() if last else scale
+                last.append(scale)
+                if used is not scale:
+                    self.reached()
+                return values, used
+
+            return wrong
+
+        patch(fp8, "rounded", rounded)

@@ -1,0 +1,1 @@
+"""Training loops of others: recorded where they run, verified from their traces."""

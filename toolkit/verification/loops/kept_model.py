@@ -1,0 +1,149 @@
+"""A recorded loop's model as plain values: class, config, adapter and tensors. It is built again from them by
+transformers and PEFT, never unpickled."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from toolkit.errors import InputError
+
+_ATTENTIONS = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
+"""transformers would fetch code from the hub for any other name."""
+_NOT_REBUILT = {
+    *("auto_mapping", "base_model_name_or_path", "revision", "peft_version", "inference_mode", "megatron_core"),
+    *("loftq_config", "eva_config", "corda_config", "init_lora_weights", "runtime_config"),
+}
+"""Of a PEFT config: where things came from, and how values begin that the kept tensors replace."""
+
+
+@dataclass
+class KeptModel:
+    """``structure``: every module's class, what it prints of itself, and its float attributes (dropout, scaling, eps):
+    a rebuilt model that differs from the recorded one in any of them is refused, never compared."""
+
+    kind: str
+    """The class, by its name in transformers; with the module's name where it is from elsewhere."""
+    config: str
+    attention: str
+    adapter: str | None
+    """The PEFT config, as JSON."""
+    adapter_name: str | None
+    tensors: dict[str, torch.Tensor]
+    buffers: dict[str, torch.Tensor]
+    trainable: list[str]
+    structure: dict[str, str]
+
+
+def keep_model(model: Any) -> KeptModel:
+    """A model before anything wraps or splits it."""
+    base, adapter, name = model, None, None
+    if hasattr(model, "peft_config"):
+        name = str(model.active_adapter)
+        base, adapter = model.get_base_model(), json.dumps(_plain_config(model.peft_config[name].to_dict()))
+    config = getattr(base, "config", None)
+    return KeptModel(
+        kind=_kind_of(base),
+        config=json.dumps(config.to_dict(), default=str) if config is not None else "{}",
+        attention=str(getattr(config, "_attn_implementation", None) or "eager"),
+        adapter=adapter,
+        adapter_name=name,
+        tensors={name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()},
+        buffers={name: buffer.detach().cpu().clone() for name, buffer in model.named_buffers()},
+        trainable=[name for name, parameter in model.named_parameters() if parameter.requires_grad],
+        structure=_structure(model),
+    )
+
+
+def rebuild(kept: KeptModel, given: nn.Module | None, source: str) -> Any:
+    """The recorded model in float32, in training mode, on the CPU. ``given``: one of the same structure, for a class
+    that is not transformers' own; its values are replaced.
+
+    Raises InputError where the class is not transformers' and none is given, or where what is built is not the model
+    that was recorded.
+    """
+    model = given if given is not None else _built(kept, source)
+    found = _structure(model)
+    for name in {**kept.structure, **found}:
+        if kept.structure.get(name) != found.get(name):
+            there, here = kept.structure.get(name, "nothing"), found.get(name, "nothing")
+            raise InputError(
+                f"{source}: the recorded model is not the one that its config builds: {name or 'the model'} was "
+                f"{there}, and is {here}. {_GIVE}"
+            )
+    model = model.float()
+    try:
+        model.load_state_dict(kept.tensors, strict=True)
+    except RuntimeError as error:
+        raise InputError(f"{source}: its tensors do not fit the model: {str(error).splitlines()[-1].strip()}") from None
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            if name in kept.buffers and kept.buffers[name].shape == buffer.shape:
+                buffer.copy_(kept.buffers[name])
+    trainable = set(kept.trainable)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in trainable)
+    return model.train()
+
+
+_GIVE = (
+    "Build it in Python as the recorded loop did, and give it: "
+    "toolkit.verification.loops.verify_trace.verify_trace(Path(folder), model=model)"
+)
+
+
+def _built(kept: KeptModel, source: str) -> Any:
+    import transformers
+
+    found = getattr(transformers, kept.kind, None) if kept.kind.isidentifier() else None
+    if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
+        raise InputError(f"{source}: {kept.kind} is not a model class of transformers, and is not imported. {_GIVE}")
+    if kept.attention not in _ATTENTIONS:
+        raise InputError(f"{source}: attention {kept.attention!r} is none of {', '.join(_ATTENTIONS)}. {_GIVE}")
+    kind: Any = found
+    try:
+        values = {key: value for key, value in json.loads(kept.config).items() if key not in ("auto_map", "dtype")}
+        config = kind.config_class.from_dict(values)
+        model = kind._from_config(config, dtype=torch.float32, attn_implementation=kept.attention)
+        model.config.use_cache = False
+        return _with_adapter(model, kept) if kept.adapter is not None else model
+    except (TypeError, ValueError, KeyError, AttributeError, ImportError, RuntimeError) as error:
+        raise InputError(f"{source}: {kept.kind} cannot be built from its config: {error}. {_GIVE}") from None
+
+
+def _with_adapter(model: Any, kept: KeptModel) -> Any:
+    from peft import PeftConfig, get_peft_model
+
+    config = PeftConfig.from_peft_type(**_plain_config(json.loads(kept.adapter or "{}")))
+    return get_peft_model(model, config, adapter_name=kept.adapter_name or "default")
+
+
+def _plain_config(values: dict[str, Any]) -> dict[str, Any]:
+    kept = {}
+    for key, value in values.items():
+        if key in _NOT_REBUILT or value is None:
+            continue
+        value = sorted(value) if isinstance(value, set) else value
+        kept[key] = getattr(value, "value", value)  # an enumeration's
+    return kept
+
+
+def _kind_of(base: Any) -> str:
+    import transformers
+
+    kind = type(base)
+    own = getattr(transformers, kind.__name__, None) is kind
+    return kind.__name__ if own else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _structure(model: nn.Module) -> dict[str, str]:
+    found = {}
+    for name, module in model.named_modules():
+        floats = {key: value for key, value in sorted(vars(module).items()) if type(value) is float}
+        told = [module.extra_repr(), *(f"{key}={value!r}" for key, value in floats.items())]
+        found[name] = f"{type(module).__module__}.{type(module).__qualname__}({', '.join(filter(None, told))})"
+    return found

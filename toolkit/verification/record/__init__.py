@@ -1,0 +1,1 @@
+"""What a run under verification leaves behind: traces, written by its ranks."""

@@ -1,0 +1,63 @@
+"""What a checkpoint answers once it is exported and loaded again by transformers and PEFT alone."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from toolkit.model.load import load_base
+from toolkit.model.nf4 import base_linears, quantise_base
+from toolkit.recipe.resolve import Resolved
+from toolkit.training import export
+from toolkit.verification.cases.samples import RaggedSamples, expected_windows
+
+Answers = dict[str, torch.Tensor]
+
+
+@torch.no_grad()
+def exported_answers(resolved: Resolved, checkpoint: Path, samples: RaggedSamples, folder: Path) -> Answers:
+    """Logits on the first micro-batch: of the trained model, of the same with its input embedding off by one machine
+    epsilon (which tells what rounding does to them), and of each export loaded again."""
+    recipe = resolved.recipe
+    alone = dataclasses.replace(resolved, device="cpu")
+    trained: Any = export.trained_model(alone, checkpoint, samples.pad_id)
+    inputs = _inputs(samples, resolved, trained)
+    answers = {"trained": trained(**inputs).logits}
+    rounded = copy.deepcopy(trained)
+    rounded.get_input_embeddings().weight.mul_(1 + torch.finfo(torch.float32).eps)
+    answers["perturbed"] = rounded(**inputs).logits
+    if recipe.adapter is None:
+        export._write(trained, recipe, folder / "whole", merged=False)
+        answers["exported"] = _load(trained, folder / "whole", recipe)(**inputs).logits
+        return answers
+    from peft import PeftModel
+
+    export._write(trained, recipe, folder / "adapter", merged=False)
+    fresh = load_base(alone, samples.pad_id)
+    if resolved.base_storage is not None:
+        quantise_base(fresh, base_linears(fresh, resolved), resolved)
+    adapted = PeftModel.from_pretrained(fresh, str(folder / "adapter")).eval()
+    answers["exported"] = adapted(**inputs).logits
+    base = trained.get_base_model()
+    export._write(trained, recipe, folder / "merged", merged=True)
+    answers["merged"] = _load(base, folder / "merged", recipe)(**inputs).logits
+    return answers
+
+
+def _load(like: Any, folder: Path, recipe: Any) -> Any:
+    return (
+        type(like).from_pretrained(str(folder), dtype=torch.float32, attn_implementation=recipe.model.attention).eval()
+    )
+
+
+def _inputs(samples: RaggedSamples, resolved: Resolved, model: Any) -> dict[str, Any]:
+    tensors: dict[str, Any] = dict(expected_windows(samples, resolved, 1)[0][0][1].tensors)
+    labels = tensors.pop("labels")
+    if resolved.recipe.model.task == "seq2seq-lm":
+        tensors["decoder_input_ids"] = labels.clamp(min=0)
+    # An exported model has its key-value cache on, with which positions tell no packed samples apart.
+    return tensors | {"use_cache": False} if resolved.recipe.data.packing else tensors

@@ -1,0 +1,143 @@
+"""What was seen of a run, step by step, on one rank: recorded there, compared elsewhere."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from toolkit.model.compiling import Compilation
+from toolkit.strategies.engines.base import Claim, OptimizerState
+from toolkit.verification.record.block_inputs import BlockInputs
+from toolkit.verification.record.plain_form import load_plain, save_plain
+from toolkit.verification.record.products import Product
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass
+class MicroTrace:
+    """One forward: the tensors that the model was given, and the loss, summed over supervised tokens."""
+
+    tensors: Tensors
+    loss: float
+
+
+@dataclass
+class StepTrace:
+    """One optimizer step of one rank. Tensors are whole, on the CPU, and kept by rank 0 only; digests by all.
+
+    ``gradient``: unscaled, before clipping, None where the parameter has none. ``weights``, ``states``: after the
+    step. ``copies``: digests of the whole live parameters, where this rank holds them whole.
+    """
+
+    step: int
+    micros: list[MicroTrace] = field(default_factory=list)
+    loss_scale: float = 1.0
+    updates_before: int = 0
+    gradient: dict[str, torch.Tensor | None] = field(default_factory=dict)
+    gradient_digests: dict[str, str] = field(default_factory=dict)
+    norm: float = float("nan")
+    skipped: bool = False
+    lr: list[float] = field(default_factory=list)
+    weights: Tensors = field(default_factory=dict)
+    states: dict[str, OptimizerState | None] = field(default_factory=dict)
+    copies: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class RunTrace:
+    """A run of one rank, from its first weights on."""
+
+    weights: Tensors = field(default_factory=dict)
+    copies: dict[str, str] = field(default_factory=dict)
+    states: dict[str, OptimizerState | None] = field(default_factory=dict)
+    frozen: dict[str, str] = field(default_factory=dict)
+    frozen_after: dict[str, str] = field(default_factory=dict)
+    steps: list[StepTrace] = field(default_factory=list)
+
+
+@dataclass
+class RankTrace:
+    """All that one rank saw. ``failure``: why its strategy never engaged, where it did not."""
+
+    rank: int
+    failure: str | None = None
+    run: RunTrace = field(default_factory=RunTrace)
+    resumed: RunTrace | None = None
+    exported: Tensors | None = None
+    claims: list[Claim] = field(default_factory=list)
+    trainable: list[str] = field(default_factory=list)
+    decayed: list[str] = field(default_factory=list)
+    dtypes: dict[str, list[str]] = field(default_factory=dict)
+    inputs: BlockInputs = field(default_factory=dict)
+    """What the blocks were given in the first micro-batch."""
+    recomputed: list[int] = field(default_factory=list)
+    forwards: int = 0
+    fused: int = 0
+    """Forwards whose head answered with the loss in place of logits."""
+    offloaded: list[tuple[int, int, int]] = field(default_factory=list)
+    """Of each store of activations: tensors sent to the host, come back, and bytes sent."""
+    compiled: Compilation | None = None
+    float8: int = 0
+    """Products in float8 that torch ran in the step where they are counted."""
+    products: list[Product] = field(default_factory=list)
+    """Of the first micro-batch of each step, how far each is from the definition."""
+    tied: list[list[str]] = field(default_factory=list)
+    collectives: dict[str, int] = field(default_factory=dict)
+    fault_reached: bool = False
+
+    def save(self, folder: Path) -> None:
+        save_plain(self, folder / f"rank{self.rank}.pt")
+
+
+@dataclass
+class LoopFacts:
+    """What replaying somebody's own loop needs of one rank, beside its trace."""
+
+    device: str
+    """The kind that computed: ``cpu``, ``cuda``, ..."""
+    device_name: str
+    float32_products: str
+    """``ieee`` or ``tf32``."""
+    dtypes: list[str]
+    """Of the parameters, of a 16-bit copy and of autocast: all that it computes in."""
+    betas: list[float]
+    eps: float
+    limit: float
+    """The 2-norm that gradients are clipped to; 0: never."""
+    decay: dict[str, float]
+    copy: str | None
+    autocast: str | None
+    rng: list[list[dict[str, torch.Tensor]]]
+    """By step and micro-batch: the state of the generators before its forward, by kind of device."""
+    drawn: list[list[list[str]]]
+    """By step and micro-batch: the kinds of device whose generator its forward drew from."""
+
+    def save(self, folder: Path, rank: int) -> None:
+        save_plain(self, folder / f"extra{rank}.pt")
+
+
+def load_traces(folder: Path, world_size: int) -> list[RankTrace]:
+    """The traces that the ranks of one case left; raises InputError where one cannot be read."""
+    return [load_trace(folder, rank) for rank in range(world_size)]
+
+
+def load_trace(folder: Path, rank: int) -> RankTrace:
+    """The trace that one rank left; raises InputError."""
+    return load_plain(folder / f"rank{rank}.pt", RankTrace)
+
+
+def digest(tensor: torch.Tensor) -> str:
+    """A fingerprint of a tensor's dtype, shape and bits."""
+    data = tensor.detach().cpu().contiguous()
+    head = f"{data.dtype}{tuple(data.shape)}".encode()
+    return hashlib.blake2b(head + data.reshape(-1).view(torch.uint8).numpy().tobytes(), digest_size=12).hexdigest()
+
+
+def plain(value: Any) -> Any:
+    """A tensor of one element or a number, as a float."""
+    return float(value.item()) if isinstance(value, torch.Tensor) else float(value)

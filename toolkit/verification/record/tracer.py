@@ -1,0 +1,281 @@
+"""Watches a run from inside its rank: what goes into each forward, what each step leaves. Changes nothing.
+
+It stands around the calls that the training loop makes itself, so what is recorded is what the loop did.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from toolkit.optim.adamw8bit import stored_dtype
+from toolkit.strategies.engines.base import Engine, Step
+from toolkit.training import loop
+from toolkit.training.loop import Progress
+from toolkit.training.session import Session
+from toolkit.verification.cases.case import products_step
+from toolkit.verification.record.block_inputs import BlockInputs, watched_inputs
+from toolkit.verification.record.products import Product, ProductWatch
+from toolkit.verification.record.trace import MicroTrace, RunTrace, StepTrace, digest, plain
+
+OVERFLOWING_SCALE = 2.0**60
+"""No 16-bit gradient survives it: float16 ends at 65504."""
+
+
+CALM_SCALE = 2.0**10
+"""Loss scale that a recorded fp16 run begins with. torch's 65536 is meant to overflow until it fits, and a step that
+overflows by itself (an embedding's gradient of 16 does) leaves nothing to compare; one step is made to overflow."""
+
+
+class SessionTracer:
+    """Attached to one session for one call of the training loop; fills ``trace``."""
+
+    def __init__(
+        self, session: Session, progress: Progress, overflow_step: int | None = None, marker: Path | None = None
+    ) -> None:
+        self.session, self.progress = session, progress
+        self.engine: Engine = session.engine
+        self.main = session.accelerator.process_index == 0
+        self.overflow_step, self.marker = overflow_step, marker
+        self.trace = RunTrace()
+        self.collectives: Counter[str] = Counter()
+        self.float8 = 0
+        """Products in float8 that torch ran in the step where they are counted."""
+        self.products: list[Product] = []
+        self.inputs: BlockInputs = {}
+        """What the blocks were given in the first micro-batch."""
+        self.dtypes: dict[str, set[str]] = {"gradient": set(), "state": set(), "weight": set()}
+        # Held from the start: FSDP1 in one process (torch 2.13.0, NO_SHARD) leaves plain tensors in the place of
+        # frozen parameters after a step, and names them no more. What they hold is the same.
+        self._frozen_parameters = {
+            name: p for name, p in session.engine.model.named_parameters() if not p.requires_grad
+        }
+        self._packed = session.resolved.recipe.optimizer.name == "adamw8bit"
+        self._step: StepTrace | None = None
+        self._forced_from: float | None = None
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[RunTrace]:
+        """Record everything that the training loop does inside."""
+        engine: Any = self.engine
+        if self.overflow_step is not None and engine.loss_scale > CALM_SCALE:
+            _set_scale(engine, CALM_SCALE)
+        self.trace.weights, self.trace.states, self.trace.copies = self._tensors()
+        self.trace.frozen = self._frozen()
+        loss_sum, backward, unscale, step = loop.loss_sum, engine.backward, engine.unscale, engine.step
+        loop.loss_sum = self._watched_loss(loss_sum)
+        engine.backward = self._watched_backward(backward)
+        engine.unscale = self._watched_unscale(unscale)
+        engine.step = lambda lr: self._watched_step(step, lr)
+        try:
+            with self._watching_products():
+                yield self.trace
+        finally:
+            loop.loss_sum = loss_sum
+            del engine.backward, engine.unscale, engine.step
+        self.trace.frozen_after = self._frozen()
+
+    @contextlib.contextmanager
+    def _watching_products(self) -> Iterator[None]:
+        """Of the first micro-batch of each step. Compiled code is left alone."""
+        recipe = self.engine.resolved.recipe
+        if not recipe.fp8 or recipe.compile:
+            yield
+            return
+
+        def here() -> tuple[int, int] | None:
+            step = self._step
+            return None if step is None or step.micros else (step.step, 0)
+
+        with ProductWatch(self.engine.model, here).watching() as self.products:
+            yield
+
+    @contextlib.contextmanager
+    def _watching_inputs(self) -> Iterator[None]:
+        """Of the first micro-batch. Compiled code is left alone."""
+        if self.inputs or self.engine.resolved.recipe.compile:
+            yield
+            return
+        with watched_inputs(self.engine.blocks) as self.inputs:
+            yield
+
+    def _watched_loss(self, loss_sum: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def watched(model: Any, config: Any, tensors: Any, task: Any) -> torch.Tensor:
+            if self._step is None:
+                self._begin()
+            assert self._step is not None
+            self._mark(f"forward of micro-batch {len(self._step.micros)}")
+            with self._counting(), self._watching_inputs():
+                loss = loss_sum(model, config, tensors, task)
+            kept = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+            self._step.micros.append(MicroTrace(kept, float(loss.detach().item())))
+            return loss
+
+        return watched
+
+    def _watched_backward(self, backward: Callable[..., None]) -> Callable[..., None]:
+        def watched(loss: torch.Tensor, last: bool) -> None:
+            self._mark("backward")
+            with self._counting():
+                backward(loss, last)
+
+        return watched
+
+    def _begin(self) -> None:
+        self._step = StepTrace(self.progress.step, updates_before=self.progress.updates)
+        if self._step.step == self.overflow_step:
+            self._forced_from = _set_scale(self.engine, OVERFLOWING_SCALE)
+        self._step.loss_scale = self.engine.loss_scale
+
+    def _watched_unscale(self, unscale: Callable[[], None]) -> Callable[[], None]:
+        def watched() -> None:
+            unscale()
+            self._after_backward()
+
+        return watched
+
+    def _after_backward(self) -> None:
+        step = self._step
+        assert step is not None
+        self._mark("gradient")
+        for name in self.engine.shapes:
+            gradient = self.engine.full_gradient(name)
+            if gradient is not None:
+                if not step.gradient_digests:
+                    self.dtypes["gradient"].add(_name(_gradient_dtype(self.engine, name, gradient)))
+                step.gradient_digests[name] = digest(gradient)
+            if self.main:
+                step.gradient[name] = gradient
+
+    def _watched_step(self, take_step: Callable[[float], Step], lr: float) -> Step:
+        step = self._step
+        assert step is not None
+        self._mark("optimizer step")
+        with self._counting():
+            taken = take_step(lr)
+        if self._forced_from is not None:
+            _set_scale(self.engine, self._forced_from / 2)
+            self._forced_from = None
+        step.norm, step.skipped = plain(taken.grad_norm), bool(taken.skipped)
+        step.lr = sorted({float(group["lr"]) for group in self.engine.optimizer.param_groups})
+        step.weights, step.states, step.copies = self._tensors()
+        self.trace.steps.append(step)
+        self._step = None
+        self._mark("end of the step")
+        return taken
+
+    def _tensors(self) -> tuple[dict[str, torch.Tensor], dict[str, Any], dict[str, str]]:
+        weights, states, copies = {}, {}, {}
+        for name, shape in self.engine.shapes.items():
+            # As a checkpoint reads them.
+            weight = self.engine.full_weight(name, main_only=True)
+            state = self.engine.full_state(name, main_only=True)
+            self.dtypes["weight"].add(_name(weight.dtype))
+            if state is not None and self._packed:
+                whole = self.engine.full_state(name, scales=True, main_only=True)
+                kept = self.engine.optimizer.state.get(self.engine.parameters[name]) or {}
+                stored = {_name(stored_dtype(kept[key])) for key in state.moments if key in kept}
+                self.dtypes["state"] |= stored
+                state.scales = whole.moments if whole and stored <= {"uint8"} else None
+            elif state is not None:
+                self.dtypes["state"] |= {_name(moment.dtype) for moment in state.moments.values()}
+            live = self.engine.parameters[name].data
+            if live.numel() == math.prod(shape) and type(live) is torch.Tensor and live.shape == torch.Size(shape):
+                copies[name] = digest(live)
+                if self.main:
+                    copies[f"{name} as the optimizer has it"] = digest(weight.to(live.dtype))
+            if self.main:
+                weights[name], states[name] = weight, state
+        return weights, states, copies
+
+    def _frozen(self) -> dict[str, str]:
+        return {name: digest(_local(p)) for name, p in self._frozen_parameters.items()}
+
+    def _counting(self) -> contextlib.AbstractContextManager[Any]:
+        """Collectives, and products in float8, are counted in the first step: a dispatch mode around every operator
+        takes its time."""
+        counted = {0, products_step(self.engine.resolved)} if self.engine.resolved.recipe.fp8 else {0}
+        if self._step is None or self._step.step not in counted:
+            return contextlib.nullcontext()
+        if self.engine.resolved.recipe.compile:
+            return _profiled(self._count)
+        return _Dispatched(self._count)
+
+    def _count(self, operator: str) -> None:
+        assert self._step is not None
+        if operator.startswith(("c10d::", "_c10d_functional::")) and self._step.step == 0:
+            for kind, spelled in _KINDS.items():
+                if any(part in operator.lower() for part in spelled):
+                    self.collectives[kind] += 1
+        elif operator.startswith("aten::_scaled_mm") and self._step.step == products_step(self.engine.resolved):
+            self.float8 += 1
+
+    def _mark(self, stage: str) -> None:
+        if self.marker is not None:
+            self.marker.write_text(f"{self.progress.step} {stage}", encoding="utf-8")
+
+
+class _Dispatched(TorchDispatchMode):
+    """Tells the name of every operator that is called."""
+
+    def __init__(self, called: Callable[[str], None]) -> None:
+        super().__init__()
+        self.called = called
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.called(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def _profiled(called: Callable[[str], None]) -> Iterator[None]:
+    """The same from torch's profiler: under a dispatch mode torch compiles nothing, and what it has once run as it is
+    it never compiles (torch 2.13.0)."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+        yield
+    for event in seen.events():
+        called(event.name)
+
+
+_KINDS = {
+    "all-reduce": ("allreduce", "all_reduce"),
+    "all-gather": ("allgather", "all_gather"),
+    "reduce-scatter": ("reduce_scatter",),
+    "broadcast": ("broadcast",),
+}
+
+
+def _local(parameter: torch.Tensor) -> torch.Tensor:
+    local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+    shard = getattr(parameter, "ds_tensor", None)  # ZeRO-3 keeps its shard beside an empty parameter
+    return shard if shard is not None else local
+
+
+def _gradient_dtype(engine: Any, name: str, gradient: torch.Tensor) -> torch.dtype:
+    if hasattr(engine, "tensors"):  # DeepSpeed: what it keeps, before the engine unscales it
+        raw = engine.tensors.gradient(engine.parameters[name])
+        return gradient.dtype if raw is None else raw.dtype
+    return gradient.dtype
+
+
+def _set_scale(engine: Any, scale: float) -> float:
+    """Set the loss scale; returns the one before."""
+    before = engine.loss_scale
+    if engine.scaler is not None and engine.scaler._scale is None:
+        engine.scaler._init_scale = scale  # it makes its tensor at the first loss
+    elif engine.scaler is not None:
+        engine.scaler._scale.fill_(scale)
+    else:
+        engine.optimizer.loss_scaler.cur_scale = scale
+    return before
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,166 @@
+"""The jobs of every rank: train the case with the toolkit's own session and loop, watched, and save; in processes
+that never saw it trained, load and go on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from copy import copy
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from toolkit.data.loader import TrainLoader
+from toolkit.errors import RunFailed
+from toolkit.model.checkpointing import host_stores, recomputed_calls
+from toolkit.model.compiling import compilation
+from toolkit.model.head_loss import fused_calls
+from toolkit.model.nf4 import nf4_layers
+from toolkit.recipe.resolve import Resolved
+from toolkit.strategies.engines.base import NotActive
+from toolkit.strategies.engines.connect import make_accelerator
+from toolkit.training import checkpoint, loop
+from toolkit.training.loop import Progress
+from toolkit.training.metrics import Pending
+from toolkit.training.session import Session, engage
+from toolkit.verification.cases.case import SAVE_AFTER, Case
+from toolkit.verification.faults import find_fault
+from toolkit.verification.record.exported import exported_answers
+from toolkit.verification.record.trace import RankTrace, load_trace
+from toolkit.verification.record.tracer import SessionTracer
+
+
+def run_case(case: Case) -> None:
+    """Train ``case`` on this rank and leave its RankTrace in ``case.folder``. Every rank calls it."""
+    rank = int(os.environ.get("RANK", "0"))
+    trace = RankTrace(rank)
+    fault = find_fault(case.fault, case.mutation)
+    with _quiet(case.folder / f"rank{rank}.log"), fault.injected(case):
+        _run(case, trace)
+    trace.fault_reached = fault.was_reached()
+    trace.save(case.folder)
+
+
+def _run(case: Case, trace: RankTrace) -> None:
+    resolved = case.resolved()
+    try:
+        session = _open(resolved, case)
+    except RunFailed as error:
+        trace.failure = str(error)
+        trace.claims = error.claims if isinstance(error, NotActive) else []
+        return
+    trace.claims = session.claims
+    trace.trainable = list(session.engine.shapes)
+    trace.tied = _tied(session)
+    checkpoints = case.folder / "checkpoints"
+    progress = Progress()
+    recorder = SessionTracer(session, progress, case.overflow_step, case.folder / f"rank{trace.rank}.at")
+
+    def after_step(pending: Pending) -> None:
+        if case.round_trip and pending.step == SAVE_AFTER:
+            checkpoint.save(session, checkpoints, progress)
+
+    with recorder.watching() as run:
+        trace.run = run
+        _train(session, case, progress, after_step)
+    trace.forwards = sum(len(step.micros) for step in run.steps)
+    trace.fused = fused_calls(session.engine.model)
+    trace.compiled = copy(compilation()) if resolved.recipe.compile else None
+    trace.offloaded = [(s.moved, s.returned, s.bytes_out) for s in host_stores(session.engine.blocks)]
+    trace.recomputed = recomputed_calls(session.engine.blocks)
+    trace.float8, trace.products = recorder.float8, recorder.products
+    trace.inputs = recorder.inputs
+    trace.collectives = dict(recorder.collectives)
+    trace.dtypes = {what: sorted(names) for what, names in recorder.dtypes.items()}
+    trace.dtypes |= _parameter_dtypes(session)
+
+
+def resume_case(case: Case) -> None:
+    """After `run_case`, in processes that may be others: a new session, whose weights are the first ones again, takes
+    the checkpoint and goes on; what it saw is added to the rank's RankTrace. Every rank calls it."""
+    rank = int(os.environ.get("RANK", "0"))
+    trace = load_trace(case.folder, rank)
+    fault = find_fault(case.fault, case.mutation)
+    with _quiet(case.folder / f"rank{rank}.log"), fault.injected(case):
+        _resume(case, trace)
+    trace.fault_reached = trace.fault_reached or fault.was_reached()
+    trace.save(case.folder)
+
+
+def _resume(case: Case, trace: RankTrace) -> None:
+    resolved = case.resolved()
+    session = _open(resolved, case)
+    checkpoints = case.folder / "checkpoints"
+    newest = checkpoint.newest(checkpoints)
+    assert newest is not None
+    progress = checkpoint.load(session, newest)
+    recorder = SessionTracer(session, progress, case.overflow_step, case.folder / f"rank{trace.rank}.at")
+    with recorder.watching() as trace.resumed:
+        _train(session, case, progress, lambda pending: None)
+    if trace.rank == 0:
+        if case.pass_name == "logic" and resolved.recipe.model.path is None:
+            trace.exported = exported_answers(resolved, newest, case.samples, case.folder)
+        shutil.rmtree(checkpoints)
+    _together()
+
+
+def _open(resolved: Resolved, case: Case) -> Session:
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    return engage(resolved, make_accelerator(resolved), None, case.samples.pad_id)
+
+
+def _train(session: Session, case: Case, progress: Progress, after_step: Callable[[Pending], None]) -> None:
+    resolved = session.resolved
+    loader = TrainLoader(
+        case.samples,  # type: ignore[arg-type]  # stands where MapSamples does
+        resolved.recipe,
+        micro_size=resolved.micro_size,
+        accumulation=resolved.accumulation,
+        data_size=resolved.data_size,
+        data_rank=session.data_rank,
+        device_type=resolved.device,
+        start_window=progress.step,
+    )
+    loop.train(session, loader, case.steps, progress, after_step)
+
+
+def _tied(session: Session) -> list[list[str]]:
+    """Names that share one parameter in the live model."""
+    sharing: dict[int, list[str]] = {}
+    for name, parameter in session.accelerator.unwrap_model(session.engine.model).named_parameters(
+        remove_duplicate=False
+    ):
+        sharing.setdefault(id(parameter), []).append(name.replace("_fsdp_wrapped_module.", ""))
+    return [sorted(names) for names in sharing.values() if len(names) > 1]
+
+
+def _parameter_dtypes(session: Session) -> dict[str, list[str]]:
+    model = session.engine.model
+    packed = {id(layer.weight) for layer in nf4_layers(model).values()}  # proven by bits, not by a dtype's name
+    frozen = {
+        str(p.dtype).removeprefix("torch.") for p in model.parameters() if not p.requires_grad and id(p) not in packed
+    }
+    return {"frozen": sorted(frozen)}
+
+
+def _together() -> None:
+    if dist.is_initialized():
+        dist.barrier()
+
+
+@contextlib.contextmanager
+def _quiet(log: Path) -> Iterator[None]:
+    """What four packages say on every rank goes to the case's log file, C++ included."""
+    with log.open("ab") as file:
+        saved = os.dup(1), os.dup(2)
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+        try:
+            yield
+        finally:
+            for number, descriptor in enumerate(saved, start=1):
+                os.dup2(descriptor, number)
+                os.close(descriptor)
