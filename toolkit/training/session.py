@@ -110,7 +110,8 @@ def engage(
         claims.append(product_claim(engine.model, len(prepared.products)))
     failed = [claim for claim in claims if not claim.ok]
     if failed:
-        raise NotActive(resolved.recipe.strategy.name, failed)
+        told = "; ".join(f"{claim.claim}: {claim.seen}, expected {claim.expected}" for claim in failed)
+        raise NotActive(f"{resolved.recipe.strategy.name} is not active: {told}", failed)
     allow_hours()
     return Session(resolved, tokenizer, accelerator, engine, claims, weights)
 

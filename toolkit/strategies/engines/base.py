@@ -38,10 +38,9 @@ class Claim:
 class NotActive(RunFailed):
     """A strategy was set up and does not have its effects. ``claims``: those that failed."""
 
-    def __init__(self, name: str, claims: Sequence[Claim]) -> None:
+    def __init__(self, message: str, claims: Sequence[Claim]) -> None:
+        super().__init__(message)
         self.claims = list(claims)
-        told = "; ".join(f"{claim.claim}: {claim.seen}, expected {claim.expected}" for claim in claims)
-        super().__init__(f"{name} is not active: {told}")
 
 
 @dataclass
