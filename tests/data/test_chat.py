@@ -1,4 +1,4 @@
-"""Conversations: exactly the assistant's tokens carry loss, or the template is refused."""
+"""Conversations: exactly the assistant's tokens carry loss, one rule for every template."""
 
 from __future__ import annotations
 
@@ -41,9 +41,13 @@ IDS = [U, 4, E, A, 5, 6, E, U, 7, E, A, 8, E]
 LABELS = [I, I, I, I, 5, 6, E, I, I, I, I, 8, E]
 
 
-def build(make_recipe: Make, tokenizer: Any, messages: list, **data: Any) -> Example:
+def samples(make_recipe: Make, tokenizer: Any, messages: list, **data: Any) -> list[Example]:
     recipe = make_recipe(train="x", format="messages", **data)
-    return Formatter(recipe, tokenizer).example(Row({"messages": messages}, "x.jsonl", 7))
+    return Formatter(recipe, tokenizer).examples(Row({"messages": messages}, "x.jsonl", 7))
+
+
+def build(make_recipe: Make, tokenizer: Any, messages: list, **data: Any) -> Example:
+    return samples(make_recipe, tokenizer, messages, **data)[0]
 
 
 @pytest.mark.parametrize("template", [PLAIN, MARKED])
@@ -82,19 +86,60 @@ def test_an_assistant_may_speak_first(make_recipe: Make, make_tokenizer: MakeTok
     assert build(make_recipe, tokenizer, TWO_TURNS[1:3]) == Example([A, 5, 6, E, U, 7, E], [I, 5, 6, E, I, I, I])
 
 
-def test_a_template_that_rewrites_earlier_turns_is_refused(make_recipe: Make, make_tokenizer: MakeTokenizer) -> None:
+def test_a_turn_that_the_template_rewrites_is_a_sample_of_its_own(
+    make_recipe: Make, make_tokenizer: MakeTokenizer
+) -> None:
     tokenizer = make_tokenizer(eos=False, template=FORGETFUL)
-    assert build(make_recipe, tokenizer, TWO_TURNS[:2]).labels == LABELS[:7]
-    with pytest.raises(InputError, match=r"^x\.jsonl:7: messages\[1\]: the chat template writes") as caught:
-        build(make_recipe, tokenizer, TWO_TURNS)
-    assert "{% generation %}" in str(caught.value)
+    first, second = samples(make_recipe, tokenizer, TWO_TURNS)
+    assert first == Example(IDS[:7], LABELS[:7])
+    assert second == Example([U, 4, E, A, E, U, 7, E, A, 8, E], [I, I, I, I, I, I, I, I, I, 8, E])
+    assert samples(make_recipe, tokenizer, TWO_TURNS, turns="last") == [second]
+    with pytest.raises(InputError, match=r"^x\.jsonl:7: messages\[1\]: the chat template writes.*data\.turns: auto"):
+        build(make_recipe, tokenizer, TWO_TURNS, turns="all")
+
+
+@pytest.mark.parametrize("template", [PLAIN, MARKED])
+def test_turns_by_the_recipe(make_recipe: Make, make_tokenizer: MakeTokenizer, template: str) -> None:
+    tokenizer = make_tokenizer(eos=False, template=template)
+    last = Example(IDS, [I] * 11 + LABELS[11:])
+    assert samples(make_recipe, tokenizer, TWO_TURNS, turns="last") == [last]
+    assert samples(make_recipe, tokenizer, TWO_TURNS, turns="each") == [Example(IDS[:7], LABELS[:7]), last]
+    assert samples(make_recipe, tokenizer, TWO_TURNS, turns="all") == [Example(IDS, LABELS)]
+
+
+@pytest.mark.parametrize("template", [PLAIN, MARKED])
+def test_a_turn_of_weight_0_is_shown_and_not_learned(
+    make_recipe: Make, make_tokenizer: MakeTokenizer, template: str
+) -> None:
+    tokenizer = make_tokenizer(eos=False, template=template)
+    messages = [TWO_TURNS[0], TWO_TURNS[1] | {"weight": 0}, *TWO_TURNS[2:]]
+    assert samples(make_recipe, tokenizer, messages) == [Example(IDS, [I] * 11 + LABELS[11:])]
+
+
+def test_a_turn_that_nothing_ends_is_learned_with_the_end_of_its_own_sample(
+    make_recipe: Make, make_tokenizer: MakeTokenizer
+) -> None:
+    """GLM-4 writes no end of a turn: the next header would have to be learned, or nothing."""
+    tokenizer = make_tokenizer(template=PLAIN.replace(" <|end|>", ""))
+    first, second = samples(make_recipe, tokenizer, TWO_TURNS)
+    assert first == Example([U, 4, A, 5, 6, 2], [I, I, I, 5, 6, 2])
+    assert second == Example([U, 4, A, 5, 6, U, 7, A, 8, 2], [I, I, I, I, I, I, I, I, 8, 2])
+    whole = build(make_recipe, tokenizer, TWO_TURNS, turns="all")
+    assert whole == Example([U, 4, A, 5, 6, U, 7, A, 8, 2], [I, I, I, 5, 6, I, I, I, 8, 2])
+
+
+def test_text_that_the_template_loses_is_an_error_at_the_row(make_recipe: Make, make_tokenizer: MakeTokenizer) -> None:
+    deaf = PLAIN.replace("{{ m.content }}", "{% if m.role != 'system' %}{{ m.content }}{% endif %}")
+    system = [{"role": "system", "content": "f"}, *TWO_TURNS]
+    with pytest.raises(InputError, match=r"^x\.jsonl:7: messages\[0\]\.content: the chat template leaves .*'f'"):
+        build(make_recipe, make_tokenizer(template=deaf), system)
 
 
 def test_a_header_that_the_turn_does_not_begin_with_is_refused(
     make_recipe: Make, make_tokenizer: MakeTokenizer
 ) -> None:
     template = PLAIN.replace("<|assistant|> {% endif %}", "<|assistant|> f {% endif %}")
-    with pytest.raises(InputError, match=r"messages\[1\]"):
+    with pytest.raises(InputError, match=r"messages\[3\]: .* does not begin this turn .*\{% generation %\}"):
         build(make_recipe, make_tokenizer(template=template), TWO_TURNS)
 
 

@@ -21,7 +21,7 @@ I = -100  # noqa: E741  # short, so that a row of labels reads as one
 
 
 def build(recipe: Recipe, tokenizer: Any, names: list[str] | None = None, **row: Any) -> Example:
-    return Formatter(recipe, tokenizer, names).example(Row(row, "x.jsonl", 7))
+    return Formatter(recipe, tokenizer, names).examples(Row(row, "x.jsonl", 7))[0]
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,28 @@
-"""Conversations through a chat template, and which of their tokens the assistant wrote."""
+"""Conversations through a chat template, and which of their tokens the assistant wrote.
+
+One rule for every template: at each of its turns the assistant learns what it would have generated there, given what
+the template would have shown it. Where a template writes earlier turns otherwise than at their own time (without their
+reasoning, say), such a turn is learned in a sample of its own, which ends with it.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 from jinja2 import TemplateError
 
 from toolkit.data.preflight import read_template
 from toolkit.data.rows import Row
+from toolkit.data.spans import Marks, agreed, common, first_lost
+from toolkit.data.template_dialect import Dialect
 from toolkit.errors import InputError, Place
+
+Turns = Literal["auto", "all", "last", "each"]
+Message = dict[str, Any]
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _REMEDY = (
@@ -19,13 +31,54 @@ _REMEDY = (
 )
 # What a template may raise by itself: its own raise_exception, or a message that it cannot handle.
 _TEMPLATE_FAULTS = (TemplateError, TypeError, ValueError, KeyError, AttributeError)
+_OPENS_REASONING = re.compile(r"\s*<think>\s*\Z")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One sample of a conversation, not yet tokenised.
+
+    ``spans``: characters of ``text`` that the assistant would have generated; None: what the template marks.
+    ``ends``: a supervised turn is last. ``marked``: messages, tools and template arguments whose ``{% generation %}``
+    mask counts, if the template has one.
+    """
+
+    text: str
+    spans: tuple[tuple[int, int], ...] | None
+    ends: bool
+    marked: tuple[tuple[Message, ...], Any, Any] | None = None
+    turns: tuple[int, ...] = ()
+    """By span, the message that it is."""
+
+    def words(self, index: int) -> str | None:
+        """What the assistant would have generated as message ``index``; None where it is not learned here."""
+        if self.spans is None:
+            return self.text
+        found = [
+            self.text[start:end] for (start, end), turn in zip(self.spans, self.turns, strict=True) if turn == index
+        ]
+        return found[0] if found else None
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """One assistant turn. ``prompt``: what it would have been shown; ``text``: the same with the turn written."""
+
+    index: int
+    prompt: str | None
+    text: str
 
 
 class Chat:
-    """A tokenizer with its chat template, or the one in ``template_file``; InputError if there is none."""
+    """A tokenizer with its chat template, or the one in ``template_file``; InputError if there is none.
 
-    def __init__(self, tokenizer: Any, template_file: str | None) -> None:
-        self._tokenizer = tokenizer
+    ``turns``: which assistant turns are learned, see ``data.turns``. ``options``: arguments of the template.
+    """
+
+    def __init__(
+        self, tokenizer: Any, template_file: str | None, turns: Turns = "auto", options: dict[str, Any] | None = None
+    ) -> None:
+        self._tokenizer, self._turns, self._options = tokenizer, turns, options or {}
         self._blank: dict[int, bool] = {}
         if template_file is not None:
             self._template = read_template(template_file)
@@ -39,20 +92,179 @@ class Chat:
                     "messages needs a chat template, and this tokenizer has none; "
                     "give a Jinja file in data.chat_template, or a tokenizer.path that has one",
                 ) from None
-        self._marks = _GENERATION.search(self._template) is not None
+        self._has_marks = _GENERATION.search(self._template) is not None and tokenizer.is_fast
         self._source = Place(template_file) if template_file else None
+        self._special = Marks(tokenizer)
+        # A turn that nothing ends is learned with the end of its own sample, unless told otherwise.
+        self._open_ended = self._has_marks or turns == "all"
+        self._dialect = Dialect(self._template, self._plainly)
+        self._closes = self._special.has(self._dialect.behind)
 
-    def encode(self, row: Row, messages: list[dict[str, Any]]) -> tuple[list[int], list[bool]]:
-        """The conversation's ids, and for each whether the assistant wrote it; both of one length.
+    # ---- samples of a conversation
 
-        The template writes the special tokens; the tokenizer adds none. With ``{% generation %}`` in
-        the template its mask counts, else the spans between «the conversation so far, with the
-        assistant's header» and «the conversation with this turn». Raises InputError at the row.
+    def pieces(self, row: Row, fields: dict[str, Any]) -> list[Piece]:
+        """The samples of a conversation, as many as the template needs to show each turn in its own context.
+
+        ``fields``: as ``canonical_row`` gives them. Raises InputError at the row where the template refuses it or
+        leaves some of its text out.
         """
-        if self._marks and self._tokenizer.is_fast:
-            return self._marked(row, messages)
-        text = self._render(row, messages)
-        return self._tokenise(text, self._spans(row, messages, text))
+        learned = [i for i, m in enumerate(fields["messages"]) if m["role"] == "assistant" and m.get("weight") != 0]
+        if self._turns == "last":
+            learned = learned[-1:]
+        whole = self._render(row, fields, len(fields["messages"]))
+        turns = {index: self._turn(row, fields, index) for index in learned}
+        found = self._split(row, fields, whole, turns)
+        self._check_lost(row, fields, found, learned)
+        return found
+
+    def about(self, counts: Sequence[tuple[int, int]]) -> list[str]:
+        """What a user should know of how turns become samples. ``counts``: by conversation, samples and assistant
+        turns."""
+        several = [(samples, turns) for samples, turns in counts if turns > 1]
+        notes = []
+        if self._turns == "auto" and any(samples > 1 for samples, _ in several):
+            notes.append(
+                "the chat template writes earlier assistant turns otherwise than they were generated, so each such "
+                f"turn is a sample of its own: {sum(s for s, _ in counts)} samples from the first {len(counts)} "
+                "conversations (data.turns: auto)"
+            )
+        if several and self._turns == "last":
+            notes.append("only the last assistant turn of a conversation is learned (data.turns: last)")
+        if self._dialect.wrote_reasoning:
+            notes.append("the chat template has no place for reasoning: it is written as <think>...</think> before the "
+                         "answer")  # fmt: skip
+        return notes
+
+    def _split(self, row: Row, fields: dict[str, Any], whole: str, turns: dict[int, _Turn]) -> list[Piece]:
+        assistants = sum(message["role"] == "assistant" for message in fields["messages"])
+        left = dict(turns)
+        found: list[tuple[int, Piece]] = []
+        if self._turns != "each":
+            shown = self._covered(whole, left.values())
+            if self._turns == "all" and len(shown) < len(left):
+                index = next(index for index in left if index not in shown)
+                raise row.error(
+                    f"messages[{index}]",
+                    "the chat template writes this turn differently within the whole conversation than at its end; "
+                    "data.turns: auto makes it a sample of its own",
+                )
+            if self._has_marks and len(shown) == len(left) == assistants:
+                return [self._marked(fields, len(fields["messages"]), whole)]
+            if shown:
+                found.append((max(shown), self._piece(fields, len(fields["messages"]), whole, shown)))
+                left = {index: turn for index, turn in left.items() if index not in shown}
+        while left:
+            last = left.pop(max(left))
+            mine = self._covered(last.text, [last])
+            if not mine:
+                found.append((last.index, self._rebuilt(row, fields, last)))
+                continue
+            if self._turns != "each":
+                mine |= self._covered(last.text, left.values())
+            found.append((last.index, self._piece(fields, last.index + 1, last.text, mine)))
+            left = {index: turn for index, turn in left.items() if index not in mine}
+        return [piece for _, piece in sorted(found, key=lambda pair: pair[0])]
+
+    def _turn(self, row: Row, fields: dict[str, Any], index: int) -> _Turn:
+        text = self._render(row, fields, index + 1)
+        if index:
+            prompt = self._render(row, fields, index, add_generation_prompt=True)
+            thinks = self._dialect.reasoning_of(fields["messages"][index])
+            if thinks and not text.startswith(prompt) and self._dialect.switches_thinking(self._options, fields):
+                # A header that says «no reasoning» is not the one that this turn was generated from.
+                other = self._render(row, fields, index, add_generation_prompt=True, enable_thinking=True)
+                prompt = other if text.startswith(other) else prompt
+            header = self._dialect.header
+            if header and text.startswith(prompt + header):  # written by the turn, where the prompt has none
+                prompt += header
+            return _Turn(index, prompt, text)
+        # No template renders a conversation of no turns: this turn's own words, and what ends it.
+        words = fields["messages"][0]["content"].strip()
+        start = text.find(words) if words else -1
+        return _Turn(index, text[:start] if start >= 0 else None, text)
+
+    def _covered(self, base: str, turns: Any) -> dict[int, tuple[int, int]]:
+        """The turns that ``base`` shows as they would have been generated, and where."""
+        found = {}
+        for turn in turns:
+            if turn.prompt is None:
+                continue
+            end = agreed(base, turn.prompt, turn.text, self._special, closes=self._closes, open_ended=self._open_ended)
+            if end is not None:
+                found[turn.index] = (len(turn.prompt), end)
+        return found
+
+    def _piece(self, fields: dict[str, Any], count: int, text: str, shown: dict[int, tuple[int, int]]) -> Piece:
+        spans = tuple(shown[index] for index in sorted(shown))
+        if self._has_marks:
+            return self._marked(fields, count, text, spans, tuple(sorted(shown)))
+        return Piece(text, spans, max(shown) == count - 1, turns=tuple(sorted(shown)))
+
+    def _marked(
+        self, fields: dict[str, Any], count: int, text: str, spans: Any = None, turns: tuple[int, ...] = ()
+    ) -> Piece:
+        messages = tuple(fields["messages"][:count])
+        given = (messages, fields["tools"], fields["chat_template_kwargs"])
+        return Piece(text, spans, messages[-1]["role"] == "assistant", given, turns)
+
+    def _rebuilt(self, row: Row, fields: dict[str, Any], turn: _Turn) -> Piece:
+        """A turn that does not begin with the header that it is generated from: because the header opens a block of
+        reasoning (``<think>``), and the turn is written without one, or with an empty one."""
+        prompt, text = turn.prompt, turn.text
+        if prompt is not None:
+            at = common(prompt, text, self._special)
+            header, rest = prompt[at:], text[at:]
+            if not header.strip():  # the block is opened by what both have; what the turn writes closes it
+                span = (len(prompt), len(prompt) + len(rest))
+                return Piece(prompt + rest, (span,), True, turns=(turn.index,))
+            if _OPENS_REASONING.match(header):
+                reasoning = self._dialect.reasoning_of(fields["messages"][turn.index])
+                written = f"{reasoning.strip()}\n</think>\n\n{rest.lstrip()}"
+                written = written if reasoning.strip() else f"\n</think>\n\n{rest.lstrip()}"
+                span = (len(prompt), len(prompt) + len(written))
+                return Piece(prompt + written, (span,), True, turns=(turn.index,))
+        if self._has_marks:
+            return self._marked(fields, turn.index + 1, text)
+        raise row.error(
+            f"messages[{turn.index}]",
+            "the chat template does not begin this turn with the header that it is generated from, so the assistant's "
+            f"words cannot be told apart; {_REMEDY}",
+        )
+
+    def _check_lost(self, row: Row, fields: dict[str, Any], found: Sequence[Piece], learned: Sequence[int]) -> None:
+        texts = [piece.text for piece in found]
+        for index, message in enumerate(fields["messages"][: learned[-1] + 1]):
+            if message["role"] == "assistant" and index not in learned:
+                continue
+            places = texts
+            if message["role"] == "assistant":  # in its own turn: a tool's name stands in the list of tools as well
+                places = [words for piece in found if (words := piece.words(index)) is not None]
+            for key, text in self._dialect.texts(message):
+                if first_lost(text, places):
+                    told = f"the chat template leaves this text out: {text[:60]!r}"
+                    raise row.error(f"messages[{index}].{key}", told)
+        for index, tool in enumerate(fields["tools"] or ()):
+            if first_lost(tool["function"]["name"], texts):
+                raise row.error(f"tools[{index}]", "the chat template leaves tools out; use one that shows them")
+
+    # ---- tokens
+
+    def encode(self, row: Row, piece: Piece) -> tuple[list[int], list[bool]]:
+        """A piece's ids, and for each whether the assistant wrote it; both of one length.
+
+        The template writes the special tokens; the tokenizer adds none. A token with characters of both sides of a
+        span's edge counts as the assistant's.
+        """
+        if piece.marked is None:
+            return self._tokenise(piece.text, piece.spans or ())
+        messages, offered, options = piece.marked
+        fields = {"messages": list(messages), "tools": offered, "chat_template_kwargs": options}
+        encoding = self._apply(row, fields, len(messages), tokenize=True, return_assistant_tokens_mask=True)
+        ids, mask = list(encoding["input_ids"]), [bool(on) for on in encoding["assistant_masks"]]
+        if piece.spans is not None:
+            within = self._tokenise(piece.text, piece.spans)[1]
+            mask = [on and here for on, here in zip(mask, within, strict=True)]
+        return ids, mask
 
     def is_blank(self, token: int) -> bool:
         """Whether a token is nothing but white space, as templates write it behind a turn's end."""
@@ -61,33 +273,7 @@ class Chat:
             self._blank[token] = bool(text) and not text.strip()
         return self._blank[token]
 
-    def _marked(self, row: Row, messages: list[dict[str, Any]]) -> tuple[list[int], list[bool]]:
-        encoding = self._apply(row, messages, tokenize=True, return_assistant_tokens_mask=True)
-        return list(encoding["input_ids"]), [bool(on) for on in encoding["assistant_masks"]]
-
-    def _spans(self, row: Row, messages: list[dict[str, Any]], whole: str) -> list[tuple[int, int]]:
-        spans = []
-        for index, message in enumerate(messages):
-            if message["role"] != "assistant":
-                continue
-            turn = self._render(row, messages[: index + 1])
-            if index == 0:
-                # No template renders a conversation of no turns: this turn's own words, and what ends it.
-                words = (message.get("content") or "").strip()
-                start = turn.find(words) if words else -1
-            else:
-                head = self._render(row, messages[:index], add_generation_prompt=True)
-                start = len(head) if turn.startswith(head) else -1
-            if start < 0 or not whole.startswith(turn):
-                raise row.error(
-                    f"messages[{index}]",
-                    "the chat template writes this turn differently within the whole conversation "
-                    f"than at its end, so the assistant's words cannot be told apart; {_REMEDY}",
-                )
-            spans.append((start, len(turn)))
-        return spans
-
-    def _tokenise(self, text: str, spans: list[tuple[int, int]]) -> tuple[list[int], list[bool]]:
+    def _tokenise(self, text: str, spans: Sequence[tuple[int, int]]) -> tuple[list[int], list[bool]]:
         if self._tokenizer.is_fast:
             encoding = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
             inside = [
@@ -104,14 +290,31 @@ class Chat:
             supervised += [number % 2 == 1] * len(piece)
         return ids, supervised
 
-    def _render(self, row: Row, messages: list[dict[str, Any]], **options: Any) -> str:
-        return self._apply(row, messages, tokenize=False, **options)
+    # ---- the template
 
-    def _apply(self, row: Row, messages: list[dict[str, Any]], **options: Any) -> Any:
+    def _render(self, row: Row, fields: dict[str, Any], count: int, **options: Any) -> str:
+        text: str = self._apply(row, fields, count, tokenize=False, **options)
+        return text
+
+    def _apply(self, row: Row, fields: dict[str, Any], count: int, **options: Any) -> Any:
         if options.get("tokenize"):
             options |= {"return_dict": True, "tokenizer_kwargs": {"verbose": False}}
+        options = self._options | fields["chat_template_kwargs"] | options
+        if fields["tools"]:
+            options["tools"] = fields["tools"]
         try:
-            return self._tokenizer.apply_chat_template(messages, chat_template=self._template, **options)
+            return self._dialect.call(
+                lambda messages: self._tokenizer.apply_chat_template(messages, chat_template=self._template, **options),
+                fields["messages"][:count],
+            )
         except _TEMPLATE_FAULTS as error:
             source = f"the chat template {self._source}" if self._source else "the tokenizer's chat template"
             raise row.error("messages", f"{source} refuses this conversation: {error}") from None
+
+    def _plainly(self, messages: list[Message], **options: Any) -> str:
+        """For the dialect's own questions; what a template raises is for it to handle."""
+        options = self._options | options
+        text: str = self._tokenizer.apply_chat_template(
+            messages, chat_template=self._template, tokenize=False, **options
+        )
+        return text

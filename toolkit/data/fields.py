@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from toolkit.data.rows import Row
+from toolkit.data.messages import conversation, recognised, template_options, tools
+from toolkit.data.rows import Fields, Row
+from toolkit.data.text import check_text, kind_of
 from toolkit.errors import InputError
 from toolkit.recipe.load import did_you_mean
 from toolkit.recipe.schema import Recipe
 
-CANONICAL = ("text", "prompt", "completion", "messages", "label")
+CANONICAL = ("text", "prompt", "completion", "messages", "label", "tools", "chat_template_kwargs")
+_OPTIONAL = ("tools", "chat_template_kwargs")
 
 _NEEDED = {
     ("causal-lm", "text"): ("text",),
@@ -30,16 +33,42 @@ def needed_fields(recipe: Recipe) -> dict[str, str]:
     if needed is None:
         formats = " or ".join(f for t, f in _NEEDED if t == task)
         raise InputError.at(None, "data.format", f"{form} is not a format for {task}; it takes {formats}")
+    allowed = (*needed, *_OPTIONAL) if form == "messages" else needed
     for name in recipe.data.fields:
-        if name not in needed:
-            hint = did_you_mean(name, needed)
-            message = f"{task} with format {form} has no field {name}; it takes {', '.join(needed)}{hint}"
+        if name not in allowed:
+            hint = did_you_mean(name, allowed)
+            message = f"{task} with format {form} has no field {name}; it takes {', '.join(allowed)}{hint}"
             raise InputError.at(None, f"data.fields.{name}", message)
     return {name: recipe.data.fields.get(name, name) for name in needed}
 
 
-def canonical_row(row: Row, needed: dict[str, str]) -> dict[str, Any]:
-    """The needed fields of ``row`` by their canonical names; raises InputError at the row."""
+def optional_fields(recipe: Recipe) -> dict[str, str]:
+    """Fields that a row may have beside the needed ones, as ``needed_fields`` gives those."""
+    if recipe.data.format != "messages":
+        return {}
+    return {name: recipe.data.fields.get(name, name) for name in _OPTIONAL}
+
+
+def read_fields(needed: dict[str, str], optional: dict[str, str]) -> Fields:
+    """What to read of a file of columns."""
+    return Fields(tuple(needed.values()), (*optional.values(), "functions") if optional else ())
+
+
+def canonical_row(row: Row, needed: dict[str, str], optional: dict[str, str] | None = None) -> dict[str, Any]:
+    """The needed fields of ``row`` by their canonical names; raises InputError at the row.
+
+    Of a conversation: ``messages`` in the form of ``data/messages.py``, ``tools`` (or None) and
+    ``chat_template_kwargs``.
+    """
+    if "messages" in needed:
+        names = optional or {name: name for name in _OPTIONAL}
+        if needed["messages"] not in row.value and not recognised(row.value, needed["messages"]):
+            raise row.error(needed["messages"], _missing(row, "messages", needed["messages"]))
+        return {
+            "messages": conversation(row, needed["messages"]),
+            "tools": tools(row, names["tools"]),
+            "chat_template_kwargs": template_options(row, names["chat_template_kwargs"]),
+        }
     return {name: _checked(row, name, own) for name, own in needed.items()}
 
 
@@ -47,13 +76,11 @@ def _checked(row: Row, name: str, own: str) -> Any:
     if own not in row.value:
         raise row.error(own, _missing(row, name, own))
     value = row.value[own]
-    if name == "messages":
-        return _messages(row, own, value)
     if name == "label":
         if not isinstance(value, int | str) or isinstance(value, bool):
-            raise row.error(own, f"must be a whole number or a string, not {_kind(value)}")
+            raise row.error(own, f"must be a whole number or a string, not {kind_of(value)}")
         return value
-    _check_text(row, own, value)
+    check_text(row, own, value)
     if name == "completion" and not value:
         raise row.error(own, "is empty: there is nothing to learn from this sample; remove it")
     return value
@@ -64,47 +91,3 @@ def _missing(row: Row, name: str, own: str) -> str:
     near = did_you_mean(own, here)
     remedy = f"; the data's own name for it goes into data.fields: {{{name}: ...}}"
     return f"missing; the fields here are: {', '.join(here) or 'none'}{near}{remedy}"
-
-
-def _messages(row: Row, own: str, value: Any) -> list[dict[str, Any]]:
-    if not isinstance(value, list):
-        raise row.error(own, f"must be a list of {{role, content}}, not {_kind(value)}")
-    if not value:
-        raise row.error(own, "is empty; a conversation has at least one assistant turn")
-    messages = []
-    for index, message in enumerate(value):
-        at = f"{own}[{index}]"
-        if not isinstance(message, dict):
-            raise row.error(at, f"must be {{role, content}}, not {_kind(message)}")
-        # Parquet gives every message the keys of all; a missing key and null mean the same.
-        present = {key: part for key, part in message.items() if part is not None}
-        for part in ("role", "content"):
-            if part in present:
-                _check_text(row, f"{at}.{part}", present[part])
-            elif part == "role" or not present.get("tool_calls"):
-                near = did_you_mean(part, map(str, present))
-                raise row.error(f"{at}.{part}", f"missing; the keys here are: {', '.join(map(str, present))}{near}")
-        messages.append(present)
-    if not any(message["role"] == "assistant" for message in messages):
-        roles = ", ".join(sorted({message["role"] for message in messages}))
-        raise row.error(own, f"has no assistant turn, so nothing to learn from (roles here: {roles})")
-    return messages
-
-
-def _check_text(row: Row, field: str, value: Any) -> None:
-    if not isinstance(value, str):
-        raise row.error(field, f"must be a string, not {_kind(value)}")
-    if not value.isascii():
-        try:
-            value.encode("utf-8")
-        except UnicodeEncodeError as error:
-            # JSON can write half of a surrogate pair ("\ud800"); no tokenizer takes it.
-            raise row.error(field, f"half of a surrogate pair at character {error.start}: not text") from None
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, dict):
-        return "an object"
-    if isinstance(value, list):
-        return "a list"
-    return "null" if value is None else f"{value!r}" if isinstance(value, bool | int | float) else "a string"

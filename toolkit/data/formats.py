@@ -7,11 +7,11 @@ ended with it, the whole cut at ``max_length``. So a cut sample does not end in 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from toolkit.data.fields import canonical_row, needed_fields
+from toolkit.data.fields import canonical_row, needed_fields, optional_fields
 from toolkit.data.rows import Row
 from toolkit.errors import InputError
 from toolkit.recipe.schema import Recipe
@@ -54,7 +54,7 @@ class Formatter:
     """
 
     def __init__(self, recipe: Recipe, tokenizer: Any, label_names: list[str] | None = None) -> None:
-        self.needed = needed_fields(recipe)
+        self.needed, self.optional = needed_fields(recipe), optional_fields(recipe)
         self._tokenizer = tokenizer
         self._eos = tokenizer.eos_token_id
         self._special = frozenset(tokenizer.all_special_ids)
@@ -66,7 +66,8 @@ class Formatter:
         if recipe.data.format == "messages":
             from toolkit.data.chat import Chat
 
-            self._chat = Chat(tokenizer, recipe.data.chat_template)
+            data = recipe.data
+            self._chat = Chat(tokenizer, data.chat_template, data.turns, data.chat_template_kwargs)
         builders: dict[tuple[str, str], Callable[[Row, dict[str, Any]], Example]] = {
             ("causal-lm", "text"): self._text,
             ("causal-lm", "prompt-completion"): self._prompt_completion,
@@ -76,16 +77,26 @@ class Formatter:
         }
         self._build = builders[recipe.model.task, recipe.data.format]
 
-    def example(self, row: Row) -> Example:
-        """The sample of ``row``; raises InputError at the row where it cannot be one."""
-        return self.build(row, self.fields(row))
+    def examples(self, row: Row) -> list[Example]:
+        """The samples of ``row``: one, but of a conversation maybe several. Raises InputError at the row."""
+        return [self.build(row, fields) for fields in self.fields(row)]
 
-    def fields(self, row: Row) -> dict[str, Any]:
-        """The needed fields of ``row``, checked without tokenising; raises InputError at the row."""
-        return canonical_row(row, self.needed)
+    def fields(self, row: Row) -> list[dict[str, Any]]:
+        """What ``build`` makes each sample of ``row`` from, checked, not tokenised; raises InputError at the row."""
+        fields = canonical_row(row, self.needed, self.optional)
+        if self._chat is None:
+            return [fields]
+        return [{"piece": piece} for piece in self._chat.pieces(row, fields)]
+
+    def about_turns(self, rows: Sequence[Row]) -> list[str]:
+        """How the chat template treats these conversations, in a line; nothing for other formats."""
+        if self._chat is None:
+            return []
+        counts = [(len(self.fields(row)), _assistant_turns(row, self.needed, self.optional)) for row in rows]
+        return self._chat.about(counts)
 
     def build(self, row: Row, fields: dict[str, Any]) -> Example:
-        """``example`` for fields that are already checked."""
+        """Tokenise one sample of ``fields``."""
         return self._build(row, fields)
 
     def _text(self, row: Row, fields: dict[str, Any]) -> Example:
@@ -98,11 +109,12 @@ class Formatter:
         return Example(ids, [IGNORED] * min(start, len(ids)) + ids[start:], cut)
 
     def _messages(self, row: Row, fields: dict[str, Any]) -> Example:
-        ids, supervised = self._chat.encode(row, fields["messages"])
+        piece = fields["piece"]
+        ids, supervised = self._chat.encode(row, piece)
         if not self._ended(ids, self._chat.is_blank):
             # Whoever spoke last ends the sample; only an assistant is taught to.
             ids = [*ids, self._eos]
-            supervised = [*supervised, fields["messages"][-1]["role"] == "assistant"]
+            supervised = [*supervised, piece.ends]
         labels = [token if on else IGNORED for token, on in zip(ids, supervised, strict=True)]
         return Example(ids[: self.max_length], labels[: self.max_length], len(ids) > self.max_length)
 
@@ -176,6 +188,11 @@ def encode_pair(tokenizer: Any, prompt: str, completion: str) -> tuple[list[int]
     # The tokenizer drops every character of the completion: only what follows the prompt's last token.
     last = max((index for index, (_, end) in enumerate(offsets) if end), default=-1)
     return ids, last + 1
+
+
+def _assistant_turns(row: Row, needed: dict[str, str], optional: dict[str, str]) -> int:
+    messages = canonical_row(row, needed, optional)["messages"]
+    return sum(message["role"] == "assistant" for message in messages)
 
 
 def _shown(names: list[str]) -> str:

@@ -16,7 +16,10 @@ from toolkit.recipe.schema import Recipe
 
 READ_WHOLE = 64 * 2**20
 """Bytes of data files up to which their content is hashed. Larger ones go by path, size and times."""
-_ENCODING = ("formats.py", "chat.py", "fields.py", "rows.py", "files.py", "sources.py", "columns.py")
+_ENCODING = (
+    "formats.py", "chat.py", "spans.py", "template_dialect.py", "messages.py", "text.py", "fields.py", "rows.py",
+    "files.py", "sources.py", "columns.py",
+)  # fmt: skip
 _DAY = "strftime_now"
 
 
@@ -33,6 +36,8 @@ def cache_key(recipe: Recipe, source: Source, tokenizer: Any, label_names: list[
         "num_labels": recipe.model.num_labels,
         "label_names": label_names,
         "template": _template(recipe, tokenizer),
+        "template_kwargs": recipe.data.chat_template_kwargs,
+        "turns": recipe.data.turns,
         "tokenizer": _tokenizer(tokenizer),
         "versions": _versions(),
         "encoding": [_hash((Path(__file__).parent / name).read_bytes()) for name in _ENCODING],

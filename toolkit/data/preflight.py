@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 from pathlib import Path
 
-from toolkit.data.fields import canonical_row, needed_fields
+from toolkit.data.fields import canonical_row, needed_fields, optional_fields, read_fields
 from toolkit.data.files import local_files, suffix
 from toolkit.data.rows import read_rows
 from toolkit.errors import InputError, Place
@@ -21,29 +21,29 @@ def check_data(recipe: Recipe) -> None:
     Paths, empty and unreadable files, malformed lines, missing and ill-typed fields. What may be a
     hub id is left to the run. At most ``CHECKED_ROWS`` rows of each of train and eval are read.
     """
-    needed = needed_fields(recipe)
+    needed, optional = needed_fields(recipe), optional_fields(recipe)
     problems: list[str] = []
     if recipe.data.chat_template is not None:
         problems += _template_problems(recipe)
     for key, spec in (("data.train", recipe.data.train), ("data.eval", recipe.data.eval)):
         if spec is not None:
             try:
-                _check_source(spec, key, needed)
+                _check_source(spec, key, needed, optional)
             except InputError as error:
                 problems += error.problems
     if problems:
         raise InputError(*dict.fromkeys(problems))
 
 
-def _check_source(spec: str, key: str, needed: dict[str, str]) -> None:
+def _check_source(spec: str, key: str, needed: dict[str, str], optional: dict[str, str]) -> None:
     files = local_files(spec, key)
     if files is None:
         return
     if any(suffix(file) == ".txt" for file in files) and set(needed) != {"text"}:
         raise InputError.at(None, key, f"a text file has no fields, but this recipe needs {', '.join(needed)}")
     seen = 0
-    for row in islice(read_rows(files, tuple(needed.values())), CHECKED_ROWS):
-        canonical_row(row, needed)
+    for row in islice(read_rows(files, read_fields(needed, optional)), CHECKED_ROWS):
+        canonical_row(row, needed, optional)
         seen += 1
     if not seen:
         raise no_samples(key, spec)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -28,12 +28,23 @@ class Row:
         return _error_at(self.file, self.number, self.unit, field, message)
 
 
-def read_rows(files: Iterable[Path], columns: Sequence[str] = ()) -> Iterator[Row]:
+@dataclass(frozen=True)
+class Fields:
+    """Names of columns to read: ``needed``, and those that are read where a file has them."""
+
+    needed: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.needed or name in self.optional
+
+
+def read_rows(files: Iterable[Path], columns: Fields = Fields()) -> Iterator[Row]:
     """The rows of ``files``, in order.
 
     A line of JSONL (plain or gzip) is a row, an item of a JSON list, a row of Parquet; a TXT file is
     one row ``{"text": the whole file}``, so that a folder of TXT files is one sample a file. Of Parquet
-    only ``columns`` are read where the file has them all. Raises InputError with the line or row.
+    only ``columns`` are read where the file has all needed ones. Raises InputError with the line or row.
     """
     for file in files:
         try:
@@ -43,7 +54,7 @@ def read_rows(files: Iterable[Path], columns: Sequence[str] = ()) -> Iterator[Ro
             raise InputError.at(Place(file), None, f"cannot be read: {reason}") from None
 
 
-def _jsonl(file: Path, columns: Sequence[str]) -> Iterator[Row]:
+def _jsonl(file: Path, columns: Fields) -> Iterator[Row]:
     with _open(file) as stream:
         # Lines end at \n alone: JSON strings may hold the other line ends of Unicode.
         for number, raw in enumerate(stream, start=1):
@@ -63,7 +74,7 @@ def _jsonl(file: Path, columns: Sequence[str]) -> Iterator[Row]:
             yield _row(value, str(file), number)
 
 
-def _json(file: Path, columns: Sequence[str]) -> Iterator[Row]:
+def _json(file: Path, columns: Fields) -> Iterator[Row]:
     text = _text(file)
     at = _skip(text, 0)
     if text[at : at + 1] == "{":
@@ -96,14 +107,17 @@ def _json(file: Path, columns: Sequence[str]) -> Iterator[Row]:
         raise _error_at(str(file), line, "line", None, "not valid JSON: text after the list")
 
 
-def _parquet(file: Path, columns: Sequence[str]) -> Iterator[Row]:
+def _parquet(file: Path, columns: Fields) -> Iterator[Row]:
     # Both take a tenth of a second to import, and only Parquet needs them.
     import pyarrow
     import pyarrow.parquet
 
     try:
         with pyarrow.parquet.ParquetFile(file) as table:
-            wanted = list(columns) if set(columns) <= set(table.schema_arrow.names) and columns else None
+            there = table.schema_arrow.names
+            # Where one is missing all are read: the message about it names those that are there.
+            complete = columns.needed and set(columns.needed) <= set(there)
+            wanted = [name for name in there if name in columns] if complete else None
             number = 0
             for batch in table.iter_batches(batch_size=256, columns=wanted):
                 for value in batch.to_pylist():
@@ -113,7 +127,7 @@ def _parquet(file: Path, columns: Sequence[str]) -> Iterator[Row]:
         raise InputError.at(Place(file), None, f"not a Parquet file that can be read: {error}") from None
 
 
-def _txt(file: Path, columns: Sequence[str]) -> Iterator[Row]:
+def _txt(file: Path, columns: Fields) -> Iterator[Row]:
     text = _text(file)
     if text.strip():
         yield Row({"text": text}, str(file), 1)

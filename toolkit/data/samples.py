@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from toolkit.data.columns import Columns
 from toolkit.data.fields import canonical_row
 from toolkit.data.formats import Example, Formatter, label_names, supervised_tokens
 from toolkit.data.key import cache_key
+from toolkit.data.messages import explained
 from toolkit.data.preflight import no_samples
 from toolkit.data.rows import Row
 from toolkit.data.sources import Source, Which, open_source
@@ -54,7 +56,8 @@ class MapSamples:
         def make(alive: Callable[[], None]) -> Columns:
             columns = Columns.empty()
             for row in source.rows():
-                columns.append(formatter.example(row))
+                for example in formatter.examples(row):
+                    columns.append(example)
                 alive()
             if source.state() != state:
                 raise InputError.at(None, source.key, f"{source.spec}: changed while it was read; start again")
@@ -108,7 +111,7 @@ class StreamSamples:
         self.task = task
         self.pad_id = formatter.pad_id
         self._source, self._formatter = source, formatter
-        first = [formatter.example(row) for row in islice(source.rows(), PEEKED)]
+        first = [example for row in islice(source.rows(), PEEKED) for example in formatter.examples(row)]
         if not first:
             raise no_samples(source.key, source.spec)
         if not any(supervised_tokens(example, task) for example in first):
@@ -120,8 +123,11 @@ class StreamSamples:
 
     def rows(self) -> Iterator[tuple[int, Row, dict[str, Any]]]:
         """Number, row and checked fields of each sample, not yet tokenised; InputError at a bad row."""
-        for number, row in enumerate(self._source.rows()):
-            yield number, row, self._formatter.fields(row)
+        number = 0
+        for row in self._source.rows():
+            for fields in self._formatter.fields(row):
+                yield number, row, fields
+                number += 1
 
     def build(self, row: Row, fields: dict[str, Any]) -> Example:
         """Tokenise one sample of ``rows``."""
@@ -140,10 +146,21 @@ def open_data(recipe: Recipe, which: Which, tokenizer: Any) -> Samples:
     source = open_source(recipe, which)
     names = _label_names(recipe, source) if recipe.model.task == "sequence-classification" else None
     formatter = Formatter(recipe, tokenizer, names)
+    source = replace(source, notes=(*source.notes, *_conversation_notes(source, formatter)))
     if recipe.data.streaming:
         return StreamSamples(source, formatter, recipe.model.task)
     cache = functools.partial(_cache, recipe, source, tokenizer, names)
     return MapSamples(source, formatter, recipe.model.task, names, cache)
+
+
+def _conversation_notes(source: Source, formatter: Formatter) -> list[str]:
+    """What is done with conversations, as the first rows show it."""
+    if "messages" not in formatter.needed:
+        return []
+    first = list(islice(source.rows(), PEEKED))
+    notes = [explained(row.value, formatter.needed["messages"]) for row in first[:1]]
+    notes += formatter.about_turns(first)
+    return [f"{source.key}: {note}" for note in notes if note]
 
 
 def _cache(recipe: Recipe, source: Source, tokenizer: Any, names: list[str] | None) -> tuple[Path, str] | None:

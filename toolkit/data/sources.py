@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from toolkit.data.fields import needed_fields
+from toolkit.data.fields import needed_fields, optional_fields, read_fields
 from toolkit.data.files import local_files
-from toolkit.data.rows import Row, read_rows
+from toolkit.data.rows import Fields, Row, read_rows
 from toolkit.errors import InputError
 from toolkit.recipe.schema import Recipe
 
@@ -49,7 +49,7 @@ def open_source(recipe: Recipe, which: Which) -> Source:
     spec = recipe.data.train if which == "train" else recipe.data.eval
     if spec is None:
         raise InputError.at(None, key, "is not given")
-    columns = tuple(needed_fields(recipe).values())
+    columns = read_fields(needed_fields(recipe), optional_fields(recipe))
     files = local_files(spec, key)
     if files is None:
         return _hub(spec, key, which, columns, recipe.data.streaming)
@@ -60,7 +60,7 @@ def open_source(recipe: Recipe, which: Which) -> Source:
     return Source(key, spec, lambda: read_rows(files, columns), notes, tuple(files), size=size)
 
 
-def _hub(spec: str, key: str, which: Which, columns: Sequence[str], streaming: bool) -> Source:
+def _hub(spec: str, key: str, which: Which, columns: Fields, streaming: bool) -> Source:
     # Two seconds to import, and only a hub id needs it.
     import datasets
 
@@ -79,9 +79,9 @@ def _hub(spec: str, key: str, which: Which, columns: Sequence[str], streaming: b
             key,
             f"{spec} is neither a file or folder here nor a hub data set that can be reached ({reason})",
         ) from None
-    wanted = list(columns)
-    if set(wanted) <= set(data.column_names or ()):
-        data = data.select_columns(wanted)
+    there = list(data.column_names or ())
+    if set(columns.needed) <= set(there):
+        data = data.select_columns([name for name in there if name in columns])
 
     def rows() -> Iterator[Row]:
         for number, value in enumerate(data, start=1):

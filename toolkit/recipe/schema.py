@@ -84,6 +84,14 @@ class Data(Section):
     shuffle: bool = Field(True, description="a new order each epoch, fixed by run.seed")
     fields: dict[str, str] = Field({}, description="the data's own names, e.g. {prompt: question}")
     chat_template: str | None = Field(None, description="a Jinja file; default: the tokenizer's own template")
+    chat_template_kwargs: dict[str, Any] = Field(
+        {}, description="arguments of the chat template, e.g. {enable_thinking: false}"
+    )
+    turns: Literal["auto", "all", "last", "each"] = Field(
+        "auto",
+        description="assistant turns to learn. auto: all, in one sample unless the template rewrites earlier turns; "
+        "all: all, in one sample; last: the last; each: all, each in a sample of its own",
+    )
 
 
 class Batch(Section):

@@ -1,0 +1,254 @@
+"""Conversations as people have them, in one form: OpenAI's messages with tools, ShareGPT, Alpaca.
+
+The form is that of transformers' chat templates: ``role``, ``content`` (a string), ``reasoning_content``,
+``tool_calls`` (``{type, id, function: {name, arguments}}``, arguments as an object), ``tool_call_id``, ``name``.
+Standard library only: data is checked before anything heavy is imported.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from toolkit.data.rows import Row
+from toolkit.data.text import check_text, kind_of
+from toolkit.recipe.load import did_you_mean
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython", "observation")
+RESULTS = ("tool", "function", "ipython", "observation")
+"""Roles of what a tool answered."""
+REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Names that people and templates give to an assistant's reasoning; the first is ours."""
+_SHAREGPT = {
+    "human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "assistant": "assistant",
+    "model": "assistant", "bot": "assistant", "system": "system", "tool": "tool", "observation": "tool",
+    "function_response": "tool", "function_call": "assistant", "tool_call": "assistant",
+}  # fmt: skip
+_CALLS = ("function_call", "tool_call")
+_OTHER_KINDS = ("image", "image_url", "video", "audio", "input_audio", "file")
+
+
+def recognised(value: Mapping[str, Any], own: str) -> str:
+    """What a row without the field ``own`` holds instead: ``ShareGPT``, ``Alpaca`` or an empty string."""
+    if own in value:
+        return ""
+    if isinstance(value.get("conversations"), list):
+        return "ShareGPT"
+    return "Alpaca" if isinstance(value.get("instruction"), str) and isinstance(value.get("output"), str) else ""
+
+
+def explained(value: Mapping[str, Any], own: str) -> str:
+    """How a row that has no field ``own`` is read; empty where it has it."""
+    kind = recognised(value, own)
+    if kind == "ShareGPT":
+        return "conversations with from and value (ShareGPT) are read as messages with role and content"
+    if kind == "Alpaca":
+        return "instruction, input and output (Alpaca) are read as one user turn and the assistant's answer"
+    return ""
+
+
+def conversation(row: Row, own: str) -> list[dict[str, Any]]:
+    """The messages of ``row``, checked; raises InputError at the row for what cannot be a conversation."""
+    kind = recognised(row.value, own)
+    if kind == "Alpaca":
+        return _alpaca(row)
+    own = "conversations" if kind == "ShareGPT" else own
+    value = row.value[own]
+    if not isinstance(value, list):
+        raise row.error(own, f"must be a list of {{role, content}}, not {kind_of(value)}")
+    if not value:
+        raise row.error(own, "is empty; a conversation has at least one assistant turn")
+    messages = [_message(row, f"{own}[{index}]", message) for index, message in enumerate(value)]
+    if kind == "ShareGPT" and isinstance(system := row.value.get("system"), str) and system.strip():
+        messages.insert(0, {"role": "system", "content": system})
+    if not any(message["role"] == "assistant" for message in messages):
+        roles = ", ".join(sorted({message["role"] for message in messages}))
+        raise row.error(own, f"has no assistant turn, so nothing to learn from (roles here: {roles})")
+    if not any(message["role"] == "assistant" and message.get("weight") != 0 for message in messages):
+        raise row.error(own, "every assistant turn has weight 0, so there is nothing to learn from")
+    _check_results(row, own, messages)
+    return messages
+
+
+def tools(row: Row, own: str) -> list[dict[str, Any]] | None:
+    """The tools that ``row`` offers the assistant, as JSON schemas of functions, or None."""
+    value = row.value.get(own)
+    if value is None and own == "tools":
+        value = row.value.get("functions")  # OpenAI's earlier name
+    if isinstance(value, str):
+        value = _json(row, own, value) if value.strip() else None
+    if value is None or value == []:
+        return None
+    if not isinstance(value, list):
+        raise row.error(own, f"must be a list of tools, not {kind_of(value)}")
+    found = []
+    for index, tool in enumerate(value):
+        at = f"{own}[{index}]"
+        if isinstance(tool, str):
+            tool = _json(row, at, tool)
+        if not isinstance(tool, dict):
+            raise row.error(at, f"must be a tool {{type, function}}, not {kind_of(tool)}")
+        function = tool.get("function", tool)
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise row.error(f"{at}.function.name", "missing; a tool has a name, a description and parameters")
+        function = {key: part for key, part in function.items() if key != "type" or function is not tool}
+        if isinstance(function.get("parameters"), str):
+            function["parameters"] = _json(row, f"{at}.function.parameters", function["parameters"])
+        found.append({"type": "function", "function": _without_nulls(row, function)})
+    return found
+
+
+def template_options(row: Row, own: str) -> dict[str, Any]:
+    """What a row gives its chat template beside the messages (``enable_thinking`` and the like)."""
+    value = row.value.get(own)
+    if isinstance(value, str):
+        value = _json(row, own, value) if value.strip() else None
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise row.error(own, f"must be an object of template arguments, not {kind_of(value)}")
+    return {str(key): part for key, part in value.items() if part is not None}
+
+
+def _alpaca(row: Row) -> list[dict[str, Any]]:
+    for name in ("instruction", "output"):
+        check_text(row, name, row.value[name])
+    asked, given, output = row.value["instruction"], row.value.get("input") or "", row.value["output"]
+    check_text(row, "input", given)
+    if not output.strip():
+        raise row.error("output", "is empty: there is nothing to learn from this sample; remove it")
+    system = row.value.get("system")
+    first = [{"role": "system", "content": system}] if isinstance(system, str) and system.strip() else []
+    question = f"{asked}\n\n{given}" if given.strip() else asked
+    return [*first, {"role": "user", "content": question}, {"role": "assistant", "content": output}]
+
+
+def _message(row: Row, at: str, message: Any) -> dict[str, Any]:
+    if not isinstance(message, dict):
+        raise row.error(at, f"must be {{role, content}}, not {kind_of(message)}")
+    # Parquet gives every message the keys of all; a missing key and null mean the same.
+    present = {str(key): part for key, part in message.items() if part is not None}
+    if "from" in present and "value" in present and "role" not in present:
+        present = _sharegpt(row, at, present)
+    if "role" not in present:
+        near = did_you_mean("role", present)
+        raise row.error(f"{at}.role", f"missing; the keys here are: {', '.join(present)}{near}")
+    check_text(row, f"{at}.role", present["role"])
+    if present["role"] not in ROLES:
+        near = did_you_mean(present["role"], ROLES)
+        raise row.error(f"{at}.role", f"unknown role {present['role']!r}{near}; known are {', '.join(ROLES)}")
+    if "function_call" in present and "tool_calls" not in present:  # OpenAI's earlier form
+        present["tool_calls"] = [present.pop("function_call")]
+    calls = present.pop("tool_calls", None)
+    if calls := _calls(row, f"{at}.tool_calls", calls):
+        if present["role"] != "assistant":
+            raise row.error(f"{at}.tool_calls", f"only an assistant calls tools, and this role is {present['role']}")
+        present["tool_calls"] = calls
+    for name in REASONING:
+        if name in present:
+            check_text(row, f"{at}.{name}", present[name])
+    reasoning = next((present[name] for name in REASONING if present.get(name)), "")
+    present = {key: part for key, part in present.items() if key not in REASONING}
+    if reasoning:
+        present["reasoning_content"] = reasoning
+    if "weight" in present and present["weight"] not in (0, 1):
+        raise row.error(f"{at}.weight", f"must be 0 (not learned) or 1, not {present['weight']!r}")
+    if "content" not in present:
+        if not calls:
+            near = did_you_mean("content", present)
+            raise row.error(f"{at}.content", f"missing; the keys here are: {', '.join(present)}{near}")
+        present["content"] = ""
+    present["content"] = _content(row, f"{at}.content", present["content"], present["role"])
+    return present
+
+
+def _sharegpt(row: Row, at: str, present: dict[str, Any]) -> dict[str, Any]:
+    said, value = present["from"], present["value"]
+    if said not in _SHAREGPT:
+        near = did_you_mean(str(said), _SHAREGPT)
+        raise row.error(f"{at}.from", f"unknown role {said!r}{near}; known are {', '.join(_SHAREGPT)}")
+    rest = {key: part for key, part in present.items() if key not in ("from", "value")}
+    if said in _CALLS:
+        calls = _json(row, f"{at}.value", value) if isinstance(value, str) else value
+        return rest | {"role": "assistant", "content": "", "tool_calls": calls if isinstance(calls, list) else [calls]}
+    return rest | {"role": _SHAREGPT[said], "content": value}
+
+
+def _content(row: Row, at: str, content: Any, role: str) -> str:
+    """Parts of text are joined, as templates that take parts join them."""
+    if role in RESULTS and isinstance(content, dict):
+        return json.dumps(_without_nulls(row, content), ensure_ascii=False)
+    if isinstance(content, list):
+        texts: list[str] = []
+        for index, part in enumerate(content):
+            text = part.get("text") if isinstance(part, dict) else part
+            if isinstance(part, dict) and part.get("type", "text") in _OTHER_KINDS:
+                raise row.error(f"{at}[{index}]", f"is of type {part['type']}; this task takes text alone")
+            check_text(row, f"{at}[{index}].text", text)
+            texts.append(str(text))
+        return "".join(texts)
+    check_text(row, at, content)
+    return str(content)
+
+
+def _calls(row: Row, at: str, value: Any) -> list[dict[str, Any]]:
+    if isinstance(value, str):
+        value = _json(row, at, value) if value.strip() else None
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise row.error(at, f"must be a list of calls, not {kind_of(value)}")
+    found = []
+    for index, call in enumerate(value):
+        here = f"{at}[{index}]"
+        if isinstance(call, str):
+            call = _json(row, here, call)
+        if not isinstance(call, dict):
+            raise row.error(here, f"must be a call {{function: {{name, arguments}}}}, not {kind_of(call)}")
+        function = call.get("function") or call
+        name = function.get("name") if isinstance(function, dict) else None
+        if not isinstance(name, str) or not name:
+            raise row.error(f"{here}.function.name", "missing; a call has a name and arguments")
+        arguments = function.get("arguments", function.get("parameters"))
+        if isinstance(arguments, str):
+            arguments = _json(row, f"{here}.function.arguments", arguments) if arguments.strip() else {}
+        if arguments is None:
+            arguments = {}
+        if not isinstance(arguments, dict):
+            raise row.error(f"{here}.function.arguments", f"must be an object, not {kind_of(arguments)}")
+        one = {"type": "function", "function": {"name": name, "arguments": _without_nulls(row, arguments)}}
+        found.append(one | ({"id": call["id"]} if isinstance(call.get("id"), str) else {}))
+    return found
+
+
+def _check_results(row: Row, own: str, messages: list[dict[str, Any]]) -> None:
+    """A tool's result follows the call that it answers."""
+    open_calls: list[dict[str, Any]] | None = None
+    for index, message in enumerate(messages):
+        if message["role"] not in RESULTS:
+            open_calls = message.get("tool_calls")
+            continue
+        if not open_calls:
+            raise row.error(f"{own}[{index}]", "is a tool's result, and no assistant turn before it calls a tool")
+        known = [call["id"] for call in open_calls if "id" in call]
+        answered = message.get("tool_call_id")
+        if answered is not None and known and answered not in known:
+            calls = ", ".join(known)
+            raise row.error(f"{own}[{index}].tool_call_id", f"{answered!r} is none of the calls before it ({calls})")
+
+
+def _json(row: Row, at: str, text: Any) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise row.error(at, f"is not JSON: {error}") from None
+
+
+def _without_nulls(row: Row, value: Any) -> Any:
+    """Rows of Parquet give every object the keys of all; what is null there was not in the data."""
+    if row.unit != "row":
+        return value
+    if isinstance(value, dict):
+        return {key: _without_nulls(row, part) for key, part in value.items() if part is not None}
+    return [_without_nulls(row, part) for part in value] if isinstance(value, list) else value
