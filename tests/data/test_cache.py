@@ -18,6 +18,7 @@ from toolkit.data import cache, key, samples
 from toolkit.data.columns import Columns
 from toolkit.data.formats import Example
 from toolkit.data.loader import open_data
+from toolkit.data.sources import open_source
 from toolkit.errors import InputError
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve
@@ -65,7 +66,7 @@ def test_what_decides_a_sample_is_in_its_key(
 
     def key_of(template: str = TEMPLATE, **changes: Any) -> str:
         recipe = make_recipe(**{"train": file, "format": "messages"} | changes)
-        source = samples.open_source(recipe, "train")
+        source = open_source(recipe, "train")
         found = key.cache_key(recipe, source, make_tokenizer(template=template), changes.pop("names", None))
         assert found is not None
         return found
@@ -77,7 +78,7 @@ def test_what_decides_a_sample_is_in_its_key(
     keys += [key_of(chat_template=str(tmp_path / "chat.jinja")), key_of(template=dated)]
     recipe = make_recipe(train=file, format="messages")
     for tokenizer in (make_tokenizer(eos=False, template=TEMPLATE), make_tokenizer(bos=True, template=TEMPLATE)):
-        keys.append(str(key.cache_key(recipe, samples.open_source(recipe, "train"), tokenizer, None)))
+        keys.append(str(key.cache_key(recipe, open_source(recipe, "train"), tokenizer, None)))
     about = file.stat()
     file.write_text(file.read_text().replace('"a"', '"c"'))
     os.utime(file, ns=(about.st_atime_ns, about.st_mtime_ns))  # of the same size, and said to be as old
@@ -95,7 +96,7 @@ def test_a_large_file_goes_by_its_state(
         about = Path(recipe.data.train).stat()
         Path(recipe.data.train).write_text(json.dumps({"text": text}))
         os.utime(recipe.data.train, ns=(about.st_atime_ns, about.st_mtime_ns))
-        keys.add(key.cache_key(recipe, samples.open_source(recipe, "train"), make_tokenizer(), None))
+        keys.add(key.cache_key(recipe, open_source(recipe, "train"), make_tokenizer(), None))
     assert len(keys) == 2
 
 
@@ -109,9 +110,9 @@ def test_a_templates_day_is_in_its_key(make_recipe: Make, make_tokenizer: Any, w
         def today(cls) -> Any:
             return cls(2099, 1, 1)
 
-    keys = [key.cache_key(recipe, samples.open_source(recipe, "train"), tokenizer, None)]
+    keys = [key.cache_key(recipe, open_source(recipe, "train"), tokenizer, None)]
     monkeypatch.setattr(key.datetime, "date", Tomorrow)
-    keys.append(key.cache_key(recipe, samples.open_source(recipe, "train"), tokenizer, None))
+    keys.append(key.cache_key(recipe, open_source(recipe, "train"), tokenizer, None))
     assert keys[0] != keys[1]
 
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from toolkit.data.collate import MicroBatch, Slot, collate, packed_slot
 from toolkit.data.order import deal, epoch_order, window_count, windows
 from toolkit.data.packing import by_length, packed_rows
-from toolkit.data.samples import MapSamples, Samples, StreamSamples, open_data
+from toolkit.data.samples import MapSamples, MixedSamples, Samples, StreamSamples, open_data
 from toolkit.data.spread import Spread, takes_one_row
 from toolkit.data.stream import Failure, TrainStream, eval_stream
 from toolkit.errors import InputError
@@ -124,7 +124,7 @@ def eval_batches(
 class _Collated(Dataset[MicroBatch]):
     """Samples by slot: what a worker does is to look up and to pad."""
 
-    def __init__(self, samples: MapSamples, pad_to_multiple_of: int | None) -> None:
+    def __init__(self, samples: MapSamples | MixedSamples, pad_to_multiple_of: int | None) -> None:
         self._samples, self._multiple = samples, pad_to_multiple_of
 
     def __getitem__(self, slot: Slot) -> MicroBatch:

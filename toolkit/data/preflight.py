@@ -8,6 +8,7 @@ from pathlib import Path
 from toolkit.data.fields import canonical_row, needed_fields, optional_fields, read_fields
 from toolkit.data.files import local_files, suffix
 from toolkit.data.rows import read_rows
+from toolkit.data.sources import Named, check_local, named_sources
 from toolkit.errors import InputError, Place
 from toolkit.recipe.schema import Recipe
 
@@ -21,24 +22,27 @@ def check_data(recipe: Recipe) -> None:
     Paths, empty and unreadable files, malformed lines, missing and ill-typed fields. What may be a
     hub id is left to the run. At most ``CHECKED_ROWS`` rows of each of train and eval are read.
     """
-    needed, optional = needed_fields(recipe), optional_fields(recipe)
+    needed_fields(recipe)
     problems: list[str] = []
     if recipe.data.chat_template is not None:
         problems += _template_problems(recipe)
-    for key, spec in (("data.train", recipe.data.train), ("data.eval", recipe.data.eval)):
-        if spec is not None:
-            try:
-                _check_source(spec, key, needed, optional)
-            except InputError as error:
-                problems += error.problems
+    named = [*named_sources(recipe, "train"), *(named_sources(recipe, "eval") if recipe.data.eval else [])]
+    for one in named:
+        try:
+            _check_source(one)
+        except InputError as error:
+            problems += error.problems
     if problems:
         raise InputError(*dict.fromkeys(problems))
 
 
-def _check_source(spec: str, key: str, needed: dict[str, str], optional: dict[str, str]) -> None:
+def _check_source(named: Named) -> None:
+    key, spec = named.key, named.spec
+    needed, optional = needed_fields(named.recipe), optional_fields(named.recipe)
     files = local_files(spec, key)
     if files is None:
         return
+    check_local(named)
     if any(suffix(file) == ".txt" for file in files) and set(needed) != {"text"}:
         raise InputError.at(None, key, f"a text file has no fields, but this recipe needs {', '.join(needed)}")
     seen = 0

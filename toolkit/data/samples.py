@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -19,9 +19,10 @@ from toolkit.data.fields import canonical_row
 from toolkit.data.formats import Example, Formatter, label_names, supervised_tokens
 from toolkit.data.key import cache_key
 from toolkit.data.messages import explained
+from toolkit.data.mixture import chosen, epoch_counts, interleaved
 from toolkit.data.preflight import no_samples
 from toolkit.data.rows import Row
-from toolkit.data.sources import Source, Which, open_source
+from toolkit.data.sources import Source, Which, named_sources, open_named
 from toolkit.errors import InputError
 from toolkit.recipe.schema import Recipe
 
@@ -92,6 +93,10 @@ class MapSamples:
         """Tokens of each sample, shape (samples,)."""
         return self._columns.lengths()
 
+    def counts(self) -> NDArray[np.int64]:
+        """Supervised tokens of each sample, shape (samples,)."""
+        return self._columns.supervised(self.task)
+
 
 def _check(columns: Columns, task: str, source: Source, formatter: Formatter) -> None:
     """Raise InputError for data that would train nothing, before it is kept."""
@@ -101,40 +106,83 @@ def _check(columns: Columns, task: str, source: Source, formatter: Formatter) ->
         raise nothing_supervised(source, f"none of its {len(columns)} samples has", formatter.max_length)
 
 
+class MixedSamples:
+    """Several MapSamples as one: an epoch has ``counts`` samples of each, drawn by the seed and without replacement."""
+
+    streamed = False
+
+    def __init__(self, parts: Sequence[MapSamples], counts: Sequence[int], seed: int, specs: Sequence[str]) -> None:
+        self._parts = list(parts)
+        self.task, self.pad_id, self.label_names = parts[0].task, parts[0].pad_id, parts[0].label_names
+        self.part, self.index = chosen([len(part) for part in parts], counts, seed)
+        supervised = [part.counts() for part in self._parts]
+        self.supervised = int(sum(int(supervised[p][self.index[self.part == p]].sum()) for p in range(len(parts))))
+        slowest = max(self._parts, key=lambda part: part.came.seconds).came
+        self.came = Outcome(slowest.columns, slowest.came, sum(part.came.seconds for part in self._parts))
+        total = sum(counts)
+        self.notes = [note for part in self._parts for note in part.notes]
+        for spec, part, count in zip(specs, parts, counts, strict=True):
+            self.notes.append(
+                f"data.train: {count:,} of {len(part):,} samples of {spec} in an epoch ({count / total:.1%})"
+            )
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __getitem__(self, index: int) -> Example:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return self._parts[self.part[index]][int(self.index[index])]
+
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of each sample, shape (samples,)."""
+        found = np.empty(len(self), dtype=np.int64)
+        for part, samples in enumerate(self._parts):
+            mine = self.part == part
+            found[mine] = samples.lengths()[self.index[mine]]
+        return found
+
+
 class StreamSamples:
     """Samples read as they are needed, the same each time through; tokenised by who uses them alone."""
 
     streamed = True
     label_names = None
 
-    def __init__(self, source: Source, formatter: Formatter, task: str) -> None:
+    def __init__(self, parts: Sequence[tuple[Source, Formatter]], task: str, shares: Sequence[float] = (1.0,)) -> None:
+        """``shares``: by source of ``parts``, its share of the rows, if there are several."""
         self.task = task
-        self.pad_id = formatter.pad_id
-        self._source, self._formatter = source, formatter
+        self._parts, self._shares = list(parts), list(shares)
+        self.pad_id = self._parts[0][1].pad_id
+        self.notes = [note for source, formatter in self._parts for note in self._look(source, formatter)]
+
+    def _look(self, source: Source, formatter: Formatter) -> list[str]:
+        """Read the first rows of a source; raises InputError for data that would train nothing."""
         first = [example for row in islice(source.rows(), PEEKED) for example in formatter.examples(row)]
         if not first:
             raise no_samples(source.key, source.spec)
+        task = self.task
         if not any(supervised_tokens(example, task) for example in first):
             raise nothing_supervised(source, f"none of its first {len(first)} samples has", formatter.max_length)
         cut = sum(example.cut for example in first)
         without = sum(not supervised_tokens(example, task) for example in first)
         told = _notes(source.key, len(first), cut, without, formatter.max_length, "the first ")
-        self.notes = [*source.notes, *told]
+        return [*source.notes, *told]
 
     def rows(self) -> Iterator[tuple[int, Row, dict[str, Any]]]:
         """Number, row and checked fields of each sample, not yet tokenised; InputError at a bad row."""
         number = 0
-        for row in self._source.rows():
-            for fields in self._formatter.fields(row):
-                yield number, row, fields
+        for part, row in interleaved([source.rows for source, _ in self._parts], self._shares):
+            for fields in self._parts[part][1].fields(row):
+                yield number, row, fields | {"part": part}
                 number += 1
 
     def build(self, row: Row, fields: dict[str, Any]) -> Example:
         """Tokenise one sample of ``rows``."""
-        return self._formatter.build(row, fields)
+        return self._parts[fields["part"]][1].build(row, fields)
 
 
-Samples = MapSamples | StreamSamples
+Samples = MapSamples | MixedSamples | StreamSamples
 
 
 def open_data(recipe: Recipe, which: Which, tokenizer: Any) -> Samples:
@@ -143,14 +191,29 @@ def open_data(recipe: Recipe, which: Which, tokenizer: Any) -> Samples:
     Raises InputError, with file and line where there is one, for whatever cannot be used, and for data
     without a single supervised token.
     """
-    source = open_source(recipe, which)
-    names = _label_names(recipe, source) if recipe.model.task == "sequence-classification" else None
-    formatter = Formatter(recipe, tokenizer, names)
-    source = replace(source, notes=(*source.notes, *_conversation_notes(source, formatter)))
+    named = named_sources(recipe, which)
+    sources = [open_named(one, which) for one in named]
+    names = _label_names(recipe, sources, which) if recipe.model.task == "sequence-classification" else None
+    formatters = [Formatter(one.recipe, tokenizer, names) for one in named]
+    parts = [
+        (replace(source, notes=(*source.notes, *_conversation_notes(source, formatter))), formatter)
+        for source, formatter in zip(sources, formatters, strict=True)
+    ]
+    given = [one.given for one in named if one.given is not None]
     if recipe.data.streaming:
-        return StreamSamples(source, formatter, recipe.model.task)
-    cache = functools.partial(_cache, recipe, source, tokenizer, names)
-    return MapSamples(source, formatter, recipe.model.task, names, cache)
+        shares = [one.proportion or 0.0 for one in given] or [1.0]
+        return StreamSamples(parts, recipe.model.task, shares)
+    maps = [
+        MapSamples(*part, recipe.model.task, names, functools.partial(_cache, one.recipe, part[0], tokenizer, names))
+        for part, one in zip(parts, named, strict=True)
+    ]
+    if not given:
+        return maps[0]
+    counts = epoch_counts([len(one) for one in maps], [one.weight for one in given], [one.proportion for one in given])
+    for one, count in zip(named, counts, strict=True):
+        if not count:
+            raise InputError.at(None, one.key, f"{one.spec}: its share of an epoch is less than one sample")
+    return MixedSamples(maps, counts, recipe.run.seed, [one.spec for one in named])
 
 
 def _conversation_notes(source: Source, formatter: Formatter) -> list[str]:
@@ -172,9 +235,17 @@ def _cache(recipe: Recipe, source: Source, tokenizer: Any, names: list[str] | No
     return None if key is None else (folder, key)
 
 
-def _label_names(recipe: Recipe, source: Source) -> list[str] | None:
+def _label_names(recipe: Recipe, sources: list[Source], which: Which) -> list[str] | None:
     """The names of string labels, from all of data.train: evaluation means the same classes."""
-    train = source if source.key == "data.train" else open_source(recipe, "train")
+    named = named_sources(recipe, "train")
+    opened = sources if which == "train" else [open_named(one, "train") for one in named]
+    labels: set[int | str] = set()
+    for one, train in zip(named, opened, strict=True):
+        labels |= _labels(one.recipe, train)
+    return label_names(labels, "data.train")
+
+
+def _labels(recipe: Recipe, train: Source) -> set[int | str]:
     needed = {"label": recipe.data.fields.get("label", "label")}
     if recipe.data.streaming:
         first = next(train.rows(), None)
@@ -184,8 +255,8 @@ def _label_names(recipe: Recipe, source: Source) -> list[str] | None:
                 "labels that are strings are numbered by reading all of them first; "
                 "with data.streaming, write whole numbers (or set data.streaming: false)",
             )
-        return None
-    return label_names({canonical_row(row, needed)["label"] for row in train.rows()}, train.key)
+        return set()
+    return {canonical_row(row, needed)["label"] for row in train.rows()}
 
 
 def _notes(key: str, total: int, cut: int, without: int, max_length: int, first: str = "") -> list[str]:

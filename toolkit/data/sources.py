@@ -11,7 +11,8 @@ from toolkit.data.fields import needed_fields, optional_fields, read_fields
 from toolkit.data.files import local_files
 from toolkit.data.rows import Fields, Row, read_rows
 from toolkit.errors import InputError
-from toolkit.recipe.schema import Recipe
+from toolkit.recipe.load import did_you_mean
+from toolkit.recipe.schema import DataSource, Recipe
 
 Which = Literal["train", "eval"]
 _EVAL_SPLITS = ("validation", "eval", "valid", "dev", "test")
@@ -39,20 +40,49 @@ class Source:
         return [(about.st_size, about.st_mtime_ns) for about in (file.stat() for file in self.files)]
 
 
-def open_source(recipe: Recipe, which: Which) -> Source:
-    """The rows of ``data.train`` or ``data.eval``; raises InputError where there is nothing to read.
+@dataclass(frozen=True)
+class Named:
+    """One source as the recipe names it. ``recipe``: with this source alone as ``data.train``, and with its fields."""
 
-    A hub data set is ``org/name``, ``org/name:split`` or ``org/name:config:split``; without a split,
-    train for training and the first of validation, eval, valid, dev, test for evaluation.
-    """
+    key: str
+    spec: str
+    recipe: Recipe
+    given: DataSource | None = None
+
+
+def named_sources(recipe: Recipe, which: Which) -> list[Named]:
+    """The sources of ``data.train`` or ``data.eval``, by key; raises InputError where there is none."""
     key = f"data.{which}"
     spec = recipe.data.train if which == "train" else recipe.data.eval
     if spec is None:
         raise InputError.at(None, key, "is not given")
+    if isinstance(spec, str):
+        return [Named(key, spec, recipe)]
+    found = []
+    for at, given in enumerate(spec):
+        data = recipe.data.model_copy(update={"train": given.path, "fields": recipe.data.fields | given.fields})
+        found.append(Named(f"{key}[{at}]", given.path, recipe.model_copy(update={"data": data}), given))
+    return found
+
+
+def open_source(recipe: Recipe, which: Which) -> Source:
+    """``open_named`` of a ``data.train`` or ``data.eval`` that is one source."""
+    [named] = named_sources(recipe, which)
+    return open_named(named, which)
+
+
+def open_named(named: Named, which: Which) -> Source:
+    """The rows of a source; raises InputError where there is nothing to read.
+
+    A hub data set is ``org/name``, ``org/name:split`` or ``org/name:config:split``; without a split,
+    train for training and the first of validation, eval, valid, dev, test for evaluation.
+    """
+    key, spec, recipe, given = named.key, named.spec, named.recipe, named.given
     columns = read_fields(needed_fields(recipe), optional_fields(recipe))
     files = local_files(spec, key)
     if files is None:
-        return _hub(spec, key, which, columns, recipe.data.streaming)
+        return _hub(spec, key, which, columns, recipe.data.streaming, given)
+    check_local(named)
     notes: tuple[str, ...] = ()
     if len(files) > 1:
         notes = (f"{key}: {len(files)} files, {files[0].name} to {files[-1].name}",)
@@ -60,16 +90,34 @@ def open_source(recipe: Recipe, which: Which) -> Source:
     return Source(key, spec, lambda: read_rows(files, columns), notes, tuple(files), size=size)
 
 
-def _hub(spec: str, key: str, which: Which, columns: Fields, streaming: bool) -> Source:
+def check_local(named: Named) -> None:
+    """Raise InputError where a local source has keys of a hub data set."""
+    for option in ("split", "name", "revision"):
+        if named.given is not None and getattr(named.given, option) is not None:
+            raise InputError.at(
+                None, f"{named.key}.{option}", f"only hub data sets have one, and {named.spec} is local"
+            )
+
+
+def _hub(
+    spec: str, key: str, which: Which, columns: Fields, streaming: bool, given: DataSource | None = None
+) -> Source:
     # Two seconds to import, and only a hub id needs it.
     import datasets
 
     name, _, rest = spec.partition(":")
     config, _, split = rest.rpartition(":")
+    options = {"revision": given.revision} if given and given.revision else {}
+    if given:
+        config, split = given.name or config, given.split or split
     try:
-        if not split:
-            split = _split(which, datasets.get_dataset_split_names(name, config or None), spec, key)
-        data = datasets.load_dataset(name, config or None, split=split, streaming=streaming)
+        if not split or given:
+            there = datasets.get_dataset_split_names(name, config or None, **options)
+            if split and split.partition("[")[0] not in there:
+                raise InputError.at(None, f"{key}.split", f"{spec} has the splits {', '.join(map(str, there))}, "
+                                    f"not {split}{did_you_mean(split, map(str, there))}")  # fmt: skip
+            split = split or _split(which, there, spec, key)
+        data = datasets.load_dataset(name, config or None, split=split, streaming=streaming, **options)
     except InputError:
         raise
     except Exception as error:  # the hub, the network, the files there: each raises its own kind

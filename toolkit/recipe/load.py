@@ -135,10 +135,17 @@ def _hint(path: KeyPath) -> str:
 def _keys_at(path: KeyPath) -> list[str]:
     section: type[BaseModel] = Recipe
     for part in path:
-        options = [section.model_fields[str(part)].annotation]
-        options += get_args(options[0])
-        section = next(o for o in options if isinstance(o, type) and issubclass(o, BaseModel))
+        if isinstance(part, str):  # a number is a place in a list of sections
+            section = next(_sections(section.model_fields[part].annotation))
     return list(section.model_fields)
+
+
+def _sections(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The sections within a type, however deep in unions and lists."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _sections(inner)
 
 
 def _choices(expected: str) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from toolkit.recipe.strategy_names import known_strategy, list_names
 
@@ -61,8 +61,32 @@ class Adapter(Section):
     path: str | None = Field(None, description="an adapter to start from, saved by PEFT or by `toolkit export`")
 
 
+class DataSource(Section):
+    """One of several sources of ``data.train``."""
+
+    path: str = Field(description="file, folder or hub id")
+    weight: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="how often its samples occur in an epoch; 0.5: a half of them, drawn by the seed; default 1"
+    )
+    proportion: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None, description="its share of an epoch's samples; then every source has one, and an epoch ends where the "
+        "first source is used up"
+    )  # fmt: skip
+    split: str | None = Field(None, description="of a hub data set; default: train")
+    name: str | None = Field(None, description="configuration of a hub data set")
+    revision: str | None = Field(None, description="branch, tag or commit of a hub data set")
+    fields: dict[str, str] = Field({}, description="this source's own names, over data.fields")
+
+
+def _kind_of_train(value: Any) -> str:
+    return "sources" if isinstance(value, list) else "path"
+
+
 class Data(Section):
-    train: str = Field(description="file, folder or hub id")
+    train: Annotated[
+        Annotated[str, Tag("path")] | Annotated[list[DataSource], Field(min_length=1), Tag("sources")],
+        Discriminator(_kind_of_train),
+    ] = Field(description="file, folder or hub id; or a list of sources, see below")
     eval: str | None = Field(None, description="file, folder or hub id; null: no evaluation")
     format: Literal["text", "prompt-completion", "messages"] = Field("text", description="what a sample is")
     max_length: Annotated[int, Field(ge=2)] = Field(1024, description="samples are cut after so many tokens")
@@ -92,6 +116,23 @@ class Data(Section):
         description="assistant turns to learn. auto: all, in one sample unless the template rewrites earlier turns; "
         "all: all, in one sample; last: the last; each: all, each in a sample of its own",
     )
+
+    @model_validator(mode="after")
+    def _one_way_to_mix(self) -> Data:
+        if isinstance(self.train, str):
+            return self
+        shares = [source.proportion for source in self.train]
+        if any(share is not None for share in shares):
+            if None in shares:
+                raise ValueError(f"`train[{shares.index(None)}]` has no proportion, but another source has one")
+            if any(source.weight is not None for source in self.train):
+                raise ValueError("give `train`'s sources weights or proportions, not both")
+            total = sum(share for share in shares if share is not None)
+            if abs(total - 1) > 1e-6:
+                raise ValueError(f"the proportions of `train` add up to {total:g}, not 1")
+        elif self.streaming:
+            raise ValueError("a stream of several sources needs a `proportion` for each: its sizes are not known")
+        return self
 
 
 class Batch(Section):

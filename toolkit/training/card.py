@@ -32,7 +32,7 @@ def model_card(kind: str, recipe: Recipe, manifest: dict[str, Any], run: Path) -
         "base model": base,
         "what this is": kind,
         "trained": trained,
-        "data": f"{Path(recipe.data.train).name} ({recipe.data.format}, cut at {recipe.data.max_length} tokens)",
+        "data": f"{_data(recipe)} ({recipe.data.format}, cut at {recipe.data.max_length} tokens)",
         "optimizer steps": manifest["step"],
         "precision": recipe.precision,
         "strategy": f"{manifest['strategy']}, {manifest['world_size']} processes",
@@ -56,6 +56,11 @@ def _without_places(recipe: Recipe) -> dict[str, Any]:
             content["data"][key] = Path(content["data"][key]).name
     content.get("run", {}).pop("output_dir", None)
     return content
+
+
+def _data(recipe: Recipe) -> str:
+    train = recipe.data.train
+    return ", ".join(Path(path).name for path in ([train] if isinstance(train, str) else [one.path for one in train]))
 
 
 def _metrics(run: Path, manifest: dict[str, Any]) -> dict[str, Any]:
