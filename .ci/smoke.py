@@ -49,7 +49,7 @@ def metadata() -> None:
         assert found[field], f"no {field}"
     package = importlib.resources.files("toolkit")
     assert (package / "py.typed").is_file()
-    assert any(entry.name.endswith(".json") for entry in (package / "lint" / "keys").iterdir())
+    assert any(entry.name.endswith(".json") for entry in (package / "linting" / "keys").iterdir())
 
 
 def main(tests: str) -> None:

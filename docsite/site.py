@@ -88,9 +88,10 @@ def root_pages() -> dict[str, str]:
 
 def generated_pages() -> dict[str, str]:
     """Every page that is made from the code, by its path within the site. Imports torch for the faults."""
-    from docsite import api, commands, faults, message_page, rules
+    from docsite import api, commands, faults, message_page, notebook, rules
 
-    return {**api.pages(), **rules.pages(), **faults.pages(), **commands.pages(), **message_page.pages()}
+    made = (api, rules, faults, commands, message_page, notebook)
+    return {path: text for module in made for path, text in module.pages().items()}
 
 
 def with_rules(nav: list[Any], codes: dict[str, list[str]]) -> list[Any]:

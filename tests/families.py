@@ -14,6 +14,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt2": {"config": {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 300}},
     "gpt_neox": {"config": {"model_type": "gpt_neox", **_NARROW, "vocab_size": 300}},
     "mixtral": {"config": {"model_type": "mixtral", **_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}},
+    "gpt_oss": {
+        "attention": "eager",
+        "config": {
+            "model_type": "gpt_oss",
+            **_GROUPED,
+            "head_dim": 8,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": 8,
+        },
+    },
     "t5": {
         "task": "seq2seq-lm",
         "config": {
@@ -85,6 +96,8 @@ EVERY_FAMILY: dict[str, dict[str, Any]] = {
     "gpt_neox": _causal("gpt_neox", _ALONE),
     "gptj": _causal("gptj", {}, n_embd=32, n_layer=2, n_head=4, vocab_size=96, n_positions=64, rotary_dim=4)
     | {"attention": "eager"},
+    "codegen": _causal("codegen", {}, n_embd=32, n_layer=2, n_head=4, vocab_size=96, n_positions=64, rotary_dim=4)
+    | {"attention": "eager"},
     "gpt_bigcode": _causal("gpt_bigcode", {}, n_embd=32, n_layer=2, n_head=4, vocab_size=96, n_positions=64),
     "opt": _causal(
         "opt", {}, hidden_size=32, ffn_dim=64, num_hidden_layers=2, num_attention_heads=4, vocab_size=96,
@@ -92,6 +105,8 @@ EVERY_FAMILY: dict[str, dict[str, Any]] = {
     ),
     "bloom": _causal("bloom", {}, hidden_size=32, n_layer=2, n_head=4, vocab_size=96) | {"attention": "eager"},
     "falcon": _causal("falcon", {}, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, vocab_size=96),
+    "arcee": _causal("arcee", bos_token_id=1, eos_token_id=2),
+    "apertus": _causal("apertus"),
     "olmo": _causal("olmo"),
     "olmo2": _causal("olmo2"),
     "olmo3": _causal("olmo3", sliding_window=8),
@@ -109,6 +124,14 @@ EVERY_FAMILY: dict[str, dict[str, Any]] = {
     "seed_oss": _causal("seed_oss", head_dim=8),
     "nemotron": _causal("nemotron"),
     "mixtral": _causal("mixtral", num_local_experts=4, num_experts_per_tok=2),
+    "granitemoe": _causal("granitemoe", num_local_experts=4, num_experts_per_tok=2),
+    "gpt_oss": _causal("gpt_oss", head_dim=8, num_local_experts=4, num_experts_per_tok=2, sliding_window=8)
+    | {"attention": "eager"},
+    "deepseek_v3": _causal(
+        "deepseek_v3", _SMALL | {"num_key_value_heads": 4}, n_routed_experts=4, n_shared_experts=1,
+        first_k_dense_replace=1, n_group=2, topk_group=1, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8,
+        qk_nope_head_dim=8, v_head_dim=8, **_ROUTED,
+    ),
     "qwen3_moe": _causal("qwen3_moe", head_dim=8, num_experts=4, **_ROUTED),
     "olmoe": _causal("olmoe", num_experts=4, num_experts_per_tok=2),
     "lfm2": _causal("lfm2", layer_types=["conv", "full_attention"]),

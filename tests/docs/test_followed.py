@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -68,3 +69,50 @@ def test_the_page_on_adding_a_fault_adds_one(tmp_path: Path, tiny_root: Path) ->
     done = run(command.split(), tmp_path, tmp_path / "package")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "different  at schedule" in done.stdout
+
+
+def follow(page: Path, folder: Path, commands: tuple[str, ...]) -> str:
+    """Write the recipe of a page, run those of its commands, and check each one's exit status; what they print.
+
+    A command is expected to succeed, unless the comment after it says «exit status N».
+    """
+    printed = []
+    for language, title, body in BLOCK.findall(page.read_text()):
+        if title == "recipe.yaml":
+            (folder / title).write_text(body)
+        for line in body.splitlines() if language == "sh" else ():
+            words = shlex.split(line, comments=True)
+            if words[:1] == ["toolkit"] and words[1] in commands:
+                expected = re.search(r"# exit status (\d)", line)
+                done = run(words, folder)
+                assert done.returncode == (int(expected.group(1)) if expected else 0), line + done.stdout + done.stderr
+                printed += [done.stdout, done.stderr]
+    return "\n".join(printed)
+
+
+FAMILY = ROOT / "docs/how-to/add-model-family.md"
+
+
+def quoted(number: int) -> str:
+    """A block of text of the page, with single spaces."""
+    return " ".join(
+        [body for language, _, body in BLOCK.findall(FAMILY.read_text()) if language == "text"][number].split()
+    )
+
+
+def test_a_new_family_shows_its_block_and_is_refused_with_a_reason(tmp_path: Path) -> None:
+    printed = " ".join(follow(FAMILY, tmp_path, ("config",)).split())
+    assert quoted(0) in printed
+    assert quoted(2) in printed
+
+
+@pytest.mark.slow
+@pytest.mark.group
+@pytest.mark.timeout(1200)
+def test_the_page_on_adding_a_family_verifies_one(tmp_path: Path) -> None:
+    printed = follow(FAMILY, tmp_path, ("verify", "plan"))
+    assert quoted(1) in " ".join(printed.split())
+    assert printed.count("\nequivalent") == 3
+    assert "blocks recomputed 2 blocks" in printed
+    assert "tensors that train 16" in printed
+    assert "plan  gpt_oss" in printed

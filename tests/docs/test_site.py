@@ -41,6 +41,7 @@ MADE = {
     "reference/faults.md",
     "reference/messages.md",
     "reference/rules/index.md",
+    "tutorials/python-api.md",
 }
 
 

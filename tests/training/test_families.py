@@ -1,4 +1,4 @@
-"""Eight model families, fully and with LoRA, under four strategies: nothing in the code names an architecture."""
+"""Nine model families, fully and with LoRA, under four strategies: nothing in the code names an architecture."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def test_recipes_are_of_every_kind_and_mostly_sound() -> None:
     assert 0 < refused < len(drawn) / 3
 
 
-@pytest.mark.parametrize("seed", [1, 3])
+@pytest.mark.parametrize("seed", [3, 19])
 def test_a_random_recipe_is_equivalent(seed: int, group: WorkerGroup, lone_group: WorkerGroup) -> None:
     family, recipe = draw_recipe(seed)
     judged = judge(seed, family, recipe, _Shared(group, lone_group), time_limit=120)
@@ -90,7 +90,7 @@ def test_what_fails_is_told_noted_and_made_smaller(
 
 
 def test_a_refusal_has_a_reason_and_a_crash_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, recipe = draw_recipe(1)
+    _, recipe = draw_recipe(3)
     judged = judge(1, "any", recipe | {"data": {"train": "x", "packing": True, "group_by_length": True}}, Groups())
     assert judged.verdict == "refused"
     assert "packed rows" in judged.why
