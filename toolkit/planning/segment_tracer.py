@@ -1,4 +1,4 @@
-"""Where a traced step stands, block by block, and the bytes and operations there."""
+"""Records a traced step block by block: bytes and operations."""
 
 from __future__ import annotations
 
