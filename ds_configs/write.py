@@ -12,8 +12,8 @@ HERE = Path("ds_configs")
 PRESETS: dict[str, tuple[str, str, bool, str]] = {
     "single-lora": ("single", "none", True, "one GPU, LoRA"),
     "ddp-lora": ("ddp", "none", True, "LoRA where the base fits every GPU: the fastest"),
-    "zero1": ("zero1", "none", False, "every weight; optimizer state split"),
-    "zero2": ("zero2", "none", False, "every weight; optimizer state and gradients split"),
+    "zero1": ("zero1", "none", False, "every weight; optimizer state sharded"),
+    "zero2": ("zero2", "none", False, "every weight; optimizer state and gradients sharded"),
     "zero2-lora": ("zero2", "none", True, "LoRA, the adapter's state split"),
     "zero2-offload": ("zero2", "optimizer", False, "as zero2, the optimizer in host memory"),
     "zero3": ("zero3", "none", False, "every weight; weights split too"),

@@ -1,4 +1,4 @@
-"""Conversations through a chat template, and which of their tokens the assistant wrote."""
+"""Apply a chat template to conversations, and find the tokens that the assistant wrote."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from toolkit.errors import InputError, Place
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _REMEDY = (
-    "give a template that marks the assistant's words with {% generation %} ... {% endgeneration %} "
+    "set a template that marks the assistant's turns with {% generation %} ... {% endgeneration %} "
     "in data.chat_template"
 )
 # What a template may raise by itself: its own raise_exception, or a message that it cannot handle.
@@ -36,8 +36,8 @@ class Chat:
                 raise InputError.at(
                     None,
                     "data.format",
-                    "messages needs a chat template, and this tokenizer has none; "
-                    "give a Jinja file in data.chat_template, or a tokenizer.path that has one",
+                    "messages needs a chat template, but this tokenizer has none; "
+                    "set data.chat_template to a Jinja file, or a tokenizer.path with a template",
                 ) from None
         self._marks = _GENERATION.search(self._template) is not None
         self._source = Place(template_file) if template_file else None
@@ -55,7 +55,7 @@ class Chat:
         return self._tokenise(text, self._spans(row, messages, text))
 
     def is_blank(self, token: int) -> bool:
-        """Whether a token is nothing but white space, as templates write it behind a turn's end."""
+        """Whether a token is only white space, as templates write after a turn."""
         if token not in self._blank:
             text = self._tokenizer.decode([token], skip_special_tokens=False)
             self._blank[token] = bool(text) and not text.strip()
@@ -114,4 +114,4 @@ class Chat:
             return self._tokenizer.apply_chat_template(messages, chat_template=self._template, **options)
         except _TEMPLATE_FAULTS as error:
             source = f"the chat template {self._source}" if self._source else "the tokenizer's chat template"
-            raise row.error("messages", f"{source} refuses this conversation: {error}") from None
+            raise row.error("messages", f"{source} rejects this conversation: {error}") from None

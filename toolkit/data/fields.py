@@ -1,4 +1,4 @@
-"""Which fields a sample needs, and a row checked for them: the same words before a run and within it."""
+"""The fields that a sample needs, and the check of a row: the same messages before and during a run."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _NEEDED = {
 def needed_fields(recipe: Recipe) -> dict[str, str]:
     """The needed fields as ``{canonical name: the data's own name}``.
 
-    Raises InputError where the task has no such format, or ``data.fields`` names what is not needed.
+    Raises InputError if the task has no such format, or ``data.fields`` names what is not needed.
     """
     task, form = recipe.model.task, recipe.data.format
     needed = _NEEDED.get((task, form))
     if needed is None:
         formats = " or ".join(f for t, f in _NEEDED if t == task)
-        raise InputError.at(None, "data.format", f"{form} is not a format for {task}; it takes {formats}")
+        raise InputError.at(None, "data.format", f"{form} is not a format for {task}; expected {formats}")
     for name in recipe.data.fields:
         if name not in needed:
             hint = did_you_mean(name, needed)
-            message = f"{task} with format {form} has no field {name}; it takes {', '.join(needed)}{hint}"
+            message = f"{task} with format {form} has no field {name}; expected {', '.join(needed)}{hint}"
             raise InputError.at(None, f"data.fields.{name}", message)
     return {name: recipe.data.fields.get(name, name) for name in needed}
 
@@ -51,26 +51,26 @@ def _checked(row: Row, name: str, own: str) -> Any:
         return _messages(row, own, value)
     if name == "label":
         if not isinstance(value, int | str) or isinstance(value, bool):
-            raise row.error(own, f"must be a whole number or a string, not {_kind(value)}")
+            raise row.error(own, f"must be an integer or a string, not {_kind(value)}")
         return value
     _check_text(row, own, value)
     if name == "completion" and not value:
-        raise row.error(own, "is empty: there is nothing to learn from this sample; remove it")
+        raise row.error(own, "is empty; remove this sample")
     return value
 
 
 def _missing(row: Row, name: str, own: str) -> str:
     here = [str(field) for field in row.value]
     near = did_you_mean(own, here)
-    remedy = f"; the data's own name for it goes into data.fields: {{{name}: ...}}"
-    return f"missing; the fields here are: {', '.join(here) or 'none'}{near}{remedy}"
+    remedy = f"; if the data uses another name, set data.fields: {{{name}: ...}}"
+    return f"missing; the fields are: {', '.join(here) or 'none'}{near}{remedy}"
 
 
 def _messages(row: Row, own: str, value: Any) -> list[dict[str, Any]]:
     if not isinstance(value, list):
         raise row.error(own, f"must be a list of {{role, content}}, not {_kind(value)}")
     if not value:
-        raise row.error(own, "is empty; a conversation has at least one assistant turn")
+        raise row.error(own, "is empty; a conversation needs at least one assistant turn")
     messages = []
     for index, message in enumerate(value):
         at = f"{own}[{index}]"
@@ -83,11 +83,11 @@ def _messages(row: Row, own: str, value: Any) -> list[dict[str, Any]]:
                 _check_text(row, f"{at}.{part}", present[part])
             elif part == "role" or not present.get("tool_calls"):
                 near = did_you_mean(part, map(str, present))
-                raise row.error(f"{at}.{part}", f"missing; the keys here are: {', '.join(map(str, present))}{near}")
+                raise row.error(f"{at}.{part}", f"missing; the keys are: {', '.join(map(str, present))}{near}")
         messages.append(present)
     if not any(message["role"] == "assistant" for message in messages):
         roles = ", ".join(sorted({message["role"] for message in messages}))
-        raise row.error(own, f"has no assistant turn, so nothing to learn from (roles here: {roles})")
+        raise row.error(own, f"has no assistant turn, so no supervised token (roles: {roles})")
     return messages
 
 
@@ -99,7 +99,7 @@ def _check_text(row: Row, field: str, value: Any) -> None:
             value.encode("utf-8")
         except UnicodeEncodeError as error:
             # JSON can write half of a surrogate pair ("\ud800"); no tokenizer takes it.
-            raise row.error(field, f"half of a surrogate pair at character {error.start}: not text") from None
+            raise row.error(field, f"unpaired surrogate at character {error.start}: not valid text") from None
 
 
 def _kind(value: Any) -> str:

@@ -1,6 +1,6 @@
-"""Samples that share a row: best-fit decreasing, over all samples or over a stretch of a stream.
+"""Pack samples into rows: best-fit decreasing, over all samples or over a part of a stream.
 
-Pure arithmetic on lengths, fixed by the data and the seed, so that the place in the data follows from the step.
+Arithmetic on lengths only, determined by the data and the seed, so that the position in the data follows from the step.
 """
 
 from __future__ import annotations

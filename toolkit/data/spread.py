@@ -1,4 +1,4 @@
-"""How a run's samples are divided into steps, micro-batches and data-parallel ranks, as numbers."""
+"""How a run's samples are divided into steps, micro-batches and data-parallel ranks."""
 
 from __future__ import annotations
 
