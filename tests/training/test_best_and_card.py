@@ -64,6 +64,6 @@ def test_a_push_without_a_network_fails_cleanly(run: Path, tmp_path: Path) -> No
     )  # fmt: skip
     assert done.returncode == 1
     assert done.stderr.startswith("--push me/model: ")
-    assert done.stderr.endswith("out is written; push it later: hf upload me/model out\n")
+    assert done.stderr.endswith("out is complete; to retry the upload: hf upload me/model out\n")
     assert "Traceback" not in done.stderr
     assert (tmp_path / "out/adapter_config.json").exists()

@@ -83,7 +83,7 @@ def test_where_the_schedule_stays_a_longer_run_is_the_uninterrupted_one(
     shown = train(recipe(tiny_root, one, schedule="constant", run=long), tmp_path)
     total = metrics(one)[-1]["step"]
     assert total > taken
-    assert f"extended from {taken} to {total} steps: the steps taken have the same learning rates in both" in shown
+    assert f"extended from {taken} to {total} steps: the learning rates of the completed steps are the same" in shown
     train(recipe(tiny_root, whole, schedule="constant", run=long), tmp_path, resume=False)
     assert same(one, whole)
     assert read_manifest(one / "checkpoints" / f"step-{total:08d}")["extensions"] == []
@@ -112,7 +112,7 @@ def test_where_the_schedule_changes_it_asks(tiny_root: Path, tmp_path: Path) -> 
                     "6": ["0.0001464", "0.0006113"], "9": ["-", "4.952e-05"]}  # fmt: skip
     assert "Add --extend to continue from step 5" in told
     shown = train(longer, tmp_path, extend=True)
-    assert "extended from 6 to 9 steps; learning rate from here on: step 5: 0.0008117; " in shown
+    assert "extended from 6 to 9 steps; learning rates: step 5: 0.0008117; " in shown
     assert "step 6: 0.0006113; step 9: 4.952e-05 (step 5 had 0.0005 before)" in shown
     rates = {line["step"]: line["lr"] for line in metrics(folder)}
     assert rates[4] == pytest.approx(0.0008536, rel=1e-4)
@@ -141,16 +141,13 @@ def test_a_shorter_run_has_the_same_rule(tiny_root: Path, tmp_path: Path) -> Non
     train(recipe(tiny_root, folder, schedule="linear", run={"max_steps": 9, "save_every": 4}), tmp_path, resume=False)
     for step in (8, 9):
         (folder / "checkpoints" / f"step-{step:08d}" / "manifest.json").unlink()
-    with pytest.raises(InputError, match=r"run\.max_steps: 2: .* has taken 4 steps already, and this recipe has 2"):
+    with pytest.raises(InputError, match=r"run\.max_steps: 2: .* is already at step 4, but this recipe has 2"):
         train(recipe(tiny_root, folder, schedule="linear", run={"max_steps": 2}), tmp_path, extend=True)
     shorter = recipe(tiny_root, folder, schedule="linear", run={"max_steps": 5})
     with pytest.raises(InputError, match=r"Add --extend .* or set run\.max_steps: 9"):
         train(shorter, tmp_path)
     shown = train(shorter, tmp_path, extend=True)
-    assert (
-        "shortened from 9 to 5 steps; learning rate from here on: step 5: 0.0003333 (step 5 had 0.0007143 before)"
-        in shown
-    )
+    assert "shortened from 9 to 5 steps; learning rates: step 5: 0.0003333 (before: step 5: 0.0007143)" in shown
     assert metrics(folder)[-1]["step"] == 5
 
 
@@ -163,7 +160,7 @@ def test_a_share_of_warm_up_moves_with_the_length(tiny_root: Path, tmp_path: Pat
 
 
 def test_extend_goes_with_resume(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(InputError, match=r"--extend: .* together with --resume"):
+    with pytest.raises(InputError, match=r"--extend: requires --resume"):
         launch("recipe.yaml", [], resume=False, extend=True)
     assert job(["recipe.yaml", "--extend"]) == 2
     assert "--extend: " in capsys.readouterr().err
@@ -244,4 +241,4 @@ def test_what_may_not_change_is_named_with_what_to_do(saved: Path) -> None:
         "r.yaml: batch.micro_size x batch.accumulation x processes (4 there, 16 here)",
     )
     assert str(saved) in refused.value.problems[3]
-    assert "Set them back to resume it, or start a new run in another run.output_dir" in refused.value.problems[3]
+    assert "Restore them to resume it, or start a new run in another run.output_dir" in refused.value.problems[3]

@@ -1,8 +1,8 @@
-"""launch-hosts.sh: launch.sh on every host of a list, over ssh.
+"""launch-hosts.sh: starts launch.sh on every host of a list, over ssh.
 
-Each host's ``bash -s`` reads its program, and the variables that travel, from the connection; so neither is on a
-command line that `ps` shows. The connection stays open as long as the job: a beat a second and the signals come over
-it, and where it ends or falls silent the host ends its ranks by itself.
+Each host's ``bash -s`` reads its script and the forwarded variables from the connection, so neither appears on a
+command line that `ps` shows. The connection stays open during the job and carries a heartbeat every second and the
+signals. If it closes or is silent, the host ends its ranks.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ PASSED = (
     "TORCH*", "PYTORCH_*", "PET_*", "ACCELERATE_*", "DS_*", "TRITON_*", "NCCL_*", "GLOO_*", "UCX_*", "FI_*", "CUDA_*",
     "OMP_NUM_THREADS", "WANDB_*", "TOOLKIT_*",
 )  # fmt: skip
-"""Variables that the ranks on every host have as the script was given them, beside what PASS_ENV names."""
+"""Variables that are forwarded to the ranks on every host, in addition to those in PASS_ENV."""
 
 _TEMPLATE = """\
 #!/usr/bin/env bash
 # shellcheck disable=SC2317  # functions that run on the hosts, and in traps
 # @SUMMARY@
-# From the folder that the recipe's paths start from, which every host sees under the same name:
+# Run it in the folder that the recipe's relative paths refer to; every host must have it under the same path:
 #   MAIN_IP=<address of the first host> launch-hosts.sh HOST ... [-- --resume]
 # The ranks get these variables as they are here, and those that PASS_ENV names ("MY_TOKEN MY_*"):
 #   @PASSED@
@@ -47,7 +47,7 @@ on_host() {
   while [ -z "$lost" ] && kill -0 "$job" 2>/dev/null; do
     heard=0
     read -r -t "$SILENCE" word || heard=$?
-    if [ "$heard" -gt 128 ]; then lost="heard nothing from the starting host for $SILENCE s"
+    if [ "$heard" -gt 128 ]; then lost="no heartbeat from the starting host for $SILENCE s"
     elif [ "$heard" -ne 0 ]; then lost="the connection to the starting host has ended"
     else
       case $word in
@@ -192,7 +192,7 @@ exit "$status"
 
 def hosts_script(summary: str, nodes: int, output_dir: str) -> str:
     """launch-hosts.sh for ``nodes`` hosts. ``summary``: one line about the recipe; ``output_dir``: its run.output_dir,
-    which holds stopped.json once a stopped run has saved."""
+    where a stopped run writes stopped.json."""
     names, lines = list(PASSED), [""]
     for name in names:
         if len(lines[-1]) + len(name) > 112:

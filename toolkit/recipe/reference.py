@@ -1,4 +1,4 @@
-"""docs/recipe.md, written from the schema itself: ``python -m toolkit.recipe.reference > docs/recipe.md``."""
+"""Generates docs/recipe.md from the schema: ``python -m toolkit.recipe.reference > docs/recipe.md``."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from toolkit.recipe.strategy_names import list_names, strategy_names
 _HEAD = """\
 # The recipe
 
-Every key, its type and its default, from the schema itself. Unknown keys are errors with their line and a «did you
-mean»; types are exact; any value can be given on the command line as `section.key=value`.
+Every key, its type and its default, generated from the schema. Unknown keys are errors with their line and a «did you
+mean». Types are strict. Any value can be overridden on the command line with `section.key=value`.
 """
 
 
@@ -30,7 +30,7 @@ def reference() -> str:
             continue
         optional = " (null: none)" if field.default is None else ""
         parts.append(f"## {name}{optional}\n\n{_table(list(section.model_fields.items()))}")
-    parts.append(f"## Without a section\n\n{_table(plain)}")
+    parts.append(f"## Top-level keys\n\n{_table(plain)}")
     return "\n".join(parts)
 
 
