@@ -18,7 +18,7 @@ class Spread:
     shuffle: bool
     start_window: int = 0
     one_row: bool = False
-    """Packed samples of a micro-batch stand in one row, without padding (see ``takes_one_row``)."""
+    """Packed samples of a micro-batch are in one row, without padding (see ``takes_one_row``)."""
 
     @property
     def global_size(self) -> int:

@@ -17,7 +17,7 @@ from toolkit.doctor.model import Condition, check
 def _torch() -> Any:
     try:
         import torch
-    except Exception:  # whatever breaks an import, the doctor goes on
+    except Exception:  # an import may fail in any way; continue with the other checks
         return None
     return torch
 

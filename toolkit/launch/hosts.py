@@ -22,7 +22,7 @@ _TEMPLATE = """\
 # @SUMMARY@
 # Run it in the folder that the recipe's relative paths refer to; every host must have it under the same path:
 #   MAIN_IP=<address of the first host> launch-hosts.sh HOST ... [-- --resume]
-# The ranks get these variables as they are here, and those that PASS_ENV names ("MY_TOKEN MY_*"):
+# These variables are forwarded to the ranks, and those that PASS_ENV names ("MY_TOKEN MY_*"):
 #   @PASSED@
 # TERM, INT, USR1 and HUP stop the run on all hosts: it saves, and the status is 128 and the signal's number. A second
 # signal ends it at once. A host whose connection ends, or is silent for SILENCE seconds (60), stops its ranks: they
@@ -40,7 +40,7 @@ read -r -a remote <<< "${REMOTE:-ssh -T -o ServerAliveInterval=15 -o ServerAlive
 on_host() {
   local mark job word heard lost="" code=0
   mark=$$.$RANDOM.$(date +%s%N)
-  # What the job writes must not end it when nobody reads any more: it could not save.
+  # The job must survive a closed output pipe, or it could not save.
   exec > >(trap '' PIPE; cat 2>/dev/null; cat > /dev/null) 2> >(trap '' PIPE; cat >&2 2>/dev/null; cat > /dev/null)
   TOOLKIT_ON_HOST=$mark "$@" < /dev/null &
   job=$!
@@ -52,9 +52,9 @@ on_host() {
     else
       case $word in
         "") ;;
-        # They would end the launcher, and are for the ranks alone; where there are none yet it may end.
+        # These would end the launcher: send them to the ranks only. Before there are ranks it may end.
         USR1 | HUP) signal_all "$word" "$mark" toolkit.train || kill -TERM "$job" 2>/dev/null || : ;;
-        # The launcher passes them on, and waits for the save.
+        # The launcher forwards these, and waits for the save.
         TERM | INT) kill "-$word" "$job" 2>/dev/null || : ;;
         KILL) signal_all KILL "$mark" || : ;;
         END) lost="another host has failed" ;;
@@ -67,7 +67,7 @@ on_host() {
     end_within "$STOP_GRACE" "$mark"
   fi
   wait "$job" || code=$?
-  # A launcher that was killed leaves ranks behind.
+  # A killed launcher leaves ranks behind.
   [ "$code" -eq 0 ] || end_within "$STOP_GRACE" "$mark"
   exit "$code"
 }
@@ -148,11 +148,11 @@ trap : PIPE  # a connection that has ended is seen by its ssh
 
 box=$(mktemp -d)
 trap 'rm -rf "$box"' EXIT
-# A signal before all hosts are connected ends this script, and so what has been started.
+# A signal before all hosts are connected ends this script, and so everything that it started.
 for rank in "${!hosts[@]}"; do
   mkfifo "$box/$rank"
   {
-    # Held open by another host's ssh, a connection would not end with this script.
+    # A connection that another host's ssh holds open would not close with this script.
     for connection in ${connections[@]+"${connections[@]}"}; do exec {connection}>&-; done
     exec "${remote[@]}" "${hosts[$rank]}" bash -s
   } < "$box/$rank" &
@@ -184,7 +184,7 @@ while [ ${#jobs[@]} -gt 0 ]; do
   tell ""
   sleep 1 & wait $! || :  # a signal cuts it short
 done
-# The run leaves this file where it was stopped and has saved, and takes it away when it goes on.
+# A run that was stopped and has saved leaves this file; a resumed run removes it.
 if [ "$asked" -ne 0 ] && [ "$status" -ne 0 ] && [ -e @STOPPED@ ]; then status=$((128 + asked)); fi
 exit "$status"
 """

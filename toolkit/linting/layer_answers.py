@@ -39,7 +39,7 @@ def topic(*names: str) -> Callable[[Topic], Topic]:
 
 
 def written(setting: Setting, why: str, value: Any = None) -> Answer:
-    """The value of a key that stands in a file, or what is made of it."""
+    """The value of a key in a file, or the value derived from it."""
     return Answer(setting.value if value is None else value, f"{setting.key} in {setting.place}", why)
 
 

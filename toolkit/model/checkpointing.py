@@ -102,7 +102,7 @@ class _KeptApart(_CachingTorchDispatchMode):
 
     torch 2.13.0 notices such a change by a version counter that ``_unsafe_view`` does not share, and ``matmul`` ends in
     one: after ``y = x @ w; y += b`` the sum is kept instead of the product, recomputation adds ``b`` again, and
-    gradients are wrong silently. DeepSpeed 0.19.8's linear of ZeRO-3 does that for every layer with a bias
+    gradients are silently wrong. DeepSpeed 0.19.8's linear of ZeRO-3 does that for every layer with a bias
     (runtime/zero/linear.py).
     """
 

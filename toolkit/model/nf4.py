@@ -148,7 +148,7 @@ def quantise_base(
     *,
     sizes_only: bool = False,
 ) -> None:
-    """Put ``linears``, wherever they stand in ``model``, into 4 bits, in place and one after another.
+    """Quantise ``linears`` of ``model`` to 4 bits, in place and one after another.
 
     On the CPU whatever the device, so that a run, its export and `verify` have the same base to the bit; from the dtype
     that frozen weights have under the recipe's precision; and once adapters stand around them, which PEFT makes in
@@ -226,7 +226,7 @@ def nf4_layers(model: nn.Module) -> dict[str, Nf4Linear]:
 
 
 def weight_count(model: nn.Module) -> int:
-    """Parameters of a model as they are meant: two weights stand in a byte of a packed one."""
+    """Number of unpacked parameters of a model: a byte of a packed one holds two weights."""
     packed = nf4_layers(model).values()
     total = sum(p.numel() for p in model.parameters()) - sum(layer.weight.numel() for layer in packed)
     return total + sum(layer.in_features * layer.out_features for layer in packed)

@@ -127,7 +127,7 @@ def replicated(asked: Resolved, processes: int) -> Resolved:
 
 
 def _replicating(processes: int) -> str:
-    """The plainest strategy of so many processes that keeps everything whole in each."""
+    """The simplest strategy for this number of processes without sharding."""
     return simplest(lambda strategy: strategy.traits.distributed == (processes > 1) and not strategy.traits.shards)
 
 

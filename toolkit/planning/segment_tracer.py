@@ -51,7 +51,7 @@ class SegmentTracer:
         self._open(OUTSIDE, False)
 
     def move(self, block: int, backward: bool) -> None:
-        """The step goes on in ``block``."""
+        """The step continues in ``block``."""
         self._close()
         self._open(block, backward)
 

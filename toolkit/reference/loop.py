@@ -111,7 +111,7 @@ class PlainLoop:
 
     @torch.no_grad()
     def set_weights(self, weights: dict[str, torch.Tensor]) -> None:
-        """Take other weights, by name; a 16-bit copy is made of them anew."""
+        """Set other weights, by name; the 16-bit copy is created again."""
         for name, weight in weights.items():
             self.weights[name].copy_(weight)
             if self.compute == "copy":

@@ -47,7 +47,7 @@ def run(
 
     ``extend``: resume with another length also where that changes the learning rates.
     ``connected`` is called once the processes are. ``stop`` listens to signals once there is something to save.
-    ``hung`` ends this process when the job hangs. ``again``: the command that goes on with this run.
+    ``hung`` ends this process when the job hangs. ``again``: the command that resumes this run.
 
     Raises InputError for what the recipe, the data or a checkpoint gets wrong, RunFailed if training fails, Stopped
     if it was asked to stop and has saved.

@@ -51,7 +51,7 @@ def load(files: list[str], command: str | None = None) -> Loaded:
 
 
 def read_sources(file: str, text: str | None = None) -> list[Source]:
-    """One file's sources (two per command of a shell script). ``text`` stands in for what is on disk."""
+    """One file's sources (two per command of a shell script). ``text`` replaces the contents on disk."""
     text = read_text(file) if text is None else text
     suffix = Path(file).suffix.lower()
     if suffix in _SHELL or text.startswith("#!"):

@@ -27,7 +27,7 @@ def reentrant_and_frozen_base(context: LintContext) -> Iterator[Diagnostic]:
     """Reentrant checkpointing over a frozen base: no gradient reaches the adapters.
 
     A reentrant checkpoint passes gradients only where an input of the block requires one, and the
-    embeddings are frozen. transformers 5.23 calls enable_input_require_grads by itself where a model's main
+    embeddings are frozen. transformers 5.23 calls enable_input_require_grads automatically if a model's main
     input is input_ids, and checkpoints of other makers do not; use_reentrant: false needs no workaround (but
     see LR802 for ZeRO-3).
     """

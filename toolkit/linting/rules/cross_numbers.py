@@ -134,7 +134,7 @@ def clipping_is_ignored(context: LintContext) -> Iterator[Diagnostic]:
     """max_grad_norm has no effect: the DeepSpeed JSON has no gradient_clipping.
 
     DeepSpeed clips by its own config alone, at its default of 1.0 where nothing is written; the Trainer
-    fills the key only where it stands there as "auto".
+    fills the key only if it is "auto" there.
     """
     norm = context.arg("max_grad_norm")
     if (

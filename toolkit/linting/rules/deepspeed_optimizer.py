@@ -31,7 +31,7 @@ _SCHEDULERS = ("LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCo
 def untested_optimizer(context: LintContext) -> Iterator[Diagnostic]:
     """An optimizer that ZeRO was not tested with.
 
-    The engine asserts zero_allow_untested_optimizer for every optimizer but its own and Adam's kin.
+    The engine asserts zero_allow_untested_optimizer for every optimizer but its own and Adam variants.
     """
     setting = context.ds("optimizer.type")
     if setting is None or context.deepspeed.get("zero_optimization.stage", 0) in (0, "0"):

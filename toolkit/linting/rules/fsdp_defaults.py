@@ -64,7 +64,7 @@ def no_wrap_policy(context: LintContext) -> Iterator[Diagnostic]:
 def no_version(context: LintContext) -> Iterator[Diagnostic]:
     """fsdp_version is not set: accelerate uses FSDP1, transformers 5.23 uses FSDP2.
 
-    The fix writes down the version that runs today. Where keys of version 1 stand beside it, this is a note.
+    The fix sets the version that is used now. If keys of version 1 are also set, this is a note.
     """
     if context.fsdp_from_yaml and context.fsdp("version") is None:
         of_one = any(context.fsdp(name) is not None for name in _ONLY_1)
