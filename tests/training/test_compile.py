@@ -122,7 +122,7 @@ def test_every_strategy_that_bears_it(group: WorkerGroup, tiny_root: Path, strat
     ("sections", "told"),
     [
         ({"strategy": {"name": "zero3"}}, "compile: is not supported with zero3, .* fsdp2 shards as much"),
-        ({"strategy": {"name": "fsdp1"}}, "compile: is not supported with fsdp1, .* fsdp2 supports it"),
+        ({"strategy": {"name": "fsdp1"}}, "compile: is not supported with fsdp1: .* fsdp2 supports it"),
         ({"activation_checkpointing": "selective"}, "compile: selects itself which activations"),
     ],
 )
