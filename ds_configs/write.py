@@ -10,30 +10,30 @@ HERE = Path("ds_configs")
 
 # strategy, offload, adapter, what it is for
 PRESETS: dict[str, tuple[str, str, bool, str]] = {
-    "single-lora": ("single", "none", True, "one GPU, LoRA"),
-    "ddp-lora": ("ddp", "none", True, "LoRA where the base fits every GPU: the fastest"),
-    "zero1": ("zero1", "none", False, "every weight; optimizer state split"),
-    "zero2": ("zero2", "none", False, "every weight; optimizer state and gradients split"),
-    "zero2-lora": ("zero2", "none", True, "LoRA, the adapter's state split"),
-    "zero2-offload": ("zero2", "optimizer", False, "as zero2, the optimizer in host memory"),
-    "zero3": ("zero3", "none", False, "every weight; weights split too"),
-    "zero3-lora": ("zero3", "none", True, "LoRA where the base does not fit one GPU"),
-    "zero3-offload-optimizer": ("zero3", "optimizer", False, "as zero3, the optimizer in host memory"),
+    "single-lora": ("single", "none", True, "LoRA on one GPU"),
+    "ddp-lora": ("ddp", "none", True, "LoRA when the base fits on each GPU: the fastest"),
+    "zero1": ("zero1", "none", False, "Full training; optimizer state sharded"),
+    "zero2": ("zero2", "none", False, "Full training; optimizer state and gradients sharded"),
+    "zero2-lora": ("zero2", "none", True, "LoRA; optimizer state and gradients of the adapter sharded"),
+    "zero2-offload": ("zero2", "optimizer", False, "As zero2, with the optimizer in host memory"),
+    "zero3": ("zero3", "none", False, "Full training; weights sharded too"),
+    "zero3-lora": ("zero3", "none", True, "LoRA when the base does not fit on one GPU"),
+    "zero3-offload-optimizer": ("zero3", "optimizer", False, "As zero3, with the optimizer in host memory"),
     "zero3-offload-all": (
         "zero3",
         "all",
         False,
-        "as zero3, weights and optimizer in host memory: the least GPU memory",
+        "As zero3, with weights and optimizer in host memory: the least GPU memory",
     ),
-    "fsdp1": ("fsdp1", "none", False, "every weight; PyTorch's first sharding, for scripts that need it"),
-    "fsdp2": ("fsdp2", "none", False, "every weight; PyTorch's own sharding"),
-    "fsdp2-lora": ("fsdp2", "none", True, "LoRA where the base does not fit one GPU"),
-    "fsdp2-offload": ("fsdp2", "all", False, "as fsdp2, weights and optimizer in host memory"),
+    "fsdp1": ("fsdp1", "none", False, "Full training; version 1 of FSDP, for scripts that need it"),
+    "fsdp2": ("fsdp2", "none", False, "Full training; version 2 of FSDP"),
+    "fsdp2-lora": ("fsdp2", "none", True, "LoRA when the base does not fit on one GPU"),
+    "fsdp2-offload": ("fsdp2", "all", False, "As fsdp2, with weights and optimizer in host memory"),
 }
 
 RECIPE = """\
-# {purpose}. The shape of Llama-3.2-1B with random weights, so that it runs without a download;
-# for the real one: toolkit train ds_configs/{name}/recipe.yaml model.config=null model.path=meta-llama/Llama-3.2-1B
+# {purpose}. Llama-3.2-1B's architecture with random weights: runs without a download.
+# Real weights: toolkit train ds_configs/{name}/recipe.yaml model.config=null model.path=meta-llama/Llama-3.2-1B
 model:
   config:
     model_type: llama

@@ -1,4 +1,4 @@
-"""Start of the ``toolkit`` command: user's errors become one message and an exit status."""
+"""Entry point of the ``toolkit`` command: user errors become one message and an exit status."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command line; exits 0 done, 1 not so, 2 input cannot be used, 130 interrupted."""
+    """Run the command line. Exit status 0: success, 1: failed, 2: invalid input, 130: interrupted."""
     from toolkit.cli import app
     from toolkit.errors import ToolkitError
 

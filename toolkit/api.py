@@ -2,7 +2,7 @@
 
 Every function takes a recipe as a file's path or as a Recipe object, and ``section.key=value`` overrides. Results have
 ``to_json()``, equal to the command's ``--json``, and ``exit_code``, the command's exit status. Errors are ToolkitError:
-InputError where the input cannot be used, RunFailed where the thing asked about is not so. Import the names from
+InputError if the input cannot be used, RunFailed if the thing asked about is not so. Import the names from
 ``toolkit``; heavy packages are imported when a function needs them.
 """
 
@@ -33,16 +33,16 @@ RecipeLike = str | Path | Recipe
 
 @dataclass(frozen=True)
 class Trained(CommandResult):
-    """What `toolkit train` gives."""
+    """The result of `toolkit train`."""
 
     @property
     def final_loss(self) -> float | None:
-        """Mean loss per supervised token of the last step; None where no step was taken."""
+        """Mean loss per supervised token of the last step; None if no step was taken."""
         return self.document["final_loss"]
 
     @property
     def steps(self) -> int:
-        """Optimizer steps, those of resumed checkpoints included."""
+        """Optimizer steps, including those of resumed checkpoints."""
         return self.document["steps"]
 
     @property
@@ -52,7 +52,7 @@ class Trained(CommandResult):
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Supervised tokens per second, evaluation and saving left out."""
+        """Supervised tokens per second, excluding evaluation and saving."""
         return self.document["tokens_per_second"]
 
     @property
@@ -62,7 +62,7 @@ class Trained(CommandResult):
 
     @property
     def checkpoint(self) -> Path | None:
-        """The newest checkpoint, if any was saved."""
+        """The latest checkpoint, if any was saved."""
         saved = self.document["checkpoint"]
         return None if saved is None else Path(saved)
 
@@ -77,10 +77,10 @@ def train(
 ) -> Trained:
     """Launch through `accelerate launch` on this machine, train, and wait for the end.
 
-    ``resume``: from the newest valid checkpoint. ``extend``: together with it, also where another length changes the
-    learning rates. ``max_restarts``: restart automatically so many times when a rank dies or hangs.
+    ``resume``: resume from the latest valid checkpoint. ``extend``: with ``resume``, allow a run length that changes
+    the learning rates. ``max_restarts``: maximum number of automatic restarts when a rank dies or hangs.
 
-    Raises InputError where the recipe cannot run here, RunFailed where training fails, Stopped after a signal.
+    Raises InputError if the recipe cannot run here, RunFailed if training fails, Stopped after a signal.
     """
     from toolkit.launch.job import train as launch_and_train
 
@@ -100,10 +100,10 @@ def verify(
 ) -> Verdict:
     """Prove a recipe equal to the plain PyTorch loop, or find the first stage, step and tensor that differ.
 
-    ``fault``: inject a known fault, by its id. ``full_size``: the model itself in place of a small twin.
-    ``time_limit``: seconds for one pass. ``log``: a file for what the ranks print; None: standard output and error.
+    ``fault``: inject a known fault, by its id. ``full_size``: use the model itself instead of a small twin.
+    ``time_limit``: seconds for one pass. ``log``: a file for the output of the ranks; None: standard output and error.
 
-    Raises InputError where the recipe cannot run here, RunFailed where a fault was never reached.
+    Raises InputError if the recipe cannot run here, RunFailed if a fault was never reached.
     """
     from toolkit.verification.command import verify_recipe
 
@@ -127,10 +127,11 @@ def plan(
     """Predict peak memory and time of every strategy, and choose the fastest that fits.
 
     ``recipe`` may also be a model's config.json or folder. ``gpu``: a name of the device table, for example h100, or
-    ``memory``: GiB per device. ``gpus``, ``nodes``: override the recipe's. ``headroom``: share of the memory that stays
-    free. ``every``: keep candidates that cannot win. ``scale``: 1 to 1,024 devices. ``calibrate``: time this machine.
+    ``memory``: GiB per device. ``gpus``, ``nodes``: override the recipe's. ``headroom``: fraction of the memory to keep
+    free. ``every``: keep candidates that cannot win. ``scale``: predict 1 to 1,024 devices. ``calibrate``: measure the
+    rates of this machine.
 
-    Raises InputError where the input cannot be used, RunFailed where calibration fails.
+    Raises InputError if the input cannot be used, RunFailed if calibration fails.
     """
     from toolkit.planning.command import Request, make_plan
 
@@ -167,12 +168,12 @@ def bench(
 ) -> Measured:
     """Measure tokens per second, peak memory and MFU on this machine.
 
-    Beside the recipe: the same under ``strategies`` (names, or all), with each of ``options`` (``key=value``), and the
-    recipe ``against``. Each is trained ``turns`` times, in turns, for ``steps`` timed steps after ``warmup``.
-    ``full_rows``: rows of random tokens in place of the data. ``say``: called with lines of progress. ``log``: a file
-    for what the ranks print.
+    The cells are the recipe, the recipe under each of ``strategies`` (names, or all), with each of ``options``
+    (``key=value``), and the recipe ``against``. Each cell is measured ``turns`` times, interleaved with the others:
+    ``steps`` timed steps after ``warmup`` untimed ones. ``full_rows``: use rows of random tokens instead of the data.
+    ``say``: called with lines of progress. ``log``: a file for the output of the ranks.
 
-    Raises InputError where the input cannot be used.
+    Raises InputError if the input cannot be used.
     """
     from toolkit.benchmark.command import Request, measure
 
@@ -193,10 +194,10 @@ def bench(
 
 @dataclass(frozen=True)
 class Linted(CommandResult):
-    """What `toolkit lint` gives."""
+    """The result of `toolkit lint`."""
 
     findings: tuple[Finding, ...]
-    """In the order of the files: code, severity, place, key, message and fix."""
+    """Code, severity, place, key, message and fix, in the order of the files."""
 
 
 def lint(
@@ -209,8 +210,8 @@ def lint(
 ) -> Linted:
     """Check accelerate, DeepSpeed, Trainer and PEFT configuration files together.
 
-    ``command``: a launch command, as one text. ``reader``: which package reads the files; None: derived from them.
-    ``select``, ``ignore``: codes of rules, or their beginnings. Raises InputError where a file cannot be used.
+    ``command``: a launch command, as one string. ``reader``: the package that reads the files; None: detected.
+    ``select``, ``ignore``: rule codes or their prefixes. Raises InputError if a file cannot be used.
     """
     from toolkit.linting.engine import lint as check_files
     from toolkit.linting.output.machine import as_json
@@ -221,9 +222,9 @@ def lint(
 
 
 def migrate(files: Sequence[str | Path], to: str) -> Migrated:
-    """The same training under another strategy (zero1, zero2, zero3 or fsdp2), as new files.
+    """Convert launch files to another strategy (zero1, zero2, zero3 or fsdp2).
 
-    Raises InputError where the files cannot be used, RunFailed with every reason where something has no equal.
+    Raises InputError if the files cannot be used, RunFailed with every reason if a setting has no equivalent.
     """
     from toolkit.migration.run import migrate as migrate_files
 
@@ -239,12 +240,13 @@ def export(
     push: str | None = None,
     dequantise: bool = False,
 ) -> Exported:
-    """Write a folder that from_pretrained (and PEFT) loads, from a checkpoint or from a run's folder.
+    """Write a folder that from_pretrained (and PEFT) loads, from a checkpoint or a run folder.
 
-    ``merged``: fold the adapter into the base. ``best``: of a run the best checkpoint by evaluation, not the newest.
-    ``push``: upload to this repository of the hub. ``dequantise``: with ``merged`` and a 4-bit base.
+    ``merged``: merge the adapter into the base model. ``best``: use the checkpoint with the lowest held-out loss
+    instead of the latest. ``push``: upload to this hub repository. ``dequantise``: required with ``merged`` for a 4-bit
+    base.
 
-    Raises InputError where the checkpoint or the folder cannot be used, RunFailed where it cannot be pushed.
+    Raises InputError if the checkpoint or the folder cannot be used, RunFailed if the upload fails.
     """
     from toolkit.training.export import export_checkpoint
 
@@ -253,7 +255,7 @@ def export(
 
 @contextlib.contextmanager
 def _file_of(recipe: RecipeLike, overrides: Sequence[str]) -> Iterator[str]:
-    """A recipe's file; of an object, a temporary one."""
+    """The recipe's file, or a temporary file for a Recipe object."""
     if not isinstance(recipe, Recipe):
         yield str(recipe)
         return

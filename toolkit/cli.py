@@ -15,7 +15,7 @@ from toolkit.verification import commands as verify_commands
 
 app = typer.Typer(
     name="toolkit",
-    help="One recipe, every strategy: fine-tunes proven equal to a plain PyTorch loop.",
+    help="One recipe, every strategy: fine-tuning proven equal to a plain PyTorch loop.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -23,19 +23,21 @@ app = typer.Typer(
 )
 
 RecipeFile = Annotated[str, typer.Argument(metavar="RECIPE", help="the recipe, a YAML file")]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[section.key=value]...", help="in place of the file's")]
-JsonTarget = Annotated[str | None, typer.Option("--json", metavar="FILE", help="the result, - for standard output")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[section.key=value]...", help="override recipe values")]
+JsonTarget = Annotated[
+    str | None, typer.Option("--json", metavar="FILE", help="write the result as JSON; - for standard output")
+]
 
 
 @app.command()
 def config(
     recipe: RecipeFile,
     overrides: Overrides = None,
-    output: Annotated[str | None, typer.Option("-o", "--output", metavar="DIR", help="where to write")] = None,
+    output: Annotated[str | None, typer.Option("-o", "--output", metavar="DIR", help="folder for the files")] = None,
     explain: Annotated[bool, typer.Option("--explain", help="print every derived value and its reason")] = False,
     json_target: JsonTarget = None,
 ) -> None:
-    """Write accelerate.yaml, deepspeed.json, training_args.json, launch.sh (and slurm.sbatch)."""
+    """Write a recipe's launch files. They are accelerate.yaml, deepspeed.json, training_args.json and launchers."""
     from toolkit.launch.command import config_command
 
     config_command(recipe, overrides or [], output, explain, json_target)
@@ -45,17 +47,17 @@ def config(
 def train(
     recipe: RecipeFile,
     overrides: Overrides = None,
-    resume: Annotated[bool, typer.Option("--resume", help="go on from the newest whole checkpoint")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="resume from the latest valid checkpoint")] = False,
     extend: Annotated[
         bool,
-        typer.Option("--extend", help="with --resume: also where another run length changes the learning rates"),
+        typer.Option("--extend", help="with --resume: allow a run length that changes the learning rates"),
     ] = False,
     max_restarts: Annotated[
-        int, typer.Option("--max-restarts", metavar="N", min=0, help="start again by itself when a rank dies or hangs")
+        int, typer.Option("--max-restarts", metavar="N", min=0, help="restart automatically when a rank dies or hangs")
     ] = 0,
     json_target: JsonTarget = None,
 ) -> None:
-    """Launch through `accelerate launch` and train."""
+    """Train a recipe through `accelerate launch`."""
     from toolkit.launch.job import train as launch_and_train
     from toolkit.results import write_json
 
@@ -67,14 +69,16 @@ def train(
 @app.command()
 def export(
     checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="a checkpoint or run folder")],
-    output: Annotated[str, typer.Option("-o", "--output", metavar="DIR", help="where to write")],
-    merged: Annotated[bool, typer.Option("--merged", help="fold the adapter into the base")] = False,
-    dequantise: Annotated[bool, typer.Option("--dequantise", help="qlora, --merged: into dequantised weights")] = False,
-    best: Annotated[bool, typer.Option("--best", help="a run's best checkpoint by evaluation, not its newest")] = False,
-    push: Annotated[str | None, typer.Option("--push", metavar="REPO", help="upload it to the hub, private")] = None,
+    output: Annotated[str, typer.Option("-o", "--output", metavar="DIR", help="new folder")],
+    merged: Annotated[bool, typer.Option("--merged", help="merge the adapter into the base model")] = False,
+    dequantise: Annotated[bool, typer.Option("--dequantise", help="qlora: merge into dequantised weights")] = False,
+    best: Annotated[bool, typer.Option("--best", help="the checkpoint with the lowest held-out loss")] = False,
+    push: Annotated[
+        str | None, typer.Option("--push", metavar="REPO", help="upload to a private hub repository")
+    ] = None,
     json_target: JsonTarget = None,
 ) -> None:
-    """Write a folder that from_pretrained (and PEFT) loads, with its model card."""
+    """Export a checkpoint for from_pretrained and PEFT. The folder has a model card."""
     from toolkit.training.export import export_command
 
     export_command(checkpoint, output, merged, json_target, best=best, push=push, dequantise=dequantise)
@@ -88,12 +92,12 @@ def init(
     data_format: Annotated[str | None, typer.Option("--format", help="text, prompt-completion, messages")] = None,
     lora: Annotated[int | None, typer.Option(help="rank of a LoRA adapter; 0: train every weight")] = None,
     strategy: Annotated[str | None, typer.Option(help="single, ddp, zero1, zero2, zero3, fsdp1, fsdp2")] = None,
-    processes: Annotated[int | None, typer.Option(help="per node")] = None,
+    processes: Annotated[int | None, typer.Option(help="processes per node")] = None,
     precision: Annotated[str | None, typer.Option(help="fp32, bf16, fp16, bf16-pure")] = None,
     steps: Annotated[int | None, typer.Option(help="optimizer steps")] = None,
     force: Annotated[bool, typer.Option("--force", help="overwrite the file")] = False,
 ) -> None:
-    """Write a starter recipe, by questions on a terminal or by flags."""
+    """Write a starter recipe, interactively or from flags."""
     from toolkit.recipe.starter import init_command
 
     answers = {
@@ -111,7 +115,7 @@ def init(
 
 @app.command()
 def schema(
-    output: Annotated[str | None, typer.Option("-o", "--output", metavar="FILE", help="write it to a file")] = None,
+    output: Annotated[str | None, typer.Option("-o", "--output", metavar="FILE", help="write to a file")] = None,
 ) -> None:
     """Print the JSON schema of the recipe, for editors and other tools."""
     from toolkit.recipe.json_schema import schema_command

@@ -1,4 +1,4 @@
-"""What must be on the disk, and what lies there."""
+"""Flush files to disk, and hash them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def file_sha256(path: Path) -> str:
 
 
 def flush_to_disk(path: Path) -> None:
-    """Return once a file's bytes, or a folder's names, are on the disk."""
+    """Flush a file's bytes, or a folder's entries, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,4 +1,4 @@
-"""The two ways a command may end badly, each with one message that a person can act on."""
+"""The errors of a command, each with one message that says what to do."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Place:
-    """Where in a user's file something stands; lines and columns count from 1."""
+    """A place in a user's file; lines and columns count from 1."""
 
     file: str | Path
     line: int | None = None
@@ -26,9 +26,9 @@ class ToolkitError(Exception):
 
 
 class InputError(ToolkitError):
-    """What the user gave cannot be used: exit 2.
+    """The input cannot be used: exit 2.
 
-    ``problems`` holds one line each, so that all of a file's mistakes are told at once.
+    ``problems`` has one line each, so that all mistakes of a file are reported together.
     """
 
     exit_code = 2
@@ -39,16 +39,16 @@ class InputError(ToolkitError):
 
     @classmethod
     def at(cls, place: Place | None, key: str | None, message: str) -> InputError:
-        """One problem, as ``file:line: key: message``; parts that are not known are left out."""
+        """One problem, as ``file:line: key: message``; unknown parts are omitted."""
         return cls(": ".join(str(part) for part in (place, key, message) if part))
 
 
 class RunFailed(ToolkitError):
-    """The thing asked about is not so (a run failed, a strategy did not engage): exit 1."""
+    """A run failed, or a check did not pass: exit 1."""
 
 
 class Stopped(ToolkitError):
-    """A run that was asked to stop has: exit 128 and the signal's number, as a shell says it."""
+    """A signal stopped the run: exit 128 plus the signal's number, like a shell."""
 
     def __init__(self, message: str, number: int) -> None:
         super().__init__(message)

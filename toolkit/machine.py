@@ -1,4 +1,4 @@
-"""What this machine has, told without importing torch."""
+"""The hardware of this machine, determined without importing torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @functools.cache
 def cuda_device_count() -> int:
-    """NVIDIA GPUs visible to this process, asked of the driver itself; 0 without a driver.
+    """Number of NVIDIA GPUs visible to this process, from the driver; 0 without a driver.
 
     ``cuInit`` honours CUDA_VISIBLE_DEVICES (CUDA driver API, «Initialization»); torch counts the same way.
     """
@@ -26,7 +26,7 @@ def cuda_device_count() -> int:
 
 @functools.cache
 def compute_capabilities() -> tuple[tuple[int, int], ...]:
-    """Of every GPU that ``cuda_device_count`` counts, its (major, minor), asked of the driver itself."""
+    """The (major, minor) compute capability of every GPU that ``cuda_device_count`` counts, from the driver."""
     if not (count := cuda_device_count()):
         return ()
     driver = ctypes.CDLL("libcuda.so.1")
@@ -42,12 +42,12 @@ def _attribute(driver: ctypes.CDLL, attribute: int, index: int) -> int:
 
 
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
-"""A container's share of the processors: microseconds of computing in each period, or «max»."""
+"""CPU quota of a container: microseconds of CPU time per period, or «max»."""
 
 
 def cpu_count() -> int:
-    """Cores that this process may keep busy: those of its affinity, or fewer by its control group's quota (version 2);
-    launch.sh counts the same way."""
+    """Number of cores available to this process: its CPU affinity, limited by the cgroup v2 quota. launch.sh counts the
+    same way."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = _QUOTA.read_text().split()

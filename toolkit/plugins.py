@@ -22,7 +22,7 @@ VARIABLE = "TOOLKIT_PLUGINS"
 
 
 def load_plugins(*, installed: bool = True) -> None:
-    """Import every module that registers strategies, once. Raises InputError where one cannot be imported.
+    """Import every module that registers strategies, once. Raises InputError if one cannot be imported.
 
     ``installed`` False: leave out those of installed packages. To find them takes longer than all else that a command
     does which only writes files.

@@ -1,4 +1,4 @@
-"""The machine-readable result of a command: what every one of them has in common."""
+"""The JSON result of a command: the fields that all commands share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PACKAGES = ("torch", "accelerate", "deepspeed", "transformers", "peft")
 
 @functools.cache
 def versions() -> dict[str, str | None]:
-    """Versions of Python and of the packages that decide the numbers; None where one is not installed."""
+    """Versions of Python and of the packages that decide the numbers; None if one is not installed."""
     found: dict[str, str | None] = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:

@@ -47,7 +47,7 @@ def _run(given: argparse.Namespace) -> int:
         if name == "presets" and device.is_gpu and not given.tiny:
             write_rows(folder)
     if UNFINISHED in statuses:
-        print("unfinished: the same command goes on where this one ended")
+        print("unfinished: run the same command again to continue")
     return max(statuses)
 
 

@@ -48,7 +48,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Part:
-    """One file of ``parts/``. ``told``: what the summary says beside the cells."""
+    """One file of ``parts/``. ``told``: text of the summary."""
 
     name: str
     title: str

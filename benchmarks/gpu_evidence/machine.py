@@ -12,7 +12,7 @@ from toolkit.errors import InputError
 from toolkit.machine import cuda_device_count
 
 MEASUREMENTS = Path("docs/measurements")
-"""This harness writes below it only what a GPU gave; what a CPU gave says so in its name."""
+"""Only results of a GPU are written here; results of a CPU have it in their name."""
 
 NO_GPU = (
     "no NVIDIA GPU was found here, and evidence from a GPU is measured on one; "
@@ -67,10 +67,10 @@ def default_folder(device: Device) -> Path:
 
 
 def check_folder(device: Device, folder: Path) -> None:
-    """Raise InputError where a CPU's figures would stand among those of GPUs."""
+    """Raise InputError if figures of a CPU would be mixed with those of GPUs."""
     inside = folder.resolve().is_relative_to(MEASUREMENTS.resolve())
     if inside and not device.is_gpu:
-        raise InputError(f"--out {folder}: below {MEASUREMENTS} stands what a GPU gave, and this runs on a CPU")
+        raise InputError(f"--out {folder}: {MEASUREMENTS} accepts only results of a GPU, but this runs on a CPU")
 
 
 def host_bytes_available() -> int:

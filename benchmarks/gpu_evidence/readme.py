@@ -22,7 +22,7 @@ _NOT_YET = "not yet"
 def write_rows(folder: Path, readme: Path = README) -> int:
     """Put the rows that ``folder`` holds into the table; returns their number.
 
-    Raises InputError where the file is not what a GPU gave, at the presets' own size.
+    Raises InputError if the file has no results of a GPU at the presets' own size.
     """
     file = folder / "presets.json"
     if not file.exists():
@@ -59,7 +59,7 @@ def measured_rows(summary: dict[str, Any], file: Path) -> dict[str, tuple[str, s
 def _check_gpu(record: dict[str, Any], file: Path, what: str) -> None:
     device = record["device"]
     if device["type"] != "cuda" or not device["cuda"] or not device["memory_bytes"]:
-        raise InputError(f"{file}: {what}: measured on {device['name']}; a preset's row is what a GPU gave")
+        raise InputError(f"{file}: {what}: measured on {device['name']}; a preset's row needs results of a GPU")
     if record["tiny"]:
         raise InputError(f"{file}: {what}: a tiny run; a preset's row is of the preset itself")
 

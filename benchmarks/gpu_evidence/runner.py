@@ -181,7 +181,7 @@ def _check_same(finished: dict[str, Record], request: Request) -> None:
         there = (record["device"]["type"], record["device"]["name"], record["tiny"])
         if there != here:
             told = f"{there[1]}{', tiny' if there[2] else ''}"
-            raise InputError(f"--out {request.folder}: holds results of another run ({told}); give another folder")
+            raise InputError(f"--out {request.folder}: contains results of another run ({told}); set another folder")
 
 
 def _check_names(cells: list[Cell]) -> None:

@@ -2,10 +2,10 @@
 # llama, single, bf16, global batch 8 = 2 micro x 4 accumulation x 1 processes
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-# A warning (USR1) is for the ranks: it would end their launcher. SIGTERM goes through it; it waits for the save.
+# USR1 would end the launcher, so only the ranks receive it. The launcher forwards SIGTERM and waits for the save.
 trap '' USR1
 export PET_SHUTDOWN_TIMEOUT=${PET_SHUTDOWN_TIMEOUT:-600}
-# Threads of each process: the cores that this node grants (affinity, control group), over 1.
+# Threads per process: the cores available on this node (affinity, cgroup), divided by 1.
 if [ -z "${OMP_NUM_THREADS:-}" ]; then
   cores=$(nproc)
   if read -r quota period 2> /dev/null < /sys/fs/cgroup/cpu.max && [ "$quota" != max ]; then

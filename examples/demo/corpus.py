@@ -1,4 +1,4 @@
-"""Real text that is on every machine: the source and the docstrings of Python's standard library."""
+"""Real text that every machine has: the source and docstrings of Python's standard library."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _functions(module: Path) -> Iterator[tuple[str, str, str]]:
     for node in ast.walk(tree):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
-        # ast.get_source_segment splits the whole file anew for every function
+        # ast.get_source_segment splits the whole file again for every function
         source = textwrap.dedent("".join(lines[node.lineno - 1 : node.end_lineno]))
         documentation = (ast.get_docstring(node) or "").split("\n\n")[0].strip()
         prompt = f'def {node.name}({ast.unparse(node.args)}):\n    """'

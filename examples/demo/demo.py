@@ -104,7 +104,7 @@ def show_result() -> None:
 
 
 def held_out_loss(model: Any, tokenizer: Any, pairs: list[dict[str, str]]) -> float:
-    """Mean over tokens of the docstrings, one sample after another: no batch, no padding, nothing to get wrong."""
+    """Mean over tokens of the docstrings, one sample after another, without batching or padding."""
     import torch
 
     total, count = 0.0, 0

@@ -179,7 +179,7 @@ def test_presets(presets_folder: Path) -> None:
     assert result["twin"]["verdict"] == "equivalent"
     assert {"forward", "gradient"} <= result["twin"]["deviation"]["precision"].keys()
     assert result["tokens_per_second"] > 0
-    with pytest.raises(InputError, match="what a GPU gave"):
+    with pytest.raises(InputError, match="needs results of a GPU"):
         write_rows(presets_folder)
 
 
@@ -324,7 +324,7 @@ def test_make_says_so_too() -> None:
 
 def test_a_cpu_cannot_write_among_the_measurements(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["smoke", "--device", "cpu", "--tiny", "--out", "docs/measurements/h100-2026-01-01"]) == 2
-    assert "stands what a GPU gave" in capsys.readouterr().err
+    assert "accepts only results of a GPU" in capsys.readouterr().err
     assert not Path("docs/measurements/h100-2026-01-01").exists()
 
 
@@ -332,7 +332,7 @@ def test_a_folder_belongs_to_one_device(request_here: Request) -> None:
     part = part_of(one=lambda setting: {})
     assert run_part(part, request_here) == COMPLETE
     for other in (replace(request_here, device=GPU), replace(request_here, tiny=False)):
-        with pytest.raises(InputError, match="holds results of another run"):
+        with pytest.raises(InputError, match="contains results of another run"):
             run_part(part, other)
 
 
@@ -376,11 +376,11 @@ def test_rows_of_a_gpu_are_written(tmp_path: Path, readme: Path) -> None:
 @pytest.mark.parametrize(
     ("summary", "why"),
     [
-        (presets_of(CPU), "what a GPU gave"),
-        (presets_of(Device("cuda", "NVIDIA H100")), "what a GPU gave"),
+        (presets_of(CPU), "needs results of a GPU"),
+        (presets_of(Device("cuda", "NVIDIA H100")), "needs results of a GPU"),
         (presets_of(GPU, peak_reserved_bytes=None), "no figures of a GPU's allocator"),
         (presets_of(GPU) | {"tiny": True}, "a tiny run"),
-        (presets_of(GPU) | {"cells": presets_of(CPU)["cells"]}, "what a GPU gave"),
+        (presets_of(GPU) | {"cells": presets_of(CPU)["cells"]}, "needs results of a GPU"),
         (presets_of(GPU) | {"device": replace(GPU, name="another").to_json()}, "another device"),
     ],
 )

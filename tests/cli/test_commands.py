@@ -48,7 +48,7 @@ def test_train_writes_its_result(here: Path, tiny_root: Path) -> None:
     )
     done = call("train", "r.yaml", "--json", "result.json", cwd=here)
     assert done.returncode == 0, done.stderr
-    assert "engaged: processes connected 2" in done.stdout
+    assert "active: processes connected 2" in done.stdout
     assert "WARNING" not in done.stdout + done.stderr, "the packages' chatter belongs into the logs"
     result = json.loads((here / "result.json").read_text())
     assert {"schema", "command", "recipe_sha256", "versions", "device", "started", "seconds"} <= result.keys()
@@ -105,7 +105,8 @@ BAD: dict[str, tuple[list[str], str]] = {
     "empty data": (["data.train=empty.jsonl"], "empty.jsonl is empty"),
     "missing field": (["data.train=other.jsonl"], "other.jsonl:1: text: missing"),
     "malformed line": (["data.train=torn.jsonl"], "torn.jsonl:4: not valid JSON"),
-    "targets match nothing": (['adapter={r: 4, target_modules: [foo]}'], "'foo' matches nothing; linear layers here"),
+    "targets match nothing": (['adapter={r: 4, target_modules: [foo]}'], "'foo' matches no module; linear layers of "
+        "this model"),
     "more processes than GPUs": (["machine.device=cuda"], "machine.processes: 2 processes, but this machine has 0"),
     "fp16 under DeepSpeed on a CPU": (["precision=fp16", "strategy.name=zero2"], "DeepSpeed runs fp16 on a GPU only"),
     "cannot offload": (["strategy.offload=all"], "ddp cannot offload"),
@@ -170,7 +171,7 @@ def test_a_second_run_in_a_live_folder_is_refused(here: Path) -> None:
         for resume in ([], ["--resume"]):
             second = call("train", "r.yaml", "run.max_steps=100000", *resume, cwd=here)
             assert second.returncode == 2
-            assert "a run is going on in it" in second.stderr
+            assert "directory in use by a running job" in second.stderr
         assert not (here / "run.1").exists()
         assert job.poll() is None, "the first run goes on"
     finally:
@@ -186,7 +187,7 @@ def test_a_damaged_checkpoint_is_told_on_resume(here: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:-1])
     again = call("train", "r.yaml", *saving, "--resume", cwd=here)
     assert again.returncode == 0
-    assert "passed over" in again.stdout
+    assert "skipping an invalid checkpoint" in again.stdout
     assert "resumed from run/checkpoints/step-00000002" in again.stdout
 
 

@@ -63,7 +63,7 @@ def test_asked_to_stop_it_saves_and_goes_on(
     assert metrics(tmp_path / "run")[-1]["step"] == stopped_at, "the step was finished, and no other begun"
     assert f"after step {stopped_at}, saved in run/checkpoints/step-{stopped_at:08d}" in told
     assert told.count("\n") == 2
-    assert told.endswith("go on with: toolkit train r.yaml --resume\n")
+    assert told.endswith("resume with: toolkit train r.yaml --resume\n")
     assert (tmp_path / "run/stopped.json").exists()
     assert f"resumed from run/checkpoints/step-{stopped_at:08d}" in train(tmp_path, "--resume")
     assert [line["step"] for line in metrics(tmp_path / "run")] == list(range(1, 41))
@@ -118,7 +118,7 @@ def test_a_second_signal_stops_at_once_and_harms_nothing(tmp_path: Path, tiny_ro
     assert job.poll() is None
     job.send_signal(signal.SIGINT)
     _, told = job.communicate(timeout=60)  # the step, which a stopped rank holds up, never ends
-    assert (job.returncode, told) == (130, "stopped by Ctrl-C at once; go on with --resume\n")
+    assert (job.returncode, told) == (130, "stopped by Ctrl-C at once; resume with --resume\n")
     done = subprocess.run(
         [*TOOLKIT, "train", "r.yaml", "run.max_steps=12", "--resume"],
         cwd=tmp_path, capture_output=True, text=True, timeout=120,

@@ -138,7 +138,7 @@ def test_a_folder_that_cannot_be_written_costs_nothing_but_time(tmp_path: Path, 
     found = cache.cached(tmp_path / "file" / "below", "k", _five)
     assert found.came == "memory"
     assert found.columns.input_ids(4) == [4, 4]
-    assert "samples are not kept" in found.notes[0]
+    assert "samples are not cached" in found.notes[0]
 
     def full(columns: Any, partial: Path) -> None:
         partial.write_bytes(b"some")
@@ -189,7 +189,7 @@ def test_a_maker_that_stands_still_is_not_waited_for(tmp_path: Path) -> None:
         os.kill(maker.pid or 0, signal.SIGSTOP)
         found = cache.cached(tmp_path, "k", _five, patience=2.0)
         assert found.came == "memory"
-        assert "no life for 2 s" in found.notes[0]
+        assert "no heartbeat from the tokenising process for 2 s" in found.notes[0]
     finally:
         maker.kill()
         maker.join()
@@ -219,7 +219,7 @@ def test_small_data_is_not_kept_unless_asked(
 
 def test_a_stream_is_not_kept(make_recipe: Make) -> None:
     recipe = make_recipe(train="x.jsonl", streaming=True, cache="kept")
-    with pytest.raises(InputError, match=r"data\.cache: a stream is tokenised as it is read"):
+    with pytest.raises(InputError, match=r"data\.cache: streamed data is tokenised during training"):
         resolve(recipe, "r.yaml", device="cpu")
 
 

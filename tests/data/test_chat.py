@@ -161,5 +161,5 @@ def test_a_template_that_refuses(make_recipe: Make, make_tokenizer: MakeTokenize
     with pytest.raises(InputError, match=r"x\.jsonl:7: messages: the tokenizer's chat .*: roles must alternate"):
         build(make_recipe, tokenizer, TWO_TURNS)
     tokenizer = make_tokenizer(template="{% for %}")
-    with pytest.raises(InputError, match="refuses this conversation"):
+    with pytest.raises(InputError, match="rejects this conversation"):
         build(make_recipe, tokenizer, TWO_TURNS)

@@ -158,10 +158,10 @@ def test_classification(make_recipe: Make, make_tokenizer: MakeTokenizer) -> Non
     assert build(recipe, tokenizer, text="a", y=1) == Example([1, 4], 1)
     assert build(recipe, tokenizer, ["ham", "spam"], text="a", y="spam") == Example([1, 4], 1)
     for label, names, said in (
-        (2, None, "2 is not a class; classes are the whole numbers from 0 to 1 (model.num_labels)"),
+        (2, None, "2 is not a class; classes are the integers from 0 to 1 (model.num_labels)"),
         (-1, None, "-1 is not a class"),
         ("eggs", ["ham", "spam"], "'eggs' is not a label of data.train (ham, spam)"),
-        ("ham", None, "is the string 'ham', but other labels are whole numbers"),
+        ("ham", None, "is the string 'ham', but other labels are integers"),
         (1, ["ham", "spam"], "is the number 1, but other labels are strings"),
     ):
         with pytest.raises(InputError, match=r"^x\.jsonl:7: y: ") as caught:
@@ -201,5 +201,5 @@ def test_text_beyond_the_tokenizers_own_length_is_whole(make_recipe: Make, make_
 def test_a_bad_row_found_while_reading_has_the_same_message(
     make_recipe: Make, make_tokenizer: MakeTokenizer, tmp_path: Path
 ) -> None:
-    with pytest.raises(InputError, match=r"x\.jsonl:7: text: missing; the fields here are: txt; did you mean txt"):
+    with pytest.raises(InputError, match=r"x\.jsonl:7: text: missing; the fields are: txt; did you mean txt"):
         build(make_recipe(train="x"), make_tokenizer(), txt="a")

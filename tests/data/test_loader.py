@@ -202,8 +202,8 @@ def test_samples_in_memory(make_recipe: Make, make_tokenizer: Any, write_jsonl: 
     assert samples[0].input_ids == [4, 5, 6]
     assert samples[0].labels == [-100, 5, 6]
     assert samples.notes == [
-        "data.train: 2 of 2 samples were cut at data.max_length=3",
-        "data.train: 1 of 2 samples have no supervised token and teach nothing",
+        "data.train: 2 of 2 samples were truncated to data.max_length=3",
+        "data.train: 1 of 2 samples have no supervised token and do not affect training",
     ]
     with pytest.raises(IndexError):
         samples[2]
@@ -241,5 +241,5 @@ def test_string_labels_are_numbered_by_the_training_data(
     with pytest.raises(InputError, match=r"eval\.jsonl:1: label: 'jam' is not a label of data\.train"):
         open_data(recipe, "eval", make_tokenizer())
     streamed = make_recipe(task="sequence-classification", train=train, streaming=True)
-    with pytest.raises(InputError, match=r"train\.jsonl:1: label: labels that are strings"):
+    with pytest.raises(InputError, match=r"train\.jsonl:1: label: string labels"):
         open_data(streamed, "train", make_tokenizer())

@@ -63,12 +63,12 @@ def test_it_imports_nothing_heavy() -> None:
 BAD_ROWS: list[tuple[dict[str, Any], Any, list[str]]] = [
     ({}, '{"text": "a"', [":2: not valid JSON", "column"]),
     ({}, '{"text": "a"} {"text": "b"}', [":2: not valid JSON: Extra data"]),
-    ({}, "[1]", [":2: a sample is an object", "not a list"]),
+    ({}, "[1]", [":2: a sample must be an object", "not a list"]),
     ({}, "[" * 100_000, [":2: not valid JSON"]),
     ({}, {"txt": "a", "id": 1}, [":2: text: missing", "txt, id", "did you mean txt?", "data.fields"]),
     ({}, {"text": 3}, [":2: text: must be a string, not 3"]),
     ({}, {"text": None}, [":2: text: must be a string, not null"]),
-    ({}, '{"text": "a\\ud800"}', [":2: text: half of a surrogate pair at character 1"]),
+    ({}, '{"text": "a\\ud800"}', [":2: text: unpaired surrogate at character 1"]),
     ({"format": "prompt-completion"}, {"prompt": "a"}, [":2: completion: missing"]),
     ({"format": "prompt-completion"}, {"prompt": "a", "completion": ""}, [":2: completion: is empty"]),
     ({"format": "messages"}, {"messages": "hi"}, [":2: messages: must be a list", "a string"]),
@@ -82,13 +82,13 @@ BAD_ROWS: list[tuple[dict[str, Any], Any, list[str]]] = [
     (
         {"format": "messages"},
         {"messages": [{"role": "assistant", "content": None}]},
-        [":2: messages[0].content: missing", "the keys here are: role"],
+        [":2: messages[0].content: missing", "the keys are: role"],
     ),
     ({"format": "messages"}, {"messages": GOOD_CHAT[:1]}, [":2: messages: has no assistant turn", "user"]),
     (
         {"task": "sequence-classification"},
         {"text": "a", "label": True},
-        [":2: label: must be a whole number"],
+        [":2: label: must be an integer"],
     ),
     ({"task": "sequence-classification"}, {"text": "a", "label": 0.5}, [":2: label: must be", "not 0.5"]),
 ]
@@ -118,11 +118,11 @@ def test_bytes_that_are_not_utf8(make_recipe: Make, tmp_path: Path) -> None:
 def test_paths_that_are_not_there(make_recipe: Make, write_jsonl: Write, tmp_path: Path) -> None:
     write_jsonl([{"text": "a"}])
     message = refusal(make_recipe(train=tmp_path / "trian.jsonl"))
-    assert message == f"data.train: {tmp_path}/trian.jsonl is not there; did you mean train.jsonl?"
+    assert message == f"data.train: {tmp_path}/trian.jsonl does not exist; did you mean train.jsonl?"
     message = refusal(make_recipe(train=tmp_path / "no" / "such" / "a.jsonl"))
-    assert message == f"data.train: {tmp_path}/no/such/a.jsonl is not there (there is no folder {tmp_path}/no)"
+    assert message == f"data.train: {tmp_path}/no/such/a.jsonl does not exist (there is no folder {tmp_path}/no)"
     for spec in ("missing.txt", "./missing", "a/b/c", "~/no-such-folder-here"):
-        assert "is not there" in refusal(make_recipe(train=spec))
+        assert "does not exist" in refusal(make_recipe(train=spec))
     check_data(make_recipe(train="org/name", eval="squad"))  # may be on the hub: left to the run
 
 
@@ -146,7 +146,7 @@ def test_nothing_to_read(make_recipe: Make, tmp_path: Path) -> None:
     (folder / "a.csv").write_text("x")
     assert "has no data file" in refusal(make_recipe(train=folder))
     assert "a.csv" in refusal(make_recipe(train=folder))
-    assert "is not a data file that can be read" in refusal(make_recipe(train=folder / "a.csv"))
+    assert "is not a supported data file" in refusal(make_recipe(train=folder / "a.csv"))
     (folder / "a.jsonl").touch()
     assert "every data file in the folder" in refusal(make_recipe(train=folder))
 
@@ -182,9 +182,9 @@ def test_parquet(make_recipe: Make, tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.table({"text": ["a", None], "id": [1, 2]}), file)
     assert refusal(make_recipe(train=file)) == f"{file}: row 2: text: must be a string, not null"
     message = refusal(make_recipe(train=file, fields={"text": "body"}))
-    assert message.startswith(f"{file}: row 1: body: missing; the fields here are: text, id")
+    assert message.startswith(f"{file}: row 1: body: missing; the fields are: text, id")
     file.write_bytes(b"PAR1 or not")
-    assert f"{file}: not a Parquet file" in refusal(make_recipe(train=file))
+    assert f"{file}: not a readable Parquet file" in refusal(make_recipe(train=file))
 
 
 def test_gzip(make_recipe: Make, tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_gzip(make_recipe: Make, tmp_path: Path) -> None:
 def test_formats_and_fields_that_do_not_fit(make_recipe: Make, write_jsonl: Write, tmp_path: Path) -> None:
     train = write_jsonl([{"text": "a"}])
     assert refusal(make_recipe(train=train, task="seq2seq-lm")) == (
-        "data.format: text is not a format for seq2seq-lm; it takes prompt-completion"
+        "data.format: text is not a format for seq2seq-lm; expected prompt-completion"
     )
     message = refusal(make_recipe(train=train, format="prompt-completion", fields={"promt": "question"}))
     assert message.startswith("data.fields.promt: ")
@@ -208,7 +208,7 @@ def test_formats_and_fields_that_do_not_fit(make_recipe: Make, write_jsonl: Writ
     (tmp_path / "a.txt").write_text("words")
     message = refusal(make_recipe(train=tmp_path / "a.txt", format="messages"))
     assert message.startswith("data.train: a text file has no fields")
-    assert "only used by format messages" in refusal(make_recipe(train=train, chat_template="t.jinja"))
+    assert "requires data.format: messages" in refusal(make_recipe(train=train, chat_template="t.jinja"))
     chat = write_jsonl([{"messages": GOOD_CHAT}], "chat.jsonl")
     message = refusal(make_recipe(train=chat, format="messages", chat_template=str(tmp_path / "t.jinja")))
     assert message == f"data.chat_template: {tmp_path}/t.jinja cannot be read: No such file or directory"

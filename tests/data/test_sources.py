@@ -113,13 +113,13 @@ def test_the_hubs_split_for_evaluation(make_recipe: Make, hub: list[tuple], monk
     open_source(recipe, "eval")
     assert hub[-1][2] == "test"
     monkeypatch.setattr(datasets, "get_dataset_split_names", lambda name, config: ["one", "two"])
-    with pytest.raises(InputError, match=r"data\.train: org/name has the splits one, two; name one: org/name:SPLIT"):
+    with pytest.raises(InputError, match=r"data\.train: org/name has the splits one, two; select one: org/name:SPLIT"):
         open_source(recipe, "train")
 
 
 def test_a_bad_row_of_a_hub_data_set(make_recipe: Make, make_tokenizer: Any, hub: list[tuple]) -> None:
     recipe = make_recipe(train="org/name", fields={"text": "txt"})
-    with pytest.raises(InputError, match=r"org/name \(train\): row 1: txt: missing; the fields here are: text, id"):
+    with pytest.raises(InputError, match=r"org/name \(train\): row 1: txt: missing; the fields are: text, id"):
         open_data(recipe, "train", make_tokenizer())
 
 
@@ -131,5 +131,5 @@ def test_neither_here_nor_on_the_hub(make_recipe: Make, monkeypatch: pytest.Monk
     with pytest.raises(InputError) as caught:
         open_source(make_recipe(train="org/name"), "train")
     assert str(caught.value) == (
-        "data.train: org/name is neither a file or folder here nor a hub data set that can be reached (no route)"
+        "data.train: org/name is neither a local file or folder nor a reachable hub data set (no route)"
     )

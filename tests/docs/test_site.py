@@ -116,7 +116,7 @@ def test_a_message_of_the_troubleshooting_page_is_raised_somewhere(entry: str) -
 def test_messages_are_read_from_the_sources() -> None:
     found = {message.text: message.status for message in messages()}
     assert len(found) > 120
-    assert found["give exactly one of `path` and `config`"] == 2
+    assert found["set exactly one of `path` and `config`"] == 2
     assert next(status for text, status in found.items() if "is not active" in text) == 1
     assert len(ENTRIES) > 50
 
@@ -152,9 +152,9 @@ def test_the_page_of_the_python_api_has_every_exported_name() -> None:
     assert sorted(listed_names) == sorted(toolkit.__all__)
     entry = api._entry("train")
     assert "train(\n    recipe: RecipeLike," in entry
-    assert "`resume`: from the newest valid checkpoint" in entry
+    assert "`resume`: resume from the latest valid checkpoint" in entry
     assert "| `final_loss` | Mean loss per supervised token" in entry
-    assert "| `findings` | In the order of the files" in api._entry("lint")
+    assert "| `findings` | Code, severity, place, key" in api._entry("lint")
     assert "Exit status: 2." in api._entry("InputError")
 
 

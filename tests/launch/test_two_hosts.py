@@ -45,7 +45,7 @@ def test_torchruns_rendezvous_trains_and_a_lost_rank_comes_back(here: Path, host
     os.kill(_any_rank(jobs[1].pid), signal.SIGKILL)
     told = [job.communicate(timeout=200) for job in jobs]
     assert [job.returncode for job in jobs] == [0, 0], told
-    assert any("started again by itself, attempt 2" in shown for shown, _ in told)
+    assert any("restarted automatically, attempt 2" in shown for shown, _ in told)
     assert steps(here / "run") == steps(here / "one")
 
 

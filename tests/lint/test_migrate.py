@@ -117,7 +117,7 @@ def test_hybrid_sharding_is_kept(strategy: str, reshard: bool) -> None:
     ("files", "to", "reason"),
     [
         (fsdp1("fsdp_sharding_strategy: NO_SHARD"), "fsdp2", "plain data parallel"),
-        (fsdp("fsdp_version: 1", "fsdp_state_dict_type: LOCAL_STATE_DICT"), "fsdp2", "FSDP1 alone"),
+        (fsdp("fsdp_version: 1", "fsdp_state_dict_type: LOCAL_STATE_DICT"), "fsdp2", "only in FSDP1"),
         (zero("zero_stage: 2", "offload_optimizer_device: cpu"), "fsdp2", "together"),
         (
             zero(*_FILE, top=()) | ds(3, zero={"offload_param": {"device": "nvme", "nvme_path": "/x"}}),

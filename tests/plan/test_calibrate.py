@@ -63,7 +63,7 @@ def test_every_strategy_that_takes_the_recipe_is_timed_with_the_asked_ones_setti
 
 
 def test_a_model_that_does_not_fit_whole_is_not_tried(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"--calibrate: .* whole in each process"):
+    with pytest.raises(InputError, match=r"--calibrate: .* whole model in each process"):
         calibrated(recipe("zero3"), dataclasses.replace(HERE, memory=0.01), Rates(), tmp_path / "log")
 
 
@@ -83,7 +83,7 @@ def test_a_rank_that_fails_is_told_in_one_line(tmp_path: Path) -> None:
     asked = recipe("ddp")
     model = asked.recipe.model.model_copy(update={"attention": "flash_attention_2"})
     asked = dataclasses.replace(asked, recipe=asked.recipe.model_copy(update={"model": model}))
-    with pytest.raises(RunFailed, match=r"--calibrate: rank \d ended: .*; what it wrote: ") as told:
+    with pytest.raises(RunFailed, match=r"--calibrate: rank \d ended: .*; its output: ") as told:
         calibrated(asked, HERE, Rates(), tmp_path / "log")
     assert "\n" not in str(told.value)
 

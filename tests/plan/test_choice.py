@@ -12,7 +12,7 @@ import pytest
 
 from plan.test_command import BIG, planned
 from toolkit.planning.candidate import Candidate
-from toolkit.planning.choice import FASTEST, PLAINEST, ROOMIEST, choose, why_chosen
+from toolkit.planning.choice import FASTEST, ROOMIEST, SIMPLEST, choose, why_chosen
 from toolkit.planning.hardware import GIB
 from toolkit.planning.memory import Memory
 from toolkit.planning.time import Seconds
@@ -47,7 +47,7 @@ def way(
         ([way("zero2", 20, 1.0, kind="full", asked=True), way("zero2", 30, 1.0)], 0, ROOMIEST),
         ([way("zero2", 77, 1.0), way("zero2", 20, 1.1, kind="full")], 1, FASTEST),
         # without times: the plainest, and the largest micro-batch of it
-        ([way("zero3", 10, None), way("ddp", 20, None), way("ddp", 30, None, micro=2)], 2, PLAINEST),
+        ([way("zero3", 10, None), way("ddp", 20, None), way("ddp", 30, None, micro=2)], 2, SIMPLEST),
     ],
 )  # fmt: skip
 def test_the_choice_and_its_reason(ways: list[Candidate], index: int, why: str) -> None:

@@ -78,15 +78,15 @@ def test_files_are_written_without_a_tokenizer_and_say_what_training_needs(
     config_command(bare, [], str(tmp_path / "out"), True, None)
     assert (tmp_path / "out" / "launch.sh").exists()
     told = capsys.readouterr().out
-    assert "before training: tokenizer.path: model.config has no tokenizer of its own; name one" in told
+    assert "before training: tokenizer.path: a model from model.config has no tokenizer; set one" in told
 
 
 def test_a_run_is_refused_without_them(bare: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     starts = (lambda *words: train(bare, words, resume=False), lambda *words: resolve_recipe(bare, words))
     for start in starts:
-        with pytest.raises(InputError, match=r"r\.yaml: tokenizer\.path: model\.config has no tokenizer of its own"):
+        with pytest.raises(InputError, match=r"r\.yaml: tokenizer\.path: a model from model\.config has no tokenizer"):
             start()
-    with pytest.raises(InputError, match=r"tokenizer\.path: model\.config has no tokenizer of its own"):
+    with pytest.raises(InputError, match=r"tokenizer\.path: a model from model\.config has no tokenizer"):
         load_tokenizer(load_recipe(bare))  # `accelerate launch -m toolkit.train`
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     for start in starts:

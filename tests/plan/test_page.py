@@ -59,9 +59,9 @@ def test_the_page_is_whole_and_loads_nothing(planned: tuple[str, dict]) -> None:
     for told in (
         "does not fit",
         "To make it fit",
-        "Plainest that fits, times are not known",
+        "Simplest that fits (times are unknown)",
         "fsdp2 hybrid",
-        "What is assumed",
+        "Assumptions",
     ):
         assert told in reader.text
 

@@ -41,13 +41,13 @@ def test_numbers_are_yaml_1_2(tmp_path: Path) -> None:
         (GOOD.replace("max_steps: 3", "max_steps: 0"), "r.yaml:6:7: run.max_steps: input should be greater than"),
         (GOOD.replace("max_steps: 3", "max_steps: true"), "r.yaml:6:7: run.max_steps: input should be a valid int"),
         (GOOD + "precision: bf15\n", "did you mean bf16?"),
-        (GOOD.replace("{path: some/model}", "{}"), "r.yaml:1:1: model: give exactly one of `path` and `config`"),
+        (GOOD.replace("{path: some/model}", "{}"), "r.yaml:1:1: model: set exactly one of `path` and `config`"),
         (GOOD.replace("  train: train.jsonl", "  eval: e.jsonl"), "r.yaml:2:1: data.train: missing"),
-        (GOOD + "data: {train: x}\n", "r.yaml:7:1: data: written twice; the first is in line 2"),
+        (GOOD + "data: {train: x}\n", "r.yaml:7:1: data: duplicate key; the first is in line 2"),
         (GOOD.replace("model: {", "model: {{"), "not valid YAML"),
-        ("- a\n- b\n", "a recipe is a mapping"),
-        ("", "a recipe is a mapping"),
-        (GOOD.replace("max_steps: 3", "max_steps: 3, epochs: 1"), "run: give one of `max_steps` and `epochs`"),
+        ("- a\n- b\n", "expected a mapping with the sections"),
+        ("", "expected a mapping with the sections"),
+        (GOOD.replace("max_steps: 3", "max_steps: 3, epochs: 1"), "run: set only one of `max_steps` and `epochs`"),
     ],
 )
 def test_mistakes_are_placed(tmp_path: Path, text: str, expected: str) -> None:
@@ -64,7 +64,7 @@ def test_an_override_wins_and_its_mistakes_are_its_own(tmp_path: Path) -> None:
     recipe = load_recipe(tmp_path / "r.yaml", ["optimizer.lr=0.5", "adapter.r=4", "strategy.name=zero3"])
     assert (recipe.optimizer.lr, recipe.adapter and recipe.adapter.r, recipe.strategy.name) == (0.5, 4, "zero3")
     assert load(tmp_path, GOOD, "optimizer.lr=x").startswith("override optimizer.lr=x: optimizer.lr: input should")
-    assert "an override is section.key=value" in load(tmp_path, GOOD, "nonsense")
+    assert "an override has the form section.key=value" in load(tmp_path, GOOD, "nonsense")
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_two_of_three_make_the_batch(batch: dict[str, int], expected: tuple[int,
     ("sections", "expected"),
     [
         ({"batch": {"global_size": 5, "accumulation": None}}, "not a multiple of 2 x 2 processes"),
-        ({"batch": {"global_size": 9}}, "2 x 2 x 2 = 8; leave one of the three out"),
+        ({"batch": {"global_size": 9}}, "2 x 2 x 2 = 8; remove one of the three keys"),
         ({"strategy": {"name": "single"}}, "single runs in one process"),
         ({"strategy": {"name": "ddp", "offload": "optimizer"}}, "ddp cannot offload 'optimizer'"),
         ({"strategy": {"name": "zero2", "offload": "all"}}, "zero2 cannot offload 'all'"),
@@ -49,16 +49,16 @@ def test_two_of_three_make_the_batch(batch: dict[str, int], expected: tuple[int,
         ({"strategy": {"name": "zero1"}, "precision": "fp16"}, "DeepSpeed runs fp16 on a GPU only"),
         (
             {"data": {"packing": True}, "model": {"config": {"model_type": "mamba"}}},
-            "a recurrence or a convolution carries one sample into the next",
+            "a recurrence or convolution mixes neighbouring samples",
         ),
-        ({"data": {"packing": True}, "model": {"config": {"model_type": "opt"}}}, "without the positions"),
-        ({"data": {"packing": True}, "model": {"attention": "paged|sdpa"}}, "not known to keep packed samples apart"),
-        ({"data": {"packing": True}, "model": {"task": "sequence-classification"}}, "packs samples of causal-lm"),
-        ({"data": {"packing": True, "group_by_length": True}}, "set one of the two to false"),
-        ({"data": {"group_by_length": True, "streaming": True}}, "lengths are not known before it is read"),
-        ({"data": {"streaming": True}, "run": {"max_steps": None, "epochs": 1}}, "a stream's length is not known"),
-        ({"run": {"max_steps": None}}, "give max_steps or epochs"),
-        ({"run": {"eval_every": 5}}, "no data.eval"),
+        ({"data": {"packing": True}, "model": {"config": {"model_type": "opt"}}}, "does not use the positions"),
+        ({"data": {"packing": True}, "model": {"attention": "paged|sdpa"}}, "not known to separate packed samples"),
+        ({"data": {"packing": True}, "model": {"task": "sequence-classification"}}, "requires model.task: causal-lm"),
+        ({"data": {"packing": True, "group_by_length": True}}, "set packing or group_by_length to false"),
+        ({"data": {"group_by_length": True, "streaming": True}}, "lengths of streamed samples are not known"),
+        ({"data": {"streaming": True}, "run": {"max_steps": None, "epochs": 1}}, "the length of a stream is not known"),
+        ({"run": {"max_steps": None}}, "set max_steps or epochs"),
+        ({"run": {"eval_every": 5}}, "data.eval is not set"),
         ({"model": {"config": None, "path": "./not/there"}}, "no folder ./not/there"),
     ],
 )
@@ -106,7 +106,7 @@ def test_block_classes_are_the_models_own(family: str) -> None:
 
 def test_an_unknown_model_is_refused_where_its_blocks_matter(tiny_root: Path) -> None:
     recipe = recipe_dict(tiny_root, model={"config": None, "path": "nobody/nothing"}, strategy={"name": "fsdp2"})
-    with pytest.raises(InputError, match=r"strategy\.wrap: fsdp2 must know the class"):
+    with pytest.raises(InputError, match=r"strategy\.wrap: fsdp2 needs the class"):
         resolved_from(recipe)
     assert resolved_from(recipe | {"strategy": {"name": "zero3"}}).blocks == ()
     named = recipe | {"strategy": {"name": "fsdp2", "wrap": ["LlamaDecoderLayer"]}}

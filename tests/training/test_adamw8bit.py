@@ -141,7 +141,7 @@ def test_resumed_equals_uninterrupted(
     ("strategy", "optimizer", "expected"),
     [
         *[(name, {}, "use fsdp2") for name in ("zero1", "zero2", "zero3")],
-        ("ddp", {"kernel": "foreach"}, "leave kernel out"),
+        ("ddp", {"kernel": "foreach"}, "remove optimizer.kernel"),
     ],
 )
 def test_where_it_cannot_be_it_is_refused(

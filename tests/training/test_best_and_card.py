@@ -49,7 +49,7 @@ def test_the_best_is_kept_beside_the_newest(run: Path, tmp_path: Path) -> None:
         "| optimizer steps | 2 |",
         "| held-out loss | 2.0000 |",
         "| loss, last step | 1.5000 |",
-        "| data | train.jsonl (text, cut at 48 tokens) |",
+        "| data | train.jsonl (text, truncated to 48 tokens) |",
         "| verified | equivalent to a plain PyTorch loop |",
         "| trained | lora, r 2, alpha 32 |",
         "  train: train.jsonl\n",
@@ -64,6 +64,6 @@ def test_a_push_without_a_network_fails_cleanly(run: Path, tmp_path: Path) -> No
     )  # fmt: skip
     assert done.returncode == 1
     assert done.stderr.startswith("--push me/model: ")
-    assert done.stderr.endswith("out is written; push it later: hf upload me/model out\n")
+    assert done.stderr.endswith("out is complete; to retry the upload: hf upload me/model out\n")
     assert "Traceback" not in done.stderr
     assert (tmp_path / "out/adapter_config.json").exists()

@@ -140,7 +140,7 @@ def test_offloaded_activations_are_proven(tiny_root: Path) -> None:
     ("sections", "told"),
     [
         ({"activation_checkpointing": "full"}, "activation_offload: moves memory from a GPU to the host"),
-        ({"activation_checkpointing": "selective"}, "set activation_checkpointing: full .it is selective."),
+        ({"activation_checkpointing": "selective"}, "requires activation_checkpointing: full .it is selective."),
     ],
 )
 def test_offload_is_refused_where_it_cannot_be(tiny_root: Path, sections: dict[str, Any], told: str) -> None:

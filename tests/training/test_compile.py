@@ -87,7 +87,7 @@ def test_a_compiler_that_fails_is_told_and_done_without(monkeypatch: pytest.Monk
     assert all(found[name].equal(right[name]) for name in right)
     seen = compiling.compilation()
     assert "no compiler here" in (seen.fell_back or "")
-    assert "run as they are, the compiler failed" in compiling.told(seen)
+    assert "run uncompiled, the compiler failed" in compiling.told(seen)
     torch._dynamo.reset()
 
 
@@ -121,9 +121,9 @@ def test_every_strategy_that_bears_it(group: WorkerGroup, tiny_root: Path, strat
 @pytest.mark.parametrize(
     ("sections", "told"),
     [
-        ({"strategy": {"name": "zero3"}}, "compile: cannot go with zero3, .* fsdp2 shards as much"),
-        ({"strategy": {"name": "fsdp1"}}, "compile: cannot go with fsdp1, .* fsdp2 supports it"),
-        ({"activation_checkpointing": "selective"}, "compile: chooses itself what a block keeps"),
+        ({"strategy": {"name": "zero3"}}, "compile: is not supported with zero3, .* fsdp2 shards as much"),
+        ({"strategy": {"name": "fsdp1"}}, "compile: is not supported with fsdp1: .* fsdp2 supports it"),
+        ({"activation_checkpointing": "selective"}, "compile: selects itself which activations"),
     ],
 )
 def test_refused_where_it_cannot_be(tiny_root: Path, sections: dict[str, Any], told: str) -> None:
@@ -134,7 +134,7 @@ def test_refused_where_it_cannot_be(tiny_root: Path, sections: dict[str, Any], t
 def test_refused_without_a_compiler(tiny_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     resolved = resolved_from(recipe_dict(tiny_root, compile=True))  # of files for another machine nothing is known
     monkeypatch.setattr(compilable.shutil, "which", lambda name: None)
-    with pytest.raises(InputError, match=r"compile: needs a compiler here, and there is no g\+\+"):
+    with pytest.raises(InputError, match=r"compile: needs a C\+\+ compiler; g\+\+"):
         check_machine(resolved)
 
 

@@ -83,7 +83,7 @@ def test_where_the_schedule_stays_a_longer_run_is_the_uninterrupted_one(
     shown = train(recipe(tiny_root, one, schedule="constant", run=long), tmp_path)
     total = metrics(one)[-1]["step"]
     assert total > taken
-    assert f"extended from {taken} to {total} steps: the steps taken have the same learning rates in both" in shown
+    assert f"extended from {taken} to {total} steps: the learning rates of the completed steps are the same" in shown
     train(recipe(tiny_root, whole, schedule="constant", run=long), tmp_path, resume=False)
     assert same(one, whole)
     assert read_manifest(one / "checkpoints" / f"step-{total:08d}")["extensions"] == []
@@ -105,15 +105,17 @@ def test_where_the_schedule_changes_it_asks(tiny_root: Path, tmp_path: Path) -> 
         train(longer, tmp_path)
     assert metrics(folder) == before, "a refusal leaves the run as it was"
     told = str(refused.value)
-    assert told.startswith(f"recipe.yaml: run.max_steps: 9: 6 steps in {folder}/checkpoints/step-00000004, 9 here")
+    assert told.startswith(
+        f"recipe.yaml: run.max_steps: 9: 6 steps in {folder}/checkpoints/step-00000004, 9 in this recipe"
+    )
     # Half a cosine from update 2 to the end, 4 updates there and 7 here: 0.5 (1 + cos(pi (update - 2) / 4 or 7)).
     rows = {line.split()[0]: line.split()[1:] for line in refused.value.problems[2:-1]}
-    assert rows == {"4": ["(taken)", "0.0008536", "0.0009505"], "5": ["0.0005", "0.0008117"],
+    assert rows == {"4": ["(completed)", "0.0008536", "0.0009505"], "5": ["0.0005", "0.0008117"],
                     "6": ["0.0001464", "0.0006113"], "9": ["-", "4.952e-05"]}  # fmt: skip
     assert "Add --extend to continue from step 5" in told
     shown = train(longer, tmp_path, extend=True)
-    assert "extended from 6 to 9 steps; learning rate from here on: step 5: 0.0008117; " in shown
-    assert "step 6: 0.0006113; step 9: 4.952e-05 (step 5 had 0.0005 before)" in shown
+    assert "extended from 6 to 9 steps; learning rates: step 5: 0.0008117; " in shown
+    assert "step 6: 0.0006113; step 9: 4.952e-05 (before: step 5: 0.0005)" in shown
     rates = {line["step"]: line["lr"] for line in metrics(folder)}
     assert rates[4] == pytest.approx(0.0008536, rel=1e-4)
     assert rates[5] == pytest.approx(0.0008117, rel=1e-4)
@@ -141,16 +143,13 @@ def test_a_shorter_run_has_the_same_rule(tiny_root: Path, tmp_path: Path) -> Non
     train(recipe(tiny_root, folder, schedule="linear", run={"max_steps": 9, "save_every": 4}), tmp_path, resume=False)
     for step in (8, 9):
         (folder / "checkpoints" / f"step-{step:08d}" / "manifest.json").unlink()
-    with pytest.raises(InputError, match=r"run\.max_steps: 2: .* has taken 4 steps already, and this recipe has 2"):
+    with pytest.raises(InputError, match=r"run\.max_steps: 2: .* is already at step 4, but this recipe has 2"):
         train(recipe(tiny_root, folder, schedule="linear", run={"max_steps": 2}), tmp_path, extend=True)
     shorter = recipe(tiny_root, folder, schedule="linear", run={"max_steps": 5})
     with pytest.raises(InputError, match=r"Add --extend .* or set run\.max_steps: 9"):
         train(shorter, tmp_path)
     shown = train(shorter, tmp_path, extend=True)
-    assert (
-        "shortened from 9 to 5 steps; learning rate from here on: step 5: 0.0003333 (step 5 had 0.0007143 before)"
-        in shown
-    )
+    assert "shortened from 9 to 5 steps; learning rates: step 5: 0.0003333 (before: step 5: 0.0007143)" in shown
     assert metrics(folder)[-1]["step"] == 5
 
 
@@ -158,12 +157,12 @@ def test_a_share_of_warm_up_moves_with_the_length(tiny_root: Path, tmp_path: Pat
     """Constant after its warm-up, but the warm-up is a share of the steps: steps that were taken change."""
     warmup = {"warmup_steps": None, "warmup_ratio": 0.5}
     train(recipe(tiny_root, tmp_path / "run", schedule="constant", warmup=warmup), tmp_path, resume=False)
-    with pytest.raises(InputError, match=r"4 \(taken\) +0\.001 +0\.00075\n"):
+    with pytest.raises(InputError, match=r"4 \(completed\) +0\.001 +0\.00075\n"):
         train(recipe(tiny_root, tmp_path / "run", schedule="constant", warmup=warmup, run={"max_steps": 8}), tmp_path)
 
 
 def test_extend_goes_with_resume(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(InputError, match=r"--extend: .* together with --resume"):
+    with pytest.raises(InputError, match=r"--extend: requires --resume"):
         launch("recipe.yaml", [], resume=False, extend=True)
     assert job(["recipe.yaml", "--extend"]) == 2
     assert "--extend: " in capsys.readouterr().err
@@ -239,9 +238,9 @@ def test_what_may_not_change_is_named_with_what_to_do(saved: Path) -> None:
     with pytest.raises(InputError) as refused:
         check_recipe(saved, {}, Recipe.model_validate(other), "r.yaml")
     assert refused.value.problems[:3] == (
-        "r.yaml: optimizer.lr (0.001 there, 0.5 here)",
-        "r.yaml: run.seed (3 there, 4 here)",
-        "r.yaml: batch.micro_size x batch.accumulation x processes (4 there, 16 here)",
+        "r.yaml: optimizer.lr (checkpoint: 0.001, recipe: 0.5)",
+        "r.yaml: run.seed (checkpoint: 3, recipe: 4)",
+        "r.yaml: batch.micro_size x batch.accumulation x processes (checkpoint: 4, recipe: 16)",
     )
     assert str(saved) in refused.value.problems[3]
-    assert "Set them back to resume it, or start a new run in another run.output_dir" in refused.value.problems[3]
+    assert "Restore them to resume it, or start a new run in another run.output_dir" in refused.value.problems[3]

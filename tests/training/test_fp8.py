@@ -151,7 +151,7 @@ def test_sizes_that_no_product_takes_stay_and_where_all_do_it_is_told(tiny_root:
     prepared = prepare_model(resolved_from(recipe(tiny_root, model={"config": LLAMA | heads})), 0)
     assert {name.rsplit(".", 1)[-1] for name in prepared.products} == {"gate_proj", "up_proj", "down_proj"}
     none = LLAMA | heads | {"intermediate_size": 72}
-    with pytest.raises(InputError, match="multiples of 16, and the blocks of LlamaForCausalLM have none"):
+    with pytest.raises(InputError, match="multiples of 16, but the blocks of LlamaForCausalLM have none"):
         prepare_model(resolved_from(recipe(tiny_root, model={"config": none})), 0)
 
 
@@ -330,13 +330,16 @@ def test_plan_counts_what_is_kept_in_float8(tiny_root: Path) -> None:
 @pytest.mark.parametrize(
     ("sections", "told"),
     [
-        ({"precision": "fp32"}, "precision: fp32 asks for float32; take precision: bf16"),
-        ({"precision": "fp16"}, "outside of what fp16 holds .* take precision: bf16"),
-        ({"adapter": {"method": "qlora"}}, "qlora keeps the base in 4; take adapter.method: lora"),
-        ({"model": {"config": {"model_type": "gpt2"}}}, "keeps weights in Conv1D layers; bf16 is the nearest"),
-        ({"model": {"config": {"model_type": "mixtral"}}}, "all experts in one tensor; bf16 is the nearest"),
-        ({"model": {"config": LLAMA | {"hidden_size": 36}}}, "multiples of 16, and this model is 36 wide"),
-        ({"model": {"config": LLAMA | {"quantization_config": {"quant_method": "gptq"}}}}, "holds quantised ones"),
+        ({"precision": "fp32"}, "precision is fp32; use precision: bf16"),
+        ({"precision": "fp16"}, "outside the range of fp16 .* use precision: bf16"),
+        ({"adapter": {"method": "qlora"}}, "qlora stores the base in 4 bits; use adapter.method: lora"),
+        ({"model": {"config": {"model_type": "gpt2"}}}, "stores weights in Conv1D layers; use bf16"),
+        ({"model": {"config": {"model_type": "mixtral"}}}, "all experts in one tensor; use bf16"),
+        ({"model": {"config": LLAMA | {"hidden_size": 36}}}, "multiples of 16, but this model's width is 36"),
+        (
+            {"model": {"config": LLAMA | {"quantization_config": {"quant_method": "gptq"}}}},
+            "those of model.path are quantised",
+        ),
     ],
 )
 def test_refused_at_config_time(tiny_root: Path, sections: dict[str, Any], told: str) -> None:
@@ -356,5 +359,5 @@ def test_a_gpu_without_float8_is_refused_once_it_is_known(
     with contextlib.nullcontext() if ok else pytest.raises(InputError, match=r"fp8: needs GPUs of .* 8\.9 or newer"):
         check_machine(resolved)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: min(found))
-    with contextlib.nullcontext() if ok else pytest.raises(InputError, match="bf16 products are the nearest"):
+    with contextlib.nullcontext() if ok else pytest.raises(InputError, match="use bf16 products"):
         fp8.check_device(resolved)

@@ -87,10 +87,13 @@ def test_memory_does_not_grow_with_vocabulary_times_length(monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("sections", "expected"),
     [
-        ({"model": {"config": LLAMA | {"model_type": "gemma2"}}}, "changed after the head: logits = logits /"),
-        ({"model": {"config": LLAMA, "task": "sequence-classification"}}, "is the loss of causal-lm"),
-        ({"precision": "fp16"}, "take bf16"),
-        ({"adapter": {"target_modules": ["q_proj", "lm_head"]}}, "names lm_head"),
+        (
+            {"model": {"config": LLAMA | {"model_type": "gemma2"}}},
+            "changes the logits after the head: logits = logits /",
+        ),
+        ({"model": {"config": LLAMA, "task": "sequence-classification"}}, "requires model.task: causal-lm"),
+        ({"precision": "fp16"}, "use bf16"),
+        ({"adapter": {"target_modules": ["q_proj", "lm_head"]}}, "contains lm_head"),
     ],
 )
 def test_what_it_cannot_be_is_refused(sections: dict[str, Any], expected: str) -> None:
@@ -101,7 +104,7 @@ def test_what_it_cannot_be_is_refused(sections: dict[str, Any], expected: str) -
 
 def test_an_adapter_that_a_pattern_puts_on_the_head_is_refused() -> None:
     resolved = resolved_with(loss="fused", adapter={"target_modules": ".*(q_proj|lm_head)"})
-    with pytest.raises(InputError, match="an adapter on it"):
+    with pytest.raises(InputError, match="an adapter wraps it"):
         prepare_model(resolved, 0)
 
 

@@ -53,9 +53,9 @@ def test_no_room_fails_alike_on_every_rank_and_keeps_the_last_good_one(
     answers = group.run(save_without_room, resolved, str(tmp_path), limit)
     assert answers[0] == answers[1]
     message, left, later = answers[0]
-    assert message.startswith(f"{tmp_path}/step-00000002: cannot be saved: ")
+    assert message.startswith(f"{tmp_path}/step-00000002: cannot be written: ")
     assert "File too large" in message
-    assert f"the newest checkpoint is {tmp_path}/step-00000001, as it was" in message
+    assert f"the latest checkpoint is {tmp_path}/step-00000001 (intact)" in message
     assert left == "step-00000001", "nothing half-written stays"
     assert later == "step-00000002", "with room again it is saved"
     checkpoint.whole_manifest(tmp_path / "step-00000001")
@@ -83,7 +83,7 @@ def test_a_full_disk_stops_the_run_cleanly_and_room_lets_it_go_on(small_disk: Pa
     done = subprocess.run([*TOOLKIT, "train", "r.yaml"], cwd=here, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     assert "No space left on device" in done.stderr
-    assert "the newest checkpoint is disk/run/checkpoints/step-0000000" in done.stderr
+    assert "the latest checkpoint is disk/run/checkpoints/step-0000000" in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stderr.count("\n") == 1
     subprocess.run(["mount", "-o", "remount,size=64m", small_disk], check=True)
@@ -103,7 +103,7 @@ def test_no_permission(tiny_root: Path, tmp_path: Path) -> None:
     if root:
         os.seteuid(65534)  # root may write everywhere; nobody may not
     try:
-        with pytest.raises(RunFailed, match=r"cannot be saved: Permission denied"):
+        with pytest.raises(RunFailed, match=r"cannot be written: Permission denied"):
             checkpoint.save(session, folder, Progress())
     finally:
         if root:

@@ -262,7 +262,7 @@ def test_export_merges_into_the_dequantised_base(trained: Any, tmp_path: Path) -
     precision, recipe, folder = trained
     with pytest.raises(InputError, match="add --dequantise"):
         export(folder, tmp_path / "out", merged=True)
-    with pytest.raises(InputError, match="goes with --merged"):
+    with pytest.raises(InputError, match="requires --merged"):
         export(folder, tmp_path / "out", dequantise=True)
     assert export(folder, tmp_path / "adapter")[0] == "adapter"
     assert "in 4 bits (NF4, double quantisation" in (tmp_path / "adapter" / "README.md").read_text(encoding="utf-8")
@@ -308,9 +308,9 @@ def test_a_merge_that_answers_otherwise_is_not_written(
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        ({"model_type": "gpt2"}, "keeps weights in Conv1D layers; take lora"),
-        ({"model_type": "mixtral"}, "all experts in one tensor; take lora"),
-        (LLAMA | {"quantization_config": {"quant_method": "gptq"}}, "holds quantised weights"),
+        ({"model_type": "gpt2"}, "stores weights in Conv1D layers; use lora"),
+        ({"model_type": "mixtral"}, "all experts in one tensor; use lora"),
+        (LLAMA | {"quantization_config": {"quant_method": "gptq"}}, "weights of model.path are already quantised"),
     ],
 )
 def test_what_cannot_be_quantised_is_refused_at_config_time(

@@ -12,13 +12,13 @@ from signalled import TOOLKIT, begin, rank_pid, until_step, write_recipe
 from toolkit.training.watch import Beat, Marks, late, silent
 
 HERE = Beat(7, 3, "counting tokens", False)
-BEHIND = Beat(6, 3, "reading its data", False)
+BEHIND = Beat(6, 3, "reading data", False)
 
 
 def test_the_one_behind_is_named() -> None:
     assert late([HERE, BEHIND, HERE], 39, 40) is None
     assert late([HERE, BEHIND, HERE], 41, 40) == (
-        "rank 1 hangs at step 3 (reading its data): no rank got further for 41 s"
+        "rank 1 hangs at step 3 (reading data): no rank made progress for 41 s"
     )
     assert (late([BEHIND, HERE, BEHIND], 41, 40) or "").startswith("ranks 0, 2 hang at step 3")
 
@@ -36,7 +36,7 @@ def test_a_process_that_says_nothing_is_named_whatever_it_was_at() -> None:
     beats = [HERE, Beat(1, 1, "starting", True)]
     assert silent(beats, [1, 39], 40) is None
     assert silent(beats, [1, 41], 40) == (
-        "rank 1 hangs: nothing from its process for 41 s (last seen at step 1, starting)"
+        "rank 1 hangs: no heartbeat from its process for 41 s (last seen at step 1, starting)"
     )
 
 
@@ -58,7 +58,7 @@ def test_a_rank_that_hangs_ends_the_job(strategy: str, tmp_path: Path, tiny_root
     os.kill(rank_pid(job.pid, 1), signal.SIGSTOP)
     _, told = job.communicate(timeout=90)  # a stopped rank never ends by itself
     assert job.returncode == 1
-    assert told.startswith("rank 1 hangs: nothing from its process"), told
+    assert told.startswith("rank 1 hangs: no heartbeat from its process"), told
     assert "at step" in told
     log = (tmp_path / "run/logs/rank0.log").read_text()
     assert "toolkit/training/loop.py" in log, "it says where the others wait"

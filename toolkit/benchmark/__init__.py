@@ -1,1 +1,1 @@
-"""Measured cells: what a recipe really takes here, against others in turns."""
+"""Measures recipes on this machine, interleaved with each other."""

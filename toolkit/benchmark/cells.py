@@ -1,4 +1,4 @@
-"""Cells of a bench: which recipes are measured, in turns, and what comes out of the turns."""
+"""Cells of a bench: the measured recipes, their turns, and the results."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from toolkit.recipe.resolve import Resolved
 from toolkit.strategies import resolve
 
 TIME_LIMIT = 600.0
-"""Seconds that a turn may take."""
+"""Time limit of a turn, in seconds."""
 
 
 @dataclass
 class Cell:
-    """One recipe, and the turns that it had. ``label``: what tells it from the other cells."""
+    """One recipe and its turns. ``label``: its name among the cells."""
 
     label: str
     resolved: Resolved
     asked: bool = False
     turns: list[list[Turn]] = field(default_factory=list)
-    """By turn, then by rank."""
+    """Results by turn, then by rank."""
     counted: list[Turn] = field(default_factory=list)
     failure: str | None = None
 
     @property
     def seconds_by_turn(self) -> list[list[float]]:
-        """Of every timed step: that of the slowest rank."""
+        """Seconds of every timed step: those of the slowest rank."""
         return [[max(rank.seconds[at] for rank in turn) for at in range(len(turn[0].seconds))] for turn in self.turns]
 
     @property
     def seconds(self) -> list[float]:
-        """The same of all turns together."""
+        """Seconds of the steps of all turns."""
         return [seconds for turn in self.seconds_by_turn for seconds in turn]
 
     def sums(self, of: Callable[[Turn], Sequence[float]]) -> list[float]:
@@ -61,8 +61,8 @@ class Cell:
 def make_cells(
     recipe: str, overrides: Sequence[str], strategies: Sequence[str], options: Sequence[str], against: str | None
 ) -> tuple[list[Cell], list[str]]:
-    """The recipe, the same under each of ``strategies`` and with each of ``options`` (``key=value`` or several with a
-    comma between), and the recipe ``against``; and what was left out, with its reason. Raises InputError."""
+    """The recipe, the recipe under each of ``strategies`` and with each of ``options`` (``key=value``, or several
+    separated by commas), and the recipe ``against``; and the skipped ones, with their reason. Raises InputError."""
     asked = resolve(load_recipe(recipe, overrides), recipe)
     check_machine(asked)
     name = asked.recipe.strategy.name
@@ -89,14 +89,14 @@ def make_cells(
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is measured: ``turns`` of each cell, one after another, of ``steps`` timed after ``warmup``."""
+    """The amount of work: ``turns`` of each cell, interleaved, with ``steps`` timed after ``warmup``."""
 
     turns: int = 3
     steps: int = 5
     warmup: int = 2
     full: bool = False
     memory: bool = True
-    """On a CPU, one more short turn each, untimed, that counts the bytes of every storage."""
+    """On a CPU, an additional short, untimed turn each, which counts the bytes of all storages."""
 
 
 def run_cells(
@@ -106,7 +106,7 @@ def run_cells(
     say: Callable[[str], None],
     groups: dict[int, WorkerGroup] | None = None,
 ) -> None:
-    """Give every cell its turns; a cell that fails says so, and the others go on."""
+    """Run the turns of every cell; a cell that fails reports it, and the others continue."""
     kept = {} if groups is None else groups
     try:
         for turn in range(plan.turns):
@@ -211,7 +211,7 @@ def as_json(cell: Cell, rate: float | None) -> dict[str, Any]:
 
 
 def rate_of(device: str, tflops: float | None) -> float | None:
-    """The rate that MFU is told against: given, or the data sheet's of the GPU that is here."""
+    """The peak rate for MFU: given, or from the data sheet of this GPU."""
     if tflops is not None:
         return tflops * 1e12
     if device != "cuda":

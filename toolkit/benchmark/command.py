@@ -1,4 +1,4 @@
-"""`toolkit bench` behind the command line: cells, their turns, the screen and the JSON."""
+"""`toolkit bench`: cells, turns, the screen and the JSON."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Request:
 
 
 def bench_command(request: Request) -> int:
-    """Measure and print; returns the exit status: 0 every cell was measured, 1 one of them failed."""
+    """Measure and print; returns the exit status. 0: every cell was measured. 1: one of them failed."""
     _check(request)
     if request.find_batch:
         return _find_batch(request, Result("bench"))
@@ -61,14 +61,14 @@ def bench_command(request: Request) -> int:
 
 @dataclass(frozen=True)
 class Measured(CommandResult):
-    """What `toolkit bench` gives."""
+    """The result of `toolkit bench`."""
 
     cells: list[Cell]
-    """One for each recipe that was measured; the first is the one asked for."""
+    """One cell per measured recipe; the first is the requested one."""
 
 
 def measure(request: Request, say: Callable[[str], None], log: Path) -> Measured:
-    """Train each cell for some steps, in turns. ``log``: the file that ranks print to. Raises InputError."""
+    """Train each cell for some steps, interleaved. ``log``: file for the output of the ranks. Raises InputError."""
     _check(request)
     result = Result("bench")
     from toolkit.benchmark.cells import Plan, as_json, make_cells, rate_of, run_cells
@@ -82,7 +82,7 @@ def measure(request: Request, say: Callable[[str], None], log: Path) -> Measured
     for cell in () if request.full_rows else cells:
         check_data(cell.resolved.recipe)
     for line in left_out:
-        say(f"left out: {line}")
+        say(f"skipped: {line}")
     plan = Plan(request.turns, request.steps, request.warmup, request.full_rows)
     sizes = {cell.resolved.world_size for cell in cells}
     groups = {size: WorkerGroup(size, max(1, cpu_count() // size), log=log.absolute()) for size in sizes}
@@ -106,7 +106,7 @@ def measure(request: Request, say: Callable[[str], None], log: Path) -> Measured
 
 
 def _find_batch(request: Request, result: Result) -> int:
-    """Find the largest micro-batch; 0: there is one, 1: not even one sample at a time fits."""
+    """Find the largest micro-batch. 0: found. 1: micro_size 1 does not fit."""
     from toolkit.benchmark.find_batch import find_batch, measured_in_processes, memory_here
     from toolkit.launch.job import check_machine
     from toolkit.planning.hardware import GIB
@@ -117,7 +117,7 @@ def _find_batch(request: Request, result: Result) -> int:
     check_machine(asked)
     memory = memory_here(asked, request.memory)
     say = (lambda line: None) if request.json_target == "-" else _say
-    say(f"{memory / GIB:.3f} GiB for each process, 5 % of it stay free; rows of {asked.recipe.data.max_length} tokens")
+    say(f"{memory / GIB:.3f} GiB per process, of which 5 % stay free; rows of {asked.recipe.data.max_length} tokens")
     log = Path("runs/bench") / f"{Path(request.recipe).stem}.log"
     found = find_batch(asked, memory, measured_in_processes(log), say)
     best = found.chosen
@@ -125,18 +125,18 @@ def _find_batch(request: Request, result: Result) -> int:
     if request.json_target:
         write_json(document, request.json_target)
     if best is None:
-        say("not even one sample at a time fits; `toolkit plan` tells what does")
+        say("micro_size 1 does not fit; `toolkit plan` shows what does")
         return 1
-    say(f"global batch {best.global_size}, as it was:")
+    say(f"global batch {best.global_size}, unchanged:")
     say(f"batch: {{micro_size: {best.micro_size}, accumulation: {best.accumulation}}}")
     return 0
 
 
 def table(document: dict[str, Any]) -> list[str]:
-    """The result for a person: a line per cell, where the recipe's time went, and its profile."""
+    """The result for the screen: a line per cell, the phases of the recipe's step, and its profile."""
     cells = document["cells"]
     width = max(12, *(len(cell["label"]) for cell in cells))
-    lines = ["", f"{'':{width}}  tokens/s  of first   step s  slowest   peak GiB  padding    MFU"]
+    lines = ["", f"{'':{width}}  tokens/s  vs first   step s  slowest   peak GiB  padding    MFU"]
     first = cells[0]["tokens_per_second"]
     for cell in cells:
         if cell["tokens_per_second"] is None:
@@ -153,7 +153,7 @@ def table(document: dict[str, Any]) -> list[str]:
         )
     if first:
         shares = cells[0]["phases"].items()
-        lines += ["", "time of the first: " + " · ".join(f"{name} {share:.1%}" for name, share in shares)]
+        lines += ["", "phases of the first cell: " + " · ".join(f"{name} {share:.1%}" for name, share in shares)]
     profile = cells[0].get("profile")
     if profile:
         lines += ["", f"trace: {profile['trace']}  (ui.perfetto.dev)"]
@@ -168,16 +168,16 @@ def table(document: dict[str, Any]) -> list[str]:
 def _check(request: Request) -> None:
     for name, value in (("--turns", request.turns), ("--steps", request.steps)):
         if value < 1:
-            raise InputError(f"{name} {value}: at least 1")
+            raise InputError(f"{name} {value}: must be at least 1")
     if request.warmup < 0:
-        raise InputError(f"--warmup {request.warmup}: 0 or more")
+        raise InputError(f"--warmup {request.warmup}: must be 0 or more")
     if request.memory is not None and not request.find_batch:
-        raise InputError("--memory: goes with --find-batch")
+        raise InputError("--memory: requires --find-batch")
     others = (request.strategies, request.options, request.against, request.profile)
     if request.find_batch and any(others):
-        raise InputError("--find-batch: finds the micro-batch of one recipe; measure others beside it in a bench apart")
+        raise InputError("--find-batch: finds the micro-batch of one recipe; compare other cells in a separate run")
     if request.tflops is not None and request.tflops <= 0:
-        raise InputError(f"--tflops {request.tflops:g}: 10^12 operations per second, above 0")
+        raise InputError(f"--tflops {request.tflops:g}: TFLOP/s must be above 0")
 
 
 def _write(page: Path, text: str) -> None:

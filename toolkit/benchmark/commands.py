@@ -14,34 +14,37 @@ def register(app: typer.Typer) -> None:
 
 def bench(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="the recipe, a YAML file")],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[section.key=value]...")] = None,
-    strategies: Annotated[str, typer.Option(help="others to measure beside the recipe's: zero2,fsdp2")] = "",
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[section.key=value]...", help="override recipe values")
+    ] = None,
+    strategies: Annotated[str, typer.Option(help="further strategies to measure: zero2,fsdp2")] = "",
     options: Annotated[
-        list[str] | None, typer.Option("--with", metavar="KEY=VALUE[,...]", help="another cell, with this; repeatable")
+        list[str] | None,
+        typer.Option("--with", metavar="KEY=VALUE[,...]", help="add a cell with this override; repeatable"),
     ] = None,
-    against: Annotated[str | None, typer.Option(metavar="RECIPE", help="another recipe, in turns with this")] = None,
-    turns: Annotated[int, typer.Option(help="of each cell, one after another")] = 3,
-    steps: Annotated[int, typer.Option(help="timed in a turn")] = 5,
-    warmup: Annotated[int, typer.Option(help="steps before them that are not timed")] = 2,
-    full_rows: Annotated[bool, typer.Option("--full-rows", help="rows of max_length random tokens, no data")] = False,
-    profile: Annotated[
-        str | None, typer.Option(metavar="FILE", help="a trace of two steps of the recipe, for ui.perfetto.dev")
-    ] = None,
-    tflops: Annotated[float | None, typer.Option(help="the device's rate, for MFU; default: its data sheet's")] = None,
+    against: Annotated[str | None, typer.Option(metavar="RECIPE", help="add a cell with another recipe")] = None,
+    turns: Annotated[int, typer.Option(help="measurements of each cell, interleaved")] = 3,
+    steps: Annotated[int, typer.Option(help="timed steps per turn")] = 5,
+    warmup: Annotated[int, typer.Option(help="untimed steps before them")] = 2,
+    full_rows: Annotated[
+        bool, typer.Option("--full-rows", help="use full rows of random tokens instead of data")
+    ] = False,
+    profile: Annotated[str | None, typer.Option(metavar="FILE", help="trace two steps for ui.perfetto.dev")] = None,
+    tflops: Annotated[float | None, typer.Option(help="peak rate of the device, for MFU; default: data sheet")] = None,
     find_batch: Annotated[
-        bool, typer.Option("--find-batch", help="the largest micro-batch that fits, in place of the timings")
+        bool, typer.Option("--find-batch", help="find the largest micro-batch that fits; no timings")
     ] = False,
     memory: Annotated[
-        float | None, typer.Option(help="GiB per process, for --find-batch; default: what this machine has")
+        float | None, typer.Option(help="GiB per process, for --find-batch; default: all of this machine's")
     ] = None,
     page: Annotated[
-        str | None, typer.Option("--html", metavar="FILE", help="the page; default: runs/bench/RECIPE.html")
+        str | None, typer.Option("--html", metavar="FILE", help="write the page; default: runs/bench/RECIPE.html")
     ] = None,
     json_target: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="the result, - for standard output")
+        str | None, typer.Option("--json", metavar="FILE", help="write the result as JSON; - for standard output")
     ] = None,
 ) -> None:
-    """Measure tokens/s, time, memory and MFU of a recipe, of its strategies and options, in turns."""
+    """Measure speed and memory of a recipe and its variants. Reports tokens/s, step time, peak memory and MFU."""
     from toolkit.benchmark.command import Request, bench_command
 
     named = tuple(name for name in strategies.split(",") if name)

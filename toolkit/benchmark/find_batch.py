@@ -1,8 +1,8 @@
-"""The largest micro-batch that fits: the plan's guess, then measured probes that put it right.
+"""Finds the largest micro-batch that fits: the plan's prediction, corrected by measured probes.
 
-A probe trains two steps of full rows, the most that a micro-batch can take, in processes of its own: one that runs out
-of memory ends with them and leaves none behind. The global batch stays, so micro-batches are divisors of a process's
-share of it, and accumulation makes up for them.
+A probe trains two steps of full rows, the maximum of a micro-batch, in its own processes, so an out-of-memory error
+leaves nothing behind. The global batch does not change: micro-batches are divisors of a process's part of it, and
+accumulation is adapted.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from toolkit.planning.time import Rates
 from toolkit.recipe.resolve import Resolved
 
 HEADROOM = 0.05
-"""Share of the memory that stays free, as `toolkit plan` has it: for the allocator's gaps between shapes."""
+"""Fraction of the memory to keep free, as in `toolkit plan`, for fragmentation between shapes."""
 TIME_LIMIT = 600.0
 _OUT = "out of memory"
 
 Measure = Callable[[Resolved, int], "int | None"]
-"""Peak bytes of one process that trains so, the highest of all ranks; None where they do not fit into the bytes given.
-Raises RunFailed where it fails for another reason."""
+"""Peak bytes of one process that trains so, the highest of all ranks; None if they do not fit into the bytes given.
+Raises RunFailed if it fails for another reason."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """One measurement. ``peak``: None where the memory did not suffice."""
+    """One measurement. ``peak``: None if memory was not sufficient."""
 
     micro_size: int
     predicted: int
@@ -60,7 +60,7 @@ class Found:
 
 
 def fits(probe: Probe, usable: int) -> bool:
-    """Whether a probe stayed within the memory."""
+    """Whether a probe fits."""
     return probe.peak is not None and probe.peak <= usable
 
 
@@ -70,7 +70,7 @@ def find_batch(
     """Find the largest micro-batch of ``asked`` for ``memory`` bytes per process, its global batch unchanged.
 
     Two probes settle it where the plan is right within a step of the sizes; where it is not, each further one is of the
-    next size that the measurements so far leave open. Raises InputError where the model cannot be planned.
+    next size that the measurements so far leave open. Raises InputError if the model cannot be planned.
     """
     device = Device(asked.device, memory / GIB, 0, 0, 0, 0, "given")
     search = Search(asked, device, headroom, Rates())
@@ -120,7 +120,7 @@ def _corrected(size: int, predicted: dict[int, int], probes: list[Probe]) -> flo
 
 
 def told(probe: Probe, usable: int) -> str:
-    """One line for a person."""
+    """One line for the screen."""
     seen = _OUT if probe.peak is None else f"{probe.peak / GIB:.3f} GiB"
     verdict = "fits" if fits(probe, usable) else "does not fit"
     told_plan = f"predicted {probe.predicted / GIB:.3f}"
@@ -131,7 +131,7 @@ def told(probe: Probe, usable: int) -> str:
 
 
 def measured_in_processes(log: Path) -> Measure:
-    """Probes in a group of processes each, started for it and ended after it."""
+    """Runs each probe in its own process group."""
 
     def measure(way: Resolved, usable: int) -> int | None:
         from toolkit.benchmark.job import Order
@@ -168,10 +168,10 @@ def probe_job(order: Any) -> int:
 
 
 def memory_here(asked: Resolved, gib: float | None) -> int:
-    """Bytes for one process: what was given, else what its device has."""
+    """Bytes for one process: as given, else the memory of its device."""
     if gib is not None:
         if gib <= 0:
-            raise InputError(f"--memory {gib:g}: GiB per process, above 0")
+            raise InputError(f"--memory {gib:g}: GiB per process must be above 0")
         return int(gib * GIB)
     if asked.device == "cuda":
         import torch

@@ -1,4 +1,4 @@
-"""On a rank: some steps of the toolkit's own training loop, watched from around the calls that it makes itself."""
+"""On a rank: runs steps of the toolkit's own training loop, timed around the loop's calls."""
 
 from __future__ import annotations
 
@@ -29,13 +29,16 @@ from toolkit.training.metrics import Pending
 from toolkit.training.session import Session, engage
 
 PHASES = ("loader", "forward", "backward", "optimizer", "host")
-"""``optimizer``: clipping, AdamW and what a strategy does with it. ``host``: the loop itself, all that is left."""
+"""``optimizer``: clipping, AdamW and the strategy's work on it. ``host``: the loop itself, and the rest."""
 
 
 @dataclass
 class Turn:
-    """What one rank saw in one turn of a cell. ``seconds``: of each timed step; ``phases``: of all of them together,
-    by the host's clock (on a GPU: how long the host took, not the device)."""
+    """Measurements of one rank in one turn of a cell.
+
+    ``seconds``: of each timed step; ``phases``: of all of them together, measured on the host (on a GPU: host time, not
+    device time).
+    """
 
     seconds: list[float] = field(default_factory=list)
     supervised: list[int] = field(default_factory=list)
@@ -52,7 +55,7 @@ class Turn:
 @dataclass(frozen=True)
 class Order:
     """What a turn shall do. ``steps`` are timed, after ``warmup`` that are not. ``full``: rows of max_length random
-    tokens in place of the recipe's data. ``counted``: count the bytes of every storage, which slows each operation."""
+    tokens instead of the recipe's data. ``counted``: count the bytes of every storage, which slows each operation."""
 
     recipe: dict[str, Any]
     source: str
@@ -64,7 +67,7 @@ class Order:
     limit: int | None = None
     """Bytes over which memory counts as exhausted. On a GPU it is so in earnest; elsewhere with ``counted``."""
     trace: str | None = None
-    """Where rank 0 writes a trace of two more steps, for Perfetto."""
+    """Where rank 0 writes a Perfetto trace of two more steps."""
 
 
 def turn_job(order: Order) -> Turn:

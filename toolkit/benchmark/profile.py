@@ -1,4 +1,4 @@
-"""A trace of some steps for Perfetto, and a table of where their time went."""
+"""A trace of some steps for Perfetto, and a table of their time."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _device(seen: Any) -> dict[str, float]:
 
 
 def split_time(spans: Iterable[tuple[str, Interval]]) -> dict[str, float]:
-    """Seconds by what a device did: kernels run beside each other, and communication under arithmetic is hidden."""
+    """Seconds by what a device did: kernels run beside each other, and communication, overlapped is hidden."""
     spans = list(spans)
     talk = merged(span for name, span in spans if is_communication(name))
     work = merged(span for name, span in spans if not is_communication(name))

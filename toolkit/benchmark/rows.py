@@ -1,4 +1,4 @@
-"""What a model is given in a step: how much of it is padding, and how far its tokens look back."""
+"""The rows of a step: how much of them is padding, and how many tokens they attend to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arithmetic that a step's samples need, and the rate that a device could do it at."""
+"""The floating-point operations of a step's samples, and the peak rate of a device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def model_flops(session: Session, resolved: Resolved, rows: Rows) -> float | Non
     Two for each weight and token forward (the input embedding is looked up, not multiplied), as many for the gradient
     of what goes in, and as many for the gradient of each weight that trains (Kaplan et al., arXiv:2001.08361, section
     2.1). Attention: four for each pair of tokens and channel, and twice that backward; only pairs that may attend.
-    None where the weights that a token meets are not all (mixtures of experts) or a config does not tell.
+    None if the weights that a token meets are not all (mixtures of experts) or a config does not tell.
     """
     config: Any = session.engine.config
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
@@ -35,7 +35,7 @@ def model_flops(session: Session, resolved: Resolved, rows: Rows) -> float | Non
 
 
 def device_rate(name: str) -> float | None:
-    """Floating point operations per second of a GPU by its data sheet (dense, bf16), or None where it is not known."""
+    """Floating point operations per second of a GPU by its data sheet (dense, bf16), or None if it is not known."""
     words = name.lower().replace("nvidia", "").replace("geforce", "").replace("-", " ").split()
     joined = "".join(words)
     matches = [key for key in devices() if all(part in joined for part in key.split("-"))]

@@ -10,11 +10,11 @@ import torch
 from toolkit.data.collate import MicroBatch
 
 Fed = tuple[list[MicroBatch], Iterator[MicroBatch]]
-"""A window as it was read, and its micro-batches on the device, to be gone through once."""
+"""A window, and an iterator over its micro-batches on the device, for one pass."""
 
 
 def feed(windows: Iterable[list[MicroBatch]], device: torch.device) -> Iterator[Fed]:
-    """``windows`` in their order. A CPU has the micro-batches where they are: nothing is read ahead for one."""
+    """``windows`` in order. On a CPU micro-batches are used where they are: nothing is prefetched."""
     if device.type == "cuda":
         yield from Ahead(windows, Copies(device))
         return
@@ -23,7 +23,7 @@ def feed(windows: Iterable[list[MicroBatch]], device: torch.device) -> Iterator[
 
 
 class Copier(Protocol):
-    """Begins a copy, and gives it to the arithmetic that comes after."""
+    """Starts a copy, and makes later kernels wait for it."""
 
     def begin(self, micro: MicroBatch) -> MicroBatch: ...
 
@@ -31,7 +31,7 @@ class Copier(Protocol):
 
 
 class Copies:
-    """From pinned memory to a GPU on a stream beside the arithmetic's; the host waits for neither."""
+    """From pinned memory to a GPU on a separate stream; the host does not wait."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -50,9 +50,12 @@ class Copies:
 
 
 class Ahead:
-    """Reads and begins to copy a micro-batch when the arithmetic of the one before it is queued: so one that is not
-    yet used is on the device, never two. The last one of a window is followed by the next window's first, read before
-    the optimizer step and whatever waits for it; data that cannot be read is told when its own turn comes."""
+    """Starts copying a micro-batch once the kernels of the previous one are queued, so at most one unused micro-batch
+    is on the device.
+
+    After the last one of a window comes the next window's first, read before the optimizer step and its
+    synchronisation; an error in the data is raised at that data's own turn.
+    """
 
     def __init__(self, windows: Iterable[list[MicroBatch]], copies: Copier) -> None:
         self._windows, self._copies = iter(windows), copies

@@ -1,9 +1,10 @@
-"""Tokenised samples kept on disk: made once by one process, mapped into memory by the others and by later runs.
+"""Tokenised samples on disk: made once by one process, mapped into memory by the others and by later runs.
 
-An entry is one Arrow file named after its key, a row per sample (``input_ids``, ``labels``, ``cut``), and is never
-changed: it is written beside, flushed, and put in its place by a rename. Whoever may write holds a lock of the
-kernel's, which ends with its process. A cache saves time and decides nothing: where it cannot be had, samples are
-tokenised in memory and a line says why.
+An entry is one Arrow file named after its key, with a row per sample (``input_ids``, ``labels``, ``cut``). It never
+changes: it is written under a temporary name, flushed, and renamed. The writer holds a kernel lock, which ends with its
+process.
+
+The cache only saves time: if it is not available, samples are tokenised in memory and a note says why.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from toolkit.disk import flush_to_disk
 
 FOLDER_VARIABLE = "TOOLKIT_CACHE"
 LEAST_BYTES = 2**20
-"""Data smaller than this is not kept unless ``data.cache`` names a folder: it is tokenised in the time that opening
-an entry takes (docs/measurements/token-cache.md)."""
+"""Smaller data is not cached unless ``data.cache`` names a folder: tokenising it takes as long as opening an entry
+(docs/measurements/token-cache.md)."""
 MOST_BYTES = 20 * 2**30
-"""Of all entries of a folder; the least recently used go first, the newest stays whatever its size."""
+"""Limit for all entries of a folder; the least recently used are deleted first, the newest is always kept."""
 PATIENCE = 60.0
-"""Seconds without a sign of life from the process that tokenises, after which the others do it themselves."""
+"""Seconds without a heartbeat from the tokenising process, after which the others tokenise themselves."""
 _ENDING = struct.Struct("<I4s")
 _MARK = b"tok1"
 _BEAT = 1.0
@@ -50,8 +51,10 @@ def default_folder() -> Path:
 
 @dataclass
 class Outcome:
-    """The samples, and where they are from: «cache», «made» (tokenised and kept) or «memory» (tokenised, not kept).
-    ``notes``: what a user should be told."""
+    """The samples, and their origin: «cache», «made» (tokenised and cached) or «memory» (tokenised, not cached).
+
+    ``notes``: messages for the user.
+    """
 
     columns: Columns
     came: str
@@ -61,13 +64,13 @@ class Outcome:
 
 
 Make = Callable[[Callable[[], None]], Columns]
-"""Tokenises everything; calls what it is given after every row, as a sign of life."""
+"""Tokenises everything; calls its argument after every row, as a heartbeat."""
 
 
 def cached(folder: Path, key: str, make: Make, patience: float = PATIENCE) -> Outcome:
-    """The samples of ``key``, from ``folder`` or by ``make``; every process calls it, one of them makes.
+    """The samples of ``key``, from ``folder`` or from ``make``; every process calls it, one of them tokenises.
 
-    Raises what ``make`` raises, and nothing for what is wrong with the cache.
+    Raises what ``make`` raises; problems with the cache do not raise.
     """
     started = time.perf_counter()
     target = folder / f"{key}.arrow"
@@ -85,26 +88,26 @@ def _made(target: Path, make: Make, patience: float, notes: list[str]) -> tuple[
         target.parent.mkdir(parents=True, exist_ok=True)
         with _lock(target.with_suffix(".lock"), patience) as beat:
             if beat is None:
-                notes.append(f"{target}: the process that tokenises has shown no life for {patience:.0f} s")
+                notes.append(f"{target}: no heartbeat from the tokenising process for {patience:.0f} s")
                 return make(lambda: None), "memory"
             found = _open(target, [])  # made meanwhile
             if found is not None:
                 return found, "cache"
             return _make_and_keep(target, make, beat, notes)
     except _NoCache as error:
-        notes.append(f"{error}: samples are not kept; data.cache names another folder, or false for none")
+        notes.append(f"{error}: samples are not cached; set data.cache to another folder, or to false")
         return error.columns or make(lambda: None), "memory"
     except OSError as error:
         if error.filename is None or not str(error.filename).startswith(str(target.parent)):
             raise  # of the data, not of the cache
         notes.append(
-            f"{error.filename}: {error.strerror}: samples are not kept; data.cache names another folder, or false"
+            f"{error.filename}: {error.strerror}: samples are not cached; set data.cache to another folder, or to false"
         )
         return make(lambda: None), "memory"
 
 
 class _NoCache(Exception):
-    """The folder cannot be used. ``columns``: what has been tokenised already."""
+    """The folder cannot be used. ``columns``: samples that are already tokenised."""
 
     def __init__(self, message: str, columns: Columns | None = None) -> None:
         super().__init__(message)
@@ -162,22 +165,22 @@ def _lists(values: Any, ends: Any) -> Any:
 
 
 def _open(target: Path, notes: list[str]) -> Columns | None:
-    """The entry, mapped and checked against its sum; None where there is none, or none that is whole."""
+    """The entry, mapped and verified by its checksum; None if there is no valid one."""
     try:
         with target.open("rb") as file:
             whole = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         total, mark = _ENDING.unpack(whole[-_ENDING.size :])
         if mark != _MARK or zlib.crc32(whole[: -_ENDING.size]) != total:
-            raise ValueError("its sum is another")
+            raise ValueError("checksum mismatch")
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, struct.error) as error:
-        notes.append(f"{target} is damaged ({error}): tokenising anew")
+        notes.append(f"{target} is damaged ({error}): tokenising again")
         return None
     import pyarrow
 
     with contextlib.suppress(OSError):  # another user's
-        os.utime(target)  # used: the last to be dropped
+        os.utime(target)  # recently used: deleted last
     batch = pyarrow.ipc.open_stream(pyarrow.py_buffer(whole)).read_next_batch()
     ids, labels, cut = (batch.column(name) for name in ("input_ids", "labels", "cut"))
     # Nothing is copied; the map lives as long as one of these.
@@ -188,7 +191,7 @@ def _open(target: Path, notes: list[str]) -> Columns | None:
 
 
 def _trim(newest: Path) -> None:
-    """Drop the least recently used entries over ``MOST_BYTES``, and what killed makers left long ago."""
+    """Delete the least recently used entries above ``MOST_BYTES``, and files left by killed writers."""
     with contextlib.suppress(OSError):
         entries = sorted(newest.parent.glob("*.arrow"), key=lambda path: path.stat().st_mtime, reverse=True)
         entries = [newest, *(path for path in entries if path != newest)]
@@ -207,10 +210,10 @@ def _trim(newest: Path) -> None:
 
 @contextlib.contextmanager
 def _lock(path: Path, patience: float) -> Iterator[Callable[[], None] | None]:
-    """Holds the lock and gives a function that shows life; or gives None, where its holder has shown none.
+    """Holds the lock and yields a heartbeat function; yields None if the holder's heartbeat stopped.
 
-    The kernel frees the lock when its holder ends, however it does: there is nothing to be left behind. A holder that
-    stands still (a stopped process, a disk that does not answer) is seen by the lock file's time.
+    The kernel frees the lock when its holder ends, so nothing can be left behind. A holder that hangs (a stopped
+    process, an unresponsive disk) is detected by the lock file's time.
     """
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
@@ -233,7 +236,7 @@ def _wait_for(handle: int, patience: float) -> bool:
         except BlockingIOError:
             pass
         except OSError:
-            return True  # a file system without locks: each makes it, and the last rename stays
+            return True  # a file system without locks: every process tokenises, the last rename wins
         now = os.fstat(handle).st_mtime_ns
         if now != seen:
             seen, since = now, time.monotonic()

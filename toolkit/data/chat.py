@@ -26,7 +26,7 @@ Message = dict[str, Any]
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _REMEDY = (
-    "give a template that marks the assistant's words with {% generation %} ... {% endgeneration %} "
+    "set a template that marks the assistant's turns with {% generation %} ... {% endgeneration %} "
     "in data.chat_template"
 )
 # What a template may raise by itself: its own raise_exception, or a message that it cannot handle.
@@ -89,8 +89,8 @@ class Chat:
                 raise InputError.at(
                     None,
                     "data.format",
-                    "messages needs a chat template, and this tokenizer has none; "
-                    "give a Jinja file in data.chat_template, or a tokenizer.path that has one",
+                    "messages needs a chat template, but this tokenizer has none; "
+                    "set data.chat_template to a Jinja file, or a tokenizer.path with a template",
                 ) from None
         self._has_marks = _GENERATION.search(self._template) is not None and tokenizer.is_fast
         self._source = Place(template_file) if template_file else None
@@ -267,7 +267,7 @@ class Chat:
         return ids, mask
 
     def is_blank(self, token: int) -> bool:
-        """Whether a token is nothing but white space, as templates write it behind a turn's end."""
+        """Whether a token is only white space, as templates write after a turn."""
         if token not in self._blank:
             text = self._tokenizer.decode([token], skip_special_tokens=False)
             self._blank[token] = bool(text) and not text.strip()

@@ -1,4 +1,4 @@
-"""Samples side by side in tensors: one micro-batch as a model's forward takes it."""
+"""Collate samples into tensors: one micro-batch as the model's forward expects it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class MicroBatch:
     ``tensors``: keyword arguments of the model's forward, all int64: ``input_ids`` and
     ``attention_mask`` (batch, length), ``labels`` (batch, length) unshifted with IGNORED where there
     is no loss, or (batch,) for sequence-classification. Packed rows have ``position_ids`` (batch, length),
-    0 where a sample begins, in place of the mask. ``sample_ids``: which samples, empty for a
+    0 where a sample begins, instead of the mask. ``sample_ids``: which samples, empty for a
     dummy that only keeps this rank in step with the others. ``supervised``: predictions with loss.
     ``window``: the optimizer step, from 0 over the whole run; ``micro`` of ``micro_count`` within it.
     """
@@ -32,17 +32,17 @@ class MicroBatch:
     micro_count: int
 
     def to(self, device: torch.device | str) -> MicroBatch:
-        """The same on ``device``; the copy from pinned memory does not wait."""
+        """A copy on ``device``; the copy from pinned memory is asynchronous."""
         return replace(self, tensors={k: t.to(device, non_blocking=True) for k, t in self.tensors.items()})
 
     def pin_memory(self) -> MicroBatch:
-        """The same in page-locked memory. torch's DataLoader calls this by its name."""
+        """A copy in page-locked memory. torch's DataLoader calls this by its name."""
         return replace(self, tensors={k: t.pin_memory() for k, t in self.tensors.items()})
 
 
 @dataclass(frozen=True)
 class Slot:
-    """One rank's part of one micro-batch: its samples' numbers, and where in the run it stands."""
+    """One rank's part of one micro-batch: its sample numbers, and its position in the run."""
 
     sample_ids: list[int]
     epoch: int
@@ -50,7 +50,7 @@ class Slot:
     micro: int
     micro_count: int
     rows: tuple[int, ...] | None = None
-    """Packed: how many of the samples stand in each row, one after another. None: each in a row of its own."""
+    """Packed: number of consecutive samples in each row. None: one sample per row."""
 
 
 def packed_slot(rows: Sequence[list[int]], epoch: int, window: int, micro: int, count: int, one_row: bool) -> Slot:
@@ -141,7 +141,7 @@ def _padded(rows: Sequence[list[int]], length: int, value: int) -> torch.Tensor:
 
 
 def sample_spans(position_ids: torch.Tensor) -> list[list[tuple[int, int]]]:
-    """Where each sample of packed rows begins and ends, by row, padding tokens among them."""
+    """Start and end of each sample in packed rows, by row, including padding tokens."""
     found = []
     for row in position_ids.tolist():
         starts = [at for at, position in enumerate(row) if position == 0]

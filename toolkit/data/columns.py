@@ -14,7 +14,7 @@ from toolkit.data.formats import IGNORED, Example
 
 @dataclass
 class Columns:
-    """Ids and labels one sample after another, and where each ends; 8 bytes a token."""
+    """Ids and labels of all samples, concatenated, and the end of each; 8 bytes per token."""
 
     ids: Any
     labels: Any
@@ -24,8 +24,8 @@ class Columns:
 
     @classmethod
     def empty(cls) -> Columns:
-        """To be filled by ``append``. array, not list: one buffer that forked workers read without touching
-        reference counts."""
+        """Buffers for ``append``. array, not list: a single buffer that forked workers read without touching reference
+        counts."""
         return cls(array("i"), array("i"), array("q", [0]), array("q", [0]), array("b"))
 
     def append(self, example: Example) -> None:

@@ -1,4 +1,4 @@
-"""Which fields a sample needs, and a row checked for them: the same words before a run and within it."""
+"""The fields that a sample needs, and the check of a row: the same messages before and during a run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NEEDED = {
 def needed_fields(recipe: Recipe) -> dict[str, str]:
     """The needed fields as ``{canonical name: the data's own name}``.
 
-    Raises InputError where the task has no such format, or ``data.fields`` names what is not needed.
+    Raises InputError if the task has no such format, or ``data.fields`` names what is not needed.
     """
     task, form = recipe.model.task, recipe.data.format
     needed = _NEEDED.get((task, form))
@@ -78,16 +78,16 @@ def _checked(row: Row, name: str, own: str) -> Any:
     value = row.value[own]
     if name == "label":
         if not isinstance(value, int | str) or isinstance(value, bool):
-            raise row.error(own, f"must be a whole number or a string, not {kind_of(value)}")
+            raise row.error(own, f"must be an integer or a string, not {kind_of(value)}")
         return value
     check_text(row, own, value)
     if name == "completion" and not value:
-        raise row.error(own, "is empty: there is nothing to learn from this sample; remove it")
+        raise row.error(own, "is empty; remove this sample")
     return value
 
 
 def _missing(row: Row, name: str, own: str) -> str:
     here = [str(field) for field in row.value]
     near = did_you_mean(own, here)
-    remedy = f"; the data's own name for it goes into data.fields: {{{name}: ...}}"
-    return f"missing; the fields here are: {', '.join(here) or 'none'}{near}{remedy}"
+    remedy = f"; if the data uses another name, set data.fields: {{{name}: ...}}"
+    return f"missing; the fields are: {', '.join(here) or 'none'}{near}{remedy}"

@@ -1,4 +1,4 @@
-"""From what the recipe calls its data to files on this machine, or to a hub id. Standard library only."""
+"""Resolve the recipe's data to local files, or to a hub id. Standard library only."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from toolkit.recipe.load import did_you_mean
 
 ROW_SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".parquet")
 SUFFIXES = (*ROW_SUFFIXES, ".txt")
-_READABLE = "readable are " + ", ".join(SUFFIXES)
+_READABLE = "supported: " + ", ".join(SUFFIXES)
 
 
 def local_files(spec: str, key: str) -> list[Path] | None:
-    """The data files behind ``spec``, sorted by name; None where it may be the id of a hub data set.
+    """The data files of ``spec``, sorted by name; None if it may be a hub data set.
 
-    A folder stands for every data file in it and in its subfolders; hidden ones are left out.
-    ``key`` is the recipe's key (data.train), for messages. Raises InputError for what is not there,
-    is empty or has no known suffix.
+    A folder means every data file in it and in its subfolders, except hidden ones. ``key`` is the recipe's key
+    (data.train), for messages. Raises InputError for paths that do not exist, are empty or have no known suffix.
     """
     if not spec.strip():
-        raise _problem(key, "is empty; give a file, a folder or a hub id")
+        raise _problem(key, "is empty; expected a file, a folder or a hub id")
     path = Path(spec).expanduser()
     try:
         if path.is_dir():
@@ -31,11 +30,11 @@ def local_files(spec: str, key: str) -> list[Path] | None:
         raise _problem(key, f"{spec} cannot be read: {error.strerror or error}") from None
     if not is_local(spec):
         return None
-    raise _problem(key, f"{spec} is not there" + _nearby(path))
+    raise _problem(key, f"{spec} does not exist" + _nearby(path))
 
 
 def is_local(spec: str) -> bool:
-    """Whether a name that is not here can only have meant a file or folder, never a hub id."""
+    """Whether a missing name can only be a file or folder, not a hub id."""
     return spec.endswith(SUFFIXES) or spec.startswith(("/", "./", "../", "~")) or spec.count("/") > 1
 
 
@@ -47,7 +46,7 @@ def suffix(path: Path) -> str | None:
 
 def _file(path: Path, spec: str, key: str) -> Path:
     if suffix(path) is None:
-        raise _problem(key, f"{spec} is not a data file that can be read; {_READABLE}")
+        raise _problem(key, f"{spec} is not a supported data file; {_READABLE}")
     if path.stat().st_size == 0:
         raise _problem(key, f"{spec} is empty")
     return path
@@ -55,7 +54,7 @@ def _file(path: Path, spec: str, key: str) -> Path:
 
 def _folder(folder: Path, spec: str, key: str) -> list[Path]:
     if (folder / "state.json").exists() and (folder / "dataset_info.json").exists():
-        raise _problem(key, f"{spec} was written by save_to_disk; write it as Parquet (dataset.to_parquet)")
+        raise _problem(key, f"{spec} was written by save_to_disk; save it as Parquet (dataset.to_parquet)")
     inside = sorted(path for path in folder.rglob("*") if _visible(path.relative_to(folder)) and path.is_file())
     if not inside:
         raise _problem(key, f"the folder {spec} is empty")
@@ -64,12 +63,12 @@ def _folder(folder: Path, spec: str, key: str) -> list[Path]:
         raise _problem(key, f"the folder {spec} has no data file ({_READABLE}); it has {_some(inside)}")
     texts = [path for path in files if suffix(path) == ".txt"]
     if texts and len(texts) < len(files):
-        # A licence or a read-me beside the rows would become a sample in silence.
+        # A licence or a read-me beside the rows would become a sample silently.
         rows = [path for path in files if suffix(path) != ".txt"]
         raise _problem(
             key,
-            f"the folder {spec} has text files ({_some(texts)}) and files of rows ({_some(rows)}); "
-            "name one file, or move one kind away",
+            f"the folder {spec} has text files ({_some(texts)}) and row files ({_some(rows)}); "
+            "set one file, or remove one kind",
         )
     if not any(path.stat().st_size for path in files):
         raise _problem(key, f"every data file in the folder {spec} is empty")
@@ -85,7 +84,7 @@ def _some(paths: list[Path]) -> str:
 
 
 def _nearby(path: Path) -> str:
-    """The nearest name in the same folder, or the first folder on the way that is not there."""
+    """The closest name in the same folder, or the first missing folder of the path."""
     missing = path
     while not missing.parent.exists():
         missing = missing.parent
@@ -95,7 +94,7 @@ def _nearby(path: Path) -> str:
         near = did_you_mean(path.name, (entry.name for entry in path.parent.iterdir()))
     except OSError:
         near = ""
-    return near or f" (this is what it means here: {path.absolute()})"
+    return near or f" (resolved to {path.absolute()})"
 
 
 def _problem(key: str, message: str) -> InputError:

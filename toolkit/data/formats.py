@@ -17,7 +17,7 @@ from toolkit.errors import InputError
 from toolkit.recipe.schema import Recipe
 
 IGNORED = -100
-"""The label of a position that carries no loss: torch's cross entropy leaves it out."""
+"""Label of positions without loss: torch's cross entropy ignores it."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,8 @@ class Example:
 
 
 def supervised_tokens(example: Example, task: str) -> int:
-    """How many predictions of this sample carry loss.
-
-    The first position of a causal model is never predicted, whatever its label (transformers shifts
-    labels by one), so it does not count.
-    """
+    """Number of predictions of this sample with loss. The first position of a causal model is never predicted
+    (transformers shifts labels by one), so it does not count."""
     if isinstance(example.labels, int):
         return int(example.labels != IGNORED)
     labels = example.labels[1:] if task == "causal-lm" else example.labels
@@ -49,7 +46,7 @@ def supervised_tokens(example: Example, task: str) -> int:
 class Formatter:
     """Turns rows into Examples as the recipe's task and format say.
 
-    ``label_names``: the names of classes in order, where labels are strings. Raises InputError where
+    ``label_names``: the names of classes in order, where labels are strings. Raises InputError if
     the task has no such format, or the tokenizer no chat template that ``messages`` needs.
     """
 
@@ -133,7 +130,7 @@ class Formatter:
         field = self.needed["label"]
         if isinstance(label, str):
             if self._label_names is None:
-                raise row.error(field, f"is the string {label!r}, but other labels are whole numbers")
+                raise row.error(field, f"is the string {label!r}, but other labels are integers")
             if label not in self._label_names:
                 raise row.error(field, f"{label!r} is not a label of data.train ({_shown(self._label_names)})")
             return self._label_names.index(label)
@@ -141,7 +138,7 @@ class Formatter:
             raise row.error(field, f"is the number {label}, but other labels are strings")
         if label < 0 or (self._num_labels is not None and label >= self._num_labels):
             top = "" if self._num_labels is None else f" to {self._num_labels - 1} (model.num_labels)"
-            raise row.error(field, f"{label} is not a class; classes are the whole numbers from 0{top}")
+            raise row.error(field, f"{label} is not a class; classes are the integers from 0{top}")
         return label
 
     def _encode(self, text: str) -> list[int]:
@@ -209,12 +206,9 @@ def padding_id(tokenizer: object) -> int:
 
 
 def label_names(labels: set[int | str], key: str) -> list[str] | None:
-    """The classes behind string labels, sorted; None where labels are whole numbers.
-
-    Raises InputError where ``labels`` mixes both.
-    """
+    """The classes of string labels, sorted; None if labels are integers. Raises InputError if ``labels`` mixes both."""
     names = sorted(label for label in labels if isinstance(label, str))
     if names and len(names) < len(labels):
         number = next(label for label in labels if not isinstance(label, str))
-        raise InputError.at(None, key, f"labels are strings ({names[0]!r}) and numbers ({number}); write one kind")
+        raise InputError.at(None, key, f"labels are strings ({names[0]!r}) and numbers ({number}); use only one kind")
     return names or None

@@ -1,4 +1,4 @@
-"""The key of a cached tokenisation: a hash of everything that decides its samples."""
+"""The key of a cached tokenisation: a hash of everything that determines its samples."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from toolkit.data.sources import Source
 from toolkit.recipe.schema import Recipe
 
 READ_WHOLE = 64 * 2**20
-"""Bytes of data files up to which their content is hashed. Larger ones go by path, size and times."""
+"""Data files up to this size are hashed by content, larger ones by path, size and times."""
 _ENCODING = (
     "formats.py", "chat.py", "spans.py", "template_dialect.py", "messages.py", "text.py", "fields.py", "rows.py",
     "files.py", "sources.py", "columns.py",
@@ -24,7 +24,7 @@ _DAY = "strftime_now"
 
 
 def cache_key(recipe: Recipe, source: Source, tokenizer: Any, label_names: list[str] | None) -> str | None:
-    """The key, or None where the data's own state cannot be told (it is then not kept)."""
+    """The key, or None if the state of the data is not known (it is then not cached)."""
     if not source.files and source.fingerprint is None:
         return None
     parts: dict[str, Any] = {
@@ -68,7 +68,7 @@ def _template(recipe: Recipe, tokenizer: Any) -> list[Any] | None:
 
 
 def _tokenizer(tokenizer: Any) -> list[Any]:
-    """What the tokenizer would save, whatever it was loaded from, and its code where that is not transformers'."""
+    """The files that the tokenizer would save, and its code if that is not transformers'."""
     kind = type(tokenizer)
     found: list[Any] = [kind.__module__, kind.__qualname__]
     with tempfile.TemporaryDirectory(prefix="toolkit-") as folder:

@@ -1,4 +1,4 @@
-"""Micro-batches in the order of the run, by rank: for ever to train on, once through to evaluate."""
+"""Micro-batches in the order of the run, by rank: endless for training, one pass for evaluation."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def eval_batches(
 
 
 class _Collated(Dataset[MicroBatch]):
-    """Samples by slot: what a worker does is to look up and to pad."""
+    """Samples by slot: a worker looks up samples and pads them."""
 
     def __init__(self, samples: MapSamples | MixedSamples, pad_to_multiple_of: int | None) -> None:
         self._samples, self._multiple = samples, pad_to_multiple_of
@@ -133,7 +133,7 @@ class _Collated(Dataset[MicroBatch]):
 
 
 class _MapSlots(Sampler[Slot]):
-    """The slots of one rank, window after window, without end; nothing is read to skip ahead."""
+    """The slots of one rank, window after window, without end; skipping reads no data."""
 
     def __init__(
         self, n: int, spread: Spread, rows: list[list[int]] | None = None, lengths: NDArray[np.int64] | None = None

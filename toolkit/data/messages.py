@@ -58,15 +58,15 @@ def conversation(row: Row, own: str) -> list[dict[str, Any]]:
     if not isinstance(value, list):
         raise row.error(own, f"must be a list of {{role, content}}, not {kind_of(value)}")
     if not value:
-        raise row.error(own, "is empty; a conversation has at least one assistant turn")
+        raise row.error(own, "is empty; a conversation needs at least one assistant turn")
     messages = [_message(row, f"{own}[{index}]", message) for index, message in enumerate(value)]
     if kind == "ShareGPT" and isinstance(system := row.value.get("system"), str) and system.strip():
         messages.insert(0, {"role": "system", "content": system})
     if not any(message["role"] == "assistant" for message in messages):
         roles = ", ".join(sorted({message["role"] for message in messages}))
-        raise row.error(own, f"has no assistant turn, so nothing to learn from (roles here: {roles})")
+        raise row.error(own, f"has no assistant turn, so no supervised token (roles: {roles})")
     if not any(message["role"] == "assistant" and message.get("weight") != 0 for message in messages):
-        raise row.error(own, "every assistant turn has weight 0, so there is nothing to learn from")
+        raise row.error(own, "every assistant turn has weight 0, so no token is supervised")
     _check_results(row, own, messages)
     return messages
 
@@ -117,7 +117,7 @@ def _alpaca(row: Row) -> list[dict[str, Any]]:
     asked, given, output = row.value["instruction"], row.value.get("input") or "", row.value["output"]
     check_text(row, "input", given)
     if not output.strip():
-        raise row.error("output", "is empty: there is nothing to learn from this sample; remove it")
+        raise row.error("output", "is empty; remove this sample")
     system = row.value.get("system")
     first = [{"role": "system", "content": system}] if isinstance(system, str) and system.strip() else []
     question = f"{asked}\n\n{given}" if given.strip() else asked
@@ -133,7 +133,7 @@ def _message(row: Row, at: str, message: Any) -> dict[str, Any]:
         present = _sharegpt(row, at, present)
     if "role" not in present:
         near = did_you_mean("role", present)
-        raise row.error(f"{at}.role", f"missing; the keys here are: {', '.join(present)}{near}")
+        raise row.error(f"{at}.role", f"missing; the keys are: {', '.join(present)}{near}")
     check_text(row, f"{at}.role", present["role"])
     if present["role"] not in ROLES:
         near = did_you_mean(present["role"], ROLES)
@@ -157,7 +157,7 @@ def _message(row: Row, at: str, message: Any) -> dict[str, Any]:
     if "content" not in present:
         if not calls:
             near = did_you_mean("content", present)
-            raise row.error(f"{at}.content", f"missing; the keys here are: {', '.join(present)}{near}")
+            raise row.error(f"{at}.content", f"missing; the keys are: {', '.join(present)}{near}")
         present["content"] = ""
     present["content"] = _content(row, f"{at}.content", present["content"], present["role"])
     return present

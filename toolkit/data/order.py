@@ -1,8 +1,8 @@
-"""Which sample is seen when, and by whom: pure arithmetic on sample numbers.
+"""The order of samples and their assignment to ranks: arithmetic on sample numbers only.
 
-The order of an epoch comes from the seed alone. A window (one optimizer step) is the next
-``global_size`` samples of it; only then is a window dealt to ranks. So the number of ranks changes
-who computes a sample, never which samples share a step.
+The order of an epoch depends only on the seed. A window (one optimizer step) is its next ``global_size`` samples; only
+then is a window distributed to ranks. So the number of ranks determines who computes a sample, but never which samples
+share a step.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def shuffler(seed: int, epoch: int) -> np.random.RandomState:
 
 
 def windows(order: Sequence[int] | NDArray[np.int64], global_size: int) -> Iterator[list[int]]:
-    """``order`` in pieces of ``global_size``; the last one is as short as it has to be."""
+    """``order`` in pieces of ``global_size``; the last one may be shorter."""
     for start in range(0, len(order), global_size):
         piece = order[start : start + global_size]
         yield piece.tolist() if isinstance(piece, np.ndarray) else list(piece)

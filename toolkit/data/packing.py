@@ -1,6 +1,6 @@
-"""Samples that share a row: best-fit decreasing, over all samples or over a stretch of a stream.
+"""Pack samples into rows: best-fit decreasing, over all samples or over a part of a stream.
 
-Pure arithmetic on lengths, fixed by the data and the seed, so that the place in the data follows from the step.
+Arithmetic on lengths only, determined by the data and the seed, so that the position in the data follows from the step.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def packed_rows(lengths: Sequence[int] | NDArray[np.int64], capacity: int, seed:
     """Sample numbers by row, the same in every epoch: what is shuffled from epoch to epoch are the rows.
 
     So an epoch has as many steps as every other, and a resumed run finds its place without packing what came before.
-    Which samples share a row is drawn from the seed; without ``shuffle`` rows stand in the order of their first sample.
+    Which samples share a row is drawn from the seed; without ``shuffle`` rows are in the order of their first sample.
     """
     order = epoch_order(len(lengths), seed, 0, shuffle).tolist()
     rows = [[order[at] for at in row] for row in pack([max(1, int(lengths[i])) for i in order], capacity)]

@@ -1,4 +1,4 @@
-"""What can be told of a recipe's data before torch, transformers and datasets are imported."""
+"""Checks of a recipe's data before torch, transformers and datasets are imported."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from toolkit.errors import InputError, Place
 from toolkit.recipe.schema import Recipe
 
 CHECKED_ROWS = 10_000
-"""Rows looked at before a run starts; the others are checked, with the same words, as they are read."""
+"""Rows that are checked before a run starts; the others are checked when they are read, with the same messages."""
 
 
 def check_data(recipe: Recipe) -> None:
@@ -60,7 +60,7 @@ def no_samples(key: str, spec: str) -> InputError:
 
 def _template_problems(recipe: Recipe) -> list[str]:
     if recipe.data.format != "messages":
-        return [f"data.chat_template: only used by format messages, but data.format is {recipe.data.format}"]
+        return [f"data.chat_template: requires data.format: messages; here it is {recipe.data.format}"]
     try:
         read_template(recipe.data.chat_template or "")
     except InputError as error:
@@ -69,7 +69,7 @@ def _template_problems(recipe: Recipe) -> list[str]:
 
 
 def read_template(file: str) -> str:
-    """The chat template in ``file``; raises InputError where it is not there, not text or blank."""
+    """The chat template in ``file``; raises InputError if it is not there, not text or blank."""
     try:
         text = Path(file).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""Rows of local files, one at a time, each knowing where it stands. Nothing heavy is imported."""
+"""Rows of local files, one at a time, with their place. Nothing heavy is imported."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from toolkit.errors import InputError, Place
 
 @dataclass(frozen=True)
 class Row:
-    """One sample as its source gives it, and where: ``number`` counts lines or rows from 1."""
+    """One sample of a source, and its place: ``number`` counts lines or rows from 1."""
 
     value: dict[str, Any]
     file: str
@@ -82,7 +82,7 @@ def _json(file: Path, columns: Fields) -> Iterator[Row]:
         yield from _jsonl(file, columns)
         return
     if text[at : at + 1] != "[":
-        raise _error_at(str(file), 1, "line", None, "a .json file of data is a list of objects")
+        raise _error_at(str(file), 1, "line", None, "a .json data file must be a list of objects")
     line = counted = 0
     decoder = json.JSONDecoder()
     at = _skip(text, at + 1)
@@ -124,7 +124,7 @@ def _parquet(file: Path, columns: Fields) -> Iterator[Row]:
                     number += 1
                     yield Row(value, str(file), number, "row")
     except pyarrow.ArrowException as error:
-        raise InputError.at(Place(file), None, f"not a Parquet file that can be read: {error}") from None
+        raise InputError.at(Place(file), None, f"not a readable Parquet file: {error}") from None
 
 
 def _txt(file: Path, columns: Fields) -> Iterator[Row]:
@@ -157,7 +157,7 @@ def _skip(text: str, at: int) -> int:
 
 def _row(value: Any, file: str, number: int) -> Row:
     if not isinstance(value, dict):
-        raise _error_at(file, number, "line", None, f"a sample is an object {{...}}, not a {_json_name(value)}")
+        raise _error_at(file, number, "line", None, f"a sample must be an object {{...}}, not a {_json_name(value)}")
     return Row(value, file, number)
 
 

@@ -1,4 +1,4 @@
-"""Samples as the loader takes them: tokenised once and kept (see cache.py), or tokenised as they are read."""
+"""Samples for the loader: tokenised once and cached (see cache.py), or tokenised when they are read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from toolkit.errors import InputError
 from toolkit.recipe.schema import Recipe
 
 PEEKED = 100
-"""Streamed samples looked at before training, so that data without supervised tokens is refused early."""
+"""Streamed samples that are checked before training, so that data without supervised tokens is rejected early."""
 
 
 class MapSamples:
@@ -61,7 +61,7 @@ class MapSamples:
                     columns.append(example)
                 alive()
             if source.state() != state:
-                raise InputError.at(None, source.key, f"{source.spec}: changed while it was read; start again")
+                raise InputError.at(None, source.key, f"{source.spec}: changed while it was being read; start again")
             _check(columns, task, source, formatter)
             return columns
 
@@ -99,7 +99,7 @@ class MapSamples:
 
 
 def _check(columns: Columns, task: str, source: Source, formatter: Formatter) -> None:
-    """Raise InputError for data that would train nothing, before it is kept."""
+    """Raise InputError for data without supervised tokens, before it is cached."""
     if not len(columns):
         raise no_samples(source.key, source.spec)
     if not columns.supervised(task).any():
@@ -144,7 +144,7 @@ class MixedSamples:
 
 
 class StreamSamples:
-    """Samples read as they are needed, the same each time through; tokenised by who uses them alone."""
+    """Samples that are read on demand, in the same order each time, and tokenised by their reader."""
 
     streamed = True
     label_names = None
@@ -252,8 +252,8 @@ def _labels(recipe: Recipe, train: Source) -> set[int | str]:
         if first is not None and isinstance(canonical_row(first, needed)["label"], str):
             raise first.error(
                 needed["label"],
-                "labels that are strings are numbered by reading all of them first; "
-                "with data.streaming, write whole numbers (or set data.streaming: false)",
+                "string labels must all be read first to number them; "
+                "with data.streaming, use integer labels (or set data.streaming: false)",
             )
         return set()
     return {canonical_row(row, needed)["label"] for row in train.rows()}
@@ -262,14 +262,14 @@ def _labels(recipe: Recipe, train: Source) -> set[int | str]:
 def _notes(key: str, total: int, cut: int, without: int, max_length: int, first: str = "") -> list[str]:
     notes = []
     if cut:
-        notes.append(f"{key}: {cut} of {first}{total} samples were cut at data.max_length={max_length}")
+        notes.append(f"{key}: {cut} of {first}{total} samples were truncated to data.max_length={max_length}")
     if without:
-        notes.append(f"{key}: {without} of {first}{total} samples have no supervised token and teach nothing")
+        notes.append(f"{key}: {without} of {first}{total} samples have no supervised token and do not affect training")
     return notes
 
 
 def nothing_supervised(source: Source, what: str, max_length: int) -> InputError:
-    """The error for data that would train nothing."""
+    """The error for data without supervised tokens."""
     message = f"{source.spec}: {what} a supervised token"
-    hint = f"is the answer cut off at data.max_length={max_length}, or left unmarked by the chat template?"
+    hint = f"is the answer truncated by data.max_length={max_length}, or not marked by the chat template?"
     return InputError.at(None, source.key, f"{message}; {hint}")

@@ -1,4 +1,4 @@
-"""Rows from wherever the recipe's data is: local files, or a hub data set; all at once or streamed."""
+"""Rows of the recipe's data: local files or a hub data set; all at once or streamed."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _EVAL_SPLITS = ("validation", "eval", "valid", "dev", "test")
 
 @dataclass(frozen=True)
 class Source:
-    """Rows that can be read again and again, in the same order each time.
+    """Rows that can be read repeatedly in the same order.
 
-    ``key``: the recipe's key (data.train); ``spec``: its value; ``notes``: what a user should know.
+    ``key``: the recipe's key (data.train); ``spec``: its value; ``notes``: messages for the user.
     """
 
     key: str
@@ -36,7 +36,7 @@ class Source:
     """Bytes on disk, as far as they are known."""
 
     def state(self) -> list[tuple[int, int]]:
-        """What changes where a file is written while it is read."""
+        """A fingerprint that changes if a file is written while it is read."""
         return [(about.st_size, about.st_mtime_ns) for about in (file.stat() for file in self.files)]
 
 
@@ -55,7 +55,7 @@ def named_sources(recipe: Recipe, which: Which) -> list[Named]:
     key = f"data.{which}"
     spec = recipe.data.train if which == "train" else recipe.data.eval
     if spec is None:
-        raise InputError.at(None, key, "is not given")
+        raise InputError.at(None, key, "is not set")
     if isinstance(spec, str):
         return [Named(key, spec, recipe)]
     found = []
@@ -125,7 +125,7 @@ def _hub(
         raise InputError.at(
             None,
             key,
-            f"{spec} is neither a file or folder here nor a hub data set that can be reached ({reason})",
+            f"{spec} is neither a local file or folder nor a reachable hub data set ({reason})",
         ) from None
     there = list(data.column_names or ())
     if set(columns.needed) <= set(there):
@@ -146,4 +146,4 @@ def _split(which: Which, names: Sequence[Any], spec: str, key: str) -> str:
         if name in names:
             return name
     there = ", ".join(map(str, names))
-    raise InputError.at(None, key, f"{spec} has the splits {there}; name one: {spec.rstrip(':')}:SPLIT")
+    raise InputError.at(None, key, f"{spec} has the splits {there}; select one: {spec.rstrip(':')}:SPLIT")

@@ -1,4 +1,4 @@
-"""How a run's samples are divided into steps, micro-batches and data-parallel ranks, as numbers."""
+"""How a run's samples are divided into steps, micro-batches and data-parallel ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Spread:
     shuffle: bool
     start_window: int = 0
     one_row: bool = False
-    """Packed samples of a micro-batch stand in one row, without padding (see ``takes_one_row``)."""
+    """Packed samples of a micro-batch are in one row, without padding (see ``takes_one_row``)."""
 
     @property
     def global_size(self) -> int:

@@ -1,7 +1,7 @@
-"""Streamed samples as micro-batches: every rank reads the whole stream, and tokenises its own share.
+"""Streamed samples as micro-batches: every rank reads the whole stream, and tokenises only its own samples.
 
-A row costs little to read and much to tokenise; reading all of it lets every rank know, without a word
-between them, what each window holds and how short the last one is.
+Reading a row is cheap, tokenising it is expensive. Since every rank reads all rows, it knows without communication what
+each window contains and how short the last one is.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from toolkit.data.spread import Spread
 from toolkit.errors import InputError
 
 SHUFFLE_BUFFER = 10_000
-"""A streamed sample trades places within so many rows; as many rows are read before the first step."""
+"""Size of the shuffle buffer; this many rows are read before the first step."""
 
 T = TypeVar("T")
 Read = tuple[int, Row, dict[str, Any]]
@@ -32,7 +32,7 @@ Built = tuple[int, Example]
 
 @dataclass(frozen=True)
 class Failure:
-    """An InputError on its way out of a worker process, which would bury it under a traceback."""
+    """Carries an InputError out of a worker process without a traceback."""
 
     problems: tuple[str, ...]
 

@@ -16,7 +16,7 @@ def check_text(row: Row, field: str, value: Any) -> None:
             value.encode("utf-8")
         except UnicodeEncodeError as error:
             # JSON can write half of a surrogate pair ("\ud800"); no tokenizer takes it.
-            raise row.error(field, f"half of a surrogate pair at character {error.start}: not text") from None
+            raise row.error(field, f"unpaired surrogate at character {error.start}: not valid text") from None
 
 
 def kind_of(value: Any) -> str:

@@ -1,1 +1,1 @@
-"""What is installed here, which devices there are, what will not work and what to do about it."""
+"""Lists what is installed, the devices, what will not work, and what to do about it."""

@@ -15,13 +15,15 @@ _MARKS = {"ok": "ok", "note": "note", "warning": "warn", "error": "FAIL"}
 
 def register(app: typer.Typer) -> None:
     """Add the command to the toolkit's command line."""
-    app.command("doctor", help="What is installed, which devices, what will not work here and why.")(doctor_command)
+    app.command("doctor", help="Check this machine: packages, devices, and what will not work.")(doctor_command)
 
 
 def doctor_command(
-    json_file: Annotated[str | None, typer.Option("--json", help="Write the result as JSON; - for stdout.")] = None,
+    json_file: Annotated[
+        str | None, typer.Option("--json", help="write the result as JSON; - for standard output")
+    ] = None,
 ) -> None:
-    """Look at this machine: exit 0 where nothing is broken, 1 where something is."""
+    """Check this machine. Exit 0: no problems. 1: a problem was found."""
     from toolkit.doctor.examine import examine
     from toolkit.linting.output.machine import envelope
 
@@ -44,5 +46,5 @@ def doctor_command(
                     condition.advice, 100, initial_indent=" " * 27 + "→ ", subsequent_indent=" " * 29
                 )
             typer.echo("\n".join(lines))
-        typer.echo(f"{len(failed)} broken" if failed else "nothing is broken · next: toolkit init")
+        typer.echo(f"{len(failed)} problems found" if failed else "no problems found · next: toolkit init")
     raise typer.Exit(1 if failed else 0)

@@ -17,14 +17,14 @@ from toolkit.doctor.model import Condition, check
 def _torch() -> Any:
     try:
         import torch
-    except Exception:  # whatever breaks an import, the doctor goes on
+    except Exception:  # an import may fail in any way; continue with the other checks
         return None
     return torch
 
 
 @check
 def gpus() -> Iterator[Condition]:
-    """What torch sees."""
+    """The GPUs that torch sees."""
     torch = _torch()
     if torch is None:
         yield Condition("torch", "error", "cannot be imported", "python -c 'import torch' shows why")
@@ -50,7 +50,9 @@ def gpus() -> Iterator[Condition]:
             "CUDA_VISIBLE_DEVICES",
         )
     if any(re.search(r"RTX (40|PRO)|RTX 4\d", name) for name in names) and len(names) and torch.cuda.device_count() > 1:
-        yield Condition("NCCL", "note", "RTX 4000 cards have no peer-to-peer: accelerate launch turns it off by itself")
+        yield Condition(
+            "NCCL", "note", "RTX 4000 cards have no peer-to-peer: accelerate launch disables it automatically"
+        )
 
 
 def _without_gpu(torch: Any) -> Iterator[Condition]:
@@ -63,20 +65,21 @@ def _without_gpu(torch: Any) -> Iterator[Condition]:
         advice = "the driver may be older than CUDA " + str(build) + ": nvidia-smi names what it supports"
         yield Condition("GPU", "error", f"nvidia-smi is here, but torch (CUDA {build}) finds no GPU", advice)
     else:
-        yield Condition(
-            "GPU", "warning", "none: runs on the CPU over gloo, for trying things out", "machine.device: cpu"
-        )
+        yield Condition("GPU", "warning", "none: runs on the CPU with gloo, for tests", "machine.device: cpu")
         yield Condition("fp16", "note", "DeepSpeed refuses fp16 on a CPU", "precision: bf16 or fp32")
         yield Condition("FSDP1", "note", "a full state dict of FSDP1 on CPU tensors crashes torch", "strategy: fsdp2")
 
 
 @check
 def collectives() -> Iterator[Condition]:
-    """The backends that processes talk over."""
+    """The communication backends."""
     torch = _torch()
     if torch is None or not torch.distributed.is_available():
         yield Condition(
-            "torch.distributed", "error", "not built in: only one process can run", "another build of torch"
+            "torch.distributed",
+            "error",
+            "not in this build of torch: only one process can run",
+            "another build of torch",
         )
         return
     here = [name for name in ("nccl", "gloo", "mpi") if getattr(torch.distributed, f"is_{name}_available")()]
@@ -86,7 +89,10 @@ def collectives() -> Iterator[Condition]:
     yield Condition("collectives", "ok" if here else "error", shown or "none")
     if torch.cuda.is_available() and torch.cuda.device_count() > 1 and "nccl" not in here:
         yield Condition(
-            "NCCL", "error", "not in this torch: several GPUs cannot talk", "install torch for CUDA on Linux"
+            "NCCL",
+            "error",
+            "not in this build of torch: no communication between GPUs",
+            "install torch for CUDA on Linux",
         )
 
 
@@ -104,19 +110,19 @@ def compilers() -> Iterator[Condition]:
         found = f"{', '.join(missing)} missing: offload (CPUAdam) and fused optimizers cannot be compiled"
         yield Condition("DeepSpeed ops", "warning", found, advice)
     else:
-        yield Condition("DeepSpeed ops", "ok", "g++, ninja and Python.h are here: ops compile at first use")
+        yield Condition("DeepSpeed ops", "ok", "g++, ninja and Python.h are here: ops are compiled at first use")
     yield from _build_locks()
     yield from _nvcc()
 
 
 def _build_locks() -> Iterator[Condition]:
-    """torch's builder (utils/file_baton.py, 2.13.0) waits, without a word or a limit, while a file ``lock`` exists.
+    """torch's builder (utils/file_baton.py, 2.13.0) waits, silently or a limit, while a file ``lock`` exists.
     A job that was killed while it compiled or loaded an op leaves it behind."""
     root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions")
     for lock in sorted(root.rglob("lock")):
         if not _is_open(lock):
-            found = f"{lock} was left by a job that was killed: every job that needs this op waits for ever"
-            yield Condition("DeepSpeed ops", "error", found, f"unless another machine is compiling now: rm {lock}")
+            found = f"{lock} was left by a killed job: every job that needs this op waits forever"
+            yield Condition("DeepSpeed ops", "error", found, f"if no other machine is compiling: rm {lock}")
 
 
 def _is_open(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""All checks in their order; one that breaks is reported and the rest go on."""
+"""Runs all checks in order; a check that fails is reported and the rest continue."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from toolkit.doctor.model import CHECKS, Condition
 
 
 def examine() -> list[Condition]:
-    """Everything that the doctor can see."""
+    """Run every check."""
     found: list[Condition] = []
     for run in CHECKS:
         try:
             found.extend(run())
         except Exception as error:
-            found.append(Condition(run.__name__, "warning", f"could not be looked at: {error}"))
+            found.append(Condition(run.__name__, "warning", f"check failed: {error}"))
     return found

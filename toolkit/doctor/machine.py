@@ -1,4 +1,4 @@
-"""Memory, shared memory, limits, kernel: what the operating system grants."""
+"""Memory, shared memory, limits and kernel of this machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _GIB = 1 << 30
 
 @check
 def host() -> Iterator[Condition]:
-    """Cores and memory, as far as this container may use them."""
+    """Cores and memory available to this container."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = _container_limit()
     usable = min(memory, limit) if limit else memory
@@ -55,7 +55,7 @@ def shared_memory() -> Iterator[Condition]:
         yield Condition(
             "/dev/shm",
             "warning",
-            "not there: data loader workers and NCCL need it",
+            "missing: data loader workers and NCCL need it",
             "mount a tmpfs at /dev/shm",
         )
         return
@@ -69,7 +69,7 @@ def shared_memory() -> Iterator[Condition]:
 
 @check
 def limits() -> Iterator[Condition]:
-    """ulimits that training runs into."""
+    """The ulimits that matter for training."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files != resource.RLIM_INFINITY and files < 4096:
         found = f"{files} open files: sharded checkpoints and data loader workers need more"
@@ -84,7 +84,7 @@ def limits() -> Iterator[Condition]:
 
 @check
 def disk() -> Iterator[Condition]:
-    """Room for checkpoints here and for models in the cache."""
+    """Free disk space for checkpoints and for the model cache."""
     cache = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
     for name, folder in (("disk here", Path.cwd()), ("model cache", cache)):
         while not folder.exists():
@@ -101,16 +101,16 @@ def disk() -> Iterator[Condition]:
 
 @check
 def left_behind() -> Iterator[Condition]:
-    """Settings from elsewhere that a launch picks up in silence."""
+    """Settings outside of the project that a launch silently uses."""
     home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser() / "accelerate"
     for name in ("default_config.yaml", "default_config.json"):
         file = home / name
         if file.is_file():
-            found = f"{file}: accelerate launch reads it where no --config_file is given"
+            found = f"{file}: accelerate launch reads it without --config_file"
             yield Condition("accelerate default", "note", found, f"toolkit lint {file}")
     ours = sorted(key for key in os.environ if key.startswith(("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")))
     if ours:
-        found = f"{', '.join(ours)} set in this shell: they reach every run started without accelerate launch"
+        found = f"{', '.join(ours)} set in this shell: they affect every run started without accelerate launch"
         yield Condition("environment", "warning", found, f"unset {' '.join(ours)}")
     if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         yield Condition("CUDA_VISIBLE_DEVICES", "warning", "hides every GPU", "unset CUDA_VISIBLE_DEVICES")

@@ -11,7 +11,7 @@ Status = Literal["ok", "note", "warning", "error"]
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One thing looked at: what is there and, where it is not well, what to do."""
+    """The result of one check: what was found and, if there is a problem, what to do."""
 
     subject: str
     status: Status

@@ -1,4 +1,4 @@
-"""Installed versions, and whether they get along."""
+"""Installed versions, and whether they are compatible."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NEEDED = ("torch", "accelerate", "deepspeed", "transformers", "peft", "datasets"
 OPTIONAL = {
     "bitsandbytes": "4-bit and 8-bit base models (QLoRA)",
     "flash-attn": "attention: flash_attention_2",
-    "ninja": "compiling DeepSpeed's ops at first use",
+    "ninja": "compiler for DeepSpeed's ops",
 }
 
 
@@ -30,7 +30,7 @@ def version(name: str) -> str | None:
 
 @check
 def installed() -> Iterator[Condition]:
-    """Which of the packages are here."""
+    """The installed packages."""
     found = {name: version(name) for name in NEEDED}
     shown = ", ".join(f"{name} {number}" for name, number in found.items() if number)
     yield Condition("packages", "ok", f"Python {platform.python_version()}, {shown}")
@@ -52,7 +52,7 @@ def requirements() -> Iterator[Condition]:
             problem = _unmet(text)
             if problem:
                 wanted, there = problem
-                yield Condition(name, "error", f"wants {wanted}, {there} is installed", f"pip install '{wanted}'")
+                yield Condition(name, "error", f"requires {wanted}, {there} is installed", f"pip install '{wanted}'")
 
 
 def _unmet(text: str) -> tuple[str, str] | None:
@@ -70,7 +70,7 @@ def _unmet(text: str) -> tuple[str, str] | None:
 
 @check
 def clashes() -> Iterator[Condition]:
-    """Pairs of versions that install together and do not work together."""
+    """Pairs of versions that can be installed together but do not work together."""
     torch, accelerate, deepspeed = version("torch"), version("accelerate"), version("deepspeed")
     # accelerate utils/constants.py: FSDP2_PYTORCH_VERSION
     if torch and Version(torch) < Version("2.6.0"):
@@ -90,5 +90,5 @@ def clashes() -> Iterator[Condition]:
         if there is not None and there not in known:
             found = f"{there}: toolkit lint knows the keys of {', '.join(known)}"
             yield Condition(
-                name, "note", found, "python -m toolkit.linting.keys reads them out of the installed version"
+                name, "note", found, "python -m toolkit.linting.keys reads the keys of the installed version"
             )

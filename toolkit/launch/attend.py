@@ -1,4 +1,4 @@
-"""The launcher's side of a running job: signals go to the ranks, a stuck rank is ended, and the end is awaited."""
+"""Supervise a running job: forward signals to the ranks, end stuck ranks, and wait for the end."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from toolkit.launch.failure import first_failure
 from toolkit.launch.signals import handled, noted_ranks
 
 _GRACE_S = 10.0
-"""For the ranks that are left when one has said why it failed, and for all after a second signal."""
+"""Seconds that the other ranks get after one reported a failure, and all get after a second signal."""
 
 
 class Asked:
-    """The signals that this process was sent, by number, in their order."""
+    """Signals that this process received, by number, in order."""
 
     def __init__(self) -> None:
         self.numbers: list[int] = []
@@ -35,8 +35,11 @@ class Asked:
 
 
 def wait(job: subprocess.Popen[bytes], shared: Path, asked: Asked) -> int:
-    """Until the job ends. The first signal is passed on to the ranks, which finish their step and save; a second one
-    ends them. ``job`` is in a session of its own, so that a terminal's Ctrl-C reaches this process alone."""
+    """Wait until the job ends. The first signal is forwarded to the ranks, which finish their step and save; a second
+    one ends them.
+
+    ``job`` runs in its own session, so that only this process receives a terminal's Ctrl-C.
+    """
     passed, failed_at = 0, 0.0
     while True:
         try:
@@ -57,7 +60,7 @@ def wait(job: subprocess.Popen[bytes], shared: Path, asked: Asked) -> int:
         elif not failed_at:
             failed_at = time.monotonic()
         elif time.monotonic() - failed_at > _GRACE_S:
-            # One that hangs does not answer torchrun's SIGTERM either; torchrun would give it half a minute.
+            # A rank that hangs does not answer torchrun's SIGTERM either; torchrun would wait 30 s for it.
             for rank in stuck:
                 _send(ranks[rank]["pid"], signal.SIGKILL)
 
@@ -67,16 +70,16 @@ def _pass_on(job: subprocess.Popen[bytes], shared: Path, number: int) -> None:
     for note in ranks.values():
         _send(note["pid"], number)
     if not ranks:
-        job.send_signal(signal.SIGTERM)  # nothing has begun
+        job.send_signal(signal.SIGTERM)  # training has not started
 
 
 def _end(job: subprocess.Popen[bytes], shared: Path) -> int:
-    """At once, torchrun's agent first: it would start the ranks again."""
+    """Kill the job at once, torchrun's agent first: it would restart the ranks."""
     job.kill()
     for note in noted_ranks(shared).values():
         _send(note["pid"], signal.SIGKILL)
     if sys.stdout.isatty():
-        sys.stdout.write("\x1b[?25h\n")  # a bar that was cut off has hidden the cursor
+        sys.stdout.write("\x1b[?25h\n")  # an interrupted progress bar has hidden the cursor
         sys.stdout.flush()
     return job.wait(_GRACE_S)
 

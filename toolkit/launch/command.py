@@ -1,4 +1,4 @@
-"""`toolkit config`: the files of a recipe, and why each derived value is what it is."""
+"""`toolkit config`: write a recipe's launch files, and explain every derived value."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def config_command(
 ) -> None:
     """Write the launch files of ``recipe_file`` into ``output``; raises InputError."""
     if output is None and not explain and json_target is None:
-        raise InputError("toolkit config: give -o DIR to write the files, or --explain to see what they will say")
+        raise InputError("toolkit config: give -o DIR to write the files, or --explain to see the derived values")
     configuration = write_config(recipe_file, output, overrides=overrides)
     resolved = configuration.resolved
     told = []
@@ -41,11 +41,11 @@ def config_command(
 
 @dataclass(frozen=True)
 class Configuration(CommandResult):
-    """What `toolkit config` gives: the launch files and every derived value with its reason."""
+    """The result of `toolkit config`: the launch files and every derived value with its reason."""
 
     resolved: Resolved
     files: tuple[Path, ...]
-    """Empty where nothing was written."""
+    """Empty if nothing was written."""
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
@@ -58,7 +58,7 @@ def write_config(
     """Write accelerate.yaml, training_args.json, launch.sh and the strategy's own files into ``folder`` (None: decide
     only). A recipe that is an object is written beside them, as recipe.yaml.
 
-    Raises InputError where the recipe or the folder cannot be used.
+    Raises InputError if the recipe or the folder cannot be used.
     """
     result = Result("config")
     resolved = resolve(recipe_from(recipe, overrides), source_of(recipe))

@@ -1,4 +1,5 @@
-"""How the ranks reach the user past their launcher: its own noise is kept off the screen, and so is torchrun's."""
+"""Report a rank's failure to the user through the launcher, whose own output (and torchrun's) is kept off the
+screen."""
 
 from __future__ import annotations
 
@@ -9,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER_VARIABLE = "TOOLKIT_FAILURES"
-"""Names the folder in which a failed rank leaves its reason, so that it is shown once."""
+"""Environment variable: the folder where a failed rank writes its reason, so that it is shown once."""
 SCREEN_VARIABLE = "TOOLKIT_SCREEN"
-"""Names a file that is the user's screen, where the launcher's own standard output is not."""
+"""Environment variable: the file that is the user's screen, if the launcher's standard output is not."""
 
 
 @dataclass(frozen=True)
@@ -21,15 +22,15 @@ class Failure:
     message: str
     exit_code: int
     retryable: bool = True
-    """Whether the same job may get further when it is started again."""
+    """Whether a restart may succeed."""
     cause: bool = False
-    """Whether it is the cause for sure; a traceback may be the echo of another rank's end."""
+    """Whether this is certainly the cause; a traceback may be a consequence of another rank's end."""
     attempt: int = 0
-    """Which start of the job it was, where torchrun's agent has started it again."""
+    """The attempt that failed, counted by torchrun's restarts."""
 
 
 def note_failure(rank: int, message: str, exit_code: int, *, retryable: bool = True, cause: bool = False) -> bool:
-    """Leave the reason for the launcher; False where there is none to read it."""
+    """Write the reason for the launcher. False if there is no launcher to read it."""
     folder = os.environ.get(FOLDER_VARIABLE)
     if folder is None:
         return False
@@ -43,14 +44,14 @@ def note_failure(rank: int, message: str, exit_code: int, *, retryable: bool = T
 
 
 def first_failure(folder: Path) -> Failure | None:
-    """The failure that came first, of the last start: those of other ranks are its echoes."""
+    """The earliest failure of the last attempt; those of other ranks are its consequences."""
     failures = [Failure(**json.loads(path.read_text(encoding="utf-8"))) for path in folder.glob("rank*.json")]
     return min(failures, key=lambda failure: (-failure.attempt, failure.time), default=None)
 
 
 def nonretryable_exit_code() -> int | None:
-    """Exit code of an earlier start's failure that starting again does not cure: the recipe's, the data's, the loss's.
-    None where there is none."""
+    """Exit code of an earlier attempt's failure that a restart cannot fix (the recipe, the data, the loss); None if
+    there is none."""
     if (folder := os.environ.get(FOLDER_VARIABLE)) is None:
         return None
     failure = first_failure(Path(folder))

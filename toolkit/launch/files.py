@@ -1,4 +1,4 @@
-"""The launch files, written from a resolved recipe and never read back. Nothing in them is left at "auto"."""
+"""The launch files, written from a resolved recipe. No value is left at "auto"."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _PORT = 29500
 def launch_files(
     resolved: Resolved, folder: str | Path, recipe_file: str, overrides: Sequence[str] = ()
 ) -> dict[str, str]:
-    """File name to content, to be written into ``folder``. launch.sh trains ``recipe_file`` with ``overrides``.
+    """File names and contents of the launch files, to be written into ``folder``.
 
-    accelerate looks for deepspeed.json from where it is started, not from where its YAML lies, so its path is
-    written as ``folder`` is given.
+    launch.sh trains ``recipe_file`` with ``overrides``. accelerate resolves the path of deepspeed.json relative to the
+    working directory, not to its YAML file, so the path is written as ``folder`` is given.
     """
     files = {
         "accelerate.yaml": yaml.safe_dump(accelerate_config(resolved, folder), sort_keys=False),
@@ -45,7 +45,7 @@ def launch_files(
 
 
 def write_files(files: dict[str, str], folder: str | Path) -> list[Path]:
-    """Write the files into ``folder``, made where it is not; returns their paths. Raises OSError."""
+    """Write the files into ``folder``, which is created if needed; returns their paths. Raises OSError."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
@@ -72,7 +72,7 @@ def accelerate_config(resolved: Resolved, folder: str | Path) -> dict[str, Any]:
         "distributed_type": kind,
     }
     if kind != "DEEPSPEED":
-        # With a deepspeed_config_file accelerate refuses a precision beside it; the JSON says it.
+        # accelerate rejects a precision next to a deepspeed_config_file; the JSON sets it.
         config["mixed_precision"] = _mixed_precision(resolved)
     config |= strategy.accelerate_config(resolved, Path(folder))
     config |= {
@@ -86,7 +86,7 @@ def accelerate_config(resolved: Resolved, folder: str | Path) -> dict[str, Any]:
         # accelerate 1.15.0 gives torchrun's rendezvous no address where this says true.
         "same_network": machine.nodes == 1,
         "use_cpu": resolved.device == "cpu" and kind == "NO",
-        # 0: a free port, so that two runs on one machine do not meet
+        # 0: any free port, so that two runs on one machine do not collide
         "main_process_port": _PORT if machine.nodes > 1 else 0,
     }
     if machine.nodes > 1:
@@ -100,7 +100,8 @@ def _mixed_precision(resolved: Resolved) -> str:
 
 
 def launch_script(resolved: Resolved, recipe_file: str, overrides: Sequence[str]) -> str:
-    """launch.sh: on one node the job itself; on several, to be started on each with its rank and the first's IP."""
+    """launch.sh: with one node, the job itself; with several, start it on each with its rank and the first node's
+    address."""
     command = 'accelerate launch --config_file "$here/accelerate.yaml"'
     header = ["#!/usr/bin/env bash", f"# {_summary(resolved)}"]
     body = ["set -euo pipefail", _HERE]
@@ -112,8 +113,8 @@ def launch_script(resolved: Resolved, recipe_file: str, overrides: Sequence[str]
 
 
 def elastic_script(resolved: Resolved, recipe_file: str, overrides: Sequence[str]) -> str:
-    """launch-elastic.sh: torchrun's own rendezvous; when a rank or a node is lost all go on together from the newest
-    checkpoint, once it is there again."""
+    """launch-elastic.sh: torchrun's own rendezvous. When a rank or node is lost, all resume from the latest checkpoint
+    once it is available again."""
     command = (
         'accelerate launch --config_file "$here/accelerate.yaml" --machine_rank "$NODE_RANK" \\\n'
         '  --main_process_ip "$MAIN_IP" --rdzv_backend c10d --rdzv_conf "is_host=$((NODE_RANK == 0))" \\\n'
@@ -124,14 +125,14 @@ def elastic_script(resolved: Resolved, recipe_file: str, overrides: Sequence[str
             "#!/usr/bin/env bash",
             f"# {_summary(resolved)}",
             "# On each node: NODE_RANK=<0 to nodes - 1> MAIN_IP=<address of node 0> ./launch-elastic.sh",
-            "# Goes on with what is there: a rank that dies is started again with all others, MAX_RESTARTS times.",
+            "# Resumes from the latest checkpoint: when a rank dies, all ranks restart, up to MAX_RESTARTS times.",
             "set -euo pipefail",
             _HERE,
             ': "${NODE_RANK:?this node, from 0}" "${MAIN_IP:?address of node 0}"',
             _WORKDIR,
             *_SIGNALS,
             *_threads(resolved),
-            # The nodes' agents do not count alike: one that lost no rank of its own counts no restart.
+            # The agents' restart counts differ between nodes: an agent that lost no rank of its own counts no restart.
             "export TOOLKIT_RENDEZVOUS=c10d",
             _exec(command, recipe_file, [*overrides, "--resume"]),
             "",
@@ -142,18 +143,19 @@ def elastic_script(resolved: Resolved, recipe_file: str, overrides: Sequence[str
 _HERE = 'here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)'
 _WORKDIR = '[ -z "${WORKDIR:-}" ] || cd "$WORKDIR"'
 _SIGNALS = (
-    "# A warning (USR1) is for the ranks: it would end their launcher. SIGTERM goes through it; it waits for the save.",
+    "# USR1 would end the launcher, so only the ranks receive it. The launcher forwards SIGTERM and "
+    "waits for the save.",
     "trap '' USR1",
     "export PET_SHUTDOWN_TIMEOUT=${PET_SHUTDOWN_TIMEOUT:-600}",
 )
 
 
 def _threads(resolved: Resolved) -> list[str]:
-    """OMP_NUM_THREADS, counted on the node that the script runs on, as `machine.cpu_count` counts. Left alone,
-    accelerate 1.15.0 sets 1, and an optimizer in host memory steps on one core."""
+    """OMP_NUM_THREADS, computed on the node where the script runs, like `machine.cpu_count`. By default accelerate
+    1.15.0 sets 1, and an optimizer in host memory then runs on one core."""
     processes = resolved.recipe.machine.processes
     return [
-        f"# Threads of each process: the cores that this node grants (affinity, control group), over {processes}.",
+        f"# Threads per process: the cores available on this node (affinity, cgroup), divided by {processes}.",
         'if [ -z "${OMP_NUM_THREADS:-}" ]; then',
         "  cores=$(nproc)",
         '  if read -r quota period 2> /dev/null < /sys/fs/cgroup/cpu.max && [ "$quota" != max ]; then',
@@ -169,8 +171,8 @@ def _exec(command: str, recipe_file: str, overrides: Sequence[str]) -> str:
 
 
 def slurm_script(resolved: Resolved, folder: str | Path) -> str:
-    """slurm.sbatch: launch.sh once per node, the first node's name as the meeting point. Warned before its time is
-    over (or preempted) the run saves and the job is queued again, to go on from there."""
+    """slurm.sbatch: runs launch.sh once per node, with the first node as rendezvous. Slurm signals the run before its
+    time limit (or preemption); it saves, and the job is requeued and resumes."""
     machine = resolved.recipe.machine
     gpus = [f"#SBATCH --gpus-per-node={machine.processes}"] if resolved.device == "cuda" else []
     marked = shlex.quote(f"{resolved.recipe.run.output_dir}/stopped.json")
@@ -178,23 +180,23 @@ def slurm_script(resolved: Resolved, folder: str | Path) -> str:
         [
             "#!/usr/bin/env bash",
             f"# {_summary(resolved)}",
-            "# Submit from the folder that the recipe's paths start from:",
+            "# Submit from the folder that the recipe's relative paths refer to:",
             "#   sbatch " + shlex.quote(f"{folder}/slurm.sbatch") + " [--resume [--extend]]",
             f"#SBATCH --nodes={machine.nodes}",
             "#SBATCH --ntasks-per-node=1",
             *gpus,
-            "# The least: a core for each process of a node and for each of its data workers. More make an optimizer",
-            "# in host memory faster: sbatch --cpus-per-task=N; launch.sh divides what it gets.",
+            "# The minimum: one core per process of a node and per data worker. More cores speed up an optimizer",
+            "# in host memory: sbatch --cpus-per-task=N; launch.sh divides them among the processes.",
             f"#SBATCH --cpus-per-task={cpus_per_node(resolved.recipe)}",
             "#SBATCH --output=%x-%j.out",
             "#SBATCH --open-mode=append",
             "#SBATCH --requeue",
-            "# Two minutes to finish a step and to save; give more to what takes longer.",
+            "# Two minutes to finish a step and to save; increase this for a longer step or save.",
             "#SBATCH --signal=USR1@120",
             "set -euo pipefail",
             'nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST")',
             "export MAIN_IP=${nodes%%$'\\n'*}",
-            "# srun takes no --cpus-per-task from sbatch (Slurm 22.05 and later).",
+            "# srun does not inherit --cpus-per-task from sbatch (Slurm 22.05 and later).",
             '[ -z "${SLURM_CPUS_PER_TASK:-}" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK',
             'resume=("$@")',
             'if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ]; then resume=(--resume "$@"); fi',
@@ -203,7 +205,7 @@ def slurm_script(resolved: Resolved, folder: str | Path) -> str:
             'srun --kill-on-bad-exit=1 bash -c \'NODE_RANK=$SLURM_NODEID exec "$0" "$@"\' '
             + shlex.quote(f"{folder}/launch.sh")
             + ' ${resume[@]+"${resume[@]}"} || status=$?',
-            "# The run leaves this file where it was stopped, and takes it away when it goes on.",
+            "# A stopped run leaves this file; a resumed run removes it.",
             f'if [ "$status" -ne 0 ] && [ -e {marked} ]; then scontrol requeue "$SLURM_JOB_ID"; fi',
             'exit "$status"',
             "",

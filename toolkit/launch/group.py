@@ -1,6 +1,7 @@
-"""A process group that is kept open for many jobs: starting one costs seconds, a small case far less.
+"""A process group that stays open for many jobs: starting one takes seconds, a small job much less. Used by `toolkit
+verify` and the tests.
 
-Used by `toolkit verify` and the tests. A job is a picklable function, called with its arguments on every rank.
+A job is a picklable function, called with its arguments on every rank.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from toolkit.errors import InputError, RunFailed
 
 
 class JobFailed(RunFailed):
-    """A rank raised, died or ran out of time. ``rank`` is the first that did; the group has been stopped.
+    """A rank raised, died or timed out. ``rank``: the first that did; the group has been stopped.
 
-    ``refused``: what it raised, where that was an InputError (what it was given cannot be used)."""
+    ``refused``: the exception, if it was an InputError (invalid input).
+    """
 
     def __init__(self, rank: int | None, message: str, refused: InputError | None = None) -> None:
         super().__init__(message)
@@ -33,12 +35,13 @@ class JobFailed(RunFailed):
 
 
 class WorkerGroup:
-    """``size`` processes connected over gloo (or NCCL, where a job's recipe says cuda), started at first use."""
+    """``size`` processes connected over gloo (or NCCL, if a job's recipe uses cuda), started on first use."""
 
     def __init__(
         self, size: int, threads: int = 1, environment: dict[str, str] | None = None, log: Path | None = None
     ) -> None:
-        """``log``: where the ranks' own output goes, the packages' warnings among it; None: to this process's."""
+        """``log``: file for the output of the ranks, including warnings of the packages; None: this process's
+        output."""
         self.size = size
         self.threads = threads
         self.environment = environment or {}
@@ -50,20 +53,20 @@ class WorkerGroup:
         """Call ``job(*args)`` on every rank; returns the results by rank.
 
         Raises JobFailed with the first failing rank's traceback, or when ``timeout`` seconds have passed; the
-        other ranks, which may wait in a collective for ever, are ended with it.
+        other ranks, which may wait in a collective forever, are ended with it.
         """
         self.begin(job, *args)
         return self.finish(timeout)
 
     def begin(self, job: Callable[..., Any], *args: Any) -> None:
-        """Start ``job(*args)`` on every rank and go on; `finish` must follow."""
+        """Start ``job(*args)`` on every rank without waiting; `finish` must follow."""
         if not self._processes:
             self._start()
         for pipe in self._pipes:
             pipe.send((job, args))
 
     def finish(self, timeout: float) -> list[Any]:
-        """What the job that was begun gave, by rank; raises as `run` does."""
+        """Wait for the job started by `start`; returns its results by rank, and raises like `run`."""
         results: dict[int, Any] = {}
         deadline = time.monotonic() + timeout
         while len(results) < self.size:
@@ -78,7 +81,7 @@ class WorkerGroup:
                 try:
                     ok, value = self._pipes[rank].recv()
                 except (EOFError, ConnectionError):
-                    self._processes[rank].join(5)  # its pipe closes before it can be asked how it ended
+                    self._processes[rank].join(5)  # its pipe closes before its exit code is known
                     code = self._processes[rank].exitcode
                     self.close(patience=0.0)
                     raise JobFailed(rank, f"rank {rank} died (exit code {code})") from None
@@ -114,7 +117,7 @@ class WorkerGroup:
             self._pipes.append(here)
 
     def close(self, *, patience: float = 5.0) -> None:
-        """End the processes that this group started: they leave by themselves, or after ``patience`` are ended."""
+        """End this group's processes: they exit on request, or are killed after ``patience`` seconds."""
         for pipe in self._pipes:
             pipe.close()
         deadline = time.monotonic() + patience
@@ -133,7 +136,7 @@ class WorkerGroup:
 
 
 def _serve(pipe: Connection, environment: dict[str, str], log: Path | None) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     os.environ.update(environment)
     if log is not None:
         log.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
-"""launch-hosts.sh: launch.sh on every host of a list, over ssh.
+"""launch-hosts.sh: starts launch.sh on every host of a list, over ssh.
 
-Each host's ``bash -s`` reads its program, and the variables that travel, from the connection; so neither is on a
-command line that `ps` shows. The connection stays open as long as the job: a beat a second and the signals come over
-it, and where it ends or falls silent the host ends its ranks by itself.
+Each host's ``bash -s`` reads its script and the forwarded variables from the connection, so neither appears on a
+command line that `ps` shows. The connection stays open during the job and carries a heartbeat every second and the
+signals. If it closes or is silent, the host ends its ranks.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ PASSED = (
     "TORCH*", "PYTORCH_*", "PET_*", "ACCELERATE_*", "DS_*", "TRITON_*", "NCCL_*", "GLOO_*", "UCX_*", "FI_*", "CUDA_*",
     "OMP_NUM_THREADS", "WANDB_*", "TOOLKIT_*",
 )  # fmt: skip
-"""Variables that the ranks on every host have as the script was given them, beside what PASS_ENV names."""
+"""Variables that are forwarded to the ranks on every host, in addition to those in PASS_ENV."""
 
 _TEMPLATE = """\
 #!/usr/bin/env bash
 # shellcheck disable=SC2317  # functions that run on the hosts, and in traps
 # @SUMMARY@
-# From the folder that the recipe's paths start from, which every host sees under the same name:
+# Run it in the folder that the recipe's relative paths refer to; every host must have it under the same path:
 #   MAIN_IP=<address of the first host> launch-hosts.sh HOST ... [-- --resume]
-# The ranks get these variables as they are here, and those that PASS_ENV names ("MY_TOKEN MY_*"):
+# These variables are forwarded to the ranks, and those that PASS_ENV names ("MY_TOKEN MY_*"):
 #   @PASSED@
 # TERM, INT, USR1 and HUP stop the run on all hosts: it saves, and the status is 128 and the signal's number. A second
 # signal ends it at once. A host whose connection ends, or is silent for SILENCE seconds (60), stops its ranks: they
@@ -40,21 +40,21 @@ read -r -a remote <<< "${REMOTE:-ssh -T -o ServerAliveInterval=15 -o ServerAlive
 on_host() {
   local mark job word heard lost="" code=0
   mark=$$.$RANDOM.$(date +%s%N)
-  # What the job writes must not end it when nobody reads any more: it could not save.
+  # The job must survive a closed output pipe, or it could not save.
   exec > >(trap '' PIPE; cat 2>/dev/null; cat > /dev/null) 2> >(trap '' PIPE; cat >&2 2>/dev/null; cat > /dev/null)
   TOOLKIT_ON_HOST=$mark "$@" < /dev/null &
   job=$!
   while [ -z "$lost" ] && kill -0 "$job" 2>/dev/null; do
     heard=0
     read -r -t "$SILENCE" word || heard=$?
-    if [ "$heard" -gt 128 ]; then lost="heard nothing from the starting host for $SILENCE s"
+    if [ "$heard" -gt 128 ]; then lost="no heartbeat from the starting host for $SILENCE s"
     elif [ "$heard" -ne 0 ]; then lost="the connection to the starting host has ended"
     else
       case $word in
         "") ;;
-        # They would end the launcher, and are for the ranks alone; where there are none yet it may end.
+        # These would end the launcher: send them to the ranks only. Before there are ranks it may end.
         USR1 | HUP) signal_all "$word" "$mark" toolkit.train || kill -TERM "$job" 2>/dev/null || : ;;
-        # The launcher passes them on, and waits for the save.
+        # The launcher forwards these, and waits for the save.
         TERM | INT) kill "-$word" "$job" 2>/dev/null || : ;;
         KILL) signal_all KILL "$mark" || : ;;
         END) lost="another host has failed" ;;
@@ -67,7 +67,7 @@ on_host() {
     end_within "$STOP_GRACE" "$mark"
   fi
   wait "$job" || code=$?
-  # A launcher that was killed leaves ranks behind.
+  # A killed launcher leaves ranks behind.
   [ "$code" -eq 0 ] || end_within "$STOP_GRACE" "$mark"
   exit "$code"
 }
@@ -148,11 +148,11 @@ trap : PIPE  # a connection that has ended is seen by its ssh
 
 box=$(mktemp -d)
 trap 'rm -rf "$box"' EXIT
-# A signal before all hosts are connected ends this script, and so what has been started.
+# A signal before all hosts are connected ends this script, and so everything that it started.
 for rank in "${!hosts[@]}"; do
   mkfifo "$box/$rank"
   {
-    # Held open by another host's ssh, a connection would not end with this script.
+    # A connection that another host's ssh holds open would not close with this script.
     for connection in ${connections[@]+"${connections[@]}"}; do exec {connection}>&-; done
     exec "${remote[@]}" "${hosts[$rank]}" bash -s
   } < "$box/$rank" &
@@ -184,7 +184,7 @@ while [ ${#jobs[@]} -gt 0 ]; do
   tell ""
   sleep 1 & wait $! || :  # a signal cuts it short
 done
-# The run leaves this file where it was stopped and has saved, and takes it away when it goes on.
+# A run that was stopped and has saved leaves this file; a resumed run removes it.
 if [ "$asked" -ne 0 ] && [ "$status" -ne 0 ] && [ -e @STOPPED@ ]; then status=$((128 + asked)); fi
 exit "$status"
 """
@@ -192,7 +192,7 @@ exit "$status"
 
 def hosts_script(summary: str, nodes: int, output_dir: str) -> str:
     """launch-hosts.sh for ``nodes`` hosts. ``summary``: one line about the recipe; ``output_dir``: its run.output_dir,
-    which holds stopped.json once a stopped run has saved."""
+    where a stopped run writes stopped.json."""
     names, lines = list(PASSED), [""]
     for name in names:
         if len(lines[-1]) + len(name) > 112:

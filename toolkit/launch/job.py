@@ -1,4 +1,4 @@
-"""`toolkit train`: check all that can be checked without torch, write the files, launch, and tell how it ended."""
+"""`toolkit train`: run all checks that do not need torch, write the files, launch, and report the result."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ from toolkit.strategies import resolve, strategy_of
 def train(
     recipe: str | Recipe, overrides: Sequence[str], *, resume: bool, extend: bool = False, max_restarts: int = 0
 ) -> dict[str, Any]:
-    """Train a recipe, from a file or an object, on this machine; returns the run's result.
+    """Train a recipe, given as a file or an object, on this machine; returns the run's result.
 
-    ``extend``: resume with another run length also where that changes the learning rates. ``max_restarts``: how often
-    the job is started again, from its newest checkpoint, when a rank dies or hangs.
+    ``extend``: resume with another run length even if that changes the learning rates. ``max_restarts``: how often the
+    job restarts from its latest checkpoint when a rank dies or hangs.
 
-    Raises InputError where the recipe cannot run here, RunFailed where the run fails, Stopped after a signal.
+    Raises InputError if the recipe cannot run here, RunFailed if the run fails, Stopped after a signal.
     """
     if extend and not resume:
-        raise InputError("--extend: changes the length of a run that is resumed; give it together with --resume")
+        raise InputError("--extend: requires --resume")
     resolved = resolve(recipe_from(recipe, overrides), source_of(recipe))
     check_machine(resolved)
     check_data(resolved.recipe)
     undo = claim_folder(resolved, resume=resume)
     folder = Path(resolved.recipe.run.output_dir)
-    # Absolute paths: these files are this run's own, wherever they are used from.
+    # Absolute paths: the files must work from any folder.
     launch_folder = folder.absolute() / "launch"
     recipe_file = recipe if isinstance(recipe, str) else str(launch_folder / "recipe.yaml")
     files = launch_files(resolved, launch_folder, recipe_file, overrides)
@@ -59,7 +59,7 @@ def train(
     # Automatic restarts get the same: until it has saved, an extended run resumes from the shorter one's checkpoint.
     arguments = [recipe_file, *overrides, *(["--resume"] if resume else []), *(["--extend"] if extend else [])]
     processes = resolved.recipe.machine.processes
-    # accelerate starts a lone process itself, without torchrun.
+    # accelerate starts a single process itself, without torchrun.
     elastic = processes > 1 or strategy_of(resolved).distributed_type in ("DEEPSPEED", "FSDP")
     try:
         _launch(launch_folder / "accelerate.yaml", arguments, folder, processes, max_restarts, elastic)
@@ -70,11 +70,12 @@ def train(
 
 
 def check_machine(resolved: Resolved) -> None:
-    """Raise InputError where this machine cannot run the recipe, or the recipe lacks what only a run needs."""
+    """Raise InputError if this machine cannot run the recipe, or the recipe lacks something that a run needs."""
     machine = resolved.recipe.machine
     if machine.nodes > 1:
         raise InputError(
-            f"{resolved.source}: machine.nodes: {machine.nodes} nodes are started by launch.sh on each, or by Slurm; "
+            f"{resolved.source}: machine.nodes: {machine.nodes} nodes, but this command starts one; "
+            "run launch.sh on each, or use Slurm; "
             "`toolkit config` writes both"
         )
     if (reason := why_no_tokenizer(resolved.recipe)) is not None:
@@ -103,7 +104,7 @@ def _launch(
     asked = Asked()
     with asked.listening():
         for again in range(1 if elastic else max_restarts + 1):
-            # torchrun's agent counts by the same variable; where accelerate starts no agent, this does.
+            # torchrun's agent uses the same variable; without an agent it is set here.
             count = {"TORCHELASTIC_RESTART_COUNT": str(again)} if again else {}
             ended = _once([*command, "-m", "toolkit.train", *arguments], folder, processes, count, asked)
             if ended is None:
@@ -117,11 +118,11 @@ def _launch(
 def _once(
     command: Sequence[str], folder: Path, processes: int, environment: dict[str, str], asked: Asked
 ) -> tuple[ToolkitError, bool] | None:
-    """One start of the job: None where it is done, else what became of it and whether another start may help."""
+    """One attempt of the job. None if it succeeded, else the error and whether a restart may succeed."""
     logs = folder / "logs"
     with tempfile.TemporaryDirectory(prefix="toolkit-") as name:
         shared = Path(name)
-        # Left alone, torchrun gives every process one thread (or all of them), whatever the machine has.
+        # By default torchrun gives every process one thread (or all of them), whatever the machine has.
         threads = {"OMP_NUM_THREADS": str(max(1, cpu_count() // processes))}
         with screen(shared) as screen_file, (logs / "launcher.log").open("ab") as log:
             told = {FOLDER_VARIABLE: name, SCREEN_VARIABLE: screen_file, "TOOLKIT_LAUNCHED": "1"}
@@ -141,22 +142,22 @@ def _once(
         return Stopped(*stopped), False
     if asked.numbers and code != 0:
         how = "at once" if len(asked.numbers) > 1 else "before a step was finished"
-        told_how = f"stopped by {name_of(asked.numbers[-1])} {how}; go on with --resume"
+        told_how = f"stopped by {name_of(asked.numbers[-1])} {how}; resume with --resume"
         return Stopped(told_how, asked.numbers[-1]), False
     if code == 0:
         return None
     if (killed := _killed(logs / "launcher.log", begin)) is not None and (failure is None or not failure.cause):
         return RunFailed(f"{killed}; see {logs}"), True
     if failure is None:
-        return RunFailed(f"the run ended with status {code} and no rank said why; see {logs}"), True
+        return RunFailed(f"the run ended with status {code}, but no error was reported by any rank; see {logs}"), True
     if failure.exit_code == InputError.exit_code:
         return InputError(failure.message), False
     return RunFailed(failure.message), failure.retryable
 
 
 def _killed(log: Path, begin: int) -> str | None:
-    """Which rank a signal ended, from torchrun's summary at the end of the launcher's log: it cannot say so itself,
-    and the others fail only because it is gone. SIGTERM is torchrun's own, to the ranks that are left."""
+    """The rank that a signal killed, from torchrun's summary at the end of the launcher's log: the rank itself cannot
+    report it, and the others fail as a consequence. torchrun itself sends SIGTERM to the remaining ranks."""
     summary = log.read_bytes()[begin:].decode("utf-8", errors="replace")[-20_000:]
     for rank, status in re.findall(r"^ +rank +: (\d+).*\n +exitcode +: (-?\d+)", summary, re.MULTILINE):
         if int(status) < 0 and -int(status) != signal.SIGTERM:

@@ -1,4 +1,4 @@
-"""A run's folder: it belongs to one recipe, and a run that is started anew moves the earlier one aside."""
+"""The run folder: it belongs to one recipe. A new run of the same recipe moves the earlier run aside."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _MARK = "recipe.json"
 
 
 def claim_folder(resolved: Resolved, *, resume: bool) -> Callable[[], None]:
-    """Make ``run.output_dir`` this recipe's; returns what undoes it, for a run that cannot begin.
+    """Claim ``run.output_dir`` for this recipe; returns a function that undoes this if the run cannot start.
 
-    The same recipe started again without ``--resume``: the earlier run is renamed, nothing of it is lost. Raises
-    InputError where the folder is another recipe's or cannot be written.
+    If the same recipe is started without ``--resume``, the earlier run is renamed and kept. Raises InputError if the
+    folder belongs to another recipe or cannot be written.
     """
     folder = Path(resolved.recipe.run.output_dir)
     check_folder(resolved, resume=resume)
@@ -38,7 +38,7 @@ def claim_folder(resolved: Resolved, *, resume: bool) -> Callable[[], None]:
 
     def undo() -> None:
         if began(folder):
-            return  # what was trained is never taken away, whatever ends the run
+            return  # never delete training results
         shutil.rmtree(folder, ignore_errors=True)
         if earlier:
             earlier.rename(folder)
@@ -59,33 +59,33 @@ def claim_folder(resolved: Resolved, *, resume: bool) -> Callable[[], None]:
 
 
 def began(folder: Path) -> bool:
-    """Whether a run in ``folder`` has taken a step or saved anything."""
+    """Whether a run in ``folder`` has completed a step or saved anything."""
     metrics = folder / "metrics.jsonl"
     return (metrics.exists() and metrics.stat().st_size > 0) or (folder / "checkpoints").exists()
 
 
 _held: list[int] = []
-"""Locks of this process, kept open until it ends."""
+"""Locks of this process, held until it ends."""
 
 
 LAUNCHER_LOCK, RANK_LOCK = ".lock", ".lock-rank0"
-"""The launcher's, and rank 0's: a rank may outlive a launcher that was killed, until it has saved."""
+"""The launcher's lock and rank 0's: a rank may outlive a killed launcher until it has saved."""
 
 
 def _hold(folder: Path, source: str, name: str = LAUNCHER_LOCK, *, keep: bool = True) -> None:
-    """Two runs in one folder would write over each other: the second is refused for as long as the first lives.
+    """Lock the folder, so that two runs cannot write to it; a second run is rejected.
 
-    A record lock: a data worker, forked from rank 0, does not inherit it and hold it past rank 0's end.
+    A record lock: a data worker forked from rank 0 does not inherit it and cannot hold it longer than rank 0.
     """
     handle = os.open(folder / name, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         os.close(handle)
-        message = "a run is going on in it; wait for it, or give another folder"
+        message = "directory in use by a running job; wait for it to end, or set another folder"
         raise InputError(f"{source}: run.output_dir: {folder}: {message}") from None
     except OSError:
-        os.close(handle)  # a file system without locks: nothing can be told
+        os.close(handle)  # a file system without locks: nothing can be checked
         return
     if keep:
         _held.append(handle)
@@ -94,35 +94,35 @@ def _hold(folder: Path, source: str, name: str = LAUNCHER_LOCK, *, keep: bool = 
 
 
 def hold_as_rank_0(folder: Path, source: str) -> None:
-    """For as long as this process lives nobody else may begin a run in ``folder``; raises InputError."""
+    """Prevent other runs in ``folder`` while this process lives; raises InputError."""
     _hold(folder, source, RANK_LOCK)
 
 
 def check_folder(resolved: Resolved, *, resume: bool) -> None:
-    """Raise InputError where ``run.output_dir`` is a file, a folder of something else, or another recipe's.
+    """Raise InputError if ``run.output_dir`` is a file, contains other files, or belongs to another recipe.
 
-    With ``resume`` the checkpoint itself tells which differences matter.
+    With ``resume`` the checkpoint decides which differences are allowed.
     """
     folder = Path(resolved.recipe.run.output_dir)
     where = f"{resolved.source}: run.output_dir: {folder}"
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"{where} is a file")
+        raise InputError(f"{where} is a file, not a folder")
     mark = folder / _MARK
     if not mark.exists():
         if folder.is_dir() and any(folder.iterdir()):
-            raise InputError(f"{where} holds other files; give an empty or a new folder")
+            raise InputError(f"{where} contains other files; set an empty or a new folder")
         return
     try:
         content = json.loads(mark.read_text(encoding="utf-8"))
         known = _sha256_today(content, mark)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise InputError(f"{where}: {mark} cannot be read; give a new folder") from None
+        raise InputError(f"{where}: {mark} cannot be read; set another folder") from None
     if known != resolved.sha256 and not resume:
-        raise InputError(f"{where} holds a run of another recipe; give another folder, or --resume to go on with it")
+        raise InputError(f"{where} contains a run of another recipe; set another folder, or resume it with --resume")
 
 
 def _sha256_today(content: dict[str, Any], mark: Path) -> str:
-    """Of the recipe in a run's folder, as today's schema has it: with the defaults of keys that are new."""
+    """SHA-256 of the recipe in a run folder, in the current schema: new keys have their defaults."""
     try:
         return recipe_sha256(read_earlier(content["recipe"], content.get("recipe_version", 0), mark))
     except InputError:

@@ -62,7 +62,7 @@ def noted_ranks(folder: Path) -> dict[int, dict[str, int]]:
 
 
 def note_stop(message: str, number: int) -> bool:
-    """Leave for the launcher that the run has stopped as it was asked to; False where there is none to read it."""
+    """Leave for the launcher that the run has stopped as it was asked to; False if there is none to read it."""
     folder = os.environ.get(FOLDER_VARIABLE)
     if folder is None:
         return False

@@ -1,1 +1,1 @@
-"""Checking the configuration files that people already have, before any model loads."""
+"""Checks existing configuration files, before any model is loaded."""

@@ -17,7 +17,7 @@ FILES = "accelerate YAML, DeepSpeed JSON, training arguments (JSON, YAML or a la
 
 
 class Format(StrEnum):
-    """How findings are printed."""
+    """Output format of findings."""
 
     text = "text"
     short = "short"
@@ -27,7 +27,7 @@ class Format(StrEnum):
 
 
 class Reader(StrEnum):
-    """Who reads the files."""
+    """The program that reads the files."""
 
     trainer = "trainer"
     accelerator = "accelerator"
@@ -36,8 +36,8 @@ class Reader(StrEnum):
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the toolkit's command line."""
-    app.command("lint", help="Check configuration files for contradictions and traps.")(lint_command)
-    app.command("explain", help="What a finding means, or which layer wins a key.")(explain_command)
+    app.command("lint", help="Check configuration files for contradictions and pitfalls.")(lint_command)
+    app.command("explain", help="Explain a finding, or show which layer sets a key.")(explain_command)
 
 
 def stop(error: ToolkitError) -> NoReturn:
@@ -48,7 +48,7 @@ def stop(error: ToolkitError) -> NoReturn:
 
 
 def echo(text: str, err: bool = False) -> None:
-    """Print text that the terminal's encoding may not know: what it lacks is escaped."""
+    """Print text; characters that the terminal's encoding lacks are escaped."""
     stream: Any = sys.stderr if err else sys.stdout
     encoding = getattr(stream, "encoding", None) or "utf-8"
     typer.echo(text.encode(encoding, "backslashreplace").decode(encoding), err=err)
@@ -61,16 +61,18 @@ def split_codes(values: list[str] | None) -> tuple[str, ...]:
 
 def lint_command(
     files: Annotated[list[str] | None, typer.Argument(help=FILES, show_default=False)] = None,
-    command: Annotated[str | None, typer.Option("--command", "-c", help="A launch command, as one text.")] = None,
-    reader: Annotated[Reader | None, typer.Option(help="Who reads the files; guessed where it is not given.")] = None,
-    fix: Annotated[bool, typer.Option("--fix", help="Make the safe fixes in place.")] = False,
-    diff: Annotated[bool, typer.Option("--diff", help="Show the safe fixes, change nothing.")] = False,
-    select: Annotated[list[str] | None, typer.Option(help="Only these codes or their beginnings.")] = None,
-    ignore: Annotated[list[str] | None, typer.Option(help="Not these codes or their beginnings.")] = None,
-    output: Annotated[Format, typer.Option("--format", help="How to print the findings.")] = Format.text,
-    json_file: Annotated[str | None, typer.Option("--json", help="Write the result as JSON; - for stdout.")] = None,
+    command: Annotated[str | None, typer.Option("--command", "-c", help="a launch command, as one string")] = None,
+    reader: Annotated[Reader | None, typer.Option(help="the program that reads the files; default: detected")] = None,
+    fix: Annotated[bool, typer.Option("--fix", help="apply safe fixes in place")] = False,
+    diff: Annotated[bool, typer.Option("--diff", help="show safe fixes without applying them")] = False,
+    select: Annotated[list[str] | None, typer.Option(help="only these codes or code prefixes")] = None,
+    ignore: Annotated[list[str] | None, typer.Option(help="skip these codes or code prefixes")] = None,
+    output: Annotated[Format, typer.Option("--format", help="output format of the findings")] = Format.text,
+    json_file: Annotated[
+        str | None, typer.Option("--json", help="write the result as JSON; - for standard output")
+    ] = None,
 ) -> None:
-    """Check the files together: exit 0 clean (notes allowed), 1 findings, 2 a file cannot be used."""
+    """Check the files together. Exit 0: clean (notes allowed). 1: findings. 2: a file cannot be used."""
     from toolkit.errors import InputError
     from toolkit.linting import engine
     from toolkit.linting.files.load import load
@@ -78,7 +80,7 @@ def lint_command(
     started = time.time()
     try:
         if not files and not command:
-            raise InputError(f"name the files to check: {FILES}; or --command 'accelerate launch ...'")
+            raise InputError(f"no files to check; expected {FILES}; or --command 'accelerate launch ...'")
         loaded = load(list(files or ()), command)
         who: Any = reader.value if reader else None
         chosen, dropped = split_codes(select), split_codes(ignore)
@@ -132,10 +134,12 @@ def write(path: str, text: str) -> None:
 
 
 def explain_command(
-    what: Annotated[str, typer.Argument(help="A code such as DS101, or a key such as mixed_precision.")],
+    what: Annotated[str, typer.Argument(help="a code such as DS101, or a key such as mixed_precision")],
     files: Annotated[list[str] | None, typer.Argument(help=FILES, show_default=False)] = None,
-    command: Annotated[str | None, typer.Option("--command", "-c", help="A launch command, as one text.")] = None,
-    json_file: Annotated[str | None, typer.Option("--json", help="Write the result as JSON; - for stdout.")] = None,
+    command: Annotated[str | None, typer.Option("--command", "-c", help="a launch command, as one string")] = None,
+    json_file: Annotated[
+        str | None, typer.Option("--json", help="write the result as JSON; - for standard output")
+    ] = None,
 ) -> None:
     """`explain CODE`: the reason and two examples. `explain KEY FILE...`: which layer wins."""
     from toolkit.linting import explain

@@ -1,4 +1,4 @@
-"""The files that one run reads, asked by key: which layer has it, and what it means there."""
+"""The files of one run, with lookup by key: which layer sets it, and its meaning there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LORA_ARGUMENTS = ("lora_r", "lora_rank", "lora_alpha", "lora_target_modules", "
 
 
 class LintContext:
-    """At most one source of each kind, and who reads them."""
+    """At most one source of each kind, and the program that reads them."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class LintContext:
             return True
         return any(self.args.has(key) for key in ("output_dir", "per_device_train_batch_size", "num_train_epochs"))
 
-    # ---- asking a layer for a key ------------------------------------------------------------------
+    # ---- keys by layer -----------------------------------------------------------------------------
 
     def acc(self, key: str) -> Setting | None:
         """A key of the accelerate layer: the command's flag wins over the file's key."""
@@ -96,7 +96,7 @@ class LintContext:
         setting = Setting(source, parent, entry) if entry is not None else None
         return Diagnostic(setting, message, source=source, key=key, **more)
 
-    # ---- what the files say together ---------------------------------------------------------------
+    # ---- what the files mean together --------------------------------------------------------------
 
     @cached_property
     def distributed_type(self) -> str | None:
@@ -111,7 +111,7 @@ class LintContext:
 
     @cached_property
     def uses(self) -> str | None:
-        """``deepspeed``, ``fsdp``, ``ddp`` or ``single``; None where the files do not tell."""
+        """``deepspeed``, ``fsdp``, ``ddp`` or ``single``; None if the files do not tell."""
         if self.distributed_type in ("DEEPSPEED", "FSDP"):
             return self.distributed_type.lower()
         if self.arg_true("fsdp"):
@@ -139,7 +139,7 @@ class LintContext:
 
     @property
     def local(self) -> bool:
-        """Whether the accelerate config is for machines of one's own (not SageMaker)."""
+        """Whether the accelerate config is for machines of your own (not SageMaker)."""
         return self.accelerate.get("compute_environment", "LOCAL_MACHINE") == "LOCAL_MACHINE"
 
     @cached_property
@@ -164,7 +164,7 @@ class LintContext:
 
     @cached_property
     def zero_stage(self) -> int | None:
-        """The ZeRO stage that will run; None where the files do not tell or DeepSpeed is not used."""
+        """The ZeRO stage that will run; None if the files do not tell or DeepSpeed is not used."""
         if self.uses != "deepspeed":
             return None
         if "deepspeed" in self.kinds:

@@ -1,4 +1,4 @@
-"""Edits at known places: the rest of the file, its comments and its order stay as they are."""
+"""Edits at known positions: the rest of the file, its comments and its order do not change."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from toolkit.linting.model import Edit, Fix, Setting
 
 
 def set_value(setting: Setting | None, value: Any, title: str | None = None) -> Fix | None:
-    """Replace a scalar; None where the file cannot be edited there."""
+    """Replace a scalar; None if the file cannot be edited there."""
     if setting is None or not _editable(setting) or setting.entry.node.entries is not None:
         return None
     node = setting.entry.node
@@ -23,7 +23,7 @@ def set_value(setting: Setting | None, value: Any, title: str | None = None) -> 
 
 
 def rename(setting: Setting, name: str, title: str | None = None) -> Fix | None:
-    """Another name for a key; None where that name is there already."""
+    """Another name for a key; None if that name is there already."""
     parent = setting.key.rpartition(".")[0]
     if not _editable(setting) or name in setting.source.section(parent):
         return None
@@ -36,7 +36,7 @@ def rename(setting: Setting, name: str, title: str | None = None) -> Fix | None:
 
 
 def remove(setting: Setting | None, title: str | None = None) -> Fix | None:
-    """Take a key and its value out, with the line or the comma that goes with it."""
+    """Remove a key and its value, with its line or comma."""
     if setting is None or not _editable(setting) or setting.source.syntax == "shell":
         return None
     parent = _parent(setting)
@@ -74,7 +74,7 @@ def add(source: Source, section: str, key: str, value: Any, title: str | None = 
 
 
 def both(*fixes: Fix | None, title: str | None = None) -> Fix | None:
-    """Several fixes as one; None where one of them cannot be made."""
+    """Several fixes as one; None if one of them cannot be made."""
     made = [fix for fix in fixes if fix is not None]
     if len(made) != len(fixes):
         return None
@@ -83,7 +83,7 @@ def both(*fixes: Fix | None, title: str | None = None) -> Fix | None:
 
 
 def strip(source: Source, start: int, end: int, title: str) -> Fix:
-    """Take a stretch of text out."""
+    """Remove a range of text."""
     return Fix(title, (Edit(source.path, start, end, ""),))
 
 

@@ -1,4 +1,4 @@
-"""Running the rules over the files, and keeping to what the files allow."""
+"""Runs the rules on the files, and applies the files' allow comments."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Report:
 
     @property
     def failed(self) -> bool:
-        """Whether anything but notes was found."""
+        """Whether there is a finding other than notes."""
         return any(finding.severity != "note" for finding in self.findings)
 
 
@@ -42,7 +42,7 @@ def lint(
     select: Sequence[str] = (),
     ignore: Sequence[str] = (),
 ) -> Report:
-    """Read the files and check them; raises InputError where one cannot be used."""
+    """Read the files and check them; raises InputError if one cannot be used."""
     return check(load(list(files), command), reader=reader, select=select, ignore=ignore)
 
 
@@ -53,7 +53,7 @@ def check(
     select: Sequence[str] = (),
     ignore: Sequence[str] = (),
 ) -> Report:
-    """Check sources that are read already."""
+    """Check sources that are already read."""
     rules = [rule for rule in all_rules().values() if _chosen(rule.code, select, ignore)]
     groups = contexts(loaded, reader)
     findings: dict[tuple[str, str, str, str], Finding] = {}

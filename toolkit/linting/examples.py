@@ -27,7 +27,7 @@ def fsdp(*lines: str, top: tuple[str, ...] = ()) -> Files:
 
 
 def fsdp2(*lines: str, top: tuple[str, ...] = ()) -> Files:
-    """A sound FSDP2 config, with ``lines`` added to fsdp_config."""
+    """A valid FSDP2 config, with ``lines`` added to fsdp_config."""
     return fsdp(
         "fsdp_version: 2",
         "fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP",
@@ -38,7 +38,7 @@ def fsdp2(*lines: str, top: tuple[str, ...] = ()) -> Files:
 
 
 def fsdp1(*lines: str, top: tuple[str, ...] = ()) -> Files:
-    """A sound FSDP1 config, with ``lines`` added to fsdp_config."""
+    """A valid FSDP1 config, with ``lines`` added to fsdp_config."""
     return fsdp(
         "fsdp_version: 1",
         "fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP",

@@ -20,7 +20,7 @@ def code(wanted: str) -> tuple[str, dict[str, Any]]:
     rule = rules.get(wanted.upper())
     if rule is None:
         near = nearest(wanted.upper(), rules, 0.6)
-        hint = meant(near) if near else "; toolkit explain KEY FILE... says which layer wins a key"
+        hint = meant(near) if near else "; toolkit explain KEY FILE... shows which layer sets a key"
         raise InputError(f"{wanted}: no such code{hint}")
     lines = [f"{rule.code}  {rule.severity}  {rule.title}", ""]
     if rule.reason:
@@ -28,7 +28,7 @@ def code(wanted: str) -> tuple[str, dict[str, Any]]:
     lines += ["fails:", *_example(rule.fails), "", "passes:", *_example(rule.passes), ""]
     if rule.reader:
         lines += [f"(checked with --reader {rule.reader})", ""]
-    lines += [*textwrap.wrap(f"source: {rule.source}", 100), f"allow one: # toolkit: allow {rule.code}"]
+    lines += [*textwrap.wrap(f"source: {rule.source}", 100), f"to allow it: # toolkit: allow {rule.code}"]
     data = {
         "code": rule.code,
         "severity": rule.severity,
@@ -50,13 +50,13 @@ def _example(files: Files) -> list[str]:
 
 
 def key(wanted: str, files: list[str], command: str | None = None) -> tuple[str, dict[str, Any]]:
-    """Which layer wins a key under each of the three readers, as text and as data."""
+    """Which layer sets a key under each of the three readers, as text and as data."""
     groups = contexts(load(files, command))
     if len(groups) > 1:
-        raise InputError("explain KEY takes at most one file of each kind: these would contradict each other")
+        raise InputError("explain KEY takes at most one file of each kind")
     found = layers.answers(groups[0], wanted)
     if found is None:
-        raise InputError(f"{wanted}: no layer has this key{meant(nearest(wanted, layers.names(), 0.7))}")
+        raise InputError(f"{wanted}: no layer defines this key{meant(nearest(wanted, layers.names(), 0.7))}")
     lines, data = [wanted], []
     for reader, answer in zip(layers.READERS, found, strict=True):
         value = f"stops: {answer.value}" if answer.fails else _shown(answer.value)

@@ -1,4 +1,4 @@
-"""Making the safe fixes: round by round until nothing more is to fix, each file old or new and never half."""
+"""Applies safe fixes in rounds until none is left; each file is written completely or not at all."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ROUNDS = 10
 
 @dataclass
 class Fixed:
-    """Texts before and after, the titles of what was done, and what is left to say."""
+    """Texts before and after, the titles of the applied fixes, and the remaining findings."""
 
     before: dict[str, str]
     after: dict[str, str]
@@ -107,16 +107,14 @@ def diff(fixed: Fixed) -> str:
 
 
 def write(fixed: Fixed) -> None:
-    """Write the changed files, each in one step; raises InputError where one cannot be written."""
+    """Write the changed files, each in one step; raises InputError if one cannot be written."""
     for path in fixed.changed:
         write_whole(path, fixed.after[path])
 
 
 def write_whole(path: str | Path, text: str) -> None:
-    """Replace a file in one step: whoever is killed here leaves the old file or the new one, whole.
-
-    A symlink keeps pointing where it does; the file behind it is replaced, with its mode.
-    """
+    """Replace a file atomically: a killed process leaves the complete old or new file. A symlink still points to the
+    same file, which is replaced and keeps its mode."""
     target = Path(os.path.realpath(path))
     temporary: str | None = None
     try:

@@ -45,11 +45,11 @@ def check_files(files: list[str], reader: Any, select: tuple[str, ...], ignore: 
 
 def hook(
     files: Annotated[list[str] | None, typer.Argument(help="the files of a commit", show_default=False)] = None,
-    reader: Annotated[Reader | None, typer.Option(help="Who reads the files; guessed where it is not given.")] = None,
-    select: Annotated[list[str] | None, typer.Option(help="Only these codes or their beginnings.")] = None,
-    ignore: Annotated[list[str] | None, typer.Option(help="Not these codes or their beginnings.")] = None,
+    reader: Annotated[Reader | None, typer.Option(help="the program that reads the files; default: detected")] = None,
+    select: Annotated[list[str] | None, typer.Option(help="only these codes or code prefixes")] = None,
+    ignore: Annotated[list[str] | None, typer.Option(help="skip these codes or code prefixes")] = None,
 ) -> None:
-    """Check each file by itself: exit 0 clean (notes allowed), 1 findings, 2 a file cannot be used."""
+    """Check each file separately. Exit 0: clean (notes allowed). 1: findings. 2: a file cannot be used."""
     try:
         text, failed = check_files(
             files or [], reader.value if reader else None, split_codes(select), split_codes(ignore)

@@ -1,4 +1,4 @@
-"""What one reader of the files makes of a key, and the register of topics: keys with an answer of their own."""
+"""The value that one reader uses for a key, and the registry of topics: keys with their own rules."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ READERS = ("accelerate launch", "deepspeed launcher", "Trainer")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one reader really uses, where it has it from, and why."""
+    """The value that one reader uses, its origin, and why."""
 
     value: Any
     where: str
@@ -39,11 +39,11 @@ def topic(*names: str) -> Callable[[Topic], Topic]:
 
 
 def written(setting: Setting, why: str, value: Any = None) -> Answer:
-    """The value of a key that stands in a file, or what is made of it."""
+    """The value of a key in a file, or the value derived from it."""
     return Answer(setting.value if value is None else value, f"{setting.key} in {setting.place}", why)
 
 
-def by_default(value: Any, whose: str, why: str = "nothing is written") -> Answer:
+def by_default(value: Any, whose: str, why: str = "not set") -> Answer:
     """A package's default."""
     return Answer(value, f"default of {whose}", why)
 
@@ -73,5 +73,5 @@ def alone(context: LintContext, key: str, default: Any) -> Answer:
         return by_default(default, "DeepSpeed")
     if setting.value == "auto":
         error = "TypeError" if "batch" in key or "accumulation" in key else "fails at the first step"
-        return stops(error, setting, '"auto" stays text: nobody fills it in')
+        return stops(error, setting, '"auto" stays text: nothing replaces it')
     return written(setting, "the DeepSpeed config alone decides")

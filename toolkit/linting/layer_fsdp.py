@@ -22,9 +22,9 @@ def _fsdp_version(context: LintContext) -> Answers:
     if context.trainer_fsdp:
         arg = context.fsdp("version")
         trainer = (
-            written(arg, "fsdp is set: the Trainer builds the plugin itself", context.fsdp_version)
+            written(arg, "fsdp is set: the Trainer creates the plugin", context.fsdp_version)
             if arg
-            else by_default(2, "TrainingArguments", "fsdp is set and names no version")
+            else by_default(2, "TrainingArguments", "fsdp is set without a version")
         )
     return bare, not_read("DeepSpeed has no FSDP"), trainer
 
@@ -42,9 +42,9 @@ def _state_dict(context: LintContext) -> Answers:
     if context.trainer_fsdp:
         arg = context.fsdp("state_dict_type")
         trainer = (
-            written(arg, "fsdp is set: the Trainer builds the plugin itself")
+            written(arg, "fsdp is set: the Trainer creates the plugin")
             if arg
-            else by_default("FULL_STATE_DICT", "TrainingArguments", "fsdp is set and names no type")
+            else by_default("FULL_STATE_DICT", "TrainingArguments", "fsdp is set without a type")
         )
     return bare, not_read("DeepSpeed has no FSDP"), trainer
 
@@ -57,7 +57,7 @@ def _wrap(context: LintContext) -> Answers:
     if context.trainer_fsdp:
         arg = context.fsdp("auto_wrap_policy")
         trainer = (
-            written(arg, "fsdp is set: the Trainer builds the plugin itself")
+            written(arg, "fsdp is set: the Trainer creates the plugin")
             if arg
             else by_default("TRANSFORMER_BASED_WRAP", "TrainingArguments")
         )
@@ -88,7 +88,7 @@ def _sharding(context: LintContext) -> Answers:
         arg = context.fsdp("reshard_after_forward")
         if context.fsdp_version == 2:
             trainer = (
-                written(arg, "fsdp is set: the Trainer builds the plugin itself", true(arg.value))
+                written(arg, "fsdp is set: the Trainer creates the plugin", true(arg.value))
                 if arg
                 else by_default(True, "TrainingArguments")
             )

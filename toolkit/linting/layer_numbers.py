@@ -17,12 +17,12 @@ def _accumulation(context: LintContext) -> Answers:
     )
     mine = json if json is not None and json.value != "auto" else None
     if context.uses != "deepspeed":
-        bare = by_default(1, "accelerate", "only the script's own argument sets it without DeepSpeed")
+        bare = by_default(1, "accelerate", "without DeepSpeed only the script's own argument sets it")
     elif "deepspeed" in context.kinds:
         if json is None:
-            bare = by_default(1, "accelerate's DeepSpeed plugin", "the JSON does not have it")
+            bare = by_default(1, "accelerate's DeepSpeed plugin", "it is not in the JSON")
         elif mine is None:
-            bare = by_default(1, "accelerate", '"auto" takes the Accelerator\'s own number')
+            bare = by_default(1, "accelerate", '"auto" becomes the Accelerator\'s own number')
         else:
             bare = written(mine, "DeepSpeed's number wins over the Accelerator's, with a warning")
     else:
@@ -36,7 +36,7 @@ def _accumulation(context: LintContext) -> Answers:
         trainer = stops(
             "ValueError",
             fixed,
-            f"{fixed.value} here and {steps} in the training arguments: the Trainer refuses the two",
+            f"{fixed.value} here and {steps} in the training arguments: the Trainer rejects this",
         )
     else:
         trainer = written(arg, "the Trainer accumulates itself") if arg else by_default(1, "TrainingArguments")
@@ -56,9 +56,7 @@ def _clipping(context: LintContext) -> Answers:
         bare = not_read("without DeepSpeed only the script's own clip_grad_norm_ clips")
     elif "deepspeed" in context.kinds:
         if json is None:
-            bare = by_default(
-                default, "DeepSpeed", "the JSON does not have it; the script's clip_grad_norm_ does nothing"
-            )
+            bare = by_default(default, "DeepSpeed", "it is not in the JSON; the script's clip_grad_norm_ does nothing")
         elif mine is None:
             bare = by_default(1.0, "accelerate", '"auto" becomes 1.0 in prepare')
         else:
@@ -77,7 +75,7 @@ def _clipping(context: LintContext) -> Answers:
             trainer = stops(
                 "ValueError",
                 fixed,
-                f"{fixed.value} here and max_grad_norm {norm}: the Trainer refuses the two",
+                f"{fixed.value} here and max_grad_norm {norm}: the Trainer rejects this",
             )
         else:
             trainer = written(fixed, "DeepSpeed clips, at the same value as max_grad_norm")
@@ -85,7 +83,7 @@ def _clipping(context: LintContext) -> Answers:
         trainer = by_default(
             default,
             "DeepSpeed",
-            'the JSON does not have it, and max_grad_norm is filled in only for an "auto"',
+            'it is not in the JSON, and max_grad_norm is filled in only for an "auto"',
         )
     else:
         trainer = (
@@ -165,7 +163,7 @@ def _stage(context: LintContext) -> Answers:
         return nothing, only, nothing
     if "deepspeed" in context.kinds:
         if json is None and context.ds("zero_optimization") is None:
-            bare = stops("ValueError", None, "accelerate refuses a DeepSpeed JSON without zero_optimization")
+            bare = stops("ValueError", None, "accelerate rejects a DeepSpeed JSON without zero_optimization")
         else:
             bare = stored
     else:

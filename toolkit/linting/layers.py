@@ -1,7 +1,7 @@
-"""Which layer wins a setting: under `accelerate launch`, under the `deepspeed` launcher, under the Trainer.
+"""Which layer sets a key: under `accelerate launch`, under the `deepspeed` launcher, under the Trainer.
 
-Each topic is one function from the files to three answers (`layer_numbers`, `layer_fsdp`); the tests run the
-real packages and compare.
+Each topic is one function from the files to three answers (`layer_numbers`, `layer_fsdp`); the tests run the real
+packages and compare.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def names() -> list[str]:
 
 
 def answers(context: LintContext, key: str) -> Answers | None:
-    """The three answers for a key, by its full or its last name; None where no layer knows it."""
+    """The three answers for a key, by its full or its last name; None if no layer knows it."""
     function = TOPICS.get(key) or TOPICS.get(key.rpartition(".")[2])
     return function(context) if function else _general(context, key)
 
@@ -34,9 +34,9 @@ def _general(context: LintContext, key: str) -> Answers | None:
         return None
     bare = written(yaml, "only the accelerate layer has it") if yaml else None
     if bare is not None and yaml is not None and _dropped(yaml):
-        bare = not_read("accelerate launch accepts the key and never uses it")
+        bare = not_read("accelerate launch accepts the key but never uses it")
     stored = written(json, "only the DeepSpeed JSON has it") if json else None
-    default = known or not_read("no layer writes it")
+    default = known or not_read("no layer sets it")
     return (
         bare or stored or default,
         stored

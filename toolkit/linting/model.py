@@ -1,4 +1,4 @@
-"""What a rule says: a finding, with its place, and the edits that would mend it."""
+"""A finding, its place, and the edits that fix it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class Fix:
-    """A change that is safe to make without asking: it writes down what the user plainly meant."""
+    """A safe fix: it writes what the user clearly intended."""
 
     title: str
     edits: tuple[Edit, ...]
@@ -64,7 +64,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing wrong at one place."""
+    """One problem at one place."""
 
     code: str
     severity: Severity
@@ -93,7 +93,7 @@ Check = Callable[["LintContext"], Iterator[Diagnostic]]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A check with everything that `toolkit explain CODE` tells of it."""
+    """A check with the data for `toolkit explain CODE`."""
 
     code: str
     severity: Severity

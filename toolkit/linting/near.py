@@ -1,4 +1,4 @@
-"""The known word that was most likely meant."""
+"""Suggests the closest known word."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.8) -> str | None:
-    """The nearest known word; None where none is near enough to be what was meant."""
+    """The closest known word; None if none is close enough."""
     lowered = {name.lower(): name for name in known}
     found = difflib.get_close_matches(word.lower(), list(lowered), n=1, cutoff=cutoff)
     return lowered[found[0]] if found else None

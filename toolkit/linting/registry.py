@@ -1,4 +1,4 @@
-"""Rules register themselves: a new rule is a new function (or file) under `rules/`, and nothing else."""
+"""Rules register themselves: a new rule is a new function (or file) under `rules/`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def rule(
     """
 
     def register(check: Check) -> Check:
-        assert code not in _RULES, f"two rules have the code {code}"
+        assert code not in _RULES, f"duplicate rule code {code}"
         title, _, reason = inspect.cleandoc(check.__doc__ or "").partition("\n")
         assert title, f"{code} has no title"
         _RULES[code] = Rule(code, severity, title.rstrip("."), reason.strip(), source, fails, passes, check, reader)

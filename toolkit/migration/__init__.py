@@ -1,5 +1,5 @@
-"""The same training under another strategy: read what the files mean, write it for the other side.
+"""Converts launch files to another strategy: reads their meaning and writes it for the target.
 
-What has no equal there is refused with its reason; what changes only speed or logging is told, never dropped
-in silence.
+What has no equivalent is rejected with its reason; what only changes speed or logging is reported, never silently
+dropped.
 """

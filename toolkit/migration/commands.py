@@ -14,18 +14,20 @@ from toolkit.linting.commands import FILES, echo, stop, write
 
 def register(app: typer.Typer) -> None:
     """Add the command to the toolkit's command line."""
-    app.command("migrate", help="The same training under another strategy, or why not.")(migrate_command)
+    app.command("migrate", help="Convert launch files to another strategy.")(migrate_command)
 
 
 def migrate_command(
     files: Annotated[list[str], typer.Argument(help=FILES, show_default=False)],
-    to: Annotated[str, typer.Option("--to", help="zero1, zero2, zero3 or fsdp2.")],
+    to: Annotated[str, typer.Option("--to", help="zero1, zero2, zero3 or fsdp2")],
     folder: Annotated[
-        str | None, typer.Option("--output", "-o", help="Folder for the new files; else printed.")
+        str | None, typer.Option("--output", "-o", help="folder for the new files; default: print them")
     ] = None,
-    json_file: Annotated[str | None, typer.Option("--json", help="Write the result as JSON; - for stdout.")] = None,
+    json_file: Annotated[
+        str | None, typer.Option("--json", help="write the result as JSON; - for standard output")
+    ] = None,
 ) -> None:
-    """Write another strategy's files with the same meaning; what has no equal is refused with its reason."""
+    """Write another strategy's files with the same meaning, or refuse with the reasons."""
     from toolkit.linting.fix import write_whole
     from toolkit.migration.run import migrate
 
@@ -53,4 +55,4 @@ def _make(folder: str) -> None:
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError.at(Place(folder), None, f"cannot be made: {error.strerror}") from None
+        raise InputError.at(Place(folder), None, f"cannot be created: {error.strerror}") from None

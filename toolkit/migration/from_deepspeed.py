@@ -58,9 +58,9 @@ def read(context: LintContext, meaning: Meaning) -> None:
     if stage in (None, 0):
         meaning.refuse(
             "zero_stage",
-            "stage 0 shards nothing: it is plain data parallel"
+            "stage 0 shards nothing: it is plain data parallelism"
             if stage == 0
-            else "the stage is not known: name the JSON too",
+            else "the stage is not known: pass the DeepSpeed JSON too",
         )
         return
     meaning.source = f"zero{stage}"
@@ -96,7 +96,7 @@ def _yaml(context: LintContext, meaning: Meaning) -> None:
         elif key in ("offload_optimizer_device", "offload_param_device"):
             _offload(meaning, key.split("_")[1], str(value), place)
         elif value not in ("auto", None):
-            meaning.refuse(place, f"{key} has no equal")
+            meaning.refuse(place, f"{key} has no equivalent")
     _finish_offload(meaning)
 
 
@@ -108,7 +108,7 @@ def _json(source: Source, meaning: Meaning) -> None:
         if key.startswith(("_", "//")) or value == "auto":
             continue
         if key in _LOGGING:
-            meaning.note(place, f"{key} is DeepSpeed's own logging or switch and changes no result")
+            meaning.note(place, f"{key} is specific to DeepSpeed and does not change the result")
         elif key == "train_micro_batch_size_per_gpu":
             meaning.argument("per_device_train_batch_size", value, place)
         elif key == "gradient_accumulation_steps":
@@ -126,7 +126,7 @@ def _json(source: Source, meaning: Meaning) -> None:
         elif key == "scheduler":
             _scheduler(value, place, meaning)
         else:
-            meaning.refuse(place, f"{key} has no equal in FSDP2")
+            meaning.refuse(place, f"{key} has no equivalent in FSDP2")
     _finish_offload(meaning)
 
 
@@ -141,7 +141,7 @@ def _precision(name: str, section: Any, place: str, meaning: Meaning) -> None:
     elif name == "fp16":
         meaning.note(
             place,
-            "the dynamic loss scale is torch's GradScaler there: it grows every 2000 steps, without hysteresis",
+            "FSDP2 uses torch's GradScaler for the dynamic loss scale: it grows every 2000 steps, without hysteresis",
         )
     for key in ("bf16_master_weights_and_grads", "bf16_optimizer_states", "fp16_master_weights_and_grads"):
         if true(section.get(key, False)):
@@ -159,13 +159,13 @@ def _zero(source: Source, meaning: Meaning) -> None:
             device = value.get("device", "none") if isinstance(value, dict) else str(value)
             _offload(meaning, key.removeprefix("offload_"), device, place)
         elif key in _TUNING:
-            meaning.note(place, f"{key} tunes DeepSpeed's own communication and changes no result")
+            meaning.note(place, f"{key} tunes DeepSpeed's communication and does not change the result")
         elif key == "zero_hpz_partition_size" and value in (0, 1):
             continue
         elif value is False:
             meaning.note(place, f"{key} is off")
         elif not key.startswith("//"):
-            meaning.refuse(place, f"{key} has no equal in FSDP2")
+            meaning.refuse(place, f"{key} has no equivalent in FSDP2")
 
 
 def _offload(meaning: Meaning, part: str, device: str, place: str) -> None:
@@ -197,7 +197,7 @@ def _optimizer(section: Any, place: str, meaning: Meaning) -> None:
     if kind.lower() not in ("adam", "adamw") or params.get("adam_w_mode", True) is False:
         meaning.refuse(
             place,
-            f"optimizer {kind}: only Adam with decoupled weight decay has an equal in the training arguments",
+            f"optimizer {kind}: only Adam with decoupled weight decay has an equivalent in the training arguments",
         )
         return
     meaning.argument("optim", "adamw_torch", place)
@@ -210,7 +210,7 @@ def _optimizer(section: Any, place: str, meaning: Meaning) -> None:
             meaning.argument("adam_beta1", value[0], place)
             meaning.argument("adam_beta2", value[1], place)
         else:
-            meaning.refuse(place, f"optimizer parameter {key} has no equal")
+            meaning.refuse(place, f"optimizer parameter {key} has no equivalent")
 
 
 def _scheduler(section: Any, place: str, meaning: Meaning) -> None:

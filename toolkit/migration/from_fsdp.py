@@ -46,7 +46,7 @@ def _strategy_of_1(context: LintContext, meaning: Meaning) -> None:
     name = _NUMBERS.get(name, name)
     place = str(setting.place) if setting else "fsdp_sharding_strategy"
     if name not in _STRATEGIES:
-        meaning.refuse(place, f"{name} shards nothing: it is plain data parallel (distributed_type MULTI_GPU)")
+        meaning.refuse(place, f"{name} shards nothing: it is plain data parallelism (distributed_type MULTI_GPU)")
         return
     meaning.reshard, hybrid = _STRATEGIES[name]
     if not hybrid:
@@ -74,7 +74,7 @@ def _key(name: str, value: Any, place: str, meaning: Meaning, version: int) -> N
     elif name == "state_dict_type":
         kind = str(value).upper()
         if kind == "LOCAL_STATE_DICT":
-            meaning.refuse(place, "LOCAL_STATE_DICT exists in FSDP1 alone")
+            meaning.refuse(place, "LOCAL_STATE_DICT exists only in FSDP1")
         meaning.full_checkpoint = kind == "FULL_STATE_DICT"
     elif name == "auto_wrap_policy":
         meaning.wrap = str(value).upper()
@@ -91,9 +91,9 @@ def _key(name: str, value: Any, place: str, meaning: Meaning, version: int) -> N
     elif name == "activation_checkpointing_offload" and not true(value):
         return
     elif name in ("use_orig_params", "sync_module_states", "backward_prefetch", "forward_prefetch"):
-        meaning.note(place, f"{name} exists in FSDP1 alone; the result does not depend on it")
+        meaning.note(place, f"{name} exists only in FSDP1; the result does not depend on it")
     else:
-        meaning.refuse(place, f"{name} has no equal")
+        meaning.refuse(place, f"{name} has no equivalent")
 
 
 def _parallelism(context: LintContext, meaning: Meaning) -> None:
@@ -103,4 +103,4 @@ def _parallelism(context: LintContext, meaning: Meaning) -> None:
         if name == "dp_replicate_size":
             meaning.replicas = value if number(value) else 1
         elif name in ("tp_size", "cp_size", "sp_size") and value != 1:
-            meaning.refuse(place, f"{name} {value}: this parallelism is not carried over")
+            meaning.refuse(place, f"{name} {value}: this parallelism cannot be converted")

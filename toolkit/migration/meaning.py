@@ -1,4 +1,4 @@
-"""What a set of launch files means, free of who reads it."""
+"""The meaning of a set of launch files, independent of the program that reads them."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class Meaning:
     notes: list[str] = field(default_factory=list)  # what is said differently, or not at all, and why that is safe
 
     def refuse(self, place: str, reason: str) -> None:
-        """Something that cannot be carried over."""
+        """Record a setting that cannot be converted."""
         self.refused.append(f"{place}: {reason}")
 
     def note(self, place: str, reason: str) -> None:
-        """Something that is safe to leave behind or that is written otherwise."""
+        """Record a setting that is safely dropped or written differently."""
         self.notes.append(f"{place}: {reason}")
 
     def argument(self, key: str, value: Any, place: str) -> None:
-        """A training argument that this setting becomes; two that differ are refused."""
+        """Set a training argument that replaces this setting; conflicting values are rejected."""
         if key in self.arguments and self.arguments[key] != value:
             self.refuse(place, f"{key} would be {value}, but it is {self.arguments[key]} elsewhere")
             return

@@ -1,4 +1,4 @@
-"""From files to files: read the meaning, refuse or write, and lint what was written."""
+"""Converts files to files: read the meaning, reject or write, and lint the result."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class Migrated:
 
 
 def migrate(files: list[str], to: str) -> Migrated:
-    """The files' meaning under another strategy.
+    """Convert the files to another strategy.
 
-    Raises InputError where the files cannot be read, RunFailed with every reason where something has no equal.
+    Raises InputError if the files cannot be read, RunFailed with every reason if a setting has no equivalent.
     """
     if to not in TARGETS:
-        raise InputError(f"--to {to}: one of {', '.join(TARGETS)}")
+        raise InputError(f"--to {to}: expected one of {', '.join(TARGETS)}")
     loaded = load(files)
     groups = contexts(loaded)
     if len(groups) > 1:
@@ -53,12 +53,12 @@ def migrate(files: list[str], to: str) -> Migrated:
     context = groups[0]
     if loaded.missing:
         place, name = loaded.missing[0]
-        raise InputError(f"{place}: {name} is not here, and belongs to what must be carried over")
+        raise InputError(f"{place}: {name} does not exist, but its settings must be converted")
     meaning = _read(context)
     if meaning.source == to:
-        raise InputError(f"these files are {to} already")
+        raise InputError(f"these files already use {to}")
     if meaning.source.startswith("zero") and to.startswith("zero"):
-        raise InputError(f"{meaning.source} to {to}: change the stage in the file; nothing else has another meaning")
+        raise InputError(f"{meaning.source} to {to}: only the stage differs; change it in the file")
     _batch(meaning, context)
     config = write.fsdp2(meaning) if to == "fsdp2" else write.deepspeed(meaning, int(to[-1]))
     if meaning.refused:
@@ -73,12 +73,12 @@ def migrate(files: list[str], to: str) -> Migrated:
 def _read(context: LintContext) -> Meaning:
     meaning = Meaning("")
     if context.trainer_fsdp:
-        raise InputError("FSDP is set in the training arguments: write it into an accelerate config first")
+        raise InputError("FSDP is set in the training arguments: move it to an accelerate config first")
     for key, entry in context.accelerate.section("").items():
         if key not in ("deepspeed_config", "fsdp_config", "parallelism_config"):
             meaning.top[key] = entry.node.plain()
             if key not in write.KEPT and entry.node.plain() not in (None, {}, []):
-                meaning.refuse(str(context.accelerate.place(entry.start)), f"{key} is not known how to carry over")
+                meaning.refuse(str(context.accelerate.place(entry.start)), f"{key} cannot be converted")
     for key, entry in context.args.section("").items():
         if key in _ELSEWHERE:
             meaning.note(
@@ -91,7 +91,7 @@ def _read(context: LintContext) -> Meaning:
     elif context.uses == "fsdp" and "accelerate" in context.kinds:
         from_fsdp.read(context, meaning)
     else:
-        raise InputError("neither a DeepSpeed nor an FSDP configuration: there is no strategy to carry over")
+        raise InputError("neither a DeepSpeed nor an FSDP configuration: there is no strategy to convert")
     asked = next((name for name in ("bf16", "fp16") if meaning.arguments.get(name) is True), None)
     if asked is not None and meaning.precision != asked:
         if meaning.precision != "no":
@@ -101,7 +101,7 @@ def _read(context: LintContext) -> Meaning:
 
 
 def _batch(meaning: Meaning, context: LintContext) -> None:
-    """A global batch size fixes what is left open of micro-batch and accumulation."""
+    """Derive the micro-batch or the accumulation from a global batch size."""
     total = meaning.top.pop("train_batch_size", None)
     if total is None:
         return
@@ -114,7 +114,7 @@ def _batch(meaning: Meaning, context: LintContext) -> None:
     elif not (processes and micro and steps and micro * steps * processes == total):
         meaning.refuse(
             "train_batch_size",
-            f"{total} cannot be split: num_processes, micro-batch and accumulation must give it",
+            f"{total} cannot be split: it must equal num_processes x micro-batch x accumulation",
         )
 
 

@@ -1,4 +1,4 @@
-"""A meaning written as files: an accelerate config for the new strategy, and the training arguments."""
+"""Writes a meaning as files: an accelerate config for the new strategy, and the training arguments."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def fsdp2(meaning: Meaning) -> dict[str, Any]:
     if meaning.wrap is None:
         meaning.note(
             "fsdp_auto_wrap_policy",
-            "TRANSFORMER_BASED_WRAP: one unit per transformer layer; it changes memory, no result",
+            "TRANSFORMER_BASED_WRAP: one unit per transformer layer; this changes memory, not the result",
         )
     config = _top(meaning, "FSDP") | {"fsdp_config": section}
     if meaning.replicas > 1:
@@ -67,25 +67,25 @@ def fsdp2(meaning: Meaning) -> dict[str, Any]:
 def deepspeed(meaning: Meaning, stage: int) -> dict[str, Any]:
     """accelerate.yaml for ZeRO, without a JSON: the plugin needs none."""
     if meaning.replicas > 1:
-        meaning.refuse("parallelism_config", "hybrid sharding has no equal in DeepSpeed (MiCS was removed)")
+        meaning.refuse("parallelism_config", "hybrid sharding has no equivalent in DeepSpeed (MiCS was removed)")
     if meaning.offload and stage != 3:
         meaning.refuse("fsdp_offload_params", f"ZeRO-{stage} cannot offload weights: zero3 can")
     if meaning.checkpointing:
         meaning.argument("gradient_checkpointing", True, "fsdp_activation_checkpointing")
         meaning.note("fsdp_activation_checkpointing", "becomes gradient_checkpointing of the training arguments")
     meaning.note("fsdp_auto_wrap_policy", "DeepSpeed needs no wrapping")
-    # Without training arguments the script decides: "auto" takes the Accelerator's or the Trainer's number.
+    # Without training arguments the script decides: "auto" becomes the Accelerator's or the Trainer's number.
     steps = meaning.arguments.get("gradient_accumulation_steps", 1 if meaning.arguments else "auto")
     norm = meaning.arguments.get("max_grad_norm", 1.0 if meaning.arguments else "auto")
     if norm == "auto":
         meaning.note(
             "gradient_clipping",
-            "DeepSpeed clips itself: at max_grad_norm under the Trainer, at 1.0 elsewhere",
+            "DeepSpeed clips: at max_grad_norm under the Trainer, else at 1.0",
         )
     if stage == 3 and not meaning.full_checkpoint:
         meaning.note(
             "zero3_save_16bit_model",
-            "on: shards of ZeRO-3 are nothing that from_pretrained loads, unlike FSDP's, which accelerate merges",
+            "on: from_pretrained cannot load shards of ZeRO-3, and accelerate does not merge them as it merges FSDP's",
         )
     section: dict[str, Any] = {
         "zero_stage": stage,
@@ -108,7 +108,7 @@ def _top(meaning: Meaning, kind: str) -> dict[str, Any]:
 
 
 def texts(config: dict[str, Any], arguments: dict[str, Any]) -> dict[str, str]:
-    """File names and texts; training_args.json only where there is something to say."""
+    """File names and texts; training_args.json only if it is not empty."""
     made = {"accelerate.yaml": yaml.safe_dump(config, sort_keys=False)}
     if arguments:
         made["training_args.json"] = json.dumps(arguments, indent=2) + "\n"

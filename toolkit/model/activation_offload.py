@@ -1,8 +1,8 @@
-"""What a checkpointed block keeps for its backward (its input), moved to host memory until then.
+"""Moves the input of each checkpointed block to host memory until its backward.
 
-The copies run beside the arithmetic, on a stream of their own: out when a block has begun, back while the block behind
-it is at its backward. Host memory is pinned and comes from torch's own caching allocator, which gives none away that a
-copy still needs.
+Copies overlap with compute on their own stream: out after a block has started, back while the next block runs its
+backward. Host memory is pinned and comes from torch's caching allocator, which does not reuse memory that a copy still
+needs.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import torch
 
 
 class Mover:
-    """Copies between a GPU and pinned host memory on a stream of its own.
+    """Copies between a GPU and pinned host memory on its own stream.
 
-    Device memory belongs to the stream of the arithmetic throughout, which waits for each copy before what it reads or
-    writes is given away: so the allocator can use it again in order, however far the host runs ahead.
+    Device memory always belongs to the compute stream, which waits for each copy before it reuses the source or reads
+    the result. So the allocator can reuse it in order, however far the host runs ahead.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -28,7 +28,7 @@ class Mover:
         self._leaving: tuple[torch.Tensor, torch.cuda.Event] | None = None
 
     def out(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A host copy, on its way. The copy before it is waited for now, after a whole block's arithmetic."""
+        """Start a copy to the host. Waits for the previous copy, after the compute of a whole block."""
         self.settle()
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
@@ -38,7 +38,7 @@ class Mover:
         return host
 
     def back(self, host: torch.Tensor) -> torch.Tensor:
-        """A copy on the GPU, on its way; it begins when the arithmetic queued by now has ended."""
+        """Start a copy to the GPU, after the compute that is queued now."""
         there = torch.empty(host.shape, dtype=host.dtype, device=self.device)
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.stream):
@@ -46,7 +46,7 @@ class Mover:
         return there
 
     def settle(self) -> None:
-        """Let the arithmetic wait for the copies so far."""
+        """Make the compute stream wait for all copies so far."""
         torch.cuda.current_stream(self.device).wait_stream(self.stream)
         self._leaving = None
 
@@ -60,14 +60,12 @@ class _Moved:
 
 @dataclass
 class HostStore:
-    """Saved tensors that wait in host memory; one for all blocks, so that a backward can send for the next.
-
-    ``mover``: makes what copies, at the first tensor; tests give one that counts.
-    """
+    """Saved tensors in host memory; one store for all blocks, so that a backward can prefetch the next. ``mover``:
+    creates the copier at the first tensor; tests pass one that counts."""
 
     mover: Callable[[torch.device], Any] = Mover
     moved: int = 0
-    """Tensors that went to the host, and came back."""
+    """Number of tensors copied to the host, and back."""
     returned: int = 0
     bytes_out: int = 0
     waiting: dict[int, _Moved] = field(default_factory=dict)
@@ -76,7 +74,7 @@ class HostStore:
 
     @contextlib.contextmanager
     def keeping(self) -> Iterator[None]:
-        """Inside, tensors saved for the backward go to the host."""
+        """Context in which tensors saved for the backward move to the host."""
         with torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
             yield
 
@@ -108,7 +106,7 @@ class HostStore:
         return there
 
     def forget(self, one: _Moved) -> None:
-        """Its graph is gone."""
+        """The graph was freed."""
         self.waiting.pop(one.place, None)
 
 
@@ -117,7 +115,7 @@ def _large(tensor: torch.Tensor) -> bool:
 
 
 class _Ticket:
-    """What autograd holds in place of the tensor; dies with the graph."""
+    """The placeholder that autograd holds for the tensor; freed with the graph."""
 
     def __init__(self, store: HostStore, one: _Moved) -> None:
         self.store, self.one = store, one

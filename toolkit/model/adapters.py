@@ -22,10 +22,8 @@ _PEFT_TASKS: dict[Task, str] = {
 
 
 def add_adapter(model: nn.Module, resolved: Resolved) -> PeftModel:
-    """Wrap ``model`` so that only its adapter (and ``modules_to_save``) trains; drawn from ``run.seed``.
-
-    Raises InputError where ``target_modules`` or ``modules_to_save`` match nothing.
-    """
+    """Wrap ``model`` so that only its adapter (and ``modules_to_save``) is trained; initialised from ``run.seed``.
+    Raises InputError if ``target_modules`` or ``modules_to_save`` match nothing."""
     from peft import PeftModel, get_peft_model
 
     adapter = resolved.recipe.adapter
@@ -57,7 +55,7 @@ def _leave_inputs(model: nn.Module) -> None:
 
 
 def lora_config(adapter: Adapter, task: Task, tied: bool) -> LoraConfig:
-    """PEFT's own config for a recipe's adapter section."""
+    """PEFT's config for a recipe's adapter section."""
     from peft import LoraConfig
 
     return LoraConfig(
@@ -86,14 +84,14 @@ def _check_targets(model: nn.Module, adapter: Adapter, source: str) -> None:
     if isinstance(adapter.target_modules, list):
         for wanted in adapter.target_modules:
             if not any(name == wanted or name.endswith(f".{wanted}") for name in names):
-                problems.append(f"{source}: adapter.target_modules: {wanted!r} matches nothing" + _candidates(model))
+                problems.append(f"{source}: adapter.target_modules: {wanted!r} matches no module" + _candidates(model))
     if problems:
         raise InputError(*problems)
 
 
 def _candidates(model: nn.Module) -> str:
     ends = {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if _is_linear(module)}
-    return f"; linear layers here: {', '.join(sorted(ends))}"
+    return f"; linear layers of this model: {', '.join(sorted(ends))}"
 
 
 def _is_linear(module: nn.Module) -> bool:

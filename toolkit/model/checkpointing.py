@@ -1,7 +1,7 @@
-"""Activation checkpointing of a model's blocks, non-reentrant, the same under every strategy.
+"""Non-reentrant activation checkpointing of a model's blocks, the same under every strategy.
 
-The block's ``forward`` is replaced on the instance, so that module names stay as they are (adapters are saved
-under them) and hooks on the block (FSDP's gathering) run outside the recomputed part.
+The block's ``forward`` is replaced on the instance, so that module names do not change (adapters are saved under them)
+and hooks on the block (FSDP's gathering) run outside of the recomputed part.
 """
 
 from __future__ import annotations
@@ -49,10 +49,8 @@ def is_costly(op: Any) -> bool:
 
 
 def find_blocks(model: nn.Module, classes: Sequence[str], source: str) -> list[tuple[str, nn.Module]]:
-    """The model's repeated blocks by class name, in the order of the model.
-
-    Raises InputError where a class is not in the model, naming those that are.
-    """
+    """The model's repeated blocks by class name, in model order. Raises InputError, with the available classes, if a
+    class is not in the model."""
     found = [(name, module) for name, module in model.named_modules() if type(module).__name__ in classes]
     seen = {type(module).__name__ for _, module in found}
     absent = [name for name in classes if name not in seen]
@@ -70,8 +68,10 @@ def find_blocks(model: nn.Module, classes: Sequence[str], source: str) -> list[t
 def checkpoint_blocks(
     blocks: Sequence[tuple[str, nn.Module]], kind: CheckpointingName, store: HostStore | None = None
 ) -> None:
-    """Make each block recompute its activations in the backward: all of them, or all but the costly ones. What a block
-    keeps goes to ``store`` until then, where there is one."""
+    """Make each block recompute its activations in the backward: all, or all except the expensive ones.
+
+    What a block saves goes to ``store`` until then, if there is one.
+    """
     if kind == "none":
         return
     for _, block in blocks:
@@ -92,7 +92,7 @@ def _ignore_marks() -> None:
 
 
 def keep_products() -> tuple[contextlib.AbstractContextManager[Any], contextlib.AbstractContextManager[Any]]:
-    """The contexts of a block's forward and of its recomputation, for ``torch.utils.checkpoint``."""
+    """Contexts of a block's forward and of its recomputation, for ``torch.utils.checkpoint``."""
     caching, cached = create_selective_checkpoint_contexts(keep_costly)
     return _KeptApart(keep_costly, caching.storage), cached
 
@@ -101,8 +101,8 @@ class _KeptApart(_CachingTorchDispatchMode):
     """Gives a kept product memory of its own before an operation changes it in place.
 
     torch 2.13.0 notices such a change by a version counter that ``_unsafe_view`` does not share, and ``matmul`` ends in
-    one: after ``y = x @ w; y += b`` the sum is kept in place of the product, recomputation adds ``b`` again, and
-    gradients are wrong in silence. DeepSpeed 0.19.8's linear of ZeRO-3 does that for every layer with a bias
+    one: after ``y = x @ w; y += b`` the sum is kept instead of the product, recomputation adds ``b`` again, and
+    gradients are silently wrong. DeepSpeed 0.19.8's linear of ZeRO-3 does that for every layer with a bias
     (runtime/zero/linear.py).
     """
 
@@ -129,7 +129,7 @@ def _shares(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 class _Recomputed:
-    """A block's forward under checkpointing; counts its calls, so that recomputation can be proven."""
+    """A block's forward under checkpointing; counts its calls as evidence of recomputation."""
 
     def __init__(
         self, forward: Callable[..., Any], block: nn.Module, options: dict[str, Any], store: HostStore | None
@@ -154,7 +154,7 @@ class _Recomputed:
 
 
 def recomputed_calls(blocks: Sequence[tuple[str, nn.Module]]) -> list[int]:
-    """How often each checkpointed block ran; twice its forwards once the backward has recomputed it."""
+    """Number of calls of each checkpointed block; twice its forwards once the backward has recomputed it."""
     return [block.forward.calls for _, block in blocks if isinstance(block.forward, _Recomputed)]
 
 
@@ -165,5 +165,5 @@ def host_stores(blocks: Sequence[tuple[str, nn.Module]]) -> list[HostStore]:
 
 
 def keep_costly(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    """torch's policy for selective checkpointing: costly results are kept, all others computed again."""
+    """torch's policy for selective checkpointing: expensive results are saved, all others are recomputed."""
     return CheckpointPolicy.MUST_SAVE if is_costly(op) else CheckpointPolicy.PREFER_RECOMPUTE

@@ -1,8 +1,8 @@
 """torch.compile of a model's blocks, one by one: one compilation serves all blocks of a kind.
 
-A block's ``forward`` is replaced on the instance, inside of what checkpointing replaces and inside of FSDP's hooks:
-what is compiled is arithmetic alone, whoever gathers weights or recomputes around it. Lengths are symbols in the
-compiled code, so ragged batches do not compile anew; a dimension of 1 is a case of its own to torch.
+A block's ``forward`` is replaced on the instance, inside checkpointing and FSDP's hooks, so only arithmetic is compiled
+and not gathering or recomputation. Lengths are dynamic, so ragged batches do not recompile; torch specialises
+dimensions of size 1.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from torch import nn
 
 BACKEND = "inductor"
 GRAPHS = 64
-"""Graphs of one code that torch may compile before it gives up and runs it as it is (its own limit is 8): kinds of
-blocks, dimensions of 1, training and evaluation multiply."""
+"""Maximum number of graphs per code object before torch falls back to eager (its default is 8): kinds of blocks,
+dimensions of 1, training and evaluation multiply."""
 
 
 @dataclass
 class Compilation:
-    """What was compiled in this process since ``compile_blocks``, and how often it ran."""
+    """What was compiled in this process since ``compile_blocks``, and its number of calls."""
 
     blocks: int = 0
     graphs: int = 0
     runs: int = 0
-    """Of compiled graphs: counted in the function that torch calls in place of the code."""
+    """Calls of compiled graphs, counted in the function that torch calls for the code."""
     calls: int = 0
-    """Of blocks."""
+    """Calls of blocks."""
     breaks: int = 0
-    """Places where a block's code could not be compiled as a whole."""
+    """Graph breaks."""
     seconds: float = 0.0
     fell_back: str | None = None
-    """Why the blocks run as they are, where they do."""
+    """Why the blocks run uncompiled, if they do."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"seconds": round(self.seconds, 2)}
@@ -45,7 +45,7 @@ _BUSY = 0
 
 
 def compiling() -> bool:
-    """Whether a graph is being compiled just now; asked from another thread."""
+    """Whether a graph is being compiled now; called from another thread."""
     return _BUSY > 0
 
 
@@ -59,7 +59,7 @@ def compile_blocks(blocks: Sequence[tuple[str, nn.Module]]) -> None:
 
 
 def compilation() -> Compilation:
-    """The state of the last ``compile_blocks``, brought up to date."""
+    """The current state of the last ``compile_blocks``."""
     from torch._dynamo.utils import counters
 
     if _NOW.blocks:
@@ -72,11 +72,11 @@ def compilation() -> Compilation:
 
 
 def told(now: Compilation) -> str:
-    """One line for a person."""
+    """One line for the screen."""
     if now.fell_back:
-        return f"the {now.blocks} blocks run as they are, the compiler failed: {now.fell_back}"
-    breaks = f", cut in {now.breaks} places" if now.breaks else ""
-    return f"{now.blocks} blocks as {now.graphs} graphs{breaks}, {now.seconds:.1f} s of the first step"
+        return f"the {now.blocks} blocks run uncompiled, the compiler failed: {now.fell_back}"
+    breaks = f", {now.breaks} graph breaks" if now.breaks else ""
+    return f"{now.blocks} blocks as {now.graphs} graphs{breaks}, {now.seconds:.1f} s in the first step"
 
 
 def _configure() -> None:
@@ -99,7 +99,7 @@ def _configure() -> None:
 
 
 class _Compiled:
-    """A block's forward, compiled; the forward as it is where the compiler fails."""
+    """A block's compiled forward; the eager forward if the compiler fails."""
 
     def __init__(self, forward: Callable[..., Any]) -> None:
         self.forward = forward

@@ -107,15 +107,15 @@ def _filled(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def check_device(resolved: Resolved) -> None:
-    """Raise InputError where the GPU that trains has no products in float8."""
+    """Raise InputError if the training GPU has no float8 products."""
     if resolved.device == "cuda" and (found := torch.cuda.get_device_capability()) < NEEDS:
         raise InputError(f"{resolved.source}: fp8: {told_capability(found)}, or set fp8: false")
 
 
 def convert(model: nn.Module, blocks: Sequence[tuple[str, nn.Module]], resolved: Resolved) -> list[str]:
-    """Put Fp8Linear in the place of the blocks' linear layers, before adapters stand around them; returns their names.
+    """Replace the blocks' linear layers by Fp8Linear, before adapters wrap them; returns their names.
 
-    Raises InputError where none has sizes that a float8 product can take.
+    Raises InputError if none has sizes that float8 products support.
     """
     inside = {id(module) for _, block in blocks for module in block.modules()}
     tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
@@ -126,8 +126,9 @@ def convert(model: nn.Module, blocks: Sequence[tuple[str, nn.Module]], resolved:
     ]
     if not names:
         raise InputError(
-            f"{resolved.source}: fp8: takes linear layers whose sizes are multiples of {MULTIPLE}, and the blocks of "
-            f"{type(model).__name__} have none; bf16 products are the nearest, set fp8: false"
+            f"{resolved.source}: fp8: needs linear layers with sizes that are multiples of {MULTIPLE}, "
+            "but the blocks of "
+            f"{type(model).__name__} have none; set fp8: false to use bf16 products"
         )
     for name in names:
         owner, _, attribute = name.rpartition(".")
@@ -137,7 +138,7 @@ def convert(model: nn.Module, blocks: Sequence[tuple[str, nn.Module]], resolved:
 
 
 def fits(linear: nn.Linear) -> bool:
-    """Whether float8 products can take a layer's sizes."""
+    """Whether float8 products support a layer's sizes."""
     return linear.in_features % MULTIPLE == 0 and linear.out_features % MULTIPLE == 0
 
 

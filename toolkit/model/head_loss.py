@@ -1,7 +1,7 @@
-"""The loss from hidden states and head, a chunk of tokens at a time: the logits of all tokens never exist.
+"""Computes the loss from hidden states and head in chunks of tokens: the logits of all tokens never exist.
 
-A head is told the labels on the side and answers with the loss in place of logits. It stays the module that it was and
-is called where it was, so whoever gathers its weight around the call (ZeRO-3, FSDP) goes on doing so.
+The head gets the labels separately and returns the loss instead of logits. It stays the same module and is called in
+the same place, so code that gathers its weight around the call (ZeRO-3, FSDP) works unchanged.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _WANTED: ContextVar[_Wanted | None] = ContextVar("wanted", default=None)
 
 @contextlib.contextmanager
 def wanted_loss(labels: torch.Tensor) -> Iterator[_Wanted]:
-    """Inside, a fused head answers with the summed cross-entropy against ``labels`` (batch, length), which are not
-    shifted; ``answered`` tells whether one did."""
+    """Context in which a fused head returns the summed cross-entropy against ``labels`` (batch, length), which are not
+    shifted; ``answered`` shows whether one did."""
     wanted = _Wanted(labels)
     token = _WANTED.set(wanted)
     try:
@@ -47,29 +47,29 @@ def wanted_loss(labels: torch.Tensor) -> Iterator[_Wanted]:
 
 
 def fuse_head(model: nn.Module, resolved: Resolved) -> None:
-    """Let the model's head answer with the loss where it is wanted. Raises InputError where the head is no plain
-    linear layer (an adapter on it, a head of several layers)."""
+    """Make the model's head return the loss when requested. Raises InputError if the head is not a plain linear layer
+    (an adapter on it, a head of several layers)."""
     head: Any = model.get_output_embeddings()  # type: ignore[operator]
     kept = getattr(head, "modules_to_save", None)
     if kept is not None:
         head = kept["default"]  # PEFT's copy that trains, modules_to_save: [lm_head]
     if type(head) is not nn.Linear:
-        what = "an adapter on it" if hasattr(head, "base_layer") else f"it is a {type(head).__name__}"
+        what = "an adapter wraps it" if hasattr(head, "base_layer") else f"it is a {type(head).__name__}"
         raise InputError(
-            f"{resolved.source}: loss: fused takes a head that is one linear layer, and here there is {what}; take it "
-            "out of adapter.target_modules (or train it whole: modules_to_save), or set loss: plain"
+            f"{resolved.source}: loss: fused requires a head that is one linear layer, but {what}; remove it "
+            "from adapter.target_modules (modules_to_save trains it fully), or set loss: plain"
         )
     linear: Any = head  # mypy lets no method be set
     linear.forward = HeadLoss(head, resolved.loss_kernel)
 
 
 def fused_calls(model: nn.Module) -> int:
-    """How often a fused head of ``model`` answered with a loss."""
+    """How often a fused head of ``model`` returned a loss."""
     return sum(m.forward.calls for m in model.modules() if isinstance(m.forward, HeadLoss))
 
 
 class HeadLoss:
-    """Stands in the place of a head's forward; counts its answers, so that they can be proven."""
+    """Replaces a head's forward; counts its losses as evidence."""
 
     def __init__(self, head: nn.Linear, kernel: str) -> None:
         self.head, self.kernel = head, kernel

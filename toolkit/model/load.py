@@ -1,4 +1,4 @@
-"""Any Hugging Face model, from a folder, the hub or a bare config, in the dtypes that the recipe asks for."""
+"""Loads any Hugging Face model from a folder, the hub or a config, in the dtypes of the recipe."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _AUTO_CLASSES: dict[Task, str] = {
 
 
 def load_tokenizer(recipe: Recipe) -> PreTrainedTokenizerBase:
-    """The recipe's tokenizer; raises InputError where there is none."""
+    """The recipe's tokenizer; raises InputError if there is none."""
     from transformers import AutoTokenizer
 
     if (reason := why_no_tokenizer(recipe)) is not None:
@@ -39,10 +39,10 @@ def load_tokenizer(recipe: Recipe) -> PreTrainedTokenizerBase:
 
 
 def load_base(resolved: Resolved, pad_token_id: int | None = None) -> nn.Module:
-    """The model before adapters, on the CPU, every process the same: random weights come from ``run.seed``.
+    """The model before adapters, on the CPU, identical in every process: random weights come from ``run.seed``.
 
-    Weights are float32, or the frozen dtype where an adapter is all that trains. Raises InputError where the
-    model cannot be had.
+    Weights are float32, or the frozen dtype if only an adapter is trained. Raises InputError if the model cannot be
+    loaded.
     """
     import transformers
 
@@ -69,7 +69,9 @@ def load_base(resolved: Resolved, pad_token_id: int | None = None) -> nn.Module:
         if spec.path is not None:
             raise
         what = f"{type(error).__name__}: {_first_line(error)}"
-        raise InputError(f"{resolved.source}: model.config: {config.model_type} cannot be made of it: {what}") from None
+        raise InputError(
+            f"{resolved.source}: model.config: {config.model_type} cannot be built from it: {what}"
+        ) from None
     switch_off_cache(model)
     return model
 
@@ -135,5 +137,5 @@ def _first_line(error: Exception) -> str:
 
 
 def is_local(path: str) -> bool:
-    """Whether a model or tokenizer is named by a folder here."""
+    """Whether the name of a model or tokenizer is a local folder."""
     return Path(path).expanduser().is_dir()

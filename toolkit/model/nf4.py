@@ -1,7 +1,7 @@
-"""QLoRA's base (arXiv:2305.14314): linear weights in 4 bits, frozen, given back in 16 or 32 for each product.
+"""QLoRA's base (arXiv:2305.14314): frozen linear weights in 4 bits, dequantised to 16 or 32 bits for each product.
 
-bitsandbytes packs and unpacks. The packed weight is an ordinary parameter, so every strategy spreads it as it spreads
-any other; what unpacks it (a byte for 64 weights, a float32 for 16,384) stays whole on every device.
+bitsandbytes quantises and dequantises. The packed weight is an ordinary parameter, so every strategy shards it like any
+other; its statistics (a byte per 64 weights, a float32 per 16,384) are whole on every device.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Nf4Linear(nn.Linear):
         return made
 
     def statistics_bytes(self) -> int:
-        """What unpacking needs beside the packed weight."""
+        """The statistics that dequantisation needs in addition to the packed weight."""
         state = self.statistics
         tensors = (state.absmax, state.offset, state.code, state.state2.absmax, state.state2.code)
         return sum(t.numel() * t.element_size() for t in tensors)
@@ -148,12 +148,12 @@ def quantise_base(
     *,
     sizes_only: bool = False,
 ) -> None:
-    """Put ``linears``, wherever they stand in ``model``, into 4 bits, in place and one after another.
+    """Quantise ``linears`` of ``model`` to 4 bits, in place and one after another.
 
     On the CPU whatever the device, so that a run, its export and `verify` have the same base to the bit; from the dtype
     that frozen weights have under the recipe's precision; and once adapters stand around them, which PEFT makes in
     their dtype: they begin as LoRA's do. ``together``: all ranks call it, each packs a part of the layers and gets the
-    others'. ``sizes_only``: for a plan, see Nf4Linear. Raises InputError where bitsandbytes is needed and missing, or
+    others'. ``sizes_only``: for a plan, see Nf4Linear. Raises InputError if bitsandbytes is needed and missing, or
     no layer is given.
     """
     assert resolved.base_storage is not None
@@ -162,8 +162,8 @@ def quantise_base(
     storage = getattr(torch, resolved.base_storage)
     if not linears:
         raise InputError(
-            f"{resolved.source}: adapter.method: qlora quantises linear layers within the blocks, and "
-            f"{type(model).__name__} has none; take lora"
+            f"{resolved.source}: adapter.method: qlora quantises the linear layers of the blocks, but "
+            f"{type(model).__name__} has none; use lora"
         )
     places = _places(model, linears.values())
     for linear, packed in _packings(list(linears.values()), storage, together):
@@ -180,7 +180,7 @@ def _packings(linears: list[nn.Linear], storage: torch.dtype, together: bool) ->
 
 
 def _places(model: nn.Module, linears: Iterable[nn.Linear]) -> dict[nn.Linear, list[tuple[nn.Module, str]]]:
-    """Where each layer stands: its owners, which adapters may have become, and its name there."""
+    """The position of each layer: its owners (which adapters may have become), and its name there."""
     places: dict[nn.Linear, list[tuple[nn.Module, str]]] = {linear: [] for linear in linears}
     for owner in model.modules():
         for name, child in owner.named_children():
@@ -190,7 +190,7 @@ def _places(model: nn.Module, linears: Iterable[nn.Linear]) -> dict[nn.Linear, l
 
 
 def dequantise_base(model: nn.Module) -> None:
-    """Plain linear layers with the dequantised weights in place of the 4-bit ones."""
+    """Replaces the 4-bit layers by linear layers with dequantised weights."""
     for name, module in list(model.named_modules()):
         if isinstance(module, Nf4Linear):
             owner, _, attribute = name.rpartition(".")
@@ -226,7 +226,7 @@ def nf4_layers(model: nn.Module) -> dict[str, Nf4Linear]:
 
 
 def weight_count(model: nn.Module) -> int:
-    """Parameters of a model as they are meant: two weights stand in a byte of a packed one."""
+    """Number of unpacked parameters of a model: a byte of a packed one holds two weights."""
     packed = nf4_layers(model).values()
     total = sum(p.numel() for p in model.parameters()) - sum(layer.weight.numel() for layer in packed)
     return total + sum(layer.in_features * layer.out_features for layer in packed)

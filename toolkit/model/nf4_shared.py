@@ -1,6 +1,6 @@
-"""QLoRA's base packed once for all ranks: each packs a part of the layers, on its CPU, and sends them to the others.
+"""Quantises QLoRA's base once for all ranks: each rank quantises some layers on its CPU and sends them to the others.
 
-A thread takes minutes for an 8B model. Were every rank to pack all of it, they would do so at once, on the same cores.
+One thread takes minutes for an 8B model; if every rank quantised all layers, they would compete for the same cores.
 """
 
 from __future__ import annotations

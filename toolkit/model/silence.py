@@ -1,4 +1,4 @@
-"""transformers' progress bars and warnings, kept off the screen of commands that say what they do themselves."""
+"""Silences progress bars and warnings of transformers, for commands with their own screen."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import warnings
 
 
 def silence_libraries() -> None:
-    """Call before models are loaded in the process that prints to the user."""
+    """Call it before models are loaded in the process that prints to the user."""
     from transformers.utils import logging
 
     logging.set_verbosity_error()

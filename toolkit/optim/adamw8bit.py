@@ -1,7 +1,7 @@
 """AdamW whose moments are kept in 8 bits, in blocks of 256 (Dettmers et al., arXiv:2110.02861, section 2).
 
 bitsandbytes' and torchao's own take the same steps. Neither serves here: the first knows no DTensor, the second
-compiles each step and keeps odd sizes in 32 bits without a word. In both, -1 is missing from the table of the signed
+compiles each step and keeps odd sizes in 32 bits silently. In both, -1 is missing from the table of the signed
 moment, so that unpacking and packing again changes it: a checkpoint of whole tensors would not resume to the bit.
 """
 

@@ -1,1 +1,1 @@
-"""What fits and how fast, before anything runs."""
+"""Predicts memory and time before anything runs."""

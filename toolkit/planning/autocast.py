@@ -1,9 +1,9 @@
-"""Autocast for tensors without memory: what torch.autocast("cuda") does to a model's functions, acted out in Python.
+"""Emulates torch.autocast("cuda") for tensors without memory, in Python.
 
-Autocast does not act on meta tensors, and fake tensors, on which it does, are four times as slow. The casts, and the
-cache of cast weights that lives as long as the outermost region, are those of aten/src/ATen/autocast_mode.cpp; the
-functions are those of «Autocast Op Reference» (PyTorch docs) that models call. A product that is reached by a way
-not listed here is noticed (``check``), and the trace is made again with fake tensors.
+Autocast does not apply to meta tensors, and fake tensors, to which it applies, are four times slower. The casts, and
+the cache of cast weights that lives as long as the outermost region, are those of aten/src/ATen/autocast_mode.cpp; the
+functions are those of «Autocast Op Reference» (PyTorch docs) that models call. ``check`` detects products that are not
+covered, and the trace is repeated with fake tensors.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Real steps of the recipe's model and real collectives on this machine, to replace assumed rates by reached ones."""
+"""Runs steps of the recipe's model and collectives on this machine, to replace assumed rates by measured ones."""
 
 from __future__ import annotations
 
@@ -43,22 +43,22 @@ class Speeds:
 def calibrated(asked: Resolved, device: Device, rates: Rates, log: Path) -> tuple[Device, Rates]:
     """The device and the rates as this machine reaches them, all processes of a node computing at once.
 
-    Raises InputError where this machine is not of the kind that is planned for, or the model does not fit whole in a
-    process; RunFailed where a rank fails. Runs the model, with its weights; ``log``: what the ranks write.
+    Raises InputError if this machine is not of the kind that is planned for, or the model does not fit whole in a
+    process; RunFailed if a rank fails. Runs the model, with its weights; ``log``: what the ranks write.
     """
     processes = asked.recipe.machine.processes
     if asked.device == "cuda":
         if not cuda_device_count():
             raise InputError(
-                "--calibrate: runs the model here, and this machine has no GPU; leave it out to plan on paper"
+                "--calibrate: runs the model on this machine, which has no GPU; omit it to plan with assumed rates"
             )
         processes = min(processes, cuda_device_count())
     together = replicated(asked, processes)
     need = Planner.of(together, asked.recipe.data.max_length).memory(together).peak
     if need > device.memory * GIB:
         raise InputError(
-            f"--calibrate: runs the model whole in each process, {gib(need)} of {device.memory:g} GiB; "
-            "calibrate with an adapter, a smaller micro_size or a config of fewer layers, or leave it out"
+            f"--calibrate: needs the whole model in each process, {gib(need)} of {device.memory:g} GiB; "
+            "calibrate with an adapter, a smaller micro_size or a config with fewer layers, or omit it"
         )
     try:
         # As many threads as training has, see bench; what the packages write goes beside the plan, not through it.
@@ -66,7 +66,7 @@ def calibrated(asked: Resolved, device: Device, rates: Rates, log: Path) -> tupl
             found = timed(group, asked, together)
     except JobFailed as error:
         last = str(error).strip().rsplit("\n", 1)[-1]
-        raise RunFailed(f"--calibrate: rank {error.rank} ended: {last}; what it wrote: {log}") from None
+        raise RunFailed(f"--calibrate: rank {error.rank} ended: {last}; its output: {log}") from None
     return applied(found, asked, together, device, rates)
 
 
@@ -127,7 +127,7 @@ def replicated(asked: Resolved, processes: int) -> Resolved:
 
 
 def _replicating(processes: int) -> str:
-    """The plainest strategy of so many processes that keeps everything whole in each."""
+    """The simplest strategy for this number of processes without sharding."""
     return simplest(lambda strategy: strategy.traits.distributed == (processes > 1) and not strategy.traits.shards)
 
 

@@ -15,7 +15,7 @@ from toolkit.recipe.resolve import Resolved
 
 @dataclass
 class Candidate:
-    """One way to train, with its memory and time. ``error``: why it cannot be, in place of both."""
+    """One way to train, with its memory and time. ``error``: why it is not possible, instead of both."""
 
     resolved: Resolved
     memory: Memory
@@ -49,18 +49,18 @@ class Candidate:
         if recipe.activation_checkpointing != "none":
             parts.append(f"{recipe.activation_checkpointing} ckpt")
         if recipe.activation_offload:
-            parts.append("activations away")
+            parts.append("activation offload")
         if recipe.loss != "plain":
             parts.append(f"{recipe.loss} loss")
         return " ".join([*parts, f"micro {self.resolved.micro_size}"])
 
     @property
     def reason(self) -> str:
-        """Why it is not chosen, in numbers; empty where it fits."""
+        """Why it is not chosen, in numbers; empty if it fits."""
         if self.fits:
             return ""
         term, size = max(self.breakdown.items(), key=lambda item: item[1])
-        when = " while it is loaded" if self.memory.peak_phase == "load" else ""
+        when = " while loading" if self.memory.peak_phase == "load" else ""
         return (
             f"{gib(self.peak)} of {gib(self.capacity)} GiB{when}, {gib(self.peak - self.usable)} over, "
             f"of which {term} {gib(size)}"
@@ -69,7 +69,7 @@ class Candidate:
 
     @property
     def unmeasured(self) -> list[str]:
-        """What of this way no prediction has been held against real training for, on any device."""
+        """Features for which no prediction has been compared with real training, on any device."""
         recipe, validated = self.resolved.recipe, self.resolved.traits.validated
         if validated is None:
             return [recipe.strategy.name]

@@ -1,4 +1,4 @@
-"""Which way is the fastest that fits, and the smallest change that makes the recipe itself fit."""
+"""Chooses the fastest candidate that fits, and the smallest change that makes the recipe itself fit."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from toolkit.planning.search import Search
 from toolkit.recipe.schema import Recipe
 
 EQUAL = 0.01
-"""Share of the fastest time within which ways count as equally fast: the time model resolves no finer differences."""
+"""Candidates within this fraction of the fastest time are equally fast: the time model is not more precise."""
 
 FASTEST = "fastest that fits"
 ROOMIEST = f"among equals (within {EQUAL:.0%}) the one with the most free memory".replace("%", " %")
-PLAINEST = "plainest that fits, times are not known"
+SIMPLEST = "simplest that fits (times are unknown)"
 
 
 def choose(candidates: list[Candidate]) -> Candidate | None:
-    """The fastest that fits; of all within ``EQUAL`` of the fastest the one with the most free memory, to the tenth
-    of a GiB that is shown; then the plainest. Where times are not known, the plainest with the largest micro-batch.
+    """The fastest candidate that fits. Of all within ``EQUAL`` of the fastest, the one with the most free memory (to a
+    tenth of a GiB, as shown), then the simplest. Without times, the simplest with the largest micro-batch.
 
-    «Equal» is measured from the fastest alone, not from pair to pair, so that the order of candidates is irrelevant.
+    «Equal» is relative to the fastest only, not between pairs, so the order of candidates does not matter.
     """
     equal = _equally_fast(candidates)
     if not equal:
         return None
     if equal[0].seconds is None:
-        return min(equal, key=lambda c: (_plainness(c), -c.resolved.micro_size, c.peak))
-    return min(equal, key=lambda c: (round(c.peak / GIB, 1), _plainness(c), c.peak))
+        return min(equal, key=lambda c: (_complexity(c), -c.resolved.micro_size, c.peak))
+    return min(equal, key=lambda c: (round(c.peak / GIB, 1), _complexity(c), c.peak))
 
 
 def why_chosen(candidates: list[Candidate], chosen: Candidate) -> str:
-    """What `choose` went by, in words."""
+    """The reason for the result of `choose`, in words."""
     if chosen.seconds is None:
-        return PLAINEST
+        return SIMPLEST
     return FASTEST if len(_equally_fast(candidates)) == 1 else ROOMIEST
 
 
 def _equally_fast(candidates: list[Candidate]) -> list[Candidate]:
-    """Of those that fit and compete, all within ``EQUAL`` of the fastest; all of them where times are not known."""
+    """Of the competing candidates that fit, all within ``EQUAL`` of the fastest; all of them if times are not known."""
     fitting = [c for c in candidates if c.fits]
     # What recomputes or offloads more than it takes to fit does not compete, as `Search.all` leaves it out: `--all`
     # shows more ways and chooses the same.
@@ -60,26 +60,26 @@ def _way(candidate: Candidate) -> tuple[object, ...]:
 
 
 def _effort(candidate: Candidate) -> tuple[int, int]:
-    """How much is offloaded and how much recomputed, from the least."""
+    """The amount of offload and of recomputation."""
     recipe = candidate.resolved.recipe
     offload = ("none", "optimizer", "all").index(recipe.strategy.offload)
     return offload, ("none", "selective", "full").index(recipe.activation_checkpointing)
 
 
-def _plainness(candidate: Candidate) -> tuple[int, int, int]:
+def _complexity(candidate: Candidate) -> tuple[int, int, int]:
     """The least offload, then the least recomputation, then the strategy that communicates least."""
     return *_effort(candidate), candidate.resolved.traits.precedence
 
 
 def _cost(candidate: Candidate) -> tuple[float, ...]:
-    # Times that differ by less than a part in a thousand are the same: then the plainer way is preferred.
+    # Times that differ by less than 0.1 % are equal: then the simpler candidate is preferred.
     seconds = 0.0 if candidate.seconds is None else float(f"{candidate.seconds.total:.3g}")
-    return seconds, *_plainness(candidate)
+    return seconds, *_complexity(candidate)
 
 
 def smallest_change(candidates: list[Candidate], search: Search) -> str | None:
-    """The least that must change for the asked cell to fit: loss, micro-batch, checkpointing, strategy, offload,
-    length, in this order; None where it fits, or nothing of these helps."""
+    """The smallest change that makes the recipe fit: loss, micro-batch, checkpointing, strategy, offload, length, in
+    this order. None if it fits, or if none of these is sufficient."""
     asked = next(c for c in candidates if c.asked)
     if asked.fits:
         return None
@@ -101,8 +101,8 @@ def smallest_change(candidates: list[Candidate], search: Search) -> str | None:
 
 
 def other_training(asked: Candidate, search: Search) -> str | None:
-    """Where no way to train what was asked fits: moments in 8 bits, an adapter in place of all weights, or one on a
-    base of 4 bits, whichever of these fits first. It trains something else, so it is never among the candidates."""
+    """If nothing fits: 8-bit moments, an adapter instead of all weights, or an adapter on a 4-bit base, whichever fits
+    first. These train something else, so they are not among the candidates."""
     for what, flags, top in _others(search.asked.recipe):
         other = search.training(**top)
         best = None if other is None else choose(other.all())
@@ -118,13 +118,13 @@ def _others(recipe: Recipe) -> Iterator[tuple[str, list[str], dict[str, Any]]]:
     if adapter is None:
         if recipe.optimizer.name == "adamw":
             values = recipe.optimizer.model_dump(exclude_unset=True) | {"name": "adamw8bit"}
-            yield "with moments in 8 bits", ["optimizer.name=adamw8bit"], {"optimizer": values}
+            yield "with 8-bit moments", ["optimizer.name=adamw8bit"], {"optimizer": values}
         for method in ("lora", "qlora"):
             flags = [f"adapter.method={method}", "adapter.r=16", "adapter.alpha=32"]
-            yield "an adapter in place of all weights", flags, {"adapter": {"method": method, "r": 16, "alpha": 32.0}}
+            yield "an adapter instead of all weights", flags, {"adapter": {"method": method, "r": 16, "alpha": 32.0}}
     elif adapter.method == "lora":
         values = adapter.model_dump(exclude_unset=True) | {"method": "qlora"}
-        yield "the adapter on a base of 4 bits", ["adapter.method=qlora"], {"adapter": values}
+        yield "the adapter on a 4-bit base", ["adapter.method=qlora"], {"adapter": values}
 
 
 _ORDER = ("loss", "micro", "checkpointing", "away", "strategy", "offload")

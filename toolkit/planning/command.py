@@ -1,4 +1,4 @@
-"""`toolkit plan`: from what the user typed to the screen, the JSON, the written recipe and the exit status."""
+"""`toolkit plan`: from the command line to the screen, the JSON, the written recipe and the exit status."""
 
 from __future__ import annotations
 
@@ -54,10 +54,8 @@ class Request:
 
 
 def plan_command(request: Request) -> int:
-    """Plan and print; returns the exit status: 0 the asked recipe fits, 1 it does not.
-
-    Raises InputError where the input cannot be used.
-    """
+    """Plan and print; returns the exit status. 0: the recipe fits. 1: it does not. Raises InputError if the input
+    cannot be used."""
     from toolkit.planning.screen import show
 
     found = make_plan(request)
@@ -77,15 +75,15 @@ def plan_command(request: Request) -> int:
 
 @dataclass(frozen=True)
 class Planned(CommandResult):
-    """What `toolkit plan` gives."""
+    """The result of `toolkit plan`."""
 
     search: Search
     candidates: list[Candidate]
-    """Every way to train that was considered; the first is the recipe's own."""
+    """All candidates; the first is the recipe's own."""
     chosen: Candidate | None
-    """The fastest that fits; None where nothing fits."""
+    """The fastest that fits; None if nothing fits."""
     change: str | None
-    """The smallest change with which the recipe itself fits; None where it does, or where nothing helps."""
+    """The smallest change that makes the recipe fit; None if it fits, or if no change is sufficient."""
     scaled: list[dict[str, Any]] | None = None
 
     @property
@@ -137,9 +135,11 @@ def _plan(request: Request, kept: Callable[[], None]) -> Planned:
         from toolkit.planning.calibrate import calibrated
 
         if asked.base_storage is not None and (reason := why_no_quantiser()) is not None:
-            raise InputError(f"{asked.source}: adapter.method: qlora {reason}; without --calibrate it is planned")
+            raise InputError(
+                f"{asked.source}: adapter.method: qlora {reason}; `toolkit plan` without --calibrate does not need it"
+            )
         log = Path("runs/plan") / f"{Path(source).stem}.log"
-        print(f"calibrating: a few steps of this model here under each strategy; the ranks' own output: {log}",
+        print(f"calibrating: running a few steps of this model under each strategy; output of the ranks: {log}",
               file=sys.stderr, flush=True)  # fmt: skip
         device, rates = calibrated(asked, device, rates, log)
     with without("bitsandbytes"):
@@ -173,13 +173,13 @@ def _plan(request: Request, kept: Callable[[], None]) -> Planned:
 
 
 def read_recipe(request: Request) -> Recipe:
-    """The recipe that was named, or one made around a model. Raises InputError."""
+    """The recipe of the request, or one created for a model. Raises InputError."""
     machine = {"machine.processes": request.gpus, "machine.nodes": request.nodes}
     flags = machine | {"data.max_length": request.length, "batch.micro_size": request.micro}
     given = [f"{key}={value}" for key, value in flags.items() if value is not None]
     if isinstance(request.recipe, Recipe) or request.recipe.endswith((".yaml", ".yml")):
         if request.lora is not None:
-            raise InputError("--lora: goes with a model; in a recipe it is adapter.r=16")
+            raise InputError("--lora: for a model; with a recipe use adapter.r=16")
         return recipe_from(request.recipe, [*given, *request.overrides])
     return _around_model(request.recipe, request, given)
 
@@ -219,17 +219,17 @@ def _read(file: Path) -> Any:
 def _check(request: Request) -> None:
     for name, value in (("--gpus", request.gpus), ("--nodes", request.nodes), ("--micro", request.micro)):
         if value is not None and value < 1:
-            raise InputError(f"{name} {value}: at least 1")
+            raise InputError(f"{name} {value}: must be at least 1")
     if request.lora is not None and request.lora < 1:
         raise InputError(
-            f"--lora {request.lora}: the rank of an adapter, at least 1; leave it out to train all weights"
+            f"--lora {request.lora}: the rank of an adapter must be at least 1; omit it to train all weights"
         )
     if request.memory is not None and request.memory <= 0:
-        raise InputError(f"--memory {request.memory:g}: GiB per device, above 0")
+        raise InputError(f"--memory {request.memory:g}: GiB per device must be above 0")
     if not 0 <= request.headroom < 1:
-        raise InputError(f"--headroom {request.headroom:g}: a share of the memory, from 0 to below 1")
+        raise InputError(f"--headroom {request.headroom:g}: a fraction of the memory, from 0 to below 1")
     if (request.gpus or 1) * (request.nodes or 1) > 1024:
-        raise InputError(f"--gpus x --nodes: {request.gpus} x {request.nodes}: up to 1024 devices are planned for")
+        raise InputError(f"--gpus x --nodes: {request.gpus} x {request.nodes}: at most 1024 devices")
 
 
 def _device(request: Request, recipe: Recipe) -> Device:
@@ -238,14 +238,14 @@ def _device(request: Request, recipe: Recipe) -> Device:
     if recipe.machine.device == "cpu":
         return _this_machine(recipe.machine.processes)
     raise InputError(
-        "--gpu: which device is this plan for? Give --gpu NAME (for example h100), or --memory GIB; "
-        "a recipe with machine.device: cpu is planned for this machine"
+        "--gpu: the device is not set; use --gpu NAME (for example h100) or --memory GIB; "
+        "a recipe with machine.device: cpu uses this machine"
     )
 
 
 def _this_machine(processes: int) -> Device:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Device("cpu", total / processes / 2**30, 0, 0, 0, 0, "this machine's memory over its processes")
+    return Device("cpu", total / processes / 2**30, 0, 0, 0, 0, "this machine's memory divided by its processes")
 
 
 def _write_recipe(resolved: Resolved, target: str) -> None:
@@ -266,16 +266,16 @@ def _write(target: str, text: str) -> None:
 
 def _assumptions(asked: Resolved, device: Device) -> list[str]:
     data = asked.recipe.data
-    rows = f"packed rows are full: {asked.micro_size * data.max_length:,} tokens a micro-batch"
+    rows = f"packed rows are full: {asked.micro_size * data.max_length:,} tokens per micro-batch"
     if not data.packing:
-        rows = "every row is full: the most that a micro-batch can take"
+        rows = "every row is full: the maximum of a micro-batch"
     elif asked.recipe.model.attention == "flex_attention":
         rows += "; flex_attention's table of blocks is not counted"
     found = [f"{device.name}: {device.source}", rows]
     if asked.device == "cuda":
         found += [
-            "no prediction has been held against a GPU yet: CUDA context 0.5 GiB, cuBLAS workspace 32 MiB and the "
-            "headroom stand for what the CPU cannot show",
-            "rates are data sheets' times assumed shares, until --calibrate measures them",
+            "not validated on a GPU yet; assumed: CUDA context 0.5 GiB, cuBLAS workspace 32 MiB, and the "
+            "headroom for fragmentation",
+            "rates are assumed fractions of data sheet values; --calibrate measures them",
         ]
     return found

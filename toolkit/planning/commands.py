@@ -13,30 +13,34 @@ def register(app: typer.Typer) -> None:
 
 
 def plan(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE|MODEL", help="a recipe; or a model's id, folder or config")],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[section.key=value]...")] = None,
-    gpu: Annotated[str | None, typer.Option(help="device by name, for example h100")] = None,
-    memory: Annotated[float | None, typer.Option(help="GiB per device, in place of the table's")] = None,
-    gpus: Annotated[int | None, typer.Option(help="devices per node; default: the recipe's processes")] = None,
-    nodes: Annotated[int | None, typer.Option(help="default: the recipe's")] = None,
-    gpu_table: Annotated[str | None, typer.Option(help="YAML file with devices of your own")] = None,
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE|MODEL", help="a recipe, or a model: hub id, folder or config file")
+    ],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[section.key=value]...", help="override recipe values")
+    ] = None,
+    gpu: Annotated[str | None, typer.Option(help="device name, for example h100")] = None,
+    memory: Annotated[float | None, typer.Option(help="GiB per device, overrides the table")] = None,
+    gpus: Annotated[int | None, typer.Option(help="devices per node; default: machine.processes")] = None,
+    nodes: Annotated[int | None, typer.Option(help="number of nodes; default: machine.nodes")] = None,
+    gpu_table: Annotated[str | None, typer.Option(help="YAML file with more devices")] = None,
     link: Annotated[float | None, typer.Option(help="GB/s per direction between nodes, per node")] = None,
-    lora: Annotated[int | None, typer.Option(help="rank of a LoRA adapter (a model in place of a recipe)")] = None,
+    lora: Annotated[int | None, typer.Option(help="rank of a LoRA adapter (for a model without a recipe)")] = None,
     length: Annotated[int | None, typer.Option(help="tokens per row")] = None,
     micro: Annotated[int | None, typer.Option(help="rows per device and forward pass")] = None,
-    headroom: Annotated[float, typer.Option(help="share of the memory that stays free")] = 0.05,
+    headroom: Annotated[float, typer.Option(help="fraction of the memory to keep free")] = 0.05,
     every: Annotated[bool, typer.Option("--all", help="show every candidate")] = False,
-    scale: Annotated[bool, typer.Option("--scale", help="from 1 to 1024 devices, on paper")] = False,
-    calibrate: Annotated[bool, typer.Option("--calibrate", help="run two steps here, correct the rates")] = False,
+    scale: Annotated[bool, typer.Option("--scale", help="predict 1 to 1024 devices")] = False,
+    calibrate: Annotated[bool, typer.Option("--calibrate", help="measure the rates on this machine")] = False,
     output: Annotated[
-        str | None, typer.Option("-o", "--output", metavar="FILE", help="write the chosen recipe")
+        str | None, typer.Option("-o", "--output", metavar="FILE", help="write the chosen recipe to FILE")
     ] = None,
-    page: Annotated[str | None, typer.Option("--html", metavar="FILE", help="one page with the pictures")] = None,
+    page: Annotated[str | None, typer.Option("--html", metavar="FILE", help="write a page with charts")] = None,
     json_target: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="the result, - for standard output")
+        str | None, typer.Option("--json", metavar="FILE", help="write the result as JSON; - for standard output")
     ] = None,
 ) -> None:
-    """Predict memory and time of every strategy, and the fastest that fits; nothing is loaded or run."""
+    """Predict memory and time of every strategy. Chooses the fastest that fits; nothing is loaded or run."""
     from toolkit.planning.command import Request, plan_command
 
     request = Request(

@@ -1,6 +1,6 @@
-"""Devices that plans are made for, each number with its source, and a file in which users add their own.
+"""The device table, each number with its source, and a file format for more devices.
 
-Nothing in the table was measured by this project. Rates are dense (without sparsity), bf16 with float32 accumulation.
+This project measured none of these numbers. Rates are dense (without sparsity), bf16 with float32 accumulation.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _table() -> dict[str, Device]:
 def devices(extra: str | None = None) -> dict[str, Device]:
     """The table by name, with the rows of a user's YAML file (name: {memory, bf16, bandwidth, link, pcie}) over it.
 
-    Raises InputError where the file cannot be read or a row lacks a number.
+    Raises InputError if the file cannot be read or a row lacks a number.
     """
     table = _table()
     if extra is None:
@@ -90,7 +90,7 @@ def devices(extra: str | None = None) -> dict[str, Device]:
     except (OSError, yaml.YAMLError) as error:
         raise InputError(f"{extra}: {str(error).splitlines()[0]}") from None
     if not isinstance(rows, dict):
-        raise InputError(f"{extra}: a mapping of names to {{memory, bf16, bandwidth, link, pcie}} was expected")
+        raise InputError(f"{extra}: a mapping of names to {{memory, bf16, bandwidth, link, pcie}} is expected")
     for name, row in rows.items():
         table[str(name).lower()] = _row(extra, str(name).lower(), row)
     return table
@@ -111,20 +111,18 @@ def _positive(value: Any) -> bool:
 
 
 def device_named(name: str | None, memory: float | None, extra: str | None = None) -> Device:
-    """The device that a user names, or one of so much memory (GiB) and otherwise unknown rates.
-
-    Raises InputError for a name that is not in the table, naming the nearest.
-    """
+    """The named device, or one with this memory (GiB) and unknown rates. Raises InputError, with the closest name, for
+    a name that is not in the table."""
     table = devices(extra)
     if name is None:
         assert memory is not None
-        return Device(f"{memory:g} GiB", memory, 0, 0, 0, 0, "given on the command line")
+        return Device(f"{memory:g} GiB", memory, 0, 0, 0, 0, "from the command line")
     found = table.get(name.lower().replace(" ", "").replace("_", "-"))
     if found is None:
         near = difflib.get_close_matches(name.lower(), table, n=1, cutoff=0.4)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise InputError(
             f"--gpu {name}: not in the table{hint} Known: {', '.join(table)}. "
-            "Another: --memory GIB, or --gpu-table FILE with its numbers"
+            "For another device: --memory GIB, or --gpu-table FILE"
         )
     return replace(found, memory=memory) if memory else found

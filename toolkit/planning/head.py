@@ -1,4 +1,4 @@
-"""The loss without the logits, as a trace runs it: the toolkit's own chunks, on tensors without memory."""
+"""The fused loss in a trace: the toolkit's own chunks, on tensors without memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 from toolkit.model import head_loss
 from toolkit.recipe.resolve import Resolved
 
-LIGER_UNKNOWN = "loss by liger_kernel"
+LIGER_UNKNOWN = "loss from liger_kernel"
 """What is counted is the toolkit's own chunked loss; that kernel's chunks are of another size."""
 
 
@@ -25,7 +25,7 @@ def chunk_rows(device: str, vocabulary: int) -> int:
 def acted_head(model: nn.Module, resolved: Resolved, device: str, rows: int) -> Iterator[None]:
     """Let the head of ``model`` answer with the loss of full rows, ``rows`` of them, as it does on ``device``.
 
-    Raises InputError where the head is none that can.
+    Raises InputError if the head is none that can.
     """
     head_loss.fuse_head(model, resolved)
     fused = [module for module in model.modules() if isinstance(module.forward, head_loss.HeadLoss)]

@@ -1,8 +1,7 @@
-"""Bytes of every storage alive: allocations seen as they are dispatched, frees as the storages die.
+"""Counts the bytes of all live storages: allocations when they are dispatched, frees when the storages die.
 
-The same instrument measures a fake trace (the prediction of activations) and real training (the truth that
-predictions are held against). It sees what PyTorch's dispatcher allocates, on any device; scratch memory that a
-kernel takes and gives back inside one operation is not seen.
+The same code measures a fake trace (the prediction of activations) and real training (the reference for predictions).
+It sees what PyTorch's dispatcher allocates, on any device, but not scratch memory inside one operation.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Two real optimizer steps of a recipe on random tokens, here, with their memory and time: the truth of a plan."""
+"""Runs two optimizer steps of a recipe on random tokens, and measures memory and time: the reference for a plan."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a strategy takes for itself: a few tokens through the recipe's model, so that arithmetic is next to nothing.
+"""Measures a strategy's own overhead: a few tokens through the recipe's model, so that compute is negligible.
 
-What is left of such a step is what the strategy does with the weights and gradients: gathering, reducing, copying into
-and out of its buffers, hooks, and waiting for the other devices.
+The rest of such a step is the strategy's work on weights and gradients: gathering, reducing, copying to and from its
+buffers, hooks, and waiting for other devices.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""Peak memory of a step on one device: activations of the traced model and what the strategy keeps, walked through
-phase by phase. The peak is the maximum over the places of the step, never a sum of terms' own maxima."""
+"""Peak memory of a step on one device: activations of the traced model plus the strategy's state, phase by phase.
+
+The peak is the maximum over the points of the step, never a sum of the terms' maxima.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory of one way to train: the model's traces, made once, under a strategy's memory model."""
+"""Memory of one candidate: the traces of the model, made once, with a strategy's memory model."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class Planner:
 
     @classmethod
     def of(cls, resolved: Resolved, length: int) -> Planner:
-        """Make the model's skeleton. Raises InputError where the model cannot be made from its config."""
+        """Create the model's skeleton. Raises InputError if the model cannot be built from its config."""
         return cls(resolved, length, build(resolved))
 
     def memory(self, resolved: Resolved) -> Memory:
         """Peak memory of ``resolved``, a variant of this planner's recipe, on one device.
 
-        Raises InputError where the model cannot be traced.
+        Raises InputError if the model cannot be traced.
         """
         strategy = strategy_of(resolved)
         held = strategy.memory_model()(self.skeleton.holdings, resolved)
@@ -66,7 +66,7 @@ class Planner:
 
     @property
     def slowly(self) -> list[str]:
-        """Why traces took the slow way, where they did (see toolkit/planning/trace.py)."""
+        """Why traces used fake tensors, if they did (see toolkit/planning/trace.py)."""
         return sorted({traced.slowly for traced in self.traces.values() if traced.slowly})
 
     def _shape(self, resolved: Resolved, compute: Compute) -> Shape:
@@ -81,7 +81,7 @@ class Planner:
         )
 
     def _segments(self, shape: Shape) -> list[Segment]:
-        """Traced, or put together from traces of two smaller sizes."""
+        """Traced, or assembled from traces of two smaller sizes."""
         small = self._smallest(shape)
         if shape.micro <= small or shape.micro == 2 * small:
             return self._trace(shape).segments

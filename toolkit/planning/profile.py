@@ -33,10 +33,10 @@ class Point:
 
 
 def interpolate(one: Traced, two: Traced, micro: int) -> list[Segment]:
-    """The segments at ``micro`` samples from traces at two other sizes. Raises ValueError where these differ in
+    """The segments at ``micro`` samples from traces at two other sizes. Raises ValueError if these differ in
     more than sizes."""
     if [_outline(s) for s in one.segments] != [_outline(s) for s in two.segments]:
-        raise ValueError("the model computes differently for other numbers of samples")
+        raise ValueError("the model's operations depend on the number of samples")
     base = one.shape.micro
     steps = (micro - base) / (two.shape.micro - base)
 

@@ -1,4 +1,4 @@
-"""The same recipe on 1 to 1,024 devices, on paper: memory per device, time, and where communication takes over."""
+"""Predictions for the recipe on 1 to 1,024 devices: memory per device, time, and the share of communication."""
 
 from __future__ import annotations
 

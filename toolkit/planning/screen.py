@@ -1,4 +1,4 @@
-"""The plan on a terminal: a bar per strategy against the device's memory, readable without colour."""
+"""The plan on a terminal: a memory bar per strategy, readable without colour."""
 
 from __future__ import annotations
 
@@ -36,9 +36,13 @@ def show(
     out = sys.stdout
     rows = f"length {search.planner.length}"
     if recipe.data.packing:
-        rows = f"packed rows of {search.planner.length}, {asked.micro_size * search.planner.length:,} a micro-batch"
+        rows = (
+            f"packed rows of {search.planner.length}, {asked.micro_size * search.planner.length:,} tokens "
+            "per micro-batch"
+        )
     out.write(
-        f"plan  {name} · {holdings.elements(True) / 1e6:,.1f} M of {holdings.elements() / 1e9:.2f} B weights train · "
+        f"plan  {name} · {holdings.elements(True) / 1e6:,.1f} M of {holdings.elements() / 1e9:.2f} B "
+        "parameters trainable · "
         f"{recipe.precision} · {rows} · global batch {asked.global_size}\n"
         f"      {asked.world_size} × {device.name}, {device.memory:.1f} GiB ({search.usable / GIB:.1f} usable)\n\n"
     )
@@ -48,13 +52,15 @@ def show(
         out.write(_line(candidate, label, why_chosen(candidates, candidate) if candidate is chosen else None) + "\n")
     if not request.every:
         hidden = len(candidates) - len(shown)
-        out.write(f"  … {hidden} more, and those that cannot win: --all\n")
+        out.write(f"  … {hidden} more; --all shows every candidate\n")
     out.write("  █ weights, gradients, optimizer  ▒ activations  ▓ logits and loss  ░ buffers, context\n")
     out.write(f"\none step of {candidates[0].label}\n{_time_line(candidates[0])}\n")
     if not candidates[0].fits:
         out.write(f"\n{candidates[0].label} does not fit: {candidates[0].reason}\n")
         out.write(
-            f"to make it fit: {change}\n" if change else "no other strategy, size, length or adapter makes it fit\n"
+            f"to make it fit: {change}\n"
+            if change
+            else "nothing else fits: tried other strategies, sizes, lengths and adapters\n"
         )
     if scaled:
         out.write("\n" + _scale_table(scaled))
@@ -65,12 +71,11 @@ def show(
         file = source_of(request.recipe)
         follow = request.output or (file if file.endswith((".yaml", ".yml")) else "-o recipe.yaml")
         out.write(f"{done}next: toolkit verify {follow}\n" if follow != "-o recipe.yaml" else
-                  "next: the same with -o recipe.yaml, then toolkit verify recipe.yaml\n")  # fmt: skip
+                  "next: add -o recipe.yaml, then toolkit verify recipe.yaml\n")  # fmt: skip
 
 
 def best_of_each(candidates: list[Candidate], chosen: Candidate | None) -> list[Candidate]:
-    """The asked one, the chosen one, and of every strategy the one that would be chosen of its own, or else the
-    smallest."""
+    """The recipe's candidate, the chosen one, and for each strategy the one that would be chosen, else the smallest."""
     found: dict[str, list[Candidate]] = {}
     for candidate in candidates:
         found.setdefault(candidate.resolved.recipe.strategy.name, []).append(candidate)
@@ -87,7 +92,7 @@ def _rank(candidate: Candidate) -> tuple[Any, ...]:
 
 
 def _line(candidate: Candidate, label: int, why: str | None) -> str:
-    """One candidate; ``why``: what it was chosen for, None for the others."""
+    """One candidate; ``why``: the reason if it is chosen, else None."""
     mark = " " if candidate.fits else "✗"
     text = f"  {candidate.label:<{label}}  {_bar(candidate)}{mark} {candidate.peak / GIB:6.1f} GiB"
     if candidate.seconds is not None:
@@ -95,14 +100,14 @@ def _line(candidate: Candidate, label: int, why: str | None) -> str:
         text += f"  {candidate.seconds.total:7.2f} s {tokens / candidate.seconds.total:>9,.0f} tok/s"
     notes = [why] if why else []
     if candidate.asked:
-        notes.append("asked")
+        notes.append("this recipe")
     if candidate.unmeasured:
-        notes.append(f"{', '.join(candidate.unmeasured)}: never held against a real run")
+        notes.append(f"{', '.join(candidate.unmeasured)}: not validated")
     return text + (f"  ← {', '.join(notes)}" if notes else "")
 
 
 def _bar(candidate: Candidate) -> str:
-    """A bar of ``_WIDTH`` for the whole device; one that is too long is cut at its end."""
+    """A bar of ``_WIDTH`` for the whole device; longer bars are truncated."""
     bar, total = "", 0
     for term, shade in _SHADES:
         total += candidate.breakdown.get(term, 0)
@@ -112,7 +117,7 @@ def _bar(candidate: Candidate) -> str:
 
 
 def _time_line(candidate: Candidate) -> str:
-    """Memory over the step, as one row of blocks of eight heights."""
+    """Memory over the step, as a row of block characters of eight heights."""
     line = candidate.memory.line
     columns = 72
     heights = "▁▂▃▄▅▆▇█"
@@ -134,7 +139,8 @@ def _time_line(candidate: Candidate) -> str:
 
 def _scale_table(rows: list[dict[str, Any]]) -> str:
     text = (
-        "on paper, the same micro-batch on every device:\n  devices  strategy        GiB   step s  waiting for links\n"
+        "predicted, with the same micro-batch on every device:\n  devices  strategy        GiB   step s  "
+        "waiting for links\n"
     )
     for row in rows:
         seconds = "      –" if row["seconds"] is None else f"{row['seconds']:7.2f}"

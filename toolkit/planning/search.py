@@ -1,4 +1,4 @@
-"""Every way to train a recipe that keeps its result, on one device."""
+"""All candidates that give the same result as the recipe, on one device."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Search:
         self.planner = Planner.of(asked, asked.recipe.data.max_length)
 
     def candidate(self, resolved: Resolved, asked: bool = False, planner: Planner | None = None) -> Candidate:
-        """Predict one. Raises InputError where the model cannot be traced."""
+        """Predict one. Raises InputError if the model cannot be traced."""
         planner = planner or self.planner
         memory = planner.memory(resolved)
         held = strategy_of(resolved).memory_model()(planner.skeleton.holdings, resolved)
@@ -47,11 +47,11 @@ class Search:
         return Candidate(resolved, memory, reserve, host, seconds, self.device.bytes, self.usable, asked, loading)
 
     def all(self, every: bool = False) -> list[Candidate]:
-        """The recipe's own first, then every other strategy, offload, checkpointing and micro-batch size.
+        """The recipe's own candidate, then every other strategy, offload, checkpointing and micro-batch size.
 
-        Unless ``every``, ways that cannot win are left out: more recomputation or offload than it takes to fit,
-        micro-batches larger than one that does not, and where weights and optimizer alone are too much all but the
-        smallest, which tells by how much.
+        Unless ``every``, candidates that cannot win are left out: more recomputation or offload than needed to fit,
+        micro-batches larger than one that does not fit, and, if weights and optimizer alone are too large, all but the
+        smallest, which shows by how much.
         """
         found = [self.candidate(self.asked, asked=True)]
         seen = {_key(self.asked)}
@@ -106,7 +106,8 @@ class Search:
         return more
 
     def least(self, resolved: Resolved) -> int:
-        """Bytes that stay for the whole step: no micro-batch, length or recomputation takes less. Traces nothing."""
+        """Bytes that stay for the whole step, the minimum for any micro-batch, length or recomputation. Traces
+        nothing."""
         held = strategy_of(resolved).memory_model()(self.planner.skeleton.holdings, resolved)
         least = sum(held.resident.values())
         return max(least, held.loading() if held.overlap else 0) + _reserve(resolved)
@@ -125,7 +126,7 @@ class Search:
         yield told, self.candidate(asked, planner=planner)
 
     def training(self, **top: Any) -> Search | None:
-        """The same recipe with another adapter or optimizer; None where that cannot be."""
+        """The recipe with another adapter or optimizer; None if that is not possible."""
         values = self.asked.recipe.model_dump(exclude_unset=True) | top
         try:
             asked = resolve(Recipe.model_validate(values), self.asked.source, device=self.asked.device)
@@ -152,7 +153,7 @@ class Search:
                             yield variant
 
     def variant(self, strategy: dict[str, Any], top: dict[str, Any], micro: int) -> Resolved | None:
-        """The asked recipe with other values and the same global batch; None where it contradicts itself."""
+        """The recipe with other values and the same global batch; None if it contradicts itself."""
         recipe = self.asked.recipe
         values = recipe.model_dump(exclude_unset=True)
         values["strategy"] = values.get("strategy", {}) | strategy

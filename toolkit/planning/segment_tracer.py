@@ -1,4 +1,4 @@
-"""Where a traced step stands, block by block, and the bytes and operations there."""
+"""Records a traced step block by block: bytes and operations."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class SegmentTracer:
         self._open(OUTSIDE, False)
 
     def move(self, block: int, backward: bool) -> None:
-        """The step goes on in ``block``."""
+        """The step continues in ``block``."""
         self._close()
         self._open(block, backward)
 

@@ -1,4 +1,4 @@
-"""One step as a trace notes it: stretches inside and outside of blocks, with the bytes alive there."""
+"""One traced step: segments inside and outside of blocks, with the live bytes."""
 
 from __future__ import annotations
 
@@ -63,4 +63,4 @@ class Traced:
     segments: list[Segment]
     attention: tuple[str, ...]
     slowly: str = ""
-    """Why the quick way, on meta tensors, was not to be had; empty where it was, or was not tried."""
+    """Why meta tensors could not be used; empty if they were, or were not tried."""

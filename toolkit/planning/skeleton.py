@@ -1,7 +1,7 @@
-"""A model without weights: what it holds, counted from its config alone, and a short version of it to trace.
+"""A model without weights: its contents, counted from its config, and a short version to trace.
 
-The whole base model is made on the meta device and counted, then all but a few of its repeated blocks are taken
-out, adapters are added to what is left, and what one block of a kind holds is multiplied by their number.
+The whole base model is constructed on the meta device and counted. Then all but a few of its repeated blocks are
+removed, adapters are added to the rest, and the contents of one block of a kind are multiplied by their number.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from toolkit.strategies.memory.base import Holdings, Weight
 
 @dataclass
 class Skeleton:
-    """What a model holds, and its short version."""
+    """The contents of a model, and its short version."""
 
     config: Any
     holdings: Holdings
@@ -33,7 +33,7 @@ class Skeleton:
     """The short model, on the meta device: one block of every kind, the very first block apart."""
     blocks: list[tuple[str, nn.Module]] = field(repr=False, default_factory=list)
     resolved: Resolved | None = field(repr=False, default=None)
-    """The recipe that it was made from."""
+    """The recipe that it was created from."""
 
     @property
     def vocabulary(self) -> int:
@@ -43,10 +43,8 @@ class Skeleton:
 
 
 def build(resolved: Resolved) -> Skeleton:
-    """Make the skeleton of a recipe's model; no weights are loaded, only its config.
-
-    Raises InputError where the config cannot be had, needs code of its own, or names an unknown model.
-    """
+    """Create the skeleton of a recipe's model; only its config is loaded. Raises InputError if the config is not
+    available, needs code of its own, or names an unknown model."""
     model = _meta_model(resolved)
     blocks = find_blocks(model, resolved.blocks, resolved.source) if resolved.blocks else []
     buffers = sum(b.numel() * b.element_size() for b in model.buffers())
@@ -73,8 +71,8 @@ def _meta_model(resolved: Resolved) -> nn.Module:
     spec = resolved.recipe.model
     if resolved.facts.config is None:
         raise InputError(
-            f"{resolved.source}: model.path: {resolved.facts.why_unknown}; give a folder with its config.json, "
-            "or model.config in its place"
+            f"{resolved.source}: model.path: {resolved.facts.why_unknown}; use a folder with a config.json, "
+            "or model.config"
         )
     config = _config(resolved, 0)
     attention = spec.attention
@@ -90,7 +88,7 @@ def _meta_model(resolved: Resolved) -> nn.Module:
             )
     except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise InputError(f"{resolved.source}: model: cannot be made from its config: {first}") from None
+        raise InputError(f"{resolved.source}: model: cannot be built from its config: {first}") from None
     model.tie_weights()  # left out with the initialisation
     switch_off_cache(model)
     return model
@@ -130,7 +128,7 @@ def _cut(model: nn.Module, removed: set[str]) -> None:
     parents = {name.rsplit(".", 1)[0] for name in removed}
     for parent in parents:
         modules = model.get_submodule(parent)
-        assert isinstance(modules, nn.ModuleList), f"{parent} is no ModuleList"
+        assert isinstance(modules, nn.ModuleList), f"{parent} is not a ModuleList"
         kept = nn.ModuleList(block for index, block in enumerate(modules) if f"{parent}.{index}" not in removed)
         owner, _, attribute = parent.rpartition(".")
         setattr(model.get_submodule(owner), attribute, kept)

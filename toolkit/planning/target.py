@@ -1,9 +1,8 @@
-"""The target device's kernels and autocast rules, acted out while a trace runs on fake CPU tensors.
+"""Emulates the target device's kernels and autocast rules while a trace runs on fake CPU tensors.
 
-A build of PyTorch without CUDA cannot run a backward of fake CUDA tensors, and a plan must not depend on the
-machine that it is made on. So a trace for a GPU runs on fake CPU tensors, and what a GPU would do differently as
-far as memory goes is put in for its time: which attention kernel runs (what it saves), and which functions autocast
-runs in float32.
+A PyTorch build without CUDA cannot run a backward of fake CUDA tensors, and a plan must not depend on the machine. So a
+trace for a GPU runs on fake CPU tensors, and memory-relevant differences of a GPU are substituted: which attention
+kernel runs (what it saves), and which functions autocast runs in float32.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _HALF = (torch.bfloat16, torch.float16)
 
 
 class TargetKernels:
-    """Acts out ``device`` («cuda» or «cpu») while entered. ``attention``: kernels that attention was given to."""
+    """Emulates ``device`` («cuda» or «cpu») while entered. ``attention``: the attention kernels that were used."""
 
     def __init__(self, device: str, deepspeed_linear: bool = False) -> None:
         self.cuda = device == "cuda"

@@ -1,8 +1,8 @@
-"""Seconds per optimizer step: arithmetic, memory traffic and collectives, as a strategy lets them overlap.
+"""Seconds per optimizer step: compute, memory traffic and collectives, with the overlap of a strategy.
 
-The model is the roofline kind: each part is its amount over a rate. Amounts are exact (floating point operations of
-the traced module, recomputation included; bytes of every collective). Rates are the data sheet's times a share that
-real kernels reach; these shares are assumptions until `--calibrate` measures them on the machine itself.
+This is a roofline model: each part is its amount divided by a rate. Amounts are exact (floating-point operations of the
+traced module, including recomputation; bytes of every collective). Rates are the data sheet's, times the fraction that
+real kernels reach; these fractions are assumptions until `--calibrate` measures them.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from toolkit.strategies.memory.base import BYTES, Holdings
 
 @dataclass(frozen=True)
 class Rates:
-    """Shares of the data sheet's rates that are reached, and what it does not give. None of these was measured on
-    a GPU; `--calibrate` replaces compute, bandwidth, link and latency, and adds ``own``."""
+    """Fractions of the data sheet's rates that are reached, and rates that it does not contain. None was measured on a
+    GPU; `--calibrate` replaces compute, bandwidth, link and latency, and adds ``own``."""
 
     compute: float = 0.5
     bandwidth: float = 0.8
@@ -33,7 +33,7 @@ class Rates:
     host_bandwidth: float = 50.0
     """GB/s of host memory that the optimizer's update on the CPU reaches."""
     overlap: bool = True
-    """Whether communication hides under computing. On a CPU the same cores do both."""
+    """Whether communication overlaps with compute. On a CPU the same cores do both."""
     own: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """By strategy the seconds, per micro-batch and per step, that it takes beside arithmetic, update and the bytes of
     its collectives over the link: copies into and out of its buffers, hooks, waiting for each other. Not known but
@@ -67,7 +67,7 @@ def flops(segments: list[Segment], order: list[int]) -> tuple[int, int]:
 def step_seconds(
     resolved: Resolved, holdings: Holdings, segments: list[Segment], device: Device, rates: Rates, away: int = 0
 ) -> Seconds | None:
-    """Seconds of one optimizer step; None where the device's rates are not known.
+    """Seconds of one optimizer step; None if the device's rates are not known.
 
     ``away``: bytes of a micro-batch's activations that go to the host and come back.
     """

@@ -1,8 +1,8 @@
-"""One forward and backward of the short model without memory: what each block saves, and what it takes more.
+"""Traces one forward and backward of the short model without memory: what each block saves, and its temporary memory.
 
-Nothing is computed and nothing allocated; every operation runs as it would, on tensors that have shapes, dtypes and
-storages but no memory: meta tensors, or torch's fake ones where autocast must see a real device. LiveBytes counts the
-storages; autograd, checkpointing, autocast, dropout, adapters and attention are the real ones.
+Nothing is computed or allocated; every operation runs as usual, on tensors with shapes, dtypes and storages but without
+memory: meta tensors, or torch's fake tensors if autocast must see a real device. LiveBytes counts the storages;
+autograd, checkpointing, autocast, dropout, adapters and attention are the real ones.
 """
 
 from __future__ import annotations
@@ -31,10 +31,8 @@ from toolkit.training.loss import loss_sum
 
 
 def trace(skeleton: Skeleton, shape: Shape, precision: Precision, device: str, task: Task) -> Traced:
-    """Run the short model's forward, loss and backward as ``device`` («cuda» or «cpu») would.
-
-    Raises InputError where the module cannot be run on fake tensors.
-    """
+    """Run the short model's forward, loss and backward as on ``device`` («cuda» or «cpu»). Raises InputError if the
+    module cannot run on fake tensors."""
     slowly = ""
     try:
         if device == "cuda":

@@ -1,4 +1,4 @@
-"""Packages that a plan has no use for and that others import wherever they are installed."""
+"""Packages that a plan does not need but that others import if they are installed."""
 
 from __future__ import annotations
 

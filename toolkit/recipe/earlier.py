@@ -1,8 +1,8 @@
-"""Recipes that earlier versions of the toolkit wrote into checkpoints and run folders, read with today's schema.
+"""Read recipes that earlier versions of the toolkit wrote into checkpoints and run folders.
 
-A new key needs nothing here where its default is what the toolkit did before there was the key: it is filled in. A key
-that is removed or renamed, or whose meaning or default changes, needs a migration. tests/training/earlier_versions.py
-keeps a checkpoint of every schema; add one with each change.
+A new key needs no migration if its default is the earlier behaviour: it is filled in. A key that is removed or renamed,
+or whose meaning or default changes, needs one. tests/training/earlier_versions.py keeps a checkpoint of every schema;
+add one with each change.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from toolkit.errors import InputError
 from toolkit.recipe.schema import Recipe
 
 Migration = Callable[[dict[str, Any]], None]
-"""Changes the values of a recipe in place, from one version of the schema to the next."""
+"""Migrates the values of a recipe in place, from one schema version to the next."""
 
 MIGRATIONS: tuple[Migration, ...] = ()
 """The migration at index N reads version N and leaves version N + 1. Add at the end; never change or remove one. A
@@ -26,16 +26,16 @@ renamed key, for example: ``lambda values: values["run"].update(seed=values["run
 
 
 def recipe_version(migrations: Sequence[Migration] = MIGRATIONS) -> int:
-    """What is written beside a recipe today. Files from before there was a version have 0."""
+    """The version written with a recipe today. Files from before versioning have 0."""
     return len(migrations)
 
 
 def read_earlier(
     values: dict[str, Any], version: int, source: str | Path, migrations: Sequence[Migration] = MIGRATIONS
 ) -> Recipe:
-    """A recipe that was written at ``version``, as today's schema has it; ``values`` stays as it is.
+    """Read a recipe written at ``version`` with the current schema; ``values`` is not changed.
 
-    Raises InputError where a later version of the toolkit wrote it, or today's schema has no place for a key.
+    Raises InputError if a later version of the toolkit wrote it, or if the current schema cannot represent a key.
     """
     known = recipe_version(migrations)
     if version > known:

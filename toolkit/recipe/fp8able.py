@@ -1,4 +1,4 @@
-"""Whether a recipe's matrix products can run in float8, told without torch; and whether this machine has them."""
+"""Whether a recipe's matrix products can run in float8, determined without torch; and whether this machine has them."""
 
 from __future__ import annotations
 
@@ -15,33 +15,29 @@ NEEDS = (8, 9)
 
 
 def why_not_fp8(recipe: Recipe, facts: ModelFacts, blocks: tuple[str, ...]) -> str | None:
-    """The reason why ``fp8: true`` cannot be had with this recipe and what can, or None."""
+    """Why ``fp8: true`` is not possible with this recipe, and the alternative; or None."""
     if recipe.precision == "fp32":
-        return "takes the place of products in bf16, and precision: fp32 asks for float32; take precision: bf16"
+        return "replaces bf16 matrix products, but precision is fp32; use precision: bf16"
     if recipe.precision == "fp16":
         return (
-            "scales each tensor by a power of two, which may lie outside of what fp16 holds (6e-8 to 65504); take "
+            "scales each tensor by a power of two, which may be outside the range of fp16 (6e-8 to 65504); use "
             "precision: bf16"
         )
     if recipe.adapter is not None and recipe.adapter.method == "qlora":
-        return "multiplies by weights of 16 bits or more, and qlora keeps the base in 4; take adapter.method: lora"
+        return "needs weights of 16 bits or more, but qlora stores the base in 4 bits; use adapter.method: lora"
     if not blocks:
         return (
-            "converts the linear layers of a model's blocks, and which modules those are is not known; name their "
-            "class in strategy.wrap"
+            "converts the linear layers of the model's blocks, but the class of the blocks is not known; set it "
+            "in strategy.wrap"
         )
     if facts.config is None:
-        return f"needs to see the model's code, and {facts.why_unknown}"
+        return f"needs to read the model's code, but {facts.why_unknown}"
     if facts.config.get("quantization_config"):
-        return (
-            "multiplies by weights of 16 bits or more, and model.path holds quantised ones; name what they were made of"
-        )
+        return "needs weights of 16 bits or more, but those of model.path are quantised; set the original model"
     if (found := kept_elsewhere(facts)) is not None:
-        return f"converts linear layers, and {facts.model_type} keeps weights in {found}; bf16 is the nearest"
+        return f"converts linear layers, but {facts.model_type} stores weights in {found}; use bf16"
     if (width := facts.hidden_size) is not None and width % MULTIPLE:
-        return (
-            f"takes layers whose sizes are multiples of {MULTIPLE}, and this model is {width} wide; bf16 is the nearest"
-        )
+        return f"needs layer sizes that are multiples of {MULTIPLE}, but this model's width is {width}; use bf16"
     return None
 
 
@@ -54,8 +50,8 @@ def why_no_fp8_device(device: str) -> str | None:
 
 
 def told_capability(found: tuple[int, int]) -> str:
-    """What a GPU without float8 products is refused with."""
+    """The message for a GPU without float8 products."""
     return (
-        f"needs GPUs of compute capability {NEEDS[0]}.{NEEDS[1]} or newer (Ada, Hopper, Blackwell), and here is one of "
-        f"{found[0]}.{found[1]}; bf16 products are the nearest that it has"
+        f"needs GPUs of compute capability {NEEDS[0]}.{NEEDS[1]} or newer (Ada, Hopper, Blackwell); this GPU has "
+        f"{found[0]}.{found[1]}; use bf16 products"
     )

@@ -1,4 +1,4 @@
-"""Whether a model's loss can be had from its hidden states and head alone, read from the source of its code."""
+"""Whether a model's loss can be computed from its hidden states and head alone, determined from its source code."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ _HARMLESS = ("float", "to", "contiguous")
 
 
 def why_not_fusable(recipe: Recipe, facts: ModelFacts) -> str | None:
-    """The reason why ``loss: fused`` would not be the model's loss, or None where it is."""
+    """Why ``loss: fused`` would not equal the model's loss, or None."""
     if recipe.model.task != "causal-lm":
-        return f"is the loss of causal-lm, and model.task is {recipe.model.task}"
+        return f"requires model.task: causal-lm; here it is {recipe.model.task}"
     if recipe.precision == "fp16":
-        return "computes the head's gradient before the loss scale is known, which fp16 would lose; take bf16"
+        return "computes the head's gradient before the loss scale is known, and in fp16 it would underflow; use bf16"
     targets = recipe.adapter.target_modules if recipe.adapter else []
     if isinstance(targets, list) and (named := [name for name in targets if name.split(".")[-1] in _HEADS]):
-        return f"takes a head without an adapter, and adapter.target_modules names {named[0]}"
+        return f"requires a head without an adapter, but adapter.target_modules contains {named[0]}"
     if facts.config is None:
-        return f"needs to see the model's code, and {facts.why_unknown}"
+        return f"needs to read the model's code, but {facts.why_unknown}"
     config = facts.config
     changes = [change for source in model_sources(facts) for change in _changes(source)]
     if None not in (how for how, _ in changes):
-        return f"finds no plain call of a head in the code of {facts.model_type}"
+        return f"requires a plain call of the head; the code of {facts.model_type} has none"
     for how, key in changes:
         if how is not None and not (key is not None and key in config and config[key] is None):
-            return f"cannot stand for the logits of {facts.model_type}, which are changed after the head: {how}"
+            return f"does not support {facts.model_type}, which changes the logits after the head: {how}"
     return None
 
 
 @cache
 def _changes(source: Path) -> tuple[tuple[str | None, str | None], ...]:
-    """What causal models' forwards do to their logits: (None, None) for the head's own call; else the statement, and
-    the config's key without which it is not run."""
+    """The statements of causal models' forwards that compute or change logits: (None, None) for the call of the head;
+    else the statement, and the config key that enables it."""
     found: list[tuple[str | None, str | None]] = []
     for node in ast.parse(source.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ClassDef) and node.name.endswith(("ForCausalLM", "LMHeadModel")):

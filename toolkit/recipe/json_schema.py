@@ -1,7 +1,7 @@
 """`toolkit schema`: the JSON schema of the recipe, for editors and other tools.
 
-A recipe that `toolkit init` writes names the file ``recipe.schema.json`` beside it, which `init` writes too: the editor
-completes and checks without a network, and a colleague who clones the folder gets both.
+`toolkit init` writes ``recipe.schema.json`` next to the recipe, which refers to it: editors complete and check the
+recipe without a network, and whoever clones the folder gets both files.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _given(key: str, kind: str) -> dict[str, Any]:
 
 
 def _both(*keys: str) -> dict[str, Any]:
-    """Both keys with a value: null is the same as leaving the key out."""
+    """Both keys have a value; null is the same as omitting the key."""
     return {"required": list(keys), "properties": {key: {"not": {"type": "null"}} for key in keys}}
 
 
@@ -51,7 +51,7 @@ def as_text() -> str:
 
 
 def schema_command(output: str | None) -> None:
-    """Print the schema, or write it to ``output``; raises InputError where it cannot be written."""
+    """Print the schema, or write it to ``output``; raises InputError if it cannot be written."""
     if output is None:
         print(as_text(), end="")
         return
@@ -60,7 +60,7 @@ def schema_command(output: str | None) -> None:
 
 
 def write_schema(target: Path, force: bool = True) -> None:
-    """Write the schema to a file. Raises InputError where that fails.
+    """Write the schema to a file. Raises InputError if that fails.
 
     Without ``force``, an existing file that is not a recipe schema is left alone and is an error.
     """

@@ -1,11 +1,11 @@
-"""From a YAML file and command-line overrides to a Recipe, or to every mistake in them at once."""
+"""Parse a YAML file and command-line overrides into a Recipe, or report all mistakes together."""
 
 from __future__ import annotations
 
 import difflib
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -20,11 +20,11 @@ from toolkit.recipe.schema import Recipe
 def load_recipe(file: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """Read ``file``, apply ``section.key=value`` overrides, validate.
 
-    Raises InputError that names file, line and key of every mistake.
+    Raises InputError with file, line and key of every mistake.
     """
     document = read(file)
     if not isinstance(document.value, dict):
-        raise InputError.at(Place(file, 1), None, "a recipe is a mapping with the sections model, data, run, ...")
+        raise InputError.at(Place(file, 1), None, "expected a mapping with the sections model, data, run, ...")
     apply_overrides(document, overrides)
     return validate(document)
 
@@ -41,12 +41,12 @@ def recipe_from(recipe: str | Path | Recipe, overrides: Sequence[str] = ()) -> R
 
 
 def source_of(recipe: str | Path | Recipe) -> str:
-    """What messages call a recipe: its file, or «recipe» for an object."""
+    """The name of a recipe in messages: its file, or «recipe» for an object."""
     return "recipe" if isinstance(recipe, Recipe) else str(recipe)
 
 
 def recipe_yaml(recipe: Recipe) -> str:
-    """A recipe as the text of a file: what was set, without defaults."""
+    """A recipe as YAML text, without defaults."""
     import yaml
 
     values = recipe.model_dump(mode="json", exclude_unset=True)
@@ -62,17 +62,17 @@ def validate(document: Document) -> Recipe:
 
 
 def recipe_sha256(recipe: Recipe) -> str:
-    """SHA-256 of the recipe's values, defaults included: two files that mean the same have the same."""
+    """SHA-256 of the recipe's values, including defaults: files with the same meaning have the same hash."""
     canonical = json.dumps(recipe.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def apply_overrides(document: Document, overrides: Iterable[str]) -> None:
-    """Set ``section.key=value`` in a parsed document, in place. Raises InputError for what is not of this form."""
+    """Set ``section.key=value`` in a parsed document, in place. Raises InputError if the text has another form."""
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals or not all(key.split(".")):
-            raise InputError(f"{override}: an override is section.key=value, for example strategy.name=zero3")
+            raise InputError(f"{override}: an override has the form section.key=value, for example strategy.name=zero3")
         value = parse(text, f"override {key}").value
         path = tuple(key.split("."))
         target = document.value
@@ -82,7 +82,7 @@ def apply_overrides(document: Document, overrides: Iterable[str]) -> None:
                 inner = target[part] = {}
             target = inner
         target[path[-1]] = value
-        # Errors below this key now stand on the command line, not in the file.
+        # Errors below this key refer to the command line, not to the file.
         document.places = {known: at for known, at in document.places.items() if known[: len(path)] != path}
         document.places[path] = Place(f"override {override}")
 

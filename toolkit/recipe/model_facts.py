@@ -1,7 +1,7 @@
-"""What can be known of a model without importing torch: its config file and its block classes.
+"""What is known of a model without importing torch: its config file and its block classes.
 
-Block classes (what FSDP wraps and checkpointing recomputes) are read from the source of the installed
-transformers, or of the model's own folder, by syntax tree; nothing is executed.
+Block classes (what FSDP wraps and checkpointing recomputes) are found in the syntax tree of the installed transformers,
+or of the model's own code; nothing is executed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from toolkit.recipe.schema import Model
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Facts of a model's configuration; None where its config does not tell or cannot be had."""
+    """Facts of a model's configuration; None if its config does not contain them or is not available."""
 
     config: dict[str, Any] | None
     folder: Path | None
@@ -35,7 +35,7 @@ class ModelFacts:
 
     @property
     def hidden_size(self) -> int | None:
-        """Width of the residual stream, under any of the names that configs give it."""
+        """Width of the residual stream, under any of its config names."""
         config = self.config or {}
         nested = config.get("text_config")
         for source in (config, nested if isinstance(nested, dict) else {}):
@@ -46,9 +46,9 @@ class ModelFacts:
 
 
 def model_facts(model: Model) -> ModelFacts:
-    """Read the config of a recipe's model: given inline, in a folder, in the hub's cache, or from the hub.
+    """Read the config of a recipe's model: inline, from a folder, from the hub cache, or from the hub.
 
-    Raises InputError where a folder was meant and is not there, or holds no readable config.
+    Raises InputError if a folder does not exist or has no readable config.
     """
     if model.config is not None:
         return ModelFacts(dict(model.config), None)
@@ -91,12 +91,14 @@ def _from_hub(repo: str, revision: str | None) -> ModelFacts:
     try:
         file = hf_hub_download(repo, "config.json", revision=revision, etag_timeout=3)
     except Exception as error:  # whatever the network does, the reason is kept and told where it matters
-        return ModelFacts(None, None, f"{repo}: no such folder here, nor could its config be had: {_first_line(error)}")
+        return ModelFacts(
+            None, None, f"{repo}: no such folder here, and its config could not be read: {_first_line(error)}"
+        )
     return _from_folder(Path(file).parent)
 
 
 def _reachable(endpoint: str) -> bool:
-    """One short try: huggingface_hub would go on for half a minute without a network."""
+    """A single attempt: huggingface_hub would retry for half a minute without a network."""
     if getproxies():
         return True
     url = urlsplit(endpoint)
@@ -112,10 +114,10 @@ def _first_line(error: Exception) -> str:
 
 
 def block_classes(facts: ModelFacts) -> tuple[str, ...]:
-    """Names of the model's repeated block classes, or () where they cannot be told.
+    """Names of the model's repeated block classes, or () if they are not known.
 
     transformers marks blocks twice: ``_no_split_modules`` (which also names embeddings) and the base class
-    ``GradientCheckpointingLayer``. Blocks are what both name, else what the second names, else the first.
+    ``GradientCheckpointingLayer``. Blocks are the classes in both, else those of the second, else those of the first.
     """
     for source in model_sources(facts):
         marked, checkpointed = _marks(source)

@@ -1,4 +1,4 @@
-"""What a run of a recipe needs beside a device: plans and launch files are made without it."""
+"""What training a recipe needs in addition to a device; plans and launch files do not need it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ from toolkit.recipe.schema import Recipe
 
 
 def why_no_tokenizer(recipe: Recipe) -> str | None:
-    """What a recipe that is to be trained lacks of a tokenizer, and what to do, or None. A plan and launch files need
-    none."""
+    """Why a recipe has no tokenizer, and what to do; or None. Plans and launch files need none."""
     if recipe.model.config is not None and recipe.tokenizer.path is None:
-        return "model.config has no tokenizer of its own; name one"
+        return "a model from model.config has no tokenizer; set one"
     return None
 
 
 def cpus_per_node(recipe: Recipe) -> int:
-    """Cores that a node needs at least: one for each training process and for each of its data workers (a stream has
-    at most one, see TrainLoader)."""
+    """Minimum number of cores per node: one for each training process and for each of its data workers (a stream has at
+    most one, see TrainLoader)."""
     workers = min(1, recipe.data.workers) if recipe.data.streaming else recipe.data.workers
     return recipe.machine.processes * (1 + workers)

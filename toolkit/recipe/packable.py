@@ -1,8 +1,8 @@
-"""Whether a model keeps packed samples apart, read from the source of its code: nothing is imported or run.
+"""Whether a model separates packed samples, determined from its source code: nothing is imported or run.
 
-Samples are kept apart by the positions, which return to 0 where one begins: transformers makes the attention's mask
-from them. A model does so if it hands its positions to the functions that make the mask, and has no other way from one
-token to the next (a recurrence, a convolution) nor anything that counts from the start of a row.
+Samples are separated by positions, which restart at 0 with each sample: transformers builds the attention mask from
+them. A model separates samples if it passes its positions to the mask functions, has no other connection between tokens
+(a recurrence, a convolution), and nothing that counts from the start of a row.
 """
 
 from __future__ import annotations
@@ -19,31 +19,32 @@ _OTHER_WAYS = ("Lightning", "LinearAttention", "Mamba", "Rwkv", "DeltaNet", "Rec
 
 
 def why_not_packable(facts: ModelFacts, attention: str) -> str | None:
-    """The reason why packed samples would see each other in this model, or None where they do not."""
+    """Why packed samples would attend to each other in this model, or None."""
     if attention not in ATTENTIONS:
-        return f"model.attention {attention} is not known to keep packed samples apart; take {' or '.join(ATTENTIONS)}"
+        return f"model.attention {attention} is not known to separate packed samples; use {' or '.join(ATTENTIONS)}"
     if facts.config is None:
-        return f"whether the model keeps packed samples apart cannot be told: {facts.why_unknown}"
+        return f"it is not known whether the model separates packed samples: {facts.why_unknown}"
     kind = facts.model_type
     if facts.config.get("alibi"):
-        return f"{kind}: its attention's bias (alibi) counts distances from the start of a row"
+        return f"{kind}: its attention bias (alibi) uses distances from the start of a row"
     sources = model_sources(facts)
     if not sources:
-        return f"{kind}: its code is not among transformers' models, so nothing tells whether it keeps samples apart"
+        return f"{kind}: it is not a model of transformers, so it is not known whether it separates samples"
     marks: set[str] = set().union(*(_marks(source) for source in sources))
     for mark, reason in (
-        ("other", "a recurrence or a convolution carries one sample into the next, whatever the attention's mask"),
-        ("chunked", "its chunked attention counts chunks from the start of a row"),
-        ("blind", "it makes its attention's mask without the positions that tell samples apart"),
+        ("other", "a recurrence or convolution mixes neighbouring samples, whatever the attention mask"),
+        ("chunked", "its chunked attention starts its chunks at the start of a row"),
+        ("blind", "its attention mask does not use the positions that separate samples"),
     ):
         if mark in marks:
             return f"{kind}: {reason}"
-    return None if "masked" in marks else f"{kind}: it makes its own attention mask, which knows nothing of samples"
+    return None if "masked" in marks else f"{kind}: its own attention mask does not separate samples"
 
 
 @cache
 def _marks(source: Path) -> frozenset[str]:
-    """What a modeling file has: ``masked`` and ``blind`` calls of mask functions, ``chunked`` masks, ``other`` ways."""
+    """Features of a modeling file: ``masked`` and ``blind`` calls of mask functions, ``chunked`` masks, ``other``
+    connections."""
     tree = ast.parse(source.read_text(encoding="utf-8"))
     nodes = list(ast.walk(tree))
     in_a_dict = any(

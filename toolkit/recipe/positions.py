@@ -1,7 +1,7 @@
-"""YAML with positions: every value's line and column, duplicate keys refused, YAML 1.2 numbers.
+"""YAML with positions: line and column of every value, duplicate keys rejected, YAML 1.2 numbers.
 
-PyYAML follows YAML 1.1, where ``1e-4`` is a string and ``no`` a boolean; a recipe means what
-YAML 1.2's core schema says (https://yaml.org/spec/1.2.2/#103-core-schema).
+PyYAML follows YAML 1.1, where ``1e-4`` is a string and ``no`` a boolean; a recipe follows YAML 1.2's core schema
+(https://yaml.org/spec/1.2.2/#103-core-schema).
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ _CoreLoader.add_constructor("tag:yaml.org,2002:int", _core_int)
 
 @dataclass
 class Document:
-    """A parsed file: plain Python values, and where each key path stands."""
+    """A parsed file: plain Python values, and the place of each key path."""
 
     file: str
     value: Any
     places: dict[KeyPath, Place] = field(default_factory=dict)
 
     def place(self, path: KeyPath) -> Place:
-        """Where ``path`` stands, or its nearest parent that is written in the file."""
+        """The place of ``path``, or of its nearest parent in the file."""
         while path and path not in self.places:
             path = path[:-1]
         return self.places.get(path, Place(self.file))
 
 
 def parse(text: str, file: str) -> Document:
-    """Parse one YAML document; raises InputError with the line where it is not YAML."""
+    """Parse one YAML document; raises InputError with the line of a syntax error."""
     loader = _CoreLoader(text)
     try:
         node = loader.get_single_node()
@@ -94,7 +94,7 @@ def _note_places(node: yaml.Node, path: KeyPath, document: Document, inside: set
             if not isinstance(key_node, yaml.ScalarNode):
                 raise InputError.at(place, None, "a key must be plain text")
             if key in seen:
-                raise InputError.at(place, key, f"written twice; the first is in line {seen[key].line}")
+                raise InputError.at(place, key, f"duplicate key; the first is in line {seen[key].line}")
             seen[key] = place
             document.places[(*path, key)] = place
             _note_places(value_node, (*path, key), document, inside)
@@ -108,7 +108,7 @@ def _place(node: yaml.Node, file: str) -> Place:
 
 
 def read(file: str | Path) -> Document:
-    """Parse a file; raises InputError where it cannot be read."""
+    """Parse a file; raises InputError if it cannot be read."""
     try:
         text = Path(file).read_text(encoding="utf-8-sig")
     except OSError as error:

@@ -1,5 +1,5 @@
-"""Whether a model's weights stand in linear layers, which QLoRA puts into 4 bits, read from the source of its code; and
-whether what packs them is installed here."""
+"""Whether a model's weights are in linear layers, which QLoRA quantises to 4 bits, determined from its source code; and
+whether the quantisation package is installed."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from toolkit.recipe.model_facts import ModelFacts, model_sources
 
 
 def why_not_quantisable(facts: ModelFacts) -> str | None:
-    """The reason why QLoRA would leave the bulk of this model as it is, or quantise it twice; None elsewhere."""
+    """Why QLoRA would leave most of this model unquantised, or quantise it twice; else None."""
     if facts.config is None:
-        return f"needs to see the model's code, and {facts.why_unknown}"
+        return f"needs to read the model's code, but {facts.why_unknown}"
     if facts.config.get("quantization_config"):
-        return "quantises by itself, and model.path holds quantised weights: name the model that they were made of"
+        return "quantises the base itself, but the weights of model.path are already quantised; set the original model"
     if (found := kept_elsewhere(facts)) is not None:
-        return f"puts linear layers into 4 bits, and {facts.model_type} keeps weights in {found}"
+        return f"quantises linear layers, but {facts.model_type} stores weights in {found}"
     return None
 
 
 def kept_elsewhere(facts: ModelFacts) -> str | None:
-    """What holds weights of the model's blocks that are no linear layers, or None."""
+    """What stores weights of the model's blocks other than linear layers, or None."""
     return next((found for source in model_sources(facts) if (found := _elsewhere(source)) is not None), None)
 
 
@@ -45,7 +45,7 @@ def _has_parameters(node: ast.ClassDef) -> bool:
 
 
 NEEDS = "0.50"
-"""Of bitsandbytes, which packs and unpacks on a CPU too; 0.50.2 was used."""
+"""Minimum version of bitsandbytes, with quantisation on a CPU; tested with 0.50.2."""
 
 
 def why_no_quantiser() -> str | None:
@@ -56,4 +56,4 @@ def why_no_quantiser() -> str | None:
         lacks = f"{found} is installed"
     else:
         return None
-    return f"needs bitsandbytes {NEEDS} or newer, and {lacks}: pip install 'bitsandbytes>={NEEDS}', or take lora"
+    return f"needs bitsandbytes {NEEDS} or newer; {lacks}: pip install 'bitsandbytes>={NEEDS}', or use lora"

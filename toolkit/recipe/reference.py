@@ -1,4 +1,4 @@
-"""docs/recipe.md, written from the schema itself: ``python -m toolkit.recipe.reference > docs/recipe.md``."""
+"""Generates docs/recipe.md from the schema: ``python -m toolkit.recipe.reference > docs/recipe.md``."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from toolkit.recipe.strategy_names import list_names, strategy_names
 _HEAD = """\
 # The recipe
 
-Every key, its type and its default, from the schema itself. Unknown keys are errors with their line and a «did you
-mean»; types are exact; any value can be given on the command line as `section.key=value`.
+Every key, its type and its default, generated from the schema. Unknown keys are errors with their line and a «did you
+mean». Types are strict. Any value can be overridden on the command line with `section.key=value`.
 """
 
 
@@ -30,7 +30,10 @@ def reference() -> str:
             continue
         optional = " (null: none)" if field.default is None else ""
         parts.append(f"## {name}{optional}\n\n{_table(list(section.model_fields.items()))}")
-    parts.append(f"## Without a section\n\n{_table(plain)}")
+        for key, inner in section.model_fields.items():
+            if (listed := _listed(inner.annotation)) is not None:
+                parts.append(f"### {name}.{key} as a list\n\n{_table(list(listed.model_fields.items()))}")
+    parts.append(f"## Top-level keys\n\n{_table(plain)}")
     return "\n".join(parts)
 
 
@@ -39,6 +42,13 @@ def _section(annotation: Any) -> type[BaseModel] | None:
         if isinstance(option, type) and issubclass(option, BaseModel):
             return option
     return None
+
+
+def _listed(annotation: Any) -> type[BaseModel] | None:
+    """The section that a key takes a list of, if it does."""
+    if get_origin(annotation) is list:
+        return _section(annotation)
+    return next((found for part in get_args(annotation) if (found := _listed(part)) is not None), None)
 
 
 def _table(fields: list[tuple[str, Any]]) -> str:
@@ -61,6 +71,8 @@ def _type(annotation: Any) -> str:
         return _type(inner[0])
     if get_origin(annotation) is list:
         return f"list of {_type(inner[0])}"
+    if get_origin(annotation) is not dict and len(inner) > 1:
+        return " or ".join(_type(part) for part in inner)
     name = annotation.__name__ if isinstance(annotation, type) and not inner else str(annotation)
     return re.sub(r"typing\.", "", name).replace(" | ", " or ")
 

@@ -1,4 +1,4 @@
-"""Every derived value, decided once, with its reason; nothing is left at "auto"."""
+"""Derives every value that the recipe does not set, once, with its reason; no value is left at "auto"."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from toolkit.recipe.traits import Traits
 
 @dataclass(frozen=True)
 class Decision:
-    """One derived value and why it is what it is."""
+    """One derived value and its reason."""
 
     key: str
     value: Any
@@ -42,7 +42,7 @@ class Precision:
 
     @property
     def mixed(self) -> bool:
-        """Whether products run in another dtype than the trained weights are kept in."""
+        """Whether matrix products use another dtype than the trained weights."""
         return self.compute != self.trainable
 
 
@@ -61,14 +61,14 @@ class Decisions:
     made: list[Decision] = field(default_factory=list)
 
     def __call__(self, key: str, value: Any, reason: str) -> Any:
-        """Note one decision and hand its value back."""
+        """Record one decision and return its value."""
         self.made.append(Decision(key, value, reason))
         return value
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """A recipe with everything decided. Launch files and runs are made from this alone."""
+    """A recipe with all derived values. Launch files and runs use only this."""
 
     recipe: Recipe
     source: str
@@ -76,11 +76,11 @@ class Resolved:
     facts: ModelFacts
     device: str
     traits: Traits
-    """Of the strategy."""
+    """Traits of the strategy."""
     world_size: int
     """Processes, over all nodes."""
     data_size: int
-    """Data-parallel size: parts that a window's samples are divided into; a divisor of ``world_size``."""
+    """Data-parallel size: the number of parts that a window's samples are divided into; a divisor of ``world_size``."""
     micro_size: int
     accumulation: int
     global_size: int
@@ -88,19 +88,19 @@ class Resolved:
     max_grad_norm: float
     blocks: tuple[str, ...]
     warmup_steps: int | None
-    """None: a share of a number of steps that only the data can tell (``run.epochs``)."""
+    """None: a fraction of a number of steps that depends on the data (``run.epochs``)."""
     settings: Any = None
     """The strategy's own values, see its file under toolkit/strategies/."""
     decisions: tuple[Decision, ...] = ()
     loss_kernel: str = "plain"
-    """What computes ``loss: fused``: «chunked», the toolkit's own, or «liger»; «plain» without."""
+    """Implementation of ``loss: fused``: «chunked», the toolkit's own, or «liger»; «plain» otherwise."""
 
     base_storage: str | None = None
     """``adapter.method: qlora``: the dtype whose elements the base's 4-bit weights are packed in; None without."""
 
     @property
     def ranks_per_part(self) -> int:
-        """Ranks that get the same samples: 1 where every rank is a data-parallel rank of its own."""
+        """Number of ranks that get the same samples: 1 if every rank is its own data-parallel rank."""
         return self.world_size // self.data_size
 
     def data_rank(self, rank: int) -> int:
@@ -108,7 +108,7 @@ class Resolved:
         return rank // self.ranks_per_part
 
     def warmup(self, total_steps: int) -> int:
-        """Warm-up in optimizer steps for a run of ``total_steps``; a share is rounded up, as transformers does."""
+        """Warm-up steps of a run of ``total_steps``; a fraction is rounded up, as in transformers."""
         if self.warmup_steps is not None:
             return self.warmup_steps
         return math.ceil((self.recipe.schedule.warmup_ratio or 0.0) * total_steps)
@@ -117,10 +117,9 @@ class Resolved:
 def resolve_values(
     recipe: Recipe, source: str, decide: Decisions, traits: Traits, data_size: int, *, device: str | None = None
 ) -> Resolved:
-    """Decide all that is not the strategy's own; raises InputError with every contradiction.
+    """Derive all values that do not belong to the strategy; raises InputError with every contradiction.
 
-    ``data_size``: data-parallel size. ``device`` stands in for what this machine has (tests, planning for another
-    machine).
+    ``data_size``: data-parallel size. ``device``: overrides the device of this machine (for tests, and for planning).
     """
     problems = [*_contradictions(recipe, traits)]
     world_size = recipe.machine.processes * recipe.machine.nodes
@@ -137,40 +136,38 @@ def resolve_values(
         raise InputError(f"{source}: data.packing: {reason}; set {near}")
     if recipe.data.packing:
         rows = f"rows of {recipe.data.max_length} tokens"
-        decide(
-            "data.packing", rows, "training_args.json cannot say it: the Trainer does not pack, TRL's SFTConfig does"
-        )
+        decide("data.packing", rows, "not in training_args.json: the Trainer does not pack (TRL's SFTConfig does)")
     if recipe.data.group_by_length:
-        decide(
-            "data.group_by_length", "within a step", "the Trainer's own groups over many steps: not in its arguments"
-        )
+        decide("data.group_by_length", "within a step", "not in training_args.json: the Trainer groups over many steps")
     precision = PRECISIONS[recipe.precision]
     decide("precision.compute", precision.compute, f"precision: {recipe.precision}")
-    decide("precision.trainable", precision.trainable, "weights that train, their gradients' sum and moments")
-    decide("precision.frozen", precision.frozen, "weights that do not train")
+    decide("precision.trainable", precision.trainable, "trainable weights, their accumulated gradients and moments")
+    decide("precision.frozen", precision.frozen, "frozen weights")
     if recipe.loss == "fused" and (reason := why_not_fusable(recipe, facts)):
         raise InputError(f"{source}: loss: fused {reason}; or set loss: plain")
     if recipe.adapter is not None and recipe.adapter.method == "qlora" and (reason := why_not_quantisable(facts)):
-        raise InputError(f"{source}: adapter.method: qlora {reason}; take lora")
+        raise InputError(f"{source}: adapter.method: qlora {reason}; use lora")
     device = device or _device(recipe, decide)
     if recipe.activation_offload and device == "cpu":
         raise InputError(
-            f"{source}: activation_offload: moves memory from a GPU to the host, and machine.device is cpu, where the "
-            "host's memory is all there is; set it to false, or machine.device: cuda"
+            f"{source}: activation_offload: moves memory from a GPU to the host, but machine.device is cpu, where the "
+            "model already is in host memory; set it to false, or machine.device: cuda"
         )
     blocks = _blocks(recipe, facts, decide)
     if recipe.compile and (reason := why_not_compilable(recipe, blocks, traits)):
         raise InputError(f"{source}: compile: {reason}; or set compile: false")
     if recipe.compile:
-        decide("compile", ", ".join(blocks), "each block apart; training_args.json cannot say it: its own is the whole")
+        decide(
+            "compile", ", ".join(blocks), "each block; not in training_args.json: the Trainer compiles the whole model"
+        )
     if recipe.fp8 and (reason := why_not_fp8(recipe, facts, blocks)):
         raise InputError(f"{source}: fp8: {reason}, or set fp8: false")
     if recipe.fp8:
-        decide("fp8", "e4m3, gradients e5m2", "a scale per tensor, each time anew; training_args.json cannot say it")
+        decide("fp8", "e4m3, gradients e5m2", "one dynamic scale per tensor; not in training_args.json")
     if (reason := why_no_tokenizer(recipe)) is not None:
-        decide("tokenizer.path", None, f"{reason} before it trains")
+        decide("tokenizer.path", None, f"{reason} before training")
     clip = recipe.optimizer.max_grad_norm or 0.0
-    decide("max_grad_norm", clip, "written into every file: engines left alone clip at their own default, 1.0")
+    decide("max_grad_norm", clip, "written to every file: engines otherwise clip at their default, 1.0")
     _cores(recipe, decide)
     return Resolved(
         recipe=recipe,
@@ -196,39 +193,40 @@ def resolve_values(
 def _contradictions(recipe: Recipe, traits: Traits) -> list[str]:
     found = []
     if recipe.run.max_steps is None and recipe.run.epochs is None:
-        found.append("run: give max_steps or epochs")
+        found.append("run: set max_steps or epochs")
     if recipe.data.packing and recipe.model.task != "causal-lm":
-        found.append(
-            f"data.packing: packs samples of causal-lm, and model.task is {recipe.model.task}; set it to false"
-        )
+        found.append(f"data.packing: requires model.task: causal-lm (it is {recipe.model.task}); set it to false")
     if recipe.data.packing and recipe.data.group_by_length:
-        found.append("data.group_by_length: packed rows are of like length already; set one of the two to false")
+        found.append(
+            "data.group_by_length: packed rows already have the same length; set packing or group_by_length to false"
+        )
     if recipe.data.group_by_length and recipe.data.streaming:
-        found.append("data.group_by_length: a stream's lengths are not known before it is read; use data.packing")
+        found.append("data.group_by_length: the lengths of streamed samples are not known in advance; use data.packing")
     if recipe.data.streaming and recipe.data.cache:
-        found.append("data.cache: a stream is tokenised as it is read; leave it out, or set data.streaming: false")
+        found.append(
+            "data.cache: streamed data is tokenised during training; remove data.cache, or set data.streaming: false"
+        )
     if recipe.data.streaming and recipe.run.max_steps is None:
-        found.append("data.streaming: a stream's length is not known; give run.max_steps in place of run.epochs")
+        found.append("data.streaming: the length of a stream is not known; set run.max_steps instead of run.epochs")
     if recipe.model.task == "seq2seq-lm" and recipe.data.format != "prompt-completion":
-        found.append("data.format: seq2seq-lm reads prompt-completion (prompt to the encoder)")
+        found.append("data.format: seq2seq-lm requires prompt-completion (the prompt goes to the encoder)")
     if recipe.model.task == "sequence-classification" and recipe.data.format != "text":
-        found.append("data.format: sequence-classification reads text, with a label beside it")
+        found.append("data.format: sequence-classification requires text, with the field label")
     if recipe.run.eval_every and recipe.data.eval is None:
-        found.append("run.eval_every: there is no data.eval to evaluate on; give it, or set eval_every: 0")
+        found.append("run.eval_every: data.eval is not set; set it, or set eval_every: 0")
     if recipe.activation_offload and recipe.activation_checkpointing != "full":
         found.append(
-            "activation_offload: moves what checkpointed blocks keep; set activation_checkpointing: full "
-            f"(it is {recipe.activation_checkpointing})"
+            f"activation_offload: requires activation_checkpointing: full (it is {recipe.activation_checkpointing})"
         )
     if not traits.distributed and recipe.machine.processes * recipe.machine.nodes > 1:
         name = recipe.strategy.name
         found.append(f"strategy.name: {name} runs in one process; set machine.processes: 1, or use ddp")
     if recipe.optimizer.name == "adamw8bit" and recipe.optimizer.kernel != "fused":
-        found.append("optimizer.kernel: adamw8bit has steps of its own; leave kernel out")
+        found.append("optimizer.kernel: adamw8bit has its own kernels; remove optimizer.kernel")
     if recipe.optimizer.name == "adamw8bit" and not traits.torch_optimizer:
         found.append(
-            f"optimizer.name: under {recipe.strategy.name} DeepSpeed finds a weight's moments as a stretch of one flat "
-            "tensor, which 8-bit codes with their scales are not; use fsdp2 (as zero3), or ddp"
+            f"optimizer.name: under {recipe.strategy.name} DeepSpeed stores moments as slices of one flat "
+            "tensor, which does not hold 8-bit codes and scales; use fsdp2 (shards like zero3), or ddp"
         )
     return found
 
@@ -237,13 +235,13 @@ def _batch(batch: Batch, data_size: int, decide: Decisions, problems: list[str])
     micro, accumulation, total = batch.micro_size, batch.accumulation, batch.global_size
     product = "micro_size x accumulation x processes"
     if total is None:
-        micro = micro or decide("batch.micro_size", 1, "not given")
-        accumulation = accumulation or decide("batch.accumulation", 1, "not given")
+        micro = micro or decide("batch.micro_size", 1, "default")
+        accumulation = accumulation or decide("batch.accumulation", 1, "default")
         total = decide("batch.global_size", micro * accumulation * data_size, product)
     elif micro and accumulation:
         if micro * accumulation * data_size != total:
             got = f"{micro} x {accumulation} x {data_size} = {micro * accumulation * data_size}"
-            problems.append(f"batch: global_size is {total}, but {product} = {got}; leave one of the three out")
+            problems.append(f"batch: global_size is {total}, but {product} = {got}; remove one of the three keys")
     else:
         given = micro or accumulation or 1
         if total % (given * data_size):
@@ -252,7 +250,7 @@ def _batch(batch: Batch, data_size: int, decide: Decisions, problems: list[str])
         if accumulation:
             micro = decide("batch.micro_size", other, "global_size / (accumulation x processes)")
         else:
-            micro = micro or decide("batch.micro_size", 1, "not given")
+            micro = micro or decide("batch.micro_size", 1, "default")
             accumulation = decide("batch.accumulation", other, "global_size / (micro_size x processes)")
     assert micro is not None
     assert accumulation is not None
@@ -262,7 +260,7 @@ def _batch(batch: Batch, data_size: int, decide: Decisions, problems: list[str])
 def _device(recipe: Recipe, decide: Decisions) -> str:
     asked = recipe.machine.device
     if asked != "auto":
-        return decide("machine.device", asked, "asked for")
+        return decide("machine.device", asked, "from the recipe")
     count = cuda_device_count()
     return decide("machine.device", "cuda" if count else "cpu", f"auto: this machine has {count} NVIDIA GPUs")
 
@@ -270,10 +268,10 @@ def _device(recipe: Recipe, decide: Decisions) -> str:
 def _cores(recipe: Recipe, decide: Decisions) -> None:
     processes = recipe.machine.processes
     share = "the node's cores" + (f" / {processes}" if processes > 1 else "")
-    why = "OMP_NUM_THREADS of each process, counted where it runs unless it is set there; accelerate alone sets 1"
+    why = "OMP_NUM_THREADS of each process, counted on the node unless already set; accelerate alone sets 1"
     decide("launch.threads", share, why)
     if recipe.machine.nodes > 1:
-        why = "slurm.sbatch: a core for each process and each data worker; sbatch --cpus-per-task=N asks for more"
+        why = "slurm.sbatch: one core per process and data worker; sbatch --cpus-per-task=N requests more"
         decide("launch.cpus_per_task", cpus_per_node(recipe), why)
 
 
@@ -282,23 +280,23 @@ def _loss_kernel(recipe: Recipe, device: str, decide: Decisions) -> str:
         return "plain"
     if device == "cuda" and importlib.util.find_spec("liger_kernel") is not None:
         return decide("loss.kernel", "liger", "liger_kernel is installed")
-    return decide("loss.kernel", "chunked", "on a GPU, liger_kernel's is taken where it is installed")
+    return decide("loss.kernel", "chunked", "on a GPU, liger_kernel is used if it is installed")
 
 
 def _base_storage(recipe: Recipe, precision: Precision, traits: Traits, decide: Decisions) -> str | None:
     if recipe.adapter is None or recipe.adapter.method != "qlora":
         return None
-    decide("adapter.base", "nf4, doubly quantised", "the Trainer's arguments cannot say it: BitsAndBytesConfig does")
+    decide("adapter.base", "nf4, doubly quantised", "not in training_args.json: use BitsAndBytesConfig")
     if "weights" in traits.shards:
         # FSDP flattens, or casts to the compute dtype, all that shares a unit.
-        why = f"{recipe.strategy.name} splits it with the other frozen weights, of one dtype"
+        why = f"{recipe.strategy.name} shards it together with the other frozen weights, which need one dtype"
         return decide("adapter.base_storage", precision.frozen, why)
-    return decide("adapter.base_storage", "uint8", "two weights a byte")
+    return decide("adapter.base_storage", "uint8", "two weights per byte")
 
 
 def _blocks(recipe: Recipe, facts: ModelFacts, decide: Decisions) -> tuple[str, ...]:
     if recipe.strategy.wrap:
-        return decide("strategy.wrap", tuple(recipe.strategy.wrap), "asked for")
+        return decide("strategy.wrap", tuple(recipe.strategy.wrap), "from the recipe")
     names = block_classes(facts)
     return decide("strategy.wrap", names, facts.why_unknown or f"the blocks of model type {facts.model_type}")
 
@@ -308,7 +306,7 @@ def _warmup(recipe: Recipe, decide: Decisions) -> int | None:
     if steps is not None:
         return steps
     if not ratio:
-        return decide("schedule.warmup_steps", 0, "no warm-up asked for")
+        return decide("schedule.warmup_steps", 0, "no warm-up in the recipe")
     if total is None:
         return None
     return decide("schedule.warmup_steps", math.ceil(ratio * total), f"{ratio} of {total} steps, rounded up")

@@ -1,4 +1,4 @@
-"""The recipe: all that a user writes. Every key, its type, its default and what it costs."""
+"""The recipe: every key, its type, its default and its description."""
 
 from __future__ import annotations
 
@@ -21,24 +21,28 @@ Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class Section(BaseModel):
-    """Unknown keys are errors and types are exact: a recipe is never guessed at."""
+    """Base of all sections: unknown keys are errors, and types are strict."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class Model(Section):
-    path: str | None = Field(None, description="hub id or folder; or `config:`, exactly one of them")
-    config: dict[str, Any] | None = Field(None, description="a transformers config: random weights from the seed")
-    task: Task = Field("causal-lm", description="what the model is trained to do")
-    attention: str = Field("sdpa", description="eager, sdpa, flash_attention_2, ...: as transformers names them")
+    path: str | None = Field(None, description="hub id or folder (exactly one of `path` and `config`)")
+    config: dict[str, Any] | None = Field(
+        None, description="a transformers config; weights are random, from `run.seed`"
+    )
+    task: Task = Field("causal-lm", description="the training task")
+    attention: str = Field(
+        "sdpa", description="attention implementation, by its transformers name: eager, sdpa, flash_attention_2, ..."
+    )
     trust_remote_code: bool = Field(False, description="run Python code that comes with the model")
     revision: str | None = Field(None, description="branch, tag or commit of a hub model")
-    num_labels: Positive | None = Field(None, description="classes, for sequence-classification")
+    num_labels: Positive | None = Field(None, description="number of classes, for sequence-classification")
 
     @model_validator(mode="after")
     def _one_source(self) -> Model:
         if (self.path is None) == (self.config is None):
-            raise ValueError("give exactly one of `path` and `config`")
+            raise ValueError("set exactly one of `path` and `config`")
         if self.config is not None and "model_type" not in self.config:
             raise ValueError("`config` needs `model_type`, for example llama")
         return self
@@ -51,13 +55,13 @@ class Tokenizer(Section):
 class Adapter(Section):
     method: Literal["lora", "dora", "qlora"] = Field(
         "lora",
-        description="a PEFT method (dora: not under fsdp1; qlora: lora on a base whose linear weights are in 4 bits)",
+        description="PEFT method (dora: not under fsdp1; qlora: lora with the linear weights of the base in 4 bits)",
     )
     r: Positive = Field(16, description="rank of the update")
     alpha: Annotated[float, Field(gt=0)] = Field(32, description="the update is scaled by alpha / r")
     dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(0.0, description="dropout before the first adapter matrix")
     target_modules: str | list[str] = Field("all-linear", description="all-linear, a regular expression or names")
-    modules_to_save: list[str] = Field([], description="modules trained and saved whole, beside the adapter")
+    modules_to_save: list[str] = Field([], description="modules that are fully trained and saved with the adapter")
     path: str | None = Field(None, description="an adapter to start from, saved by PEFT or by `toolkit export`")
 
 
@@ -88,25 +92,28 @@ class Data(Section):
         Discriminator(_kind_of_train),
     ] = Field(description="file, folder or hub id; or a list of sources, see below")
     eval: str | None = Field(None, description="file, folder or hub id; null: no evaluation")
-    format: Literal["text", "prompt-completion", "messages"] = Field("text", description="what a sample is")
-    max_length: Annotated[int, Field(ge=2)] = Field(1024, description="samples are cut after so many tokens")
+    format: Literal["text", "prompt-completion", "messages"] = Field("text", description="format of a sample")
+    max_length: Annotated[int, Field(ge=2)] = Field(
+        1024, description="longer samples are truncated to this number of tokens"
+    )
     packing: bool = Field(
         False,
-        description="several samples in one row of max_length tokens, none of which sees another; "
+        description="pack several samples into one row of max_length tokens; samples do not attend to each other; "
         "micro_size then counts rows",
     )
     group_by_length: bool = Field(
-        False, description="a step's samples of like length share a micro-batch; which samples share a step stays"
+        False,
+        description="put samples of similar length into the same micro-batch; the samples of each step do not change",
     )
     cache: str | Literal[False] | None = Field(
         None,
-        description="folder that tokenised samples are kept in for the next start; null: in the user's cache, for data "
-        "of 1 MiB and more; false: nowhere",
+        description="folder that caches tokenised samples; null: the user's cache folder, for data "
+        "of 1 MiB and more; false: no cache",
     )
     workers: Count = Field(2, description="loader processes per training process")
-    streaming: bool = Field(False, description="read while training; needs run.max_steps")
-    shuffle: bool = Field(True, description="a new order each epoch, fixed by run.seed")
-    fields: dict[str, str] = Field({}, description="the data's own names, e.g. {prompt: question}")
+    streaming: bool = Field(False, description="read the data during training; requires run.max_steps")
+    shuffle: bool = Field(True, description="a new order in each epoch, determined by run.seed")
+    fields: dict[str, str] = Field({}, description="field names of the data, e.g. {prompt: question}")
     chat_template: str | None = Field(None, description="a Jinja file; default: the tokenizer's own template")
     chat_template_kwargs: dict[str, Any] = Field(
         {}, description="arguments of the chat template, e.g. {enable_thinking: false}"
@@ -143,28 +150,30 @@ class Batch(Section):
 
 class Optimizer(Section):
     name: Literal["adamw", "adamw8bit"] = Field(
-        "adamw", description="AdamW with decoupled weight decay; adamw8bit: its moments in 8 bits, by blocks of 256"
+        "adamw", description="AdamW with decoupled weight decay; adamw8bit: with 8-bit moments, in blocks of 256"
     )
     kernel: Literal["fused", "foreach"] = Field(
-        "fused", description="one kernel for many weights, or a few for each operation on all of them (more memory)"
+        "fused", description="fused: one kernel for all operations; foreach: a few kernels per operation (more memory)"
     )
     lr: Annotated[float, Field(gt=0)] = Field(2.0e-4, description="peak learning rate")
     betas: Annotated[list[Beta], Field(min_length=2, max_length=2)] = Field([0.9, 0.999])
     eps: Annotated[float, Field(gt=0)] = 1.0e-8
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    decay: Literal["matrices", "all"] = Field("matrices", description="matrices: not norms, biases, embeddings")
+    decay: Literal["matrices", "all"] = Field(
+        "matrices", description="weights with weight decay; matrices: excludes norms, biases and embeddings"
+    )
     max_grad_norm: Annotated[float, Field(ge=0)] | None = Field(1.0, description="null or 0: no clipping")
 
 
 class Schedule(Section):
     name: Literal["cosine", "linear", "constant"] = "cosine"
-    warmup_ratio: Fraction | None = Field(None, description="share of the steps; or warmup_steps")
+    warmup_ratio: Fraction | None = Field(None, description="fraction of the steps; or set warmup_steps")
     warmup_steps: Count | None = None
 
     @model_validator(mode="after")
     def _one_warmup(self) -> Schedule:
         if self.warmup_ratio is not None and self.warmup_steps is not None:
-            raise ValueError("give one of `warmup_ratio` and `warmup_steps`")
+            raise ValueError("set only one of `warmup_ratio` and `warmup_steps`")
         return self
 
 
@@ -172,60 +181,61 @@ class Strategy(Section):
     name: Annotated[str, AfterValidator(known_strategy)] = Field(
         "single", description="how the training state is distributed over the processes", json_schema_extra=list_names
     )
-    offload: Literal["none", "optimizer", "all"] = Field("none", description="what lives in host memory")
+    offload: Literal["none", "optimizer", "all"] = Field("none", description="what is kept in host memory")
     reshard_after_forward: bool = Field(
         True,
         description="fsdp1, fsdp2: free the gathered weights after the forward; false is faster and larger",
     )
-    wrap: list[str] | None = Field(None, description="block classes; default: the model's own _no_split_modules")
+    wrap: list[str] | None = Field(None, description="classes of the model's blocks; default: its _no_split_modules")
 
 
 class Machine(Section):
     device: Literal["auto", "cuda", "cpu"] = "auto"
-    processes: Positive = Field(1, description="per node")
+    processes: Positive = Field(1, description="processes per node")
     nodes: Positive = 1
 
 
 class Run(Section):
-    max_steps: Positive | None = Field(None, description="optimizer steps; or epochs")
+    max_steps: Positive | None = Field(None, description="optimizer steps; or set epochs")
     epochs: Positive | None = None
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     output_dir: str = "runs/run"
-    log_every: Positive = Field(1, description="the screen, the trackers, and one device synchronisation")
-    save_every: Count = Field(500, description="optimizer steps, and once at the end; 0: never")
-    keep: Positive = Field(2, description="newest checkpoints kept, and the best by evaluation beside them")
-    async_save: bool = Field(True, description="train on while rank 0 writes; what waits is bounded at 4 GiB")
+    log_every: Positive = Field(1, description="steps between log lines (each synchronises the device once)")
+    save_every: Count = Field(500, description="optimizer steps between checkpoints, and one at the end; 0: never")
+    keep: Positive = Field(2, description="number of latest checkpoints to keep, in addition to the best one")
+    async_save: bool = Field(True, description="continue training while rank 0 writes; buffers at most 4 GiB")
     eval_every: Count | None = Field(
-        None, description="optimizer steps, and once at the end; 0: never; null: 500 where there is data.eval"
+        None,
+        description="optimizer steps between evaluations, and one at the end; 0: never; null: 500 if data.eval is set",
     )
-    trackers: list[str] = Field([], description="tensorboard, wandb, ...: as accelerate names them")
+    trackers: list[str] = Field([], description="trackers, by their accelerate name: tensorboard, wandb, ...")
     on_bad_loss: Literal["stop", "skip", "rollback"] = Field(
         "stop",
-        description="a loss that is not finite, or a spike: stop the run; skip its step (waits for the device at every "
-        "step); or take the newest checkpoint's weights again and go on with the data after it",
+        description="if the loss is not finite, or is a spike: stop the run; skip the step (synchronises the device at "
+        "every step); or roll back to the latest checkpoint's weights and continue with the data after the step",
     )
     loss_spike: Annotated[float, Field(gt=1)] | None = Field(
-        None, description="a loss over so many times the mean of the last 20 steps is bad; null: only one not finite"
+        None, description="a loss above this multiple of the mean of the last 20 steps is a spike; null: no spike check"
     )
     hang_after: Count = Field(
         40,
-        description="seconds that no rank gets further within a step, one of them behind the others, after which the "
-        "run is ended (saving, evaluating and the first step are not timed); 0: never",
+        description="end the run if one rank is behind the others and no rank makes progress for this many seconds "
+        "(saving, evaluation and the first step are not timed); 0: never",
     )
 
     @model_validator(mode="after")
     def _one_length(self) -> Run:
         if self.max_steps is not None and self.epochs is not None:
-            raise ValueError("give one of `max_steps` and `epochs`")
+            raise ValueError("set only one of `max_steps` and `epochs`")
         return self
 
 
 class Recipe(Section):
-    """The whole file."""
+    """The whole recipe."""
 
     @property
     def eval_interval(self) -> int:
-        """Optimizer steps between evaluations; 0 where there are none."""
+        """Optimizer steps between evaluations; 0 if there are none."""
         if self.data.eval is None:
             return 0
         return 500 if self.run.eval_every is None else self.run.eval_every
@@ -240,14 +250,17 @@ class Recipe(Section):
     precision: PrecisionName = "fp32"
     activation_checkpointing: CheckpointingName = "none"
     activation_offload: bool = Field(
-        False, description="on a GPU, with activation_checkpointing: full: what it keeps waits in host memory"
+        False, description="keep the checkpoints of activation_checkpointing: full in host memory (GPU only)"
     )
-    loss: LossName = Field("plain", description="fused: from the hidden states, without the logits of all tokens")
+    loss: LossName = Field(
+        "plain", description="fused: computed from the hidden states, without materialising all logits"
+    )
     fp8: bool = Field(
         False,
-        description="matrix products of the blocks' linear layers in float8; weights and optimizer stay as they are",
+        description="compute the matrix products of the blocks' linear layers in float8; weights and optimizer do "
+        "not change",
     )
-    compile: bool = Field(False, description="torch.compile of each block; the first steps take longer")
+    compile: bool = Field(False, description="apply torch.compile to each block; the first steps take longer")
     strategy: Strategy = Strategy()
     machine: Machine = Machine()
     run: Run = Run()

@@ -1,4 +1,4 @@
-"""`toolkit init`: a starter recipe, from answers or flags, with a word beside every choice."""
+"""`toolkit init`: a starter recipe with comments, from answers or flags."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from toolkit.recipe.positions import parse
 
 
 def init_command(output: str, answers: dict[str, Any], force: bool) -> None:
-    """Write a recipe to ``output`` and its JSON schema beside it.
+    """Write a recipe to ``output``, and its JSON schema next to it.
 
-    Raises InputError where the recipe exists already or an answer cannot be used; nothing is written then.
+    Raises InputError, without writing anything, if the recipe already exists or an answer is invalid.
     """
     target = Path(output)
     if target.exists() and not force:
-        raise InputError(f"{output}: is there already; --force overwrites it, -o names another")
+        raise InputError(f"{output}: already exists; --force overwrites it, -o selects another file")
     if sys.stdin.isatty():
         _ask(answers)
     text = starter(answers)
@@ -38,7 +38,7 @@ def init_command(output: str, answers: dict[str, Any], force: bool) -> None:
 _QUESTIONS = (
     ("model", "model (hub id or folder)", "meta-llama/Llama-3.2-1B"),
     ("data", "training data (JSONL, Parquet, folder or hub id)", "data/train.jsonl"),
-    ("format", "what a sample is: text, prompt-completion, messages", "text"),
+    ("format", "format of a sample: text, prompt-completion, messages", "text"),
     ("lora", "LoRA rank (0: train every weight)", 16),
     ("steps", "optimizer steps", 500),
 )
@@ -53,7 +53,7 @@ def _ask(answers: dict[str, Any]) -> None:
 
 
 def starter(answers: dict[str, Any]) -> str:
-    """The text of a recipe. Answers left None get a default that suits this machine."""
+    """The text of a recipe. Answers that are None get a default for this machine."""
     gpus = cuda_device_count()
     processes = answers["processes"] or max(1, gpus)
     lora = 16 if answers["lora"] is None else answers["lora"]

@@ -1,6 +1,6 @@
-"""The names that ``strategy.name`` may have: those of the registered strategies.
+"""The registry of strategies by name.
 
-The registry is down here so that the schema can check a name; the classes register themselves (see
+It is in this package so that the schema can check names; the classes register themselves (see
 toolkit/strategies/base.py) when ``load_plugins`` imports their modules.
 """
 
@@ -17,7 +17,7 @@ REGISTERED: dict[str, type[Any]] = {}
 
 
 def register(name: str, strategy: type[Any]) -> None:
-    """Make ``strategy`` known as ``name``. Raises ValueError where another file's class has the name."""
+    """Register ``strategy`` as ``name``. Raises ValueError if a class of another file has the name."""
     known = REGISTERED.get(name)
     if known is not None and inspect.getsourcefile(known) != inspect.getsourcefile(strategy):
         raise ValueError(f"strategy {name!r} is defined by {known.__module__} and by {strategy.__module__}")
@@ -31,7 +31,7 @@ def strategy_names() -> tuple[str, ...]:
 
 
 def strategy_class(name: str) -> type[Any] | None:
-    """The strategy of that name; None where there is none."""
+    """The strategy of that name; None if there is none."""
     load_plugins(installed=False)
     if name not in REGISTERED:
         load_plugins()
@@ -39,7 +39,7 @@ def strategy_class(name: str) -> type[Any] | None:
 
 
 def known_strategy(name: str) -> str:
-    """``name``, if a strategy has it; for pydantic."""
+    """Validate a strategy's name; for pydantic."""
     if strategy_class(name) is None:
         names = strategy_names()
         expected = ", ".join(map(repr, names[:-1])) + f" or {names[-1]!r}"

@@ -1,4 +1,4 @@
-"""What a strategy is, as facts. The rest of the package asks for these and never for a strategy's name."""
+"""Facts about a strategy. The rest of the package uses these and never a strategy's name."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ class Traits:
     autocast: bool
     """Mixed precision runs under torch.autocast over the trained weights; False: on a copy in the compute dtype."""
     distributed: bool = True
-    """Takes several processes; False: exactly one."""
+    """Runs on several processes; False: exactly one."""
     shards: frozenset[Part] = frozenset()
-    """The parts of the training state of which each rank keeps a share."""
+    """The parts of the training state that are sharded over the ranks."""
     collectives: tuple[tuple[str, ...], ...] = ()
-    """What the first step of several processes calls: of each group at least one, as `verify` names them."""
+    """The collectives of the first step on several processes: at least one of each group, by the names of `verify`."""
     torch_optimizer: bool = True
-    """The toolkit's own torch optimizer takes the step; False: the engine wraps it and keeps float32 masters."""
+    """The toolkit's torch optimizer performs the step; False: the engine wraps it and keeps float32 master weights."""
     broadcasts: bool = False
-    """The first rank's weights replace those of the others at the start."""
+    """The first rank's weights are broadcast to the others at the start."""
     continues_without_gradient: bool = True
-    """Training continues where a trained weight gets no gradient; False: it ends with an error, or hangs."""
+    """Training continues if a trained weight gets no gradient; False: it fails or hangs."""
     precedence: int = 100
-    """Among strategies that are equal otherwise, the smaller is chosen: less communication, less machinery."""
+    """Among otherwise equal strategies the one with the smallest value is chosen: less communication, less
+    complexity."""
     hybrid: bool = False
     """Can shard within a node and replicate over nodes."""
     validated: frozenset[str] | None = None
     """What `plan`'s predictions were compared with measurements for, beyond plain training: offload, fp16, task names.
     None: nothing was."""
     why_no_compile: str | None = None
-    """The reason why blocks cannot be compiled under it, and what can be used in its place."""
+    """Why blocks cannot be compiled under this strategy, and the alternative; or None."""
     reentrant_adapters: bool = False
-    """The transformers Trainer needs reentrant activation checkpoints for adapters under it."""
+    """The transformers Trainer needs reentrant activation checkpointing for adapters under this strategy."""

@@ -1,4 +1,4 @@
-"""One AdamW step in float64, written out: what an optimizer's update is held against."""
+"""One AdamW step in float64: the reference for optimizer updates."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The plain loop that every strategy is held against: one process, torch and the model, nothing else.
+"""The plain loop that every strategy is compared with: one process, torch and the model.
 
-Read it top to bottom; there is no more to it. It imports the recipe, the loading of models and the order of
-samples, and nothing of the strategies, of accelerate or of DeepSpeed.
+Read it from top to bottom; it is complete. It imports the recipe, model loading and sample order, and nothing of the
+strategies, accelerate or DeepSpeed.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class PlainLoop:
 
     @torch.no_grad()
     def set_weights(self, weights: dict[str, torch.Tensor]) -> None:
-        """Take other weights, by name; a 16-bit copy is made of them anew."""
+        """Set other weights, by name; the 16-bit copy is created again."""
         for name, weight in weights.items():
             self.weights[name].copy_(weight)
             if self.compute == "copy":

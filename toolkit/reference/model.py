@@ -15,7 +15,7 @@ from toolkit.reference.nf4 import dequantised_base
 
 
 def plain_model(resolved: Resolved, pad_token_id: int | None = None) -> nn.Module:
-    """The recipe's model in training mode on its device, weights in the dtypes that the recipe's precision says."""
+    """The recipe's model in training mode on its device, with weights in the dtypes of the recipe's precision."""
     model = load_base(resolved, pad_token_id)
     if resolved.base_storage is not None:
         dequantised_base(model, resolved)

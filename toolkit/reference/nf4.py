@@ -1,4 +1,4 @@
-"""What 4-bit weights stand for, from the definition: the base of the plain loop under QLoRA."""
+"""The values of 4-bit weights, from the definition: the base of the plain loop under QLoRA."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The learning rate of every update, from the recipe's words alone."""
+"""The learning rate of every update, from the recipe only."""
 
 from __future__ import annotations
 

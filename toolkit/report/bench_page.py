@@ -1,4 +1,4 @@
-"""One self-contained HTML page of a bench: rates, times, memory, and where a step's time went."""
+"""A self-contained HTML page of a bench: rates, times, memory, and the phases of a step."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from toolkit.report.style import BARS, STYLE
 
 _STYLE = STYLE + BARS + "td.name { white-space: nowrap } .dots { min-width: 38rem }\n"
 _DEVICE = {
-    "arithmetic": ("arithmetic alone", "#0072b2"),
-    "communication_hidden": ("communication under arithmetic", "#56b4e9"),
-    "communication_exposed": ("communication that nothing hides", "#d55e00"),
+    "arithmetic": ("compute", "#0072b2"),
+    "communication_hidden": ("communication, overlapped", "#56b4e9"),
+    "communication_exposed": ("communication, not overlapped", "#d55e00"),
     "idle": ("idle, waiting for the host", "#999999"),
 }
 
 
 def bench_page(document: dict[str, Any], title: str) -> str:
-    """The page's HTML, from the result that ``--json`` writes. It loads nothing from anywhere."""
+    """The page's HTML, from the result that ``--json`` writes. It loads no other files."""
     cells = [cell for cell in document["cells"] if cell["tokens_per_second"] is not None]
     failed = [cell for cell in document["cells"] if cell["tokens_per_second"] is None]
     best = max(cells, key=lambda cell: cell["tokens_per_second"], default=None)
-    verdict = "nothing measured" if best is None else f"{best['tokens_per_second']:,.0f} tokens a second"
+    verdict = "nothing measured" if best is None else f"{best['tokens_per_second']:,.0f} tokens/s"
     of_best = "" if best is None or len(cells) == 1 else f" <span class='soft'>{safe(best['label'])}</span>"
     profile = next((cell["profile"] for cell in cells if cell.get("profile")), None)
     return "\n".join([
@@ -32,7 +32,7 @@ def bench_page(document: dict[str, Any], title: str) -> str:
         f"<h1>{safe(title)}: {verdict}{of_best}</h1>",
         f"<p class='soft'>{safe(_facts(document))}</p>",
         *(f"<p class='bad'>{safe(cell['label'])} failed: {safe(cell['reason'])}</p>" for cell in failed),
-        *(f"<p class='soft'>left out: {safe(line)}</p>" for line in document["left_out"]),
+        *(f"<p class='soft'>skipped: {safe(line)}</p>" for line in document["left_out"]),
         *(_measured(cells, document) if cells else []),
         *(_profiled(profile) if profile else []),
         "</body></html>",
@@ -41,11 +41,11 @@ def bench_page(document: dict[str, Any], title: str) -> str:
 
 def _measured(cells: Sequence[dict[str, Any]], document: dict[str, Any]) -> list[str]:
     told = [
-        "<h2>Supervised tokens a second</h2>",
-        "<p class='soft'>A bar is the median of the turns; a line, one turn.</p>",
+        "<h2>Supervised tokens/s</h2>",
+        "<p class='soft'>A bar is the median of all turns; a line is one turn.</p>",
         rates(cells),
         "<h2>Every timed step, by turn</h2>",
-        "<p class='soft'>Seconds; a dot is a step, as slow as its slowest process, a line the turn's median.</p>",
+        "<p class='soft'>Seconds. A dot is one step (its slowest process); a line is the median of a turn.</p>",
         steps(cells),
         "<h2>Where a step's time goes</h2>",
         f"<p class='soft'>{_clock(document)}</p>",
@@ -61,21 +61,21 @@ def _facts(document: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items() if version)
     return (
         f"{document['device']}; {document['turns']} turns of {document['steps']} steps after {document['warmup']} "
-        f"that are not timed, cells in turns; data: {document['data']}; {document['seconds']:.0f} s; {versions}"
+        f"untimed ones, interleaved; data: {document['data']}; {document['seconds']:.0f} s; {versions}"
     )
 
 
 def _clock(document: dict[str, Any]) -> str:
     if document["device"] == "cpu":
-        return "Seconds of a median step by the clock of its processes; «host» is the loop itself."
+        return "Seconds of a median step, measured on the host; «host» is the loop itself."
     return (
-        "Seconds of a median step by the host's clock: how long the host took, not the device, which works on while "
-        "the host goes ahead. --profile tells what the device did."
+        "Seconds of a median step, measured on the host. The device runs asynchronously: "
+        "--profile measures what it does."
     )
 
 
 def _table(cells: Sequence[dict[str, Any]]) -> str:
-    names = ("tokens/s", "turns", "step, s", "steps", "allocated", "reserved", "padding", "MFU")
+    names = ("tokens/s", "turns", "step s", "steps", "allocated", "reserved", "padding", "MFU")
     head = "".join(f"<th class='n'>{name}</th>" for name in names)
     rows = [f"<div class='wide'><table><tr><th>cell</th>{head}</tr>"]
     for cell in cells:
@@ -93,7 +93,7 @@ def _table(cells: Sequence[dict[str, Any]]) -> str:
         told = "".join(f"<td class='n'>{number}</td>" for number in numbers)
         rows.append(f"<tr><td class='name'>{safe(cell['label'])}</td>{told}</tr>")
     unknown = any(cell["mfu"] is None for cell in cells)
-    why = "<p class='soft'>MFU needs the device's rate: --tflops.</p>" if unknown else ""
+    why = "<p class='soft'>MFU needs the peak rate of the device: --tflops.</p>" if unknown else ""
     return "".join(rows) + "</table></div>" + why
 
 
@@ -117,7 +117,7 @@ def _profiled(profile: dict[str, Any]) -> list[str]:
     )
     told.append(
         "<div class='wide'><table><tr><th class='n'>share</th><th class='n'>seconds</th><th class='n'>calls</th>"
-        f"<th>operation, without what it calls</th></tr>{rows}</table></div>"
+        f"<th>operation (self time)</th></tr>{rows}</table></div>"
     )
-    told.append(f"<p class='soft'>The whole trace: {safe(profile['trace'])}, for ui.perfetto.dev.</p>")
+    told.append(f"<p class='soft'>Full trace: {safe(profile['trace'])}, for ui.perfetto.dev.</p>")
     return told

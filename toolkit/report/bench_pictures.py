@@ -1,4 +1,4 @@
-"""The pictures of a bench: bars of rates, times and memory, a dot for every step."""
+"""The charts of a bench: bars of rates, times and memory, a dot for every step."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ def memory(cells: Sequence[dict[str, Any]]) -> str:
 
 
 def key_of_memory(cells: Sequence[dict[str, Any]]) -> str:
-    """What the bars of ``memory`` stand for."""
+    """The legend of the bars of ``memory``."""
     if any(cell["peak_reserved_bytes"] for cell in cells):
-        return key((("allocated", PALETTE[0]), ("reserved from the device beyond that", PALETTE[6])))
-    return "<p class='soft'>The bytes of every storage, counted in one more turn that is not timed.</p>"
+        return key((("allocated", PALETTE[0]), ("additionally reserved from the device", PALETTE[6])))
+    return "<p class='soft'>Bytes of all storages, counted in an additional untimed turn.</p>"
 
 
 def _row(cell: dict[str, Any], told: str, inside: str) -> str:
-    asked = " <span class='soft'>asked</span>" if cell["asked"] else ""
+    asked = " <span class='soft'>this recipe</span>" if cell["asked"] else ""
     name = f"<div class='name'>{safe(cell['label'])}{asked}</div>"
     return f"{name}<div class='size'>{told}</div><div class='bar'>{inside}</div>"
 
@@ -145,5 +145,5 @@ def size(count: int | None) -> str:
 
 
 def safe(text: str) -> str:
-    """Text that is no markup."""
+    """Text with markup escaped."""
     return html.escape(str(text))

@@ -1,4 +1,4 @@
-"""One self-contained HTML page of a plan: memory of every strategy against the device, and over one step."""
+"""A self-contained HTML page of a plan: memory of every strategy against the device, and over one step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def plan_page(
     scaled: list[dict[str, Any]] | None,
     assumptions: Sequence[str],
 ) -> str:
-    """The page's HTML. It loads nothing from anywhere."""
+    """The page's HTML. It loads no other files."""
     asked = candidates[0]
     recipe = search.asked.recipe
     name = html.escape(str(recipe.model.path or (recipe.model.config or {}).get("model_type", "model")))
@@ -43,11 +43,11 @@ def plan_page(
         "<h2>Memory of one device, by strategy</h2>",
         _bars(best_of_each(candidates, chosen), chosen, why, search),
         _key(with_reserve=True),
-        *(part for one in pictured for part in step_pictured(one, search, why if one is chosen else "as asked")),
-        "<h2>Every way that was weighed</h2>",
+        *(part for one in pictured for part in step_pictured(one, search, why if one is chosen else "the recipe")),
+        "<h2>All candidates</h2>",
         _table(candidates, chosen, why),
-        *(["<h2>On paper, on more devices</h2>", _scale(scaled)] if scaled else []),
-        "<h2>What is assumed</h2>",
+        *(["<h2>Predicted for more devices</h2>", _scale(scaled)] if scaled else []),
+        "<h2>Assumptions</h2>",
         "<ul>" + "".join(f"<li>{html.escape(line)}</li>" for line in assumptions) + "</ul>",
         "</body></html>",
     ])  # fmt: skip
@@ -56,7 +56,7 @@ def plan_page(
 def _facts(search: Search) -> str:
     asked, holdings = search.asked, search.planner.skeleton.holdings
     return (
-        f"{holdings.elements(True) / 1e6:,.1f} M of {holdings.elements() / 1e9:.2f} B weights train, "
+        f"{holdings.elements(True) / 1e6:,.1f} M of {holdings.elements() / 1e9:.2f} B parameters trainable, "
         f"{asked.recipe.precision}, length {search.planner.length}, global batch {asked.global_size}; "
         f"{asked.world_size} × {search.device.name} of {search.device.memory:.1f} GiB, "
         f"{search.usable / GIB:.1f} usable"
@@ -68,7 +68,7 @@ def _advice(asked: Candidate, chosen: Candidate | None, why: str, change: str | 
     if not asked.fits:
         told.append(f"<p class='bad'>{html.escape(asked.label)}: {html.escape(asked.reason)}</p>")
         how = f"To make it fit: <code>{html.escape(change)}</code>" if change else (
-            "No other strategy, size, length or adapter makes it fit.")  # fmt: skip
+            "Nothing else fits: other strategies, sizes, lengths and adapters were tried.")  # fmt: skip
         told.append(f"<p>{how}</p>")
     if chosen is not None and chosen is not asked:
         told.append(f"<p>{why[0].upper()}{why[1:]}: <b>{html.escape(chosen.label)}</b>{_rate(chosen)}</p>")
@@ -79,7 +79,7 @@ def _rate(candidate: Candidate) -> str:
     if candidate.seconds is None:
         return ""
     tokens = candidate.resolved.global_size * candidate.resolved.recipe.data.max_length
-    return f", {candidate.seconds.total:.2f} s a step, {tokens / candidate.seconds.total:,.0f} tokens a second"
+    return f", {candidate.seconds.total:.2f} s per step, {tokens / candidate.seconds.total:,.0f} tokens/s"
 
 
 def _bars(shown: Sequence[Candidate], chosen: Candidate | None, why: str, search: Search) -> str:
@@ -102,7 +102,7 @@ def _bars(shown: Sequence[Candidate], chosen: Candidate | None, why: str, search
                     f"background:{COLOURS[term]}' title='{NAMES[term]}: {size / GIB:.2f} GiB'></span>"
                 )
             left += size
-        notes = [*([why] if candidate is chosen else []), *(["asked"] if candidate.asked else [])]
+        notes = [*([why] if candidate is chosen else []), *(["this recipe"] if candidate.asked else [])]
         note = f" <span class='soft'>{', '.join(notes)}</span>" if notes else ""
         tone = "" if candidate.fits else " bad"
         mark = "" if candidate.fits else "✗ "
@@ -117,23 +117,32 @@ def _bars(shown: Sequence[Candidate], chosen: Candidate | None, why: str, search
 def _key(with_reserve: bool) -> str:
     terms = [*TERMS, *(["reserve"] if with_reserve else [])]
     keys = "".join(f"<span><b style='background:{COLOURS[t]}'></b>{NAMES[t]}</span>" for t in terms)
-    lines = "<span class='soft'>solid line: the device; dashed: what is usable</span>"
+    lines = "<span class='soft'>solid line: device memory; dashed line: usable memory</span>"
     return f"<div class='key'>{keys}{lines}</div>"
 
 
 def _why_not(candidate: Candidate, chosen: Candidate | None) -> str:
     """Of one that fits."""
     if candidate.seconds is None or chosen is None or chosen.seconds is None:
-        return "fits; times are not known"
+        return "fits; times are unknown"
     return "as fast" if candidate.seconds.total <= chosen.seconds.total * (1 + EQUAL) else "slower"
 
 
 def _table(candidates: Sequence[Candidate], chosen: Candidate | None, chosen_for: str) -> str:
     head = "".join(
         f"<th class='n'>{name}</th>"
-        for name in ("GiB", "host", "host, loading", "s a step", "computing", "update", "waiting for links", "offload")
+        for name in (
+            "GiB",
+            "host",
+            "host, loading",
+            "s per step",
+            "computing",
+            "update",
+            "waiting for links",
+            "offload",
+        )
     )
-    rows = [f"<div class='wide'><table><tr><th>way</th>{head}<th>why not</th></tr>"]
+    rows = [f"<div class='wide'><table><tr><th>candidate</th>{head}<th>reason</th></tr>"]
     for c in candidates:
         seconds = c.seconds
         parts = [None] * 5 if seconds is None else [
@@ -142,9 +151,9 @@ def _table(candidates: Sequence[Candidate], chosen: Candidate | None, chosen_for
         numbers = [*sizes, *("–" if p is None else f"{p:.3f}" for p in parts)]
         why = f"<span class='good'>{chosen_for}</span>" if c is chosen else html.escape(c.reason) or _why_not(c, chosen)
         cells = "".join(f"<td class='n'>{n}</td>" for n in numbers)
-        asked = " <span class='soft'>asked</span>" if c.asked else ""
+        asked = " <span class='soft'>this recipe</span>" if c.asked else ""
         if c.unmeasured:
-            asked += f" <span class='soft'>({html.escape(', '.join(c.unmeasured))}: not measured)</span>"
+            asked += f" <span class='soft'>({html.escape(', '.join(c.unmeasured))}: not validated)</span>"
         rows.append(f"<tr><td>{html.escape(c.label)}{asked}</td>{cells}<td>{why}</td></tr>")
     return "".join(rows) + "</table></div>"
 
@@ -153,7 +162,7 @@ def _scale(rows: Sequence[dict[str, Any]]) -> str:
     names = list(dict.fromkeys(row["strategy"] for row in rows if row["devices"] > 1))
     alone = {row["devices"]: row for row in rows if row["devices"] == 1}
     by_place = {(row["devices"], row["strategy"]): row for row in rows}
-    told = ["<p class='soft'>GiB on each device, and the share of a step that waits for links, with the asked "
+    told = ["<p class='soft'>GiB per device, and the share of a step spent waiting for links, with the recipe's "
             "micro-batch on every device.</p><div class='wide'><table><tr><th class='n'>devices</th>",
             *(f"<th class='n'>{name}</th>" for name in names), "</tr>"]  # fmt: skip
     for count in dict.fromkeys(row["devices"] for row in rows):

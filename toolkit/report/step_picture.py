@@ -1,4 +1,4 @@
-"""Memory over one step of a plan, as stacked areas."""
+"""A chart of memory over one step of a plan, as stacked areas."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from toolkit.report.style import PALETTE
 COLOURS = dict(zip((*TERMS, "reserve"), PALETTE, strict=True))
 NAMES = {
     "parameters": "weights", "gradients": "gradients", "optimizer": "optimizer", "activations": "activations",
-    "loss": "logits and loss", "communication": "buffers of communication", "reserve": "CUDA context, workspaces",
+    "loss": "logits and loss", "communication": "communication buffers", "reserve": "CUDA context, workspaces",
 }  # fmt: skip
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 1000, 260, 52, 22, 10
 
@@ -61,7 +61,7 @@ def step_pictured(candidate: Candidate, search: Search, which: str) -> list[str]
         )
     return [
         f"<h2>One step of {html.escape(candidate.label)}, {which}</h2>",
-        f"<p class='soft'>GiB alive in the last micro-batch and the update, as long as their computing takes; the "
+        f"<p class='soft'>GiB allocated during the last micro-batch and the update, over compute time; the "
         f"peak, {candidate.peak / GIB:.2f} GiB, is in {candidate.memory.peak_phase}. "
         f"{_around(candidate)}</p>",
         f"<svg viewBox='0 0 {_WIDTH} {_HEIGHT}' role='img' aria-label='memory over one step'>{''.join(ticks)}"
@@ -73,7 +73,7 @@ def _around(candidate: Candidate) -> str:
     phases = candidate.memory.phases
     told = [f"{name} takes {(phases[phase] + candidate.reserve) / GIB:.1f}" for phase, name in (
         ("load", "Loading"), ("save", "saving")) if phase in phases]  # fmt: skip
-    host = f"the host {candidate.host_loading / GIB:.1f} while all processes load"
+    host = f"the host {candidate.host_loading / GIB:.1f} while all processes load the model"
     return ", ".join([*told, host]) + "."
 
 

@@ -1,4 +1,4 @@
-"""How the pages look: one style for all, light and dark, nothing loaded from anywhere."""
+"""The style of all pages, light and dark. It loads no other files."""
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c2024; --soft: #60646c; --line: #d9d9e0; --paper: #fff; --bad:
@@ -38,4 +38,4 @@ td.n, th.n { text-align: right }
 """Bars of one scale beneath each other, with their names and sizes."""
 
 PALETTE = ("#0072b2", "#56b4e9", "#009e73", "#e69f00", "#d55e00", "#cc79a7", "#999999")
-"""Told apart by people who do not see red and green alike, too (Okabe and Ito 2008)."""
+"""Colours that colour-blind people can distinguish (Okabe and Ito 2008)."""

@@ -59,19 +59,19 @@ def _difference(outcome: Outcome) -> list[str]:
         one, stage, measure = outcome.difference
         place = f"{stage.name}, {one.name} pass, step {measure.step + 1}"
         told.append(
-            f"<p class='bad'>First different at {place}: <code>{html.escape(measure.tensor)}</code>, error "
+            f"<p class='bad'>First difference at {place}: <code>{html.escape(measure.tensor)}</code>, error "
             f"{measure.error:.3g}, tolerance {measure.tolerance:.3g}. {html.escape(measure.sentence)}</p>"
         )
     if outcome.diagnosis:
         cause = outcome.diagnosis
-        told.append(f"<p>Likely: {html.escape(cause.cause)}. {html.escape(cause.evidence)}.</p>")
+        told.append(f"<p>Likely cause: {html.escape(cause.cause)}. {html.escape(cause.evidence)}.</p>")
         if cause.reference:
             told.append(f"<p class='soft'>Seen in {html.escape(cause.reference)}</p>")
     return told
 
 
 def _stages(passes: Sequence[Pass]) -> str:
-    rows = ["<div class='wide'><table><tr><th>pass</th><th>stage</th><th>compared</th><th>wrong</th><th>worst</th>"
+    rows = ["<div class='wide'><table><tr><th>pass</th><th>stage</th><th>compared</th><th>failed</th><th>worst</th>"
             "<th>error</th><th>tolerance</th><th>noise</th></tr>"]  # fmt: skip
     for one in passes:
         for stage in one.stages:
@@ -117,10 +117,10 @@ def _pass(one: Pass) -> list[str]:
 
 def _legend() -> str:
     return (
-        "<p class='soft'>A cell is the error; its shade, how far below the tolerance it lies: "
+        "<p class='soft'>A cell shows the error. Its colour shows the ratio of error to tolerance: "
         + " ".join(f"<span style='background:{_shade(r)};color:#111;padding:0 .4rem'>{t}</span>" for r, t in (
-            (0.0, "equal"), (1e-3, "1/1000"), (0.1, "1/10"), (1.0, "at it"), (10.0, "above")))
-        + ". Point at one for its noise and tolerance.</p>"
+            (0.0, "0"), (1e-3, "1/1000"), (0.1, "1/10"), (1.0, "1"), (10.0, "above 1")))
+        + ". Hover over a cell to see its tolerance and noise.</p>"
     )  # fmt: skip
 
 

@@ -34,10 +34,8 @@ def simplest(wanted: Callable[[Strategy], bool]) -> str:
 
 
 def resolve(recipe: Recipe, source: str = "recipe", *, device: str | None = None) -> Resolved:
-    """Decide every derived value of a recipe, its strategy's own included.
-
-    Raises InputError for every contradiction and for what the strategy cannot do.
-    """
+    """Derive every value of a recipe, including its strategy's. Raises InputError for every contradiction, and for what
+    the strategy does not support."""
     decide = Decisions()
     strategy = strategy_named(recipe.strategy.name)
     resolved = resolve_values(recipe, source, decide, strategy.traits, strategy.data_size(recipe), device=device)

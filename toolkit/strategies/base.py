@@ -1,7 +1,7 @@
-"""What a strategy answers: its traits, its derived values, its part of the launch files, what it sends, and the engine
-that trains with it.
+"""The interface of a strategy: its traits, its derived values, its part of the launch files, its communication, and its
+engine.
 
-Nothing here imports torch; ``engine`` names the module that does, loaded when a run starts.
+Nothing here imports torch; ``engine`` names the module that does, imported when a run starts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Strategy:
 
     name: ClassVar[str]
     title: ClassVar[str]
-    """One line for people: what is spread."""
+    """One line for the screen: what is sharded."""
     distributed_type: ClassVar[str]
     """accelerate's DistributedType, as its YAML writes it."""
     traits: ClassVar[Traits]
@@ -35,29 +35,31 @@ class Strategy:
     engine: ClassVar[str]
     """``module:class`` of the engine."""
     memory: ClassVar[str]
-    """``module:class`` of the memory model: the bytes that the strategy keeps on a device."""
+    """``module:class`` of the memory model: the bytes that the strategy uses on a device."""
 
     def __init_subclass__(cls) -> None:
         if "name" in vars(cls):
             register(cls.name, cls)
 
     def data_size(self, recipe: Recipe) -> int:
-        """Data-parallel size: into how many parts a window's samples are divided. Where it is less than the number of
-        processes, consecutive ranks share a part: each of them gets the same samples."""
+        """Data-parallel size: the number of parts that a window's samples are divided into.
+
+        If it is less than the number of processes, consecutive ranks share a part: they get the same samples.
+        """
         return recipe.machine.processes * recipe.machine.nodes
 
     def traffic(self, resolved: Resolved, holdings: Holdings) -> Traffic:
-        """What a rank sends in one step."""
+        """Communication of one rank in one step."""
         raise NotImplementedError
 
     def check(self, resolved: Resolved) -> None:
-        """Refuse what this strategy cannot do; raises InputError."""
+        """Reject what this strategy does not support; raises InputError."""
         offload = resolved.recipe.strategy.offload
         if offload not in self.offloads:
             can = ", ".join(self.offloads)
             others = [name for name, other in REGISTERED.items() if offload in other.offloads]
             raise InputError(
-                f"{resolved.source}: strategy.offload: {self.name} cannot offload {offload!r}; it can: {can}"
+                f"{resolved.source}: strategy.offload: {self.name} cannot offload {offload!r}; supported: {can}"
                 + (f" ({', '.join(others)} can offload {offload!r})" if others else "")
             )
 
@@ -66,19 +68,19 @@ class Strategy:
         return None
 
     def accelerate_config(self, resolved: Resolved, folder: Path) -> dict[str, Any]:
-        """The strategy's keys of accelerate.yaml, which will lie in ``folder``."""
+        """The strategy's keys of accelerate.yaml, which is written to ``folder``."""
         return {}
 
     def deepspeed_config(self, resolved: Resolved) -> dict[str, Any] | None:
-        """The whole deepspeed.json, or None."""
+        """The contents of deepspeed.json, or None."""
         return None
 
     def engine_class(self) -> type[Engine]:
-        """The class that makes a model train this way; imports torch and more."""
+        """The engine's class; imports torch and more."""
         module, _, name = self.engine.partition(":")
         return getattr(importlib.import_module(module), name)
 
     def memory_model(self) -> type[MemoryModel]:
-        """The class that says what this strategy keeps in memory; imports nothing heavy."""
+        """The memory model's class; imports nothing heavy."""
         module, _, name = self.memory.partition(":")
         return getattr(importlib.import_module(module), name)

@@ -33,18 +33,19 @@ class _Fsdp(Strategy):
         if not resolved.blocks:
             why = resolved.facts.why_unknown or f"no block class is known for {resolved.facts.model_type}"
             raise InputError(
-                f"{resolved.source}: strategy.wrap: {self.name} must know the class of the model's blocks ({why}); "
-                "give it, for example strategy: {wrap: [LlamaDecoderLayer]}, or use zero3, which needs none"
+                f"{resolved.source}: strategy.wrap: {self.name} needs the class of the model's blocks ({why}); "
+                "set it, for example strategy: {wrap: [LlamaDecoderLayer]}, or use zero3, which does not need it"
             )
         adapter = resolved.recipe.adapter
         if self.version == 1 and adapter is not None and adapter.method == "dora":
             raise InputError(
-                f"{resolved.source}: adapter.method: dora reads its neighbours' weights, which fsdp1 has split by then "
-                "(PEFT 0.21.2, tuners/lora/dora.py); fsdp2 and every other strategy bear it, or take lora"
+                f"{resolved.source}: adapter.method: dora reads the weights of the layer it wraps, "
+                "which fsdp1 has already sharded "
+                "(PEFT 0.21.2, tuners/lora/dora.py); fsdp2 and every other strategy support it, or use lora"
             )
         if resolved.recipe.strategy.offload != "none" and resolved.device == "cpu":
             raise InputError(
-                f"{resolved.source}: strategy.offload: FSDP offloads from a GPU, and machine.device is cpu; "
+                f"{resolved.source}: strategy.offload: FSDP offloads from a GPU, but machine.device is cpu; "
                 "set offload: none, or machine.device: cuda to write files for a machine with GPUs"
             )
 
@@ -52,11 +53,13 @@ class _Fsdp(Strategy):
         strategy = resolved.recipe.strategy
         kind = "FULL_STATE_DICT" if self.version == 1 else "SHARDED_STATE_DICT"
         return FsdpSettings(
-            version=decide("fsdp.version", self.version, "accelerate's default is 1, transformers' 2: always written"),
+            version=decide(
+                "fsdp.version", self.version, "written because the defaults differ: accelerate 1, transformers 2"
+            ),
             reshard=strategy.reshard_after_forward,
             offload=strategy.offload == "all",
             blocks=resolved.blocks,
-            state_dict_type=decide("fsdp.state_dict_type", kind, "for other scripts; the toolkit's own need none"),
+            state_dict_type=decide("fsdp.state_dict_type", kind, "for other scripts; the toolkit does not use it"),
         )
 
     def accelerate_config(self, resolved: Resolved, folder: Path) -> dict[str, Any]:
@@ -96,7 +99,7 @@ _FSDP: dict[str, Any] = {
 
 class Fsdp1(_Fsdp):
     name = "fsdp1"
-    title = "everything split, in flat parameters"
+    title = "weights, gradients and optimizer state sharded, as flat parameters"
     version = 1
     engine = "toolkit.strategies.engines.fsdp1:Fsdp1Engine"
     memory = "toolkit.strategies.memory.fsdp:Fsdp1Memory"
@@ -106,7 +109,8 @@ class Fsdp1(_Fsdp):
         continues_without_gradient=False,
         validated=frozenset(),
         why_no_compile=(
-            "cannot go with fsdp1, whose weights are views of a flat parameter that torch cannot capture once there "
+            "is not supported with fsdp1: torch cannot capture its weights, which are views of a flat "
+            "parameter, once there "
             "is a gradient; fsdp2 supports it"
         ),
         **_FSDP,
@@ -115,7 +119,7 @@ class Fsdp1(_Fsdp):
 
 class Fsdp2(_Fsdp):
     name = "fsdp2"
-    title = "everything split, parameter by parameter"
+    title = "weights, gradients and optimizer state sharded, per parameter"
     version = 2
     engine = "toolkit.strategies.engines.fsdp2:Fsdp2Engine"
     memory = "toolkit.strategies.memory.fsdp:Fsdp2Memory"

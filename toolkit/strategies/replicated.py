@@ -1,4 +1,4 @@
-"""single and ddp: every process holds the whole state."""
+"""single and ddp: every process has the whole state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BUCKET = 25 * 2**20
 
 class Single(Strategy):
     name = "single"
-    title = "one process, nothing spread"
+    title = "one process"
     distributed_type = "NO"
     engine = "toolkit.strategies.engines.replicated:SingleEngine"
     memory = "toolkit.strategies.memory.replicated:SingleMemory"
@@ -31,7 +31,7 @@ class Single(Strategy):
 
 class DistributedDataParallel(Strategy):
     name = "ddp"
-    title = "whole state on every process, gradients averaged"
+    title = "full state on every process, gradients averaged"
     distributed_type = "MULTI_GPU"
     engine = "toolkit.strategies.engines.replicated:DdpEngine"
     memory = "toolkit.strategies.memory.replicated:DdpMemory"

@@ -1,4 +1,4 @@
-"""What a strategy sends over the links in one optimizer step, as numbers. Nothing here imports torch."""
+"""Communication of a strategy in one optimizer step, as numbers. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from toolkit.strategies.memory.base import BYTES, Holdings
 
 @dataclass(frozen=True)
 class Traffic:
-    """Pairs of (bytes that a rank sends, number of collectives), and when they can overlap with computing."""
+    """Pairs of (bytes that a rank sends, number of collectives), and when they overlap with compute."""
 
     per_micro: tuple[tuple[float, int], ...] = ()
-    """In every micro-batch, under its backward (and its forward, where ``also_forward``)."""
+    """In every micro-batch; overlaps with its backward (and its forward, if ``also_forward``)."""
     at_end: tuple[tuple[float, int], ...] = ()
-    """Once a step."""
+    """Once per step."""
     end_overlaps: bool = False
-    """What is sent once a step overlaps with the last backward."""
+    """Whether the communication once per step overlaps with the last backward."""
     also_forward: bool = False
 
 
@@ -43,7 +43,7 @@ class Volumes:
 
 
 def sharded_traffic(resolved: Resolved, holdings: Holdings) -> Traffic:
-    """Where weights are sharded: gathered for the forward and, unless they are kept, for the backward; gradients are
+    """Sharded weights are gathered for the forward and, unless they stay gathered, for the backward; gradients are
     reduced to their shards."""
     volumes = Volumes(resolved, holdings)
     gathers = 2 if resolved.recipe.strategy.reshard_after_forward else 1

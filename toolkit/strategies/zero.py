@@ -1,4 +1,4 @@
-"""DeepSpeed ZeRO (arXiv:1910.02054): 1 splits optimizer state, 2 gradients too, 3 weights too."""
+"""DeepSpeed ZeRO (arXiv:1910.02054): stage 1 shards optimizer state, 2 also gradients, 3 also weights."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Zero12Settings(ZeroSettings):
 
 @dataclass(frozen=True)
 class Zero3Settings(ZeroSettings):
-    """Stage 3 gathers weights as they are used, and keeps those of fewer elements than the threshold whole."""
+    """Stage 3 gathers weights when they are used, and does not shard those with fewer elements than the threshold."""
 
     prefetch_bucket: int
     persistence_threshold: int
@@ -68,7 +68,7 @@ class _Zero(Strategy):
             )
         if recipe.precision == "bf16-pure" and recipe.strategy.offload != "none":
             raise InputError(
-                f"{source}: precision: DeepSpeed keeps offloaded state in bf16 only with an optimizer of its own; "
+                f"{source}: precision: DeepSpeed stores offloaded state in bf16 only with its own optimizers; "
                 "use bf16 with offload, or bf16-pure without"
             )
 
@@ -78,7 +78,7 @@ class _Zero(Strategy):
         if self.stage == 3 and hidden is not None:
             bucket, why = max(hidden * hidden, _LEAST), f"hidden_size^2: one weight matrix, {_LEAST:,} at least"
         overlap = resolved.device == "cuda"
-        why_overlap = "reduce while the backward runs" if overlap else "no GPU"
+        why_overlap = "overlaps the reduction with the backward" if overlap else "no GPU"
         common: dict[str, Any] = {
             "stage": decide("zero.stage", self.stage, f"strategy.name: {self.name}"),
             "reduce_bucket": decide("zero.reduce_bucket_size", bucket, why),
@@ -93,7 +93,7 @@ class _Zero(Strategy):
             persistence_threshold=decide(
                 "zero.stage3_param_persistence_threshold",
                 10 * hidden if hidden else 10_000,
-                "10 x hidden_size: norms and biases stay whole" if hidden else "norms and biases stay whole",
+                "10 x hidden_size: norms and biases are not sharded" if hidden else "norms and biases are not sharded",
             ),
         )
 
@@ -150,7 +150,7 @@ class _Zero(Strategy):
         if recipe.precision == "bf16-pure":
             config["bf16"] |= {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
         if config["bf16"]["enabled"]:
-            # A gradient that is not finite must be seen, not skipped in silence.
+            # A gradient that is not finite must be seen, not skipped silently.
             config["bf16"]["check_grad_overflow"] = False
         if config["fp16"]["enabled"]:
             # torch.amp.GradScaler's constants, so that every strategy scales alike; loss_scale 0 means dynamic. The
@@ -164,7 +164,7 @@ class _Zero(Strategy):
                 "min_loss_scale": 1,
             }
         if resolved.precision.mixed:
-            # Left alone, DeepSpeed sums gradients over ranks and micro-batches in 16 bits.
+            # By default DeepSpeed sums gradients over ranks and micro-batches in 16 bits.
             config["communication_data_type"] = "fp32"
             config["data_types"] = {"grad_accum_dtype": "fp32"}
         elif recipe.precision == "bf16-pure":
@@ -174,7 +174,7 @@ class _Zero(Strategy):
 
 class Zero1(_Zero):
     name = "zero1"
-    title = "optimizer state split"
+    title = "optimizer state sharded"
     stage = 1
     memory = "toolkit.strategies.memory.zero:Zero1Memory"
     offloads = ("none", "optimizer")
@@ -187,7 +187,7 @@ class Zero1(_Zero):
 
 class Zero2(_Zero):
     name = "zero2"
-    title = "optimizer state and gradients split"
+    title = "optimizer state and gradients sharded"
     stage = 2
     memory = "toolkit.strategies.memory.zero:Zero2Memory"
     offloads = ("none", "optimizer")
@@ -204,7 +204,7 @@ class Zero2(_Zero):
 
 class Zero3(_Zero):
     name = "zero3"
-    title = "optimizer state, gradients and weights split"
+    title = "optimizer state, gradients and weights sharded"
     stage = 3
     memory = "toolkit.strategies.memory.zero3:Zero3Memory"
     offloads = ("none", "optimizer", "all")
@@ -214,7 +214,8 @@ class Zero3(_Zero):
         precedence=6,
         continues_without_gradient=False,
         why_no_compile=(
-            "cannot go with zero3, which gathers the weights of each layer from within a block, where compiled code "
+            "is not supported with zero3, which gathers the weights of each layer from within a "
+            "block, where compiled code "
             "has no place for it; fsdp2 shards as much and supports it"
         ),
         reentrant_adapters=True,

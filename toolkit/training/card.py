@@ -1,4 +1,4 @@
-"""The model card of an export: what it is, what it was made of, and how it was measured."""
+"""The model card of an export: contents, base model, training and evaluation."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _PIPELINES = {
 
 
 def model_card(kind: str, recipe: Recipe, manifest: dict[str, Any], run: Path) -> str:
-    """README.md in the hub's form. ``run``: the run's folder, where metrics and a verdict of `toolkit verify` lie."""
+    """README.md in the hub's format. ``run``: the run folder with the metrics and a `toolkit verify` result."""
     base = recipe.model.path or f"random {(recipe.model.config or {})['model_type']}"
     head: dict[str, Any] = {"library_name": "peft" if kind == "adapter" else "transformers"}
     if recipe.model.path and not Path(recipe.model.path).exists():
         head["base_model"] = recipe.model.path
     head["pipeline_tag"] = _PIPELINES[recipe.model.task]
     adapter = recipe.adapter
-    trained = "every weight" if adapter is None else f"{adapter.method}, r {adapter.r}, alpha {adapter.alpha:g}"
+    trained = "full (all weights)" if adapter is None else f"{adapter.method}, r {adapter.r}, alpha {adapter.alpha:g}"
     if adapter is not None and adapter.method == "qlora":
-        trained += "; linear weights of the base in 4 bits (NF4, double quantisation, blocks of 64)"
+        trained += "; base model's linear weights in 4 bits (NF4, double quantisation, blocks of 64)"
     rows = {
         "base model": base,
-        "what this is": kind,
+        "contents": kind,
         "trained": trained,
-        "data": f"{_data(recipe)} ({recipe.data.format}, cut at {recipe.data.max_length} tokens)",
+        "data": f"{_data(recipe)} ({recipe.data.format}, truncated to {recipe.data.max_length} tokens)",
         "optimizer steps": manifest["step"],
         "precision": recipe.precision,
         "strategy": f"{manifest['strategy']}, {manifest['world_size']} processes",
@@ -49,7 +49,7 @@ def model_card(kind: str, recipe: Recipe, manifest: dict[str, Any], run: Path) -
 
 
 def _without_places(recipe: Recipe) -> dict[str, Any]:
-    """The recipe as it may be shown: names of data in place of where they lay, and no output folder."""
+    """The recipe for publication: file names instead of paths, and no output folder."""
     content = recipe.model_dump(mode="json", exclude_defaults=True)
     for key in ("train", "eval"):
         if content["data"].get(key):
@@ -82,7 +82,7 @@ def _lines(file: Path) -> list[dict[str, Any]]:
 
 
 def _verdict(run: Path) -> str | None:
-    """What `toolkit verify RECIPE --json RUN/verify.json` found."""
+    """The result of `toolkit verify RECIPE --json RUN/verify.json`."""
     try:
         result = json.loads((run / "verify.json").read_text(encoding="utf-8"))
         verdict = str(result["verdict"])

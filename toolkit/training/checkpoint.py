@@ -1,7 +1,7 @@
-"""Checkpoints: whole tensors by name, the same whatever strategy wrote them, so that any other can resume.
+"""Checkpoints: whole tensors by name, in the same format for every strategy, so that any other can resume.
 
-A folder is written beside its final name, sealed with a manifest, then renamed: it is whole or not there. Dropout
-and the order of the data are functions of the step, so no random state needs saving.
+A folder is written under a temporary name, sealed with a manifest, then renamed: it is complete or does not exist.
+Dropout and data order are functions of the step, so no random state is saved.
 """
 
 from __future__ import annotations
@@ -38,19 +38,21 @@ SCHEMA = "toolkit.checkpoint/1"
 
 
 class Saving:
-    """A checkpoint that is being written; rank 0 has it on its way to the disk."""
+    """A checkpoint in progress; rank 0 is writing it to disk."""
 
     def __init__(self, target: Path, writing: Path, background: Background) -> None:
         self.target, self._writing, self._background = target, writing, background
 
     def settle(self, session: Session) -> Path:
-        """Wait until it is complete and under its name; every rank calls it. Raises RunFailed on every rank where it
-        cannot be written: what was saved before is intact."""
+        """Wait until it is complete and renamed; every rank calls it.
+
+        Raises RunFailed on every rank if it cannot be written; earlier checkpoints are intact.
+        """
         _together(session, self.finish(), self.target, self._writing)
         return self.target
 
     def finish(self) -> str | None:
-        """Wait for this rank's own part; returns what failed."""
+        """Wait for this rank's part; returns the error, if any."""
         return self._background.finish()
 
 
@@ -89,7 +91,9 @@ def begin(
             weight = engine.full_weight(name, main_only=True)
             state = engine.full_state(name, main_only=True)
             if tuple(weight.shape) != shape or weight.numel() == 0:
-                raise RunFailed(f"{name}: has shape {tuple(weight.shape)} where {shape} is trained; nothing was saved")
+                raise RunFailed(
+                    f"{name}: shape {tuple(weight.shape)} differs from the trained {shape}; nothing was saved"
+                )
             if not main:
                 continue
             weights.add(name, weight)
@@ -141,14 +145,14 @@ def _seal(writing: Path, target: Path, recipe: dict[str, Any], manifest: dict[st
 
 
 def _together(session: Session, problem: str | None, target: Path, writing: Path) -> None:
-    """Wait for rank 0; raises RunFailed on every rank where it could not write."""
+    """Wait for rank 0; raises RunFailed on every rank if it could not write."""
     failed = sum_over_ranks(torch.tensor(float(problem is not None), device=session.engine.device))
     if not failed.item():
         return
     if session.accelerator.is_main_process:
         shutil.rmtree(writing, ignore_errors=True)
-        cure = "Make its folder writable" if problem == os.strerror(errno.EACCES) else "Make room for it"
-        problem = f"{target}: cannot be saved: {problem}; {_kept_before(target)}. {cure}, then go on with --resume"
+        cure = "Make the folder writable" if problem == os.strerror(errno.EACCES) else "Free disk space"
+        problem = f"{target}: cannot be written: {problem}; {_kept_before(target)}. {cure}, then resume with --resume"
     told = [problem]
     if dist.is_initialized():
         dist.broadcast_object_list(told, src=0, device=session.engine.device)
@@ -156,29 +160,28 @@ def _together(session: Session, problem: str | None, target: Path, writing: Path
 
 
 def _kept_before(target: Path) -> str:
-    """Never raises: the other ranks wait for what rank 0 tells."""
+    """Describe the earlier checkpoints. Never raises: the other ranks wait for rank 0's message."""
     try:
         whole = [path for path in all_checkpoints(target.parent) if (path / MANIFEST).exists()]
     except OSError:
-        return "what lies beside it cannot be read now either"
-    return f"the newest checkpoint is {whole[-1]}, as it was" if whole else "there is none before it"
+        return "the other checkpoints cannot be read"
+    return f"the latest checkpoint is {whole[-1]} (intact)" if whole else "there is no earlier checkpoint"
 
 
 def load(session: Session, folder: Path) -> Progress:
-    """Take weights, moments and progress from a checkpoint; every rank calls it.
+    """Load weights, moments and progress from a checkpoint; every rank calls it.
 
-    Raises InputError where it is damaged, or the recipe cannot resume it. The run's length is not compared: that is
-    `check_length`'s.
+    Raises InputError if it is damaged, or if the recipe cannot resume it. `check_length` compares the run's length.
     """
     manifest = whole_manifest(folder)
     if manifest.get("schema") != SCHEMA:
-        raise InputError(f"{folder}: written as {manifest.get('schema')}, this version reads {SCHEMA}")
+        raise InputError(f"{folder}: has schema {manifest.get('schema')}, this version reads {SCHEMA}")
     check_recipe(folder, manifest, session.resolved.recipe, session.resolved.source)
     weights = TensorReader(folder, manifest["weights"])
     moments = TensorReader(folder, manifest["moments"])
     for name in session.engine.shapes:
         if name not in weights:
-            raise InputError(f"{folder}: holds no tensor {name}; was it written by another recipe?")
+            raise InputError(f"{folder}: recipe mismatch: it has no tensor {name}")
         state = None
         if name in manifest["optimizer_steps"]:
             tensors = {key: moments.get(f"{name}.{key}") for key in MOMENTS}
@@ -190,20 +193,20 @@ def load(session: Session, folder: Path) -> Progress:
 
 
 def whole_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint that is whole and lies under its own name; raises InputError."""
+    """The manifest of a valid checkpoint under its own name; raises InputError."""
     manifest = read_manifest(folder)
     if folder.name.startswith("step-") and folder.name != f"step-{manifest['step']:08d}":
-        raise InputError(f"{folder}: holds step {manifest['step']}: renamed, or swapped with another")
+        raise InputError(f"{folder}: contains step {manifest['step']}; the folder was renamed or swapped")
     return manifest
 
 
 def newest(folder: Path, tell: Any = print) -> Path | None:
-    """The newest checkpoint that is whole; damaged ones are told and passed over."""
+    """The latest valid checkpoint; invalid ones are reported and skipped."""
     for candidate in reversed(all_checkpoints(folder)):
         try:
             whole_manifest(candidate)
         except InputError as error:
-            tell(f"passed over: {error}")
+            tell(f"skipping an invalid checkpoint: {error}")
             continue
         return candidate
     return None
@@ -215,7 +218,7 @@ def all_checkpoints(folder: Path) -> list[Path]:
 
 
 def tensors_of(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """The trained weights of a checkpoint, one after another; raises InputError where it is damaged."""
+    """The trained weights of a checkpoint, one after another; raises InputError if it is damaged."""
     manifest = whole_manifest(folder)
     reader = TensorReader(folder, manifest["weights"])
     for name in reader.names():
@@ -223,7 +226,7 @@ def tensors_of(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def best(folder: Path) -> Path | None:
-    """The checkpoint with the smallest held-out loss, of those that were evaluated when they were saved."""
+    """The checkpoint with the lowest held-out loss, of those that were evaluated when saved."""
     losses: dict[Path, float] = {}
     for candidate in all_checkpoints(folder):
         try:
@@ -236,7 +239,7 @@ def best(folder: Path) -> Path | None:
 
 
 def _keep(folder: Path, newest: int) -> None:
-    """Drop all checkpoints but the newest ones and the best."""
+    """Delete all checkpoints except the latest ones and the best one."""
     good = best(folder)
     for old in all_checkpoints(folder)[:-newest]:
         if old != good:

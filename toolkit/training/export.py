@@ -1,4 +1,4 @@
-"""`toolkit export`: a folder that from_pretrained (and PEFT) loads, with no part of this toolkit."""
+"""`toolkit export`: a folder that from_pretrained (and PEFT) loads without this toolkit."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def export_command(
     push: str | None = None,
     dequantise: bool = False,
 ) -> None:
-    """Write ``output`` from a checkpoint, or from the newest (or best) one of a run, and ``push`` it to a repository
-    of the hub; raises InputError, RunFailed where it cannot be pushed."""
+    """Write ``output`` from a checkpoint, or from the latest (or best) one of a run, and ``push`` it to the hub. Raises
+    InputError, and RunFailed if the upload fails."""
     done = export_checkpoint(checkpoint, output, merged=merged, best=best, push=push, dequantise=dequantise)
     if json_target != "-":
         print(f"wrote {output}: {done.kind}, with its tokenizer and model card")
@@ -49,7 +49,7 @@ def export_command(
 
 @dataclass(frozen=True)
 class Exported(CommandResult):
-    """What `toolkit export` gives."""
+    """The result of `toolkit export`."""
 
     kind: str
     """``adapter``, ``merged model`` or ``full model``."""
@@ -67,9 +67,9 @@ def export_checkpoint(
 ) -> Exported:
     """Write ``output``, a folder that from_pretrained (and PEFT) loads, from a checkpoint or a run's folder.
 
-    ``merged``: fold the adapter into the base; ``dequantise``: with a 4-bit base, into its dequantised weights.
+    ``merged``: merge the adapter into the base; ``dequantise``: with a 4-bit base, into its dequantised weights.
     ``best``: of a run the best checkpoint by evaluation, not the newest. ``push``: upload to this repository of the
-    hub. Raises InputError where the checkpoint or the folder cannot be used, RunFailed where it cannot be pushed.
+    hub. Raises InputError if the checkpoint or the folder cannot be used, RunFailed if it cannot be pushed.
     """
     result = Result("export")
     silence_libraries()
@@ -82,7 +82,7 @@ def export_checkpoint(
 
 
 def push_folder(folder: str, repository: str) -> None:
-    """Upload to a model repository of the hub, made where it is not; raises RunFailed, ``folder`` stays as it is."""
+    """Upload to a model repository of the hub, created if needed. Raises RunFailed; ``folder`` is not changed."""
     from huggingface_hub import HfApi
 
     try:
@@ -93,33 +93,33 @@ def push_folder(folder: str, repository: str) -> None:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         told = f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": ")
         raise RunFailed(
-            f"--push {repository}: {told}\n{folder} is written; push it later: hf upload {repository} {folder}"
+            f"--push {repository}: {told}\n{folder} is complete; to retry the upload: hf upload {repository} {folder}"
         ) from None
 
 
 def export(
     source: Path, output: Path, *, merged: bool = False, best: bool = False, dequantise: bool = False
 ) -> tuple[str, Resolved]:
-    """Write adapter, merged or full model; returns which and the recipe it was trained with.
+    """Write adapter, merged or full model; returns the kind, and the recipe it was trained with.
 
-    Raises InputError where ``source`` is no whole checkpoint or ``output`` is taken, RunFailed where a tensor that
-    was trained is missing.
+    Raises InputError if ``source`` is not a valid checkpoint or ``output`` exists, RunFailed if a trained tensor is
+    missing.
     """
     folder = _checkpoint(source, best=best)
     manifest = whole_manifest(folder)
     recipe = saved_recipe(folder, manifest)
     if output.exists() and any(output.iterdir() if output.is_dir() else [output]):
-        raise InputError(f"{output}: is there already; give a new folder")
+        raise InputError(f"{output}: already exists; choose a new folder")
     if merged and recipe.adapter is None:
-        raise InputError("--merged: this run trained every weight, there is no adapter to fold in")
+        raise InputError("--merged: this run trained every weight, so there is no adapter to merge")
     quantised = recipe.adapter is not None and recipe.adapter.method == "qlora"
     if merged and quantised and not dequantise:
         raise InputError(
-            "--merged: this run's base is in 4 bits, which hold no sum; add --dequantise to fold the adapter into the "
+            "--merged: cannot merge into 4-bit weights; add --dequantise to merge the adapter into the "
             "base's dequantised weights (16 or 32 bits each), or export the adapter alone"
         )
     if dequantise and not (merged and quantised):
-        raise InputError("--dequantise: goes with --merged and a run of adapter.method: qlora")
+        raise InputError("--dequantise: requires --merged and a run with adapter.method: qlora")
     resolved = resolve(_alone(recipe), str(folder), device="cpu")
     tokenizer = load_tokenizer(recipe)
     model = trained_model(resolved, folder, tokenizer.pad_token_id)
@@ -136,18 +136,18 @@ def export(
 
 
 def trained_model(resolved: Resolved, folder: Path, pad_token_id: int | None = None) -> nn.Module:
-    """The recipe's model with a checkpoint's weights in it, whole, on the CPU."""
+    """The recipe's model with a checkpoint's weights, complete, on the CPU."""
     model = prepare_model(resolved, pad_token_id).model
     parameters = dict(model.named_parameters())
     missing = {name for name, parameter in parameters.items() if parameter.requires_grad}
     with torch.no_grad():
         for name, tensor in tensors_of(folder):
             if name not in parameters or parameters[name].shape != tensor.shape:
-                raise RunFailed(f"{folder}: {name}: the model has no such tensor, or one of another shape")
+                raise RunFailed(f"{folder}: {name}: the model has no tensor of this name and shape")
             parameters[name].copy_(tensor)
             missing.discard(name)
     if missing:
-        raise RunFailed(f"{folder}: {len(missing)} trained tensors are not in it, {sorted(missing)[0]} among them")
+        raise RunFailed(f"{folder}: {len(missing)} trained tensors are missing, for example {sorted(missing)[0]}")
     return model.eval()
 
 
@@ -176,22 +176,25 @@ def _name_base(folder: Path, recipe: Recipe) -> None:
 
 def _checkpoint(source: Path, *, best: bool) -> Path:
     if not source.is_dir():
-        raise InputError(f"{source}: no such folder; give a checkpoint or a run's folder")
+        raise InputError(f"{source}: no such folder; expected a checkpoint or a run folder")
     if best:
         found = best_checkpoint(source / "checkpoints") or best_checkpoint(source)
         if found is None:
-            raise InputError(f"{source}: --best: no checkpoint was evaluated when it was saved (run.eval_every)")
+            raise InputError(
+                f"{source}: --best: no checkpoint has a held-out loss; set data.eval, and let "
+                "run.eval_every divide run.save_every"
+            )
         return found
     for folder in (source, source / "checkpoints"):
         if (folder / "manifest.json").exists():
             return folder
         if (found := newest(folder)) is not None:
             return found
-    raise InputError(f"{source}: holds no checkpoint (run.save_every: 0 saves none)")
+    raise InputError(f"{source}: contains no checkpoint (run.save_every: 0 saves none)")
 
 
 def _alone(recipe: Recipe) -> Recipe:
-    """The same model on one CPU process: how it was spread does not matter any more."""
+    """The recipe for one CPU process: the strategy no longer matters."""
     content = recipe.model_dump(mode="json")
     content["strategy"] = {
         "name": simplest(lambda strategy: not strategy.traits.distributed),

@@ -1,4 +1,4 @@
-"""Resuming with another `run.max_steps` or `run.epochs`: whether that changes the schedule, and by how much."""
+"""Resume with another `run.max_steps` or `run.epochs`: whether and how that changes the schedule."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def total_steps(run: Run, steps_per_epoch: int | None, source: str) -> int:
     if run.max_steps is not None:
         return run.max_steps
     if steps_per_epoch is None:
-        raise InputError(f"{source}: run.epochs: a stream's length is not known; give run.max_steps")
+        raise InputError(f"{source}: run.epochs: the length of a stream is not known; set run.max_steps")
     return (run.epochs or 1) * steps_per_epoch
 
 
@@ -34,14 +34,14 @@ def check_length(
     source: str,
     folder: Path,
 ) -> str | None:
-    """What the user is to know of a length that differs from the one in the checkpoint ``folder``; None where none
-    does.
+    """Compare the recipe's length with that of the checkpoint ``folder``; returns a note for the user, or None if it is
+    equal.
 
-    ``saved``: the checkpoint's recipe. ``source``: the file of ``recipe``. Where both lengths give the steps that were
-    taken the same learning rates, the run is the one that ``recipe`` describes. Where they do not, ``extend`` is
-    needed, and ``progress`` notes the change, to be saved with every later checkpoint.
+    ``saved``: the checkpoint's recipe. ``source``: the file of ``recipe``. If the learning rates of the completed steps
+    are the same under both lengths, the run equals the one that ``recipe`` describes. Otherwise ``extend`` is required,
+    and ``progress`` records the change for every later checkpoint.
 
-    Raises InputError where ``extend`` is needed and missing, or more steps were taken than ``recipe`` has.
+    Raises InputError if ``extend`` is required and missing, or if more steps are completed than ``recipe`` has.
     """
     there, here = (total_steps(one.run, steps_per_epoch, source) for one in (saved, recipe))
     if there == here:
@@ -50,32 +50,36 @@ def check_length(
     key = _length(recipe.run)
     if here < progress.step:
         raise InputError(
-            f"{source}: {key}: {folder} has taken {progress.step} steps already, and this recipe has {here}; give "
+            f"{source}: {key}: {folder} is already at step {progress.step}, but this recipe has {here} steps; set "
             f"{progress.step} steps or more, or start a new run in another run.output_dir"
         )
     doing = "extended" if here > there else "shortened"
     changed = next((update for update in reversed(range(updates)) if before(update) != after(update)), None)
     if changed is None:
-        return f"{doing} from {there} to {here} steps: the steps taken have the same learning rates in both"
+        return f"{doing} from {there} to {here} steps: the learning rates of the completed steps are the same"
     nearby = [progress.step + 1, there, here]
     shown = [step for step in dict.fromkeys(nearby) if progress.step < step <= here]
     at = {step: updates + step - progress.step - 1 for step in shown}
     if not extend:
-        taken = f"{changed + 1} (taken)"
-        rows = [("learning rate of step", "there", "here"), (taken, f"{before(changed):.4g}", f"{after(changed):.4g}")]
+        taken = f"{changed + 1} (completed)"
+        rows = [
+            ("learning rate of step", "checkpoint", "recipe"),
+            (taken, f"{before(changed):.4g}", f"{after(changed):.4g}"),
+        ]
         for step, update in at.items():
             rows.append((str(step), f"{before(update):.4g}" if step <= there else "-", f"{after(update):.4g}"))
         raise InputError(
-            f"{source}: {key}: {there} steps in {folder}, {here} here, and schedule.name: {recipe.schedule.name} "
-            "depends on it",
+            f"{source}: {key}: {there} steps in {folder}, {here} in this recipe, and schedule.name: "
+            f"{recipe.schedule.name} "
+            "depends on the number of steps",
             *(f"  {left:<22} {middle:>10} {right:>10}" for left, middle, right in rows),
-            f"Add --extend to continue from step {progress.step + 1} with the rates «here», or set "
-            f"{_length(saved.run)} to resume the run as it was begun",
+            f"Add --extend to continue from step {progress.step + 1} with the rates of this recipe, or set "
+            f"{_length(saved.run)} to resume the run with its original length",
         )
     progress.extensions.append({"step": progress.step, "from_steps": there, "to_steps": here})
     told = "; ".join(f"step {step}: {after(update):.4g}" for step, update in at.items())
-    old = f" (step {progress.step + 1} had {before(updates):.4g} before)" if progress.step < there else ""
-    return f"{doing} from {there} to {here} steps; learning rate from here on: {told or 'no step is left'}{old}"
+    old = f" (before: step {progress.step + 1}: {before(updates):.4g})" if progress.step < there else ""
+    return f"{doing} from {there} to {here} steps; learning rates: {told or 'no step is left'}{old}"
 
 
 def _rates(recipe: Recipe, total: int) -> Rate:

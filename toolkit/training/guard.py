@@ -1,4 +1,4 @@
-"""What a loss that is not finite, or explodes, does to a run: `run.on_bad_loss`."""
+"""What happens when a loss is not finite or spikes: `run.on_bad_loss`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from toolkit.errors import RunFailed
 from toolkit.recipe.schema import Run
 
 SPAN = 20
-"""Steps whose mean loss a spike is held against."""
+"""A spike is measured against the mean loss of this many steps."""
 IN_A_ROW = 5
-"""Bad steps one after another, or returns to one checkpoint, after which a run is given up: a bad batch is a few
-windows, weights that are not finite are every window."""
+"""The run ends after this many consecutive bad steps, or returns to one checkpoint: a bad batch affects a few windows,
+weights that are not finite affect every window."""
 
 
 class LossGuard:
-    """Judges the loss of every step. ``recent`` is saved with the run, so that a resumed one judges alike."""
+    """Checks the loss of every step. ``recent`` is saved with the run, so that a resumed run decides the same way."""
 
     def __init__(self, run: Run, recent: list[float]) -> None:
         self.policy = run.on_bad_loss
@@ -27,11 +27,11 @@ class LossGuard:
 
     @property
     def before_the_step(self) -> bool:
-        """Whether a bad step must be known before it changes the weights, which waits for the device."""
+        """Whether the loss is checked before the update; this synchronises the device."""
         return self.policy == "skip"
 
     def judge(self, loss: float) -> str | None:
-        """What is wrong with a step's loss; None, and it is remembered, where nothing is."""
+        """What is wrong with a step's loss. None if nothing is; the loss is then added to ``recent``."""
         if not math.isfinite(loss):
             return "the loss is not finite"
         if self.spike is not None and len(self.recent) == SPAN:
@@ -49,8 +49,8 @@ class LossGuard:
         self.in_a_row = self.in_a_row + 1 if bad else 0
         if self.in_a_row >= IN_A_ROW:
             raise RunFailed(
-                f"step {step}: {IN_A_ROW} steps in a row were skipped for their loss or gradient: it is not one bad "
-                "batch. Lower optimizer.lr and go on with --resume, from before them: run.on_bad_loss: rollback"
+                f"step {step}: {IN_A_ROW} steps in a row were skipped for a bad loss or gradient: the cause is not one "
+                "bad batch. Start a new run with a lower optimizer.lr, or --resume with run.on_bad_loss=rollback"
             )
 
     def returned(self, checkpoint: int, step: int) -> None:
@@ -59,14 +59,24 @@ class LossGuard:
         if self.returns[checkpoint] > IN_A_ROW:
             raise RunFailed(
                 f"step {step}: the loss went bad {IN_A_ROW + 1} times after the checkpoint of step {checkpoint}; "
-                "lower optimizer.lr and go on with --resume"
+                "start a new run with a lower optimizer.lr"
             )
 
 
 def refusal(step: int, reason: str) -> RunFailed:
-    """A loss that is not finite never comes back; training on would waste the night."""
+    """The error for a bad loss under `run.on_bad_loss: stop`: training does not recover from it."""
     return RunFailed(
-        f"step {step}: {reason}. Lower optimizer.lr, set optimizer.max_grad_norm, "
-        "or use precision: bf16 in place of fp16; the last checkpoint is from before this step. "
-        "run.on_bad_loss: skip or rollback goes on by itself"
+        f"step {step}: {reason}. No checkpoint includes this step: --resume with run.on_bad_loss=skip or rollback "
+        f"continues automatically. Or {_NEW_RUN}"
     )
+
+
+def no_way_back(step: int, reason: str) -> RunFailed:
+    """The error for a bad loss under `run.on_bad_loss: rollback` before the first checkpoint."""
+    return RunFailed(
+        f"step {step}: {reason}. run.on_bad_loss: rollback: no checkpoint was saved before it. Lower run.save_every, "
+        f"or {_NEW_RUN}"
+    )
+
+
+_NEW_RUN = "start a new run with a lower optimizer.lr, optimizer.max_grad_norm set, or precision: bf16 instead of fp16"

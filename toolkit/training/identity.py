@@ -33,15 +33,15 @@ FREE: dict[str, set[str] | None] = {
     "activation_offload": None,
     "compile": None,
 }
-"""What may change on resume, by section (None: all of it): how the work is spread, checked and reported, not what is
-trained. docs/training.md lists it. The global batch, the product of the keys under ``batch``, stays."""
+"""What may change on resume, by section (None: all of it): how work is distributed, checked and reported, but not what
+is trained. docs/training.md lists it. The global batch, the product of the keys under ``batch``, must not change."""
 
 LENGTH = ("max_steps", "epochs")
-"""Keys of ``run`` that may change where the schedule allows it: see toolkit/training/extension.py."""
+"""Keys of ``run`` that may change if the schedule allows it: see toolkit/training/extension.py."""
 
 
 def identity(recipe: dict[str, Any]) -> dict[str, Any]:
-    """The part of a recipe that a resumed run must share, the size of the global batch included."""
+    """The part of a recipe that must be equal on resume, including the size of the global batch."""
     kept: dict[str, Any] = {}
     for section, value in recipe.items():
         free = FREE.get(section, set())
@@ -56,24 +56,24 @@ def identity(recipe: dict[str, Any]) -> dict[str, Any]:
 
 
 def saved_recipe(folder: Path, manifest: dict[str, Any]) -> Recipe:
-    """The recipe of a whole checkpoint, as today's schema has it; raises InputError where it cannot be read."""
+    """The recipe of a valid checkpoint, in the current schema; raises InputError if it cannot be read."""
     file = folder / "recipe.json"
     values = json.loads(file.read_text(encoding="utf-8"))
     return read_earlier(values, manifest.get("recipe_version", 0), file)
 
 
 def check_recipe(folder: Path, manifest: dict[str, Any], recipe: Recipe, source: str) -> None:
-    """Raise InputError that names every key of ``recipe`` with which the checkpoint in ``folder`` cannot be resumed.
+    """Raise InputError with every key of ``recipe`` that prevents resuming the checkpoint in ``folder``.
 
-    ``source``: the recipe's file. Both recipes are compared as today's schema has them, so a key that the checkpoint's
-    version did not know has its default there. The length of the run is not compared.
+    ``source``: the recipe's file. Both recipes are compared in the current schema, so a key that the checkpoint's
+    version did not have has its default. The length of the run is not compared.
     """
     there, here = (_compared(one) for one in (saved_recipe(folder, manifest), recipe))
     differences = [*_differences(there, here)]
     if differences:
         raise InputError(
             *(f"{source}: {difference}" for difference in differences),
-            f"{folder} was trained with the values «there». Set them back to resume it, or start a new run in another "
+            f"{folder} was trained with other values. Restore them to resume it, or start a new run in another "
             "run.output_dir. docs/training.md lists what may change on resume",
         )
 
@@ -90,4 +90,4 @@ def _differences(old: Any, new: Any, at: str = "") -> Iterator[str]:
         for key in [*old, *(k for k in new if k not in old)]:
             yield from _differences(old.get(key), new.get(key), f"{at}.{key}" if at else key)
     elif old != new:
-        yield f"{at} ({old!r} there, {new!r} here)"
+        yield f"{at} (checkpoint: {old!r}, recipe: {new!r})"

@@ -1,4 +1,4 @@
-"""The training loop. A window is one optimizer step: its micro-batches, on every rank, weighed by token."""
+"""The training loop. A window is one optimizer step: its micro-batches on all ranks, weighted by tokens."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from toolkit.training.watch import Marks
 
 @dataclass
 class Progress:
-    """Where a run stands. ``updates`` counts the steps that changed the weights: all but those skipped."""
+    """Progress of a run. ``updates`` counts the steps that changed the weights, excluding skipped ones."""
 
     step: int = 0
     updates: int = 0
     recent: list[float] = field(default_factory=list)
-    """Losses that the next one is held against, where the recipe has a limit."""
+    """Recent losses, for the spike check."""
     extensions: list[dict[str, int]] = field(default_factory=list)
-    """Changes of the run's length that changed its schedule: after which ``step``, ``from_steps`` and ``to_steps``."""
+    """Length changes that changed the schedule: after which ``step``, ``from_steps`` and ``to_steps``."""
 
 
 def train(
@@ -60,7 +60,7 @@ def train(
             return
         at = progress.step + 1
         marks.at(at, "counting tokens", untimed=first)
-        # Filled in there: to copy a number from the host would wait for all that the device still has to do.
+        # Created on the device: a copy from the host would wait for all queued work.
         tokens = torch.full((), float(sum(m.supervised for m in window)), device=engine.device)
         if stop:
             tokens = stop.apart(sum_over_ranks(stop.beside(tokens)))
@@ -96,11 +96,11 @@ def train(
         if stop and stop.after():
             return
         first = False
-        marks.at(progress.step + 1, "reading its data")
+        marks.at(progress.step + 1, "reading data")
 
 
 def _mean(loss: torch.Tensor, tokens: torch.Tensor, resolved: Resolved) -> float:
-    """The window's loss, here and now, the same on every rank."""
+    """The window's loss, read synchronously; equal on every rank."""
     return (counted_once(sum_over_ranks(loss.double()), resolved) / tokens.clamp(min=1.0)).item()
 
 

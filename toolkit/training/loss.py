@@ -1,4 +1,4 @@
-"""The loss as a sum over supervised tokens; who divides, and by what, is the window's business."""
+"""The loss as a sum over supervised tokens; the caller divides it per window."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An adapter that was trained on a 4-bit base, folded into the base's dequantised weights, and checked."""
+"""Merge an adapter trained on a 4-bit base into the base's dequantised weights, and check the result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ every one of them by just that much, so it overstates; four is room for its bein
 def merge_dequantised(adapted: Any) -> nn.Module:
     """The base with plain weights in its own dtype and the adapter folded in; ``adapted`` is used up.
 
-    Raises RunFailed where its logits are further from the live adapter's than rounding the merged weights explains.
+    Raises RunFailed if its logits are further from the live adapter's than rounding the merged weights explains.
     """
     dequantise_base(adapted)  # the values that were trained on, to the bit
     inputs = _inputs(adapted.config)
@@ -41,7 +41,8 @@ def merge_dequantised(adapted: Any) -> nn.Module:
     error = (found - live).double().norm().item() / size
     if not math.isfinite(error) or error > SAFETY * noise:
         raise RunFailed(
-            f"--merged: the merged model's logits are {error:.2g} off the live adapter's, where rounding its weights "
+            f"--merged: the merged model's logits differ by {error:.2g} off the live adapter's, where "
+            "rounding its weights "
             f"to {str(next(merged.parameters()).dtype).removeprefix('torch.')} explains {SAFETY * noise:.2g}; "
             "nothing was written"
         )

@@ -1,4 +1,4 @@
-"""What a run tells: metrics.jsonl, a line per optimizer step, the trackers, and the screen."""
+"""Metrics of a run: metrics.jsonl (a line per optimizer step), the trackers, and the screen."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class Pending:
 
 
 class MetricsLog:
-    """Keeps steps on the device until they are logged, so that a step waits for nothing.
+    """Keeps metrics on the device until they are logged, so that steps do not synchronise.
 
-    Every rank calls ``add`` and ``flush`` alike (the loss is summed over ranks when flushed); rank 0 writes.
+    Every rank calls ``add`` and ``flush`` (the loss is summed over ranks on flush); rank 0 writes.
     """
 
     def __init__(self, path: Path | None, sum_over_ranks: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -59,7 +59,7 @@ class MetricsLog:
         self._pending.append(pending)
 
     def flush(self) -> list[StepRecord]:
-        """Bring the pending steps to the host: the one device synchronisation of logging."""
+        """Copy the pending steps to the host: the only device synchronisation of logging."""
         if not self._pending:
             return []
         sums = self._sum(torch.stack([p.loss_sum.double() for p in self._pending]))
@@ -85,7 +85,7 @@ class MetricsLog:
         return records
 
     def pause(self) -> None:
-        """Leave the time since the last flush out of tokens/s: evaluation and saving are not training."""
+        """Exclude the time since the last flush from tokens/s: evaluation and saving are not training."""
         self._since = time.perf_counter()
 
     def close(self) -> None:
@@ -105,7 +105,7 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 
 def truncate_metrics(path: Path, last_step: int) -> None:
-    """Drop the lines after ``last_step``: steps that a resumed run takes again."""
+    """Remove the lines after ``last_step``: steps that a resumed run repeats."""
     if not path.exists():
         return
     kept = []

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Train; returns the exit status. Ends the process itself where other ranks may still wait for it."""
+    """Train; returns the exit status. Exits the process itself if other ranks may still wait for it."""
     resume = "--resume" in arguments or attempt() > 0
     extend = "--extend" in arguments
     positional = [argument for argument in arguments if argument not in ("--resume", "--extend")]
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
         print("usage: -m toolkit.train RECIPE [section.key=value ...] [--resume [--extend]]", file=sys.stderr)
         return 2
     if extend and not resume:
-        print("--extend: changes the length of a run that is resumed; give it with --resume", file=sys.stderr)
+        print("--extend: requires --resume", file=sys.stderr)
         return 2
     if attempt() and (code := nonretryable_exit_code()) is not None:
         return code
@@ -84,26 +84,24 @@ def main(arguments: Sequence[str]) -> int:
         )
     except Stopped as error:
         if note_stop(str(error), error.number):
-            return _leave(0)  # the launcher says it; to torchrun's agent a run that stopped is not one that failed
+            return _leave(0)  # the launcher reports it; for torchrun's agent a stopped run has not failed
         if rank == 0:
             os.write(terminal, f"{error}\n".encode())
         return _leave(error.exit_code)
     except ToolkitError as error:
         _tell(terminal, rank, str(error), error.exit_code, retryable=False)
         return _leave(error.exit_code)
-    except BaseException as error:  # whatever it is, the other ranks must not wait for this one
+    except BaseException as error:  # any error: the other ranks must not wait for this one
         traceback.print_exc()
         if isinstance(error, OSError) and error.errno in _NO_ROOM:
             where = f"{error.filename}: " if error.filename else ""
-            told = (
-                f"{where}{error.strerror}: the run cannot write. Its checkpoints are as they were; go on with --resume"
-            )
+            told = f"{where}{error.strerror}: the run cannot write. Its checkpoints are intact; resume with --resume"
             _tell(terminal, rank, f"{folder}: {told}", 1, retryable=False)
             return _leave(1)
         message = f"{type(error).__name__}: {error}".strip()
         kept = folder / "logs" / f"rank{rank}.log" if folder else None
         where = str(kept if kept and kept.exists() else log or "the output above")
-        _tell(terminal, rank, f"rank {rank} failed: {message}\nits traceback is in {where}", 1)
+        _tell(terminal, rank, f"rank {rank} failed: {message}\nthe traceback is in {where}", 1)
         return _leave(1)
     return _leave(0)
 
@@ -112,7 +110,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, 
 
 
 def _begin(rank: int) -> Stop:
-    """Until there is something to save a signal ends this process at once, but for the warning, which waits."""
+    """Before there is anything to save, a signal ends this process at once, except the warning, which is delayed."""
     from toolkit.training.stop import Stop
 
     note_rank(rank)
@@ -124,18 +122,18 @@ def _begin(rank: int) -> Stop:
 
 
 def _again(positional: Sequence[str], nodes: int) -> str:
-    """The command that goes on with this job."""
+    """The command that resumes this job."""
     if nodes > 1:
         return "launch.sh --resume, on every node"
     return f"toolkit train {shlex.join(positional)} --resume"
 
 
 def _hung(terminal: int, rank: int, folder: Path, message: str) -> None:
-    """End this rank of a job that stands still."""
+    """End this rank of a job that hangs."""
     _tell(
         terminal,
         rank,
-        f"{message}\nwhere every rank stands is at the end of its log in {folder / 'logs'}",
+        f"{message}\nthe stack of every rank is at the end of its log in {folder / 'logs'}",
         1,
         cause=True,
     )
@@ -143,7 +141,7 @@ def _hung(terminal: int, rank: int, folder: Path, message: str) -> None:
 
 
 def _tell(terminal: int, rank: int, message: str, code: int, *, retryable: bool = True, cause: bool = False) -> None:
-    """To the launcher where there is one, else to the terminal; ranks that fail alike leave it to rank 0."""
+    """Report to the launcher, or to the terminal if there is none; if several ranks fail, rank 0 reports."""
     if note_failure(rank, message, code, retryable=retryable, cause=cause):
         return
     if rank:
@@ -152,8 +150,8 @@ def _tell(terminal: int, rank: int, message: str, code: int, *, retryable: bool 
 
 
 def _leave(code: int) -> int:
-    """Exit at once. Threads of the collectives would keep a failed process alive, and the job with it; at the end of a
-    finished one they have been seen to abort the interpreter (torch 2.13.0, gloo), and the job counted as failed."""
+    """Exit at once. Threads of the collectives would keep a failed process, and the job, alive; after a completed job
+    they can abort the interpreter (torch 2.13.0, gloo), and the job would count as failed."""
     sys.stdout.flush()
     sys.stderr.flush()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:

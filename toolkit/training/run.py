@@ -29,7 +29,7 @@ from toolkit.training.stop import Stop
 from toolkit.training.watch import Marks, Watch
 
 STOPPED = "stopped.json"
-"""In a run's folder for as long as the run is to be gone on with: a batch system's script asks for it."""
+"""This file exists in a run folder while a stopped run can be resumed; the script of a batch system checks it."""
 
 
 def run(
@@ -47,10 +47,10 @@ def run(
 
     ``extend``: resume with another length also where that changes the learning rates.
     ``connected`` is called once the processes are. ``stop`` listens to signals once there is something to save.
-    ``hung`` ends this process when the job stands still. ``again``: the command that goes on with this run.
+    ``hung`` ends this process when the job hangs. ``again``: the command that resumes this run.
 
-    Raises InputError for what the recipe, the data or a checkpoint gets wrong, RunFailed where training fails, Stopped
-    where it was asked to stop and has saved.
+    Raises InputError for what the recipe, the data or a checkpoint gets wrong, RunFailed if training fails, Stopped
+    if it was asked to stop and has saved.
     """
     result = Result("train")
     recipe = resolved.recipe
@@ -150,7 +150,7 @@ def _loader(session: Session, samples: Any, start: int) -> TrainLoader:
 def _check_length(
     session: Session, start: Path, loader: TrainLoader, progress: Progress, *, extend: bool
 ) -> str | None:
-    """See ``check_length``; every rank calls it, and reads the same."""
+    """Call ``check_length``; every rank calls it with the same data."""
     resolved = session.resolved
     saved = saved_recipe(start, checkpoint.read_manifest(start, deep=False))
     return check_length(
@@ -170,23 +170,23 @@ def _introduce(view: Screen, session: Session, samples: Any, start: Path | None,
     view.say(engaged_line(session.claims))
     if session.resolved.recipe.fp8 and session.engine.device.type == "cpu":
         view.say(
-            "note: fp8: a CPU computes these products by turning every operand back, several times slower than bf16"
+            "note: fp8: a CPU emulates float8 products by converting every operand back, several times slower than bf16"
         )
     for note in samples.notes:
         view.say(f"note: {note}")
     if (came := _came(samples)) is not None and came["from"] != "memory":
-        how = "tokenised before" if came["from"] == "cache" else "tokenised, and kept for the next start"
+        how = "tokens read from the cache" if came["from"] == "cache" else "tokenised and written to the cache"
         view.say(f"data: {how}, {came['seconds']:.1f} s ({came['path']})")
     if attempt():
-        view.say(f"started again by itself, attempt {attempt() + 1}")
+        view.say(f"restarted automatically, attempt {attempt() + 1}")
     if start:
         view.say(f"resumed from {start}")
     elif resume:
-        view.say("nothing to resume from: starting at step 0")
+        view.say("no checkpoint to resume from: starting at step 0")
 
 
 def _came(samples: Any) -> dict[str, Any] | None:
-    """Where rank 0 has its tokens from, and in how many seconds; None of a stream."""
+    """Where rank 0's tokens came from, and in how many seconds; None for a stream."""
     if samples.streamed:
         return None
     came = samples.came
@@ -218,7 +218,7 @@ def _stopped(number: int, step: int, saved: str | None, again: str) -> str:
     told = f"stopped by {name_of(number)} after step {step}"
     if saved is None:
         return f"{told}; nothing was saved" + (" (run.save_every: 0)" if step else "")
-    return f"{told}, saved in {saved}\ngo on with: {again}"
+    return f"{told}, saved in {saved}\nresume with: {again}"
 
 
 def _farewell(answer: dict[str, Any], folder: Path) -> str:

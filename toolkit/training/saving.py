@@ -1,4 +1,4 @@
-"""What is on its way to the disk: files are written, flushed and hashed by a thread while training goes on."""
+"""Write, flush and hash files in a thread while training continues."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from typing import Any
 from safetensors import SafetensorError
 
 _WAITING = 1
-"""Files that may wait while one is written: what saves faster than the disk takes it waits, so memory stays bounded."""
+"""Maximum number of queued files while one is written. If the disk is slower than the save, the save waits, so memory
+is bounded."""
 
 Action = Callable[[], None]
 
 
 class Background:
-    """Does actions one after another in a thread of its own. After the first that fails no other is done.
+    """Runs actions in order in its own thread.
 
-    ``failed`` is called at once, from where it failed, so that training can end before the next save would tell.
+    After the first failure no further action runs. ``failed`` is called at once, in that thread, so that training can
+    end before the next save reports it.
     """
 
     def __init__(self, failed: Callable[[], None] | None = None) -> None:
@@ -29,14 +31,14 @@ class Background:
         self._thread: threading.Thread | None = None
 
     def __call__(self, action: Callable[..., None], *arguments: Any) -> None:
-        """Have it done; waits where one waits already."""
+        """Queue an action; blocks if one is already queued."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="saving", daemon=True)
             self._thread.start()
         self._actions.put(partial(action, *arguments))
 
     def now(self, action: Callable[..., None], *arguments: Any) -> None:
-        """Do it here, unless something failed before."""
+        """Run it in this thread, unless an action failed before."""
         if self.problem is not None:
             return
         try:
@@ -51,7 +53,7 @@ class Background:
             self._failed()
 
     def finish(self) -> str | None:
-        """Wait for all of it; returns what failed."""
+        """Wait for all actions; returns the error, if any."""
         if self._thread is not None:
             self._actions.put(None)
             self._thread.join()

@@ -1,4 +1,4 @@
-"""What a run shows: one line of what it is, one of proof, and a bar; everything else goes to the run's logs."""
+"""The screen of a run: a line about the run, a line of evidence, and a progress bar; other output goes to the logs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def quiet(log: Path) -> TextIO:
 
 
 def move_log(now: Path, final: Path) -> None:
-    """Go on with a log under its final name; what it holds goes with it."""
+    """Continue the log under its final name; its contents are kept."""
     final.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(final, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.write(handle, now.read_bytes())
@@ -49,7 +49,7 @@ def move_log(now: Path, final: Path) -> None:
 
 
 class _Enduring:
-    """A stream that may go away: a closed terminal, or a pipe whose reader has ended, does not end the training."""
+    """A stream that may close: a closed terminal, or a pipe without a reader, does not end the training."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -68,7 +68,7 @@ class _Enduring:
 
 
 class Screen:
-    """Rank 0's view of a run; the other ranks hold one that shows nothing."""
+    """Rank 0's view of a run; that of the other ranks shows nothing."""
 
     def __init__(self, stream: TextIO | None, total_steps: int, done: int = 0) -> None:
         self.console: Console | None = None
@@ -108,19 +108,19 @@ class Screen:
 
 
 def headline(resolved: Resolved, trainable: int, total: int) -> str:
-    """What is about to run, its global batch as a product."""
+    """Summary of the run, with its global batch as a product."""
     where = "on GPU" if resolved.device == "cuda" else "on CPU"
     processes = "1 process" if resolved.world_size == 1 else f"{resolved.world_size} processes"
     return (
         f"{resolved.recipe.strategy.name} · {processes} {where} · {resolved.recipe.precision} · "
         f"global batch {resolved.global_size} = {resolved.micro_size} micro × {resolved.accumulation} accumulation × "
-        f"{parts(resolved)} · {_count(trainable)} of {_count(total)} weights train"
+        f"{parts(resolved)} · {_count(trainable)} of {_count(total)} parameters trainable"
     )
 
 
 def engaged_line(claims: list[Claim]) -> str:
-    """The proof that the strategy is at work, in one line."""
-    return "engaged: " + " · ".join(f"{claim.claim} {claim.seen}" for claim in claims)
+    """The evidence that the strategy is active, in one line."""
+    return "active: " + " · ".join(f"{claim.claim} {claim.seen}" for claim in claims)
 
 
 def _count(number: int) -> str:

@@ -1,4 +1,4 @@
-"""From a resolved recipe to an engine that is ready to train and has proven that its strategy is at work."""
+"""Build an engine from a resolved recipe, and check that its strategy is active."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class Session:
-    """All that a run needs, in one place."""
+    """The objects of a run."""
 
     resolved: Resolved
     tokenizer: PreTrainedTokenizerBase | None
-    """None where the samples need none, under `verify`."""
+    """None if the samples need no tokenizer, as under `verify`."""
     accelerator: Accelerator
     engine: Engine
     claims: list[Claim]
@@ -85,9 +85,9 @@ def prepare_model(resolved: Resolved, pad_token_id: int | None = None, together:
 
 
 def open_session(resolved: Resolved, **accelerator_options: Any) -> Session:
-    """Connect, load, engage, and refuse to go on unless the strategy is seen at work.
+    """Connect, load, build the engine, and check that the strategy is active.
 
-    Raises InputError for what the recipe or this launch gets wrong, RunFailed where the strategy does not engage.
+    Raises InputError for an invalid recipe or launch, RunFailed if the strategy is not active.
     """
     accelerator = make_accelerator(resolved, **accelerator_options)
     if accelerator_options.get("log_with"):
@@ -99,7 +99,7 @@ def open_session(resolved: Resolved, **accelerator_options: Any) -> Session:
 def engage(
     resolved: Resolved, accelerator: Accelerator, tokenizer: PreTrainedTokenizerBase | None, pad_token_id: int | None
 ) -> Session:
-    """The rest of ``open_session``; `verify` has samples made of ids, and so no tokenizer."""
+    """The second part of ``open_session``. `verify` calls it directly: its samples need no tokenizer."""
     prepared = prepare_model(resolved, pad_token_id, together=True)
     weights = weight_count(prepared.model)
     engine = strategy_of(resolved).engine_class()(prepared, accelerator)
@@ -117,7 +117,7 @@ def engage(
 
 
 def seed_micro_batch(seed: int, step: int, micro: int, rank: int) -> None:
-    """Dropout masks depend on the place in the run alone, so a resumed run draws the same ones.
+    """Seed from the position in the run only, so that a resumed run draws the same dropout masks.
 
     The four numbers are mixed by splitmix64 (Steele, Lea, Flood, OOPSLA 2014), whose outputs do not collide for
     neighbouring inputs as sums of them would.

@@ -1,4 +1,4 @@
-"""What happens after each optimizer step: logging, judging, evaluation, saving."""
+"""Work after each optimizer step: logging, loss checks, evaluation, saving."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from toolkit.data.loader import eval_batches, open_data
-from toolkit.errors import RunFailed
 from toolkit.model.compiling import compilation, told
 from toolkit.training import checkpoint
-from toolkit.training.guard import LossGuard, refusal
+from toolkit.training.guard import LossGuard, no_way_back, refusal
 from toolkit.training.loop import Progress, evaluate
 from toolkit.training.metrics import MetricsLog, Pending, StepRecord, peak_memory_bytes
 from toolkit.training.screen import Screen
@@ -20,7 +19,7 @@ from toolkit.training.watch import Marks
 
 
 class Steps:
-    """Called after each optimizer step: each thing is done when its turn comes. Every rank has one."""
+    """Called after each optimizer step; performs what is due. Every rank has one."""
 
     def __init__(
         self,
@@ -46,7 +45,7 @@ class Steps:
         self.eval_loss: float | None = checkpoint.read_manifest(start, deep=False)["eval_loss"] if start else None
         self._evaluated = 0 if self.eval_loss is None else progress.step
         self._whole = progress.step if start else 0
-        """The step that is safe: saved, or the one that was begun with."""
+        """The last saved step, or the step that the run started with."""
         self._compiled_told = self._fell_back_told = False
         self.eval_interval = session.resolved.recipe.eval_interval
         self._eval_samples = (
@@ -66,7 +65,7 @@ class Steps:
             self._timeless("saving", self._save)
 
     def finish(self, *, stopped: bool) -> None:
-        """The end of the run: what was not yet logged, evaluated or saved. A run that stops does not evaluate."""
+        """End of the run: log, evaluate and save what is pending. A stopped run does not evaluate."""
         self._log()
         if self._eval_samples is not None and self._evaluated != self.progress.step and not stopped:
             self._evaluate()
@@ -76,15 +75,15 @@ class Steps:
             self._settle()
 
     def close(self) -> None:
-        """Whatever ended the run: what this rank is writing becomes whole, or is told."""
+        """Complete, or report, the checkpoint that this rank is writing, however the run ended."""
         if self._saving is None:
             return
         self.marks.at(self.progress.step, "saving", untimed=True)
         if (problem := self._saving.finish()) is not None:
-            self.view.say(f"{self._saving.target}: cannot be saved: {problem}")
+            self.view.say(f"{self._saving.target}: cannot be written: {problem}")
 
     def _tell_compiled(self) -> None:
-        """Once after the first step, and again if the compiler fails later."""
+        """Report compilation after the first step, and again if the compiler fails later."""
         if not self.session.resolved.recipe.compile:
             return
         now = compilation()
@@ -118,7 +117,7 @@ class Steps:
                 break  # the later ones were taken from weights that are gone
 
     def _wrong(self, record: StepRecord) -> str | None:
-        """What is wrong with a step that was taken. One that overflowed under fp16 is as it should be."""
+        """What is wrong with a completed step. An overflow under fp16 is normal."""
         scaled = self.session.resolved.precision.loss_scaling
         if self.guard.policy == "skip":
             self.guard.skipped(record.skipped and (record.loss is None or not scaled), record.step)
@@ -131,18 +130,18 @@ class Steps:
         return reason
 
     def _roll_back(self, step: int, reason: str) -> None:
-        self.marks.at(step, "going back", untimed=True)
+        self.marks.at(step, "rolling back", untimed=True)
         self._settle()
         start = checkpoint.newest(self.folder / "checkpoints", self.view.say)
         if start is None:
-            raise RunFailed(f"{refusal(step, reason)}\nrun.on_bad_loss: rollback: no checkpoint was saved before it")
+            raise no_way_back(step, reason)
         back = checkpoint.load(self.session, start)
         self.guard.returned(back.step, step)
         self.guard.recent.clear()
         self.guard.recent.extend(back.recent)
         self.progress.updates = back.updates
         self.recorder.pause()
-        self.view.say(f"  step {step}: {reason}; weights of {start}, data from after step {self.progress.step}")
+        self.view.say(f"  step {step}: {reason}; restored {start}, data continues after step {self.progress.step}")
 
     def _evaluate(self) -> None:
         session, resolved = self.session, self.session.resolved

@@ -1,5 +1,5 @@
-"""A run that is asked to stop finishes its step on every rank: the ranks agree by a flag that rides with the sum of
-the tokens, so that asking costs no exchange of its own and no wait for the device."""
+"""Stop a run after the current step on every rank. The ranks agree through a flag that is summed with the token counts,
+so it needs no additional communication and no synchronisation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from toolkit.launch.signals import STOPS, exit_code
 
 _ONE_ASKING_S = 1.0
-"""A terminal's Ctrl-C reaches a rank twice, from the terminal and from torchrun, within milliseconds."""
+"""A terminal's Ctrl-C arrives twice within milliseconds, from the terminal and from torchrun."""
 
 
 class Stop:
@@ -26,15 +26,15 @@ class Stop:
 
     def __init__(self) -> None:
         self.asked = 0
-        """The signal that this process got, 0 for none."""
+        """The signal that this process received, 0 for none."""
         self.agreed = 0
-        """The signal that the ranks stop by, 0 for none."""
+        """The signal that the ranks agreed to stop for, 0 for none."""
         self._first = 0.0
         self._pipe: tuple[int, int] | None = None
         self._coming: tuple[torch.Tensor, torch.cuda.Event | None] | None = None
 
     def listen(self, signals: Iterable[signal.Signals]) -> None:
-        """Take these signals from now on; to be called by the main thread."""
+        """Handle these signals from now on; must be called by the main thread."""
         if self._pipe is None:
             read, write = os.pipe()
             os.set_blocking(write, False)
@@ -61,7 +61,7 @@ class Stop:
             os._exit(exit_code(number))
 
     def give_up(self) -> None:
-        """Have every rank stop after its step, though no signal came: what this rank is doing beside cannot be done."""
+        """Stop every rank after its step without a signal: this rank's background work has failed."""
         self.asked = self.asked or int(signal.SIGTERM)
 
     # ------------------------------------------------------------------ what the loop calls

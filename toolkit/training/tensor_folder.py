@@ -1,4 +1,4 @@
-"""Named tensors in a folder of safetensors files of bounded size, and a manifest that proves them whole."""
+"""Named tensors in a folder of safetensors files of bounded size, with a manifest to validate them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ SHARD_BYTES = 1024**3
 
 
 class TensorWriter:
-    """Collects tensors and gives them away as a file whenever 1 GiB is full: a save never collects more than that.
+    """Collects tensors and writes a file for each GiB: a save never buffers more.
 
-    ``write`` does what it is given, here or in a thread of its own. Tensors are the caller's own copies.
+    ``write`` performs the actions, here or in its own thread. Tensors must be the caller's own copies.
     """
 
     def __init__(self, folder: Path, stem: str, write: Callable[..., None]) -> None:
@@ -51,7 +51,7 @@ class TensorWriter:
 
 
 class TensorReader:
-    """Reads single tensors of a folder by the index that its writer left."""
+    """Reads single tensors of a folder by its index."""
 
     def __init__(self, folder: Path, index: dict[str, str]) -> None:
         self.folder = folder
@@ -86,12 +86,12 @@ def write_manifest(folder: Path, content: dict[str, Any]) -> None:
 
 
 def _digest(manifest: dict[str, Any]) -> str:
-    """SHA-256 of what a manifest says, however it is laid out."""
+    """SHA-256 of a manifest's contents, independent of formatting."""
     return hashlib.sha256(json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def read_manifest(folder: Path, *, deep: bool = True) -> dict[str, Any]:
-    """The manifest of a whole folder; raises InputError that names the first file that is not as it was written.
+    """The manifest of a valid folder; raises InputError with the first file that differs.
 
     ``deep`` reads every byte; without it only the sizes are compared.
     """
@@ -101,18 +101,18 @@ def read_manifest(folder: Path, *, deep: bool = True) -> dict[str, Any]:
         seal = manifest.pop(_SEAL, None)
         files = manifest["files"]
     except FileNotFoundError:
-        raise InputError(f"{folder}: no {MANIFEST}: not a checkpoint, or one whose saving was cut off") from None
+        raise InputError(f"{folder}: no {MANIFEST}: not a checkpoint, or an incomplete one") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path}: damaged: {error}") from None
     if seal != _digest(manifest):
-        raise InputError(f"{path}: damaged: it does not say what was written (or an earlier version wrote it)")
+        raise InputError(f"{path}: damaged: it does not match its checksum (or an earlier version wrote it)")
     for name, expected in files.items():
         file = folder / name
         if not file.is_file():
             raise InputError(f"{file}: missing from the checkpoint")
         size = file.stat().st_size
         if size != expected["bytes"]:
-            raise InputError(f"{file}: damaged: {size} bytes, written with {expected['bytes']}")
+            raise InputError(f"{file}: damaged: {size} bytes, expected {expected['bytes']}")
         if deep and file_sha256(file) != expected["sha256"]:
-            raise InputError(f"{file}: damaged: its bytes are not those that were written")
+            raise InputError(f"{file}: damaged: checksum mismatch")
     return manifest

@@ -1,4 +1,5 @@
-"""One rank that hangs would make all others wait in a collective: every rank tells how far it is, and watches."""
+"""Detects a rank that hangs, for which all others would wait in a collective: every rank publishes its progress and
+watches the others."""
 
 from __future__ import annotations
 
@@ -17,12 +18,13 @@ from toolkit.model.compiling import compiling
 
 _EVERY_S = 1.0
 _ALL_ALIKE = 10
-"""Ranks that stand at one place may all be at work on something long; only one that is behind is known to hang."""
+"""Multiple of the limit that applies if all ranks are at the same place: they may all run something long; only a rank
+that is behind certainly hangs."""
 
 
 @dataclass(frozen=True)
 class Beat:
-    """How far a rank is. All ranks pass the same places in the same order, so the smallest count is behind."""
+    """Progress of a rank. All ranks pass the same places in the same order, so the smallest count is behind."""
 
     count: int = 0
     step: int = 0
@@ -31,18 +33,18 @@ class Beat:
 
 
 class Marks:
-    """Where this rank is; the loop sets it, the watch reads it."""
+    """The current place of this rank; the loop sets it, the watch reads it."""
 
     def __init__(self) -> None:
         self.beat = Beat()
 
     def at(self, step: int, place: str, *, untimed: bool = False) -> None:
-        """``untimed``: what may take long with the others waiting: saving, evaluating, starting."""
+        """``untimed``: work that may take long while the others wait: saving, evaluation, startup."""
         self.beat = Beat(self.beat.count + 1, step, place, untimed)
 
 
 def late(beats: Sequence[Beat], still_s: float, limit_s: float) -> str | None:
-    """Who is late, if anyone, when no rank has got further for ``still_s`` seconds."""
+    """The ranks that are behind, if no rank made progress for ``still_s`` seconds; or None."""
     if any(beat.untimed for beat in beats):
         return None
     first, last = min(beat.count for beat in beats), max(beat.count for beat in beats)
@@ -55,22 +57,21 @@ def late(beats: Sequence[Beat], still_s: float, limit_s: float) -> str | None:
     behind = [rank for rank, beat in enumerate(beats) if beat.count == first]
     who = f"rank {behind[0]} hangs" if len(behind) == 1 else f"ranks {', '.join(map(str, behind))} hang"
     there = beats[behind[0]]
-    return f"{who} at step {there.step} ({there.place}): no rank got further for {still_s:.0f} s"
+    return f"{who} at step {there.step} ({there.place}): no rank made progress for {still_s:.0f} s"
 
 
 def silent(beats: Sequence[Beat], still_s: Sequence[float], limit_s: float) -> str | None:
-    """Who has not told anything at all for too long, whatever it was at: its process is stopped, or stuck outside of
-    Python."""
+    """The rank without a heartbeat for too long: its process is stopped, or blocked outside of Python."""
     rank = max(range(len(beats)), key=still_s.__getitem__)
     if still_s[rank] < limit_s:
         return None
     last = beats[rank]
     where = f"last seen at step {last.step}, {last.place}"
-    return f"rank {rank} hangs: nothing from its process for {still_s[rank]:.0f} s ({where})"
+    return f"rank {rank} hangs: no heartbeat from its process for {still_s[rank]:.0f} s ({where})"
 
 
 class Watch:
-    """A thread on every rank. Ends the process through ``end`` when the job stands still."""
+    """A thread on every rank. Calls ``end`` to end the process when the job hangs."""
 
     def __init__(self, marks: Marks, limit_s: float, end: Callable[[str], None]) -> None:
         self._marks, self._limit, self._end = marks, limit_s, end
@@ -99,7 +100,7 @@ class Watch:
         seen: list[Beat] = []
         since = time.monotonic()
         told: list[tuple[int, float]] = [(-1, since)] * len(names)
-        """Of each rank, the number of its last word and when it came."""
+        """For each rank, the number of its last heartbeat and when it arrived."""
         tick = 0
         while not self._over.wait(_EVERY_S):
             tick += 1
@@ -117,6 +118,6 @@ class Watch:
                 seen, since = beats, now
             found = silent(beats, [now - at for _, at in told], self._limit) or late(beats, now - since, self._limit)
             if found and not self._over.is_set():
-                print(f"\n{found}; this rank stands here:", file=sys.stderr, flush=True)
+                print(f"\n{found}; stack of this rank:", file=sys.stderr, flush=True)
                 faulthandler.dump_traceback(sys.stderr)
                 self._end(found)

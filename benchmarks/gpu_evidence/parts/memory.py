@@ -1,4 +1,4 @@
-"""Measured memory by phase, beside what `toolkit plan` predicts for the very same recipe before it runs."""
+"""Measured memory by phase, compared with the prediction of `toolkit plan` for the same recipe."""
 
 from __future__ import annotations
 
@@ -112,4 +112,4 @@ def told(records: Sequence[Record]) -> dict[str, Any]:
     }
 
 
-PART = Part("memory", "peak memory by phase beside the plan's prediction", cells, told)
+PART = Part("memory", "peak memory by phase, and the plan's prediction", cells, told)

@@ -57,7 +57,7 @@ COMPILED: dict[str, Values] = {
 
 PEERS = {"small": (5, 90, ""), "1b": (3, 200, ""), "1b-full-rows": (3, 200, ""),
          "8b-full-rows": (1, 240, "bare,trainer,sft,toolkit")}  # fmt: skip
-"""Turns, usual seconds and (where not all) the peers of each shape: each makes the model anew in every turn."""
+"""Turns, usual seconds and (where not all) the peers of each shape: each creates the model again in every turn."""
 
 
 def _peers_cell(shape: str) -> Cell:

@@ -1,1 +1,1 @@
-"""Readers of the three packages' configuration files: plain values, and where each one stands."""
+"""Readers of the packages' configuration files: plain values and their positions."""

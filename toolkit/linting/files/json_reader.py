@@ -72,12 +72,12 @@ class _Reader:
         try:
             return int(whole)
         except ValueError:  # Python's limit on the digits of an int; json has it too
-            return self._fail("a number of too many digits")
+            return self._fail("a number with too many digits")
 
     def _string(self) -> str:
         match = _STRING.match(self.text, self.at)
         if not match:
-            return self._fail("a string is not closed, or holds a line break or an unknown escape")
+            return self._fail("a string is not closed, or contains a line break or an unknown escape")
         self.at = match.end()
         text = match.group(1)
         if "\\" not in text:
@@ -143,7 +143,7 @@ class _Reader:
     def _fail(self, message: str, after_comma: bool = False) -> Any:
         here = self.text[self.at : self.at + 2]
         if here in ("//", "/*") or here[:1] == "#":
-            message += "; JSON has no comments: DeepSpeed alone reads them, accelerate and transformers do not"
+            message += "; JSON has no comments: DeepSpeed accepts them, accelerate and transformers do not"
         elif after_comma and here[:1] == "}":
             message += "; JSON allows no comma before a closing brace"
         elif self.at >= len(self.text):

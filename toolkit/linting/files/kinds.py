@@ -1,4 +1,4 @@
-"""Which of the packages a file is for, told by its keys."""
+"""The kind of a file, derived from its keys."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SECTIONS_OF_DEEPSPEED = {"fp16", "bf16", "optimizer", "scheduler", "zero_optimi
 
 
 def recognise(root: Node) -> str | None:
-    """``accelerate``, ``deepspeed``, ``args`` or ``peft``; None where no key is known."""
+    """``accelerate``, ``deepspeed``, ``args`` or ``peft``; None if no key is known."""
     scores = {kind: _score(kind, root) for kind in _MARKS}
     best = max(scores, key=lambda kind: scores[kind])
     return best if scores[best] > 0 else None

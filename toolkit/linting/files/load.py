@@ -1,4 +1,4 @@
-"""From what the user typed to sources: the files named, and the files that those name."""
+"""Loads the given files, and the files that they refer to."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def load(files: list[str], command: str | None = None) -> Loaded:
 
 
 def read_sources(file: str, text: str | None = None) -> list[Source]:
-    """One file's sources (two per command of a shell script). ``text`` stands in for what is on disk."""
+    """One file's sources (two per command of a shell script). ``text`` replaces the contents on disk."""
     text = read_text(file) if text is None else text
     suffix = Path(file).suffix.lower()
     if suffix in _SHELL or text.startswith("#!"):
@@ -73,7 +73,7 @@ def read_sources(file: str, text: str | None = None) -> list[Source]:
         raise UnrelatedFile.at(
             Place(file, 1),
             None,
-            "no key of accelerate, DeepSpeed, the training arguments or PEFT in it: not one of their files",
+            "not a configuration file: it has no key of accelerate, DeepSpeed, the training arguments or PEFT",
         )
     return [Source(file, kind, text, root, syntax)]
 
@@ -81,7 +81,7 @@ def read_sources(file: str, text: str | None = None) -> list[Source]:
 def _shell_sources(text: str, file: str) -> list[Source]:
     commands = parse_commands(text)
     if not commands:
-        raise UnrelatedFile.at(Place(file, 1), None, "no accelerate launch, deepspeed or torchrun command in it")
+        raise UnrelatedFile.at(Place(file, 1), None, "it has no accelerate launch, deepspeed or torchrun command")
     sources = []
     for command in commands:
         sources.append(Source(file, "launch", text, command.flags, "shell", launcher=command.launcher))

@@ -1,4 +1,4 @@
-"""A parsed file: values, and for each key and value where it stands in the text."""
+"""A parsed file: values, and the position of each key and value in the text."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Source:
         return self.entry(key) is not None
 
     def section(self, key: str) -> dict[str, Entry]:
-        """The entries of the mapping at a dotted path (``""``: the whole file); empty where it is not."""
+        """The entries of the mapping at a dotted path (``""``: the whole file); empty if it is not."""
         if not key:
             return self.root.entries or {}
         entry = self.entry(key)

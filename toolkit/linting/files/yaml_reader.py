@@ -62,7 +62,7 @@ class _Reader:
         elif isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent):
             self._close(event)
         elif isinstance(event, yaml.DocumentStartEvent) and self.root is not None:
-            self._fail(event, "a second document begins here; the packages read one")
+            self._fail(event, "a second document starts here; the packages read only one")
 
     def _open(self, event: Any) -> None:
         mapping = isinstance(event, yaml.MappingStartEvent)
@@ -127,7 +127,7 @@ class _Reader:
     def _alias(self, event: Any) -> None:
         node = self.anchors.get(event.anchor)
         if node is None:
-            self._fail(event, f"*{event.anchor} names an anchor that is not closed before it")
+            self._fail(event, f"*{event.anchor} refers to an anchor that is not complete yet")
             return
         self._count(event, self._size(node))
         top = self.stack[-1] if self.stack else None

@@ -1,7 +1,7 @@
-"""What the packages read, taken out of the packages: one data file per package version.
+"""The keys that the packages read, extracted from the packages: one data file per package version.
 
-`python -m toolkit.linting.keys` writes the files of the installed versions; a test compares them.
-The check itself reads only these files and imports none of the packages.
+`python -m toolkit.linting.keys` writes the files of the installed versions; a test compares them. The check itself
+reads only these files and imports none of the packages.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reading the keys out of the installed packages. The only module of the lint room that imports them."""
+"""Extracts the keys from the installed packages. The only module of `toolkit.linting` that imports them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys of an accelerate config file: what `accelerate launch` takes from it, and what it drops in silence."""
+"""Keys of an accelerate config file: what `accelerate launch` takes from it, and what it drops silently."""
 
 from __future__ import annotations
 

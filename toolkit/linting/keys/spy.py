@@ -1,4 +1,4 @@
-"""A dict and a namespace that remember what was asked of them: how we learn which keys a package reads."""
+"""A dict and a namespace that record which keys are read, to find the keys that a package uses."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def as_json(report: Report, started: float) -> dict[str, Any]:
 
 
 def envelope(command: str, started: float) -> dict[str, Any]:
-    """What every result carries; no recipe and no device are at work here."""
+    """What every result carries; no recipe and no device are active here."""
     return {
         "schema": f"toolkit.{command}/1",
         "command": command,

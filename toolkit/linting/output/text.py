@@ -1,4 +1,4 @@
-"""Findings for people: place, code, message, the line itself with the key underlined."""
+"""Findings as text: place, code, message, and the line with the key underlined."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def show(report: Report, quiet: bool = False) -> str:
     blocks = [_finding(finding, quiet) for finding in report.findings]
     if report.apart:
         blocks.append(
-            "several files of one kind were given: each was checked alone; name one of each to check them together"
+            "several files of one kind: each was checked separately; pass one of each kind to check them together"
         )
     return "\n".join([*blocks, _summary(report.findings)])
 

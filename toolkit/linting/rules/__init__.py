@@ -1,1 +1,1 @@
-"""The rules, by theme. A file here is found by itself: see `toolkit.linting.registry`."""
+"""The rules, by topic. Files are found automatically: see `toolkit.linting.registry`."""

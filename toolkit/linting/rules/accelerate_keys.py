@@ -1,4 +1,4 @@
-"""AC1xx: keys of the accelerate config that are refused, dropped or never read."""
+"""AC1xx: keys of the accelerate config that are rejected, dropped or never read."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ _TRAINER_NAMES = {"cpu_offload": "fsdp_offload_params", "fsdp_cpu_offload": "fsd
     passes=multi_gpu("num_machines: 1"),
 )
 def unknown_top_level(context: LintContext) -> Iterator[Diagnostic]:
-    """accelerate does not know a top-level key: `accelerate launch` refuses the file."""
+    """Unknown top-level key: `accelerate launch` rejects the file."""
     known = keys.section("accelerate", "" if context.local else "sagemaker")
     for key, entry in context.accelerate.section("").items():
         if key not in known:
             near = nearest(key, known)
             setting = Setting(context.accelerate, key, entry)
             fix = rename(setting, near) if near else None
-            yield Diagnostic(setting, f'unknown key "{key}"{meant(near)}; accelerate launch refuses the file', fix)
+            yield Diagnostic(setting, f'unknown key "{key}"{meant(near)}; accelerate launch rejects the file', fix)
 
 
 @rule(
@@ -59,7 +59,7 @@ def unknown_top_level(context: LintContext) -> Iterator[Diagnostic]:
 def unknown_nested(context: LintContext) -> Iterator[Diagnostic]:
     """A key inside a section that nothing reads.
 
-    The launcher copies whatever stands in deepspeed_config, fsdp_config and their like, and reads the names
+    The launcher copies the contents of deepspeed_config, fsdp_config and their like, and reads the names
     it knows: with `zero_stge: 3` the plugin falls back to ZeRO-2.
     """
     for section in _SECTIONS:
@@ -70,7 +70,7 @@ def unknown_nested(context: LintContext) -> Iterator[Diagnostic]:
                 continue
             setting = Setting(context.accelerate, f"{section}.{key}", entry)
             near = nearest(full, known)
-            message = f'unknown key "{key}"{meant(near)}; accelerate accepts it in silence and nothing reads it'
+            message = f'unknown key "{key}"{meant(near)}; accelerate accepts it silently and nothing reads it'
             yield Diagnostic(setting, message, rename(setting, near) if near else None, "error" if near else "warning")
 
 
@@ -95,7 +95,7 @@ def never_copied(context: LintContext) -> Iterator[Diagnostic]:
         if asks:
             flag = f"--{key} {setting.value}" if key == "rdzv_backend" else f"--{key}"
             yield Diagnostic(
-                setting, f"accelerate launch never takes {key} from the file; give {flag} on the command line"
+                setting, f"accelerate launch does not read {key} from the file; pass {flag} on the command line"
             )
 
 
@@ -144,9 +144,7 @@ def parallelism_prefix(context: LintContext) -> Iterator[Diagnostic]:
         full = f"parallelism_config_{key}"
         near = full if full in known else nearest(key, known)
         fix = rename(setting, near) if near else None
-        yield Diagnostic(
-            setting, f'unknown key "{key}"{meant(near)}; nothing reads it and its default stays in force', fix
-        )
+        yield Diagnostic(setting, f'unknown key "{key}"{meant(near)}; nothing reads it, so the default applies', fix)
 
 
 @rule(
@@ -186,7 +184,7 @@ def section_of_another_type(context: LintContext) -> Iterator[Diagnostic]:
         setting = LintContext._in(context.accelerate, section)
         if setting and setting.value and context.distributed_type not in (None, owner):
             yield Diagnostic(
-                setting, f"nothing reads {section}: distributed_type is {context.distributed_type}, not {owner}"
+                setting, f"{section} is not read: distributed_type is {context.distributed_type}, not {owner}"
             )
 
 
@@ -206,4 +204,4 @@ def moved_key(context: LintContext) -> Iterator[Diagnostic]:
         fix = None
         if key == "fp16" and context.accelerate.has("mixed_precision"):
             fix = remove(setting)
-        yield Diagnostic(setting, f"{key} is the old form: {new} takes its place", fix)
+        yield Diagnostic(setting, f"{key} is deprecated: use {new}", fix)

@@ -1,4 +1,4 @@
-"""AC1xx: values of the accelerate config that the launcher chokes on, and missing ones."""
+"""AC1xx: values of the accelerate config that the launcher cannot process, and missing ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LAUNCH = "accelerate 1.15.0 commands/launch.py:_validate_launch_command"
     passes=multi_gpu(),
 )
 def no_such_choice(context: LintContext) -> Iterator[Diagnostic]:
-    """A value that is none of the choices."""
+    """A value that is not one of the choices."""
     for path, upper in (
         ("distributed_type", False),
         ("mixed_precision", False),
@@ -67,7 +67,7 @@ def precision_no(context: LintContext) -> Iterator[Diagnostic]:
         fix = set_value(setting, "no") if setting.value is False else None
         yield Diagnostic(
             setting,
-            f"YAML reads this as {str(setting.value).lower()}, and accelerate fails on it; write 'no' in quotes",
+            f"YAML reads this as {str(setting.value).lower()}, which accelerate does not accept; quote it: 'no'",
             fix,
         )
 
@@ -80,11 +80,11 @@ def precision_no(context: LintContext) -> Iterator[Diagnostic]:
     passes=multi_gpu(),
 )
 def no_distributed_type(context: LintContext) -> Iterator[Diagnostic]:
-    """distributed_type is not written: accelerate refuses the file."""
+    """distributed_type is not set: accelerate rejects the file."""
     if "accelerate" in context.kinds and not context.accelerate.has("distributed_type"):
         yield context.at_file(
             context.accelerate,
-            "distributed_type is not written: accelerate refuses the file",
+            "distributed_type is not set: accelerate rejects the file",
             "distributed_type",
         )
 
@@ -97,12 +97,12 @@ def no_distributed_type(context: LintContext) -> Iterator[Diagnostic]:
     passes=fsdp2(),
 )
 def no_processes(context: LintContext) -> Iterator[Diagnostic]:
-    """num_processes is not written: accelerate launch asks for it on the command line."""
+    """num_processes is not set: accelerate launch requires it on the command line."""
     written = context.acc("num_processes") is not None
     if "accelerate" in context.kinds and context.local and not written and context.distributed_type not in (None, "NO"):
         yield context.at_file(
             context.accelerate,
-                "num_processes is not written: accelerate launch stops "
+                "num_processes is not set: accelerate launch fails "
                 "unless the flag is given",
             "num_processes", severity="error" if context.launch.launcher == "accelerate" else None,
         )  # fmt: skip
@@ -126,7 +126,7 @@ def bare_gpu_id(context: LintContext) -> Iterator[Diagnostic]:
     value = setting.value
     text = ",".join(str(item) for item in value) if isinstance(value, list) else str(value)
     fix = set_value(setting, text) if not isinstance(value, bool | dict) else None
-    yield Diagnostic(setting, f"gpu_ids must be text, such as '{text}': accelerate splits it at commas", fix)
+    yield Diagnostic(setting, f"gpu_ids must be a string, such as '{text}': accelerate splits it at commas", fix)
 
 
 @rule(
@@ -140,13 +140,13 @@ def bare_gpu_id(context: LintContext) -> Iterator[Diagnostic]:
 def null_switch(context: LintContext) -> Iterator[Diagnostic]:
     """An FSDP switch without a value.
 
-    The launcher hands the text "none" on, and the plugin fails on it. Leave the line out, or write true or
+    The launcher passes on the text "none", and the plugin fails on it. Leave the line out, or write true or
     false.
     """
     for key, fact in keys.section("accelerate", "fsdp_config").items():
         setting = context.acc(f"fsdp_config.{key}")
         if setting is not None and setting.value is None and fact.types == ("bool", "str"):
-            yield Diagnostic(setting, f"{key} has no value: the plugin fails on the text 'none'", remove(setting))
+            yield Diagnostic(setting, f"{key} has no value: the plugin gets the text 'none' and fails", remove(setting))
 
 
 @rule(
@@ -177,7 +177,7 @@ def not_a_truth(context: LintContext) -> Iterator[Diagnostic]:
     passes=zero("zero_stage: 2"),
 )
 def not_a_number(context: LintContext) -> Iterator[Diagnostic]:
-    """A number of deepspeed_config that is not one."""
+    """A value of deepspeed_config that must be a number, but is not."""
     for key, choices in (
         ("zero_stage", range(4)),
         ("gradient_clipping", None),
@@ -201,7 +201,7 @@ def not_a_number(context: LintContext) -> Iterator[Diagnostic]:
     passes=zero("zero_stage: 2"),
 )
 def stage_nobody_set(context: LintContext) -> Iterator[Diagnostic]:
-    """zero_stage is not written: accelerate runs ZeRO-2."""
+    """zero_stage is not set: accelerate uses ZeRO-2."""
     if context.distributed_type != "DEEPSPEED" or "accelerate" not in context.kinds:
         return
     if (
@@ -209,5 +209,5 @@ def stage_nobody_set(context: LintContext) -> Iterator[Diagnostic]:
         and context.acc("deepspeed_config.deepspeed_config_file") is None
     ):
         fix = add(context.accelerate, "deepspeed_config", "zero_stage", 2)
-        message = "zero_stage is not written: accelerate runs ZeRO-2"
+        message = "zero_stage is not set: accelerate uses ZeRO-2"
         yield context.at_file(context.accelerate, message, "deepspeed_config.zero_stage", fix=fix)

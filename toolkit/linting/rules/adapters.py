@@ -27,7 +27,7 @@ def reentrant_and_frozen_base(context: LintContext) -> Iterator[Diagnostic]:
     """Reentrant checkpointing over a frozen base: no gradient reaches the adapters.
 
     A reentrant checkpoint passes gradients only where an input of the block requires one, and the
-    embeddings are frozen. transformers 5.23 calls enable_input_require_grads by itself where a model's main
+    embeddings are frozen. transformers 5.23 calls enable_input_require_grads automatically if a model's main
     input is input_ids, and checkpoints of other makers do not; use_reentrant: false needs no workaround (but
     see LR802 for ZeRO-3).
     """
@@ -35,7 +35,7 @@ def reentrant_and_frozen_base(context: LintContext) -> Iterator[Diagnostic]:
     if setting and true(setting.value) and context.checkpointing and context.lora and context.zero_stage != 3:
         yield Diagnostic(
             setting,
-            "reentrant checkpoints of a frozen base pass no gradient to the adapters",
+            "reentrant checkpointing of a frozen base passes no gradient to the adapters",
             set_value(setting, False),
         )
 
@@ -63,7 +63,7 @@ def checkpoints_under_zero_3(context: LintContext) -> Iterator[Diagnostic]:
     if setting is None or not true(setting.value):
         yield Diagnostic(
             setting or context.checkpointing,
-            "non-reentrant checkpoints with PEFT under ZeRO-3 may end in a CheckpointError; use_reentrant: true works",
+            "non-reentrant checkpointing with PEFT under ZeRO-3 may raise a CheckpointError; use_reentrant: true works",
         )
 
 
@@ -98,7 +98,7 @@ def storage_type_under_fsdp(context: LintContext) -> Iterator[Diagnostic]:
         return
     storage = context.arg("bnb_4bit_quant_storage") or context.arg("quantization_config.bnb_4bit_quant_storage")
     if storage is None or str(storage.value) in ("uint8", "torch.uint8"):
-        what = "cannot be flattened" if context.fsdp_version == 1 else "stay whole on every GPU"
+        what = "cannot be flattened" if context.fsdp_version == 1 else "are not sharded"
         yield Diagnostic(
             storage or context.four_bit,
             f"uint8-stored 4-bit weights {what}: set bnb_4bit_quant_storage to the compute type",
@@ -116,7 +116,7 @@ def four_and_eight_bits(context: LintContext) -> Iterator[Diagnostic]:
     """4-bit and 8-bit loading are both on."""
     eight = context.arg("load_in_8bit") or context.arg("quantization_config.load_in_8bit")
     if context.four_bit and eight and true(eight.value):
-        yield Diagnostic(eight, "load_in_4bit and load_in_8bit are both on: only one can be")
+        yield Diagnostic(eight, "load_in_4bit and load_in_8bit are both on: only one is allowed")
 
 
 @rule(
@@ -127,7 +127,7 @@ def four_and_eight_bits(context: LintContext) -> Iterator[Diagnostic]:
     passes=lora(target_modules="all-linear"),
 )
 def all_linear_in_a_list(context: LintContext) -> Iterator[Diagnostic]:
-    """all-linear inside a list is taken for a module's name, which no model has."""
+    """all-linear inside a list is read as a module name, which no model has."""
     for setting in (context.lora_key("target_modules"), context.arg("lora_target_modules")):
         if (
             setting
@@ -172,7 +172,7 @@ def rank_of_zero(context: LintContext) -> Iterator[Diagnostic]:
     """A LoRA rank of zero or less."""
     setting = context.lora_key("r") or context.arg("lora_r")
     if setting and number(setting.value) and setting.value <= 0:
-        yield Diagnostic(setting, "the rank must be a positive whole number")
+        yield Diagnostic(setting, "the rank must be a positive integer")
 
 
 @rule(
@@ -189,7 +189,7 @@ def adapter_for_inference(context: LintContext) -> Iterator[Diagnostic]:
     """
     setting = context.lora_key("inference_mode")
     if setting and true(setting.value) and "args" in context.kinds:
-        yield Diagnostic(setting, "inference_mode freezes the adapter: nothing would train", set_value(setting, False))
+        yield Diagnostic(setting, "inference_mode freezes the adapter: nothing is trained", set_value(setting, False))
 
 
 @rule(
@@ -200,12 +200,12 @@ def adapter_for_inference(context: LintContext) -> Iterator[Diagnostic]:
     passes=lora(bias="none"),
 )
 def trained_biases(context: LintContext) -> Iterator[Diagnostic]:
-    """Biases of the base are trained: switching the adapter off no longer gives the base model back."""
+    """Biases of the base are trained: disabling the adapter no longer restores the base model."""
     setting = context.lora_key("bias")
     if setting and setting.value not in (None, "none"):
         yield Diagnostic(
             setting,
-            f"bias {setting.value}: the base model changes too, disabling the adapter does not restore it",
+            f"bias {setting.value}: the base model is trained too, so disabling the adapter does not restore it",
         )
 
 

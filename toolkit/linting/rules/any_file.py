@@ -1,4 +1,4 @@
-"""KY: what goes wrong in any of the files, whoever reads it."""
+"""KY: problems in any file, whichever program reads it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE]\d+|[-+]?\d+[eE][-+]?\d+")
     passes=multi_gpu(),
 )
 def written_twice(context: LintContext) -> Iterator[Diagnostic]:
-    """A key is written twice.
+    """A key is set twice.
 
-    json and PyYAML keep the last value and say nothing; DeepSpeed, where it opens the file itself, refuses
+    json and PyYAML silently keep the last value; DeepSpeed, if it opens the file itself, rejects
     it.
     """
     for source in context.sources:
@@ -35,7 +35,7 @@ def written_twice(context: LintContext) -> Iterator[Diagnostic]:
                 key = f"{path}.{lost.key}" if path else lost.key
                 yield Diagnostic(
                     Setting(source, key, lost),
-                    f"written again in line {line}: this value is dropped in silence",
+                    f"duplicate key, set again in line {line}: this value is silently dropped",
                 )
 
 
@@ -49,12 +49,12 @@ def written_twice(context: LintContext) -> Iterator[Diagnostic]:
 def byte_order_mark(context: LintContext) -> Iterator[Diagnostic]:
     """A JSON file begins with a byte-order mark.
 
-    The packages open it as plain UTF-8, and json refuses the mark: the run ends before it begins.
+    The packages open it as plain UTF-8, and json rejects the mark: the run fails at startup.
     """
     for source in context.sources:
         if source.syntax == "json" and source.text.startswith("\ufeff"):
             fix = strip(source, 0, 1, "remove the byte-order mark")
-            yield Diagnostic(None, "begins with a byte-order mark, which json refuses", fix, source=source)
+            yield Diagnostic(None, "starts with a byte-order mark, which json rejects", fix, source=source)
 
 
 @rule(
@@ -103,7 +103,7 @@ def _with_dot(text: str) -> str:
     passes=args(),
 )
 def names_a_missing_file(context: LintContext) -> Iterator[Diagnostic]:
-    """A file that is named is not there.
+    """A referenced file does not exist.
 
     It is looked for from the working directory, as the packages do, and then beside the file that names it.
     What it holds could not be checked.
@@ -121,4 +121,4 @@ def names_a_missing_file(context: LintContext) -> Iterator[Diagnostic]:
             None,
         )
         if setting is not None:
-            yield Diagnostic(setting, f"{name} is not here: what it says was not checked")
+            yield Diagnostic(setting, f"{name} does not exist: its contents were not checked")

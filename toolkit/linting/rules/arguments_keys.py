@@ -23,24 +23,24 @@ _GONE: dict[str, tuple[str | None, str]] = {
     "no_cuda": ("use_cpu", "renamed to use_cpu"),
     "push_to_hub_token": ("hub_token", "renamed to hub_token"),
     "push_to_hub_model_id": ("hub_model_id", "renamed to hub_model_id"),
-    "push_to_hub_organization": (None, "hub_model_id holds the organization too"),
-    "warmup_ratio": (None, "warmup_steps takes a ratio below 1"),
+    "push_to_hub_organization": (None, "hub_model_id includes the organization"),
+    "warmup_ratio": (None, "use warmup_steps with a ratio below 1"),
     "overwrite_output_dir": (None, "it had no effect on the Trainer; resume_from_checkpoint continues a run"),
-    "logging_dir": (None, "the TENSORBOARD_LOGGING_DIR variable takes its place"),
-    "fsdp_min_num_params": (None, "fsdp_config.min_num_params takes its place"),
-    "fsdp_transformer_layer_cls_to_wrap": (None, "fsdp_config.transformer_layer_cls_to_wrap takes its place"),
-    "tpu_metrics_debug": (None, "debug takes its place"),
-    "include_inputs_for_metrics": (None, "include_for_metrics takes its place"),
-    "use_mps_device": (None, "mps is used where it is found"),
+    "logging_dir": (None, "use the TENSORBOARD_LOGGING_DIR variable"),
+    "fsdp_min_num_params": (None, "use fsdp_config.min_num_params"),
+    "fsdp_transformer_layer_cls_to_wrap": (None, "use fsdp_config.transformer_layer_cls_to_wrap"),
+    "tpu_metrics_debug": (None, "use debug"),
+    "include_inputs_for_metrics": (None, "use include_for_metrics"),
+    "use_mps_device": (None, "mps is used automatically"),
     "fp16_backend": (None, "torch.amp is the only backend"),
     "half_precision_backend": (None, "torch.amp is the only backend"),
-    "include_tokens_per_second": (None, "include_num_input_tokens_seen takes its place"),
+    "include_tokens_per_second": (None, "use include_num_input_tokens_seen"),
     "use_legacy_prediction_loop": (None, "there is one evaluation loop"),
-    "mp_parameters": (None, "removed without a successor"),
-    "jit_mode_eval": (None, "torch_compile takes its place"),
-    "tpu_num_cores": (None, "the TPU_NUM_CORES variable takes its place"),
-    "past_index": (None, "removed without a successor"),
-    "ray_scope": (None, "the RAY_SCOPE variable takes its place"),
+    "mp_parameters": (None, "removed without a replacement"),
+    "jit_mode_eval": (None, "use torch_compile"),
+    "tpu_num_cores": (None, "use the TPU_NUM_CORES variable"),
+    "past_index": (None, "removed without a replacement"),
+    "ray_scope": (None, "use the RAY_SCOPE variable"),
 }
 
 
@@ -114,7 +114,7 @@ def gone(context: LintContext) -> Iterator[Diagnostic]:
             fix = rename(setting, "warmup_steps") if number(setting.value) and 0 < setting.value < 1 else None
         elif key in ("overwrite_output_dir", "use_legacy_prediction_loop", "use_mps_device"):
             fix = remove(setting)
-        yield Diagnostic(setting, f"{key} is gone from transformers 5: {sentence}", fix)
+        yield Diagnostic(setting, f"{key} was removed in transformers 5: {sentence}", fix)
 
 
 @rule(
@@ -135,7 +135,7 @@ def deprecated(context: LintContext) -> Iterator[Diagnostic]:
             since = known_arguments()[new].since
             yield Diagnostic(
                 setting,
-                f"{key} is deprecated: {new} takes its place (there since {since} at the latest, not in 5.17)",
+                f"{key} is deprecated: use {new} (available since {since} at the latest, not in 5.17)",
             )
 
 
@@ -175,14 +175,14 @@ def wrong_type(context: LintContext) -> Iterator[Diagnostic]:
     passes=args(optim="adamw_torch"),
 )
 def no_such_choice(context: LintContext) -> Iterator[Diagnostic]:
-    """A training argument that is none of its choices."""
+    """A training argument that is not one of its choices."""
     for key, fact in known_arguments().items():
         setting = context.arg(key)
         if setting is None or not fact.choices or not isinstance(setting.value, str) or setting.value in fact.choices:
             continue
         near = nearest(setting.value, fact.choices, 0.6)
         fix = set_value(setting, near) if near and nearest(setting.value, fact.choices, 0.85) else None
-        yield Diagnostic(setting, f"{setting.value!r} is no {key}{meant(near)}", fix)
+        yield Diagnostic(setting, f"{setting.value!r} is not a valid {key}{meant(near)}", fix)
 
 
 @rule(
@@ -212,7 +212,7 @@ def accelerator_config_key(context: LintContext) -> Iterator[Diagnostic]:
 def newer_than_some(context: LintContext) -> Iterator[Diagnostic]:
     """A training argument that only newer versions of transformers have.
 
-    A note on machines that have it; an error where the installed transformers is older than the argument.
+    A note on machines that have it; an error if the installed transformers is older than the argument.
     """
     oldest = keys.versions("transformers")[0]
     for key, fact in known_arguments().items():
@@ -221,7 +221,7 @@ def newer_than_some(context: LintContext) -> Iterator[Diagnostic]:
             continue
         missing = _installed_before(fact.since)
         there = f"the installed {missing} does not have it" if missing else f"{oldest} does not have it"
-        message = f"{key} is in transformers {fact.since}; {there} and raises a TypeError"
+        message = f"{key} needs transformers {fact.since}; {there} and raises a TypeError"
         yield Diagnostic(setting, message, severity="error" if missing else None)
 
 

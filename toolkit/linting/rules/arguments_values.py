@@ -22,7 +22,7 @@ def two_precisions(context: LintContext) -> Iterator[Diagnostic]:
     """fp16 and bf16 are both true."""
     for one, other in (("fp16", "bf16"), ("fp16_full_eval", "bf16_full_eval")):
         if context.args.get(one) is True and context.args.get(other) is True:
-            yield Diagnostic(context.arg(one), f"{one} and {other} are both true: TrainingArguments refuses that")
+            yield Diagnostic(context.arg(one), f"{one} and {other} are both true: TrainingArguments rejects this")
 
 
 @rule(
@@ -42,7 +42,7 @@ def best_model(context: LintContext) -> Iterator[Diagnostic]:
     if save != evaluate:
         yield Diagnostic(
             setting,
-            f"load_best_model_at_end needs one rhythm: eval_strategy is {evaluate}, save_strategy {save}",
+            f"load_best_model_at_end needs equal strategies: eval_strategy is {evaluate}, save_strategy is {save}",
         )
         return
     saves, evals = (
@@ -78,20 +78,20 @@ def prefetch_without_workers(context: LintContext) -> Iterator[Diagnostic]:
     passes=args(logging_steps=1),
 )
 def steps_that_cannot_be(context: LintContext) -> Iterator[Diagnostic]:
-    """A number of steps that TrainingArguments refuses.
+    """A number of steps that TrainingArguments rejects.
 
     logging_steps 0 with the steps strategy, negative warmup_steps, or a broken number of steps above 1.
     """
     logging = context.arg("logging_steps")
     if logging and logging.value == 0 and context.args.get("logging_strategy", "steps") == "steps":
-        yield Diagnostic(logging, "logging_steps 0 is refused while logging_strategy is steps")
+        yield Diagnostic(logging, "logging_steps must be above 0 if logging_strategy is steps")
     warmup = context.arg("warmup_steps")
     if warmup and number(warmup.value) and warmup.value < 0:
         yield Diagnostic(warmup, "warmup_steps must not be negative")
     for key in ("logging_steps", "eval_steps", "save_steps"):
         setting = context.arg(key)
         if setting and number(setting.value) and setting.value > 1 and not whole(setting.value):
-            yield Diagnostic(setting, f"{key} above 1 must be a whole number")
+            yield Diagnostic(setting, f"{key} above 1 must be an integer")
 
 
 @rule(
@@ -102,7 +102,7 @@ def steps_that_cannot_be(context: LintContext) -> Iterator[Diagnostic]:
     passes=args(lr_scheduler_type="reduce_lr_on_plateau", eval_strategy="steps"),
 )
 def plateau_without_evaluation(context: LintContext) -> Iterator[Diagnostic]:
-    """A schedule that follows the evaluation, without one."""
+    """A schedule that depends on evaluation, without evaluation."""
     setting = context.arg("lr_scheduler_type")
     off = context.args.get("eval_strategy", "no") in ("no", False)
     if setting and setting.value in ("reduce_lr_on_plateau", "greedy") and off:
@@ -122,7 +122,7 @@ def accumulation_twice(context: LintContext) -> Iterator[Diagnostic]:
     steps = context.args.get("gradient_accumulation_steps", 1)
     if setting is not None and number(steps) and steps > 1:
         yield Diagnostic(
-            setting, f"num_steps stands beside gradient_accumulation_steps {steps}: the Trainer refuses both"
+            setting, f"num_steps and gradient_accumulation_steps {steps} are both set: the Trainer rejects this"
         )
 
 
@@ -137,7 +137,7 @@ def steps_override_epochs(context: LintContext) -> Iterator[Diagnostic]:
     """max_steps and num_train_epochs are both set: max_steps wins."""
     steps, epochs = context.arg("max_steps"), context.arg("num_train_epochs")
     if steps and epochs and number(steps.value) and steps.value > 0:
-        yield Diagnostic(epochs, f"num_train_epochs has no say: max_steps is {steps.value}")
+        yield Diagnostic(epochs, f"num_train_epochs has no effect: max_steps is {steps.value}")
 
 
 @rule(

@@ -1,4 +1,4 @@
-"""AU3xx: "auto", and who would have to resolve it."""
+"""AU3xx: "auto", and the program that would have to resolve it."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def auto_becomes_the_default(context: LintContext) -> Iterator[Diagnostic]:
         if setting.key.startswith(_MODELS):
             yield Diagnostic(
                 setting,
-                f'"auto" reaches DeepSpeed here, which takes its default for {setting.name} in silence',
+                f'"auto" reaches DeepSpeed here, which silently uses its default for {setting.name}',
             )
 
 
@@ -89,14 +89,14 @@ def auto_becomes_the_default(context: LintContext) -> Iterator[Diagnostic]:
     passes=ds(train_batch_size=8),
 )
 def auto_batch_size(context: LintContext) -> Iterator[Diagnostic]:
-    """A batch size of "auto" that nobody resolves.
+    """A batch size of "auto" that nothing resolves.
 
     DeepSpeed calculates with it and raises a TypeError about str and int.
     """
     if _by_deepspeed_alone(context):
         for setting in _autos(context):
             if setting.key in _BATCH:
-                yield Diagnostic(setting, f'{setting.key} "auto": DeepSpeed alone calculates with it and fails')
+                yield Diagnostic(setting, f'{setting.key} "auto": DeepSpeed alone uses it as a number and fails')
 
 
 @rule(
@@ -108,14 +108,14 @@ def auto_batch_size(context: LintContext) -> Iterator[Diagnostic]:
     passes=ds(gradient_clipping=1.0),
 )
 def auto_clipping(context: LintContext) -> Iterator[Diagnostic]:
-    """gradient_clipping "auto" that nobody resolves.
+    """gradient_clipping "auto" that nothing resolves.
 
     DeepSpeed parses it and fails at the first optimizer step, where it compares it with a norm.
     """
     setting = context.ds("gradient_clipping")
     if setting and setting.value == "auto" and _by_deepspeed_alone(context):
         fix = set_value(setting, 1.0)
-        yield Diagnostic(setting, '"auto" parses, and fails at the first step: DeepSpeed alone needs a number', fix)
+        yield Diagnostic(setting, '"auto" is accepted but fails at the first step: DeepSpeed alone needs a number', fix)
 
 
 @rule(
@@ -127,7 +127,7 @@ def auto_clipping(context: LintContext) -> Iterator[Diagnostic]:
     passes=ds(zero={"reduce_bucket_size": "auto"}),
 )
 def auto_that_nobody_resolves(context: LintContext) -> Iterator[Diagnostic]:
-    """ "auto" in a place that nobody resolves.
+    """ "auto" in a place where nothing resolves it.
 
     accelerate and the Trainer fill a short list of keys; any other "auto" raises a ValueError in prepare, and
     DeepSpeed alone takes its default.
@@ -140,7 +140,7 @@ def auto_that_nobody_resolves(context: LintContext) -> Iterator[Diagnostic]:
             who = {"trainer": "the Trainer", "accelerator": "accelerate"}.get(context.reader or "", "any launcher")
             yield Diagnostic(
                 setting,
-                f'"auto" means nothing here: {setting.name} is not among the keys that {who} fills in',
+                f'"auto" is not resolved here: {who} does not fill in {setting.name}',
             )
 
 
@@ -161,7 +161,7 @@ def auto_needs_a_reader(context: LintContext) -> Iterator[Diagnostic]:
     found = _autos(context)
     if found and context.reader is None:
         names = f"{found[0].key} and {len(found) - 1} more are" if len(found) > 1 else f"{found[0].key} is"
-        message = f'{names} "auto": the Trainer fills that in, deepspeed.initialize takes defaults or fails'
+        message = f'{names} "auto": the Trainer resolves this, deepspeed.initialize uses defaults or fails'
         yield Diagnostic(found[0], message)
 
 
@@ -184,7 +184,7 @@ def auto_needs_dummies(context: LintContext) -> Iterator[Diagnostic]:
             if setting.key in _WITH_DUMMIES:
                 yield Diagnostic(
                     setting,
-                    "resolved only where the script prepares accelerate's DummyOptim and DummyScheduler",
+                    "resolved only if the script passes accelerate's DummyOptim and DummyScheduler to prepare",
                 )
 
 

@@ -41,7 +41,7 @@ def accumulation(context: LintContext) -> Iterator[Diagnostic]:
             continue
         steps, where = _argument(context, "gradient_accumulation_steps", 1)
         if not same(setting.value, steps):
-            message = f"{setting.name} is {setting.value} here, {where}: the Trainer refuses that once it runs"
+            message = f"{setting.name} is {setting.value} here, {where}: the Trainer rejects this at startup"
             yield Diagnostic(setting, message, set_value(setting, steps))
 
 
@@ -55,7 +55,7 @@ def accumulation(context: LintContext) -> Iterator[Diagnostic]:
 def micro_batch(context: LintContext) -> Iterator[Diagnostic]:
     """The micro-batch of the DeepSpeed JSON is not the Trainer's.
 
-    per_device_train_batch_size counts with its default, 8, where it is not written.
+    per_device_train_batch_size counts with its default, 8, if it is not set.
     """
     setting = context.ds("train_micro_batch_size_per_gpu")
     if (
@@ -69,7 +69,7 @@ def micro_batch(context: LintContext) -> Iterator[Diagnostic]:
     if not same(setting.value, size):
         yield Diagnostic(
             setting,
-            f"{setting.value} here, per_device_train_batch_size {where}: the Trainer refuses the two",
+            f"{setting.value} here, per_device_train_batch_size {where}: the Trainer rejects this",
             set_value(setting, "auto"),
         )
 
@@ -106,9 +106,9 @@ def global_batch(context: LintContext) -> Iterator[Diagnostic]:
     passes=ds(gradient_clipping="auto") | args(max_grad_norm=0.5, per_device_train_batch_size=2),
 )
 def clipping(context: LintContext) -> Iterator[Diagnostic]:
-    """Gradient clipping differs between the layers: the Trainer refuses that.
+    """Gradient clipping differs between the layers: the Trainer rejects this.
 
-    max_grad_norm counts with its default, 1.0, where it is not written.
+    max_grad_norm counts with its default, 1.0, if it is not set.
     """
     for setting in (context.ds("gradient_clipping"), context.acc("deepspeed_config.gradient_clipping")):
         if setting is None or not number(setting.value) or not context.trainer_run:
@@ -117,7 +117,7 @@ def clipping(context: LintContext) -> Iterator[Diagnostic]:
         if not same(setting.value, norm):
             yield Diagnostic(
                 setting,
-                f"gradient_clipping is {setting.value} here, max_grad_norm {where}: the Trainer refuses the two",
+                f"gradient_clipping is {setting.value} here, max_grad_norm {where}: the Trainer rejects this",
                 set_value(setting, "auto"),
             )
 
@@ -134,7 +134,7 @@ def clipping_is_ignored(context: LintContext) -> Iterator[Diagnostic]:
     """max_grad_norm has no effect: the DeepSpeed JSON has no gradient_clipping.
 
     DeepSpeed clips by its own config alone, at its default of 1.0 where nothing is written; the Trainer
-    fills the key only where it stands there as "auto".
+    fills the key only if it is "auto" there.
     """
     norm = context.arg("max_grad_norm")
     if (
@@ -187,8 +187,7 @@ def optimizer_values(context: LintContext) -> Iterator[Diagnostic]:
             fix = set_value(setting, "auto") if setting.entry.node.items is None else None
             yield Diagnostic(
                 setting,
-                f"{setting.name} is {setting.value} here, {value} in the training arguments: "
-                "the Trainer refuses the two",
+                f"{setting.name} is {setting.value} here, {value} in the training arguments: the Trainer rejects this",
                 fix,
             )
 

@@ -41,7 +41,7 @@ def precision_of_yaml_and_arguments(context: LintContext) -> Iterator[Diagnostic
             )
         elif not setting.value and there == name and context.distributed_type != "DEEPSPEED":  # XL217 there
             yield Diagnostic(
-                setting, f"{name} is false here and runs all the same: mixed_precision {there} in "
+                setting, f"{name} is false here but has no effect: mixed_precision {there} in "
                 f"{launch.place.file}:{launch.place.line} wins", set_value(setting, True),
             )  # fmt: skip
 
@@ -60,7 +60,7 @@ def precision_of_yaml_and_arguments(context: LintContext) -> Iterator[Diagnostic
 def precision_of_yaml_and_deepspeed(context: LintContext) -> Iterator[Diagnostic]:
     """The accelerate layer and the DeepSpeed JSON differ in precision.
 
-    The other precision enabled in the JSON is a ValueError; the same one disabled there wins in silence,
+    The other precision enabled in the JSON is a ValueError; the same one disabled there silently wins,
     and the run is in fp32.
     """
     launch = context.precision
@@ -71,7 +71,7 @@ def precision_of_yaml_and_deepspeed(context: LintContext) -> Iterator[Diagnostic
     if enabled and true(enabled.value):
         yield Diagnostic(
             enabled,
-            f"{other} is enabled here, mixed_precision is {launch.told}: accelerate refuses the two",
+            f"{other} is enabled here, mixed_precision is {launch.told}: accelerate rejects this",
         )
     disabled = context.ds(f"{mine}.enabled")
     if disabled and disabled.value is False:
@@ -88,9 +88,9 @@ def precision_of_yaml_and_deepspeed(context: LintContext) -> Iterator[Diagnostic
     passes=ds(bf16={"enabled": True}) | args(bf16=True, per_device_train_batch_size=2),
 )
 def precision_of_deepspeed_and_arguments(context: LintContext) -> Iterator[Diagnostic]:
-    """The DeepSpeed JSON and the training arguments differ in precision: the Trainer refuses them.
+    """The DeepSpeed JSON and the training arguments differ in precision: the Trainer rejects this.
 
-    An argument that is not written counts as false.
+    An argument that is not set counts as false.
     """
     if not context.trainer_run:
         return
@@ -102,7 +102,7 @@ def precision_of_deepspeed_and_arguments(context: LintContext) -> Iterator[Diagn
         if setting.value != asked:
             fix = set_value(setting, "auto")
             shown = f"{name} is {str(asked).lower()} in the training arguments"
-            yield Diagnostic(setting, f"{str(setting.value).lower()} here, {shown}: the Trainer refuses the two", fix)
+            yield Diagnostic(setting, f"{str(setting.value).lower()} here, {shown}: the Trainer rejects this", fix)
 
 
 @rule(
@@ -113,10 +113,10 @@ def precision_of_deepspeed_and_arguments(context: LintContext) -> Iterator[Diagn
     passes=zero("zero_stage: 2") | args(per_device_train_batch_size=2, bf16=True),
 )
 def precision_only_in_the_yaml(context: LintContext) -> Iterator[Diagnostic]:
-    """mixed_precision stands in a DeepSpeed launch only, not in the training arguments.
+    """mixed_precision is set for a DeepSpeed launch, but not in the training arguments.
 
     accelerate enables it in the DeepSpeed config first; then the Trainer compares that with bf16 and fp16
-    of its own, which count as false where they are not written, and refuses the run once the model is
+    of its own, which count as false if they are not set, and rejects the run once the model is
     loaded. Without DeepSpeed the accelerate config alone is enough.
     """
     launch = context.precision
@@ -130,5 +130,5 @@ def precision_only_in_the_yaml(context: LintContext) -> Iterator[Diagnostic]:
     if not (context.arg_true("bf16") or context.arg_true("fp16") or context.arg_true(f"{name}_full_eval")):
         written = context.arg(name)
         fix = set_value(written, True) if written else add(context.args, "", name, True)
-        message = f"{name} only here: under DeepSpeed the Trainer wants {name}: true in its arguments too"
+        message = f"{name} only here: under DeepSpeed the Trainer needs {name}: true in its arguments too"
         yield Diagnostic(launch, message, fix)

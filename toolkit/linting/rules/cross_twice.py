@@ -28,7 +28,7 @@ _REFUSED = {
     passes=zero(*_FILE, top=()) | ds(),
 )
 def beside_the_config_file(context: LintContext) -> Iterator[Diagnostic]:
-    """deepspeed_config_file stands beside settings that belong into that file.
+    """deepspeed_config_file is set together with settings that belong in that file.
 
     accelerate raises a ValueError at launch where stage, accumulation, clipping, offload, 16-bit saving or
     mixed_precision stand in the accelerate config too. They are removed here only where the JSON says the
@@ -58,7 +58,7 @@ def beside_the_config_file(context: LintContext) -> Iterator[Diagnostic]:
         fix = remove(setting) if agreed else None
         yield Diagnostic(
             setting,
-            f"{setting.name} may not stand beside deepspeed_config_file: accelerate refuses the file at launch",
+            f"{setting.name} must not be set with deepspeed_config_file: accelerate rejects the file at launch",
             fix,
         )
 
@@ -77,7 +77,7 @@ def beside_the_config_file(context: LintContext) -> Iterator[Diagnostic]:
 def deepspeed_twice(context: LintContext) -> Iterator[Diagnostic]:
     """DeepSpeed is configured in the accelerate config and in the training arguments.
 
-    The Trainer builds the plugin from its own file, and accelerate refuses it because the accelerate config
+    The Trainer builds the plugin from its own file, and accelerate rejects it because the accelerate config
     sets DeepSpeed keys too.
     """
     setting = context.arg("deepspeed")
@@ -87,7 +87,7 @@ def deepspeed_twice(context: LintContext) -> Iterator[Diagnostic]:
     written += ["mixed_precision"] if context.accelerate.get("mixed_precision") is not None else []
     if written:
         listed = ", ".join(written)
-        message = f"accelerate refuses a DeepSpeed config from here beside {listed} in {context.accelerate.path}"
+        message = f"accelerate rejects a DeepSpeed config from here together with {listed} in {context.accelerate.path}"
         yield Diagnostic(setting, message)
 
 
@@ -129,7 +129,7 @@ def fsdp_twice(context: LintContext) -> Iterator[Diagnostic]:
     passes=acc("distributed_type: FSDP", "num_processes: 2") | args(fsdp=True),
 )
 def fsdp_and_deepspeed(context: LintContext) -> Iterator[Diagnostic]:
-    """FSDP in the training arguments together with DeepSpeed: the Trainer refuses the two."""
+    """FSDP in the training arguments together with DeepSpeed: the Trainer rejects this."""
     setting = context.arg("fsdp")
     if setting and context.trainer_fsdp and (context.distributed_type == "DEEPSPEED" or context.arg_true("deepspeed")):
-        yield Diagnostic(setting, "fsdp is set while DeepSpeed is on: the Trainer refuses the two")
+        yield Diagnostic(setting, "fsdp is set while DeepSpeed is on: the Trainer rejects this")

@@ -13,7 +13,7 @@ from toolkit.linting.model import Diagnostic, Setting
 from toolkit.linting.near import meant, nearest
 from toolkit.linting.registry import rule
 
-# Sections that are pydantic models with extra="forbid": an unknown key there is refused.
+# Sections that are pydantic models with extra="forbid": an unknown key there is rejected.
 STRICT = (
     "zero_optimization",
     "zero_optimization.offload_param",
@@ -55,7 +55,7 @@ def _comment(key: str) -> bool:
 @rule(
     "DS101",
     "error",
-    source="deepspeed 0.19.8 runtime/config.py:DeepSpeedConfig._initialize_params (reads by name, refuses nothing)",
+    source="deepspeed 0.19.8 runtime/config.py:DeepSpeedConfig._initialize_params (reads by name, rejects nothing)",
     fails=ds(gradient_cliping=0.5),
     passes=ds(),
 )
@@ -89,7 +89,7 @@ def unknown_top_level(context: LintContext) -> Iterator[Diagnostic]:
     passes=ds(zero={"overlap_comm": True, "reduce_bucket_size": 50000000}),
 )
 def unknown_nested(context: LintContext) -> Iterator[Diagnostic]:
-    """A section of the DeepSpeed config has a key that its model refuses.
+    """A section of the DeepSpeed config has a key that its model rejects.
 
     These sections are pydantic models that forbid extra keys: the engine raises a ValidationError.
     """
@@ -100,12 +100,10 @@ def unknown_nested(context: LintContext) -> Iterator[Diagnostic]:
                 continue
             setting = Setting(context.deepspeed, f"{section}.{key}", entry)
             if key.startswith("//"):
-                yield Diagnostic(
-                    setting, f"{section} takes no comments: DeepSpeed refuses every key that it does not know"
-                )
+                yield Diagnostic(setting, f"{section} does not accept comments: DeepSpeed rejects every unknown key")
                 continue
             near = nearest(key, known)
-            message = f'unknown key "{key}" in {section}{meant(near)}; DeepSpeed refuses it'
+            message = f'unknown key "{key}" in {section}{meant(near)}; DeepSpeed rejects it'
             yield Diagnostic(setting, message, rename(setting, near) if near else None)
 
 
@@ -149,7 +147,7 @@ def removed_feature(context: LintContext) -> Iterator[Diagnostic]:
             if key in reasons:
                 why = reasons[key]["why"].partition(" See http")[0].strip()
                 setting = Setting(context.deepspeed, f"{prefix}.{key}".lstrip("."), entry)
-                yield Diagnostic(setting, f"refused by DeepSpeed {keys.versions('deepspeed')[-1]}: {why}")
+                yield Diagnostic(setting, f"rejected by DeepSpeed {keys.versions('deepspeed')[-1]}: {why}")
 
 
 @rule(
@@ -173,7 +171,7 @@ def deprecated_key(context: LintContext) -> Iterator[Diagnostic]:
             fix = rename(setting, new)
         elif setting.value is False:
             fix = remove(setting)
-        yield Diagnostic(setting, f"{key} is deprecated: {new} takes its place", fix)
+        yield Diagnostic(setting, f"{key} is deprecated: use {new}", fix)
 
 
 @rule(
@@ -184,7 +182,7 @@ def deprecated_key(context: LintContext) -> Iterator[Diagnostic]:
     passes=ds(zero={"offload_optimizer": {"device": "cpu", "pin_memory": True}}),
 )
 def old_and_new_name(context: LintContext) -> Iterator[Diagnostic]:
-    """A deprecated ZeRO key stands beside the one that replaced it.
+    """A deprecated ZeRO key is set together with its replacement.
 
     DeepSpeed asserts that only one of them is there.
     """
@@ -193,6 +191,6 @@ def old_and_new_name(context: LintContext) -> Iterator[Diagnostic]:
         if setting is not None and key != "cpu_offload_use_pin_memory" and context.ds(f"zero_optimization.{new}"):
             yield Diagnostic(
                 setting,
-                f"{key} and its successor {new} are both here: DeepSpeed refuses that",
+                f"{key} and its replacement {new} are both set: DeepSpeed rejects this",
                 remove(setting),
             )

@@ -31,7 +31,7 @@ _SCHEDULERS = ("LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCo
 def untested_optimizer(context: LintContext) -> Iterator[Diagnostic]:
     """An optimizer that ZeRO was not tested with.
 
-    The engine asserts zero_allow_untested_optimizer for every optimizer but its own and Adam's kin.
+    The engine asserts zero_allow_untested_optimizer for every optimizer but its own and Adam variants.
     """
     setting = context.ds("optimizer.type")
     if setting is None or context.deepspeed.get("zero_optimization.stage", 0) in (0, "0"):
@@ -41,7 +41,7 @@ def untested_optimizer(context: LintContext) -> Iterator[Diagnostic]:
         fix = add(context.deepspeed, "", "zero_allow_untested_optimizer", True)
         yield Diagnostic(
             setting,
-            f"{setting.value} is untested with ZeRO: the engine asks for zero_allow_untested_optimizer",
+            f"{setting.value} is untested with ZeRO: DeepSpeed requires zero_allow_untested_optimizer",
             fix,
         )
 
@@ -89,4 +89,4 @@ def scheduler_parameter(context: LintContext) -> Iterator[Diagnostic]:
     for key in context.deepspeed.section("scheduler.params"):
         if key not in takes and not key.startswith("//"):
             setting = context.ds(f"scheduler.params.{key}")
-            yield Diagnostic(setting, f'{kind} takes no "{key}"{meant(nearest(key, takes))}')
+            yield Diagnostic(setting, f'{kind} has no parameter "{key}"{meant(nearest(key, takes))}')

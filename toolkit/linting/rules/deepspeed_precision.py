@@ -36,14 +36,14 @@ def two_precisions(context: LintContext) -> Iterator[Diagnostic]:
 def loss_scale_cannot_move(context: LintContext) -> Iterator[Diagnostic]:
     """Dynamic loss scaling with a window or a floor of zero.
 
-    DeepSpeed refuses it where fp16 is enabled with loss_scale 0.
+    DeepSpeed rejects it where fp16 is enabled with loss_scale 0.
     """
     if not true(context.deepspeed.get("fp16.enabled")) or context.deepspeed.get("fp16.loss_scale", 0) != 0:
         return
     for key in ("loss_scale_window", "min_loss_scale"):
         setting = context.ds(f"fp16.{key}")
         if setting is not None and number(setting.value) and setting.value <= 0:
-            yield Diagnostic(setting, f"{key} must be above 0 where the loss scale is dynamic")
+            yield Diagnostic(setting, f"{key} must be above 0 if the loss scale is dynamic")
 
 
 @rule(
@@ -56,7 +56,7 @@ def loss_scale_cannot_move(context: LintContext) -> Iterator[Diagnostic]:
 def sum_under_stage_3(context: LintContext) -> Iterator[Diagnostic]:
     """Gradients are to be summed under ZeRO-3.
 
-    `gradient_allreduce_op: sum` is refused with stage 3; with mean, divide by the tokens yourself.
+    `gradient_allreduce_op: sum` is rejected with stage 3; with mean, divide by the tokens yourself.
     """
     setting = context.ds("gradient_allreduce_op")
     if setting and str(setting.value).lower() == "sum" and context.deepspeed.get("zero_optimization.stage") == 3:
@@ -111,7 +111,7 @@ def no_zero_section(context: LintContext) -> Iterator[Diagnostic]:
         fix = add(context.deepspeed, "", "zero_optimization", {"stage": 0})
         yield context.at_file(
             context.deepspeed,
-            "no zero_optimization section: accelerate refuses the file",
+            "no zero_optimization section: accelerate rejects the file",
             "zero_optimization",
             fix=fix,
         )
@@ -163,13 +163,13 @@ def communication_type(context: LintContext) -> Iterator[Diagnostic]:
     passes=ds(optimizer={"type": "AdamW", "params": {"lr": 1e-4}}),
 )
 def clipping_in_the_optimizer(context: LintContext) -> Iterator[Diagnostic]:
-    """max_grad_norm stands among the optimizer's parameters.
+    """max_grad_norm is set in the optimizer's parameters.
 
     DeepSpeed warns that it is not supported there: gradient_clipping at the top level is.
     """
     setting = context.ds("optimizer.params.max_grad_norm")
     if setting is not None:
-        yield Diagnostic(setting, "max_grad_norm has no effect here: gradient_clipping at the top level is what clips")
+        yield Diagnostic(setting, "max_grad_norm has no effect here: use gradient_clipping at the top level")
 
 
 @rule(
@@ -180,13 +180,13 @@ def clipping_in_the_optimizer(context: LintContext) -> Iterator[Diagnostic]:
     passes=ds(gradient_clipping=0.0),
 )
 def clipping_nobody_set(context: LintContext) -> Iterator[Diagnostic]:
-    """gradient_clipping is not written, and its default clips.
+    """gradient_clipping is not set, and its default clips.
 
-    DeepSpeed clips at 1.0 where nothing is written. Write 1.0 if that is meant, 0.0 for no clipping.
+    DeepSpeed clips at 1.0 where nothing is written. Set 1.0 to keep this, or 0.0 to disable clipping.
     """
     if "deepspeed" not in context.kinds or context.arg("max_grad_norm") is not None:
         return
     if nearest("gradient_clipping", context.deepspeed.section("")) is None:
         fix = add(context.deepspeed, "", "gradient_clipping", 1.0)
-        message = "gradient_clipping is not written: DeepSpeed clips at its default, 1.0"
+        message = "gradient_clipping is not set: DeepSpeed clips at its default, 1.0"
         yield context.at_file(context.deepspeed, message, "gradient_clipping", fix=fix)

@@ -67,7 +67,7 @@ def wrong_type(context: LintContext) -> Iterator[Diagnostic]:
     """A DeepSpeed value has a type that its reader cannot use.
 
     At the top level nothing is converted, so "4" fails where it is first compared; in the sections pydantic
-    converts what it can ("true", 5e8) and refuses the rest ("5e8", 5.5 for a whole number).
+    converts what it can ("true", 5e8) and rejects the rest ("5e8", 5.5 for a whole number).
     """
     for section in ("", *STRICT):
         known = keys.section("deepspeed", section)

@@ -22,7 +22,7 @@ _SELECTIVE = {"selective": True, "use_reentrant": False}
     passes=ds(3, zero={"offload_optimizer": {"device": "cpu", "ratio": 0.5}}),
 )
 def wrong_stage(context: LintContext) -> Iterator[Diagnostic]:
-    """A ZeRO setting that this stage refuses.
+    """A ZeRO setting that this stage rejects.
 
     Partial offload (ratio below 1) is for stage 3; compute_grad_norm: false for stages 1 and 2.
     """
@@ -47,9 +47,7 @@ def nvme_without_path(context: LintContext) -> Iterator[Diagnostic]:
     for section in ("offload_param", "offload_optimizer"):
         setting = context.ds(f"zero_optimization.{section}.device")
         if setting and setting.value == "nvme" and not context.deepspeed.get(f"zero_optimization.{section}.nvme_path"):
-            yield Diagnostic(
-                setting, f"{section} goes to nvme, but nvme_path is not set: the engine fails when it starts"
-            )
+            yield Diagnostic(setting, f"{section} uses nvme, but nvme_path is not set: the engine fails at startup")
 
 
 @rule(
@@ -142,12 +140,12 @@ def stage_3_keys(context: LintContext) -> Iterator[Diagnostic]:
     | args(per_device_train_batch_size=2, gradient_checkpointing=True, gradient_checkpointing_kwargs=_SELECTIVE),
 )
 def selective_under_zero_3(context: LintContext) -> Iterator[Diagnostic]:
-    """Selective checkpointing under ZeRO-3: right only where no matrix product is kept.
+    """Selective checkpointing under ZeRO-3: correct only if no matrix product is saved.
 
     ZeRO-3's own linear adds the bias in place to the product, and torch does not notice that the kept product has
     changed: recomputation adds the bias again, and gradients of models with biases (Qwen2, GPT-NeoX) are 1 to 4 % off
-    while the loss is right. TRL's policy keeps attention alone, which is right; a policy of one's own that keeps
-    products is not, unless memory_efficient_linear is false.
+    while the loss is right. TRL's policy saves attention only, which is correct; a custom policy that saves
+    matrix products is not, unless memory_efficient_linear is false.
     """
     if context.zero_stage != 3 or context.deepspeed.get("zero_optimization.memory_efficient_linear") is False:
         return
@@ -156,6 +154,7 @@ def selective_under_zero_3(context: LintContext) -> Iterator[Diagnostic]:
         if setting is not None and true(setting.value):
             yield Diagnostic(
                 setting,
-                "right with TRL's own policy alone: where products are kept, ZeRO-3 adds a bias twice in recomputing; "
+                "correct only with TRL's own policy: if matrix products are saved, ZeRO-3 adds a bias "
+                "twice in the recomputation; "
                 "zero_optimization.memory_efficient_linear: false is right with any",
             )

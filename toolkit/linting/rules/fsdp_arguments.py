@@ -23,7 +23,7 @@ _ARGS = "transformers 5.23.0 training_args.py:_process_fsdp_args"
     passes=args(fsdp=True, fsdp_config={"version": 2}),
 )
 def config_without_fsdp(context: LintContext) -> Iterator[Diagnostic]:
-    """fsdp_config stands in the training arguments, but fsdp is not set: nothing reads it."""
+    """fsdp_config is set in the training arguments, but fsdp is not: nothing reads it."""
     setting = context.arg("fsdp_config")
     if setting and setting.value and not context.trainer_fsdp and context.args.syntax != "shell":
         fix = (
@@ -37,7 +37,7 @@ def config_without_fsdp(context: LintContext) -> Iterator[Diagnostic]:
 @rule(
     "FA102",
     "error",
-    source=_ARGS + " (reads by name, refuses nothing)",
+    source=_ARGS + " (reads by name, rejects nothing)",
     fails=args(fsdp=True, fsdp_config={"reshard_after_foward": False}),
     passes=args(fsdp=True, fsdp_config={"fsdp_reshard_after_forward": False, "version": 2}),
 )
@@ -64,10 +64,10 @@ def unknown_key(context: LintContext) -> Iterator[Diagnostic]:
     passes=args(fsdp=True),
 )
 def legacy_text(context: LintContext) -> Iterator[Diagnostic]:
-    """fsdp as text or a list: a form that goes away. `fsdp: true` with fsdp_config takes its place."""
+    """fsdp as text or a list is deprecated. Use `fsdp: true` with fsdp_config."""
     setting = context.arg("fsdp")
     if setting and context.trainer_fsdp and not isinstance(setting.value, bool) and context.args.syntax != "shell":
-        yield Diagnostic(setting, "fsdp as text is deprecated: write true, and the rest in fsdp_config")
+        yield Diagnostic(setting, "fsdp as text is deprecated: set it to true, and set the options in fsdp_config")
 
 
 @rule(
@@ -78,7 +78,7 @@ def legacy_text(context: LintContext) -> Iterator[Diagnostic]:
     passes=args(fsdp="full_shard auto_wrap"),
 )
 def legacy_word(context: LintContext) -> Iterator[Diagnostic]:
-    """A word in fsdp that this version refuses.
+    """A word in fsdp that this version rejects.
 
     hybrid_shard, hybrid_shard_zero2 and no_shard are for version 1, and version 2 is the default.
     """
@@ -91,7 +91,7 @@ def legacy_word(context: LintContext) -> Iterator[Diagnostic]:
             continue
         if word in ("hybrid_shard", "hybrid_shard_zero2", "no_shard"):
             if context.fsdp_version == 2:
-                yield Diagnostic(setting, f"{word} is only available with FSDP1, and version 2 is what runs")
+                yield Diagnostic(setting, f"{word} is only available with FSDP1, but version 2 is used")
         elif context.args.syntax != "shell" or word.lower() != "true":
             yield Diagnostic(setting, f"no fsdp option {word!r}")
 
@@ -104,10 +104,10 @@ def legacy_word(context: LintContext) -> Iterator[Diagnostic]:
     passes=fsdp2("fsdp_activation_checkpointing: true") | args(activation_checkpointing=False),
 )
 def checkpointing_twice(context: LintContext) -> Iterator[Diagnostic]:
-    """Activation checkpointing by FSDP and by the Trainer: the Trainer refuses the two."""
+    """Activation checkpointing by FSDP and by the Trainer: the Trainer rejects this."""
     ours, theirs = context.checkpointing, context.fsdp("activation_checkpointing")
     if ours and theirs and true(theirs.value) and context.uses == "fsdp":
-        yield Diagnostic(ours, f"{ours.name} and FSDP's activation_checkpointing are both on: the Trainer refuses that")
+        yield Diagnostic(ours, f"{ours.name} and FSDP's activation_checkpointing are both on: the Trainer rejects this")
 
 
 @rule(
@@ -138,7 +138,7 @@ def slower_checkpointing(context: LintContext) -> Iterator[Diagnostic]:
     passes=args(fsdp=True, fsdp_config={"auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}),
 )
 def policy_in_capitals(context: LintContext) -> Iterator[Diagnostic]:
-    """A wrap policy that the Trainer does not know: it wants capitals."""
+    """An unknown wrap policy: the Trainer requires upper case."""
     choices = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
     setting = context.fsdp("auto_wrap_policy") if context.trainer_fsdp else None
     if setting and setting.value not in choices:

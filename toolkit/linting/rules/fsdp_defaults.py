@@ -1,4 +1,4 @@
-"""FS4xx: defaults of FSDP that nobody set, and what version 1 and 2 make of one key."""
+"""FS4xx: FSDP keys that are not set, and keys that versions 1 and 2 read differently."""
 
 from __future__ import annotations
 
@@ -46,10 +46,12 @@ def no_wrap_policy(context: LintContext) -> Iterator[Diagnostic]:
         return
     if policy is None:
         fix = add(context.accelerate, "fsdp_config", "fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP")
-        message = "fsdp_auto_wrap_policy is not written: accelerate wraps nothing, the model is one unit"
+        message = "fsdp_auto_wrap_policy is not set: accelerate wraps nothing, so the model is one unit"
         yield context.at_file(context.accelerate, message, "fsdp_config.fsdp_auto_wrap_policy", fix=fix)
     elif str(policy.value).upper() == "NO_WRAP":
-        yield Diagnostic(policy, "NO_WRAP makes the model one unit: each forward gathers all of it", severity="note")
+        yield Diagnostic(
+            policy, "NO_WRAP makes the model one unit: each forward gathers the whole model", severity="note"
+        )
 
 
 @rule(
@@ -60,20 +62,18 @@ def no_wrap_policy(context: LintContext) -> Iterator[Diagnostic]:
     passes=fsdp2(),
 )
 def no_version(context: LintContext) -> Iterator[Diagnostic]:
-    """fsdp_version is not written: accelerate runs FSDP1, transformers 5.23 FSDP2.
+    """fsdp_version is not set: accelerate uses FSDP1, transformers 5.23 uses FSDP2.
 
-    The fix writes down the version that runs today. Where keys of version 1 stand beside it, this is a note.
+    The fix sets the version that is used now. If keys of version 1 are also set, this is a note.
     """
     if context.fsdp_from_yaml and context.fsdp("version") is None:
         of_one = any(context.fsdp(name) is not None for name in _ONLY_1)
         fix = add(context.accelerate, "fsdp_config", "fsdp_version", 1)
-        message = "fsdp_version is not written: accelerate runs FSDP1 (the Trainer's own default is 2)"
+        message = "fsdp_version is not set: accelerate uses FSDP1 (the Trainer's own default is 2)"
         severity = "note" if of_one else None
         yield context.at_file(context.accelerate, message, "fsdp_config.fsdp_version", fix=fix, severity=severity)
     elif context.trainer_fsdp and context.fsdp("version") is None:
-        yield Diagnostic(
-            context.arg("fsdp"), "fsdp_config.version is not written: the Trainer runs FSDP2", severity="note"
-        )
+        yield Diagnostic(context.arg("fsdp"), "fsdp_config.version is not set: the Trainer uses FSDP2", severity="note")
 
 
 @rule(
@@ -84,7 +84,7 @@ def no_version(context: LintContext) -> Iterator[Diagnostic]:
     passes=fsdp2(),
 )
 def no_state_dict_type(context: LintContext) -> Iterator[Diagnostic]:
-    """fsdp_state_dict_type is not written: full under version 1, sharded under version 2.
+    """fsdp_state_dict_type is not set: full under version 1, sharded under version 2.
 
     A sharded checkpoint has no file that from_pretrained loads: `accelerate merge-weights` makes one. Under
     the Trainer's own FSDP the default is full.
@@ -92,7 +92,7 @@ def no_state_dict_type(context: LintContext) -> Iterator[Diagnostic]:
     if context.fsdp_from_yaml and context.fsdp("state_dict_type") is None:
         runs = "FULL_STATE_DICT" if context.fsdp_version == 1 else "SHARDED_STATE_DICT"
         fix = add(context.accelerate, "fsdp_config", "fsdp_state_dict_type", runs)
-        message = f"fsdp_state_dict_type is not written: version {context.fsdp_version} saves {runs}"
+        message = f"fsdp_state_dict_type is not set: version {context.fsdp_version} saves {runs}"
         yield context.at_file(context.accelerate, message, "fsdp_config.fsdp_state_dict_type", fix=fix)
 
 
@@ -106,8 +106,8 @@ def no_state_dict_type(context: LintContext) -> Iterator[Diagnostic]:
 def strategy_under_2(context: LintContext) -> Iterator[Diagnostic]:
     """A sharding strategy of version 1 under FSDP2.
 
-    fsdp_sharding_strategy is not read there, so HYBRID_SHARD, NO_SHARD and SHARD_GRAD_OP become full sharding
-    without a word; accelerate's own converter does the same. Hybrid sharding in version 2 is
+    fsdp_sharding_strategy is not read there, so HYBRID_SHARD, NO_SHARD and SHARD_GRAD_OP silently become full
+    sharding; accelerate's own converter does the same. Hybrid sharding in version 2 is
     parallelism_config with dp_replicate_size and dp_shard_size.
     """
     if context.fsdp_version != 2 or context.uses != "fsdp":
@@ -126,7 +126,7 @@ def strategy_under_2(context: LintContext) -> Iterator[Diagnostic]:
         fix = set_value(reshard, value == "FULL_SHARD") if value in ("FULL_SHARD", "SHARD_GRAD_OP") else None
         yield Diagnostic(
             reshard,
-            f"{reshard.value} is a strategy of version 1: FSDP2 takes true or false and fails on it",
+            f"{reshard.value} is a strategy of version 1: FSDP2 accepts only true or false",
             fix,
         )
 

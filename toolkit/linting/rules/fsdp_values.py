@@ -1,4 +1,4 @@
-"""FS4xx: values of FSDP that fail, or train something else."""
+"""FS4xx: FSDP values that fail, or change what is trained."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def loading_without_sync(context: LintContext) -> Iterator[Diagnostic]:
     """cpu_ram_efficient_loading without sync_module_states.
 
     Only rank 0 loads the weights then, and the others train from garbage unless the states are synchronised.
-    accelerate launch refuses the pair (cpu_ram_efficient_loading is true by default); plugins made in code or
+    accelerate launch rejects the pair (cpu_ram_efficient_loading is true by default); plugins made in code or
     through quoted text are switched to true with a warning.
     """
     sync, loading = context.fsdp("sync_module_states"), context.fsdp("cpu_ram_efficient_loading")
@@ -51,8 +51,8 @@ def loading_without_sync(context: LintContext) -> Iterator[Diagnostic]:
 def orig_params_and_lora(context: LintContext) -> Iterator[Diagnostic]:
     """use_orig_params: false with LoRA under FSDP1.
 
-    A unit that mixes frozen and trained weights cannot be flattened uniformly: it is refused, or frozen
-    weights get gradients. PEFT's page shows false (with a wrap policy of its own), TRL's files true.
+    A unit that mixes frozen and trained weights cannot be flattened uniformly: it is rejected, or frozen
+    weights get gradients. PEFT's page shows false (with its own wrap policy), TRL's files true.
     """
     setting = context.fsdp("use_orig_params")
     if setting and not true(setting.value) and context.fsdp_version == 1 and context.uses == "fsdp":
@@ -65,7 +65,7 @@ def orig_params_and_lora(context: LintContext) -> Iterator[Diagnostic]:
         else:
             yield Diagnostic(
                 setting,
-                "use_orig_params false: with LoRA or frozen weights FSDP1 would refuse its units",
+                "use_orig_params false: with LoRA or frozen weights FSDP1 rejects its units",
                 severity="note",
             )
 
@@ -123,7 +123,9 @@ def checkpointing_and_dropout(context: LintContext) -> Iterator[Diagnostic]:
             f"recomputation draws new dropout masks: with {dropout.name} {dropout.value} the gradients are wrong",
         )
     elif context.lora_key("lora_dropout") is None and context.arg("lora_dropout") is None:
-        yield Diagnostic(setting, "right only without dropout: recomputation draws new dropout masks", severity="note")
+        yield Diagnostic(
+            setting, "correct only without dropout: recomputation draws new dropout masks", severity="note"
+        )
 
 
 @rule(

@@ -38,7 +38,7 @@ def class_list(context: LintContext) -> Iterator[Diagnostic]:
         joined = ",".join(str(name).strip() for name in names)
         yield Diagnostic(
             setting,
-            f"accelerate takes the text apart at commas and strips nothing: write {joined}",
+            f"accelerate splits the text at commas and keeps spaces: write {joined}",
             set_value(setting, joined),
         )
 

@@ -1,4 +1,4 @@
-"""MM6xx: what costs memory or time without need."""
+"""MM6xx: settings that waste memory or time."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def overlap_with_big_buckets(context: LintContext) -> Iterator[Diagnostic]:
     where = bucket or overlap or context.ds("zero_optimization.stage")
     shown = f"reduce_bucket_size {size:.0e}" if bucket is not None else "the default reduce_bucket_size of 5e8"
     severity: Severity | None = None if overlap is not None or bucket is not None else "note"
-    yield Diagnostic(where, f"overlap_comm with {shown} takes about {gigabytes:.1f} GB on every GPU", None, severity)
+    yield Diagnostic(where, f"overlap_comm with {shown} needs about {gigabytes:.1f} GB on every GPU", None, severity)
 
 
 @rule(
@@ -56,17 +56,19 @@ def overlap_with_big_buckets(context: LintContext) -> Iterator[Diagnostic]:
     passes=ds(),
 )
 def offload_costs(context: LintContext) -> Iterator[Diagnostic]:
-    """Offload to the host: slow where the GPU has room."""
+    """Offload to the host is slow; avoid it if the state fits on the GPU."""
     settings = [context.ds(f"zero_optimization.offload_{part}.device") for part in ("optimizer", "param")]
     settings += [context.acc(f"deepspeed_config.offload_{part}_device") for part in ("optimizer", "param")]
     for setting in settings:
         if setting and str(setting.value) in ("cpu", "nvme"):
-            yield Diagnostic(setting, f"offload to {setting.value}: worth its time only where the GPU has no room")
+            yield Diagnostic(
+                setting, f"offload to {setting.value}: slower; use it only if GPU memory is not sufficient"
+            )
             return
     offload = context.fsdp("cpu_offload") if context.uses == "fsdp" else None
     if offload and true(offload.value):
         yield Diagnostic(
-            offload, "parameters and optimizer step on the CPU: worth its time only where the GPU has no room"
+            offload, "parameters and optimizer step on the CPU: slower; use it only if GPU memory is not sufficient"
         )
 
 
@@ -80,13 +82,13 @@ def offload_costs(context: LintContext) -> Iterator[Diagnostic]:
 def offload_not_pinned(context: LintContext) -> Iterator[Diagnostic]:
     """Offload without pinned memory: copies are synchronous and slow.
 
-    Right only where memlock or the host's memory is short.
+    Correct only if memlock or host memory is limited.
     """
     for part in ("optimizer", "param"):
         setting = context.ds(f"zero_optimization.offload_{part}.pin_memory")
         device = context.deepspeed.get(f"zero_optimization.offload_{part}.device")
         if setting and setting.value is False and device in ("cpu", "nvme"):
-            yield Diagnostic(setting, "without pinned memory no copy overlaps with compute")
+            yield Diagnostic(setting, "without pinned memory copies do not overlap with compute")
 
 
 @rule(
@@ -103,7 +105,7 @@ def profiling_left_on(context: LintContext) -> Iterator[Diagnostic]:
         if setting and setting.value is True:
             yield Diagnostic(
                 setting,
-                f"{key.partition('.')[0]} synchronises the device in every step: leave it off in a long run",
+                f"{key.partition('.')[0]} synchronises the device in every step: disable it in long runs",
             )
 
 
@@ -133,11 +135,11 @@ def checkpointing_section(context: LintContext) -> Iterator[Diagnostic]:
     passes=ds(zero={"reduce_bucket_size": 50000000}),
 )
 def tiny_buckets(context: LintContext) -> Iterator[Diagnostic]:
-    """Buckets so small that every collective is all latency."""
+    """Buckets so small that latency dominates every collective."""
     for key in ("reduce_bucket_size", "allgather_bucket_size"):
         setting = context.ds(f"zero_optimization.{key}")
         if setting and number(setting.value) and 0 < setting.value < 1_000_000:
-            yield Diagnostic(setting, f"{setting.value:g} elements a bucket: thousands of small collectives per step")
+            yield Diagnostic(setting, f"{setting.value:g} elements per bucket: thousands of small collectives per step")
 
 
 @rule(
@@ -151,7 +153,7 @@ def model_on_every_rank(context: LintContext) -> Iterator[Diagnostic]:
     """ZeRO-3 without zero3_init_flag: every process loads the whole model before it is sharded."""
     setting = context.acc("deepspeed_config.zero3_init_flag")
     if setting and not true(setting.value) and context.zero_stage == 3:
-        yield Diagnostic(setting, "every process holds the whole model in host memory before ZeRO-3 shards it")
+        yield Diagnostic(setting, "every process loads the whole model into host memory before ZeRO-3 shards it")
 
 
 @rule(

@@ -1,4 +1,4 @@
-"""SV7xx: what ends in a checkpoint that cannot be written or loaded."""
+"""SV7xx: checkpoints that cannot be written or loaded."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ def weights_stay_sharded(context: LintContext) -> Iterator[Diagnostic]:
         if setting is None:
             fix = add(context.deepspeed, "zero_optimization", _GATHER.partition(".")[2], True)
             key = _GATHER.partition(".")[2]
-            message = f"{key} is not written and off: saving a model fails after the run"
+            message = f"{key} is not set and defaults to off: saving the model after the run fails"
             yield context.at_file(context.deepspeed, message, _GATHER, fix=fix)
         elif setting.value == "auto":
             yield Diagnostic(
                 setting,
-                '"auto" becomes false (accelerate\'s default): saving a model fails after the run',
+                '"auto" becomes false (accelerate\'s default): saving the model after the run fails',
                 set_value(setting, True),
             )
         elif not true(setting.value):
-            yield Diagnostic(setting, "off: the run leaves no weights that from_pretrained loads")
+            yield Diagnostic(setting, "off: the run saves no weights that from_pretrained loads")
         return
     setting = context.acc("deepspeed_config.zero3_save_16bit_model")
     if setting is None:
         fix = add(context.accelerate, "deepspeed_config", "zero3_save_16bit_model", True)
-        message = "zero3_save_16bit_model is not written and off: saving a model fails after the run"
+        message = "zero3_save_16bit_model is not set and defaults to off: saving the model after the run fails"
         yield context.at_file(context.accelerate, message, "deepspeed_config.zero3_save_16bit_model", fix=fix)
     elif not true(setting.value):
-        yield Diagnostic(setting, "off: the run leaves no weights that from_pretrained loads")
+        yield Diagnostic(setting, "off: the run saves no weights that from_pretrained loads")
 
 
 @rule(
@@ -64,7 +64,7 @@ def weights_stay_sharded(context: LintContext) -> Iterator[Diagnostic]:
     passes=args(save_only_model=True, fsdp=True, fsdp_config={"state_dict_type": "FULL_STATE_DICT", "version": 2}),
 )
 def only_model_and_shards(context: LintContext) -> Iterator[Diagnostic]:
-    """save_only_model with sharded state dicts: the Trainer refuses the two."""
+    """save_only_model with sharded state dicts: the Trainer rejects this."""
     setting, kind = context.arg("save_only_model"), context.fsdp("state_dict_type")
     if setting is None or setting.value is not True or context.uses != "fsdp":
         return
@@ -82,7 +82,7 @@ def only_model_and_shards(context: LintContext) -> Iterator[Diagnostic]:
     passes=zero("zero_stage: 2") | args(save_only_model=True, bf16=True),
 )
 def only_model_and_best(context: LintContext) -> Iterator[Diagnostic]:
-    """save_only_model with load_best_model_at_end under DeepSpeed or FSDP: the Trainer refuses the two."""
+    """save_only_model with load_best_model_at_end under DeepSpeed or FSDP: the Trainer rejects this."""
     setting = context.arg("save_only_model")
     if (
         setting
@@ -137,7 +137,7 @@ def shards_need_merging(context: LintContext) -> Iterator[Diagnostic]:
     if setting and context.uses == "fsdp" and str(setting.value).upper() == "SHARDED_STATE_DICT":
         yield Diagnostic(
             setting,
-            "checkpoints are shards: accelerate merge-weights makes a file that from_pretrained loads",
+            "checkpoints are sharded: accelerate merge-weights writes a file that from_pretrained loads",
         )
 
 
@@ -149,7 +149,7 @@ def shards_need_merging(context: LintContext) -> Iterator[Diagnostic]:
     passes=ds(2, train_micro_batch_size_per_gpu="auto") | args(auto_find_batch_size=True),
 )
 def finding_the_batch_size(context: LintContext) -> Iterator[Diagnostic]:
-    """auto_find_batch_size under ZeRO-3: the Trainer refuses it."""
+    """auto_find_batch_size under ZeRO-3: the Trainer rejects it."""
     setting = context.arg("auto_find_batch_size")
     if setting and setting.value is True and context.zero_stage == 3:
         yield Diagnostic(setting, "auto_find_batch_size is not supported with ZeRO-3", remove(setting))

@@ -35,7 +35,7 @@ def batch_arithmetic(context: LintContext) -> Iterator[Diagnostic]:
     unit = micro * (steps or 1)
     if setting.value % unit:
         shown = f"{micro} × {steps} accumulation" if steps else f"the micro-batch of {micro}"
-        yield Diagnostic(setting, f"{setting.value} is no multiple of {shown}: no number of processes fits")
+        yield Diagnostic(setting, f"{setting.value} is not a multiple of {shown} for any number of processes")
     elif context.processes is not None and context.parallel_extra == 1:
         total = context.processes.value * unit
         if (steps and setting.value != total) or setting.value % total:
@@ -85,7 +85,7 @@ def nothing_to_shard_over(context: LintContext) -> Iterator[Diagnostic]:
     ):
         yield Diagnostic(
             section,
-            "dp_shard_size and cp_size are both 1: FSDP2 has no dimension to shard over and accelerate refuses it",
+            "dp_shard_size and cp_size are both 1: FSDP2 has no dimension to shard over, and accelerate rejects this",
         )
 
 
@@ -97,7 +97,7 @@ def nothing_to_shard_over(context: LintContext) -> Iterator[Diagnostic]:
     passes=ds(None, train_micro_batch_size_per_gpu=None, train_batch_size=8, gradient_accumulation_steps=4),
 )
 def derived_batch(context: LintContext) -> Iterator[Diagnostic]:
-    """The derived micro-batch is not whole: DeepSpeed rounds it down and then asserts."""
+    """The derived micro-batch is not an integer: DeepSpeed rounds it down and then asserts."""
     batch, steps = context.ds("train_batch_size"), context.deepspeed.get("gradient_accumulation_steps")
     if (
         batch

@@ -22,13 +22,13 @@ _LAUNCH = "accelerate 1.15.0 utils/launch.py"
     passes=multi_gpu("num_machines: 2", "machine_rank: 0", "main_process_ip: 10.0.0.1", "main_process_port: 29500"),
 )
 def machines_without_address(context: LintContext) -> Iterator[Diagnostic]:
-    """Several machines, but no address of the main one."""
+    """Several machines, but no address of the main machine."""
     machines = context.acc("num_machines")
     if machines is None or not number(machines.value) or machines.value < 2:
         return
     if context.acc("main_process_ip") is None:
         severity: Severity | None = None if context.launch.launcher else "warning"  # the flag may be given at launch
-        yield Diagnostic(machines, f"{machines.value} machines, but main_process_ip is not written", severity=severity)
+        yield Diagnostic(machines, f"{machines.value} machines, but main_process_ip is not set", severity=severity)
 
 
 @rule(
@@ -62,7 +62,8 @@ def uneven_machines(context: LintContext) -> Iterator[Diagnostic]:
         each = processes.value // machines.value
         yield Diagnostic(
             processes,
-            f"{processes.value} processes on {machines.value} machines: each starts {each}, the rest never start",
+            f"{processes.value} processes on {machines.value} machines: each starts {each}, the "
+            "remainder is not started",
         )
 
 
@@ -80,7 +81,7 @@ def uneven_machines(context: LintContext) -> Iterator[Diagnostic]:
     passes=fsdp2(),
 )
 def sharded_over_one(context: LintContext) -> Iterator[Diagnostic]:
-    """Sharding over one process saves nothing."""
+    """Sharding over one process saves no memory."""
     processes = context.processes
     if (
         processes
@@ -92,7 +93,7 @@ def sharded_over_one(context: LintContext) -> Iterator[Diagnostic]:
         offloads = offloads or any(context.acc(f"deepspeed_config.offload_{p}_device") for p in ("optimizer", "param"))
         if context.uses != "deepspeed" or not offloads:
             yield Diagnostic(
-                processes, f"one process: there is nothing to share, and {context.distributed_type} only costs"
+                processes, f"one process: {context.distributed_type} has nothing to shard and adds overhead"
             )
 
 
@@ -114,7 +115,7 @@ def too_few_gpus(context: LintContext) -> Iterator[Diagnostic]:
         processes.value // max(1, machines.value if machines and number(machines.value) else 1) if processes else None
     )
     if context.distributed_type == "MULTI_GPU" and count < 2 and (machines is None or machines.value in (None, 1)):
-        yield Diagnostic(setting, "one GPU id with MULTI_GPU: accelerate refuses it")
+        yield Diagnostic(setting, "one GPU id with MULTI_GPU: accelerate rejects this")
     elif each is not None and context.distributed_type not in (None, "NO") and count < each:
         yield Diagnostic(setting, f"{count} GPUs for {each} processes: two processes would share a GPU")
 
@@ -179,8 +180,8 @@ def sharding_on_cpu(context: LintContext) -> Iterator[Diagnostic]:
     if setting and true(setting.value) and context.distributed_type in ("DEEPSPEED", "FSDP"):
         yield Diagnostic(
             setting,
-            f"use_cpu does not reach a {context.distributed_type} launch: the script's "
-            "Accelerator(cpu=True) would run plain DDP",
+            f"use_cpu has no effect on a {context.distributed_type} launch: the script's "
+            "Accelerator(cpu=True) would use plain DDP",
         )
 
 
@@ -192,7 +193,7 @@ def sharding_on_cpu(context: LintContext) -> Iterator[Diagnostic]:
     passes=shell("accelerate launch --use_fsdp train.py"),
 )
 def two_launch_types(context: LintContext) -> Iterator[Diagnostic]:
-    """Two kinds of launch in one command."""
+    """Two launch types in one command."""
     if context.launch.launcher != "accelerate":
         return
     given = [
@@ -201,7 +202,7 @@ def two_launch_types(context: LintContext) -> Iterator[Diagnostic]:
     if len(given) > 1:
         yield Diagnostic(
             LintContext._in(context.launch, given[1]),
-            f"--{given[0]} and --{given[1]}: accelerate launch takes one of them",
+            f"--{given[0]} and --{given[1]}: accelerate launch accepts only one of them",
         )
 
 
@@ -213,7 +214,7 @@ def two_launch_types(context: LintContext) -> Iterator[Diagnostic]:
     passes=shell("accelerate launch --num_processes 4 train.py"),
 )
 def unknown_flag(context: LintContext) -> Iterator[Diagnostic]:
-    """The launcher has no such flag: abbreviations are not taken."""
+    """Unknown launcher flag; abbreviations are not accepted."""
 
     if context.launch.launcher not in ("accelerate", "deepspeed"):
         return

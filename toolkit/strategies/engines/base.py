@@ -1,7 +1,7 @@
-"""An engine: a model made ready to train by one strategy, its optimizer, and access to its whole tensors.
+"""An engine: a model prepared for training by one strategy, its optimizer, and access to its whole tensors.
 
-The loop calls ``forward``, ``backward``, ``step``; checkpoints and `verify` read and write whole tensors by
-name, however they are spread. What is common to the strategies without an engine of their own stands here.
+The loop calls ``forward``, ``backward``, ``step``; checkpoints and `verify` read and write whole tensors by name,
+however they are sharded. This module has the parts that all engines share.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ class NotActive(RunFailed):
 
 @dataclass
 class Prepared:
-    """A model before a strategy takes it: adapters added, checkpointing applied, dtypes set, on the CPU."""
+    """A model before a strategy wraps it: adapters added, checkpointing applied, dtypes set, on the CPU."""
 
     model: nn.Module
     resolved: Resolved
     decayed: frozenset[str]
     blocks: list[tuple[str, nn.Module]] = field(default_factory=list)
     bases: dict[str, int] = field(default_factory=dict)
-    """QLoRA: what had to be quantised, elements by name."""
+    """QLoRA: the quantised weights, elements by name."""
     products: list[str] = field(default_factory=list)
-    """``fp8: true``: names of the linear layers that multiply in float8, before adapters stood around them."""
+    """``fp8: true``: names of the linear layers that multiply in float8, before adapters wrapped them."""
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Trainable parameters by name, in the model's order, tied ones once."""
@@ -63,7 +63,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Step:
-    """What one optimizer step did. ``grad_norm``: 2-norm of the whole gradient before clipping, on the device."""
+    """The result of one optimizer step. ``grad_norm``: 2-norm of the whole gradient before clipping, on the device."""
 
     grad_norm: torch.Tensor
     skipped: bool = False
@@ -76,21 +76,21 @@ class OptimizerState:
     step: int
     moments: dict[str, torch.Tensor]
     scales: dict[str, torch.Tensor] | None = None
-    """Where moments are kept in 8 bits and it was asked for: the scale of each element."""
+    """With 8-bit moments, if requested: the scale of each element."""
 
 
 class Engine:
-    """Base of the engines. A constructor leaves ``model``, ``optimizer`` and ``parameters`` set."""
+    """Base class of the engines. A constructor sets ``model``, ``optimizer`` and ``parameters``."""
 
     model: nn.Module
-    """What the loop calls; the strategy's wrapper, where it has one."""
+    """The model that the loop calls; the strategy's wrapper, if there is one."""
     optimizer: torch.optim.Optimizer
     parameters: dict[str, nn.Parameter]
     """Trainable parameters by their name in the unwrapped model; possibly shards."""
     gradient_divisor: int
     """The strategy divides gradients by this when it sums them over ranks; the loss is multiplied by it."""
     skip_not_finite = False
-    """Whether a step whose gradient is not finite is skipped; asking waits for the device."""
+    """Whether a step with a non-finite gradient is skipped; checking this synchronises the device."""
 
     def __init__(self, prepared: Prepared, accelerator: Accelerator) -> None:
         self.resolved = prepared.resolved
@@ -107,7 +107,7 @@ class Engine:
     # ------------------------------------------------------------------ what the loop calls
 
     def engage(self, prepared: Prepared) -> None:
-        """Wrap and place the model, make the optimizer."""
+        """Wrap the model, move it to the device, and create the optimizer."""
         raise NotImplementedError
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
@@ -119,16 +119,16 @@ class Engine:
         return contextlib.nullcontext()
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:
-        """Add the gradient of ``loss`` to the window's."""
+        """Accumulate the gradient of ``loss`` in the window's gradient."""
         (self.scaler.scale(loss) if self.scaler else loss).backward()
 
     def unscale(self) -> None:
-        """Take the loss scale out of the gradients, once all of a window's are there."""
+        """Unscale the gradients, after the last micro-batch of a window."""
         if self.scaler:
             self.scaler.unscale_(self.optimizer)
 
     def step(self, lr: float) -> Step:
-        """Clip, update, and forget the gradients."""
+        """Clip, update, and clear the gradients."""
         self.set_lr(lr)
         norm = self.clip(self.resolved.max_grad_norm)
         skipped = False
@@ -148,7 +148,7 @@ class Engine:
         return Step(norm, skipped)
 
     def skip(self) -> Step:
-        """Forget the gradients of a window in place of a step; every rank calls it."""
+        """Clear the gradients of a window without a step; every rank calls it."""
         if self.scaler:
             self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
@@ -172,10 +172,10 @@ class Engine:
         """The factor that the loss is multiplied by under fp16; 1 elsewhere."""
         return self.scaler.get_scale() if self.scaler else 1.0
 
-    # ------------------------------------------------------------------ proof of engagement
+    # ------------------------------------------------------------------ evidence that the strategy is active
 
     def evidence(self) -> list[Claim]:
-        """What proves that the strategy is at work; every rank calls it."""
+        """The evidence that the strategy is active; every rank calls it."""
         raise NotImplementedError
 
     # ------------------------------------------------------------------ whole tensors, by name; every rank calls
@@ -185,15 +185,15 @@ class Engine:
     # the meta device).
 
     def full_weight(self, name: str, main_only: bool = False) -> torch.Tensor:
-        """The whole trained weight, from the master copy where there is one; on the CPU."""
+        """The whole trained weight, from the master copy if there is one; on the CPU."""
         raise NotImplementedError
 
     def full_gradient(self, name: str) -> torch.Tensor | None:
-        """The whole gradient of the window, averaged over ranks, before clipping; None where there is none."""
+        """The whole gradient of the window, averaged over ranks, before clipping; None if there is none."""
         raise NotImplementedError
 
     def full_state(self, name: str, scales: bool = False, main_only: bool = False) -> OptimizerState | None:
-        """AdamW's whole state of the parameter; None before its first update. ``scales``: in place of moments that are
+        """AdamW's whole state of the parameter; None before its first update. ``scales``: instead of moments that are
         kept in 8 bits, the scale of each element."""
         raise NotImplementedError
 
@@ -211,14 +211,14 @@ class Engine:
         return {"scaler": self.scaler.state_dict()} if self.scaler else {}
 
     def load_extra_state(self, state: Mapping[str, Any]) -> None:
-        """Take back what ``extra_state`` gave."""
+        """Restore the result of ``extra_state``."""
         if self.scaler and "scaler" in state:
             self.scaler.load_state_dict(dict(state["scaler"]))
 
     # ------------------------------------------------------------------ shared by subclasses
 
     def _reads(self, main_only: bool) -> bool:
-        """Whether this rank has use for the values of a whole tensor."""
+        """Whether this rank needs the values of a whole tensor."""
         return not main_only or self.accelerator.is_main_process
 
     def _make_optimizer(self, parameters: Mapping[str, nn.Parameter], decayed: frozenset[str]) -> torch.optim.Optimizer:
@@ -240,7 +240,7 @@ def on_host(tensor: torch.Tensor, values: bool = True) -> torch.Tensor:
 
 
 def connected_claim(world_size: int, device: torch.device) -> Claim:
-    """Every process takes part in a sum: the processes are connected, not merely started."""
+    """Sum over all processes: evidence that they are connected, not only started."""
     import torch.distributed as dist
 
     seen = 1

@@ -1,8 +1,8 @@
-"""One Accelerator per run, its processes connected, also on a machine without a GPU.
+"""One Accelerator per run with connected processes, also on a machine without a GPU.
 
-Accelerate 1.15.0 without a GPU does not connect the processes of a sharded strategy, and says nothing: with
-``cpu=True`` DeepSpeed and FSDP quietly become DDP, without it every process trains alone. What engages them is
-an open gloo group before the Accelerator is made, and for FSDP a state that says MULTI_GPU.
+Without a GPU, accelerate 1.15.0 silently does not connect the processes of a sharded strategy: with ``cpu=True``
+DeepSpeed and FSDP become DDP, without it every process trains alone. To activate them, a gloo group must exist before
+the Accelerator is created, and for FSDP a state with MULTI_GPU.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 _LINEAR = torch.nn.functional.linear
-"""DeepSpeed 0.19.8 puts ZeRO-3's own in its place for the whole process and leaves it there: every run begins with
-torch's, so that runs in one process group do not depend on their order."""
+"""torch's own function, restored at the start of each run: DeepSpeed 0.19.8 replaces it for ZeRO-3 and leaves the
+replacement in place, so runs in one process group would depend on their order."""
 
 
 def make_accelerator(resolved: Resolved, **options: Any) -> Accelerator:
-    """Connect the processes and make the Accelerator for a recipe's strategy; ``options`` go to Accelerator.
+    """Connect the processes and create the Accelerator for a recipe's strategy; ``options`` are passed to Accelerator.
 
-    Raises InputError where the process was launched for another strategy or number of processes, or has no GPU where
-    the recipe wants one.
+    Raises InputError if the process was launched for another strategy or number of processes, or has no GPU although
+    the recipe needs one.
     """
     _check_launch(resolved)
     _check_device(resolved)
@@ -82,10 +82,10 @@ def _accelerator(resolved: Resolved, kind: str, options: dict[str, Any]) -> Acce
 
 
 def connect_without_gpu(kind: str | None = None) -> None:
-    """Connect the launched processes over gloo; call it before the Accelerator (or TrainingArguments) is made.
+    """Connect the launched processes over gloo; call it before the Accelerator (or TrainingArguments) is created.
 
-    ``kind``: DEEPSPEED, FSDP or MULTI_GPU; left out, what `accelerate launch` has set up. Scripts of one's own
-    need it on a machine without a GPU, and only there.
+    ``kind``: DEEPSPEED, FSDP or MULTI_GPU; default: what `accelerate launch` has configured. Your own scripts need it
+    only on a machine without a GPU.
     """
     from accelerate.state import PartialState
     from accelerate.utils import DistributedType
@@ -105,10 +105,10 @@ def connect_without_gpu(kind: str | None = None) -> None:
 
 
 def new_rendezvous(attempt: int) -> None:
-    """Before a job that torchrun's agent has started again connects: a store of this start's own.
+    """Create a new store before a restarted job connects.
 
-    With the static rendezvous (accelerate's) torch 2.13.0 gives every start the agent's one store, where the ranks
-    find the addresses of those that are gone («connectFullMesh failed»). The agent's store tells the new port.
+    With the static rendezvous (accelerate's) torch 2.13.0 gives every attempt the agent's single store, where the ranks
+    find the addresses of the previous attempt («connectFullMesh failed»). The agent's store passes the new port.
     """
     from torch.distributed import TCPStore
 
@@ -125,7 +125,7 @@ def new_rendezvous(attempt: int) -> None:
 
 def _without_shm_op() -> None:
     """On a CPU DeepSpeed 0.19.8 compiles a shared-memory all-reduce that only inference uses. It needs a compiler, and
-    a process that is killed while it loads leaves torch's build lock behind: every later job would wait for ever."""
+    a process that is killed while it loads leaves torch's build lock behind: every later job would wait forever."""
     import deepspeed
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
@@ -147,8 +147,8 @@ def _forget_zero_init() -> None:
 
 
 def _forget_state() -> None:
-    """Accelerate keeps its state for the process; a process group may serve many runs, one after another. Left there it
-    refuses another strategy or precision, or silently trains with the last one's (1.15.0)."""
+    """Reset accelerate's process-wide state; a process group may run several jobs in sequence. Otherwise it rejects
+    another strategy or precision, or silently trains with the previous one (1.15.0)."""
     from accelerate.state import AcceleratorState
 
     _drop_environment("ACCELERATE_USE_CPU")
@@ -159,7 +159,7 @@ def _check_launch(resolved: Resolved) -> None:
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world != resolved.world_size:
         raise InputError(
-            f"{resolved.source}: machine.processes: the recipe is for {resolved.world_size} processes, "
+            f"{resolved.source}: machine.processes: the recipe needs {resolved.world_size} processes, but "
             f"{world} were launched; launch with the accelerate.yaml that `toolkit config` writes for it"
         )
     kind = strategy_of(resolved).distributed_type
@@ -173,16 +173,17 @@ def _check_launch(resolved: Resolved) -> None:
 
 
 def _check_device(resolved: Resolved) -> None:
-    """The recipe's device is chosen by asking the driver; accelerate asks torch, and without a word takes the CPU."""
+    """Check that torch sees the recipe's GPU: the driver determined the device, but accelerate asks torch and would
+    silently use the CPU."""
     if resolved.device == "cuda" and not torch.cuda.is_available():
         raise InputError(
             f"{resolved.source}: machine.device: cuda, but torch {torch.__version__} sees no GPU in this process; "
-            "install a torch that is built for the CUDA of this machine's driver, or set machine.device: cpu"
+            "install a build of torch for the CUDA version of this machine's driver, or set machine.device: cpu"
         )
 
 
 def _fill_environment(resolved: Resolved) -> None:
-    """What torchrun would have set, for a strategy that runs in one process without it."""
+    """Set the variables that torchrun would set, for a strategy that runs in one process without it."""
     if "RANK" in os.environ:
         return
     with socket.socket() as probe:

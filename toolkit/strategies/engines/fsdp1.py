@@ -1,4 +1,4 @@
-"""FSDP1 through Accelerate: blocks as flat parameters; whole tensors are put together from the ranks' slices."""
+"""FSDP1 through Accelerate: blocks as flat parameters; whole tensors are assembled from the ranks' slices."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ class Fsdp1Engine(Engine):
         apart = any(not p.requires_grad for p in prepared.model.parameters())
         if apart and (shared := _trained_twice(prepared.model)):
             raise InputError(
-                f"{self.resolved.source}: strategy.name: fsdp1 keeps each trained layer of a frozen model in a unit of "
-                f"its own, and {' and '.join(shared)} share one weight; use fsdp2"
+                f"{self.resolved.source}: strategy.name: fsdp1 wraps each trained layer of a frozen model in "
+                f"its own unit, but {' and '.join(shared)} share one weight; use fsdp2"
             )
         plugin.auto_wrap_policy = functools.partial(_own_unit, blocks=frozenset(self.resolved.blocks), apart=apart)
         self.model = self.accelerator.prepare_model(prepared.model)

@@ -1,4 +1,4 @@
-"""FSDP2 through Accelerate: every parameter a DTensor split on its first dimension."""
+"""FSDP2 through Accelerate: every parameter is a DTensor sharded on its first dimension."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The process group and this process's device: made here in one way for every strategy, before accelerate or DeepSpeed
-would make them in ways of their own. Both use a group that is there (accelerate 1.15.0, DeepSpeed 0.19.8)."""
+"""Create the process group and select this process's device in the same way for every strategy, before accelerate or
+DeepSpeed do so in different ways. Both use an existing group (accelerate 1.15.0, DeepSpeed 0.19.8)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ _BACKENDS = {"cuda": "cuda:nccl,cpu:gloo", "cpu": "gloo"}
 """On GPUs gloo is there too: what is offloaded, gradients for example, is reduced on the host. A group serves many jobs
 under `verify` and `bench`, so it does not depend on whether the first of them offloads."""
 _CONNECTING = timedelta(minutes=30)
-"""Until training begins. NCCL that cannot reach its peers hangs in the first collective, and nothing else watches."""
+"""Timeout until training starts: NCCL that cannot reach its peers hangs in the first collective, and nothing else
+detects it."""
 _TRAINING = timedelta(hours=12)
 """From then on `training/watch.py` finds the rank that hangs, by `run.hang_after`. torch's limits (10 minutes for NCCL,
 30 for gloo) would end ranks that rightly wait while rank 0 writes and hashes a large checkpoint: 840 GB (70B, float32
@@ -31,7 +32,7 @@ def take_device(kind: str) -> torch.device:
 
 
 def connect(kind: str) -> None:
-    """Take this process's device and make the process group of the launched processes, unless there is one."""
+    """Select this process's device and create the process group, unless there is one."""
     take_device(kind)
     if not dist.is_initialized():
         dist.init_process_group(_BACKENDS[kind], timeout=_CONNECTING)

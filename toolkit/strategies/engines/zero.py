@@ -1,4 +1,4 @@
-"""ZeRO 1, 2 and 3 by DeepSpeed's engine, made by Accelerate from the same values as deepspeed.json."""
+"""ZeRO 1, 2 and 3 with DeepSpeed's engine, created by Accelerate from the values of deepspeed.json."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from toolkit.strategies.zero import ZeroSettings
 
 
 class ZeroEngine(Engine):
-    """DeepSpeed scales, clips and steps by itself; the loop still says when a window ends."""
+    """DeepSpeed scales, clips and steps; the loop signals the end of a window."""
 
     def engage(self, prepared: Prepared) -> None:
         model = prepared.model
@@ -167,7 +167,7 @@ class ZeroEngine(Engine):
 def _split(model: nn.Module, resolved: Resolved, device: torch.device) -> None:
     """Split every parameter over the ranks, one after another, in the dtype that the engine would give it.
 
-    Left to itself DeepSpeed 0.19.8 moves the whole model to each device before it splits it there
+    By default DeepSpeed 0.19.8 moves the whole model to each device before it splits it there
     (``engine._configure_distributed_model``): a model that only fits in shares would never start.
     """
     import deepspeed

@@ -94,7 +94,7 @@ class ZeroTensors:
         raise AssertionError(f"unknown ZeRO optimizer {type(self.zero).__name__}")
 
     def make_state(self) -> None:
-        """Give the inner optimizer zeroed state where it has not stepped yet, so that there is one to write to."""
+        """Give the inner optimizer zero state before its first step, so that there is state to write to."""
         for flat in self.masters():
             if flat not in self.inner.state:
                 self.inner.state[flat] = {

@@ -1,1 +1,1 @@
-"""What each strategy keeps on a device besides activations: the answer to «what memory do you take»."""
+"""Memory models: what each strategy stores on a device in addition to activations."""

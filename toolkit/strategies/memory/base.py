@@ -1,8 +1,8 @@
-"""A memory model: the bytes that a strategy keeps on one device while a step goes by.
+"""A memory model: the bytes that a strategy uses on one device during a step.
 
-``toolkit plan`` walks through a step, block by block, calls the memory model at each point, and adds the bytes that it
-holds to the activations. Formulas are read from the code of the packages, named beside each, and held against
-measured bytes by tests/plan/test_truth.py. Nothing here imports torch.
+``toolkit plan`` walks through a step, block by block, calls the memory model at each point, and adds its bytes to the
+activations. Formulas come from the source code of the packages, cited with each, and are compared with measured bytes
+by tests/plan/test_truth.py. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 from toolkit.recipe.resolve import Resolved
 
 EMBED, TAIL = -2, -1
-"""In place of a block's number: what stands before the blocks (embeddings), and after (last norm, head, loss)."""
+"""Used as block numbers: the weights before the blocks (embeddings), and after (last norm, head, loss)."""
 
 Compute = Literal["autocast", "cast", "deepspeed-linear"]
 """How a forward computes in another dtype than the weights are trained in: under torch's autocast, with weights
@@ -29,7 +29,7 @@ BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True)
 class Weight:
-    """One parameter: its shape, and whether it trains and decays."""
+    """One parameter: its shape, whether it is trainable, and whether it has weight decay."""
 
     name: str
     shape: tuple[int, ...]
@@ -37,21 +37,21 @@ class Weight:
     decays: bool
     numel: int
     packed: int | None = None
-    """Bytes where it is stored quantised; None: in the frozen or trained dtype."""
+    """Bytes if it is stored quantised; None: in the frozen or trained dtype."""
     statistics: int = 0
-    """Bytes that unpack it, whole on every device."""
+    """Bytes of its quantisation statistics, whole on every device."""
 
 
 @dataclass(frozen=True)
 class Holdings:
-    """What a model holds: the weights of each kind of block, the kind of each block in order, the rest."""
+    """The weights of a model: those of each kind of block, the kind of each block in order, and the rest."""
 
     kinds: Sequence[Sequence[Weight]]
     order: Sequence[int]
     embed: Sequence[Weight]
-    """Input embeddings; where ``tied``, the head too."""
+    """Input embeddings; if ``tied``, also the head."""
     tail: Sequence[Weight]
-    """All else that stands in no block: last norm, head."""
+    """All other weights outside of blocks: last norm, head."""
     tied: bool
     buffers: int
     """Bytes of buffers."""
@@ -89,10 +89,10 @@ class Holdings:
 
 
 class MemoryModel:
-    """Base: whole state on every device. Subclasses override what they spread.
+    """Base class: whole state on every device. Subclasses override what they shard.
 
-    ``resident``: bytes that stay for the whole step, by term of the plan's breakdown. ``gathered``, ``gradients``
-    and ``buffers`` change as the step goes by.
+    ``resident``: bytes that stay for the whole step, by term of the plan's breakdown. ``gathered``, ``gradients`` and
+    ``buffers`` change during the step.
     """
 
     compute_as: ClassVar[Compute]
@@ -110,7 +110,7 @@ class MemoryModel:
         self.freezes = holdings.elements(False)
         self.overlap = resolved.device == "cuda"
         self.assembled = self.trained
-        """Bytes an element of a tensor that is put together from the ranks' parts for a checkpoint."""
+        """Bytes per element of a tensor that is assembled from shards for a checkpoint."""
         self.gathered = self.gradients = self.buffers = 0
         self.resident: dict[str, int] = {"parameters": 0, "gradients": 0, "optimizer": 0, "communication": 0}
         self.host: dict[str, int] = {}
@@ -125,17 +125,17 @@ class MemoryModel:
         raise NotImplementedError
 
     def start(self, accumulating: bool) -> None:
-        """A micro-batch begins; ``accumulating``: gradients of one before are there."""
+        """Start of a micro-batch; ``accumulating``: gradients of an earlier one exist."""
         self.gathered = self.buffers = 0
         self.gradients = self.trains * self.trained if accumulating else 0
         self.accumulating = accumulating
 
     def enter(self, block: int, backward: bool) -> int:
-        """The forward or backward of a block, EMBED or TAIL begins; returns what that takes for a moment."""
+        """Start of the forward or backward of a block, EMBED or TAIL; returns the temporary bytes."""
         return 0
 
     def leave(self, block: int, backward: bool) -> None:
-        """... and ends."""
+        """End of that forward or backward."""
 
     def gradient(self, weight: Weight, block: int) -> int:
         """A weight's gradient is complete, and still counted with the activations; returns what is alive beside
@@ -145,14 +145,14 @@ class MemoryModel:
         return 0
 
     def pass_on(self) -> None:
-        """The step goes on: the gradient completed last is no longer counted with the activations."""
+        """Continue after a gradient: it is no longer counted with the activations."""
 
     def finish_backward(self) -> int:
-        """The last backward of a window has ended; returns what its end takes for a moment."""
+        """End of the last backward of a window; returns the temporary bytes."""
         return 0
 
     def step(self) -> int:
-        """What the optimizer's step takes for a moment, beside what stays."""
+        """Temporary bytes of the optimizer's step."""
         if self.resolved.recipe.optimizer.name != "adamw8bit":
             return 0
         # Moments are unpacked for the length of a stretch of one weight (toolkit/optim/adamw8bit.py).
@@ -160,11 +160,11 @@ class MemoryModel:
         return _UNPACKED * min(largest, _STRETCH)
 
     def loading(self) -> int:
-        """The most weights on the device while the model goes there from the host, before the first step."""
+        """Maximum bytes of weights on the device while the model is moved there, before the first step."""
         return self.resident["parameters"]
 
     def saving(self) -> int:
-        """What putting one weight or moment together takes for a moment, beside what stays: the largest one whole, and
+        """What putting one weight or moment together takes temporarily, beside what stays: the largest one whole, and
         this rank's part of a packed moment unpacked. On the rank that takes most, the one that writes."""
         largest = max((w.numel for unit, _ in self.holdings.units() for w in unit if w.trains), default=0)
         whole = self.assembled * largest
@@ -177,7 +177,7 @@ class MemoryModel:
     # ---- shared
 
     def moments(self, elements: int) -> int:
-        """Bytes of both moments of so many elements."""
+        """Bytes of both moments of this many elements."""
         if self.resolved.recipe.optimizer.name == "adamw8bit":
             return 2 * (elements + 4 * -(-elements // 256))
         return 2 * elements * self.trained
@@ -197,12 +197,12 @@ class MemoryModel:
         return self.holdings.frozen_bytes(self.frozen)
 
     def statistics_bytes(self) -> int:
-        """What unpacks quantised weights."""
+        """Quantisation statistics."""
         return sum(count * w.statistics for unit, count in self.holdings.units() for w in unit)
 
     def _stored(self, weight: Weight) -> int:
         return weight.numel * self.frozen if weight.packed is None else weight.packed
 
     def bytes_now(self) -> int:
-        """All that the memory model holds at this moment."""
+        """Total bytes of the memory model at this point."""
         return sum(self.resident.values()) + self.gathered + self.gradients + self.buffers

@@ -113,7 +113,7 @@ class _FsdpMemory(MemoryModel):
         return self.holdings.unit(unit)
 
     def reduction(self, unit: int, last: int, elements: int, part: int) -> int:
-        """Bytes that reducing the gradients of ``unit`` takes for a moment: ``elements`` in all, ``last`` of them still
+        """Bytes that reducing the gradients of ``unit`` takes temporarily: ``elements`` in all, ``last`` of them still
         counted with the activations, ``part`` bytes of them this device's."""
         raise NotImplementedError
 

@@ -1,4 +1,4 @@
-"""single and ddp: everything whole on every device."""
+"""single and ddp: the whole state on every device."""
 
 from __future__ import annotations
 

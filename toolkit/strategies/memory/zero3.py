@@ -91,7 +91,7 @@ class Zero3Memory(ZeroMemory):
         return 0 if backward else self._fetching(block)
 
     def _fetching(self, block: int) -> int:
-        """What a forward gathers for a moment beside the block's own: the next weights, as many as a prefetch takes, in
+        """What a forward gathers temporarily beside the block's own: the next weights, as many as a prefetch takes, in
         the gather's buffer and copied out of it, while the prefetch after them is gathered (partition_parameters.py,
         ``AllGatherCoalescedHandle.wait``; partitioned_param_coordinator.py, ``fetch_sub_module``)."""
         if block == TAIL or (block not in self._kept and block != EMBED):
