@@ -168,7 +168,7 @@ def test_sources_have_names_of_their_own(write_jsonl: Write, make_recipe: Make, 
         ([{"path": "a.jsonl", "proportion": 1.0, "weight": 1.0}], {}, "data: give `train`'s sources weights or"),
         ([{"path": "a.jsonl"}], {"streaming": True}, "data: a stream of several sources needs a `proportion`"),
         ([{"path": "empty.jsonl"}], {}, "data.train[0]: empty.jsonl is empty"),
-        ([{"path": "a.jsonl"}, {"path": "b.jsonl"}], {}, "data.train[1]: b.jsonl is not there"),
+        ([{"path": "a.jsonl"}, {"path": "b.jsonl"}], {}, "data.train[1]: b.jsonl does not exist"),
         ([{"path": "a.jsonl", "split": "test"}], {}, "data.train[0].split: only hub data sets have one"),
     ],
 )

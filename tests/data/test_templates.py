@@ -20,7 +20,7 @@ def test_every_turn_is_learned_as_it_would_have_been_generated(name: str) -> Non
     for conversation in CONVERSATIONS:
         result, chat, fields = templates.encode(name, conversation)
         if conversation in REFUSES.get(name, ()):
-            assert "refuses this conversation" in result.refused
+            assert "rejects this conversation" in result.refused
         elif conversation in LOSES.get(name, ()):
             assert "leaves" in result.refused
             assert " out" in result.refused

@@ -309,7 +309,7 @@ class Chat:
             )
         except _TEMPLATE_FAULTS as error:
             source = f"the chat template {self._source}" if self._source else "the tokenizer's chat template"
-            raise row.error("messages", f"{source} refuses this conversation: {error}") from None
+            raise row.error("messages", f"{source} rejects this conversation: {error}") from None
 
     def _plainly(self, messages: list[Message], **options: Any) -> str:
         """For the dialect's own questions; what a template raises is for it to handle."""

@@ -32,12 +32,12 @@ def needed_fields(recipe: Recipe) -> dict[str, str]:
     needed = _NEEDED.get((task, form))
     if needed is None:
         formats = " or ".join(f for t, f in _NEEDED if t == task)
-        raise InputError.at(None, "data.format", f"{form} is not a format for {task}; it takes {formats}")
+        raise InputError.at(None, "data.format", f"{form} is not a format for {task}; expected {formats}")
     allowed = (*needed, *_OPTIONAL) if form == "messages" else needed
     for name in recipe.data.fields:
         if name not in allowed:
             hint = did_you_mean(name, allowed)
-            message = f"{task} with format {form} has no field {name}; it takes {', '.join(allowed)}{hint}"
+            message = f"{task} with format {form} has no field {name}; expected {', '.join(allowed)}{hint}"
             raise InputError.at(None, f"data.fields.{name}", message)
     return {name: recipe.data.fields.get(name, name) for name in needed}
 
