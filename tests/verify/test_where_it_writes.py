@@ -16,7 +16,10 @@ from toolkit.verification import matrix
 from toolkit.verification.command import run_matrix
 from toolkit.verification.matrix import Cell
 
-CELL = Cell("dropout-redrawn", "ddp", True, True, "gradient", "step 1: a weight", "dropout is drawn again", 1.0)
+CELL = Cell(
+    "dropout-redrawn", "ddp", True, True, True, "gradient", "step 1: a weight", "dropout-mask-redrawn",
+    "dropout is drawn again", 1.0,
+)  # fmt: skip
 
 
 @pytest.fixture

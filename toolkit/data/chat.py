@@ -98,7 +98,7 @@ class Chat:
         # A turn that nothing ends is learned with the end of its own sample, unless told otherwise.
         self._open_ended = self._has_marks or turns == "all"
         self._dialect = Dialect(self._template, self._plainly)
-        self._closes = self._special.has(self._dialect.behind)
+        self._closes = bool(self._dialect.behind.strip())
 
     # ---- samples of a conversation
 
@@ -124,9 +124,8 @@ class Chat:
         notes = []
         if self._turns == "auto" and any(samples > 1 for samples, _ in several):
             notes.append(
-                "the chat template writes earlier assistant turns otherwise than they were generated, so each such "
-                f"turn is a sample of its own: {sum(s for s, _ in counts)} samples from the first {len(counts)} "
-                "conversations (data.turns: auto)"
+                f"the chat template {self._why_several()}, so such turns become samples of their own: "
+                f"{sum(s for s, _ in counts)} samples from the first {len(counts)} conversations (data.turns: auto)"
             )
         if several and self._turns == "last":
             notes.append("only the last assistant turn of a conversation is learned (data.turns: last)")
@@ -134,6 +133,11 @@ class Chat:
             notes.append("the chat template has no place for reasoning: it is written as <think>...</think> before the "
                          "answer")  # fmt: skip
         return notes
+
+    def _why_several(self) -> str:
+        if self._closes:
+            return "rewrites earlier assistant turns"
+        return "writes nothing at the end of an assistant turn"
 
     def _split(self, row: Row, fields: dict[str, Any], whole: str, turns: dict[int, _Turn]) -> list[Piece]:
         assistants = sum(message["role"] == "assistant" for message in fields["messages"])

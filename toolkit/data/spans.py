@@ -70,13 +70,14 @@ def agreed(base: str, prompt: str, turn: str, marks: Marks, *, closes: bool, ope
 
     ``turn`` is ``prompt`` and what is generated from it. Of that, ``base`` may lack no word, and not the first token
     that ends the turn; what a template adds at the very end of a conversation (Phi-3's end-of-text) it may lack.
-    ``closes``: the template writes a token that ends a turn. ``open_ended``: a turn without one counts as well where
+    ``closes``: the template writes something that ends a turn. ``open_ended``: a turn without one counts as well where
     more follows (GLM-4: the next header ends it).
     """
     if not base.startswith(prompt) or not turn.startswith(prompt):
         return None
-    end = len(turn) if base.startswith(turn) else common(base, turn, marks)
-    words = marks.words_end(turn)
+    if base.startswith(turn):
+        return len(turn) if closes or open_ended or len(turn) == len(base) else None
+    end, words = common(base, turn, marks), marks.words_end(turn)
     if end < max(words, len(prompt)) or not marks.only(turn[end:]):
         return None
     if closes and marks.has(turn[words:]):
