@@ -106,7 +106,7 @@ def describe(outcome: Outcome) -> tuple[str, str, str]:
         told = (
             f"{one.name}, step {measure.step + 1}, {measure.tensor}: {measure.error:.2e}, limit {measure.tolerance:.2e}"
         )
-        return "different", f"{one.name}/{stage.name}", f"{told} {measure.said}{cause}"
+        return "different", f"{one.name}/{stage.name}", f"{told} {measure.sentence}{cause}"
     if outcome.verdict != "equivalent":
         claims = "; ".join(f"{c.claim}: {c.seen}, expected {c.expected}" for c in outcome.unproven)
         return "not-exercised", "engagement", f"{claims}{cause}"

@@ -17,8 +17,9 @@ DECLARED = {re.sub(r"[-_.]+", "-", r.name).lower(): r for r in map(Requirement, 
 
 # Imported where a feature asks for it, and refused by name where it is not installed.
 OPTIONAL = {"bitsandbytes", "liger-kernel"}
-# Part of a declared distribution's own promise: pydantic releases pydantic-core with itself.
-WITH = {"pydantic-core": "pydantic"}
+# Part of a declared distribution's own promise: pydantic releases pydantic-core with itself, transformers bounds
+# tokenizers.
+WITH = {"pydantic-core": "pydantic", "tokenizers": "transformers"}
 
 
 def imported() -> set[str]:

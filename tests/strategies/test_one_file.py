@@ -159,7 +159,7 @@ def test_other_samples_on_one_rank_of_a_part_are_found(recipe: dict[str, Any], m
     assert all(measure.ok for measure in ledger(ranks, [], resolved).measures)
     ranks[1].run.steps[0].micros[0].tensors["input_ids"][0, 1] = 9
     [shared] = [m for m in ledger(ranks, [], resolved).measures if not m.ok]
-    assert "ranks [1] have other samples" in shared.said
+    assert "ranks [1] have other samples" in shared.sentence
 
 
 def test_plan_predicts_it(plugin: None, recipe_file: Path, tmp_path: Path) -> None:

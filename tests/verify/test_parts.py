@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
+import string
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+from toolkit.launch.group import WorkerGroup
 from toolkit.recipe.resolve import Resolved
 from toolkit.verification.cases.case import Case
 from toolkit.verification.cases.prepare import exercise_clipping, make_case, twin_recipe
@@ -16,7 +20,10 @@ from toolkit.verification.compare.ledger import rows_of, supervised
 from toolkit.verification.compare.measure import Measure, Stage, first_difference
 from toolkit.verification.compare.rearrange import all_together, reversed_order, rows_apart, rows_flipped
 from toolkit.verification.compare.replay import Reference, relative_error
+from toolkit.verification.compare.wording import KINDS, label, sentence
 from toolkit.verification.diagnose.attribution import MicroGradients
+from toolkit.verification.diagnose.known import KNOWN
+from toolkit.verification.run import verify
 
 
 def case_of(resolved: Resolved, folder: Path) -> Case:
@@ -152,3 +159,25 @@ def test_a_twin_is_small_and_computes(name: str) -> None:
 def test_a_small_model_is_its_own_twin(recipe: Callable[..., Resolved]) -> None:
     config = dict(recipe("ddp").recipe.model.config or {})
     assert twin_config(config) == config
+
+
+def test_every_kind_of_measure_and_every_diagnosis_has_words_for_its_facts() -> None:
+    """A sentence that asks for a fact which is not there would end a verification with a KeyError."""
+    root = Path(__file__).parents[2]
+    files = (root / "toolkit/verification").rglob("*.py")
+    source = "".join(p.read_text() for p in files if p.name not in ("wording.py", "known.py"))
+    for kind, (what, seen) in KINDS.items():
+        facts = {name: 1 for text in (what, seen) for _, name, _, _ in string.Formatter().parse(text) if name}
+        facts.pop("name", None)
+        assert label(kind, "w", "", facts)
+        assert sentence(kind, "w", facts) or not seen
+        assert f'"{kind}"' in source or f'"{kind.removeprefix("conversation-")}"' in source, kind
+    made = set(re.findall(r'"([a-z0-9]+(?:-[a-z0-9]+)+)"', source))
+    assert set(KNOWN) <= made
+
+
+def test_verify_names_every_comparison(recipe: Callable[..., Resolved], lone_group: WorkerGroup) -> None:
+    outcome = verify(recipe("single"), group=lone_group, time_limit=120)
+    kinds = {measure.kind for one in outcome.passes for stage in one.stages for measure in stage.measures}
+    assert {"samples", "loss", "gradient", "coefficient", "update", "moment", "learning-rate", "logits"} <= kinds
+    json.dumps([m.to_json() for one in outcome.passes for stage in one.stages for m in stage.measures])

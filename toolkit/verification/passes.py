@@ -11,14 +11,17 @@ from typing import Any
 from toolkit.launch.group import JobFailed, WorkerGroup
 from toolkit.strategies.engines.base import Claim
 from toolkit.verification.cases.case import Case
+from toolkit.verification.cases.conversations import DataCase
 from toolkit.verification.compare.across import cross_rank, round_trip
 from toolkit.verification.compare.backward import Replayed, forward, gradient, replay
+from toolkit.verification.compare.data import data_stage
 from toolkit.verification.compare.engagement import engagement
 from toolkit.verification.compare.ledger import ledger
 from toolkit.verification.compare.measure import Measure, Stage, first_difference
 from toolkit.verification.compare.products import products
 from toolkit.verification.compare.replay import Reference
 from toolkit.verification.compare.step import optimizer_stages
+from toolkit.verification.record.samples import record_data
 from toolkit.verification.record.trace import RankTrace, load_traces
 from toolkit.verification.record.worker import resume_case, run_case
 
@@ -57,8 +60,9 @@ class Pass:
                 "stages": [stage.to_json() for stage in self.stages]}  # fmt: skip
 
 
-def run_pass(case: Case, group: WorkerGroup, fresh: WorkerGroup, timeout: float) -> Pass:
-    """Run and compare one case: trained in ``group``, loaded again and gone on with in ``fresh``.
+def run_pass(case: Case, group: WorkerGroup, fresh: WorkerGroup, timeout: float, data: DataCase | None = None) -> Pass:
+    """Run and compare one case: trained in ``group``, loaded again and resumed in ``fresh``. ``data``: what else the
+    ranks make samples of, if the recipe has conversations or several sources.
 
     Raises InputError where the recipe cannot be used; nothing else is raised for what a candidate does: a crash, a
     hang and NaN are findings.
@@ -80,6 +84,10 @@ def run_pass(case: Case, group: WorkerGroup, fresh: WorkerGroup, timeout: float)
             _compare_round_trip(case, found)
         else:
             compare(case, found)
+        if data is not None:
+            trace = group.run(record_data, data, timeout=timeout)[0]
+            found.fault_reached = found.fault_reached or trace.fault_reached
+            found.stages.insert(0, data_stage(data, trace))
     except JobFailed as error:
         if error.refused is not None:
             raise error.refused from None

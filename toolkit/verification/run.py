@@ -17,6 +17,7 @@ from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve
 from toolkit.verification.cases.case import PassName
+from toolkit.verification.cases.conversations import data_case
 from toolkit.verification.cases.prepare import exercise_clipping, make_case, twin_recipe
 from toolkit.verification.diagnose.find import diagnose
 from toolkit.verification.faults import fault_class
@@ -101,7 +102,8 @@ def verify(
                 case = exercise_clipping(case)
                 case = replace(case, fault=fault, mutation=mutation, round_trip=round_trip)
                 outcome = outcome or Outcome(resolved, case.resolved())
-                found = run_pass(case, group, fresh or group, time_limit)
+                data = data_case(resolved, fault) if name == "logic" else None
+                found = run_pass(case, group, fresh or group, time_limit, data)
                 if folder is not None:
                     _keep_logs(Path(temporary), folder, name)
             reached = reached or found.fault_reached

@@ -44,6 +44,8 @@ def replay(ranks: Sequence[RankTrace], reference: Reference, overflow_step: int 
     weights = run.weights
     # The first steps' gradients may be zero (adapters, warm-up); the short window has other shapes.
     noisy = {step for step in (1, len(run.steps) - 2) if 0 <= step < len(run.steps) and step != overflow_step}
+    if reference.resolved.precision.loss_scaling:  # what fp16 loses depends on how small a step's gradients are
+        noisy = {step.step for step in run.steps if step.step != overflow_step}
     for step in run.steps:
         reference.forget_products()
         losses, gradients = reference.gradient(step.step, weights, _scale(step.step, overflow_step, step.loss_scale))

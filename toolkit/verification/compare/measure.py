@@ -9,6 +9,7 @@ from typing import Any
 from toolkit.verification.compare.wording import label, sentence
 
 STAGES = (
+    "data",
     "ledger",
     "products",
     "forward",
@@ -63,7 +64,7 @@ class Measure:
     @property
     def sentence(self) -> str:
         """What was observed; empty where the error says it all."""
-        return sentence(self.kind, self.facts)
+        return sentence(self.kind, self.name, self.facts)
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -153,6 +153,13 @@ class Reference:
         """Take the candidate's weights: those that train here too."""
         self.loop.set_weights({name: weight for name, weight in weights.items() if name in self.first})
 
+    def _fits_one_row(self, window: Window) -> bool:
+        """Whether a model's tables are long enough for all packed rows in one: GPT-Neo keeps its causal mask."""
+        if not is_packed(window[0][1]):
+            return True
+        longest = getattr(self.loop.model.config, "max_position_embeddings", None)
+        return longest is None or sum(micro.tensors["input_ids"].numel() for _, micro in window) <= longest
+
     def measure_noise(self, step: int, weights: dict[str, torch.Tensor], loss_scale: float = 1.0) -> None:
         """Add what correct runs of this step differ by. Without dropout: masks depend on order and shape."""
         window = self.windows[step]
@@ -163,11 +170,18 @@ class Reference:
         # in a model that lets them see each other it would be no correct run, and what it differs by no noise.
         proven = packed and self.loop.compute_dtype == torch.float32 and not self._balances_experts()
         if not proven and not self._balances_experts():
-            variants += [all_together(window)] if packed else [rows_apart(window), all_together(window)]
+            variants += [all_together(window)] if self._fits_one_row(window) else []
+            variants += [] if packed else [rows_apart(window)]
         with self._without_dropout():
             plain = self._run([(micro, [at]) for at, (_, micro) in enumerate(window)], step, loss_scale)
-            for variant in variants:
-                other = self._run(variant, step, loss_scale)
+            scales = [loss_scale] * len(variants)
+            if self.resolved.precision.loss_scaling:
+                # Averaging over ranks multiplies the loss by their number before the backward, and divides after it.
+                # Gradients below fp16's normal numbers are rounded otherwise then: by an amount, not by a share.
+                variants.append([(micro, [at]) for at, (_, micro) in enumerate(window)])
+                scales.append(loss_scale * max(2, self.resolved.data_size))
+            for variant, scale in zip(variants, scales, strict=True):
+                other = self._run(variant, step, scale)
                 _differ(self.noise.rearranged, plain, other)
                 for name, gradient in plain[1].items():
                     rounding = self.noise.eps * gradient.double().norm().item()

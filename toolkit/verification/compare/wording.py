@@ -6,6 +6,20 @@ from collections.abc import Mapping
 from typing import Any
 
 KINDS: dict[str, tuple[str, str]] = {
+    # data
+    "conversation-ids": ("conversation {row}", "its token ids are not the tokenizer's"),
+    "conversation-header": ("conversation {row}", "{count} supervised stretches begin before the assistant's turn"),
+    "conversation-unended": ("conversation {row}", "{count} supervised stretches lack what ends the turn"),
+    "conversation-shown": ("conversation {row}", "{count} supervised stretches hold what somebody else wrote"),
+    "conversation-elsewhere": (
+        "conversation {row}",
+        "{count} supervised stretches are not what the assistant would have generated there",
+    ),
+    "conversation-beyond": ("conversation {row}", "{count} supervised stretches go beyond the assistant's turn"),
+    "conversation-missing": ("conversation {row}", "{count} assistant turns are not supervised"),
+    "conversation-repeated": ("conversation {row}", "{count} assistant turns are supervised twice"),
+    "mixture-share": ("source {source}", "{seen} samples in an epoch, {least} to {most} expected"),
+    "mixture-draws": ("draws of source {source}", "one sample occurs {spread} times more often than another"),
     # ledger
     "samples": (
         "samples",
@@ -79,6 +93,6 @@ def label(kind: str, name: str, phase: str, facts: Mapping[str, Any]) -> str:
     return f"{phase} {KINDS[kind][0].format(name=name, **facts)}".strip()
 
 
-def sentence(kind: str, facts: Mapping[str, Any]) -> str:
+def sentence(kind: str, name: str, facts: Mapping[str, Any]) -> str:
     """What was observed."""
-    return KINDS[kind][1].format(**facts)
+    return KINDS[kind][1].format(name=name, **facts)

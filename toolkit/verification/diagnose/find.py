@@ -73,6 +73,27 @@ _CLAIMS = {
 _CAUSES_OF_DIFFERENCES = {"block-inputs", "float8-layers", "float8-products"}
 
 
+_SAMPLES = {
+    "conversation-header": "header-learned",
+    "conversation-unended": "end-of-turn-not-learned",
+    "conversation-shown": "results-learned",
+    "conversation-elsewhere": "rewritten-turns-learned",
+    "conversation-missing": "turns-not-learned",
+    "conversation-repeated": "turns-not-learned",
+    "mixture-share": "share-wrong",
+    "mixture-draws": "replaced-draws",
+}
+"""The diagnosis by what is wrong with samples; earlier ones explain later ones."""
+
+
+def _data(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnosis | None:
+    for kind, cause in _SAMPLES.items():
+        for wrong in stage.wrong:
+            if wrong.kind == kind:
+                return Diagnosis(cause, {"measure": f"{wrong.tensor}: {wrong.sentence}"})
+    return None
+
+
 def _ledger(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnosis | None:
     wrong = {m.kind: m for m in stage.wrong if m.step == measure.step}
     if places := wrong.get("sample-places"):
@@ -179,6 +200,7 @@ def _round_trip(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diag
 
 
 _FINDERS: dict[str, Finder] = {
+    "data": _data,
     "ledger": _ledger,
     "products": _products,
     "forward": _forward,

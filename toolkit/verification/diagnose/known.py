@@ -56,6 +56,19 @@ _DATA = {
     "wrong-labels": Known("padding or prompt tokens are supervised, or supervised ones are masked", "{measure}"),
 }  # fmt: skip
 
+_SAMPLES = {
+    "header-learned": Known("the header of the assistant's turn is supervised", "{measure}"),
+    "end-of-turn-not-learned": Known("the token that ends a turn is not supervised", "{measure}"),
+    "results-learned": Known("what users or tools write is supervised", "{measure}"),
+    "rewritten-turns-learned": Known(
+        "earlier turns are supervised in a context that the chat template never shows", "{measure}",
+    ),
+    "turns-not-learned": Known("assistant turns are not supervised, or twice", "{measure}"),
+    "share-wrong": Known("a source has another number of samples in an epoch than its weight or proportion gives",
+                         "{measure}"),
+    "replaced-draws": Known("samples of a source are drawn with replacement", "{measure}"),
+}  # fmt: skip
+
 _FORWARD = {
     "adapter-initialisation": Known(
         "the adapter does not start from its own initialisation",
@@ -195,5 +208,5 @@ _AFTER = {
     "saved-other-weights": Known("saved weights are not those of the run", "{differing}"),
 }  # fmt: skip
 
-KNOWN: dict[str, Known] = _EVIDENCE | _DATA | _FORWARD | _GRADIENT | _STEP | _AFTER
+KNOWN: dict[str, Known] = _EVIDENCE | _SAMPLES | _DATA | _FORWARD | _GRADIENT | _STEP | _AFTER
 """By id."""

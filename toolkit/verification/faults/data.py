@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import itertools
+from typing import Any, ClassVar
 
 from toolkit.verification.faults.base import DISTRIBUTED, Fault, Patch
 
@@ -96,3 +97,145 @@ class LabelsUnmasked(Fault):
             return wrong
 
         patch(loader, "collate", collate)
+
+
+_MESSAGES = {"data": {"format": "messages", "train": "built-in", "fields": {}}, "model": {"task": "causal-lm"}}
+_MIXTURE = {"data": {"train": [{"path": "one", "proportion": 0.4}, {"path": "two", "proportion": 0.2},
+                               {"path": "three", "proportion": 0.4}]}}  # fmt: skip
+
+
+class HeaderSupervised(Fault):
+    id = "header-supervised"
+    title = "the header of each assistant turn is supervised"
+    reference = "trl: training templates of gptoss, muse_glimmer"
+    stages = ("data",)
+    diagnoses = ("header-learned",)
+    needs: ClassVar = _MESSAGES
+
+    def inject(self, patch: Patch, case: Any) -> None:
+        from toolkit.data.chat import Chat
+
+        def covered(right: Any) -> Any:
+            def wrong(chat: Any, base: str, turns: Any) -> Any:
+                self.reached()
+                header = len(chat._dialect.header)
+                return {index: (start - header, end) for index, (start, end) in right(chat, base, turns).items()}
+
+            return wrong
+
+        patch(Chat, "_covered", covered)
+
+
+class TurnEndUnlearned(Fault):
+    id = "turn-end-unlearned"
+    title = "the token that ends a turn is not supervised"
+    stages = ("data",)
+    diagnoses = ("end-of-turn-not-learned",)
+    needs: ClassVar = _MESSAGES
+
+    def inject(self, patch: Patch, case: Any) -> None:
+        from toolkit.data.chat import Chat
+
+        def covered(right: Any) -> Any:
+            def wrong(chat: Any, base: str, turns: Any) -> Any:
+                self.reached()
+                shown = right(chat, base, turns)
+                return {index: (start, chat._special.words_end(base[:end])) for index, (start, end) in shown.items()}
+
+            return wrong
+
+        patch(Chat, "_covered", covered)
+
+
+class ToolResultSupervised(Fault):
+    id = "tool-result-supervised"
+    title = "a tool's result between two assistant turns is supervised"
+    stages = ("data",)
+    diagnoses = ("results-learned",)
+    needs: ClassVar = _MESSAGES
+
+    def inject(self, patch: Patch, case: Any) -> None:
+        from toolkit.data.chat import Chat
+
+        def piece(right: Any) -> Any:
+            def wrong(chat: Any, fields: Any, count: int, text: str, shown: Any) -> Any:
+                indices = sorted(shown)
+                for before, after in itertools.pairwise(indices):
+                    if fields["messages"][after - 1]["role"] == "tool":
+                        self.reached()
+                        shown = shown | {before: (shown[before][0], shown[after][0])}
+                return right(chat, fields, count, text, shown)
+
+            return wrong
+
+        patch(Chat, "_piece", piece)
+
+
+class EarlierReasoningSupervised(Fault):
+    id = "earlier-reasoning-supervised"
+    title = "earlier turns keep their reasoning, which the template would not show, and all are supervised at once"
+    reference = "trl: training template of qwen3"
+    stages = ("data",)
+    diagnoses = ("rewritten-turns-learned",)
+    needs: ClassVar = _MESSAGES
+
+    def inject(self, patch: Patch, case: Any) -> None:
+        from toolkit.data.template_dialect import Dialect
+
+        def message(right: Any) -> Any:
+            def wrong(dialect: Any, message: Any, as_strings: bool) -> Any:
+                found = right(dialect, message, as_strings)
+                if reasoning := message.get("reasoning_content"):
+                    self.reached()
+                    found = {key: part for key, part in found.items() if key not in dialect._reasoning}
+                    found["content"] = f"<think>\n{reasoning}\n</think>\n\n{message['content']}"
+                return found
+
+            return wrong
+
+        patch(Dialect, "_message", message)
+
+
+class MixtureWithReplacement(Fault):
+    id = "mixture-with-replacement"
+    title = "samples of a source are drawn with replacement"
+    stages = ("data",)
+    diagnoses = ("replaced-draws",)
+    needs: ClassVar = _MIXTURE
+
+    def inject(self, patch: Patch, case: Any) -> None:
+        import numpy as np
+
+        from toolkit.data import mixture
+
+        def chosen(right: Any) -> Any:
+            def wrong(sizes: Any, counts: Any, seed: int) -> Any:
+                self.reached()
+                part, _ = right(sizes, counts, seed)
+                random = np.random.RandomState(seed)
+                return part, np.array([random.randint(sizes[at]) for at in part])
+
+            return wrong
+
+        patch(mixture, "chosen", chosen)
+
+
+class MixtureShareOff(Fault):
+    id = "mixture-share-off"
+    title = "a source has one sample too many in an epoch, another one too few"
+    stages = ("data",)
+    diagnoses = ("share-wrong",)
+    needs: ClassVar = _MIXTURE
+
+    def inject(self, patch: Patch, case: Any) -> None:
+        from toolkit.data import mixture
+
+        def counts(right: Any) -> Any:
+            def wrong(*arguments: Any) -> Any:
+                self.reached()
+                found = right(*arguments)
+                return [found[0] - 1, *found[1:-1], found[-1] + 1]
+
+            return wrong
+
+        patch(mixture, "epoch_counts", counts)
