@@ -274,7 +274,7 @@ def test_it_is_the_plain_loop_on_rounded_products(strategy: str, way: str, tiny_
     assert 0.01 < told["gradient"] < 0.3
     assert 0 < told["loss"] < 0.01
     assert f"gradient {told['gradient']:.1%} off" in screen.deviation_line(outcome)[0]
-    assert "told, not judged" in "\n".join(screen.ending(outcome, 1.0, "recipe.yaml"))
+    assert "informational" in "\n".join(screen.ending(outcome, 1.0, "recipe.yaml"))
 
 
 @pytest.mark.slow

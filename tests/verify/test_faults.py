@@ -77,13 +77,13 @@ def test_a_fault_is_found_and_named(
 def test_a_fault_that_is_never_reached_is_an_error(
     recipe: Callable[..., Resolved], monkeypatch: pytest.MonkeyPatch, lone_group: WorkerGroup
 ) -> None:
-    monkeypatch.setattr(run, "run_pass", lambda case, group, fresh, limit: Pass("logic", fault_reached=False))
-    with pytest.raises(RunFailed, match="never reached"):
+    monkeypatch.setattr(run, "run_pass", lambda case, group, fresh, limit, data: Pass("logic", fault_reached=False))
+    with pytest.raises(RunFailed, match="never runs the code"):
         verify(recipe("single"), group=lone_group, fault="clip-ignored")
 
 
 def test_a_fault_of_other_strategies_is_refused(recipe: Callable[..., Resolved]) -> None:
-    with pytest.raises(InputError, match="not of this strategy"):
+    with pytest.raises(InputError, match="not to this strategy"):
         verify(recipe("single"), fault="silent-ddp")
     with pytest.raises(InputError, match="did you mean clip-ignored"):
         verify(recipe("single"), fault="clip-ignore")

@@ -98,5 +98,5 @@ def test_an_adapter_put_on_later_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="holds no trace"):
+    with pytest.raises(InputError, match="contains no trace"):
         verify_trace(tmp_path)

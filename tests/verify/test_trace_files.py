@@ -81,7 +81,7 @@ def test_a_malicious_pickle_does_not_run(file: str, inside: bool, trace: Path) -
     made = trace / "it ran"
     content: Any = {"schema": SCHEMA, "content": Malicious(made)} if inside else Malicious(made)
     torch.save(content, trace / file)
-    with pytest.raises(InputError, match=rf"{file}: not a trace of this version.*record the loop again"):
+    with pytest.raises(InputError, match=rf"{file}: not a trace of this toolkit version.*record the loop again"):
         verify_trace(trace)
     assert not made.exists()
     torch.load(trace / file, weights_only=False)
@@ -100,7 +100,7 @@ def test_only_model_classes_of_transformers_are_built(kind: str, trace: Path) ->
     kept = load_plain(trace / "model.pt", KeptModel)
     kept.kind = kind
     save_plain(kept, trace / "model.pt")
-    with pytest.raises(InputError, match=f"{kind} is not a model class of transformers, and is not imported"):
+    with pytest.raises(InputError, match=f"{kind} is not a transformers model class, and is not imported"):
         verify_trace(trace)
 
 
@@ -116,7 +116,7 @@ def test_what_lacks_a_part_is_refused(trace: Path) -> None:
     traced = load_plain(trace / "rank0.pt", RankTrace)
     del traced.run.steps[0].micros[0].tensors["labels"]
     traced.save(trace)
-    with pytest.raises(InputError, match="rank 0 has no whole steps"):
+    with pytest.raises(InputError, match="rank 0 has no complete steps"):
         verify_trace(trace)
     (trace / "extra0.pt").unlink()
     with pytest.raises(InputError, match=r"extra0\.pt: missing"):
@@ -165,7 +165,7 @@ class OwnModel(nn.Module):
 
 def test_a_class_of_ones_own_is_given_from_python(tmp_path: Path) -> None:
     record(tmp_path, OwnModel(), loops.model_and_batches(3)[1])
-    with pytest.raises(InputError, match=r"OwnModel is not a model class of transformers.*verify_trace\(Path"):
+    with pytest.raises(InputError, match=r"OwnModel is not a transformers model class.*verify_trace\(Path"):
         verify_trace(tmp_path)
     assert verify_trace(tmp_path, model=OwnModel()).verdict == "equivalent"
 

@@ -15,35 +15,35 @@ def register(app: typer.Typer) -> None:
 def verify_command(
     recipe: Annotated[str | None, typer.Argument(metavar="RECIPE", help="the recipe, a YAML file")] = None,
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[section.key=value]...", help="in place of the file's")
+        list[str] | None, typer.Argument(metavar="[section.key=value]...", help="override recipe values")
     ] = None,
-    fault: Annotated[str | None, typer.Option("--fault", metavar="ID", help="inject one known fault")] = None,
+    fault: Annotated[str | None, typer.Option("--fault", metavar="ID", help="inject one known defect")] = None,
     kill_matrix: Annotated[
-        bool, typer.Option("--kill-matrix", help="every fault under every strategy; -o FILE writes it as Markdown")
+        bool, typer.Option("--kill-matrix", help="run every fault under every strategy; -o FILE writes Markdown")
     ] = False,
     trace: Annotated[
-        str | None, typer.Option("--trace", metavar="DIR", help="a loop of your own, recorded, in place of a recipe")
+        str | None, typer.Option("--trace", metavar="DIR", help="verify a recorded training loop instead of a recipe")
     ] = None,
     output: Annotated[
         str | None,
-        typer.Option("-o", "--output", metavar="FILE", help="the report; by default runs/verify/RECIPE.html"),
+        typer.Option("-o", "--output", metavar="FILE", help="HTML report; default: runs/verify/RECIPE.html"),
     ] = None,
-    full_size: Annotated[bool, typer.Option("--full-size", help="the model itself, not its twin")] = False,
+    full_size: Annotated[bool, typer.Option("--full-size", help="use the full model, not a small twin")] = False,
     json_target: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="the result, - for standard output")
+        str | None, typer.Option("--json", metavar="FILE", help="write the result as JSON; - for standard output")
     ] = None,
-    time_limit: Annotated[float, typer.Option("--time-limit", metavar="SECONDS", help="per pass")] = 300.0,
+    time_limit: Annotated[float, typer.Option("--time-limit", metavar="SECONDS", help="limit for each pass")] = 300.0,
 ) -> None:
-    """Prove the recipe equal to a plain loop, or say where it first differs."""
+    """Compare a recipe with a plain PyTorch loop; report the first difference."""
     from toolkit.errors import InputError
     from toolkit.verification.command import run_command, run_matrix, run_trace
 
     if trace is not None and output is not None:
-        raise InputError("toolkit verify: --output: a trace has no report to write; --json FILE writes its result")
+        raise InputError("toolkit verify: --output: not available with --trace; use --json FILE")
     if trace is not None:
         raise typer.Exit(run_trace(trace, json_target))
     if recipe is None:
-        raise InputError("toolkit verify: give a recipe, or --trace DIR")
+        raise InputError("toolkit verify: expected a recipe, or --trace DIR")
     if kill_matrix:
         code = run_matrix(recipe, overrides or [], fault, json_target, time_limit, output)
     else:

@@ -82,7 +82,7 @@ def verify(
     if fault is not None:
         kind = fault_class(fault)
         if resolved.recipe.strategy.name not in (able := kind.strategies.names()):
-            raise InputError(f"--fault: {fault} is a fault of {', '.join(able)}, not of this strategy")
+            raise InputError(f"--fault: {fault} applies to {', '.join(able)}, not to this strategy")
         resolved = with_needs(resolved, kind.needs_of(resolved))
     values = twin_recipe(resolved, full_size=full_size)
     names: list[PassName] = ["logic"] if resolved.recipe.precision == "fp32" else ["logic", "precision"]
@@ -119,7 +119,7 @@ def verify(
     assert outcome is not None
     if fault is not None and not reached:
         raise RunFailed(
-            f"--fault {fault}: the code that it breaks was never reached in this recipe: nothing was tested"
+            f"--fault {fault}: this recipe never runs the code that the fault breaks, so nothing was tested"
         )
     return outcome
 

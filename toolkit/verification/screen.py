@@ -55,9 +55,9 @@ def engaged_lines(outcome: Outcome) -> list[str]:
     """The evidence, the claims of the last pass, which runs in the recipe's own precision."""
     claims = outcome.passes[-1].claims
     good = [f"{claim.claim} {claim.seen}" for claim in claims if claim.ok and len(claim.seen) < 48]
-    lines = _wrapped("engaged   ", list(dict.fromkeys(good))).splitlines() if good else []
+    lines = _wrapped("active    ", list(dict.fromkeys(good))).splitlines() if good else []
     for claim in outcome.unproven:
-        lines.append(f"UNPROVEN  {claim.claim}: {claim.seen[:400]}; expected {claim.expected}")
+        lines.append(f"NOT SEEN  {claim.claim}: {claim.seen[:400]}; expected {claim.expected}")
     return lines
 
 
@@ -83,7 +83,7 @@ def _cell(stage: Stage | None) -> str:
         return ""
     if not stage.ok:
         wrong = sum(not m.ok for m in stage.measures)
-        return f"WRONG in {wrong} of {len(stage.measures)}"
+        return f"FAIL {wrong} of {len(stage.measures)}"
     if stage.name in ("forward", "gradient", "update", "optimizer-state"):
         counted = [m for m in stage.measures if m.tolerance > 0]
         worst = max(counted, key=lambda m: m.ratio, default=None)
@@ -99,13 +99,13 @@ def ending(outcome: Outcome, seconds: float, command: str) -> list[str]:
             limit = next(s.detection_limit for s in one.stages if s.name == "gradient")
             if limit:
                 limits.append(f"{limit:.1e} ({one.name})")
-        caught = f" · would have caught a gradient error of {', '.join(limits)}" if limits else ""
+        caught = f" · detects gradient errors from {', '.join(limits)}" if limits else ""
         return ["", f"equivalent{caught} · {seconds:.0f} s", *deviation_line(outcome), f"next: toolkit train {command}"]
     lines = [""]
     if outcome.failure:
-        lines.append(f"different  the run ended early: {outcome.failure}")
+        lines.append(f"different  the run failed: {outcome.failure}")
     if outcome.verdict == "not-exercised":
-        lines.append(f"not-exercised  {len(outcome.unproven)} claims of the recipe are not seen to be so: above")
+        lines.append(f"not-exercised  {len(outcome.unproven)} expected effects were not observed (listed above)")
     elif outcome.difference:
         one, stage, measure = outcome.difference
         lines += _told(one, stage, measure)
@@ -127,7 +127,7 @@ def deviation_line(outcome: Outcome) -> list[str]:
         return []
     loss, gradient = max(one.loss for one in found), max(one.gradient for one in found)
     return [f"fp8        from bf16: loss {loss:.1e}, gradient {gradient:.1%} off (2-norm, the worst of {len(found)} "
-            "steps; told, not judged)"]  # fmt: skip
+            "steps; informational)"]  # fmt: skip
 
 
 def _told(one: Pass, stage: Stage, measure: Measure) -> list[str]:
@@ -147,7 +147,7 @@ def _told(one: Pass, stage: Stage, measure: Measure) -> list[str]:
     tensors = {m.tensor for m in stage.measures}
     wrong = {m.tensor for m in stage.measures if not m.ok}
     if len(tensors) > 1:
-        lines.append(f"           {len(wrong)} of {len(tensors)} compared are wrong in {stage.name}")
+        lines.append(f"           {len(wrong)} of {len(tensors)} comparisons fail in {stage.name}")
     return lines
 
 

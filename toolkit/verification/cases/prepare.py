@@ -29,10 +29,11 @@ def twin_recipe(resolved: Resolved, *, full_size: bool) -> dict[str, Any]:
     if not full_size:
         config = resolved.facts.config
         if config is None:
-            raise InputError(f"{resolved.source}: model: a twin needs its config: {resolved.facts.why_unknown}")
+            why = resolved.facts.why_unknown
+            raise InputError(f"{resolved.source}: model: the small twin needs the model's config: {why}")
         if "auto_map" in config:
             raise InputError(
-                f"{resolved.source}: model.trust_remote_code: a twin of code that comes with a model cannot be made; "
+                f"{resolved.source}: model.trust_remote_code: no small twin can be made of a model with its own code; "
                 "add --full-size"
             )
         values["model"] |= {"config": twin_config(config), "path": None, "revision": None}
@@ -65,7 +66,7 @@ def make_case(values: dict[str, Any], resolved: Resolved, pass_name: PassName, f
     if "vocab_size" not in config and isinstance(config.get("text_config"), dict):
         config |= config["text_config"]
     if not isinstance(config.get("vocab_size"), int):
-        raise InputError(f"{resolved.source}: model: its config names no vocab_size")
+        raise InputError(f"{resolved.source}: model: its config has no vocab_size")
     folder.mkdir(parents=True, exist_ok=True)
     overflow = OVERFLOW_STEP if small.precision.loss_scaling else None
     samples = ragged_samples(small, config, FULL_WINDOWS)

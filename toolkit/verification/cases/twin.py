@@ -79,7 +79,7 @@ _TOKEN_KEYS = (
 def twin_config(config: dict[str, Any]) -> dict[str, Any]:
     """A smaller config of the same model type; ``config`` itself where it is small already."""
     if "model_type" not in config:
-        raise InputError("model: its config names no model_type")
+        raise InputError("model: its config has no model_type")
     if _is_small(config):
         return dict(config)
     twin = dict(config)

@@ -79,7 +79,8 @@ def rebuild(kept: KeptModel, given: nn.Module | None, source: str) -> Any:
     try:
         model.load_state_dict(kept.tensors, strict=True)
     except RuntimeError as error:
-        raise InputError(f"{source}: its tensors do not fit the model: {str(error).splitlines()[-1].strip()}") from None
+        last = str(error).splitlines()[-1].strip()
+        raise InputError(f"{source}: its tensors do not match the model: {last}") from None
     with torch.no_grad():
         for name, buffer in model.named_buffers():
             if name in kept.buffers and kept.buffers[name].shape == buffer.shape:
@@ -91,7 +92,7 @@ def rebuild(kept: KeptModel, given: nn.Module | None, source: str) -> Any:
 
 
 _GIVE = (
-    "Build it in Python as the recorded loop did, and give it: "
+    "Build the model in Python as the recorded loop did, and pass it: "
     "toolkit.verification.loops.verify_trace.verify_trace(Path(folder), model=model)"
 )
 
@@ -101,7 +102,7 @@ def _built(kept: KeptModel, source: str) -> Any:
 
     found = getattr(transformers, kept.kind, None) if kept.kind.isidentifier() else None
     if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
-        raise InputError(f"{source}: {kept.kind} is not a model class of transformers, and is not imported. {_GIVE}")
+        raise InputError(f"{source}: {kept.kind} is not a transformers model class, and is not imported. {_GIVE}")
     if kept.attention not in _ATTENTIONS:
         raise InputError(f"{source}: attention {kept.attention!r} is none of {', '.join(_ATTENTIONS)}. {_GIVE}")
     kind: Any = found

@@ -114,7 +114,7 @@ class Recorder:
         names = ("input_ids", "attention_mask", "labels", "position_ids", "token_type_ids")
         tensors = {n: kwargs[n].detach().cpu().clone() for n in names if isinstance(kwargs.get(n), torch.Tensor)}
         if "labels" not in tensors:
-            raise ValueError("the recorder needs labels among the model's inputs, to know what is supervised")
+            raise ValueError("the recorder requires `labels` among the model's inputs")
         tensors.setdefault("attention_mask", torch.ones_like(tensors["input_ids"]))
         self._step.micros.append(MicroTrace(tensors, _loss_sum(module, kwargs["labels"], output)))
 

@@ -98,5 +98,5 @@ def replay_device(loops: Sequence[LoopFacts], source: str) -> tuple[torch.device
             f"--trace: {source}: {named}, which this machine does not have, and cannot be replayed on a CPU: "
             f"{'; '.join(reasons)}. Or verify it on a machine with such a device"
         )
-    note = f"{named}, replayed on the CPU: in float32 and without random numbers the two differ by rounding alone"
+    note = f"{named}, replayed on the CPU: in float32 without random numbers, devices differ only by rounding"
     return torch.device("cpu"), note

@@ -39,7 +39,7 @@ def verify_trace(folder: Path, model: Any = None) -> Outcome:
     """
     files = sorted(folder.glob("rank*.pt"))
     if not files or not (folder / "model.pt").exists():
-        raise InputError(f"--trace: {folder} holds no trace; toolkit.verification.loops.recorder writes one")
+        raise InputError(f"--trace: {folder} contains no trace; record one with toolkit.Recorder")
     ranks = load_traces(folder, len(files))
     loops = [load_plain(folder / f"extra{rank.rank}.pt", LoopFacts) for rank in ranks]
     _check(ranks, loops, str(folder))
@@ -162,16 +162,16 @@ def _resolved(model: Any, ranks: list[RankTrace], loop: LoopFacts, source: str, 
 def _check(ranks: list[RankTrace], loops: list[LoopFacts], source: str) -> None:
     """Raise InputError where a trace lacks what is read of it below."""
     if [rank.rank for rank in ranks] != [*range(len(ranks))]:
-        raise InputError(f"--trace: {source}: holds the same rank twice; record it again")
+        raise InputError(f"--trace: {source}: contains the same rank twice; record it again")
     for rank, loop in zip(ranks, loops, strict=True):
         steps = rank.run.steps
         seen = [len(step.micros) for step in steps]
         micros = [micro for step in steps for micro in step.micros]
         whole = all({"input_ids", "labels"} <= micro.tensors.keys() for micro in micros)
         if not seen or not all(seen) or not whole or [len(step) for step in loop.rng] != seen:
-            raise InputError(f"--trace: {source}: rank {rank.rank} has no whole steps; record it again")
+            raise InputError(f"--trace: {source}: rank {rank.rank} has no complete steps; record it again")
         if any(half not in (None, "bfloat16", "float16", "float32") for half in (loop.copy, loop.autocast)):
-            raise InputError(f"--trace: {source}: computes in {loop.copy or loop.autocast}, which cannot be replayed")
+            raise InputError(f"--trace: {source}: computes in {loop.copy or loop.autocast}, which is not supported")
 
 
 def _ledger(ranks: list[RankTrace], reference: Reference) -> Stage:

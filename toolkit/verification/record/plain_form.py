@@ -47,7 +47,7 @@ def load_plain(file: Path, kind: type[Kind]) -> Kind:
 
 def _refusal(file: Path, reason: str) -> str:
     return (
-        f"{file}: not a trace of this version of the toolkit, and not opened any further ({reason}). Earlier versions "
+        f"{file}: not a trace of this toolkit version ({reason}). Earlier versions "
         "wrote pickles, which can run code when they are opened: record the loop again"
     )
 
