@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
@@ -54,7 +55,7 @@ def screen(found: Inspected, source: str, *, colour: bool, full: bool = False, t
     yield ""
     yield from _arrangements(fields)
     for note in fields["notes"]:
-        yield f"note: {note}"
+        yield from _wrapped("note: ", visible(note))
     if fields["refused"]:
         yield f"{len(fields['refused'])} problems that a run would refuse are listed on standard error"
     else:
@@ -68,7 +69,7 @@ def _head(fields: dict[str, Any]) -> Iterator[str]:
     names = ", ".join(one["source"] for one in fields["sources"])
     yield _fit(f"data  {fields['data']} · {fields['format']} · {names}")
     for line in overview(fields):
-        yield f"      {line}"
+        yield from _wrapped("      ", line)
 
 
 def _legend(colour: bool, tokens: bool) -> str:
@@ -190,7 +191,7 @@ def _written(runs: Sequence[Run], colour: bool, marks: bool = True) -> str:
 
 
 def _counts(fields: dict[str, Any]) -> Iterator[str]:
-    yield f"lengths     {stats(fields['lengths'])}"
+    yield from _wrapped("lengths     ", stats(fields["lengths"]))
     buckets = fields["lengths"]["histogram"]
     most, names = max(one["samples"] for one in buckets), [span(one) for one in buckets]
     wide = max(map(len, names))
@@ -200,7 +201,7 @@ def _counts(fields: dict[str, Any]) -> Iterator[str]:
         mark = "  ← data.max_length" if one["from"] <= fields["max_length"] <= one["to"] else ""
         yield f"            {name:>{wide}}  {bar:<{_BAR}} {one['samples']:>9,}{mark}"
     for name, text, places in findings(fields):
-        yield f"{name:<11} {text}"
+        yield from _wrapped(f"{name:<11} ", text)
         if places:
             yield f"{'':<11} {places}"
 
@@ -239,7 +240,7 @@ def _arrangements(fields: dict[str, Any]) -> Iterator[str]:
     yield from _table(rows)
     for one in fields["arrangements"]:
         if one["reason"] is not None:
-            yield _fit(f"{one['name']}: not possible: {one['reason']}")
+            yield from _wrapped(f"{one['name']}: ", f"not possible: {one['reason']}")
 
 
 def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -249,6 +250,12 @@ def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
         yield "  ".join(
             [first, *(f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True))]
         ).rstrip()
+
+
+def _wrapped(head: str, text: str) -> Iterator[str]:
+    """``text`` behind ``head``, its further lines below its first."""
+    for number, line in enumerate(textwrap.wrap(text, WIDTH - len(head), break_long_words=False)):
+        yield (head if number == 0 else " " * len(head)) + line
 
 
 def _fit(text: str) -> str:

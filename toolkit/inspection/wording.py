@@ -66,22 +66,23 @@ def findings(fields: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
         yield "no loss", f"{samples(count)} without a supervised token", named(fields["unsupervised_rows"], count)
     else:
         yield "no loss", "none: every sample has a supervised token", ""
-    same, alike = fields["duplicates"]["identical"], fields["duplicates"]["same_text"]
-    if same["samples"] or alike["samples"]:
-        kept = same if same["samples"] else alike
-        yield (
-            "duplicates",
-            f"{samples(same['samples'])} with the token ids of an earlier one; {alike['samples']:,} with its text, "
-            "apart from case and spaces",
-            named(kept["largest"][0], len(kept["largest"][0]), " = "),
-        )
-    else:
-        yield "duplicates", "none, apart from case and spaces either", ""
+    same, alike = (fields["duplicates"][name] for name in ("identical", "same_text"))
+    if not same["samples"] and not alike["samples"]:
+        yield "duplicates", "none: no sample has the token ids of an earlier one, or its text", ""
+    if same["samples"]:
+        yield "duplicates", f"{samples(same['samples'])} with the token ids of an earlier one", _group(same)
+    if alike["samples"]:
+        text = f"{samples(alike['samples'])} with the text of an earlier one, ignoring case and white space"
+        yield "same text", text, _group(alike)
     for one in fields["empty"]:
         yield "empty", f"{one['what']} without words: {one['count']:,}", named(one["rows"], one["count"])
     if not fields["empty"]:
         what = {"messages": "turn", "prompt-completion": "prompt or completion"}.get(fields["format"], "text")
         yield "empty", f"no {what} without words", ""
+
+
+def _group(same: dict[str, Any]) -> str:
+    return named(same["largest"][0], len(same["largest"][0]), " = ")
 
 
 def samples(count: int) -> str:
