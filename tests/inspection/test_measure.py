@@ -154,6 +154,14 @@ def test_what_the_model_sees_is_shown(look: Look, make_tokenizer: Any, write_jso
     assert shown["row"] == f"{train}:1"
 
 
+def test_marked_tokens_are_as_many_as_are_counted(look: Look, make_tokenizer: Any, write_jsonl: Write) -> None:
+    train = write_jsonl(texts("a b c", "d", ""))
+    for options in ({}, {"packing": True}):
+        for one in look(make_tokenizer(), train=train, **options).shown:
+            assert sum(piece.supervised for piece in one.pieces) == one.supervised
+            assert sum(len(piece.ids) for piece in one.pieces) == one.tokens
+
+
 def test_only_some_are_shown(look: Look, make_tokenizer: Any, write_jsonl: Write) -> None:
     train = write_jsonl(texts("a", "a b c d", "", "b", "a b c d e", "f"))
     shown = {

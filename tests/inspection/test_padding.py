@@ -72,8 +72,16 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_the_padding_is_the_loaders(
-    case: dict[str, Any], resolved_of: Resolve, look: Look, make_tokenizer: Any, write_jsonl: Write
+    case: dict[str, Any],
+    resolved_of: Resolve,
+    look: Look,
+    make_tokenizer: Any,
+    write_jsonl: Write,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # So small that a stream is read in parts here as well.
+    monkeypatch.setattr("toolkit.data.stream.SHUFFLE_BUFFER", 8)
+    monkeypatch.setattr("toolkit.data.packing.HELD_ROWS", 2)
     rows: list[Any] = [{"text": text, "label": number % 2} for number, text in enumerate(ragged(53))]
     if case.get("format"):
         rows = [{"prompt": a, "completion": b} for a, b in zip(ragged(53), ragged(53, 1), strict=True)]
@@ -100,7 +108,7 @@ def test_evaluation_neither_shuffles_nor_packs(
     resolved_of: Resolve, look: Look, make_tokenizer: Any, write_jsonl: Write
 ) -> None:
     train = write_jsonl([{"text": "a b"}])
-    held_out = write_jsonl([{"text": text} for text in ragged(17)], "eval.jsonl")
+    held_out = write_jsonl([{"text": text} for text in ragged(29, 2)], "eval.jsonl")
     for case in ({"packing": True}, {"group_by_length": True}, {"processes": 2}, {"streaming": True}):
         case = {"train": train, "eval": held_out, "max_length": 9, **case}
         resolved, tokenizer = resolved_of(**case), make_tokenizer()
