@@ -241,8 +241,13 @@ def test_the_histogram_has_every_sample_once() -> None:
         for one in found:
             assert one["samples"] == ((lengths >= one["from"]) & (lengths <= one["to"])).sum()
         assert sum(one["samples"] for one in found) == len(lengths)
-        assert len(found) <= 14
+        assert len(found) <= 15
         assert all(left["to"] + 1 == right["from"] for left, right in pairwise(found))
+
+
+def test_what_is_far_longer_than_the_rest_has_a_range_of_its_own() -> None:
+    found = _histogram(np.asarray([*range(60, 130), 9000]))
+    assert (found[-1]["to"], found[-1]["samples"]) == (9000, 1)
 
 
 @pytest.mark.parametrize(

@@ -198,7 +198,7 @@ def _histogram(lengths: NDArray[np.int64]) -> list[dict[str, int]]:
     """Ranges of equal width, a round number; what is far longer than the rest is in the last."""
     top = int(np.percentile(lengths, 97))
     step = _round_up(max(1, top // _BUCKETS))
-    last = min(int(lengths.max()), top) // step
+    last = min(int(lengths.max()) // step, top // step + 1)
     counts = np.bincount(np.minimum(lengths // step, last), minlength=last + 1)
     found = [{"from": at * step, "to": (at + 1) * step - 1, "samples": int(count)} for at, count in enumerate(counts)]
     found[-1]["to"] = max(found[-1]["to"], int(lengths.max()))

@@ -16,7 +16,7 @@ LINE = 88
 
 def overview(fields: dict[str, Any]) -> Iterator[str]:
     """What was read, and the tokens of an epoch."""
-    first = f"the first {fields['rows_limit']:,} of each source: " if fields["rows_limit"] else ""
+    first = f"the first {fields['rows_limit']:,} rows of each source: " if fields["rows_limit"] else ""
     rows = "conversations" if fields["format"] == "messages" else "rows"
     became = f" (data.turns: {fields['turns']})" if fields["turns"] else ""
     yield f"{first}{fields['rows']:,} {rows}, {fields['samples']:,} samples per epoch{became}"
