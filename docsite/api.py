@@ -38,6 +38,7 @@ imports nothing else: each name is imported when it is first used.
 # In the order of use. tests/docs/test_site.py checks that nothing that toolkit exports is left out.
 SECTIONS = {
     "Recipes": ("load_recipe", "resolve", "write_config", "Recipe"),
+    "Data": ("inspect_data",),
     "Training": ("train", "export"),
     "Verification": ("verify", "Recorder"),
     "Memory and speed": ("plan", "bench"),

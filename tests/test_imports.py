@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 # What writes the HTML pages is used by the commands of the packages whose results it shows.
-PAGES = {("planning", "report"), ("verification", "report"), ("benchmark", "report")}
+PAGES = {("planning", "report"), ("verification", "report"), ("benchmark", "report"), ("inspection", "report")}
 
 
 def modules() -> dict[str, Path]:

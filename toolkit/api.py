@@ -22,6 +22,7 @@ from toolkit.results import CommandResult
 
 if TYPE_CHECKING:
     from toolkit.benchmark.command import Measured
+    from toolkit.inspection.measure import Inspected
     from toolkit.linting.model import Finding
     from toolkit.migration.run import Migrated
     from toolkit.planning.command import Planned
@@ -190,6 +191,28 @@ def bench(
             full_rows,
         )
         return measure(request, say, Path(log))
+
+
+def inspect_data(
+    recipe: RecipeLike,
+    overrides: Sequence[str] = (),
+    *,
+    samples: int = 3,
+    only: Literal["cut", "unsupervised", "duplicate"] | None = None,
+    evaluation: bool = False,
+    rows: int | None = None,
+) -> Inspected:
+    """Read the data as a run does: samples token by token, lengths, duplicates, and what padding costs.
+
+    ``samples``: how many to show; of a recipe with packing, rows. ``only``: show samples of this kind. ``evaluation``:
+    data.eval instead of data.train. ``rows``: read only the first rows of each source; of a stream 10,000 by default.
+
+    Raises InputError if none of the data can be used. Rows that a run would refuse are in ``refused``.
+    """
+    from toolkit.inspection.command import Request, inspect
+
+    source = recipe if isinstance(recipe, Recipe) else str(recipe)
+    return inspect(Request(source, tuple(overrides), samples, only, evaluation, rows))
 
 
 @dataclass(frozen=True)

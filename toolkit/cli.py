@@ -8,6 +8,7 @@ import typer
 
 from toolkit.benchmark import commands as bench_commands
 from toolkit.doctor import commands as doctor_commands
+from toolkit.inspection import commands as data_commands
 from toolkit.linting import commands as lint_commands
 from toolkit.migration import commands as migrate_commands
 from toolkit.planning import commands as plan_commands
@@ -123,6 +124,7 @@ def schema(
     schema_command(output)
 
 
+data_commands.register(app)
 verify_commands.register(app)
 plan_commands.register(app)
 bench_commands.register(app)

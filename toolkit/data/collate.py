@@ -60,6 +60,20 @@ def packed_slot(rows: Sequence[list[int]], epoch: int, window: int, micro: int, 
     return Slot(ids, epoch, window, micro, count, ((sum(sizes),) if sizes else ()) if one_row else tuple(sizes))
 
 
+def padded_shape(lengths: Sequence[int], rows: Sequence[int] | None, multiple: int = 1) -> tuple[int, int]:
+    """Rows, and tokens of each, that ``collate`` makes of samples of these lengths; ``rows`` as in ``Slot``.
+
+    A row that encodes to nothing attends to one padding token: a softmax over nothing is NaN. No samples are one row of
+    two.
+    """
+    tokens = [max(1, length) for length in lengths]
+    if rows is not None:
+        remaining = iter(tokens)
+        tokens = [sum(islice(remaining, count)) for count in rows]
+    tokens = tokens or [2]
+    return len(tokens), -(-max(tokens) // multiple) * multiple
+
+
 def collate(
     examples: Sequence[Example], slot: Slot, task: str, pad_id: int, pad_to_multiple_of: int | None = None
 ) -> MicroBatch:
@@ -71,14 +85,12 @@ def collate(
     if len(examples) != len(slot.sample_ids):
         raise AssertionError(f"{len(examples)} examples for the samples {slot.sample_ids}")
     supervised = sum(supervised_tokens(example, task) for example in examples)
-    if slot.rows is not None:
-        tensors = _packed(examples, slot.rows, pad_id, pad_to_multiple_of or 1)
-        return _micro_batch(tensors, slot, supervised)
-    rows = list(examples) or [_dummy(task, pad_id)]
-    # A row that encodes to nothing attends to one padding token: a softmax over nothing is NaN.
-    ids = [row.input_ids or [pad_id] for row in rows]
     multiple = pad_to_multiple_of or 1
-    length = _up(max(map(len, ids)), multiple)
+    _, length = padded_shape([len(example.input_ids) for example in examples], slot.rows, multiple)
+    if slot.rows is not None:
+        return _micro_batch(_packed(examples, slot.rows, pad_id, length), slot, supervised)
+    rows = list(examples) or [_dummy(task, pad_id)]
+    ids = [row.input_ids or [pad_id] for row in rows]
     tensors = {
         "input_ids": _padded(ids, length, pad_id),
         "attention_mask": _padded([[1] * len(row) for row in ids], length, 0),
@@ -88,7 +100,7 @@ def collate(
     else:
         labels = [[] if isinstance(row.labels, int) else row.labels for row in rows]
         # A causal model's labels stand under its input; a sequence-to-sequence model's have their own length.
-        width = length if task == "causal-lm" else _up(max(1, *map(len, labels)), multiple)
+        width = length if task == "causal-lm" else padded_shape([len(row) for row in labels], None, multiple)[1]
         tensors["labels"] = _padded(labels, width, IGNORED)
     return _micro_batch(tensors, slot, supervised)
 
@@ -97,7 +109,7 @@ def _micro_batch(tensors: dict[str, torch.Tensor], slot: Slot, supervised: int) 
     return MicroBatch(tensors, slot.sample_ids, supervised, slot.epoch, slot.window, slot.micro, slot.micro_count)
 
 
-def _packed(examples: Sequence[Example], rows: Sequence[int], pad_id: int, multiple: int) -> dict[str, torch.Tensor]:
+def _packed(examples: Sequence[Example], rows: Sequence[int], pad_id: int, length: int) -> dict[str, torch.Tensor]:
     """Samples of a causal model one after another in each row.
 
     Without an attention mask, transformers takes each return of the positions for a new sequence, and lets none attend
@@ -119,7 +131,6 @@ def _packed(examples: Sequence[Example], rows: Sequence[int], pad_id: int, multi
             positions[-1] += range(len(tokens))
     if not rows:
         ids, labels, positions = [[pad_id, pad_id]], [[IGNORED, IGNORED]], [[0, 1]]
-    length = _up(max(map(len, ids)), multiple)
     return {
         "input_ids": _padded(ids, length, pad_id),
         "position_ids": _padded(positions, length, 0),
@@ -130,10 +141,6 @@ def _packed(examples: Sequence[Example], rows: Sequence[int], pad_id: int, multi
 def _dummy(task: str, pad_id: int) -> Example:
     labels = IGNORED if task == "sequence-classification" else [IGNORED, IGNORED]
     return Example([pad_id, pad_id], labels)
-
-
-def _up(length: int, multiple: int) -> int:
-    return -(-length // multiple) * multiple
 
 
 def _padded(rows: Sequence[list[int]], length: int, value: int) -> torch.Tensor:

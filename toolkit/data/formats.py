@@ -72,7 +72,7 @@ class Formatter:
             ("seq2seq-lm", "prompt-completion"): self._seq2seq,
             ("sequence-classification", "text"): self._classification,
         }
-        self._build = builders[recipe.model.task, recipe.data.format]
+        self._whole = builders[recipe.model.task, recipe.data.format]
 
     def examples(self, row: Row) -> list[Example]:
         """The samples of ``row``: one, but of a conversation maybe several. Raises InputError at the row."""
@@ -93,17 +93,28 @@ class Formatter:
         return self._chat.about(counts)
 
     def build(self, row: Row, fields: dict[str, Any]) -> Example:
-        """Tokenise one sample of ``fields``."""
-        return self._build(row, fields)
+        """Tokenise one sample of ``fields``, and cut it at ``max_length``."""
+        return self.cut(self.whole(row, fields))
+
+    def whole(self, row: Row, fields: dict[str, Any]) -> Example:
+        """Tokenise one sample of ``fields``, of any length."""
+        return self._whole(row, fields)
+
+    def cut(self, whole: Example) -> Example:
+        """``whole`` without what is behind ``max_length``; a target is cut like an input."""
+        ids, labels, most = whole.input_ids, whole.labels, self.max_length
+        if len(ids) <= most and (isinstance(labels, int) or len(labels) <= most):
+            return whole
+        return Example(ids[:most], labels if isinstance(labels, int) else labels[:most], True)
 
     def _text(self, row: Row, fields: dict[str, Any]) -> Example:
-        ids, cut = self._finish(self._encode(fields["text"]))
-        return Example(ids, list(ids), cut)
+        ids = self._ending(self._encode(fields["text"]))
+        return Example(ids, list(ids))
 
     def _prompt_completion(self, row: Row, fields: dict[str, Any]) -> Example:
         ids, start = encode_pair(self._tokenizer, fields["prompt"], fields["completion"])
-        ids, cut = self._finish(ids)
-        return Example(ids, [IGNORED] * min(start, len(ids)) + ids[start:], cut)
+        ids = self._ending(ids)
+        return Example(ids, [IGNORED] * start + ids[start:])
 
     def _messages(self, row: Row, fields: dict[str, Any]) -> Example:
         piece = fields["piece"]
@@ -113,18 +124,15 @@ class Formatter:
             ids = [*ids, self._eos]
             supervised = [*supervised, piece.ends]
         labels = [token if on else IGNORED for token, on in zip(ids, supervised, strict=True)]
-        return Example(ids[: self.max_length], labels[: self.max_length], len(ids) > self.max_length)
+        return Example(ids, labels)
 
     def _seq2seq(self, row: Row, fields: dict[str, Any]) -> Example:
         prompt = self._encode(fields["prompt"])
         target = list(self._tokenizer(text_target=fields["completion"], verbose=False)["input_ids"])
-        labels, cut = self._finish(target)
-        ids, prompt_cut = self._finish(prompt)
-        return Example(ids, labels, cut or prompt_cut)
+        return Example(self._ending(prompt), self._ending(target))
 
     def _classification(self, row: Row, fields: dict[str, Any]) -> Example:
-        ids, cut = self._finish(self._encode(fields["text"]))
-        return Example(ids, self._label(row, fields["label"]), cut)
+        return Example(self._ending(self._encode(fields["text"])), self._label(row, fields["label"]))
 
     def _label(self, row: Row, label: int | str) -> int:
         field = self.needed["label"]
@@ -144,10 +152,8 @@ class Formatter:
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer(text, verbose=False)["input_ids"])
 
-    def _finish(self, ids: list[int]) -> tuple[list[int], bool]:
-        if not self._ended(ids):
-            ids = [*ids, self._eos]
-        return ids[: self.max_length], len(ids) > self.max_length
+    def _ending(self, ids: list[int]) -> list[int]:
+        return ids if self._ended(ids) else [*ids, self._eos]
 
     def _ended(self, ids: list[int], skip: Callable[[int], bool] = lambda _: False) -> bool:
         """Whether the ids already end with end-of-sequence, or the tokenizer has none.

@@ -67,15 +67,9 @@ class TrainLoader:
             capacity = recipe.data.max_length if recipe.data.packing else None
             self._data = TrainStream(samples, spread, pad_to_multiple_of, capacity)
         else:
-            data, rows, lengths = recipe.data, None, None
-            if data.packing:
-                rows = packed_rows(samples.lengths(), data.max_length, recipe.run.seed, data.shuffle)
-            elif data.group_by_length:
-                lengths = samples.lengths()
-            count = len(samples) if rows is None else len(rows)
-            self.steps_per_epoch = window_count(count, spread.global_size)
             self._data = _Collated(samples, pad_to_multiple_of)
-            self._slots = _MapSlots(count, spread, rows, lengths)
+            self._slots = slots = MapSlots(samples.lengths(), recipe, spread)
+            self.steps_per_epoch = slots.steps_per_epoch
 
     def __iter__(self) -> Iterator[list[MicroBatch]]:
         loader = DataLoader(
@@ -132,33 +126,47 @@ class _Collated(Dataset[MicroBatch]):
         return collate(examples, slot, self._samples.task, self._samples.pad_id, self._multiple)
 
 
-class _MapSlots(Sampler[Slot]):
-    """The slots of one rank, window after window, without end; skipping reads no data."""
+class MapSlots(Sampler[Slot]):
+    """The slots of one rank, window after window, without end; skipping reads no data.
 
-    def __init__(
-        self, n: int, spread: Spread, rows: list[list[int]] | None = None, lengths: NDArray[np.int64] | None = None
-    ) -> None:
-        """``n``: samples, or ``rows`` of packed ones. ``lengths``: by which a step's samples are dealt, if at all."""
-        self._n, self._spread, self._rows, self._lengths = n, spread, rows, lengths
+    ``rows``: the samples of each packed row; None: every sample has a row of its own.
+    """
+
+    def __init__(self, lengths: NDArray[np.int64], recipe: Recipe, spread: Spread) -> None:
+        """``lengths``: tokens of each sample, shape (samples,)."""
+        data = recipe.data
+        self.rows: list[list[int]] | None = None
+        if data.packing:
+            self.rows = packed_rows(lengths, data.max_length, recipe.run.seed, data.shuffle)
+        self._lengths = lengths if data.group_by_length and not data.packing else None
+        self._n = len(lengths) if self.rows is None else len(self.rows)
+        self._spread = spread
+        self.steps_per_epoch = window_count(self._n, spread.global_size)
 
     def __iter__(self) -> Iterator[Slot]:
         spread = self._spread
-        epoch, skip = divmod(spread.start_window, window_count(self._n, spread.global_size))
+        epoch, skip = divmod(spread.start_window, self.steps_per_epoch)
         window = spread.start_window
         while True:
-            order = epoch_order(self._n, spread.seed, epoch, spread.shuffle)[skip * spread.global_size :]
-            for ids in windows(order, spread.global_size):
-                ids = ids if self._lengths is None else by_length(ids, self._lengths)
-                dealt = deal(ids, spread.micro_size, spread.data_size)
+            for dealt in self.windows(epoch, skip):
                 for micro, ranks in enumerate(dealt):
-                    yield self._slot(ranks[spread.data_rank], epoch, window, micro, len(dealt))
+                    yield self.slot(ranks[spread.data_rank], epoch, window, micro, len(dealt))
                 window += 1
             epoch, skip = epoch + 1, 0
 
-    def _slot(self, mine: list[int], epoch: int, window: int, micro: int, count: int) -> Slot:
-        if self._rows is None:
+    def windows(self, epoch: int, skip: int = 0) -> Iterator[list[list[list[int]]]]:
+        """The windows of ``epoch`` as ``deal`` gives them (samples, or packed rows), after the first ``skip``."""
+        spread = self._spread
+        order = epoch_order(self._n, spread.seed, epoch, spread.shuffle)[skip * spread.global_size :]
+        for ids in windows(order, spread.global_size):
+            ids = ids if self._lengths is None else by_length(ids, self._lengths)
+            yield deal(ids, spread.micro_size, spread.data_size)
+
+    def slot(self, mine: list[int], epoch: int, window: int, micro: int, count: int) -> Slot:
+        """What one rank of ``windows`` computes at once."""
+        if self.rows is None:
             return Slot(mine, epoch, window, micro, count)
-        held = [self._rows[row] for row in mine]
+        held = [self.rows[row] for row in mine]
         return packed_slot(held, epoch, window, micro, count, self._spread.one_row)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from toolkit.data.messages import explained
 from toolkit.data.mixture import chosen, epoch_counts, interleaved
 from toolkit.data.preflight import no_samples
 from toolkit.data.rows import Row
-from toolkit.data.sources import Source, Which, named_sources, open_named
+from toolkit.data.sources import Named, Source, Which, named_sources, open_named
 from toolkit.errors import InputError
 from toolkit.recipe.schema import Recipe
 
@@ -46,8 +46,10 @@ class MapSamples:
         task: str,
         names: list[str] | None,
         cache: Callable[[], tuple[Path, str] | None] = lambda: None,
+        trains: bool = True,
     ) -> None:
-        """``cache``: gives the folder and the key that the samples are kept under; None: nowhere."""
+        """``cache``: gives the folder and the key that the samples are kept under; None: nowhere. ``trains``: data
+        without a supervised token is an error."""
         self.task = task
         self.label_names = names
         self.pad_id = formatter.pad_id
@@ -62,7 +64,7 @@ class MapSamples:
                 alive()
             if source.state() != state:
                 raise InputError.at(None, source.key, f"{source.spec}: changed while it was being read; start again")
-            _check(columns, task, source, formatter)
+            _check(columns, task, source, formatter, trains)
             return columns
 
         kept = cache()
@@ -98,11 +100,11 @@ class MapSamples:
         return self._columns.supervised(self.task)
 
 
-def _check(columns: Columns, task: str, source: Source, formatter: Formatter) -> None:
-    """Raise InputError for data without supervised tokens, before it is cached."""
+def _check(columns: Columns, task: str, source: Source, formatter: Formatter, trains: bool) -> None:
+    """Raise InputError for data without samples, or without supervised tokens, before it is cached."""
     if not len(columns):
         raise no_samples(source.key, source.spec)
-    if not columns.supervised(task).any():
+    if trains and not columns.supervised(task).any():
         raise nothing_supervised(source, f"none of its {len(columns)} samples has", formatter.max_length)
 
 
@@ -112,15 +114,15 @@ class MixedSamples:
     streamed = False
 
     def __init__(self, parts: Sequence[MapSamples], counts: Sequence[int], seed: int, specs: Sequence[str]) -> None:
-        self._parts = list(parts)
+        self.parts = list(parts)
         self.task, self.pad_id, self.label_names = parts[0].task, parts[0].pad_id, parts[0].label_names
         self.part, self.index = chosen([len(part) for part in parts], counts, seed)
-        supervised = [part.counts() for part in self._parts]
+        supervised = [part.counts() for part in self.parts]
         self.supervised = int(sum(int(supervised[p][self.index[self.part == p]].sum()) for p in range(len(parts))))
-        slowest = max(self._parts, key=lambda part: part.came.seconds).came
-        self.came = Outcome(slowest.columns, slowest.came, sum(part.came.seconds for part in self._parts))
+        slowest = max(self.parts, key=lambda part: part.came.seconds).came
+        self.came = Outcome(slowest.columns, slowest.came, sum(part.came.seconds for part in self.parts))
         total = sum(counts)
-        self.notes = [note for part in self._parts for note in part.notes]
+        self.notes = [note for part in self.parts for note in part.notes]
         for spec, part, count in zip(specs, parts, counts, strict=True):
             self.notes.append(
                 f"data.train: {count:,} of {len(part):,} samples of {spec} in an epoch ({count / total:.1%})"
@@ -132,12 +134,12 @@ class MixedSamples:
     def __getitem__(self, index: int) -> Example:
         if not 0 <= index < len(self):
             raise IndexError(index)
-        return self._parts[self.part[index]][int(self.index[index])]
+        return self.parts[self.part[index]][int(self.index[index])]
 
     def lengths(self) -> NDArray[np.int64]:
         """Tokens of each sample, shape (samples,)."""
         found = np.empty(len(self), dtype=np.int64)
-        for part, samples in enumerate(self._parts):
+        for part, samples in enumerate(self.parts):
             mine = self.part == part
             found[mine] = samples.lengths()[self.index[mine]]
         return found
@@ -191,24 +193,52 @@ def open_data(recipe: Recipe, which: Which, tokenizer: Any) -> Samples:
     Raises InputError, with file and line where there is one, for whatever cannot be used, and for data
     without a single supervised token.
     """
+    opened = open_parts(recipe, which, tokenizer)
+    if recipe.data.streaming:
+        shares = [one.given.proportion or 0.0 for one in opened.named if one.given is not None] or [1.0]
+        return StreamSamples(opened.parts, recipe.model.task, shares)
+    return opened.tokenised(lambda one, source: _cache(one.recipe, source, tokenizer, opened.label_names))
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The sources of a recipe, with the formatter of each; nothing is tokenised yet."""
+
+    recipe: Recipe
+    named: list[Named]
+    parts: list[tuple[Source, Formatter]]
+    label_names: list[str] | None
+
+    def tokenised(
+        self, cache: Callable[[Named, Source], tuple[Path, str] | None], trains: bool = True
+    ) -> MapSamples | MixedSamples:
+        """All samples. ``cache``: gives the folder and the key that a source is kept under; None: nowhere. ``trains``:
+        data without a supervised token is an error."""
+        task, names = self.recipe.model.task, self.label_names
+        maps = [
+            MapSamples(*part, task, names, functools.partial(cache, one, part[0]), trains)
+            for part, one in zip(self.parts, self.named, strict=True)
+        ]
+        return maps[0] if self.named[0].given is None else _mixed(self.recipe, self.named, maps)
+
+
+def open_parts(
+    recipe: Recipe, which: Which, tokenizer: Any, make_formatter: Callable[..., Formatter] = Formatter
+) -> Opened:
+    """Open the sources of ``data.train`` or ``data.eval``; raises InputError like ``open_data``."""
     named = named_sources(recipe, which)
     sources = [open_named(one, which) for one in named]
     names = _label_names(recipe, sources, which) if recipe.model.task == "sequence-classification" else None
-    formatters = [Formatter(one.recipe, tokenizer, names) for one in named]
+    formatters = [make_formatter(one.recipe, tokenizer, names) for one in named]
     parts = [
         (replace(source, notes=(*source.notes, *_conversation_notes(source, formatter))), formatter)
         for source, formatter in zip(sources, formatters, strict=True)
     ]
+    return Opened(recipe, named, parts, names)
+
+
+def _mixed(recipe: Recipe, named: Sequence[Named], maps: Sequence[MapSamples]) -> MixedSamples:
     given = [one.given for one in named if one.given is not None]
-    if recipe.data.streaming:
-        shares = [one.proportion or 0.0 for one in given] or [1.0]
-        return StreamSamples(parts, recipe.model.task, shares)
-    maps = [
-        MapSamples(*part, recipe.model.task, names, functools.partial(_cache, one.recipe, part[0], tokenizer, names))
-        for part, one in zip(parts, named, strict=True)
-    ]
-    if not given:
-        return maps[0]
     counts = epoch_counts([len(one) for one in maps], [one.weight for one in given], [one.proportion for one in given])
     for one, count in zip(named, counts, strict=True):
         if not count:

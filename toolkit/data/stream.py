@@ -6,7 +6,7 @@ each window contains and how short the last one is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
@@ -26,6 +26,7 @@ SHUFFLE_BUFFER = 10_000
 """Size of the shuffle buffer; this many rows are read before the first step."""
 
 T = TypeVar("T")
+B = TypeVar("B")
 Read = tuple[int, Row, dict[str, Any]]
 Built = tuple[int, Example]
 
@@ -64,24 +65,42 @@ class TrainStream(IterableDataset):
                 window, epoch = window + per_epoch, epoch + 1
                 continue
             first = window
-            rows: Iterator[Read] = self._samples.rows()
-            if spread.shuffle:
-                rows = shuffled(rows, spread.seed, epoch, SHUFFLE_BUFFER)
             held: Any
-            for held in _pieces(self._packed(rows, epoch), spread.global_size):
+            if self._capacity is None:
+                pieces: Any = stream_windows(self._samples.rows(), spread, epoch)
+            else:
+                pieces = packed_windows(self._samples.rows(), self._build, _length, self._capacity, spread, epoch)
+            for held in pieces:
                 if window >= spread.start_window:
                     yield from micro_batches(self._samples, held, spread, epoch, window, self._multiple)
                 window += 1
             per_epoch, epoch = window - first, epoch + 1
 
-    def _packed(self, rows: Iterator[Read], epoch: int) -> Iterator[Any]:
-        """The samples, or rows of packed ones. Every rank tokenises every sample then: what shares a row follows from
-        all their lengths."""
-        if self._capacity is None:
-            return rows
-        built = ((number, self._samples.build(row, fields)) for number, row, fields in rows)
-        random = shuffler(self._spread.seed, epoch) if self._spread.shuffle else None
-        return packed_stream(built, lambda item: len(item[1].input_ids), self._capacity, random)
+    def _build(self, read: Read) -> Built:
+        number, row, fields = read
+        return number, self._samples.build(row, fields)
+
+
+def stream_windows(rows: Iterable[T], spread: Spread, epoch: int) -> Iterator[list[T]]:
+    """The windows of an epoch of a stream, in order."""
+    if spread.shuffle:
+        rows = shuffled(rows, spread.seed, epoch, SHUFFLE_BUFFER)
+    return _pieces(iter(rows), spread.global_size)
+
+
+def packed_windows(
+    rows: Iterable[T], build: Callable[[T], B], length: Callable[[B], int], capacity: int, spread: Spread, epoch: int
+) -> Iterator[list[list[B]]]:
+    """``stream_windows`` of packed rows. Every rank builds every sample: what shares a row follows from all their
+    lengths."""
+    if spread.shuffle:
+        rows = shuffled(rows, spread.seed, epoch, SHUFFLE_BUFFER)
+    random = shuffler(spread.seed, epoch) if spread.shuffle else None
+    return _pieces(packed_stream(map(build, rows), length, capacity, random), spread.global_size)
+
+
+def _length(built: Built) -> int:
+    return len(built[1].input_ids)
 
 
 def eval_stream(samples: StreamSamples, spread: Spread, pad_to_multiple_of: int | None) -> Iterator[MicroBatch]:

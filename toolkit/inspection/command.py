@@ -1,0 +1,94 @@
+"""`toolkit data`: from the command line to the screen, the page, the JSON and the exit status."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from toolkit.data.fields import needed_fields
+from toolkit.data.files import local_files
+from toolkit.data.sources import check_local, named_sources
+from toolkit.errors import InputError
+from toolkit.recipe.load import recipe_from, source_of
+from toolkit.recipe.needs import why_no_tokenizer
+from toolkit.recipe.schema import Recipe
+from toolkit.results import Result, write_json
+from toolkit.strategies import resolve
+
+if TYPE_CHECKING:
+    from toolkit.inspection.measure import Inspected
+
+
+@dataclass(frozen=True)
+class Request:
+    """The command line."""
+
+    recipe: str | Recipe
+    overrides: tuple[str, ...] = ()
+    samples: int = 3
+    only: str | None = None
+    evaluation: bool = False
+    rows: int | None = None
+    full: bool = False
+    tokens: bool = False
+    page: str | None = None
+    json_target: str | None = None
+
+
+def data_command(request: Request) -> int:
+    """Inspect and print; returns the exit status. 0: a run reads this data. 2: it would refuse some of it. Raises
+    InputError if none of it can be used."""
+    found = inspect(request)
+    if request.page:
+        from toolkit.report.data_page import data_page
+
+        _write(request.page, data_page(found))
+    if request.json_target:
+        write_json(found.to_json(), request.json_target)
+    if request.json_target != "-":
+        from toolkit.inspection.screen import show
+
+        show(found, source_of(request.recipe), full=request.full, tokens=request.tokens)
+    if found.refused:
+        sys.stdout.flush()
+        print("\n".join(found.refused), file=sys.stderr)
+    return found.exit_code
+
+
+def inspect(request: Request) -> Inspected:
+    """Read the data and measure it. Raises InputError."""
+    result = Result("data")
+    warnings.filterwarnings("ignore")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    recipe = recipe_from(request.recipe, request.overrides)
+    source = source_of(request.recipe)
+    resolved = resolve(recipe, source, device="cpu" if recipe.machine.device == "cpu" else "cuda")
+    if (reason := why_no_tokenizer(recipe)) is not None:
+        raise InputError(f"{source}: tokenizer.path: {reason}")
+    which: Literal["train", "eval"] = "eval" if request.evaluation else "train"
+    needed_fields(recipe)
+    for one in named_sources(recipe, which):
+        if local_files(one.spec, one.key) is not None:
+            check_local(one)
+    # Two seconds to import: what needs neither is checked before.
+    from toolkit.inspection.measure import Inspected, check_asked, measure
+    from toolkit.model.load import load_tokenizer
+
+    only = check_asked(request.samples, request.only, request.rows)
+
+    tokenizer = load_tokenizer(recipe)
+    found = measure(resolved, tokenizer, which=which, samples=request.samples, only=only, rows=request.rows)
+    document = result.finish(recipe_sha256=resolved.sha256, device=None, only=only, **found.fields)
+    return Inspected(document, 2 if document["refused"] else 0, resolved, found.shown, found.arrangements)
+
+
+def _write(target: str, text: str) -> None:
+    try:
+        Path(target).parent.mkdir(parents=True, exist_ok=True)
+        Path(target).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{target}: {error.strerror}") from None
