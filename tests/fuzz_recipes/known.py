@@ -38,6 +38,17 @@ KNOWN: tuple[Known, ...] = (
             and _within_twice(why)
         ),
     ),
+    # Seeds 1251 (llama, zero1) and 1303 (codegen, fsdp2): losses are equal, and with `loss: plain` gradients too.
+    Known(
+        "the fused loss rounds the gradient of the hidden states to 16 bits once more than the plain one, which the "
+        "correct runs that measure the noise do not all do",
+        lambda family, recipe, stage, why: (
+            recipe.get("loss") == "fused"
+            and recipe["precision"] in ("bf16", "bf16-pure")
+            and stage == "precision/gradient"
+            and _within_twice(why)
+        ),
+    ),
 )
 
 
