@@ -14,7 +14,7 @@ import pyarrow.parquet
 import pytest
 
 from toolkit.data.loader import open_data
-from toolkit.data.sources import open_source
+from toolkit.data.sources import named_sources, open_named, open_source
 from toolkit.errors import InputError
 from toolkit.recipe.schema import Recipe
 
@@ -133,3 +133,24 @@ def test_neither_here_nor_on_the_hub(make_recipe: Make, monkeypatch: pytest.Monk
     assert str(caught.value) == (
         "data.train: org/name is neither a local file or folder nor a reachable hub data set (no route)"
     )
+
+
+def test_a_hub_source_with_keys_of_its_own(make_recipe: Make, hub: list[tuple], monkeypatch: Any) -> None:
+    seen: list[dict[str, Any]] = []
+    load = datasets.load_dataset
+
+    def loaded(*args: Any, revision: str | None = None, **options: Any) -> Any:
+        seen.append({"revision": revision})
+        return load(*args, **options)
+
+    monkeypatch.setattr(datasets, "load_dataset", loaded)
+    monkeypatch.setattr(datasets, "get_dataset_split_names", lambda name, config, revision=None: ["train", "test"])
+    given = {"path": "org/name", "name": "main", "split": "test", "revision": "abc", "fields": {"text": "id"}}
+    [named] = named_sources(make_recipe(train=[given]), "train")
+    assert [row.value for row in open_named(named, "train").rows()] == [{"id": 0}, {"id": 1}]
+    assert (hub, seen) == ([("org/name", "main", "test", False)], [{"revision": "abc"}])
+    [named] = named_sources(make_recipe(train=[given | {"split": "tset"}]), "train")
+    with pytest.raises(InputError) as caught:
+        open_named(named, "train")
+    message = "data.train[0].split: org/name has the splits train, test, not tset; did you mean test?"
+    assert str(caught.value) == message
