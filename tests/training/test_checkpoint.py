@@ -122,7 +122,7 @@ def test_a_damaged_checkpoint_is_said_and_passed_over(saved: Path, tmp_path: Pat
 
 def test_another_recipe_is_refused_and_the_difference_named(saved: Path, tiny_root: Path) -> None:
     other = recipe_for("single", tiny_root, adapter={"r": 8}, machine={"processes": 1}, batch={"accumulation": 4})
-    with pytest.raises(InputError, match=r"adapter\.r \(4 there, 8 here\)"):
+    with pytest.raises(InputError, match=r"adapter\.r \(checkpoint: 4, recipe: 8\)"):
         train_job(resolved_from(other), 1, None, str(saved), 6)
 
 

@@ -300,7 +300,7 @@ def test_resumed_equals_uninterrupted(strategy: str, tiny_root: Path, group: Wor
     run: Run = group.run(train_job, resolved, 2, None, str(saved), 4)[0]
     assert run.losses == whole.losses[2:]
     assert all(torch.equal(run.weights[name], weight) for name, weight in whole.weights.items())
-    with pytest.raises(InputError, match=r"fp8 \(True there, False here\)"):
+    with pytest.raises(InputError, match=r"fp8 \(checkpoint: True, recipe: False\)"):
         train_job(resolved_from(recipe(tiny_root, adapter=LORA, run={"max_steps": 4}, fp8=False, batch={
             "accumulation": 6})), 1, None, str(saved), 4)  # fmt: skip
     assert export(tmp_path, tmp_path / "merged", merged=True)[0] == "merged model"
