@@ -60,4 +60,4 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(
 def test_a_trace_has_no_report(here: Path) -> None:
     error = CliRunner().invoke(app, ["verify", "--trace", ".", "-o", "page.html"]).exception
     assert isinstance(error, InputError)
-    assert "--output: a trace has no report" in str(error)
+    assert "--output: not available with --trace" in str(error)
