@@ -72,7 +72,7 @@ def write(folder: Path, count: int) -> list[dict[str, Any]]:
 def recipe(root: Path, folder: Path, count: int, strategy: str, **run: Any) -> dict[str, Any]:
     (folder / "chat.jinja").write_text(TEMPLATE)
     data = {"train": write(folder, count), "format": "messages", "chat_template": str(folder / "chat.jinja"),
-            "packing": True, "max_length": 2048, "cache": False}  # fmt: skip
+            "packing": True, "max_length": 2048, "cache": str(folder / "cache")}  # fmt: skip
     return recipe_dict(root, data=data, strategy={"name": strategy}, batch={"micro_size": 1, "accumulation": 2},
                        run={"max_steps": 6, **run})  # fmt: skip
 
@@ -105,6 +105,7 @@ def test_a_mixture_trains_as_the_plain_loop_and_resumes_bit_for_bit(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("strategy", ["zero2", "fsdp2"])
 def test_twenty_thousand_rows_of_each_layout(
     strategy: str, tiny_root: Path, group: WorkerGroup, tmp_path: Path
