@@ -98,6 +98,27 @@ def test_a_turn_that_the_template_rewrites_is_a_sample_of_its_own(
         build(make_recipe, tokenizer, TWO_TURNS, turns="all")
 
 
+def test_words_that_the_template_itself_says_are_not_taken_for_the_first_turns(
+    make_recipe: Make, make_tokenizer: MakeTokenizer
+) -> None:
+    tokenizer = make_tokenizer(eos=False, template="<|user|> b c <|end|> " + PLAIN)
+    found = build(make_recipe, tokenizer, TWO_TURNS[1:2])
+    assert found == Example([U, 5, 6, E, A, 5, 6, E], [I, I, I, I, I, 5, 6, E])
+
+
+@pytest.mark.parametrize(("filter", "expected"), [("", '{"a": "b"}'), ("| tojson", '{"a": "b"}')])
+def test_arguments_of_calls_are_json_and_not_what_python_prints(
+    make_recipe: Make, make_tokenizer: MakeTokenizer, filter: str, expected: str
+) -> None:
+    calls = "{% for c in m.tool_calls or [] %}{{ c.function.name }} {{ c.function.arguments FILTER }} {% endfor %}"
+    template = PLAIN.replace("{{ m.content }}", "{{ m.content }} " + calls.replace("FILTER", filter))
+    call = {"function": {"name": "f", "arguments": {"a": "b"}}}
+    messages = [TWO_TURNS[0], {"role": "assistant", "tool_calls": [call]}]
+    recipe = make_recipe(train="x", format="messages")
+    [fields] = Formatter(recipe, make_tokenizer(template=template)).fields(Row({"messages": messages}, "x.jsonl", 7))
+    assert expected in fields["piece"].text
+
+
 @pytest.mark.parametrize("template", [PLAIN, MARKED])
 def test_turns_by_the_recipe(make_recipe: Make, make_tokenizer: MakeTokenizer, template: str) -> None:
     tokenizer = make_tokenizer(eos=False, template=template)

@@ -95,3 +95,13 @@ def test_the_recipes_own_template_is_taken(recipe: Callable[..., Resolved], tmp_
     (tmp_path / "chat.jinja").write_text(conversations.TEMPLATE.replace("assistant", "model"))
     case = case_of(recipe("single"), format="messages", train="x", chat_template=str(tmp_path / "chat.jinja"))
     assert all("<|im_start|>" in sample.text for sample in record_data(case).samples)
+
+
+def test_conversations_that_the_template_refuses_are_no_proof(
+    recipe: Callable[..., Resolved], lone_group: WorkerGroup, tmp_path: Path
+) -> None:
+    (tmp_path / "chat.jinja").write_text("{{ raise_exception('not today') }}")
+    data = {"format": "messages", "train": "x", "chat_template": str(tmp_path / "chat.jinja")}
+    outcome = verify(recipe("single", data=data), group=lone_group, time_limit=120, stop_early=True, round_trip=False)
+    assert outcome.verdict == "not-exercised"
+    assert "not today" in outcome.unproven[0].seen

@@ -184,7 +184,7 @@ class Chat:
             return _Turn(index, prompt, text)
         # No template renders a conversation of no turns: this turn's own words, and what ends it.
         words = fields["messages"][0]["content"].strip()
-        start = text.find(words) if words else -1
+        start = text.rfind(words) if words else -1  # a system prompt of the template's own may hold them, too
         return _Turn(index, text[:start] if start >= 0 else None, text)
 
     def _covered(self, base: str, turns: Any) -> dict[int, tuple[int, int]]:

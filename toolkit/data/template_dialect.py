@@ -7,12 +7,15 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from jinja2 import TemplateError
+
 Message = dict[str, Any]
 
 _PROBE = "zqxprobe"
 _THOUGHT = re.compile(r"\A\s*<think>(.*?)</think>\s*", re.DOTALL)
 _REASONING = ("reasoning_content", "thinking", "reasoning")
-_QUIET = (Exception,)  # a template may fail at a probe in its own way; the real conversation is what is reported
+# What a template may raise at a probe: the real conversation is what is reported.
+_QUIET = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
 
 
 class Dialect:
@@ -27,7 +30,7 @@ class Dialect:
         self._reasoning = [name for name in _REASONING if re.search(rf"\b{name}\b", template)]
         self._in_content = not self._reasoning
         self._switch = re.search(r"\benable_thinking\b", template) is not None
-        self._as_strings: bool | None = None
+        self._as_strings: bool | None = True if self._prints_objects(render) else None
         self.wrote_reasoning = False
         """Whether reasoning was written into the content, for want of a place of its own."""
         self.header, self.behind = self._around(render)
@@ -72,6 +75,18 @@ class Dialect:
                     if isinstance(value, str):
                         yield f"tool_calls[{number}].function.arguments.{name}", value
         yield "content", content.strip()
+
+    def _prints_objects(self, render: Callable[..., str]) -> bool:
+        """Whether the template writes a call's arguments as Python prints them, unless they are JSON strings."""
+        call = {"type": "function", "id": "call00000", "function": {"name": "f", "arguments": {_PROBE: _PROBE}}}
+        turns: list[Message] = [
+            {"role": "user", "content": "?"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+        ]
+        try:
+            return str({_PROBE: _PROBE}) in render([self._message(turn, False) for turn in turns])
+        except _QUIET:
+            return False
 
     def _around(self, render: Callable[..., str]) -> tuple[str, str]:
         asked, answered = {"role": "user", "content": "?"}, {"role": "assistant", "content": _PROBE}

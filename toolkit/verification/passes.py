@@ -88,6 +88,10 @@ def run_pass(case: Case, group: WorkerGroup, fresh: WorkerGroup, timeout: float,
             trace = group.run(record_data, data, timeout=timeout)[0]
             found.fault_reached = found.fault_reached or trace.fault_reached
             found.stages.insert(0, data_stage(data, trace))
+            if data.conversations:
+                why = f", refused: {next(iter(trace.refused.values()))}" if trace.refused else ""
+                seen = f"{len(trace.samples)}{why if not trace.samples else ''}"
+                found.claims.append(Claim("conversations", "conversations", "1 or more", seen, bool(trace.samples)))
     except JobFailed as error:
         if error.refused is not None:
             raise error.refused from None

@@ -100,9 +100,10 @@ def tokenizer_of(recipe: dict[str, Any]) -> Any:
     path = recipe["tokenizer"]["path"] or recipe["model"]["path"]
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True) if path else None
-    except (OSError, ValueError):
+    except (OSError, ValueError, ImportError):
         tokenizer = None
-    if tokenizer is not None and (recipe["data"]["chat_template"] or tokenizer.chat_template):
+    # Without offsets (not a fast one) supervised stretches cannot be found in the text.
+    if tokenizer is not None and tokenizer.is_fast and (recipe["data"]["chat_template"] or tokenizer.chat_template):
         return tokenizer
     return _bytes()
 
