@@ -208,8 +208,11 @@ def test_formats_and_fields_that_do_not_fit(make_recipe: Make, write_jsonl: Writ
     (tmp_path / "a.txt").write_text("words")
     message = refusal(make_recipe(train=tmp_path / "a.txt", format="messages"))
     assert message.startswith("data.train: a text file has no fields")
-    assert "requires data.format: messages" in refusal(make_recipe(train=train, chat_template="t.jinja"))
+    for key, value in {"chat_template": "t.jinja", "chat_template_kwargs": {"a": 1}, "turns": "last"}.items():
+        message = refusal(make_recipe(train=train, **{key: value}))
+        assert message == f"data.{key}: requires data.format: messages; here it is text"
     chat = write_jsonl([{"messages": GOOD_CHAT}], "chat.jsonl")
+    check_data(make_recipe(train=chat, format="messages", turns="last", chat_template_kwargs={"a": 1}))
     message = refusal(make_recipe(train=chat, format="messages", chat_template=str(tmp_path / "t.jinja")))
     assert message == f"data.chat_template: {tmp_path}/t.jinja cannot be read: No such file or directory"
 

@@ -23,10 +23,8 @@ def check_data(recipe: Recipe) -> None:
     hub id is left to the run. At most ``CHECKED_ROWS`` rows of each of train and eval are read.
     """
     needed_fields(recipe)
-    problems: list[str] = []
-    if recipe.data.chat_template is not None:
-        problems += _template_problems(recipe)
     named = [*named_sources(recipe, "train"), *(named_sources(recipe, "eval") if recipe.data.eval else [])]
+    problems = _template_problems(recipe)
     for one in named:
         try:
             _check_source(one)
@@ -59,12 +57,20 @@ def no_samples(key: str, spec: str) -> InputError:
 
 
 def _template_problems(recipe: Recipe) -> list[str]:
-    if recipe.data.format != "messages":
-        return [f"data.chat_template: requires data.format: messages; here it is {recipe.data.format}"]
-    try:
-        read_template(recipe.data.chat_template or "")
-    except InputError as error:
-        return list(error.problems)
+    """Keys of conversations in a recipe of another format, which would ignore them; a template that cannot be read."""
+    data = recipe.data
+    given = {
+        "chat_template": data.chat_template is not None,
+        "chat_template_kwargs": bool(data.chat_template_kwargs),
+        "turns": data.turns != "auto",
+    }
+    if data.format != "messages":
+        return [f"data.{key}: requires data.format: messages; here it is {data.format}" for key in given if given[key]]
+    if data.chat_template is not None:
+        try:
+            read_template(data.chat_template)
+        except InputError as error:
+            return list(error.problems)
     return []
 
 
