@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from toolkit.data import cache, key, samples
+from toolkit.data import cache, key, opening
 from toolkit.data.columns import Columns
 from toolkit.data.formats import Example
 from toolkit.data.loader import open_data
@@ -211,7 +211,7 @@ def test_small_data_is_not_kept_unless_asked(
     monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path / "kept"))
     recipe = make_recipe(train=write_jsonl([{"text": "a b"}]))
     assert open_data(recipe, "train", make_tokenizer()).came.came == "memory"
-    monkeypatch.setattr(samples, "LEAST_BYTES", 0)
+    monkeypatch.setattr(opening, "LEAST_BYTES", 0)
     assert open_data(recipe, "train", make_tokenizer()).came.came == "made"
     off = recipe.model_copy(update={"data": recipe.data.model_copy(update={"cache": False})})
     assert open_data(off, "train", make_tokenizer()).came.came == "memory"

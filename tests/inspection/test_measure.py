@@ -14,7 +14,8 @@ from data.test_chat import FORGETFUL, PLAIN, TWO_TURNS
 from inspection.conftest import Look
 from toolkit.data.formats import Formatter
 from toolkit.errors import InputError
-from toolkit.inspection.measure import _histogram, check_asked
+from toolkit.inspection.counts import histogram
+from toolkit.inspection.measure import check_asked
 
 Write = Callable[..., Path]
 
@@ -237,7 +238,7 @@ def test_the_histogram_has_every_sample_once() -> None:
     random = np.random.RandomState(0)
     for lengths in ([5], [1, 1, 1], [0, 100_000], random.lognormal(5, 1.5, 1000).astype(np.int64), np.arange(1, 13)):
         lengths = np.asarray(lengths)
-        found = _histogram(lengths)
+        found = histogram(lengths)
         for one in found:
             assert one["samples"] == ((lengths >= one["from"]) & (lengths <= one["to"])).sum()
         assert sum(one["samples"] for one in found) == len(lengths)
@@ -246,7 +247,7 @@ def test_the_histogram_has_every_sample_once() -> None:
 
 
 def test_what_is_far_longer_than_the_rest_has_a_range_of_its_own() -> None:
-    found = _histogram(np.asarray([*range(60, 130), 9000]))
+    found = histogram(np.asarray([*range(60, 130), 9000]))
     assert (found[-1]["to"], found[-1]["samples"]) == (9000, 1)
 
 

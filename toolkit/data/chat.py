@@ -13,24 +13,17 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
-from jinja2 import TemplateError
-
-from toolkit.data.preflight import read_template
+from toolkit.data.chat_template import ChatTemplate
 from toolkit.data.rows import Row
 from toolkit.data.spans import Marks, agreed, common, first_lost
-from toolkit.data.template_dialect import Dialect
-from toolkit.errors import InputError, Place
+from toolkit.data.template_dialect import Message
 
 Turns = Literal["auto", "all", "last", "each"]
-Message = dict[str, Any]
 
-_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _REMEDY = (
     "set a template that marks the assistant's turns with {% generation %} ... {% endgeneration %} "
     "in data.chat_template"
 )
-# What a template may raise by itself: its own raise_exception, or a message that it cannot handle.
-_TEMPLATE_FAULTS = (TemplateError, TypeError, ValueError, KeyError, AttributeError)
 _OPENS_REASONING = re.compile(r"\s*<think>\s*\Z")
 
 
@@ -78,26 +71,13 @@ class Chat:
     def __init__(
         self, tokenizer: Any, template_file: str | None, turns: Turns = "auto", options: dict[str, Any] | None = None
     ) -> None:
-        self._tokenizer, self._turns, self._options = tokenizer, turns, options or {}
+        self._tokenizer, self._turns = tokenizer, turns
+        self._template = ChatTemplate(tokenizer, template_file, options or {})
+        self._has_marks, self._dialect = self._template.marks_turns, self._template.dialect
         self._blank: dict[int, bool] = {}
-        if template_file is not None:
-            self._template = read_template(template_file)
-        else:
-            try:
-                self._template = tokenizer.get_chat_template()
-            except ValueError:
-                raise InputError.at(
-                    None,
-                    "data.format",
-                    "messages needs a chat template, but this tokenizer has none; "
-                    "set data.chat_template to a Jinja file, or a tokenizer.path with a template",
-                ) from None
-        self._has_marks = _GENERATION.search(self._template) is not None and tokenizer.is_fast
-        self._source = Place(template_file) if template_file else None
         self._special = Marks(tokenizer)
         # A turn that nothing ends is learned with the end of its own sample, unless told otherwise.
         self._open_ended = self._has_marks or turns == "all"
-        self._dialect = Dialect(self._template, self._plainly)
         self._closes = bool(self._dialect.behind.strip())
 
     # ---- samples of a conversation
@@ -111,7 +91,7 @@ class Chat:
         learned = [i for i, m in enumerate(fields["messages"]) if m["role"] == "assistant" and m.get("weight") != 0]
         if self._turns == "last":
             learned = learned[-1:]
-        whole = self._render(row, fields, len(fields["messages"]))
+        whole = self._template.render(row, fields, len(fields["messages"]))
         turns = {index: self._turn(row, fields, index) for index in learned}
         found = self._split(row, fields, whole, turns)
         self._check_lost(row, fields, found, learned)
@@ -170,13 +150,13 @@ class Chat:
         return [piece for _, piece in sorted(found, key=lambda pair: pair[0])]
 
     def _turn(self, row: Row, fields: dict[str, Any], index: int) -> _Turn:
-        text = self._render(row, fields, index + 1)
+        text = self._template.render(row, fields, index + 1)
         if index:
-            prompt = self._render(row, fields, index, add_generation_prompt=True)
+            prompt = self._template.render(row, fields, index, add_generation_prompt=True)
             thinks = self._dialect.reasoning_of(fields["messages"][index])
-            if thinks and not text.startswith(prompt) and self._dialect.switches_thinking(self._options, fields):
+            if thinks and not text.startswith(prompt) and self._template.switches_thinking(fields):
                 # A header that says «no reasoning» is not the one that this turn was generated from.
-                other = self._render(row, fields, index, add_generation_prompt=True, enable_thinking=True)
+                other = self._template.render(row, fields, index, add_generation_prompt=True, enable_thinking=True)
                 prompt = other if text.startswith(other) else prompt
             header = self._dialect.header
             if header and text.startswith(prompt + header):  # written by the turn, where the prompt has none
@@ -263,8 +243,7 @@ class Chat:
             return self._tokenise(piece.text, piece.spans or ())
         messages, offered, options = piece.marked
         fields = {"messages": list(messages), "tools": offered, "chat_template_kwargs": options}
-        encoding = self._apply(row, fields, len(messages), tokenize=True, return_assistant_tokens_mask=True)
-        ids, mask = list(encoding["input_ids"]), [bool(on) for on in encoding["assistant_masks"]]
+        ids, mask = self._template.tokens(row, fields)
         if piece.spans is not None:
             within = self._tokenise(piece.text, piece.spans)[1]
             mask = [on and here for on, here in zip(mask, within, strict=True)]
@@ -293,32 +272,3 @@ class Chat:
             ids += piece
             supervised += [number % 2 == 1] * len(piece)
         return ids, supervised
-
-    # ---- the template
-
-    def _render(self, row: Row, fields: dict[str, Any], count: int, **options: Any) -> str:
-        text: str = self._apply(row, fields, count, tokenize=False, **options)
-        return text
-
-    def _apply(self, row: Row, fields: dict[str, Any], count: int, **options: Any) -> Any:
-        if options.get("tokenize"):
-            options |= {"return_dict": True, "tokenizer_kwargs": {"verbose": False}}
-        options = self._options | fields["chat_template_kwargs"] | options
-        if fields["tools"]:
-            options["tools"] = fields["tools"]
-        try:
-            return self._dialect.call(
-                lambda messages: self._tokenizer.apply_chat_template(messages, chat_template=self._template, **options),
-                fields["messages"][:count],
-            )
-        except _TEMPLATE_FAULTS as error:
-            source = f"the chat template {self._source}" if self._source else "the tokenizer's chat template"
-            raise row.error("messages", f"{source} rejects this conversation: {error}") from None
-
-    def _plainly(self, messages: list[Message], **options: Any) -> str:
-        """For the dialect's own questions; what a template raises is for it to handle."""
-        options = self._options | options
-        text: str = self._tokenizer.apply_chat_template(
-            messages, chat_template=self._template, tokenize=False, **options
-        )
-        return text

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from toolkit.data.collate import MicroBatch, Slot, collate, packed_slot
+from toolkit.data.opening import open_data
 from toolkit.data.order import deal, epoch_order, window_count, windows
 from toolkit.data.packing import by_length, packed_rows
-from toolkit.data.samples import MapSamples, MixedSamples, Samples, StreamSamples, open_data
+from toolkit.data.samples import MapSamples, MixedSamples, Samples, StreamSamples
 from toolkit.data.spread import Spread, takes_one_row
 from toolkit.data.stream import Failure, TrainStream, eval_stream
 from toolkit.errors import InputError

@@ -1,11 +1,9 @@
-"""Samples for the loader: tokenised once and cached (see cache.py), or tokenised when they are read."""
+"""Samples for the loader: tokenised once (and cached, see cache.py), mixed from several sources, or streamed."""
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,18 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from toolkit.data.cache import LEAST_BYTES, Outcome, cached, default_folder
+from toolkit.data.cache import Outcome, cached
 from toolkit.data.columns import Columns
-from toolkit.data.fields import canonical_row
-from toolkit.data.formats import Example, Formatter, label_names, supervised_tokens
-from toolkit.data.key import cache_key
-from toolkit.data.messages import explained
-from toolkit.data.mixture import chosen, epoch_counts, interleaved
+from toolkit.data.formats import Example, Formatter, supervised_tokens
+from toolkit.data.mixture import chosen, interleaved
 from toolkit.data.preflight import no_samples
 from toolkit.data.rows import Row
-from toolkit.data.sources import Named, Source, Which, named_sources, open_named
+from toolkit.data.sources import Source
 from toolkit.errors import InputError
-from toolkit.recipe.schema import Recipe
 
 PEEKED = 100
 """Streamed samples that are checked before training, so that data without supervised tokens is rejected early."""
@@ -185,108 +179,6 @@ class StreamSamples:
 
 
 Samples = MapSamples | MixedSamples | StreamSamples
-
-
-def open_data(recipe: Recipe, which: Which, tokenizer: Any) -> Samples:
-    """The samples of ``data.train`` or ``data.eval``: a MapSamples, or a StreamSamples if ``data.streaming``.
-
-    Raises InputError, with file and line where there is one, for whatever cannot be used, and for data
-    without a single supervised token.
-    """
-    opened = open_parts(recipe, which, tokenizer)
-    if recipe.data.streaming:
-        shares = [one.given.proportion or 0.0 for one in opened.named if one.given is not None] or [1.0]
-        return StreamSamples(opened.parts, recipe.model.task, shares)
-    return opened.tokenised(lambda one, source: _cache(one.recipe, source, tokenizer, opened.label_names))
-
-
-@dataclass(frozen=True)
-class Opened:
-    """The sources of a recipe, with the formatter of each; nothing is tokenised yet."""
-
-    recipe: Recipe
-    named: list[Named]
-    parts: list[tuple[Source, Formatter]]
-    label_names: list[str] | None
-
-    def tokenised(
-        self, cache: Callable[[Named, Source], tuple[Path, str] | None], trains: bool = True
-    ) -> MapSamples | MixedSamples:
-        """All samples. ``cache``: gives the folder and the key that a source is kept under; None: nowhere. ``trains``:
-        data without a supervised token is an error."""
-        task, names = self.recipe.model.task, self.label_names
-        maps = [
-            MapSamples(*part, task, names, functools.partial(cache, one, part[0]), trains)
-            for part, one in zip(self.parts, self.named, strict=True)
-        ]
-        return maps[0] if self.named[0].given is None else _mixed(self.recipe, self.named, maps)
-
-
-def open_parts(
-    recipe: Recipe, which: Which, tokenizer: Any, make_formatter: Callable[..., Formatter] = Formatter
-) -> Opened:
-    """Open the sources of ``data.train`` or ``data.eval``; raises InputError like ``open_data``."""
-    named = named_sources(recipe, which)
-    sources = [open_named(one, which) for one in named]
-    names = _label_names(recipe, sources, which) if recipe.model.task == "sequence-classification" else None
-    formatters = [make_formatter(one.recipe, tokenizer, names) for one in named]
-    parts = [
-        (replace(source, notes=(*source.notes, *_conversation_notes(source, formatter))), formatter)
-        for source, formatter in zip(sources, formatters, strict=True)
-    ]
-    return Opened(recipe, named, parts, names)
-
-
-def _mixed(recipe: Recipe, named: Sequence[Named], maps: Sequence[MapSamples]) -> MixedSamples:
-    given = [one.given for one in named if one.given is not None]
-    counts = epoch_counts([len(one) for one in maps], [one.weight for one in given], [one.proportion for one in given])
-    for one, count in zip(named, counts, strict=True):
-        if not count:
-            raise InputError.at(None, one.key, f"{one.spec}: its share of an epoch is less than one sample")
-    return MixedSamples(maps, counts, recipe.run.seed, [one.spec for one in named])
-
-
-def _conversation_notes(source: Source, formatter: Formatter) -> list[str]:
-    """What is done with conversations, as the first rows show it."""
-    if "messages" not in formatter.needed:
-        return []
-    first = list(islice(source.rows(), PEEKED))
-    notes = [explained(row.value, formatter.needed["messages"]) for row in first[:1]]
-    notes += formatter.about_turns(first)
-    return [f"{source.key}: {note}" for note in notes if note]
-
-
-def _cache(recipe: Recipe, source: Source, tokenizer: Any, names: list[str] | None) -> tuple[Path, str] | None:
-    asked = recipe.data.cache
-    if asked is False or (asked is None and source.size < LEAST_BYTES):
-        return None
-    key = cache_key(recipe, source, tokenizer, names)
-    folder = default_folder() if asked is None else Path(asked).expanduser()
-    return None if key is None else (folder, key)
-
-
-def _label_names(recipe: Recipe, sources: list[Source], which: Which) -> list[str] | None:
-    """The names of string labels, from all of data.train: evaluation means the same classes."""
-    named = named_sources(recipe, "train")
-    opened = sources if which == "train" else [open_named(one, "train") for one in named]
-    labels: set[int | str] = set()
-    for one, train in zip(named, opened, strict=True):
-        labels |= _labels(one.recipe, train)
-    return label_names(labels, "data.train")
-
-
-def _labels(recipe: Recipe, train: Source) -> set[int | str]:
-    needed = {"label": recipe.data.fields.get("label", "label")}
-    if recipe.data.streaming:
-        first = next(train.rows(), None)
-        if first is not None and isinstance(canonical_row(first, needed)["label"], str):
-            raise first.error(
-                needed["label"],
-                "string labels must all be read first to number them; "
-                "with data.streaming, use integer labels (or set data.streaming: false)",
-            )
-        return set()
-    return {canonical_row(row, needed)["label"] for row in train.rows()}
 
 
 def _notes(key: str, total: int, cut: int, without: int, max_length: int, first: str = "") -> list[str]:

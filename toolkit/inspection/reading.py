@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from toolkit.data.fields import canonical_row
 from toolkit.data.formats import Example, Formatter, supervised_tokens
+from toolkit.data.opening import open_parts
 from toolkit.data.rows import Row
-from toolkit.data.samples import MapSamples, MixedSamples, nothing_supervised, open_parts
+from toolkit.data.samples import MapSamples, MixedSamples, nothing_supervised
 from toolkit.data.sources import Source, Which
 from toolkit.errors import InputError
 from toolkit.recipe.schema import Recipe

@@ -10,7 +10,8 @@ from typing import Any, TextIO
 
 from rich.cells import cell_len
 
-from toolkit.inspection.measure import Inspected, Shown
+from toolkit.inspection.measure import Inspected
+from toolkit.inspection.shown import Shown
 from toolkit.inspection.tokens import Piece, visible
 from toolkit.inspection.wording import facts, findings, overview, samples, span, stats
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.cells import cell_len
 
-from toolkit.inspection.measure import Shown
+from toolkit.inspection.shown import Shown
 from toolkit.inspection.tokens import visible
 
 LINE = 88

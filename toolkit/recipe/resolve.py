@@ -10,6 +10,7 @@ from typing import Any
 from toolkit.errors import InputError
 from toolkit.machine import cuda_device_count
 from toolkit.recipe.compilable import why_not_compilable
+from toolkit.recipe.contradictions import contradictions
 from toolkit.recipe.fp8able import why_not_fp8
 from toolkit.recipe.fusable import why_not_fusable
 from toolkit.recipe.load import recipe_sha256
@@ -121,7 +122,7 @@ def resolve_values(
 
     ``data_size``: data-parallel size. ``device``: overrides the device of this machine (for tests, and for planning).
     """
-    problems = [*_contradictions(recipe, traits)]
+    problems = contradictions(recipe, traits)
     world_size = recipe.machine.processes * recipe.machine.nodes
     if world_size % data_size:
         problems.append(
@@ -188,47 +189,6 @@ def resolve_values(
         loss_kernel=_loss_kernel(recipe, device, decide),
         base_storage=_base_storage(recipe, precision, traits, decide),
     )
-
-
-def _contradictions(recipe: Recipe, traits: Traits) -> list[str]:
-    found = []
-    if recipe.run.max_steps is None and recipe.run.epochs is None:
-        found.append("run: set max_steps or epochs")
-    if recipe.data.packing and recipe.model.task != "causal-lm":
-        found.append(f"data.packing: requires model.task: causal-lm (it is {recipe.model.task}); set it to false")
-    if recipe.data.packing and recipe.data.group_by_length:
-        found.append(
-            "data.group_by_length: packed rows already have the same length; set packing or group_by_length to false"
-        )
-    if recipe.data.group_by_length and recipe.data.streaming:
-        found.append("data.group_by_length: the lengths of streamed samples are not known in advance; use data.packing")
-    if recipe.data.streaming and recipe.data.cache:
-        found.append(
-            "data.cache: streamed data is tokenised during training; remove data.cache, or set data.streaming: false"
-        )
-    if recipe.data.streaming and recipe.run.max_steps is None:
-        found.append("data.streaming: the length of a stream is not known; set run.max_steps instead of run.epochs")
-    if recipe.model.task == "seq2seq-lm" and recipe.data.format != "prompt-completion":
-        found.append("data.format: seq2seq-lm requires prompt-completion (the prompt goes to the encoder)")
-    if recipe.model.task == "sequence-classification" and recipe.data.format != "text":
-        found.append("data.format: sequence-classification requires text, with the field label")
-    if recipe.run.eval_every and recipe.data.eval is None:
-        found.append("run.eval_every: data.eval is not set; set it, or set eval_every: 0")
-    if recipe.activation_offload and recipe.activation_checkpointing != "full":
-        found.append(
-            f"activation_offload: requires activation_checkpointing: full (it is {recipe.activation_checkpointing})"
-        )
-    if not traits.distributed and recipe.machine.processes * recipe.machine.nodes > 1:
-        name = recipe.strategy.name
-        found.append(f"strategy.name: {name} runs in one process; set machine.processes: 1, or use ddp")
-    if recipe.optimizer.name == "adamw8bit" and recipe.optimizer.kernel != "fused":
-        found.append("optimizer.kernel: adamw8bit has its own kernels; remove optimizer.kernel")
-    if recipe.optimizer.name == "adamw8bit" and not traits.torch_optimizer:
-        found.append(
-            f"optimizer.name: under {recipe.strategy.name} DeepSpeed stores moments as slices of one flat "
-            "tensor, which does not hold 8-bit codes and scales; use fsdp2 (shards like zero3), or ddp"
-        )
-    return found
 
 
 def _batch(batch: Batch, data_size: int, decide: Decisions, problems: list[str]) -> tuple[int, int, int]:

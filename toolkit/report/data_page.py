@@ -6,7 +6,8 @@ import html
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from toolkit.inspection.measure import Inspected, Shown
+from toolkit.inspection.measure import Inspected
+from toolkit.inspection.shown import Shown
 from toolkit.inspection.tokens import Piece, visible
 from toolkit.inspection.wording import facts, findings, overview, samples, span, stats
 from toolkit.report.style import PALETTE, STYLE
