@@ -20,10 +20,10 @@ from toolkit.verification.run import verify
 LORA = {"r": 4, "dropout": 0.1}
 STRATEGIES = ["ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2"]
 SPREAD = {
-    "zero1": "share of the optimizer state here",
-    "zero2": "share of the optimizer state here",
+    "zero1": "optimizer state held by this process",
+    "zero2": "optimizer state held by this process",
     "zero3": "parameters split",
-    "fsdp1": "share of the weights here",
+    "fsdp1": "weights held by this process",
     "fsdp2": "parameters split",
 }
 

@@ -38,3 +38,6 @@ class Traits:
     """Why blocks cannot be compiled under this strategy, and the alternative; or None."""
     reentrant_adapters: bool = False
     """The transformers Trainer needs reentrant activation checkpointing for adapters under this strategy."""
+    sums_input_gradients_by_module: bool = False
+    """Each module reads its inputs through an autograd node of its own. The gradient of a tensor that several modules
+    read is then summed within each module first: in 16 bits another rounding, which `verify` counts as noise."""

@@ -219,6 +219,7 @@ class Zero3(_Zero):
             "has no place for it; fsdp2 shards as much and supports it"
         ),
         reentrant_adapters=True,
+        sums_input_gradients_by_module=True,  # deepspeed 0.19.8, parameter_offload.py
         **_ZERO,
     )
 

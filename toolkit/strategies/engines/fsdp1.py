@@ -101,7 +101,13 @@ class Fsdp1Engine(Engine):
                 str(len(units)),
                 len(units) > len(self.blocks),
             ),
-            Claim("share-of-weights", "share of the weights here", f"{100 / world:.1f} %", f"{100 * share:.1f} %", ok),
+            Claim(
+                "share-of-weights",
+                "weights held by this process",
+                f"{100 / world:.1f} %",
+                f"{100 * share:.1f} %",
+                ok,
+            ),
         ]
 
     def full_weight(self, name: str, main_only: bool = False) -> torch.Tensor:

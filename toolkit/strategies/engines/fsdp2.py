@@ -81,7 +81,7 @@ class Fsdp2Engine(Engine):
             ),
             Claim(
                 "share-of-weights",
-                "share of the weights here",
+                "weights held by this process",
                 f"{100 / self.resolved.world_size:.1f} %",
                 f"{100 * share:.1f} %",
                 0 <= local <= bound,

@@ -107,7 +107,7 @@ class ZeroEngine(Engine):
             Claim("zero-stage", "ZeRO stage", str(settings.stage), str(stage), stage == settings.stage),
             Claim(
                 "share-of-state",
-                "share of the optimizer state here",
+                "optimizer state held by this process",
                 f"{100 / world:.1f} %",
                 f"{100 * local / max(1, whole):.1f} %",
                 ok,

@@ -187,7 +187,8 @@ class Reference:
                     rounding = self.noise.eps * gradient.double().norm().item()
                     apart = (other[1][name].double() - gradient.double()).norm().item()
                     self.noise.absolute[name] = max(self.noise.absolute[name], rounding, apart)
-            if self.resolved.recipe.strategy.name == "zero3" and self.loop.compute_dtype != torch.float32:
+            by_module = self.resolved.traits.sums_input_gradients_by_module
+            if by_module and self.loop.compute_dtype != torch.float32:
                 same: Grouped = [(micro, [at]) for at, (_, micro) in enumerate(window)]
                 with summed_by_module(self.loop.model):
                     _differ(self.noise.rearranged, plain, self._run(same, step, loss_scale))
