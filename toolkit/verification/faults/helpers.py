@@ -55,6 +55,8 @@ class WindowView:
 class WrongWeight(Fault):
     """Base of faults that give a micro-batch's loss another weight in the window's."""
 
+    stages = ("gradient",)
+
     @abstractmethod
     def factor(self, view: WindowView) -> float:
         """What the right loss is multiplied by."""

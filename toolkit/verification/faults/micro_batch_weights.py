@@ -10,14 +10,16 @@ from toolkit.data.collate import MicroBatch
 from toolkit.verification.faults.base import ALL_REDUCED, DISTRIBUTED, Fault, Patch
 from toolkit.verification.faults.helpers import WindowView, WrongWeight
 
+_THREE_MICRO_BATCHES = {"batch": {"accumulation": 3, "micro_size": 2, "global_size": None}}
+"""Of a window of one micro-batch most of these weights would be right."""
+
 
 class AccumDoubleDivide(WrongWeight):
     id = "accum-double-divide"
     title = "loss divided by the accumulation count twice"
     reference = "transformers#35808, accelerate#3533"
-    stages = ("gradient",)
     diagnoses = ("accumulation-divided-twice",)
-    needs: ClassVar = {"batch": {"accumulation": 3, "micro_size": 2, "global_size": None}}
+    needs: ClassVar = _THREE_MICRO_BATCHES
 
     def factor(self, view: WindowView) -> float:
         return 1.0 / view.accumulation
@@ -27,9 +29,8 @@ class AccumLastOnly(WrongWeight):
     id = "accum-last-only"
     title = "only the last micro-batch's gradient kept"
     reference = "DeepSpeed#6550, DeepSpeed#7981"
-    stages = ("gradient",)
     diagnoses = ("only-last-micro-batch",)
-    needs: ClassVar = {"batch": {"accumulation": 3, "micro_size": 2, "global_size": None}}
+    needs: ClassVar = _THREE_MICRO_BATCHES
 
     def factor(self, view: WindowView) -> float:
         return float(view.at == len(view.window) - 1)
@@ -42,7 +43,7 @@ class AccumLastUnreduced(Fault):
     stages = ("gradient", "cross-rank")
     diagnoses = ("last-micro-batch-not-reduced", "tensors-not-reduced")
     strategies = ALL_REDUCED
-    needs: ClassVar = {"batch": {"accumulation": 3, "micro_size": 2, "global_size": None}}
+    needs: ClassVar = _THREE_MICRO_BATCHES
 
     def inject(self, patch: Patch, case: Any) -> None:
         from toolkit.strategies.engines.replicated import DdpEngine
@@ -82,9 +83,8 @@ class AccumMeanOfMeans(WrongWeight):
     id = "accum-mean-of-means"
     title = "loss averaged per micro-batch, not per supervised token"
     reference = "trl#2175, transformers#34198"
-    stages = ("gradient",)
     diagnoses = ("mean-per-micro-batch",)
-    needs: ClassVar = {"batch": {"accumulation": 3, "micro_size": 2, "global_size": None}}
+    needs: ClassVar = _THREE_MICRO_BATCHES
 
     def factor(self, view: WindowView) -> float:
         return view.tokens / (max(1, view.micro.supervised) * len(view.window) * view.data_size)
@@ -94,9 +94,8 @@ class AccumNoDivide(WrongWeight):
     id = "accum-no-divide"
     title = "gradient summed over micro-batches, not averaged"
     reference = "transformers#45305"
-    stages = ("gradient",)
     diagnoses = ("accumulation-summed",)
-    needs: ClassVar = {"batch": {"accumulation": 3, "micro_size": 2, "global_size": None}}
+    needs: ClassVar = _THREE_MICRO_BATCHES
 
     def factor(self, view: WindowView) -> float:
         return float(view.accumulation)
@@ -106,9 +105,8 @@ class AccumPartialWindow(WrongWeight):
     id = "accum-partial-window"
     title = "last, short window divided by the full accumulation count"
     reference = "transformers#39659"
-    stages = ("gradient",)
     diagnoses = ("short-window-divided-by-full",)
-    needs: ClassVar = {"batch": {"accumulation": 3, "micro_size": 2, "global_size": None}}
+    needs: ClassVar = _THREE_MICRO_BATCHES
 
     def factor(self, view: WindowView) -> float:
         return len(view.window) / view.accumulation
@@ -118,7 +116,6 @@ class AccumRankMean(WrongWeight):
     id = "accum-rank-mean"
     title = "ranks weighted equally although their token counts differ"
     reference = "transformers#34242, transformers#39392"
-    stages = ("gradient",)
     diagnoses = ("mean-per-rank",)
     strategies = DISTRIBUTED
 
