@@ -49,8 +49,8 @@ def is_costly(op: Any) -> bool:
 
 
 def find_blocks(model: nn.Module, classes: Sequence[str], source: str) -> list[tuple[str, nn.Module]]:
-    """The model's repeated blocks by class name, in model order. Raises InputError, with the available classes, if a
-    class is not in the model."""
+    """The model's repeated blocks by class name, in model order. Raises InputError, with the available classes, if none
+    of ``classes`` is in the model."""
     found = [(name, module) for name, module in model.named_modules() if type(module).__name__ in classes]
     seen = {type(module).__name__ for _, module in found}
     absent = [name for name in classes if name not in seen]

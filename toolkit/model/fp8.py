@@ -25,10 +25,15 @@ from toolkit.recipe.fp8able import MULTIPLE, NEEDS, told_capability
 from toolkit.recipe.resolve import Resolved
 
 FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
+"""Formats of inputs and weights, and of gradients of outputs (arXiv:2209.05433, section 3)."""
 
 
 class Fp8Linear(nn.Linear):
-    """A linear layer, its own weight and bias, that multiplies in float8."""
+    """A linear layer, with the weight and bias of ``linear``, that multiplies in float8.
+
+    Input (..., in_features) to output (..., out_features), in autocast's dtype if it is on, else in the weight's. Both
+    sizes must be multiples of ``MULTIPLE``.
+    """
 
     def __init__(self, linear: nn.Linear) -> None:
         nn.Module.__init__(self)
@@ -44,8 +49,12 @@ class Fp8Linear(nn.Linear):
 
 
 class Fp8Product(torch.autograd.Function):
-    """``input @ weight.T``. Of the weight it holds the parameter itself, not a view: what ZeRO-3 has gathered is let go
-    after the forward."""
+    """``input @ weight.T``: (..., in) and (out, in) to (..., out) in the dtype of ``input``.
+
+    ``trains``: the weight gets a gradient, so the rounded input is kept for it.
+
+    Of the weight it holds the parameter itself, not a view: what ZeRO-3 has gathered is let go after the forward.
+    """
 
     @staticmethod
     def forward(ctx: Any, input: torch.Tensor, weight: torch.Tensor, trains: bool) -> torch.Tensor:
@@ -75,8 +84,12 @@ class Fp8Product(torch.autograd.Function):
 
 
 def rounded(tensor: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """``tensor`` in float8, and the float32 that gives it back its size: a power of two. The largest value is taken for
-    2^-100 at least, so that both are finite."""
+    """``tensor`` of 16 or 32 bits in the float8 ``dtype``, and the scale: the product of both is near ``tensor``.
+
+    The scale is a power of two, in float32 and of shape (): the inverse of the largest power of two that keeps every
+    value in the range of ``dtype``. The largest value is taken for 2^-100 at least, so that both are finite. If it is
+    not finite, all values and the scale are NaN.
+    """
     # Numbers stand here, not in names: torch.compile would make inputs of them, which autograd's functions cannot have
     # (torch 2.13.0, AssertionError in lift_tracked_freevar_to_input).
     largest = torch.linalg.vector_norm(tensor, float("inf")).float()
@@ -113,9 +126,10 @@ def check_device(resolved: Resolved) -> None:
 
 
 def convert(model: nn.Module, blocks: Sequence[tuple[str, nn.Module]], resolved: Resolved) -> list[str]:
-    """Replace the blocks' linear layers by Fp8Linear, before adapters wrap them; returns their names.
+    """Replace the linear layers of ``blocks`` by Fp8Linear, in place, before adapters wrap them; returns their names.
 
-    Raises InputError if none has sizes that float8 products support.
+    Layers of other sizes, of a class of their own, or that share a weight with an embedding stay. Raises InputError if
+    none is left to convert.
     """
     inside = {id(module) for _, block in blocks for module in block.modules()}
     tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}

@@ -27,8 +27,12 @@ logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 
 class Nf4Linear(nn.Linear):
-    """A frozen linear layer whose weight is NF4 with double quantisation, in elements of ``storage``. ``packed``: that
-    weight and its statistics, where they are there already."""
+    """A frozen linear layer whose weight is NF4 with double quantisation.
+
+    Input (..., in_features) to output (..., out_features), in autocast's dtype if it is on, else in the input's.
+    ``weight``: two weights per byte in elements of ``storage``, shape (elements, 1). ``statistics``: bitsandbytes'
+    QuantState, or Sizes. ``packed``: both, if they exist already.
+    """
 
     def __init__(
         self,
@@ -55,7 +59,8 @@ class Nf4Linear(nn.Linear):
         return product
 
     def dequantised(self, dtype: torch.dtype) -> torch.Tensor:
-        """The weight as it computes. The parameter must be whole just now, as it is within forward and backward."""
+        """The weight in ``dtype``, shape (out_features, in_features), as it computes. The packed parameter must be
+        whole just now, as it is within forward and backward."""
         if isinstance(self.statistics, Sizes):
             return self.statistics.dequantised().view(self.out_features, self.in_features).to(dtype)
         from bitsandbytes.functional import dequantize_4bit
@@ -66,7 +71,7 @@ class Nf4Linear(nn.Linear):
         return weight.view(self.out_features, self.in_features).to(dtype)
 
     def plain(self) -> nn.Linear:
-        """The layer with its dequantised weight, in the dtype that was quantised."""
+        """A linear layer with the dequantised weight, frozen, in the dtype that was quantised, and the same bias."""
         linear = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
         linear.weight = nn.Parameter(self.dequantised(self.statistics.dtype), requires_grad=False)
         linear.bias = self.bias
@@ -83,7 +88,7 @@ class Nf4Linear(nn.Linear):
         return made
 
     def statistics_bytes(self) -> int:
-        """The statistics that dequantisation needs in addition to the packed weight."""
+        """Bytes that dequantisation needs in addition to the packed weight: two levels of statistics, with tables."""
         state = self.statistics
         tensors = (state.absmax, state.offset, state.code, state.state2.absmax, state.state2.code)
         return sum(t.numel() * t.element_size() for t in tensors)
@@ -107,7 +112,10 @@ class _Product(torch.autograd.Function):
 
 @dataclass
 class Sizes:
-    """Statistics by size alone, under bitsandbytes' names; ``state2``: those of the statistics themselves."""
+    """Statistics by size alone, under bitsandbytes' names; ``state2``: those of the statistics themselves.
+
+    ``dtype`` and ``elements``: of what was quantised. ``absmax``: a statistic per block.
+    """
 
     dtype: torch.dtype
     elements: int
@@ -117,16 +125,17 @@ class Sizes:
     state2: Any = None
 
     def dequantised(self) -> torch.Tensor:
-        """As long as the weight, with what unpacking makes on its way there (bitsandbytes 0.50.2, dequantize_4bit:
-        the statistics as float32, then the weight)."""
+        """An empty tensor of shape (elements,) and ``dtype``, allocated as unpacking does (bitsandbytes 0.50.2,
+        dequantize_4bit: the statistics as float32, then the weight)."""
         absmax = torch.empty(self.absmax.shape, dtype=torch.float32, device=self.absmax.device)
         absmax += self.offset
         return torch.empty(self.elements, dtype=self.dtype, device=self.absmax.device)
 
 
 def sized_nf4(weight: torch.Tensor, storage: torch.dtype) -> tuple[torch.Tensor, Sizes]:
-    """What `packed_nf4` gives, by size: two weights a byte, in elements of ``storage``; a byte for each ``BLOCK`` of
-    weights, a float32 for each ``NESTED`` of these."""
+    """What `packed_nf4` gives, by size, on the weight's device: two weights per byte in elements of ``storage``, shape
+    (elements, 1); a uint8 for each ``BLOCK`` weights, a float32 for each ``NESTED`` of these (arXiv:2305.14314, section
+    3), and the tables of both."""
     elements = weight.numel()
     blocks = -(-elements // BLOCK)
 
@@ -190,7 +199,7 @@ def _places(model: nn.Module, linears: Iterable[nn.Linear]) -> dict[nn.Linear, l
 
 
 def dequantise_base(model: nn.Module) -> None:
-    """Replaces the 4-bit layers by linear layers with dequantised weights."""
+    """Replace the 4-bit layers, in place, by linear layers with dequantised weights, see ``Nf4Linear.plain``."""
     for name, module in list(model.named_modules()):
         if isinstance(module, Nf4Linear):
             owner, _, attribute = name.rpartition(".")
@@ -226,7 +235,7 @@ def nf4_layers(model: nn.Module) -> dict[str, Nf4Linear]:
 
 
 def weight_count(model: nn.Module) -> int:
-    """Number of unpacked parameters of a model: a byte of a packed one holds two weights."""
+    """Number of parameters of a model, each 4-bit weight counted as one."""
     packed = nf4_layers(model).values()
     total = sum(p.numel() for p in model.parameters()) - sum(layer.weight.numel() for layer in packed)
     return total + sum(layer.in_features * layer.out_features for layer in packed)

@@ -33,8 +33,10 @@ class Point:
 
 
 def interpolate(one: Traced, two: Traced, micro: int) -> list[Segment]:
-    """The segments at ``micro`` samples from traces at two other sizes. Raises ValueError if these differ in
-    more than sizes."""
+    """The segments at ``micro`` samples: bytes and floating point operations on the straight line through two traces.
+
+    ``one`` and ``two`` must have different micro-batch sizes. Raises ValueError if they differ in more than sizes.
+    """
     if [_outline(s) for s in one.segments] != [_outline(s) for s in two.segments]:
         raise ValueError("the model's operations depend on the number of samples")
     base = one.shape.micro
@@ -60,7 +62,7 @@ def _outline(segment: Segment) -> tuple[int, bool, int]:
 
 
 def expand(segments: list[Segment], order: Sequence[int], away: bool = False) -> Iterator[Point]:
-    """Every place of the whole model's step, from the short model's segments.
+    """Every place of one micro-batch's forward and backward in the whole model, from the short model's segments.
 
     ``order``: the kind of each block, first to last. A short model's block stands for all of its kind.
     ``away``: what blocks hold is in host memory (toolkit/model/activation_offload.py), but for the one that is on its
@@ -118,7 +120,7 @@ def expand(segments: list[Segment], order: Sequence[int], away: bool = False) ->
 
 
 def held_bytes(segments: list[Segment], order: Sequence[int]) -> int:
-    """Bytes that all blocks hold from their forward to their backward."""
+    """Bytes that all blocks hold from their forward to their backward. ``order``: the kind of each block."""
     held = next(s for s in segments if s.block == OUTSIDE and s.backward).held
     return sum(held.get(kind, 0) for kind in order)
 

@@ -28,10 +28,13 @@ class Skeleton:
     """The contents of a model, and its short version."""
 
     config: Any
+    """transformers' configuration of the whole model."""
     holdings: Holdings
+    """The weights of the whole model."""
     model: nn.Module = field(repr=False)
     """The short model, on the meta device: one block of every kind, the very first block apart."""
     blocks: list[tuple[str, nn.Module]] = field(repr=False, default_factory=list)
+    """Name and module of the short model's blocks, in the order of their kinds."""
     resolved: Resolved | None = field(repr=False, default=None)
     """The recipe that it was created from."""
 
@@ -43,8 +46,11 @@ class Skeleton:
 
 
 def build(resolved: Resolved) -> Skeleton:
-    """Create the skeleton of a recipe's model; only its config is loaded. Raises InputError if the config is not
-    available, needs code of its own, or names an unknown model."""
+    """Create the skeleton of a recipe's model: float32 weights on the meta device, 4-bit ones in their packed dtype.
+
+    Only the config is loaded. Raises InputError if the config is not available or no model can be built from it without
+    code of its own, and if the model has none of the blocks, the adapter's target modules, or layers for ``fp8``.
+    """
     model = _meta_model(resolved)
     blocks = find_blocks(model, resolved.blocks, resolved.source) if resolved.blocks else []
     buffers = sum(b.numel() * b.element_size() for b in model.buffers())

@@ -22,7 +22,11 @@ _HALF = (torch.bfloat16, torch.float16)
 
 
 class TargetKernels:
-    """Emulates ``device`` («cuda» or «cpu») while entered. ``attention``: the attention kernels that were used."""
+    """Emulates the kernels of ``device``, "cuda" or "cpu", inside ``acting``.
+
+    ``deepspeed_linear``: linear layers save what DeepSpeed's own saves under ZeRO-3. ``attention``: the attention
+    kernels that were used, of "flash", "efficient" and "math"; only for "cuda".
+    """
 
     def __init__(self, device: str, deepspeed_linear: bool = False) -> None:
         self.cuda = device == "cuda"
@@ -31,8 +35,8 @@ class TargetKernels:
 
     @contextlib.contextmanager
     def acting(self) -> Iterator[None]:
-        """Replace torch.nn.functional's functions; a torch function mode would not reach a recomputation, since
-        torch switches it off inside ``backward``."""
+        """Inside, torch.nn.functional's functions are replaced, for the whole process. A torch function mode would not
+        reach a recomputation, since torch switches it off inside ``backward``."""
         replacements: dict[str, Callable[..., Any]] = {}
         if self.cuda:
             replacements |= {name: _in_float32(getattr(functional, name)) for name in _FLOAT32}

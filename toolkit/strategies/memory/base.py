@@ -25,11 +25,15 @@ _UNPACKED, _STRETCH = 21, 2**22
 int32 and as uint8 codes), and the most elements."""
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes per element, by torch's names of dtypes."""
 
 
 @dataclass(frozen=True)
 class Weight:
-    """One parameter: its shape, whether it is trainable, and whether it has weight decay."""
+    """One parameter: its shape, whether it is trainable, and whether it has weight decay.
+
+    ``shape`` and ``numel`` (elements) are those of the whole tensor, unpacked if it is stored quantised.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -56,6 +60,7 @@ class Holdings:
     buffers: int
     """Bytes of buffers."""
     by_name: Mapping[str, Weight] = field(default_factory=dict)
+    """Every weight of the short model that is traced (``planning.skeleton``), by parameter name."""
 
     def unit(self, block: int) -> Sequence[Weight]:
         """The weights of a block, or those before or after the blocks."""
@@ -91,8 +96,10 @@ class Holdings:
 class MemoryModel:
     """Base class: whole state on every device. Subclasses override what they shard.
 
-    ``resident``: bytes that stay for the whole step, by term of the plan's breakdown. ``gathered``, ``gradients`` and
-    ``buffers`` change during the step.
+    ``resident``: bytes that stay for the whole step, by term of the plan's breakdown. ``gathered`` (whole weights that
+    were put together from shards), ``gradients`` and ``buffers`` (of communication) are bytes that change during the
+    step. ``trains`` and ``freezes``: elements of the whole model. ``compute``, ``trained`` and ``frozen``: bytes per
+    element. Methods return bytes on one device unless they say otherwise.
     """
 
     compute_as: ClassVar[Compute]
@@ -121,7 +128,7 @@ class MemoryModel:
     # ---- to override
 
     def account(self) -> None:
-        """Fill ``resident`` (and ``host``)."""
+        """Fill ``resident`` (and ``host``). Called by the constructor, before buffers and statistics are added."""
         raise NotImplementedError
 
     def start(self, accumulating: bool) -> None:
@@ -131,7 +138,8 @@ class MemoryModel:
         self.accumulating = accumulating
 
     def enter(self, block: int, backward: bool) -> int:
-        """Start of the forward or backward of a block, EMBED or TAIL; returns the temporary bytes."""
+        """Start of the forward or backward of a block, EMBED or TAIL; returns the bytes that are there just now, beside
+        ``gathered``, ``gradients`` and ``buffers``."""
         return 0
 
     def leave(self, block: int, backward: bool) -> None:
@@ -148,11 +156,11 @@ class MemoryModel:
         """Continue after a gradient: it is no longer counted with the activations."""
 
     def finish_backward(self) -> int:
-        """End of the last backward of a window; returns the temporary bytes."""
+        """End of the last backward of a window; returns the bytes that are there just now."""
         return 0
 
     def step(self) -> int:
-        """Temporary bytes of the optimizer's step."""
+        """Bytes that exist only during the optimizer's step."""
         if self.resolved.recipe.optimizer.name != "adamw8bit":
             return 0
         # Moments are unpacked for the length of a stretch of one weight (toolkit/optim/adamw8bit.py).
@@ -177,7 +185,8 @@ class MemoryModel:
     # ---- shared
 
     def moments(self, elements: int) -> int:
-        """Bytes of both moments of this many elements."""
+        """Bytes of both moments of this many elements. In 8 bits: a code per element and a float32 scale per 256
+        (arXiv:2110.02861; toolkit/optim/adamw8bit.py)."""
         if self.resolved.recipe.optimizer.name == "adamw8bit":
             return 2 * (elements + 4 * -(-elements // 256))
         return 2 * elements * self.trained
@@ -193,11 +202,11 @@ class MemoryModel:
         return (own, plain) if self.frozen == 2 else (own + plain, 0)
 
     def frozen_bytes(self) -> int:
-        """Frozen weights, whole."""
+        """Bytes of all frozen weights, whole."""
         return self.holdings.frozen_bytes(self.frozen)
 
     def statistics_bytes(self) -> int:
-        """Quantisation statistics."""
+        """Bytes of all quantisation statistics; they are never sharded."""
         return sum(count * w.statistics for unit, count in self.holdings.units() for w in unit)
 
     def _stored(self, weight: Weight) -> int:

@@ -63,8 +63,8 @@ class _FsdpMemory(MemoryModel):
             self.gathered -= self.whole(block)
 
     def ahead(self, block: int, backward: bool) -> int:
-        """What is gathered for the unit that comes next. In the forward that is on a GPU alone, while this one
-        computes; there is no stream to do so on a CPU."""
+        """Bytes gathered for the unit that comes next. In the forward only on a GPU, where it overlaps with the compute
+        of ``block``; a CPU has no stream for it."""
         if block < 0:
             return 0
         return self.before(block) if backward else self.whole(block) * self.overlap
@@ -76,6 +76,7 @@ class _FsdpMemory(MemoryModel):
         return 0 if unit is None or self.stays(unit) else self.whole(unit)
 
     def unit_before(self, block: int) -> int | None:
+        """The unit before ``block`` in the forward whose weights can be gathered ahead; None if there is none."""
         if block == TAIL:
             return len(self.holdings.order) - 1
         return block - 1 if block > 0 else None
@@ -110,6 +111,7 @@ class _FsdpMemory(MemoryModel):
         return EMBED if weight in self.holdings.embed else TAIL
 
     def weights(self, unit: int) -> Sequence[Weight]:
+        """The weights whose gradients are reduced together as ``unit``."""
         return self.holdings.unit(unit)
 
     def reduction(self, unit: int, last: int, elements: int, part: int) -> int:
@@ -118,7 +120,8 @@ class _FsdpMemory(MemoryModel):
         raise NotImplementedError
 
     def copied_by_gloo(self, size: int) -> int:
-        """Gloo reduces a copy of its input (ProcessGroupGloo.cpp, ``reduce_scatter``: an all-reduce of a clone)."""
+        """Bytes of the copy that gloo, on a CPU, makes of an input of ``size`` bytes (ProcessGroupGloo.cpp,
+        ``reduce_scatter``: an all-reduce of a clone)."""
         return 0 if self.overlap else size
 
 

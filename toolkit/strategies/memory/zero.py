@@ -12,6 +12,9 @@ _FLATTENED = 500_000_000
 
 
 class ZeroMemory(MemoryModel):
+    """What the three stages share: master weights and two moments in the trained dtype, sharded (arXiv:1910.02054,
+    section 5), on the device or on the host. ``part``: trained elements per rank, rounded up."""
+
     compute_as: ClassVar[Compute] = "cast"
     settings: ZeroSettings
 
@@ -60,10 +63,11 @@ class ZeroMemory(MemoryModel):
         return max(most) * self.trained
 
     def norm_in_double(self) -> int:
-        """The norm is taken of each weight's part in float64."""
+        """Bytes of the largest weight's part in float64, in which its norm is computed (``get_norm_dtype``)."""
         return 8 * min(self.largest(), self.part)
 
     def account_weights(self) -> None:
+        """Add the weights to ``resident``: whole under stages 1 and 2, those that train in the compute dtype."""
         self.resident["parameters"] = self.trains * self.compute + self.frozen_bytes()
 
 
