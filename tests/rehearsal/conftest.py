@@ -1,8 +1,8 @@
-"""Rehearsals run in processes of their own, two at once, each one after another."""
+"""Rehearsals run in processes of their own, one for each local rank, each one after another: as in a job, a process has
+one device for all its life, which torch remembers here and there."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from multiprocessing import get_context
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rehearsal import shim, worker
-from rehearsal.cells import Call
+from rehearsal.cells import Call, Cell
 
 _LIMIT_S = 800
 """Of a machine that does much else; none takes more than a minute of an idle one."""
@@ -21,20 +21,38 @@ _LIMIT_S = 800
 class Stage:
     """Hands calls to the processes, those of all tests at once, so that no process waits for a test."""
 
-    def __init__(self, pool: ProcessPoolExecutor, root: str, calls: list[Call]) -> None:
-        self._pool, self._root = pool, root
+    def __init__(self, root: str, calls: list[Call]) -> None:
+        self._root = root
+        self._pools: dict[int, ProcessPoolExecutor] = {}
         self._coming: dict[Call, Future[Any]] = {}
         for call in sorted(dict.fromkeys(calls), key=lambda call: not call.long):
             self._begin(call)
 
     def _begin(self, call: Call) -> Future[Any]:
         if call not in self._coming:
-            self._coming[call] = self._pool.submit(worker.make, call, self._root)
+            rank = _local_rank(call)
+            if rank not in self._pools:
+                self._pools[rank] = ProcessPoolExecutor(1, get_context("spawn"), worker.start)
+            self._coming[call] = self._pools[rank].submit(worker.make, call, self._root)
         return self._coming[call]
 
     def __call__(self, call: Call) -> Any:
         """What the call returns; raises what it raises."""
         return self._begin(call).result(_LIMIT_S)
+
+    def close(self) -> None:
+        """End the processes."""
+        for pool in self._pools.values():
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _local_rank(call: Call) -> int:
+    """Of the first cell that is called with; 0 if there is none."""
+    for value in call.args:
+        for one in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(one, Cell):
+                return one.rank % 8
+    return 0
 
 
 @pytest.fixture(scope="session")
@@ -44,11 +62,11 @@ def stage(request: pytest.FixtureRequest, tiny_root: Path) -> Iterator[Stage]:
     shim.build()
     params = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
     calls = [value for values in params for value in values.values() if isinstance(value, Call)]
-    pool = ProcessPoolExecutor(min(2, os.cpu_count() or 1), get_context("spawn"), worker.start)
+    stage = Stage(str(tiny_root), calls)
     try:
-        yield Stage(pool, str(tiny_root), calls)
+        yield stage
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        stage.close()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -68,6 +68,16 @@ def test_what_is_kept_wrongly_is_far_off() -> None:
     assert distance(unpacked, scales.max().expand_as(scales), values, True)[1] > 0.1
 
 
+def test_neighbouring_blocks_may_have_equal_scales() -> None:
+    values = torch.randn(1024, generator=torch.Generator().manual_seed(0)).clamp(-1.5, 1.5)
+    moment = Moment8(values, "exp_avg")
+    moment.pack(values)
+    assert len(set(moment.scales.tolist())) == 1
+    assert max(distance(moment.unpack(), moment.spread(), values, True)) < 1e-6
+    values[300] = 3.0  # now one scale of all blocks is wrong
+    assert distance(values, torch.full_like(values, 3.0), values, True)[1] > 0.1
+
+
 def test_steps_are_adamws_from_what_is_kept() -> None:
     torch.manual_seed(0)
     weight = torch.nn.Parameter(torch.randn(30, 41))

@@ -259,7 +259,6 @@ def test_it_is_the_plain_loop_on_rounded_products(strategy: str, way: str, tiny_
     sections: dict[str, Any] = {"activation_checkpointing": "full"} if way == "lora" else {}
     sections |= {"adapter": LORA} if way == "lora" else {"precision": "bf16-pure"} if strategy == "zero3" else {}
     if way == "fused":
-        # Its gradient is rounded once more than the plain loss's: other operands in every product of the backward.
         sections = {"adapter": LORA, "loss": "fused"}
     outcome = verify(resolved_from(recipe(tiny_root, strategy, **sections)), group=group, time_limit=240)
     assert outcome.verdict == "equivalent", (outcome.difference, outcome.failure, outcome.unproven)

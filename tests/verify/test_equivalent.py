@@ -41,11 +41,13 @@ def check(outcome: Outcome) -> None:
     for one in outcome.passes:
         assert [stage.name for stage in one.stages] == [name for name in STAGES if name not in ("data", "products")]
         assert all(stage.measures for stage in one.stages)
-    logic = {stage.name: stage for stage in outcome.passes[0].stages}
-    # Issue: a relative error of any one tensor's gradient above 1e-5 is caught.
-    assert 0 < (logic["gradient"].detection_limit or 0) < 1e-5
-    assert logic["gradient"].worst is not None
-    assert logic["gradient"].worst.noise > 0
+        gradient = next(stage for stage in one.stages if stage.name == "gradient")
+        assert gradient.worst is not None
+        assert one.reference is not None
+        # A relative error of any one tensor's gradient above 1e-5 is caught, in 16 bits too.
+        if one.reference.free is None:
+            assert 0 < (gradient.detection_limit or 0) < 1e-5
+        assert gradient.worst.noise > 0
 
 
 @pytest.mark.parametrize(

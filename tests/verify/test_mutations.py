@@ -10,6 +10,7 @@ import torch
 from toolkit.launch.group import WorkerGroup
 from toolkit.recipe.resolve import Resolved
 from toolkit.verification.faults.mutation import KINDS, Mutation
+from toolkit.verification.run import verify
 from verify.mutants import mutate
 
 
@@ -31,6 +32,33 @@ def test_a_mutation_is_as_large_as_it_says(kind: str, size: float) -> None:
     wrong = Mutation(f"gradient {kind}", size, 3)._change(right)
     error = ((wrong.double() - right.double()).norm() / right.double().norm()).item()
     assert size * (1 - 1e-3) < error < size * 2
+
+
+_SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("strategy", "kind"),
+    [
+        ("ddp", "scale"),
+        ("fsdp2", "round"),
+        *(
+            pytest.param(strategy, kind, marks=_SLOW)
+            for strategy in ("ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2")
+            for kind in ("scale", "noise", "drop", "round")
+        ),
+    ],
+)
+def test_a_fifth_of_a_percent_of_one_gradient_in_16_bits_alone_is_found(
+    strategy: str, kind: str, recipe: Callable[..., Resolved], group: WorkerGroup
+) -> None:
+    mutation = {"kind": f"gradient {kind}", "size": 2e-3, "seed": 5, "only": "precision"}
+    resolved = recipe(strategy, precision="bf16", activation_checkpointing="full")
+    outcome = verify(resolved, group=group, mutation=mutation, round_trip=False, time_limit=120)
+    assert not outcome.passes[0].fault_reached
+    assert outcome.passes[1].fault_reached
+    assert outcome.difference is not None
+    assert (outcome.difference[0].name, outcome.difference[1].name) == ("precision", "gradient")
 
 
 @pytest.mark.slow

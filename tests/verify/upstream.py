@@ -138,6 +138,26 @@ def deepspeed_masters_are_rounded() -> float:
     return ((master - before).norm() / before.norm()).item()
 
 
+def zero2_divides_in_16_bits(scatter: bool) -> float:
+    """Relative error of the average of three equal bf16 gradients under ZeRO-2 that is told to communicate in
+    float32."""
+    from deepspeed.utils import safe_get_full_grad
+
+    model = nn.Linear(256, 1, bias=False)
+    right = torch.randn(1, 256, generator=torch.Generator().manual_seed(0)).bfloat16()
+    config = {
+        "train_batch_size": 6,
+        "bf16": {"enabled": True},
+        "communication_data_type": "fp32",
+        "data_types": {"grad_accum_dtype": "fp32"},
+        "zero_optimization": {"stage": 2, "reduce_scatter": scatter},
+    }
+    engine = _deepspeed(model, torch.optim.AdamW(model.parameters()), 2, **config)
+    engine.backward((engine.module.weight * right).sum())
+    seen = safe_get_full_grad(engine.module.weight)
+    return ((seen.float() - right.float()).norm() / right.float().norm()).item()
+
+
 def fsdp2_bf16_casts_the_loss() -> tuple[str, str, float]:
     """(dtype that gradients are reduced in, dtype of the loss, its error) under accelerate's bf16."""
     from accelerate import Accelerator, FullyShardedDataParallelPlugin

@@ -32,6 +32,21 @@ class _Wanted:
 
 
 _WANTED: ContextVar[_Wanted | None] = ContextVar("wanted", default=None)
+_FACTOR: ContextVar[torch.Tensor | None] = ContextVar("factor", default=None)
+
+
+@contextlib.contextmanager
+def multiplied_by(factor: torch.Tensor) -> Iterator[None]:
+    """Context for losses that are multiplied by ``factor``, a float32 scalar on their device, before the backward.
+
+    A fused head computes the gradient with the loss. If it knows the factor it rounds to 16 bits what a loss from
+    logits rounds: otherwise the head's input gradient is rounded once more, and multiplied by a rounded factor.
+    """
+    token = _FACTOR.set(factor)
+    try:
+        yield
+    finally:
+        _FACTOR.reset(token)
 
 
 @contextlib.contextmanager
@@ -44,6 +59,11 @@ def wanted_loss(labels: torch.Tensor) -> Iterator[_Wanted]:
         yield wanted
     finally:
         _WANTED.reset(token)
+
+
+def known_factor() -> torch.Tensor | None:
+    """The factor of ``multiplied_by``; None outside."""
+    return _FACTOR.get()
 
 
 def fuse_head(model: nn.Module, resolved: Resolved) -> None:
@@ -104,12 +124,13 @@ def linear_cross_entropy(
         kept = (targets != IGNORED).nonzero().squeeze(1)
         if kept.numel() < targets.numel():
             hidden, targets = hidden.index_select(0, kept), targets.index_select(0, kept)
-    return _ChunkedLoss.apply(hidden, weight, bias, targets, dtype, torch.is_grad_enabled())
+    return _ChunkedLoss.apply(hidden, weight, bias, targets, known_factor(), dtype, torch.is_grad_enabled())
 
 
 class _ChunkedLoss(torch.autograd.Function):
     """The gradient is computed with the loss, while a chunk's logits are there: nothing is computed twice, and the
-    backward multiplies by one number (Hsu et al., Liger Kernel, arXiv:2410.10989, section 3.2)."""
+    backward multiplies by one number (Hsu et al., Liger Kernel, arXiv:2410.10989, section 3.2): by 1 where ``factor``
+    was known before."""
 
     @staticmethod
     def forward(
@@ -118,6 +139,7 @@ class _ChunkedLoss(torch.autograd.Function):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         targets: torch.Tensor,
+        factor: torch.Tensor | None,
         dtype: torch.dtype,
         differentiable: bool,
     ) -> torch.Tensor:
@@ -148,28 +170,33 @@ class _ChunkedLoss(torch.autograd.Function):
             gradient = exponentials.div_(sums)
             gradient.scatter_add_(1, right, torch.full_like(sums, -1.0))
             gradient.masked_fill_(~supervised.unsqueeze(1), 0.0)
-            if of_bias is not None:
-                of_bias += gradient.sum(0)
+            if factor is not None:
+                gradient.mul_(factor)
             low = gradient.to(dtype)
+            if of_bias is not None:
+                of_bias += low.sum(0)
             if of_hidden is not None:
                 of_hidden[start : start + rows] = low @ head
             if of_weight is not None:
                 of_weight += low.t() @ chunk
         ctx.save_for_backward(of_hidden, of_weight, of_bias)
         ctx.dtypes = weight.dtype, None if bias is None else bias.dtype
+        ctx.factor = factor
         return total
 
     @staticmethod
     def backward(ctx: Any, *outer: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         of_hidden, of_weight, of_bias = ctx.saved_tensors
-        [factor] = outer
+        [left] = outer if ctx.factor is None else [outer[0] / ctx.factor]
+        if of_hidden is not None and ctx.factor is not None:
+            of_hidden = of_hidden * left.to(of_hidden.dtype)  # 1, in any dtype
+        elif of_hidden is not None:
+            of_hidden = (of_hidden.float() * left).to(of_hidden.dtype)
         return (
-            None if of_hidden is None else of_hidden * factor.to(of_hidden.dtype),
-            None if of_weight is None else (of_weight * factor).to(ctx.dtypes[0]),
-            None if of_bias is None else (of_bias * factor).to(ctx.dtypes[1]),
-            None,
-            None,
-            None,
+            of_hidden,
+            None if of_weight is None else (of_weight * left).to(ctx.dtypes[0]),
+            None if of_bias is None else (of_bias * left).to(ctx.dtypes[1]),
+            *[None] * 4,
         )
 
 

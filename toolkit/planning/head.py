@@ -42,7 +42,8 @@ def acted_head(model: nn.Module, resolved: Resolved, device: str, rows: int) -> 
         if device == "cpu":
             kept = torch.zeros(targets.numel() - rows, dtype=torch.int64)
             hidden, targets = hidden.index_select(0, kept), targets.index_select(0, kept)
-        return head_loss._ChunkedLoss.apply(hidden, weight, bias, targets, dtype, torch.is_grad_enabled())
+        factor, wanted = head_loss.known_factor(), torch.is_grad_enabled()
+        return head_loss._ChunkedLoss.apply(hidden, weight, bias, targets, factor, dtype, wanted)
 
     right, chunk = head_loss.linear_cross_entropy, dict(head_loss.CHUNK_BYTES)
     head_loss.linear_cross_entropy = acted

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from toolkit.data.formats import IGNORED
+from toolkit.model.head_loss import multiplied_by
 from toolkit.planning.live import LiveBytes
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies import strategy_of
@@ -74,13 +75,13 @@ def _train(
     del prepared
     close("engage")
     tensors = random_batch(engine.config, resolved, length, engine.device)
-    weight = 1.0 / (resolved.micro_size * length)
+    weight = torch.full((), 1.0 / (resolved.micro_size * length), device=engine.device)
     for step in range(1, steps + 1):
         begun = time.perf_counter()
         for micro in range(resolved.accumulation):
             last = micro == resolved.accumulation - 1
             with engine.accumulating(last):
-                with engine.autocast():
+                with engine.autocast(), multiplied_by(weight):
                     loss = loss_sum(engine.model, engine.config, tensors, resolved.recipe.model.task)
                 close(f"step{step}.forward{micro}")
                 engine.backward(loss * weight, last)

@@ -68,6 +68,7 @@ def step_of(recipe: dict[str, Any], device: str, length: int = TOKENS, exchange:
     """
     import torch
 
+    from toolkit.model.head_loss import multiplied_by
     from toolkit.planning.measure import random_batch
     from toolkit.strategies.engines.connect import make_accelerator
     from toolkit.training.loss import loss_sum
@@ -80,12 +81,13 @@ def step_of(recipe: dict[str, Any], device: str, length: int = TOKENS, exchange:
             prepare_model(resolved, pad_token_id=0), make_accelerator(resolved)
         )
         tensors = random_batch(engine.config, resolved, length, engine.device)
+        weight = torch.full((), 1.0 / (resolved.micro_size * length), device=engine.device)
 
         def micro(last: bool) -> None:
             with engine.accumulating(last and exchange):
-                with engine.autocast():
+                with engine.autocast(), multiplied_by(weight):
                     loss = loss_sum(engine.model, engine.config, tensors, resolved.recipe.model.task)
-                engine.backward(loss / (resolved.micro_size * length), last and exchange)
+                engine.backward(loss * weight, last and exchange)
 
         def update() -> None:
             engine.unscale()

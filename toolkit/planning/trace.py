@@ -18,6 +18,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from toolkit.errors import InputError
+from toolkit.model.head_loss import multiplied_by
 from toolkit.model.nf4 import Nf4Linear
 from toolkit.planning.autocast import ActedAutocast, NotActedOut
 from toolkit.planning.head import acted_head
@@ -94,10 +95,11 @@ def _run(
         dtype = getattr(torch, precision.compute)
         cast = torch.autocast("cpu", dtype=dtype) if mixed else contextlib.nullcontext()
         with kernels.acting(), acted.acting() if acted else contextlib.nullcontext(), _rows(shape.masked):
-            with cast, _head(model, skeleton, shape, kernels):
+            factor = torch.full((), 1.0 / shape.length)
+            with cast, _head(model, skeleton, shape, kernels), multiplied_by(factor):
                 loss = loss_sum(model, skeleton.config, tensors, task)
             recorder.move(OUTSIDE, backward=True)
-            weighted = loss * (1.0 / shape.length)
+            weighted = loss * factor
             weighted.backward()
         recorder.end()
 

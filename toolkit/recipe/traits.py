@@ -14,6 +14,15 @@ class Traits:
 
     autocast: bool
     """Mixed precision runs under torch.autocast over the trained weights; False: on a copy in the compute dtype."""
+    same_operations: bool = False
+    """Each micro-batch is computed on one device by the plain loop's operations, one by one; only sums over
+    micro-batches and ranks have another order. `verify` then allows the rounding of those sums and nothing else.
+    False: unknown; it allows what correct runs differ by."""
+    sums_input_gradients_by_module: bool = False
+    """Each module reads its inputs through an autograd node of its own: the gradient of a tensor that several modules
+    read is summed within each module first, in 16 bits another rounding."""
+    reduces_each_micro_batch: bool = False
+    """Gradients are summed over the ranks after each micro-batch; False: each rank adds up its own first."""
     distributed: bool = True
     """Runs on several processes; False: exactly one."""
     shards: frozenset[Part] = frozenset()
@@ -38,6 +47,3 @@ class Traits:
     """Why blocks cannot be compiled under this strategy, and the alternative; or None."""
     reentrant_adapters: bool = False
     """The transformers Trainer needs reentrant activation checkpointing for adapters under this strategy."""
-    sums_input_gradients_by_module: bool = False
-    """Each module reads its inputs through an autograd node of its own. The gradient of a tensor that several modules
-    read is then summed within each module first: in 16 bits another rounding, which `verify` counts as noise."""

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from toolkit.data.collate import MicroBatch
 from toolkit.recipe.resolve import Resolved
+from toolkit.reference.order import NATURAL, Order, fused_loss, summed_by_module
 
 Seed = Callable[[int, int, int], None]
 """``seed(step, micro, rank)``: sets torch's generator before a micro-batch, so that dropout masks agree."""
@@ -32,7 +33,8 @@ class PlainLoop:
 
     ``weights``: what trains, by name: the model's own parameters, or with ``compute="copy"`` float32 masters of
     them. After ``backward``, ``gradients`` holds the gradient of the window's loss, which is the mean over its
-    supervised tokens. After ``update``, ``norm`` is its 2-norm and ``coefficient`` what clipping multiplied it by.
+    supervised tokens, and ``magnitudes`` the sum of the sizes of what was added to it, element by element. After
+    ``update``, ``norm`` is its 2-norm and ``coefficient`` what clipping multiplied it by.
     """
 
     def __init__(
@@ -51,7 +53,9 @@ class PlainLoop:
             for parameter in model.parameters():
                 parameter.data = parameter.data.to(self.compute_dtype)
         self.loss_dtype = torch.float32
+        self.order: Order = NATURAL
         self.gradients: dict[str, torch.Tensor] = {}
+        self.magnitudes: dict[str, torch.Tensor] = {}
         self.norm = self.coefficient = 0.0
         settings = resolved.recipe.optimizer
         self.optimizer = torch.optim.AdamW(
@@ -68,31 +72,35 @@ class PlainLoop:
     def backward(self, step: int, window: Window, loss_scale: float = 1.0) -> list[float]:
         """Compute the gradient of one window; returns each micro-batch's loss, summed over its supervised tokens."""
         tokens = max(1, sum(micro.supervised for _, micro in window))
-        self.gradients = {}
+        scale = loss_scale * self.order.divisor
+        self.gradients, self.magnitudes = {}, {}
         self.model.zero_grad(set_to_none=True)
-        losses = []
+        losses: list[float] = []
+        parts: dict[int, dict[str, torch.Tensor]] = {}
         for rank, micro in window:
             self.seed(step, micro.micro, rank)
-            with self._autocast():
+            with self._autocast(), summed_by_module(self.model, self.order):
                 loss = self.loss_sum(micro)
-            (loss * (loss_scale / tokens)).backward()
+            (loss * (scale / tokens)).backward()
             losses.append(loss.item())
-            if self.compute == "copy":
-                self._collect()
-                self.model.zero_grad(set_to_none=True)
-        if self.compute != "copy":
-            self._collect()
-        if loss_scale != 1.0:
-            for gradient in self.gradients.values():
-                gradient.div_(loss_scale)
+            self._collect(parts.setdefault(rank if self.order.first == "rank" else micro.micro, {}))
+            self.model.zero_grad(set_to_none=True)
+        for part in parts.values():
+            for name, gradient in part.items():
+                self.gradients[name] = self.gradients[name] + gradient if name in self.gradients else gradient
+        if scale != 1.0:
+            for tensor in (*self.gradients.values(), *self.magnitudes.values()):
+                tensor.div_(scale)
         return losses
 
-    def _collect(self) -> None:
-        """Add the parameters' gradients to the window's, in the dtype that the weights are kept in."""
+    def _collect(self, part: dict[str, torch.Tensor]) -> None:
+        """Add the parameters' gradients to a part of the window's, in the dtype that the weights are kept in."""
         for name, parameter in self.trained.items():
             if parameter.grad is not None:
                 gradient = parameter.grad.to(self.weights[name].dtype)
-                self.gradients[name] = self.gradients[name] + gradient if name in self.gradients else gradient.clone()
+                part[name] = part[name] + gradient if name in part else gradient.clone()
+                size = gradient.abs()
+                self.magnitudes[name] = self.magnitudes[name] + size if name in self.magnitudes else size
 
     def update(self, lr: float) -> None:
         """Clip, step, forget the gradients."""
@@ -128,11 +136,14 @@ class PlainLoop:
             first = torch.full_like(labels[:, :1], config.pad_token_id if start is None else start)
             shifted = torch.cat([first, labels[:, :-1]], dim=1)
             inputs["decoder_input_ids"] = shifted.masked_fill(shifted == -100, config.pad_token_id or 0)
-        output = self.model(**inputs)
-        logits = output.logits.to(self.loss_dtype)
-        if task == "causal-lm":
-            logits, labels = logits[:, :-1], labels[:, 1:]
-        loss = functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=-100, reduction="sum")
+        if self.order.fused:
+            output, loss = fused_loss(self.model, inputs, labels)
+        else:
+            output = self.model(**inputs)
+            logits = output.logits.to(self.loss_dtype)
+            if task == "causal-lm":
+                logits, labels = logits[:, :-1], labels[:, 1:]
+            loss = functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=-100, reduction="sum")
         balance = getattr(output, "aux_loss", None)
         if isinstance(balance, torch.Tensor):
             # A mixture of experts' balance loss is a mean over the micro-batch: weighted by tokens, as the rest is.

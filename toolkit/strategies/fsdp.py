@@ -92,6 +92,8 @@ class _Fsdp(Strategy):
 
 _FSDP: dict[str, Any] = {
     "autocast": False,
+    "same_operations": True,
+    "reduces_each_micro_batch": True,
     "shards": frozenset({"optimizer", "gradients", "weights"}),
     "collectives": (("reduce-scatter",), ("all-gather",)),
 }

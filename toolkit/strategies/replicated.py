@@ -20,6 +20,7 @@ class Single(Strategy):
     memory = "toolkit.strategies.memory.replicated:SingleMemory"
     traits = Traits(
         autocast=True,
+        same_operations=True,
         distributed=False,
         precedence=0,
         validated=frozenset({"fp16", "sequence-classification"}),
@@ -37,6 +38,7 @@ class DistributedDataParallel(Strategy):
     memory = "toolkit.strategies.memory.replicated:DdpMemory"
     traits = Traits(
         autocast=True,
+        same_operations=True,
         collectives=(("all-reduce",),),
         broadcasts=True,
         continues_without_gradient=False,

@@ -22,6 +22,7 @@ _LEAST = 1_000_000
 # What the three stages have in common. Offload was measured on a CPU, host and device together (docs/planning.md).
 _ZERO: dict[str, Any] = {
     "autocast": False,
+    "same_operations": True,
     "torch_optimizer": False,
     "broadcasts": True,
     "validated": frozenset({"offload"}),
@@ -44,6 +45,7 @@ class Zero12Settings(ZeroSettings):
     """Stages 1 and 2 gather the updated weights in buckets."""
 
     allgather_bucket: int
+    reduce_scatter: bool = True
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,17 @@ class _Zero(Strategy):
         }
         if self.stage < 3:
             gathered = decide("zero.allgather_bucket_size", _BUCKET, "100 MB of bf16")
-            return Zero12Settings(**common, allgather_bucket=gathered)
+            ranks, stage2 = resolved.data_size, self.stage == 2
+            exact = ranks & (ranks - 1) == 0
+            scatter = decide(
+                "zero.reduce_scatter",
+                not stage2 or exact,
+                "gradients are reduced to their owners"
+                if not stage2 or exact
+                else f"off: with it DeepSpeed divides gradients by {ranks} ranks in 16 bits before it adds them up; "
+                "the traffic is the same",
+            )
+            return Zero12Settings(**common, allgather_bucket=gathered, reduce_scatter=scatter)
         return Zero3Settings(
             **common,
             prefetch_bucket=decide("zero.stage3_prefetch_bucket_size", int(0.9 * bucket), "0.9 of the reduce bucket"),
@@ -114,7 +126,7 @@ class _Zero(Strategy):
             "stage": settings.stage,
             "overlap_comm": settings.overlap,
             "contiguous_gradients": True,
-            "reduce_scatter": True,
+            "reduce_scatter": settings.reduce_scatter if isinstance(settings, Zero12Settings) else True,
             "reduce_bucket_size": settings.reduce_bucket,
         }
         if isinstance(settings, Zero12Settings):
@@ -192,7 +204,11 @@ class Zero2(_Zero):
     memory = "toolkit.strategies.memory.zero:Zero2Memory"
     offloads = ("none", "optimizer")
     traits = Traits(
-        shards=frozenset({"optimizer", "gradients"}), collectives=_REDUCED_THEN_GATHERED, precedence=3, **_ZERO
+        shards=frozenset({"optimizer", "gradients"}),
+        collectives=_REDUCED_THEN_GATHERED,
+        precedence=3,
+        reduces_each_micro_batch=True,
+        **_ZERO,
     )
 
     def traffic(self, resolved: Resolved, holdings: Holdings) -> Traffic:
@@ -220,6 +236,7 @@ class Zero3(_Zero):
         ),
         reentrant_adapters=True,
         sums_input_gradients_by_module=True,  # deepspeed 0.19.8, parameter_offload.py
+        reduces_each_micro_batch=True,
         **_ZERO,
     )
 

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from toolkit.data.ahead import feed
 from toolkit.data.collate import MicroBatch
+from toolkit.model.head_loss import multiplied_by
 from toolkit.optim.schedule import learning_rate
 from toolkit.recipe.resolve import Resolved
 from toolkit.training.guard import LossGuard
@@ -77,7 +78,7 @@ def train(
             seed_micro_batch(recipe.run.seed, progress.step, micro.micro, session.data_rank)
             with engine.accumulating(last):
                 marks.at(at, f"micro-batch {micro.micro + 1}, forward", untimed=first)
-                with engine.autocast():
+                with engine.autocast(), multiplied_by(weight):
                     micro_loss = loss_sum(engine.model, engine.config, micro.tensors, recipe.model.task)
                 marks.at(at, f"micro-batch {micro.micro + 1}, backward", untimed=first)
                 engine.backward(micro_loss * weight, last)

@@ -54,6 +54,17 @@ class Outcome:
         return [one for found in self.passes if found.replayed for one in found.replayed.from_bf16]
 
     @property
+    def reorderings(self) -> list[Deviation]:
+        """In 16 bits or float8: how far steps in the candidate's order of operations (a fused loss, ZeRO-3) are from
+        those in the plain loop's own. Both round correctly."""
+        return [
+            one
+            for found in self.passes
+            if found.replayed and found.name == "precision"
+            for one in found.replayed.from_natural
+        ]
+
+    @property
     def exit_code(self) -> int:
         return 0 if self.verdict == "equivalent" else 1
 
@@ -78,12 +89,13 @@ class Outcome:
         )
 
     def _deviation(self) -> dict[str, Any]:
-        if not self.deviations:
-            return {}
-        worst = {"loss": max(one.loss for one in self.deviations),
-                 "gradient": max(one.gradient for one in self.deviations)}  # fmt: skip
-        steps = [one.to_json() for one in self.deviations]
-        return {"deviation_from_bf16": {name: finite(value) for name, value in worst.items()} | {"steps": steps}}
+        found = {"deviation_from_bf16": self.deviations, "deviation_from_plain_order": self.reorderings}
+        return {name: _worst(deviations) for name, deviations in found.items() if deviations}
+
+
+def _worst(deviations: list[Deviation]) -> dict[str, Any]:
+    worst = {"loss": max(one.loss for one in deviations), "gradient": max(one.gradient for one in deviations)}
+    return {name: finite(value) for name, value in worst.items()} | {"steps": [one.to_json() for one in deviations]}
 
 
 def _difference(one: Pass, stage: Stage, measure: Measure) -> dict[str, Any]:

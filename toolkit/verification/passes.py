@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from toolkit.launch.group import JobFailed, WorkerGroup
 from toolkit.strategies.engines.base import Claim
 from toolkit.verification.cases.case import Case
@@ -55,9 +57,20 @@ class Pass:
     def unproven(self) -> list[Claim]:
         return [claim for claim in self.claims if not claim.ok]
 
+    @property
+    def measured_because(self) -> str | None:
+        """Why tolerances are measured; None where only the order of sums may differ, which has a bound."""
+        return self.reference.free if self.reference else None
+
     def to_json(self) -> dict[str, Any]:
-        return {"pass": self.name, "seconds": round(self.seconds, 2), "failure": self.failure,
-                "stages": [stage.to_json() for stage in self.stages]}  # fmt: skip
+        return {
+            "pass": self.name,
+            "seconds": round(self.seconds, 2),
+            "failure": self.failure,
+            "tolerance": None if self.reference is None else "measured" if self.reference.free else "bound",
+            "measured_because": self.measured_because,
+            "stages": [stage.to_json() for stage in self.stages],
+        }
 
 
 def run_pass(case: Case, group: WorkerGroup, fresh: WorkerGroup, timeout: float, data: DataCase | None = None) -> Pass:
@@ -80,10 +93,10 @@ def run_pass(case: Case, group: WorkerGroup, fresh: WorkerGroup, timeout: float,
             found.claims = failed.claims or [Claim("strategy", f"{name} active", "yes", failed.failure or "", False)]
         elif case.round_trip:
             with _resumed(case, fresh, timeout, found):
-                compare(case, found)  # on this process's core, while the others resume
+                compare(case, found, group.threads)  # on this process's core, while the others resume
             _compare_round_trip(case, found)
         else:
-            compare(case, found)
+            compare(case, found, group.threads)
         if data is not None:
             trace = group.run(record_data, data, timeout=timeout)[0]
             found.fault_reached = found.fault_reached or trace.fault_reached
@@ -114,11 +127,17 @@ def _resumed(case: Case, fresh: WorkerGroup, timeout: float, found: Pass) -> Ite
         found.fault_reached = found.fault_reached or whole.fault_reached
 
 
-def compare(case: Case, found: Pass) -> None:
-    """Fill in the stages of the run itself and the evidence, from the traces."""
+def compare(case: Case, found: Pass, threads: int) -> None:
+    """Fill in the stages of the run itself and the evidence, from the traces. ``threads``: of each rank; torch adds up
+    by threads (the bias gradient of a LayerNorm), so the plain loop has as many."""
     reference = found.reference = Reference(case)
     resolved, ranks = reference.resolved, found.ranks
-    replayed = found.replayed = replay(ranks, reference, case.overflow_step)
+    own = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        replayed = found.replayed = replay(ranks, reference, case.overflow_step)
+    finally:
+        torch.set_num_threads(own)
     found.stages = [
         ledger(ranks, reference.windows, resolved),
         *products(ranks, resolved),

@@ -121,13 +121,16 @@ def ending(outcome: Outcome, seconds: float, command: str) -> list[str]:
 
 
 def deviation_line(outcome: Outcome) -> list[str]:
-    """What float8 changes, beside the verdict: the equality that is proven is with products of rounded values."""
-    found = outcome.deviations
-    if not found:
-        return []
-    loss, gradient = max(one.loss for one in found), max(one.gradient for one in found)
-    return [f"fp8        from bf16: loss {loss:.1e}, gradient {gradient:.1%} off (2-norm, the worst of {len(found)} "
-            "steps; informational)"]  # fmt: skip
+    """Beside the verdict: what float8 and another order of sums change (what is proven is equality with a plain loop
+    that rounds and adds up alike), and why tolerances are as wide as correct runs differ."""
+    lines = []
+    for what, found in (("fp8        from bf16", outcome.deviations),
+                        ("order      from the plain loop's own order of sums", outcome.reorderings)):  # fmt: skip
+        if found:
+            loss, gradient = max(one.loss for one in found), max(one.gradient for one in found)
+            lines.append(f"{what}: loss {loss:.1e}, gradient {gradient:.1%} off (informational)")
+    why = next((one.measured_because for one in outcome.passes if one.measured_because), None)
+    return [*lines, f"tolerance  measured, because {why}"] if why else lines
 
 
 def _told(one: Pass, stage: Stage, measure: Measure) -> list[str]:

@@ -64,6 +64,12 @@ class Fsdp1Engine(Engine):
                 f"{self.resolved.source}: strategy.name: fsdp1 wraps each trained layer of a frozen model in "
                 f"its own unit, but {' and '.join(shared)} share one weight; use fsdp2"
             )
+        if apart and (name := _read_from_outside(prepared.model)):
+            raise InputError(
+                f"{self.resolved.source}: strategy.name: fsdp1 wraps each trained layer of a frozen model in "
+                f"its own unit, but the adapter of {name}, the fused weights of experts, is read from outside of it; "
+                "use fsdp2, or set adapter.target_modules to the attention's layers"
+            )
         plugin.auto_wrap_policy = functools.partial(_own_unit, blocks=frozenset(self.resolved.blocks), apart=apart)
         self.model = self.accelerator.prepare_model(prepared.model)
         self.parameters = {_clean(name): p for name, p in self.model.named_parameters() if p.requires_grad}
@@ -206,6 +212,12 @@ def _trained_twice(model: nn.Module) -> list[str]:
         if parameter.requires_grad:
             names.setdefault(id(parameter), []).append(name)
     return next((shared for shared in names.values() if len(shared) > 1), [])
+
+
+def _read_from_outside(model: nn.Module) -> str:
+    """A module whose adapter's layers are never called: PEFT 0.21.2's ``ParamWrapper`` multiplies their weights,
+    which FSDP1 gathers only around a call. Empty if there is none."""
+    return next((name for name, module in model.named_modules() if type(module).__name__ == "ParamWrapper"), "")
 
 
 def _clean(name: str) -> str:

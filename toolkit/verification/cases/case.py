@@ -19,6 +19,9 @@ STEPS = 5
 FULL_WINDOWS = 3
 SAVE_AFTER = 3
 """The checkpoint of the round trip: what follows it is the short window and the next epoch."""
+CALM_SCALE = 2.0**10
+"""Loss scale that a recorded fp16 run begins with at most. torch's 65536 is meant to overflow until it fits, and a step
+that overflows by itself leaves nothing to compare; one step is made to overflow."""
 OVERFLOW_STEP = 2
 """Under fp16, the step (from 0) whose loss scale is set so high that gradients overflow."""
 
@@ -38,6 +41,8 @@ class Case:
     mutation: dict[str, Any] | None = None
     round_trip: bool = True
     overflow_step: int | None = None
+    loss_scale: float = CALM_SCALE
+    """Under fp16, at the start."""
     extras: dict[str, Any] = field(default_factory=dict)
 
     def resolved(self) -> Resolved:

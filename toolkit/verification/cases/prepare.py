@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from toolkit.errors import InputError
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
@@ -86,6 +88,26 @@ def exercise_clipping(case: Case) -> Case:
         return case
     limit = max(gaps)[1]
     return replace(case, recipe=case.recipe | {"optimizer": case.recipe["optimizer"] | {"max_grad_norm": limit}})
+
+
+def calm(case: Case) -> Case:
+    """Under fp16, with a loss scale at which no gradient of the plain loop overflows, at the first weights and with a
+    factor of four to spare."""
+    resolved = case.resolved()
+    if not resolved.precision.loss_scaling:
+        return case
+    reference, scale = Reference(case), case.loss_scale
+    while scale > 1 and not _all_finite(reference, 4 * scale):
+        scale /= 4
+    return replace(case, loss_scale=scale)
+
+
+def _all_finite(reference: Reference, scale: float) -> bool:
+    for step, window in enumerate(reference.windows):
+        reference.loop.backward(step, window, scale)
+        if not all(bool(torch.isfinite(gradient).all()) for gradient in reference.loop.gradients.values()):
+            return False
+    return True
 
 
 def _plain_norms(case: Case) -> list[float]:

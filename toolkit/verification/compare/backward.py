@@ -9,9 +9,15 @@ from typing import Any
 import torch
 
 from toolkit.verification.cases.case import products_step
+from toolkit.verification.compare.arithmetic import loss_bound, sum_bounds
 from toolkit.verification.compare.measure import Measure, Stage, finite
+from toolkit.verification.compare.rearrange import is_packed
 from toolkit.verification.compare.replay import NO_SIGNAL, Noise, Reference, relative_error
 from toolkit.verification.record.trace import RankTrace
+
+WITHIN_FLOAT32 = 1e-4
+"""Between what float32 rounds to and what another computation gives: an order of sums moves a gradient by 1e-6, in a
+scalar that nearly cancels by 1e-5; a sample that sees another one, or a loss of another formula, by percents."""
 
 
 @dataclass
@@ -20,8 +26,15 @@ class Replayed:
 
     losses: list[list[float]]
     gradients: list[dict[str, torch.Tensor]]
+    bounds: list[dict[str, float]] = field(default_factory=list)
+    """By step and tensor, how far sums of the same terms can be apart; none where more than sums may differ."""
     from_bf16: list[Deviation] = field(default_factory=list)
     """``fp8: true``: how far its loss and gradient are from bf16's, by step."""
+    from_natural: list[Deviation] = field(default_factory=list)
+    """How far loss and gradient in the candidate's order of operations are from those in the plain loop's own, by
+    step; none where the orders are the same."""
+    reordered: list[Measure] = field(default_factory=list)
+    """In float32, where orders differ: that the candidate's order computes the same."""
 
 
 @dataclass(frozen=True)
@@ -38,28 +51,58 @@ class Deviation:
 
 
 def replay(ranks: Sequence[RankTrace], reference: Reference, overflow_step: int | None) -> Replayed:
-    """Run the reference over every step that the candidate took; measures the noise on the way."""
+    """Run the reference over every step that the candidate took; measures the noise on the way, where it is needed."""
     run = ranks[0].run
     replayed = Replayed([], [])
     weights = run.weights
-    # The first steps' gradients may be zero (adapters, warm-up); the short window has other shapes.
-    noisy = {step for step in (1, len(run.steps) - 2) if 0 <= step < len(run.steps) and step != overflow_step}
-    if reference.resolved.precision.loss_scaling:  # what fp16 loses depends on how small a step's gradients are
-        noisy = {step.step for step in run.steps if step.step != overflow_step}
+    exact, reorders = reference.free is None, reference.loop.order.within_micro_batches
+    float32 = reference.loop.compute_dtype == torch.float32
+    noisy = _noisy_steps(ranks, reference, overflow_step) if not exact or float32 else set()
     for step in run.steps:
         reference.forget_products()
-        losses, gradients = reference.gradient(step.step, weights, _scale(step.step, overflow_step, step.loss_scale))
+        scale = _scale(step.step, overflow_step, step.loss_scale)
+        losses, gradients = reference.gradient(step.step, weights, scale)
         replayed.losses.append(losses)
         replayed.gradients.append(gradients)
+        if exact:
+            replayed.bounds.append(sum_bounds(reference.loop, reference.windows[step.step]))
         if reference.resolved.recipe.fp8:
             if step.step == products_step(reference.resolved):
                 reference.count_products()
-            bf16 = reference.without_fp8(step.step, weights, _scale(step.step, overflow_step, step.loss_scale))
+            bf16 = reference.without_fp8(step.step, weights, scale)
             replayed.from_bf16.append(_deviation(step.step, (losses, gradients), bf16))
-        if step.step in noisy or len(run.steps) == 1:
-            reference.measure_noise(step.step, weights, _scale(step.step, overflow_step, step.loss_scale))
+        if step.step in noisy or (len(run.steps) == 1 and not exact):
+            reference.measure_noise(step.step, weights, scale)
+        if exact and reorders and step.step != overflow_step:
+            natural = reference.in_natural_order(step.step, weights, scale)
+            replayed.from_natural.append(_deviation(step.step, (losses, gradients), natural))
+            if step.step in noisy:
+                replayed.reordered += _reordered(step.step, (losses, gradients), natural, reference.noise)
         weights = step.weights
     return replayed
+
+
+def _noisy_steps(ranks: Sequence[RankTrace], reference: Reference, overflow_step: int | None) -> set[int]:
+    """Those whose noise is measured."""
+    steps = ranks[0].run.steps
+    if reference.resolved.precision.loss_scaling:  # what fp16 loses depends on how small a step's gradients are
+        return {step.step for step in steps if step.step != overflow_step}
+    reorders = reference.loop.order.within_micro_batches
+    if reference.free is None and not reorders and not is_packed(reference.windows[0][0][1]):
+        return set()  # nothing is held against it
+    # The first steps' gradients may be zero (adapters, warm-up); the short window has other shapes.
+    return {step for step in (1, len(steps) - 2) if 0 <= step < len(steps) and step != overflow_step}
+
+
+def _reordered(step: int, ordered: tuple, natural: tuple, noise: Noise) -> list[Measure]:
+    found = []
+    for name, right in natural[1].items():
+        size = right.double().norm().item()
+        error, floor = relative_error(ordered[1][name], right), noise.of(name, size)
+        if floor < NO_SIGNAL:
+            limit = max(noise.tolerance(name, size), WITHIN_FLOAT32)
+            found.append(Measure("gradient-reordered", step, error, limit, name, floor))
+    return found
 
 
 def _deviation(step: int, fp8: tuple, bf16: tuple) -> Deviation:
@@ -84,19 +127,20 @@ def forward(ranks: Sequence[RankTrace], reference: Reference, replayed: Replayed
             continue  # does not train: the gradient stage tells
         error = relative_error(seen, first)
         stage.measures.append(Measure("initial-weight", 0, error, 0.0, name))
-    tolerance = noise.tolerance("loss")
+    tolerance, floor = noise.tolerance("loss"), noise.of("loss")
+    widest = 0.0
     for step, losses in enumerate(replayed.losses):
         for (rank, micro), right in zip(reference.windows[step], losses, strict=True):
             taken = ranks[rank].run.steps[step].micros if step < len(ranks[rank].run.steps) else []
             loss = taken[micro.micro].loss if micro.micro < len(taken) else float("nan")
             error = 0.0 if loss == right else abs(loss - right) / abs(right) if right else float("inf")
             facts = {"seen": loss, "expected": right}
-            stage.measures.append(
-                Measure("loss", step, error, tolerance, "", noise.of("loss"), micro.micro, rank, facts)
-            )
+            allowed = loss_bound(right, micro.supervised) if replayed.bounds else tolerance
+            widest, least = max(widest, allowed), allowed if replayed.bounds else floor
+            stage.measures.append(Measure("loss", step, error, allowed, "", least, micro.micro, rank, facts))
     for step, apart in noise.apart.items():
-        stage.measures.append(Measure("loss-samples-apart", step, apart["loss"], tolerance, noise=noise.of("loss")))
-    stage.detection_limit = tolerance
+        stage.measures.append(Measure("loss-samples-apart", step, apart["loss"], tolerance, noise=floor))
+    stage.detection_limit = widest
     return stage
 
 
@@ -110,7 +154,10 @@ def gradient(ranks: Sequence[RankTrace], noise: Noise, replayed: Replayed, overf
         for name in dict.fromkeys([*taken.gradient, *right]):
             seen, expected = taken.gradient.get(name), right.get(name)
             size = expected.double().norm().item() if expected is not None else 0.0
-            tolerance, floor = noise.tolerance(name, size), noise.of(name, size)
+            measured, floor = noise.tolerance(name, size), noise.of(name, size)
+            tolerance, least = measured, floor
+            if replayed.bounds:
+                tolerance = least = replayed.bounds[step].get(name, 0.0)
             kind = "gradient"
             if seen is None or expected is None:
                 missing = (seen is None) != (expected is None)
@@ -120,11 +167,13 @@ def gradient(ranks: Sequence[RankTrace], noise: Noise, replayed: Replayed, overf
                 kind = "gradient-missing" if seen is None else "gradient-unexpected"
             else:
                 error = relative_error(seen, expected)
-            if expected is not None and floor < NO_SIGNAL and size > 0:
+            if expected is not None and least < NO_SIGNAL and size > 0:
                 signal.add(name)
-            stage.measures.append(Measure(kind, step, error, tolerance, name, floor))
+            stage.measures.append(Measure(kind, step, error, tolerance, name, least))
             if (apart := noise.apart.get(step, {}).get(name)) is not None and floor < NO_SIGNAL:
-                stage.measures.append(Measure("gradient-samples-apart", step, apart, tolerance, name, floor))
+                limit = max(measured, WITHIN_FLOAT32)
+                stage.measures.append(Measure("gradient-samples-apart", step, apart, limit, name, floor))
+    stage.measures += replayed.reordered
     stage.detection_limit = max(
         (m.tolerance for m in stage.measures if m.kind == "gradient" and m.name in signal and m.noise < NO_SIGNAL),
         default=None,

@@ -6,6 +6,9 @@ import torch
 
 from toolkit.optim.adamw8bit import BLOCK, table
 
+_SAME = 1e-5
+"""Relative distance of float32 numbers that one formula gives: some roundings."""
+
 
 def distance(stored: torch.Tensor, scales: torch.Tensor, right: torch.Tensor, signed: bool) -> tuple[float, float]:
     """How far ``right`` lies outside of what the stored codes stand for, and how far the scales are from the largest of
@@ -22,8 +25,12 @@ def distance(stored: torch.Tensor, scales: torch.Tensor, right: torch.Tensor, si
     largest = torch.zeros(len(lengths), dtype=torch.float64)
     largest = largest.scatter_reduce(0, run, right.abs().reshape(-1), "amax")
     kept = flat[torch.cumsum(lengths, 0) - 1]
-    # A scale of more than a block is wrong, but for blocks of zeros.
-    wrong = torch.where(lengths > BLOCK, kept, (kept - largest).abs())
+    # A scale of more than a block is wrong, unless each of its blocks has a largest element of that size (16-bit
+    # gradients take few values; blocks of zeros).
+    at_most = (right.abs().reshape(-1) >= (1 - _SAME) * flat).long()
+    reached = torch.zeros(len(lengths), dtype=torch.long).scatter_add(0, run, at_most)
+    shared = (lengths > BLOCK) & (reached < torch.ceil(lengths / BLOCK))
+    wrong = torch.where(shared, kept, (kept - largest).abs())
     return _relative(outside, right), _relative(wrong, largest)
 
 

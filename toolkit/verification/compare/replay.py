@@ -14,10 +14,11 @@ from toolkit.model.checkpointing import find_blocks
 from toolkit.reference.fp8 import rounded_layers, shaken, unrounded
 from toolkit.reference.loop import PlainLoop, Window
 from toolkit.reference.model import plain_decayed, plain_model
+from toolkit.reference.order import NATURAL
 from toolkit.training.session import seed_micro_batch
 from toolkit.verification.cases.case import Case, compute_of
 from toolkit.verification.cases.samples import expected_windows
-from toolkit.verification.compare.other_sums import summed_by_module
+from toolkit.verification.compare.arithmetic import order_of, why_free
 from toolkit.verification.compare.rearrange import (
     Grouped,
     all_together,
@@ -117,6 +118,9 @@ class Reference:
             [(rank, micro.to(self.device)) for rank, micro in window]
             for window in expected_windows(case.samples, self.resolved, case.steps)
         ]
+        self.loop.order = order_of(self.resolved)
+        self.free: str | None = why_free(self.resolved, self.windows, self._vocabulary())
+        """Why the candidate's operations may have another order; None where they may not."""
         self.float8_layers, self.products = 0, (0, 0)
         self.noise = Noise(
             eps=torch.finfo(getattr(torch, self.resolved.precision.trainable)).eps,
@@ -130,6 +134,16 @@ class Reference:
         self.set_weights(weights)
         losses = self.loop.backward(step, self.windows[step], loss_scale)
         return losses, {name: g.cpu() for name, g in self.loop.gradients.items()}
+
+    def in_natural_order(
+        self, step: int, weights: dict[str, torch.Tensor], loss_scale: float = 1.0
+    ) -> tuple[list[float], dict[str, torch.Tensor]]:
+        """``gradient`` in the plain loop's own order of sums."""
+        taken, self.loop.order = self.loop.order, NATURAL
+        try:
+            return self.gradient(step, weights, loss_scale)
+        finally:
+            self.loop.order = taken
 
     def without_fp8(
         self, step: int, weights: dict[str, torch.Tensor], loss_scale: float = 1.0
@@ -173,12 +187,13 @@ class Reference:
             variants += [all_together(window)] if self._fits_one_row(window) else []
             variants += [] if packed else [rows_apart(window)]
         with self._without_dropout():
-            plain = self._run([(micro, [at]) for at, (_, micro) in enumerate(window)], step, loss_scale)
+            same: Grouped = [(micro, [at]) for at, (_, micro) in enumerate(window)]
+            plain = self._run(same, step, loss_scale)
             scales = [loss_scale] * len(variants)
             if self.resolved.precision.loss_scaling:
                 # Averaging over ranks multiplies the loss by their number before the backward, and divides after it.
                 # Gradients below fp16's normal numbers are rounded otherwise then: by an amount, not by a share.
-                variants.append([(micro, [at]) for at, (_, micro) in enumerate(window)])
+                variants.append(same)
                 scales.append(loss_scale * max(2, self.resolved.data_size))
             for variant, scale in zip(variants, scales, strict=True):
                 other = self._run(variant, step, scale)
@@ -187,24 +202,16 @@ class Reference:
                     rounding = self.noise.eps * gradient.double().norm().item()
                     apart = (other[1][name].double() - gradient.double()).norm().item()
                     self.noise.absolute[name] = max(self.noise.absolute[name], rounding, apart)
-            by_module = self.resolved.traits.sums_input_gradients_by_module
-            if by_module and self.loop.compute_dtype != torch.float32:
-                same: Grouped = [(micro, [at]) for at, (_, micro) in enumerate(window)]
-                with summed_by_module(self.loop.model):
-                    _differ(self.noise.rearranged, plain, self._run(same, step, loss_scale))
-            if self.resolved.loss_kernel != "plain":
-                # Another softmax is another rounding of it: how far the plain one's is from the exact one.
-                self.loop.loss_dtype = torch.float64
-                exact = self._run([(micro, [at]) for at, (_, micro) in enumerate(window)], step, loss_scale)
-                self.loop.loss_dtype = torch.float32
-                _differ(self.noise.rearranged, plain, exact)
+            if self.free and self.loop.order.within_micro_batches:
+                taken, self.loop.order = self.loop.order, NATURAL
+                _differ(self.noise.rearranged, plain, self._run(same, step, loss_scale))
+                self.loop.order = taken
             if proven:
                 _differ(self.noise.apart.setdefault(step, defaultdict(float)), plain,
                         self._run(rows_apart(window), step, loss_scale))  # fmt: skip
             if self.resolved.recipe.fp8:
                 for seed in range(SHAKES):
                     with shaken(self.loop.model, seed):
-                        same = [(micro, [at]) for at, (_, micro) in enumerate(window)]
                         _differ(self.noise.shaken, plain, self._run(same, step, loss_scale))
             with self._perturbed():
                 _differ(self.noise.perturbed, plain, self._run(reversed_order(window), step, loss_scale))
@@ -246,6 +253,10 @@ class Reference:
         for (_, places), loss in zip(groups, losses, strict=True):
             by_place["+".join(map(str, places))] += loss
         return by_place, {name: g.cpu() for name, g in self.loop.gradients.items()}
+
+    def _vocabulary(self) -> int:
+        head = self.loop.model.get_output_embeddings()  # type: ignore[operator]
+        return 0 if head is None else int(head.weight.shape[0])
 
     def _balances_experts(self) -> bool:
         return bool(getattr(self.loop.config, "output_router_logits", False))

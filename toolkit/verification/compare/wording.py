@@ -46,6 +46,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "gradient": ("{name}", ""),
     "gradient-missing": ("{name}", "no gradient"),
     "gradient-unexpected": ("{name}", "a gradient where none is expected"),
+    "gradient-reordered": ("{name}, in another order", "the plain loop's own: in the candidate's order of sums"),
     "gradient-samples-apart": ("{name}, samples apart", ""),
     # clip
     "gradient-norm": ("gradient norm", "norm {seen:.7g}, {expected:.7g} expected"),

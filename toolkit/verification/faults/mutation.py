@@ -19,18 +19,21 @@ KINDS = ("gradient scale", "gradient noise", "gradient drop", "gradient round", 
 
 class Mutation(Fault):
     """``kind`` done to one thing picked by ``seed``, from the second step on; ``size`` is its relative error, or the
-    least that it can be."""
+    least that it can be. ``only``: in this pass alone."""
 
     id = "none"
     title = "a mutation made at random"
     stages = ()
 
-    def __init__(self, kind: str, size: float, seed: int) -> None:
+    def __init__(self, kind: str, size: float, seed: int, only: str | None = None) -> None:
         super().__init__()
+        self.only = only
         self.kind, self.size, self.seed = kind, size, seed
         self._before: torch.Tensor | None = None
 
     def inject(self, patch: Patch, case: Any) -> None:
+        if self.only not in (None, case.pass_name):
+            return
         what = self.kind.split()[0]
         if what == "gradient":
             self._gradients(patch)

@@ -101,6 +101,7 @@ class RecordedReference(Reference):
             for step in range(len(ranks[0].run.steps))
         ]
         self.noise = Noise()
+        self.free = "the loop is not this toolkit's"
 
 
 def _as_begun(weight: torch.Tensor, seen: torch.Tensor | None, copy: str | None) -> torch.Tensor:

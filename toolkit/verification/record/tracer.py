@@ -20,7 +20,7 @@ from toolkit.strategies.engines.base import Engine, Step
 from toolkit.training import loop
 from toolkit.training.loop import Progress
 from toolkit.training.session import Session
-from toolkit.verification.cases.case import products_step
+from toolkit.verification.cases.case import CALM_SCALE, products_step
 from toolkit.verification.record.block_inputs import BlockInputs, watched_inputs
 from toolkit.verification.record.products import Product, ProductWatch
 from toolkit.verification.record.trace import MicroTrace, RunTrace, StepTrace, digest, plain
@@ -29,21 +29,21 @@ OVERFLOWING_SCALE = 2.0**60
 """No 16-bit gradient survives it: float16 ends at 65504."""
 
 
-CALM_SCALE = 2.0**10
-"""Loss scale that a recorded fp16 run begins with. torch's 65536 is meant to overflow until it fits, and a step that
-overflows by itself (an embedding's gradient of 16 does) leaves nothing to compare; one step is made to overflow."""
-
-
 class SessionTracer:
     """Attached to one session for one call of the training loop; fills ``trace``."""
 
     def __init__(
-        self, session: Session, progress: Progress, overflow_step: int | None = None, marker: Path | None = None
+        self,
+        session: Session,
+        progress: Progress,
+        overflow_step: int | None = None,
+        marker: Path | None = None,
+        loss_scale: float = CALM_SCALE,
     ) -> None:
         self.session, self.progress = session, progress
         self.engine: Engine = session.engine
         self.main = session.accelerator.process_index == 0
-        self.overflow_step, self.marker = overflow_step, marker
+        self.overflow_step, self.marker, self.loss_scale = overflow_step, marker, loss_scale
         self.trace = RunTrace()
         self.collectives: Counter[str] = Counter()
         self.float8 = 0
@@ -65,8 +65,8 @@ class SessionTracer:
     def watching(self) -> Iterator[RunTrace]:
         """Record everything that the training loop does inside."""
         engine: Any = self.engine
-        if self.overflow_step is not None and engine.loss_scale > CALM_SCALE:
-            _set_scale(engine, CALM_SCALE)
+        if self.overflow_step is not None and engine.loss_scale > self.loss_scale:
+            _set_scale(engine, self.loss_scale)
         self.trace.weights, self.trace.states, self.trace.copies = self._tensors()
         self.trace.frozen = self._frozen()
         loss_sum, backward, unscale, step = loop.loss_sum, engine.backward, engine.unscale, engine.step

@@ -57,7 +57,9 @@ def _run(case: Case, trace: RankTrace) -> None:
     trace.tied = _tied(session)
     checkpoints = case.folder / "checkpoints"
     progress = Progress()
-    recorder = SessionTracer(session, progress, case.overflow_step, case.folder / f"rank{trace.rank}.at")
+    recorder = SessionTracer(
+        session, progress, case.overflow_step, case.folder / f"rank{trace.rank}.at", case.loss_scale
+    )
 
     def after_step(pending: Pending) -> None:
         if case.round_trip and pending.step == SAVE_AFTER:
@@ -97,7 +99,9 @@ def _resume(case: Case, trace: RankTrace) -> None:
     newest = checkpoint.newest(checkpoints)
     assert newest is not None
     progress = checkpoint.load(session, newest)
-    recorder = SessionTracer(session, progress, case.overflow_step, case.folder / f"rank{trace.rank}.at")
+    recorder = SessionTracer(
+        session, progress, case.overflow_step, case.folder / f"rank{trace.rank}.at", case.loss_scale
+    )
     with recorder.watching() as trace.resumed:
         _train(session, case, progress, lambda pending: None)
     if trace.rank == 0:

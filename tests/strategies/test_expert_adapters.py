@@ -1,0 +1,22 @@
+"""FSDP1 cannot train adapters on experts' fused weights: it is found before anything is wrapped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from families import EVERY_FAMILY
+from tiny import recipe_dict
+from toolkit.recipe.schema import Recipe
+from toolkit.strategies import resolve
+from toolkit.strategies.engines.fsdp1 import _read_from_outside
+from toolkit.training.session import prepare_model
+
+
+@pytest.mark.parametrize(("targets", "found"), [(None, True), (["q_proj", "v_proj"], False)])
+def test_adapters_on_fused_weights_are_found(targets: list[str] | None, found: bool, tmp_path: Path) -> None:
+    model = {"config": dict(EVERY_FAMILY["mixtral"]["config"])}
+    adapter = {"r": 4} | ({"target_modules": targets} if targets else {})
+    resolved = resolve(Recipe.model_validate(recipe_dict(tmp_path, model=model, adapter=adapter)), "r", device="cpu")
+    assert bool(_read_from_outside(prepare_model(resolved, 0).model)) == found

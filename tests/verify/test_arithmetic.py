@@ -1,0 +1,126 @@
+"""What a right run may differ by: orders of sums that change nothing but rounding, and the bound of that rounding."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from families import FAMILIES
+from tiny import LLAMA
+from toolkit.model import head_loss
+from toolkit.recipe.resolve import Resolved
+from toolkit.reference.order import NATURAL, Order
+from toolkit.verification.cases.prepare import make_case, twin_recipe
+from toolkit.verification.compare.arithmetic import loss_bound, order_of, sum_bounds, why_free
+from toolkit.verification.compare.replay import Reference, relative_error
+
+Make = Callable[..., Resolved]
+
+
+def reference_of(resolved: Resolved, folder: Path, pass_name: str = "logic") -> Reference:
+    return Reference(make_case(twin_recipe(resolved, full_size=False), resolved, pass_name, folder))  # type: ignore[arg-type]
+
+
+def _of_ranks(ranks: int, recipe: Make, **sections: object) -> Resolved:
+    return recipe("ddp", machine={"device": "cpu", "processes": ranks}, **sections)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3"])
+@pytest.mark.parametrize(
+    "order", [Order(fused=True), Order(by_module=True), Order(divisor=3), Order(first="micro")], ids=str
+)
+def test_an_order_changes_nothing_but_rounding(family: str, order: Order, recipe: Make, tmp_path: Path) -> None:
+    reference = reference_of(recipe("ddp", model=FAMILIES[family]), tmp_path)
+    loop, window = reference.loop, reference.windows[1]
+    loop.model.double()
+    loop.weights, loop.loss_dtype = dict(loop.trained), torch.float64
+    found = []
+    for one in (NATURAL, order):
+        loop.order = one
+        found.append((loop.backward(1, window), {n: g.clone() for n, g in loop.gradients.items()}))
+    (losses, gradients), (others, other_gradients) = found
+    # The fused loss takes its softmax in float32, llama and qwen3 their norms.
+    rounding = 1e-13 if family == "gpt2" and not order.fused else 1e-6
+    assert others == pytest.approx(losses, rel=rounding)
+    moving = [name for name, gradient in gradients.items() if gradient.norm() > 1e-6]
+    assert len(moving) > 10
+    assert all(relative_error(other_gradients[name], gradients[name]) < 20 * rounding for name in moving)
+
+
+def test_the_fused_order_computes_the_head_for_supervised_tokens_alone(recipe: Make, tmp_path: Path) -> None:
+    reference = reference_of(recipe("single", loss="fused"), tmp_path)
+    assert reference.loop.order.fused
+    rows: list[int] = []
+    head = reference.loop.model.get_output_embeddings()  # type: ignore[operator]
+    head.register_forward_hook(lambda module, args, output: rows.append(output.shape[0]))
+    reference.loop.backward(0, reference.windows[0])
+    assert rows == [micro.supervised for _, micro in reference.windows[0]]
+
+
+def test_sums_in_any_order_stay_within_the_bound(recipe: Make, tmp_path: Path) -> None:
+    reference = reference_of(_of_ranks(3, recipe, precision="bf16"), tmp_path, "precision")
+    loop, window = reference.loop, list(reference.windows[0])
+    loop.model.eval()
+    loop.backward(0, window)
+    right, bounds = dict(loop.gradients), sum_bounds(loop, window)
+    draw, worst = random.Random(0), 0.0
+    for _ in range(10):
+        draw.shuffle(window)
+        loop.backward(0, [(0, micro) for _, micro in window])
+        ratios = [relative_error(g, right[name]) / bounds[name] for name, g in loop.gradients.items()]
+        worst = max(worst, *ratios)
+    # A bound, not a guess: rounding errors cancel, so that sums come to a part of it and never beyond.
+    assert 0.01 < worst < 1
+    assert max(bounds.values()) < 1e-5
+
+
+def test_a_cancelling_sum_has_a_wider_bound(recipe: Make, tmp_path: Path) -> None:
+    reference = reference_of(_of_ranks(3, recipe), tmp_path)
+    loop, window = reference.loop, reference.windows[0]
+    loop.backward(0, window)
+    name = max(loop.gradients, key=lambda one: loop.gradients[one].norm().item())
+    before = sum_bounds(loop, window)[name]
+    loop.gradients[name] = loop.gradients[name] / 100
+    factors = sum_bounds(loop, [window[0]])[name]
+    assert sum_bounds(loop, window)[name] - factors == pytest.approx(100 * (before - factors))
+    loop.order = replace(loop.order, divisor=2)  # no collective has an order of its own
+    assert sum_bounds(loop, window)[name] == factors == pytest.approx(4.8e-7, rel=0.01)
+
+
+@pytest.mark.parametrize("size", [1e-4, 1.0, 30.0])
+def test_token_losses_summed_otherwise_stay_within_the_bound(size: float) -> None:
+    draw = torch.Generator().manual_seed(0)
+    logits = torch.randn(400, 96, generator=draw) * 3
+    at = torch.randint(0, 96, (400,), generator=draw)
+    logits[torch.arange(400), at] += 12.0 if size < 1 else -size  # nearly sure of the right token; or of another
+    torchs = torch.nn.functional.cross_entropy(logits, at, reduction="sum").item()
+    quotients = head_loss.linear_cross_entropy(logits, torch.eye(96), None, at).item()
+    exact = torch.nn.functional.cross_entropy(logits.double(), at, reduction="sum").item()
+    for seen in (torchs, quotients):
+        assert abs(seen - exact) / exact < loss_bound(exact, 400) / 2
+    assert loss_bound(1000.0, 400) < 3e-6
+
+
+def test_what_is_free_has_its_reason(recipe: Make, tmp_path: Path) -> None:
+    plain = recipe("zero3", precision="bf16")
+    windows = reference_of(plain, tmp_path).windows
+    assert why_free(plain, windows, 64) is None
+    assert order_of(plain) == Order(2, "micro", by_module=True, fused=False)
+    assert order_of(recipe("ddp", loss="fused")) == Order(2, "rank", by_module=False, fused=True)
+    free = {
+        "a GPU": replace(plain, device="cuda"),
+        "compiled": recipe("ddp", compile=True),
+        "another order": replace(plain, traits=replace(plain.traits, same_operations=False)),
+    }
+    for reason, resolved in free.items():
+        assert reason in (why_free(resolved, windows, 64) or ""), reason
+    fused = recipe("ddp", loss="fused")
+    assert why_free(fused, windows, LLAMA["vocab_size"]) is None
+    assert "several chunks" in (why_free(fused, windows, 2**22) or "")
+    assert math.isfinite(loss_bound(0.0, 1))

@@ -1,0 +1,79 @@
+"""What a right candidate's numbers may differ by, where it computes each micro-batch by the plain loop's operations.
+
+The micro-batch itself then comes out equal bit for bit, in 16 bits and float8 too. What is left is the order of sums
+over micro-batches and ranks, whose rounding has a bound; no correct run can exceed it, so a verdict has no chance of a
+false alarm to account for. Where operations are free to differ (a GPU's kernels, compiled blocks, a fused loss in
+several chunks), the tolerance is measured: ``replay.Noise``.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from toolkit.model.head_loss import CHUNK_BYTES
+from toolkit.recipe.resolve import Resolved
+from toolkit.reference.loop import PlainLoop, Window
+from toolkit.reference.order import Order
+
+
+def order_of(resolved: Resolved) -> Order:
+    """The order in which the recipe's strategy and options compute."""
+    return Order(
+        divisor=resolved.data_size,
+        first="micro" if resolved.traits.reduces_each_micro_batch else "rank",
+        by_module=resolved.traits.sums_input_gradients_by_module,
+        fused=resolved.loss_kernel != "plain",
+    )
+
+
+def why_free(resolved: Resolved, windows: list[Window], vocabulary: int) -> str | None:
+    """Why a micro-batch's operations may differ from the plain loop's in their order; None if they may not."""
+    if not resolved.traits.same_operations:
+        return f"{resolved.recipe.strategy.name} may compute in another order"
+    if resolved.device != "cpu":
+        return "a GPU's kernels may sum in another order"
+    if resolved.recipe.compile:
+        return "compiled blocks may compute in another order"
+    if resolved.loss_kernel != "plain":
+        supervised = max(micro.supervised for window in windows for _, micro in window)
+        if supervised * 4 * vocabulary > CHUNK_BYTES["cpu"]:
+            return "the fused loss adds up several chunks"
+    return None
+
+
+_FACTORS = 4
+"""Roundings of the factors that the sum is multiplied by: the loss's weight, the average over ranks, on both sides."""
+
+
+def sum_bounds(loop: PlainLoop, window: Window) -> dict[str, float]:
+    """By tensor: how far the candidate's sum of the window's micro-batches can be from the plain loop's, relative, in
+    the 2-norm.
+
+    One rank and two have no order of their own: the plain loop adds up as they do (``Order.first``), and what is left
+    are factors. A collective adds up more ranks in an order of its own. A sum of k terms in any order errs by at most
+    (k - 1) u times the sum of their sizes (Higham, «Accuracy and Stability of Numerical Algorithms», 4.2), u = eps / 2,
+    and both sides do.
+    """
+    found = {}
+    for name, gradient in loop.gradients.items():
+        allowed = _FACTORS * torch.finfo(torch.float32).eps
+        if loop.order.divisor > 2:
+            size = gradient.double().norm().item()
+            spread = loop.magnitudes[name].double().norm().item()
+            terms = len(window) - 1
+            allowed += terms * torch.finfo(gradient.dtype).eps * (spread / size if size else 1.0)
+        found[name] = allowed
+    return found
+
+
+def loss_bound(loss: float, tokens: int) -> float:
+    """How far two sums of a micro-batch's token losses can be apart, relative; the logits are equal bit for bit.
+
+    A token's loss is a logarithm and two differences, each with a rounding of itself or of 1 (the logarithm of a sum of
+    exponentials, the largest of which is 1); a pairwise sum of n errs by log2(n) roundings (Higham, 4.2).
+    """
+    roundings = 4 + math.log2(max(2, tokens))
+    size = abs(loss)
+    return roundings * torch.finfo(torch.float32).eps * ((size + tokens) / size if size else 1.0)
