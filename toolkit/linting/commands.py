@@ -91,6 +91,8 @@ def lint_command(
         _print(report, output, json_file, started)
     except ToolkitError as error:
         stop(error)
+    if report.unread:
+        stop(InputError(*report.unread))
     raise typer.Exit(1 if report.failed else 0)
 
 

@@ -8,10 +8,11 @@ from typing import Any
 
 from toolkit.errors import Place
 from toolkit.linting.files.load import empty
+from toolkit.linting.files.tools import BY_ID
 from toolkit.linting.files.tree import Entry, Source
 from toolkit.linting.model import Diagnostic, Reader, Setting
 
-_KINDS = ("accelerate", "deepspeed", "args", "peft", "launch")
+_KINDS = ("accelerate", "deepspeed", "args", "peft", "launch", "tool")
 
 # Arguments of well-known training scripts that say that adapters are trained (TRL's ModelConfig,
 # LLaMA-Factory's finetuning_type, alignment-handbook's use_peft).
@@ -33,24 +34,25 @@ class LintContext:
         for source in sources:
             by_kind.setdefault(source.kind, source)
         self.kinds = set(by_kind)
-        self.accelerate, self.deepspeed, self.args, self.peft, self.launch = (
+        self.accelerate, self.deepspeed, self.args, self.peft, self.launch, self.tool = (
             by_kind.get(kind) or empty(kind) for kind in _KINDS
         )
         self.reader_given = reader is not None
         self.reader = reader or self._infer_reader()
 
     def _infer_reader(self) -> Reader | None:
-        if "args" in self.kinds and self._is_trainer():
+        if "args" in self.kinds:
             return "trainer"
-        if self.launch.launcher == "deepspeed":
-            return "deepspeed"
-        return None
-
-    def _is_trainer(self) -> bool:
-        """A file of training arguments is the Trainer's; a script's flags are, where they name its keys."""
-        if self.args.syntax != "shell":
-            return True
-        return any(self.args.has(key) for key in ("output_dir", "per_device_train_batch_size", "num_train_epochs"))
+        if "tool" in self.kinds:
+            # `--deepspeed FILE` is an argument of the Trainer; deepspeed.add_config_arguments has a bare `--deepspeed`.
+            config = self.tool.get("deepspeed")
+            if self.tool.tool and BY_ID[self.tool.tool].trainer:
+                return "trainer"
+            if isinstance(config, str) or "deepspeed" in self.tool.unknown:
+                return "trainer"
+            has_config = self.tool.has("deepspeed_config") or "deepspeed_config" in self.tool.unknown
+            return "deepspeed" if has_config and not self.tool.tool else None
+        return "deepspeed" if self.launch.launcher == "deepspeed" else None
 
     # ---- keys by layer -----------------------------------------------------------------------------
 
@@ -61,6 +63,8 @@ class LintContext:
             entry = self.launch.entry(flag)
             if entry is not None:
                 return Setting(self.launch, flag, entry)
+            if flag in self.launch.unknown:
+                return None  # a shell variable, which wins over the file's key
         found = self._in(self.accelerate, key)
         if found is None and key.startswith("fsdp_config.fsdp_"):
             # `accelerate launch` puts the prefix there itself (launch.py:_validate_launch_command)
@@ -74,6 +78,11 @@ class LintContext:
     def arg(self, key: str) -> Setting | None:
         """A key of the training arguments."""
         return self._in(self.args, key)
+
+    def sets_acc(self, key: str) -> bool:
+        """Whether the accelerate layer sets a key, be it to a shell variable; a variable may hold further flags."""
+        by_command = self.launch.launcher == "accelerate" and self.launch.unsure(key.rpartition(".")[2])
+        return by_command or self.acc(key) is not None
 
     def lora_key(self, key: str) -> Setting | None:
         """A key of a PEFT adapter config."""

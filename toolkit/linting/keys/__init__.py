@@ -12,7 +12,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-PACKAGES = ("accelerate", "deepspeed", "transformers", "peft")
+PACKAGES = ("accelerate", "deepspeed", "transformers", "peft", "trl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,13 @@ def section(name: str, path: str) -> dict[str, Key]:
             last=having[-1] if having[-1] != known[-1] else None,
         )
     return merged
+
+
+@cache
+def gone(name: str, path: str) -> dict[str, tuple[str, str]]:
+    """Arguments that the newest known version lacks: the last version seen with each, and the next one seen."""
+    history = json.loads(files(__name__).joinpath("history.json").read_text(encoding="utf-8"))
+    return {key: (last, without) for key, (last, without) in history.get(name, {}).get(path, {}).items()}
 
 
 @cache

@@ -35,6 +35,7 @@ def as_json(report: Report, started: float) -> dict[str, Any]:
             }
             for finding in report.findings
         ],
+        "unread": report.unread,
     }
 
 

@@ -18,6 +18,7 @@ _PEFT = "peft 0.21.2"
 @rule(
     "LR801",
     "warning",
+    reader="accelerator",
     source="torch.utils.checkpoint (reentrant: no input requires a gradient); transformers "
     "modeling_utils.py:enable_input_require_grads",
     fails=lora() | args(activation_checkpointing=True, activation_checkpointing_kwargs={"use_reentrant": True}),
@@ -28,10 +29,12 @@ def reentrant_and_frozen_base(context: LintContext) -> Iterator[Diagnostic]:
 
     A reentrant checkpoint passes gradients only where an input of the block requires one, and the
     embeddings are frozen. transformers 5.23 calls enable_input_require_grads automatically if a model's main
-    input is input_ids, and checkpoints of other makers do not; use_reentrant: false needs no workaround (but
-    see LR802 for ZeRO-3).
+    input is input_ids, so a Trainer's run is not affected; checkpoints of other makers do not. use_reentrant: false
+    needs no workaround (but see LR802 for ZeRO-3).
     """
     setting = context.reentrant
+    if context.reader == "trainer":
+        return
     if setting and true(setting.value) and context.checkpointing and context.lora and context.zero_stage != 3:
         yield Diagnostic(
             setting,
@@ -169,8 +172,10 @@ def unknown_peft_key(context: LintContext) -> Iterator[Diagnostic]:
     passes=lora(r=8),
 )
 def rank_of_zero(context: LintContext) -> Iterator[Diagnostic]:
-    """A LoRA rank of zero or less."""
+    """A LoRA rank of zero or less. (Other adapters may take 0: OFT then goes by its oft_block_size.)"""
     setting = context.lora_key("r") or context.arg("lora_r")
+    if str(context.peft.get("peft_type", "LORA")).upper() != "LORA":
+        return
     if setting and number(setting.value) and setting.value <= 0:
         yield Diagnostic(setting, "the rank must be a positive integer")
 

@@ -107,6 +107,8 @@ def no_zero_section(context: LintContext) -> Iterator[Diagnostic]:
     """
     if "deepspeed" not in context.kinds or context.ds("zero_optimization") is not None:
         return
+    if context.launch.has("autotuning") or true(context.deepspeed.get("autotuning.enabled")):
+        return  # the tuner writes configs of its own, with the section
     if context.reader in ("trainer", "accelerator") or "accelerate" in context.kinds:
         fix = add(context.deepspeed, "", "zero_optimization", {"stage": 0})
         yield context.at_file(
