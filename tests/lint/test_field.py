@@ -228,3 +228,16 @@ def test_a_folder() -> None:
     assert "two/ds_bad.json" in result.output
     for skipped in ("ci.yaml", "two/bad.json", ".git", "setup.sh"):
         assert skipped not in result.output
+
+
+TRL = "model_name_or_path: my/model\ndataset_name: a/b\nlr_scheduler_type: cosine\n"
+
+
+def test_defaults_of_trl_are_its_own() -> None:
+    """bf16 is on unless fp16 is; learning_rate has a default of each config."""
+    optimizer = {"type": "AdamW", "params": {"lr": 2e-5}}
+    assert "XL217" not in found(zero("zero_stage: 2") | {"sft.yaml": TRL})
+    (Path("accelerate.yaml")).unlink()
+    json_file = ds(bf16={"enabled": True}, optimizer=optimizer, train_micro_batch_size_per_gpu=8)
+    assert {"XL203", "XL209"} & found(json_file | {"sft.yaml": TRL}) == set()
+    assert {"XL203", "XL209"} <= found(json_file | {"sft.yaml": TRL + "fp16: true\nlearning_rate: 1.0e-4\n"})

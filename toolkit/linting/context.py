@@ -7,11 +7,13 @@ from functools import cached_property
 from typing import Any
 
 from toolkit.errors import Place
+from toolkit.linting import keys
 from toolkit.linting.files.load import empty
 from toolkit.linting.files.tools import BY_ID
 from toolkit.linting.files.tree import Entry, Source
 from toolkit.linting.model import Diagnostic, Reader, Setting
 
+TRL_CONFIGS = ("dpo", "grpo", "kto", "reward", "rloo", "sft")
 _KINDS = ("accelerate", "deepspeed", "args", "peft", "launch", "tool")
 
 # Arguments of well-known training scripts that say that adapters are trained (TRL's ModelConfig,
@@ -255,6 +257,14 @@ class LintContext:
     def precision(self) -> Setting | None:
         """The accelerate layer's mixed precision."""
         return self.acc("mixed_precision")
+
+    def arg_unsure(self, key: str) -> bool:
+        """Whether a training argument that is not written may have another value than TrainingArguments' default.
+
+        A shell variable may hold it, or the default is another one in a config of TRL.
+        """
+        of_trl = self.args.tool == "trl" and any(key in keys.section("trl", s) for s in TRL_CONFIGS)
+        return self.args.unsure(key) or (of_trl and not self.args.has(key))
 
     def arg_true(self, key: str) -> bool:
         """Whether a training argument is set and not false."""

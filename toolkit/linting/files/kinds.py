@@ -54,14 +54,14 @@ class Recognised:
     certain: bool = True
 
 
-def recognise(root: Node) -> Recognised | None:
+def recognise(root: Node, syntax: str = "yaml") -> Recognised | None:
     """The kind of a file; None if no program is known that reads it."""
     scores = {kind: _score(kind, root) for kind in _MARKS}
     kind = max(scores, key=lambda name: scores[name])
     if kind in ("accelerate", "deepspeed") and scores[kind] >= 10:
         return Recognised(kind)
     tool = tool_of_keys(root)
-    if tool is not None and tool.id != "trl" and kind != "accelerate":
+    if tool is not None and tool.id != "trl":
         return Recognised("tool", tool.id)
     if scores[kind] <= 0:
         return None
@@ -74,7 +74,9 @@ def recognise(root: Node) -> Recognised | None:
         return None
     if len(foreign) > len(known):
         return Recognised("tool")
-    return Recognised("args", "trl" if tool is BY_ID["trl"] else "trainer", not foreign)
+    # The example scripts of transformers take no YAML; TRL's take a model and a dataset from one.
+    of_trl = tool is BY_ID["trl"] or (syntax == "yaml" and {"model_name_or_path", "dataset_name"} <= set(known))
+    return Recognised("args", "trl" if of_trl else "trainer", not foreign)
 
 
 def split_known(root: Node) -> tuple[list[str], list[str]]:

@@ -61,6 +61,8 @@ def _behind_wrapper(words: list[Word], index: int) -> tuple[str, list[Word]] | N
         found = _at(words, later)
         if found is not None:
             return found
+        if _PYTHON.match(PurePath(words[later].text).name):
+            return None  # a script of its own: it decides what becomes of the words behind it
     return None
 
 

@@ -77,7 +77,7 @@ def read_sources(file: str, text: str | None = None) -> list[Source]:
             None,
             "expected a mapping of settings (accelerate YAML, DeepSpeed JSON, training arguments)",
         )
-    found = recognise(root)
+    found = recognise(root, syntax)
     if found is None:
         raise UnrelatedFile.at(
             Place(file, 1),

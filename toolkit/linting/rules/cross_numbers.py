@@ -13,7 +13,7 @@ from toolkit.linting.registry import rule
 _TRAINER = "transformers 5.23.0 integrations/deepspeed.py:trainer_config_process, _finalize (ValueError)"
 
 
-UNKNOWN = object()  # of a key that a shell variable decides about
+UNKNOWN = object()  # of an argument whose value the files do not tell
 
 
 def _differs(value: object, argument: object) -> bool:
@@ -25,8 +25,8 @@ def _argument(context: LintContext, key: str, default: object) -> tuple[object, 
     setting = context.arg(key)
     if setting is not None and setting.value is not None:
         return setting.value, setting.told
-    if context.args.unsure(key):
-        return UNKNOWN, "a shell variable"
+    if context.arg_unsure(key):
+        return UNKNOWN, "not known"
     return default, f"{default} by default in the training arguments"
 
 
