@@ -22,6 +22,7 @@ class Key:
     types: tuple[str, ...] = ()
     default: Any = None
     choices: tuple[str, ...] = ()
+    bounds: tuple[tuple[str, float], ...] = ()  # ("ge", 0): the package rejects what is not
     since: str | None = None  # came with this version; None: in every version we know
     last: str | None = None  # the last version that had it; None: the newest has it
 
@@ -53,6 +54,7 @@ def section(name: str, path: str) -> dict[str, Key]:
             types=tuple(facts.get("types", ())),
             default=facts.get("default"),
             choices=tuple(facts.get("choices", ())),
+            bounds=tuple(facts.get("bounds", {}).items()),
             since=having[0] if having[0] != known[0] else None,
             last=having[-1] if having[-1] != known[-1] else None,
         )

@@ -149,19 +149,19 @@ def all_linear_in_a_list(context: LintContext) -> Iterator[Diagnostic]:
     passes=lora(lora_dropout=0.1),
 )
 def unknown_peft_key(context: LintContext) -> Iterator[Diagnostic]:
-    """A key that LoraConfig does not have: PEFT ignores it with a warning."""
-    if context.peft.get("peft_type", "LORA") != "LORA":
-        return
-    known = keys.section("peft", "")
-    for key, entry in context.peft.section("").items():
+    """A key that the config of this method does not have: PEFT ignores it with a warning.
+
+    The method is peft_type; each has a config of its own (LoraConfig, OFTConfig, ...).
+    """
+    method = str(context.peft.get("peft_type", "LORA"))
+    known = keys.section("peft", "" if method == "LORA" else method)
+    for key, entry in context.peft.section("").items() if known else ():
         if key not in known and not key.startswith(("_", "//")) and key not in ("peft_type", "auto_mapping"):
             setting = Setting(context.peft, key, entry)
             near = nearest(key, known)
-            yield Diagnostic(
-                setting,
-                f'LoraConfig has no "{key}"{meant(near)}; PEFT ignores it',
-                rename(setting, near) if near else None,
-            )
+            config = "LoraConfig" if method == "LORA" else f"the config of {method}"
+            fix = rename(setting, near) if near else None
+            yield Diagnostic(setting, f'{config} has no "{key}"{meant(near)}; PEFT ignores it', fix)
 
 
 @rule(

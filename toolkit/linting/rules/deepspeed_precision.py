@@ -159,19 +159,19 @@ def communication_type(context: LintContext) -> Iterator[Diagnostic]:
 
 @rule(
     "DS209",
-    "warning",
-    source="deepspeed 0.19.8 runtime/config.py:_do_warning_check",
+    "error",
+    source="deepspeed 0.19.8 runtime/engine.py:_configure_basic_optimizer (ValueError)",
     fails=ds(optimizer={"type": "AdamW", "params": {"lr": 1e-4, "max_grad_norm": 0.5}}),
     passes=ds(optimizer={"type": "AdamW", "params": {"lr": 1e-4}}),
 )
 def clipping_in_the_optimizer(context: LintContext) -> Iterator[Diagnostic]:
     """max_grad_norm is set in the optimizer's parameters.
 
-    DeepSpeed warns that it is not supported there: gradient_clipping at the top level is.
+    The engine raises a ValueError before it makes the optimizer: gradient_clipping at the top level clips.
     """
     setting = context.ds("optimizer.params.max_grad_norm")
     if setting is not None:
-        yield Diagnostic(setting, "max_grad_norm has no effect here: use gradient_clipping at the top level")
+        yield Diagnostic(setting, "DeepSpeed rejects max_grad_norm here: use gradient_clipping at the top level")
 
 
 @rule(
