@@ -241,3 +241,21 @@ def test_defaults_of_trl_are_its_own() -> None:
     json_file = ds(bf16={"enabled": True}, optimizer=optimizer, train_micro_batch_size_per_gpu=8)
     assert {"XL203", "XL209"} & found(json_file | {"sft.yaml": TRL}) == set()
     assert {"XL203", "XL209"} <= found(json_file | {"sft.yaml": TRL + "fp16: true\nlearning_rate: 1.0e-4\n"})
+
+
+def test_five_hundred_files_cost_less_than_five_seconds() -> None:
+    """Processor seconds: other work on the machine counts less than with a clock."""
+    import time
+
+    shapes = [OTHERS[tool] for tool in OTHERS] + [
+        zero("zero_stage: 3")["accelerate.yaml"],
+        TRL,
+        "\n".join(f"{line}" for line in SCRIPTS.values()) + "\n",
+    ]
+    for number in range(500):
+        suffix = "sh" if number % len(shapes) == len(shapes) - 1 else "yaml"
+        put({f"repository/{number // 20}/{number}.{suffix}": shapes[number % len(shapes)]})
+    started = time.process_time()
+    report = lint(["repository"])
+    assert len({source.path for source in report.sources}) == 500
+    assert time.process_time() - started < 5

@@ -128,7 +128,8 @@ def _finding(rule: Rule, diagnostic: Diagnostic, context: LintContext) -> Findin
         severity, fix = "warning" if severity == "error" else severity, None
     if _allowed(source, rule.code, place, key):
         return None
-    return Finding(rule.code, severity, place, width, key, diagnostic.message, fix, line)
+    reader = source.tool or context.reader
+    return Finding(rule.code, severity, place, width, key, diagnostic.message, fix, line, reader)
 
 
 def _head(source: Source) -> Place:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from toolkit.linting import keys
 from toolkit.linting.context import LintContext, number
-from toolkit.linting.edits import remove
 from toolkit.linting.examples import ds
 from toolkit.linting.model import Diagnostic, Setting
 from toolkit.linting.registry import rule
@@ -64,4 +63,4 @@ def feature_turned_off(context: LintContext) -> Iterator[Diagnostic]:
         for key in (name, f"stage3_{name}"):
             setting = context.ds(f"zero_optimization.{key}")
             if setting is not None and number(setting.value) and setting.value == 0:
-                yield Diagnostic(setting, f"{key} 0: {effect}", remove(setting, f"remove {key} (its default is 1e9)"))
+                yield Diagnostic(setting, f"{key} 0: {effect}; its default is 1e9")

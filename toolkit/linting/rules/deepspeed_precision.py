@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from toolkit.linting.context import LintContext, number, true
 from toolkit.linting.edits import add
 from toolkit.linting.examples import ds
-from toolkit.linting.model import Diagnostic
+from toolkit.linting.model import Diagnostic, Severity
 from toolkit.linting.near import nearest
 from toolkit.linting.registry import rule
 
@@ -139,7 +139,10 @@ def no_batch_size(context: LintContext) -> Iterator[Diagnostic]:
         if context.reader == "trainer":
             fix = add(context.deepspeed, "", "train_micro_batch_size_per_gpu", "auto")
         message = "neither train_batch_size nor train_micro_batch_size_per_gpu: DeepSpeed needs one of them"
-        yield context.at_file(context.deepspeed, message, "train_micro_batch_size_per_gpu", fix=fix)
+        # The section alone is a fragment, which some program merges with the rest.
+        fragment = context.reader is None and list(context.deepspeed.section("")) == ["zero_optimization"]
+        severity: Severity | None = "note" if fragment else None
+        yield context.at_file(context.deepspeed, message, "train_micro_batch_size_per_gpu", fix=fix, severity=severity)
 
 
 @rule(
