@@ -243,6 +243,42 @@ def test_defaults_of_trl_are_its_own() -> None:
     assert {"XL203", "XL209"} <= found(json_file | {"sft.yaml": TRL + "fp16: true\nlearning_rate: 1.0e-4\n"})
 
 
+TOOL_FILES = {
+    "llamafactory": LLAMAFACTORY.replace("bf16: true\n", "") + "deepspeed: ds.json\nper_device_train_batch_size: 2\n",
+    "axolotl": AXOLOTL[: AXOLOTL.index("fsdp:")].replace("micro_batch_size: 1", "micro_batch_size: 2")
+    + "deepspeed: ds.json\n",
+    "swift": SWIFT + "deepspeed: ds.json\nper_device_train_batch_size: 2\n",
+}
+
+
+@pytest.mark.parametrize("tool", TOOL_FILES)
+def test_settings_of_another_tool_are_compared_with_the_launch_files_that_they_lead_to(tool: str) -> None:
+    steps = "gradient_accumulation_steps: 4\n"
+    config = {"config.yaml": TOOL_FILES[tool].replace(steps, "") + steps}
+    auto = ds(2, train_micro_batch_size_per_gpu="auto", gradient_accumulation_steps="auto", gradient_clipping="auto")
+    assert found(config | auto) <= {"MM602"}
+    other = ds(2, train_micro_batch_size_per_gpu=3, gradient_accumulation_steps=2, gradient_clipping="auto")
+    put(config | other)
+    places = {f.code: (f.severity, str(f.place.file), f.fix) for f in lint(["config.yaml"]).findings}
+    assert places["XL204"] == places["XL205"] == ("warning", "ds.json", None)
+
+
+def test_what_another_tool_leaves_out_is_its_own_default() -> None:
+    optimizer = {"type": "AdamW", "params": {"lr": 3e-4, "weight_decay": 0.1}}
+    file = ds(2, train_micro_batch_size_per_gpu=7, optimizer=optimizer, bf16={"enabled": True}, gradient_clipping=0.5)
+    for tool, codes in (("llamafactory", {"XL203", "XL205", "XL207", "XL209"}), ("axolotl", set()), ("swift", set())):
+        text = TOOL_FILES[tool]
+        for line in (
+            "micro_batch_size: 2",
+            "learning_rate: 2e-5",
+            "learning_rate: 1e-4",
+            "per_device_train_batch_size: 2",
+        ):
+            text = text.replace(f"\n{line}\n", "\n")
+        put({"config.yaml": text} | file)
+        assert {f.code for f in lint(["config.yaml"]).findings if f.code.startswith("XL2")} == codes, tool
+
+
 def test_five_hundred_files_cost_less_than_five_seconds() -> None:
     """Processor seconds: other work on the machine counts less than with a clock."""
     import time

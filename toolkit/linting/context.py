@@ -8,6 +8,7 @@ from typing import Any
 
 from toolkit.errors import Place
 from toolkit.linting import keys
+from toolkit.linting.files.leads import SAME_DEFAULTS, arguments_of
 from toolkit.linting.files.load import empty
 from toolkit.linting.files.tools import BY_ID
 from toolkit.linting.files.tree import Entry, Source
@@ -16,8 +17,9 @@ from toolkit.linting.model import Diagnostic, Reader, Setting
 TRL_CONFIGS = ("dpo", "grpo", "kto", "reward", "rloo", "sft")
 _KINDS = ("accelerate", "deepspeed", "args", "peft", "launch", "tool")
 
-# Arguments of well-known training scripts that say that adapters are trained (TRL's ModelConfig,
-# LLaMA-Factory's finetuning_type, alignment-handbook's use_peft).
+# Keys that say that adapters are trained: of TRL's ModelConfig and alignment-handbook, and with a choice those of
+# LLaMA-Factory, Axolotl and ms-swift.
+_LORA_CHOICES = ("finetuning_type", "adapter", "train_type", "tuner_type")
 _LORA_ARGUMENTS = ("lora_r", "lora_rank", "lora_alpha", "lora_target_modules", "lora_target")
 
 
@@ -39,6 +41,10 @@ class LintContext:
         self.accelerate, self.deepspeed, self.args, self.peft, self.launch, self.tool = (
             by_kind.get(kind) or empty(kind) for kind in _KINDS
         )
+        led = arguments_of(self.tool) if "tool" in self.kinds and "args" not in self.kinds else None
+        if led is not None:
+            self.args = led
+            self.kinds.add("args")
         self.reader_given = reader is not None
         self.reader = reader or self._infer_reader()
 
@@ -194,9 +200,9 @@ class LintContext:
         """Whether adapters are trained, as far as the files tell."""
         if "peft" in self.kinds or self.arg_true("use_peft"):
             return True
-        if str(self.args.get("finetuning_type", "")).lower() in ("lora", "qlora", "dora"):
+        if any(str(self.tool.get(key, "")).lower() in ("lora", "qlora", "dora") for key in _LORA_CHOICES):
             return True
-        return any(self.args.has(key) for key in _LORA_ARGUMENTS)
+        return any(source.has(key) for source in (self.args, self.tool) for key in _LORA_ARGUMENTS)
 
     @cached_property
     def lora_dropout(self) -> Setting | None:
@@ -261,10 +267,12 @@ class LintContext:
     def arg_unsure(self, key: str) -> bool:
         """Whether a training argument that is not written may have another value than TrainingArguments' default.
 
-        A shell variable may hold it, or the default is another one in a config of TRL.
+        A shell variable may hold it, or the default is another one in TRL's configs and in other tools.
         """
-        of_trl = self.args.tool == "trl" and any(key in keys.section("trl", s) for s in TRL_CONFIGS)
-        return self.args.unsure(key) or (of_trl and not self.args.has(key))
+        known = self.args.tool in SAME_DEFAULTS or not self.args.tool
+        if self.args.tool == "trl":
+            known = not any(key in keys.section("trl", section) for section in TRL_CONFIGS)
+        return self.args.unsure(key) or (not known and not self.args.has(key))
 
     def arg_true(self, key: str) -> bool:
         """Whether a training argument is set and not false."""

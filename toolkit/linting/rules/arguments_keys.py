@@ -175,7 +175,7 @@ def wrong_type(context: LintContext) -> Iterator[Diagnostic]:
     "false" counts as true. TrlParser does convert what stands in a YAML file: there, a number in quotes is a warning,
     and none in a file of TRL.
     """
-    if context.args.syntax == "shell":
+    if context.args.syntax == "shell" or context.args.tool not in ("trainer", "trl"):
         return
     for key, fact in known_arguments().items():
         setting = context.arg(key)
