@@ -211,3 +211,17 @@ def test_a_file_of_another_tool_is_refused() -> None:
     put({"config.yaml": "base_model: m\nsequence_len: 1\nmicro_batch_size: 1\nnum_epochs: 1\n"})
     with pytest.raises(InputError, match=r"config.yaml is a file of Axolotl"):
         migrate(["config.yaml", *put(zero("zero_stage: 2"))], "fsdp2")
+
+
+@pytest.mark.parametrize(
+    "files",
+    [zero("zero_stage: 1", "gradient_accumulation_steps: 1"), zero("zero_stage: 2", "gradient_clipping: 0.5")],
+    ids=["accumulation", "clipping"],
+)
+def test_a_single_argument_is_still_one(files: Files) -> None:
+    made = migrate(put(files), "fsdp2")
+    assert len(json.loads(made.files["training_args.json"])) == 1
+    Path("new").mkdir()
+    for name, text in made.files.items():
+        (Path("new") / name).write_text(text)
+    assert not lint([f"new/{name}" for name in made.files]).failed

@@ -10,7 +10,7 @@ from toolkit.linting.files.tools import BY_ID, tool_of_keys
 from toolkit.linting.files.tree import Node
 from toolkit.linting.near import nearest
 
-# Keys that only one kind of file has: one of them decides.
+# Keys that only one kind of file has: one of them decides. Where nothing does, the first kind that fits.
 _MARKS = {
     "accelerate": {
         "distributed_type",
@@ -19,7 +19,6 @@ _MARKS = {
         "num_machines",
         "num_processes",
     },
-    "deepspeed": {"zero_optimization", "train_micro_batch_size_per_gpu", "zero_allow_untested_optimizer"},
     "args": {
         "per_device_train_batch_size",
         "output_dir",
@@ -27,6 +26,7 @@ _MARKS = {
         "max_steps",
         "model_name_or_path",
     },
+    "deepspeed": {"zero_optimization", "train_micro_batch_size_per_gpu", "zero_allow_untested_optimizer"},
     "peft": {"peft_type", "lora_alpha", "base_model_name_or_path"},
 }
 # Names that two kinds share and that differ in the shape of the value.
@@ -70,7 +70,7 @@ def recognise(root: Node, syntax: str = "yaml") -> Recognised | None:
         # A vocabulary has a token "r", too: one key in ten must be known.
         return Recognised(kind) if scores[kind] >= 10 or 5 * scores[kind] >= total else None
     known, foreign = split_known(root)
-    if not (scores[kind] >= 10 or (len(known) > 1 and len(known) > len(foreign))):
+    if not (scores[kind] >= 10 or len(known) > len(foreign)):
         return None
     if len(foreign) > len(known):
         return Recognised("tool")

@@ -1,7 +1,7 @@
 """The training arguments that another tool's file leads to: what its settings become when it starts the Trainer.
 
 Only settings that the tool hands on as they are. Sources: LLaMA-Factory `hparams/training_args.py` (a subclass of
-TrainingArguments), Axolotl `core/builders/base.py` and `causal.py`, ms-swift `arguments/base_args` (Seq2SeqTrainingArguments).
+TrainingArguments), Axolotl `core/builders/base.py` and `causal.py`, ms-swift `arguments` (of Seq2SeqTrainingArguments).
 """
 
 from __future__ import annotations
