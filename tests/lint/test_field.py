@@ -279,6 +279,13 @@ def test_what_another_tool_leaves_out_is_its_own_default() -> None:
         assert {f.code for f in lint(["config.yaml"]).findings if f.code.startswith("XL2")} == codes, tool
 
 
+def test_a_fragment_is_not_made_a_config() -> None:
+    """Templates that a program completes hold the ZeRO section alone."""
+    put({"zero.json": json.dumps({"zero_optimization": {"stage": 2}})})
+    assert {f.severity for f in lint(["zero.json"]).findings} <= {"note"}
+    assert plan(load(["zero.json"])).changed == []
+
+
 def test_five_hundred_files_cost_less_than_five_seconds() -> None:
     """Processor seconds: other work on the machine counts less than with a clock."""
     import time

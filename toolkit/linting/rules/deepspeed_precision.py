@@ -12,6 +12,11 @@ from toolkit.linting.near import nearest
 from toolkit.linting.registry import rule
 
 
+def _fragment(context: LintContext) -> bool:
+    """The ZeRO section alone, read by nothing known: some program merges it with the rest."""
+    return context.reader is None and list(context.deepspeed.section("")) == ["zero_optimization"]
+
+
 @rule(
     "DS201",
     "error",
@@ -139,9 +144,7 @@ def no_batch_size(context: LintContext) -> Iterator[Diagnostic]:
         if context.reader == "trainer":
             fix = add(context.deepspeed, "", "train_micro_batch_size_per_gpu", "auto")
         message = "neither train_batch_size nor train_micro_batch_size_per_gpu: DeepSpeed needs one of them"
-        # The section alone is a fragment, which some program merges with the rest.
-        fragment = context.reader is None and list(context.deepspeed.section("")) == ["zero_optimization"]
-        severity: Severity | None = "note" if fragment else None
+        severity: Severity | None = "note" if _fragment(context) else None
         yield context.at_file(context.deepspeed, message, "train_micro_batch_size_per_gpu", fix=fix, severity=severity)
 
 
@@ -189,7 +192,7 @@ def clipping_nobody_set(context: LintContext) -> Iterator[Diagnostic]:
 
     DeepSpeed clips at 1.0 where nothing is written. Set 1.0 to keep this, or 0.0 to disable clipping.
     """
-    if "deepspeed" not in context.kinds or context.arg("max_grad_norm") is not None:
+    if "deepspeed" not in context.kinds or context.arg("max_grad_norm") is not None or _fragment(context):
         return
     if nearest("gradient_clipping", context.deepspeed.section("")) is None:
         fix = add(context.deepspeed, "", "gradient_clipping", 1.0)
