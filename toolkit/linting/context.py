@@ -10,9 +10,9 @@ from toolkit.errors import Place
 from toolkit.linting import keys
 from toolkit.linting.files.leads import SAME_DEFAULTS, arguments_of
 from toolkit.linting.files.load import empty
-from toolkit.linting.files.tools import BY_ID
 from toolkit.linting.files.tree import Entry, Source
 from toolkit.linting.model import Diagnostic, Reader, Setting
+from toolkit.linting.readers import infer_reader
 
 TRL_CONFIGS = ("dpo", "grpo", "kto", "reward", "rloo", "sft")
 _KINDS = ("accelerate", "deepspeed", "args", "peft", "launch", "tool")
@@ -46,21 +46,7 @@ class LintContext:
             self.args = led
             self.kinds.add("args")
         self.reader_given = reader is not None
-        self.reader = reader or self._infer_reader()
-
-    def _infer_reader(self) -> Reader | None:
-        if "args" in self.kinds:
-            return "trainer"
-        if "tool" in self.kinds:
-            # `--deepspeed FILE` is an argument of the Trainer; deepspeed.add_config_arguments has a bare `--deepspeed`.
-            config = self.tool.get("deepspeed")
-            if self.tool.tool and BY_ID[self.tool.tool].trainer:
-                return "trainer"
-            if isinstance(config, str) or "deepspeed" in self.tool.unknown:
-                return "trainer"
-            has_config = self.tool.has("deepspeed_config") or "deepspeed_config" in self.tool.unknown
-            return "deepspeed" if has_config and not self.tool.tool else None
-        return "deepspeed" if self.launch.launcher == "deepspeed" else None
+        self.reader = reader or infer_reader(self.kinds, self.tool, self.launch)
 
     # ---- keys by layer -----------------------------------------------------------------------------
 
