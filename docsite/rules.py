@@ -28,6 +28,7 @@ FAMILIES = {
     "MM": "memory and speed",
     "SV": "saving",
     "TA": "training arguments",
+    "TR": "arguments of TRL",
     "XL": "between files",
 }
 _LANGUAGE = {".yaml": "yaml", ".json": "json", ".sh": "bash"}

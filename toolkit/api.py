@@ -221,6 +221,8 @@ class Linted(CommandResult):
 
     findings: tuple[Finding, ...]
     """Code, severity, place, key, message and fix, in the order of the files."""
+    unread: tuple[str, ...] = ()
+    """What is wrong with each file that cannot be used; the others are checked."""
 
 
 def lint(
@@ -234,14 +236,15 @@ def lint(
     """Check accelerate, DeepSpeed, Trainer and PEFT configuration files together.
 
     ``command``: a launch command, as one string. ``reader``: the package that reads the files; None: detected.
-    ``select``, ``ignore``: rule codes or their prefixes. Raises InputError if a file cannot be used.
+    ``select``, ``ignore``: rule codes or their prefixes. Raises InputError if no file can be used.
     """
     from toolkit.linting.engine import lint as check_files
     from toolkit.linting.output.machine import as_json
 
     started = time.time()
     report = check_files([str(file) for file in files], command=command, reader=reader, select=select, ignore=ignore)
-    return Linted(as_json(report, started), 1 if report.failed else 0, tuple(report.findings))
+    status = 2 if report.unread else int(report.failed)
+    return Linted(as_json(report, started), status, tuple(report.findings), tuple(report.unread))
 
 
 def migrate(files: Sequence[str | Path], to: str) -> Migrated:

@@ -117,8 +117,14 @@ def init(
 @app.command()
 def schema(
     output: Annotated[str | None, typer.Option("-o", "--output", metavar="FILE", help="write to a file")] = None,
+    kind: Annotated[
+        lint_commands.Kind, typer.Option("--for", help="the recipe, or a configuration file of another program")
+    ] = lint_commands.Kind.recipe,
 ) -> None:
-    """Print the JSON schema of the recipe, for editors and other tools."""
+    """Print the JSON schema of the recipe or of a configuration file, for editors and other tools."""
+    if kind is not lint_commands.Kind.recipe:
+        lint_commands.schema_of_file(kind.value, output)
+        return
     from toolkit.recipe.json_schema import schema_command
 
     schema_command(output)

@@ -180,3 +180,48 @@ def test_command(tmp_path: Path) -> None:
     refused = CliRunner().invoke(app, ["migrate", "accelerate.yaml", "--to", "fsdp2"])
     assert refused.exit_code == 1
     assert "Traceback" not in refused.output
+
+
+def test_another_name_of_a_tuning_key_is_a_note_too() -> None:
+    for key in ("stage3_max_live_parameters", "max_live_parameters", "prefetch_bucket_size", "max_reuse_distance"):
+        made = migrate(put(ds(3, zero=_GATHER | {key: 1000000000}, bf16={"enabled": True})), "fsdp2")
+        assert any(key in note for note in made.notes)
+
+
+def test_a_value_that_is_the_default_is_no_reason_to_refuse() -> None:
+    made = migrate(put(ds(2, prescale_gradients=False, gradient_predivide_factor=1.0)), "fsdp2")
+    assert any("prescale_gradients" in note for note in made.notes)
+    with pytest.raises(RunFailed, match="prescale_gradients"):
+        migrate(put(ds(2, prescale_gradients=True)), "fsdp2")
+
+
+def test_another_stage_names_what_else_changes() -> None:
+    with pytest.raises(InputError) as caught:
+        migrate(put(ds(3, zero={"offload_param": {"device": "cpu"}, "stage3_max_reuse_distance": 1})), "zero2")
+    assert "ds.json:6:5: offload_param" in str(caught.value)
+    assert "stage3_max_reuse_distance" in str(caught.value)
+    yaml_file = zero("zero_stage: 3", "zero3_init_flag: true", "zero3_save_16bit_model: true")
+    with pytest.raises(InputError, match=r"accelerate.yaml:6:3: zero3_init_flag(.|\n)*accelerate.yaml:7:3: zero3_save"):
+        migrate(put(yaml_file), "zero1")
+    with pytest.raises(InputError, match="zero3_save_16bit_model"):
+        migrate(put(zero("zero_stage: 2")), "zero3")
+
+
+def test_a_file_of_another_tool_is_refused() -> None:
+    put({"config.yaml": "base_model: m\nsequence_len: 1\nmicro_batch_size: 1\nnum_epochs: 1\n"})
+    with pytest.raises(InputError, match=r"config.yaml is a file of Axolotl"):
+        migrate(["config.yaml", *put(zero("zero_stage: 2"))], "fsdp2")
+
+
+@pytest.mark.parametrize(
+    "files",
+    [zero("zero_stage: 1", "gradient_accumulation_steps: 1"), zero("zero_stage: 2", "gradient_clipping: 0.5")],
+    ids=["accumulation", "clipping"],
+)
+def test_a_single_argument_is_still_one(files: Files) -> None:
+    made = migrate(put(files), "fsdp2")
+    assert len(json.loads(made.files["training_args.json"])) == 1
+    Path("new").mkdir()
+    for name, text in made.files.items():
+        (Path("new") / name).write_text(text)
+    assert not lint([f"new/{name}" for name in made.files]).failed

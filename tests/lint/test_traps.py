@@ -172,6 +172,7 @@ TRAPS = [
         "args.json:3",
         fsdp1() | lora() | args(torch_dtype="bfloat16"),
         fsdp2() | lora() | args(torch_dtype="bfloat16"),
+        "accelerator",
     ),
     Trap(
         "reentrant over a frozen base",
@@ -179,6 +180,7 @@ TRAPS = [
         "args.json:5",
         lora() | args(**_REENTRANT),
         lora() | args(**_PLAIN),
+        "accelerator",
     ),
     Trap(
         "non-reentrant under ZeRO-3",

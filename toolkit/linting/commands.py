@@ -34,6 +34,16 @@ class Reader(StrEnum):
     deepspeed = "deepspeed"
 
 
+class Kind(StrEnum):
+    """A file that `toolkit schema` describes."""
+
+    recipe = "recipe"
+    accelerate = "accelerate"
+    deepspeed = "deepspeed"
+    arguments = "arguments"
+    adapter = "adapter"
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands to the toolkit's command line."""
     app.command("lint", help="Check configuration files for contradictions and pitfalls.")(lint_command)
@@ -91,6 +101,8 @@ def lint_command(
         _print(report, output, json_file, started)
     except ToolkitError as error:
         stop(error)
+    if report.unread:
+        stop(InputError(*report.unread))
     raise typer.Exit(1 if report.failed else 0)
 
 
@@ -131,6 +143,18 @@ def write(path: str, text: str) -> None:
         Path(path).write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise InputError.at(Place(path), None, f"cannot be written: {error.strerror}") from None
+
+
+def schema_of_file(kind: str, output: str | None) -> None:
+    """Print the JSON schema of a configuration file, or write it; raises InputError if it cannot be written."""
+    from toolkit.linting.file_schema import file_schema
+
+    text = json.dumps(file_schema(kind), indent=2)
+    if output is None:
+        echo(text)
+    else:
+        write(output, text)
+        echo(f"wrote {output}")
 
 
 def explain_command(

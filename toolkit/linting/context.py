@@ -7,14 +7,19 @@ from functools import cached_property
 from typing import Any
 
 from toolkit.errors import Place
+from toolkit.linting import keys
+from toolkit.linting.files.leads import SAME_DEFAULTS, arguments_of
 from toolkit.linting.files.load import empty
 from toolkit.linting.files.tree import Entry, Source
 from toolkit.linting.model import Diagnostic, Reader, Setting
+from toolkit.linting.readers import infer_reader
 
-_KINDS = ("accelerate", "deepspeed", "args", "peft", "launch")
+TRL_CONFIGS = ("dpo", "grpo", "kto", "reward", "rloo", "sft")
+_KINDS = ("accelerate", "deepspeed", "args", "peft", "launch", "tool")
 
-# Arguments of well-known training scripts that say that adapters are trained (TRL's ModelConfig,
-# LLaMA-Factory's finetuning_type, alignment-handbook's use_peft).
+# Keys that say that adapters are trained: of TRL's ModelConfig and alignment-handbook, and with a choice those of
+# LLaMA-Factory, Axolotl and ms-swift.
+_LORA_CHOICES = ("finetuning_type", "adapter", "train_type", "tuner_type")
 _LORA_ARGUMENTS = ("lora_r", "lora_rank", "lora_alpha", "lora_target_modules", "lora_target")
 
 
@@ -33,24 +38,15 @@ class LintContext:
         for source in sources:
             by_kind.setdefault(source.kind, source)
         self.kinds = set(by_kind)
-        self.accelerate, self.deepspeed, self.args, self.peft, self.launch = (
+        self.accelerate, self.deepspeed, self.args, self.peft, self.launch, self.tool = (
             by_kind.get(kind) or empty(kind) for kind in _KINDS
         )
+        led = arguments_of(self.tool) if "tool" in self.kinds and "args" not in self.kinds else None
+        if led is not None:
+            self.args = led
+            self.kinds.add("args")
         self.reader_given = reader is not None
-        self.reader = reader or self._infer_reader()
-
-    def _infer_reader(self) -> Reader | None:
-        if "args" in self.kinds and self._is_trainer():
-            return "trainer"
-        if self.launch.launcher == "deepspeed":
-            return "deepspeed"
-        return None
-
-    def _is_trainer(self) -> bool:
-        """A file of training arguments is the Trainer's; a script's flags are, where they name its keys."""
-        if self.args.syntax != "shell":
-            return True
-        return any(self.args.has(key) for key in ("output_dir", "per_device_train_batch_size", "num_train_epochs"))
+        self.reader = reader or infer_reader(self.kinds, self.tool, self.launch)
 
     # ---- keys by layer -----------------------------------------------------------------------------
 
@@ -61,6 +57,8 @@ class LintContext:
             entry = self.launch.entry(flag)
             if entry is not None:
                 return Setting(self.launch, flag, entry)
+            if flag in self.launch.unknown:
+                return None  # a shell variable, which wins over the file's key
         found = self._in(self.accelerate, key)
         if found is None and key.startswith("fsdp_config.fsdp_"):
             # `accelerate launch` puts the prefix there itself (launch.py:_validate_launch_command)
@@ -74,6 +72,11 @@ class LintContext:
     def arg(self, key: str) -> Setting | None:
         """A key of the training arguments."""
         return self._in(self.args, key)
+
+    def sets_acc(self, key: str) -> bool:
+        """Whether the accelerate layer sets a key, be it to a shell variable; a variable may hold further flags."""
+        by_command = self.launch.launcher == "accelerate" and self.launch.unsure(key.rpartition(".")[2])
+        return by_command or self.acc(key) is not None
 
     def lora_key(self, key: str) -> Setting | None:
         """A key of a PEFT adapter config."""
@@ -183,9 +186,9 @@ class LintContext:
         """Whether adapters are trained, as far as the files tell."""
         if "peft" in self.kinds or self.arg_true("use_peft"):
             return True
-        if str(self.args.get("finetuning_type", "")).lower() in ("lora", "qlora", "dora"):
+        if any(str(self.tool.get(key, "")).lower() in ("lora", "qlora", "dora") for key in _LORA_CHOICES):
             return True
-        return any(self.args.has(key) for key in _LORA_ARGUMENTS)
+        return any(source.has(key) for source in (self.args, self.tool) for key in _LORA_ARGUMENTS)
 
     @cached_property
     def lora_dropout(self) -> Setting | None:
@@ -246,6 +249,16 @@ class LintContext:
     def precision(self) -> Setting | None:
         """The accelerate layer's mixed precision."""
         return self.acc("mixed_precision")
+
+    def arg_unsure(self, key: str) -> bool:
+        """Whether a training argument that is not written may have another value than TrainingArguments' default.
+
+        A shell variable may hold it, or the default is another one in TRL's configs and in other tools.
+        """
+        known = self.args.tool in SAME_DEFAULTS or not self.args.tool
+        if self.args.tool == "trl":
+            known = not any(key in keys.section("trl", section) for section in TRL_CONFIGS)
+        return self.args.unsure(key) or (not known and not self.args.has(key))
 
     def arg_true(self, key: str) -> bool:
         """Whether a training argument is set and not false."""

@@ -16,7 +16,9 @@ from toolkit.linting.registry import all_rules
 
 _ALLOW = re.compile(r"#\s*toolkit:\s*allow(-file)?\s+([A-Z0-9, ]+)")
 _ALLOW_JSON = re.compile(r"toolkit:\s*allow\s+([A-Z0-9, ]+)")
-_ORDER = {"error": 0, "warning": 1, "note": 2}
+# Families that judge what the Trainer makes of its arguments: where it may be another program that reads them, their
+# findings are warnings, and nothing is fixed.
+_ABOUT_ARGUMENTS = ("TA", "TR", "FA", "XL", "LR", "SV", "AU", "KY103")
 
 
 @dataclass
@@ -27,6 +29,7 @@ class Report:
     sources: list[Source]
     apart: bool = False  # several files of one kind: each was checked alone
     texts: dict[str, str] = field(default_factory=dict)
+    unread: list[str] = field(default_factory=list)  # what is wrong with each file that could not be used
 
     @property
     def failed(self) -> bool:
@@ -42,7 +45,7 @@ def lint(
     select: Sequence[str] = (),
     ignore: Sequence[str] = (),
 ) -> Report:
-    """Read the files and check them; raises InputError if one cannot be used."""
+    """Read the files and check them; raises InputError if none can be used."""
     return check(load(list(files), command), reader=reader, select=select, ignore=ignore)
 
 
@@ -69,23 +72,38 @@ def check(
         key=lambda f: (order.get(str(f.place.file), 0), f.place.line or 0, f.place.column or 0, f.code),
     )
     texts = {source.path: source.text for source in loaded.sources}
-    return Report(ranked, loaded.sources, len(groups) > 1, texts)
+    return Report(ranked, loaded.sources, len(groups) > 1, texts, loaded.unread)
 
 
 def contexts(loaded: Loaded, reader: Reader | None = None) -> list[LintContext]:
-    """One context where there is at most one file of each kind; else each file with those that it names."""
+    """One context where there is at most one file of each kind; else each file or command with those that it names."""
     kinds = Counter(source.kind for source in loaded.sources)
-    if all(count == 1 for count in kinds.values()):
+    if not loaded.apart and all(count == 1 for count in kinds.values()):
         return [LintContext(loaded.sources, reader, loaded.missing)]
-    groups: list[list[Source]] = []
+    by_path: dict[str, list[Source]] = {}
     for source in loaded.sources:
-        owner = source.named_by.file if source.named_by else (source.path if source.syntax == "shell" else None)
-        home = next((group for group in groups if any(s.path == owner for s in group)), None)
-        if home is not None and all(s.kind != source.kind for s in home):
-            home.append(source)
-        else:
-            groups.append([source])
-    return [LintContext(g, reader, [m for m in loaded.missing if any(m[0].file == s.path for s in g)]) for g in groups]
+        by_path.setdefault(source.path, []).append(source)
+    named = {name for source in loaded.sources for name in source.names if name != source.path}
+    groups: dict[tuple[str, int], list[Source]] = {}
+    for source in loaded.sources:
+        if source.path not in named:
+            groups.setdefault((source.path, source.command), []).append(source)
+    for group in groups.values():
+        _add_named(group, by_path)
+    placed = {id(source) for group in groups.values() for source in group}
+    rest = [[source] for source in loaded.sources if id(source) not in placed]
+    return [
+        LintContext(g, reader, [m for m in loaded.missing if any(m[0].file == s.path for s in g)])
+        for g in [*groups.values(), *rest]
+    ]
+
+
+def _add_named(group: list[Source], by_path: dict[str, list[Source]]) -> None:
+    """Add the files that the sources of a group name, and those that these name."""
+    for source in group:  # grows while it is walked
+        for name in source.names:
+            found = by_path.get(name, [])
+            group += [new for new in found if all(new.kind != old.kind for old in group)]
 
 
 def _chosen(code: str, select: Iterable[str], ignore: Iterable[str]) -> bool:
@@ -105,10 +123,13 @@ def _finding(rule: Rule, diagnostic: Diagnostic, context: LintContext) -> Findin
     width = max(1, setting.entry.end - setting.entry.start) if setting is not None else 1
     key = diagnostic.key or (setting.key if setting is not None else "")
     line = source.line_text(place.line) if place.line else ""
-    severity = diagnostic.severity or rule.severity
+    severity, fix = diagnostic.severity or rule.severity, diagnostic.fix
+    if not context.args.certain and rule.code.startswith(_ABOUT_ARGUMENTS):
+        severity, fix = "warning" if severity == "error" else severity, None
     if _allowed(source, rule.code, place, key):
         return None
-    return Finding(rule.code, severity, place, width, key, diagnostic.message, diagnostic.fix, line)
+    reader = source.tool or context.reader
+    return Finding(rule.code, severity, place, width, key, diagnostic.message, fix, line, reader)
 
 
 def _head(source: Source) -> Place:

@@ -84,15 +84,15 @@ def _edits(report: Report, fixed: Fixed) -> dict[str, list[Edit]]:
 
 
 def _reread(path: str, text: str, loaded: Loaded) -> list[Source] | None:
-    old = next(source for source in loaded.sources if source.path == path)
+    olds = [source for source in loaded.sources if source.path == path]
     try:
         sources = read_sources(path, text)
     except InputError:
         return None
-    if [s.kind for s in sources] != [s.kind for s in loaded.sources if s.path == path]:
+    if [s.kind for s in sources] != [s.kind for s in olds]:
         return None
-    for source in sources:
-        source.named_by = old.named_by
+    for source, old in zip(sources, olds, strict=True):
+        source.named_by, source.names = old.named_by, old.names
     return sources
 
 

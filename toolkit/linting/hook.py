@@ -36,6 +36,7 @@ def check_files(files: list[str], reader: Any, select: tuple[str, ...], ignore: 
         except InputError as error:
             problems.extend(error.problems)
             continue
+        problems.extend(report.unread)
         merged.findings.extend(found for found in report.findings if found not in merged.findings)
         merged.sources.extend(report.sources)
     if problems:

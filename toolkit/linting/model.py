@@ -74,6 +74,7 @@ class Finding:
     message: str
     fix: Fix | None = None
     line_text: str = ""
+    reader: str | None = None  # the program that reads the file, where it is known
 
 
 @dataclass(frozen=True, slots=True)

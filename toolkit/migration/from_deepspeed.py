@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from toolkit.linting.context import LintContext, number, true
+from toolkit.linting import keys
+from toolkit.linting.context import LintContext, number, same, true
 from toolkit.linting.files.tree import Source
 from toolkit.migration.meaning import Meaning
 
-# They tune DeepSpeed's own buckets and streams; the numbers that a run computes do not depend on them.
+# They tune DeepSpeed's own buckets and streams; the numbers that a run computes do not depend on them. Some have a
+# second name that begins with stage3_.
 _TUNING = {
     "allgather_partitions",
     "allgather_bucket_size",
@@ -19,18 +21,18 @@ _TUNING = {
     "round_robin_gradients",
     "sub_group_size",
     "use_multi_rank_bucket_allreduce",
-    "stage3_prefetch_bucket_size",
-    "stage3_param_persistence_threshold",
-    "stage3_model_persistence_threshold",
-    "stage3_max_live_parameters",
-    "stage3_max_reuse_distance",
+    "prefetch_bucket_size",
+    "param_persistence_threshold",
+    "model_persistence_threshold",
+    "max_live_parameters",
+    "max_reuse_distance",
     "memory_efficient_linear",
     "parameter_alignment",
     "ignore_unused_parameters",
     "load_from_fp32_weights",
-    "stage3_use_all_reduce_for_fetch_params",
-    "stage3_module_granularity_threshold",
-    "stage3_allgather_sequential",
+    "use_all_reduce_for_fetch_params",
+    "module_granularity_threshold",
+    "allgather_sequential",
     "log_trace_cache_warnings",
 }
 _LOGGING = {
@@ -125,6 +127,8 @@ def _json(source: Source, meaning: Meaning) -> None:
             _optimizer(value, place, meaning)
         elif key == "scheduler":
             _scheduler(value, place, meaning)
+        elif same(value, keys.section("deepspeed", "")[key].default if key in keys.section("deepspeed", "") else None):
+            meaning.note(place, f"{key} is at DeepSpeed's default")
         else:
             meaning.refuse(place, f"{key} has no equivalent in FSDP2")
     _finish_offload(meaning)
@@ -158,7 +162,7 @@ def _zero(source: Source, meaning: Meaning) -> None:
         elif key in ("offload_optimizer", "offload_param"):
             device = value.get("device", "none") if isinstance(value, dict) else str(value)
             _offload(meaning, key.removeprefix("offload_"), device, place)
-        elif key in _TUNING:
+        elif key.removeprefix("stage3_") in _TUNING:
             meaning.note(place, f"{key} tunes DeepSpeed's communication and does not change the result")
         elif key == "zero_hpz_partition_size" and value in (0, 1):
             continue

@@ -7,45 +7,54 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.errors import InputError, Place
+from toolkit.linting.files.folder import SHELL, is_for_a_launch, walk
 from toolkit.linting.files.json_reader import parse_json
 from toolkit.linting.files.kinds import recognise
+from toolkit.linting.files.script_arguments import reader_of
 from toolkit.linting.files.shell_reader import parse_commands
 from toolkit.linting.files.text import read_text
 from toolkit.linting.files.tree import Node, Source
 from toolkit.linting.files.unrelated import UnrelatedFile
 from toolkit.linting.files.yaml_reader import parse_yaml
 
-_SHELL = (".sh", ".bash", ".sbatch", ".slurm")
-
 # Where a file of one kind names a file of another.
-_NAMES: dict[str, dict[str, str]] = {
+FILE_KEYS: dict[str, dict[str, str]] = {
     "accelerate": {"deepspeed_config.deepspeed_config_file": "deepspeed"},
     "args": {"deepspeed": "deepspeed", "deepspeed_config": "deepspeed", "fsdp_config": "fsdp"},
+    "tool": {"deepspeed": "deepspeed", "deepspeed_config": "deepspeed"},
     "launch": {"config_file": "accelerate", "deepspeed_config_file": "deepspeed"},
 }
 
 
 @dataclass
 class Loaded:
-    """The sources, and the names of files that are written in one of them but are not there."""
+    """The sources; the names of files that are written in one of them but are not there; files that cannot be used."""
 
     sources: list[Source] = field(default_factory=list)
     missing: list[tuple[Place, str]] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
+    apart: bool = False  # from a folder: each file is checked alone
 
 
 def load(files: list[str], command: str | None = None) -> Loaded:
-    """Read everything; raises InputError with all the problems at once."""
+    """Read everything that can be read; raises InputError with all the problems if nothing can."""
     loaded = Loaded()
-    problems: list[str] = []
     for file in files:
-        try:
-            loaded.sources.extend(read_sources(file))
-        except InputError as error:
-            problems.extend(error.problems)
+        found = walk(file)
+        loaded.apart |= found is not None
+        for path in [file] if found is None else found:
+            try:
+                loaded.sources.extend(read_sources(path))
+            except InputError as error:
+                if found is None or (not isinstance(error, UnrelatedFile) and is_for_a_launch(path)):
+                    loaded.unread.extend(error.problems)
     if command is not None:
-        loaded.sources.extend(_shell_sources(command, "<command>"))
-    if problems:
-        raise InputError(*problems)
+        try:
+            loaded.sources.extend(_shell_sources(command, "<command>"))
+        except InputError as error:
+            loaded.unread.extend(error.problems)
+    if loaded.unread and not loaded.sources:
+        raise InputError(*loaded.unread)
     _follow(loaded)
     return loaded
 
@@ -54,7 +63,7 @@ def read_sources(file: str, text: str | None = None) -> list[Source]:
     """One file's sources (two per command of a shell script). ``text`` replaces the contents on disk."""
     text = read_text(file) if text is None else text
     suffix = Path(file).suffix.lower()
-    if suffix in _SHELL or text.startswith("#!"):
+    if suffix in SHELL or text.startswith("#!"):
         return _shell_sources(text, file)
     syntax = (
         "json"
@@ -68,14 +77,14 @@ def read_sources(file: str, text: str | None = None) -> list[Source]:
             None,
             "expected a mapping of settings (accelerate YAML, DeepSpeed JSON, training arguments)",
         )
-    kind = recognise(root)
-    if kind is None:
+    found = recognise(root, syntax)
+    if found is None:
         raise UnrelatedFile.at(
             Place(file, 1),
             None,
             "not a configuration file: it has no key of accelerate, DeepSpeed, the training arguments or PEFT",
         )
-    return [Source(file, kind, text, root, syntax)]
+    return [Source(file, found.kind, text, root, syntax, tool=found.tool, certain=found.certain)]
 
 
 def _shell_sources(text: str, file: str) -> list[Source]:
@@ -83,42 +92,56 @@ def _shell_sources(text: str, file: str) -> list[Source]:
     if not commands:
         raise UnrelatedFile.at(Place(file, 1), None, "it has no accelerate launch, deepspeed or torchrun command")
     sources = []
-    for command in commands:
-        sources.append(Source(file, "launch", text, command.flags, "shell", launcher=command.launcher))
-        if command.args.entries:
-            sources.append(Source(file, "args", text, command.args, "shell"))
+    for number, command in enumerate(commands):
+        flags = Source(file, "launch", text, command.flags, "shell", launcher=command.launcher, command=number)
+        flags.unknown, flags.open = command.unknown_flags, command.open_flags
+        sources.append(flags)
+        if command.args.entries or command.unknown_arguments or command.open_arguments:
+            who = reader_of(command)
+            arguments = Source(file, who.kind, text, command.args, "shell", tool=who.tool, certain=who.certain)
+            arguments.unknown, arguments.open = command.unknown_arguments, command.open_arguments
+            arguments.command = number
+            sources.append(arguments)
     return sources
 
 
 def _follow(loaded: Loaded) -> None:
     """Read the files that the given ones name, once each."""
-    seen = {_identity(source.path) for source in loaded.sources}
+    known = {_identity(source.path): source.path for source in loaded.sources}
     queue = list(loaded.sources)
     while queue:
         source = queue.pop(0)
-        for key, kind in _NAMES.get(source.kind, {}).items():
+        for key, kind in FILE_KEYS.get(source.kind, {}).items():
             entry = source.entry(key)
             name = entry.node.value if entry is not None else None
-            if (
-                entry is None
-                or not isinstance(name, str)
-                or not name
-                or name in ("none", "auto")
-                or name.startswith("{")
-            ):
+            if entry is None or not isinstance(name, str) or not names_a_file(name):
                 continue
             place = source.place(entry.start)
             path = _find(name, source.path)
             if path is None:
-                loaded.missing.append((place, name))
+                if source.kind != "tool" or "/" in name or "." in name:  # else one of the tool's own presets
+                    loaded.missing.append((place, name))
                 continue
-            if _identity(path) in seen or kind == "fsdp":
+            if kind == "fsdp":
                 continue
-            seen.add(_identity(path))
-            for found in read_sources(path):
+            source.names.append(known.get(_identity(path), path))
+            if _identity(path) in known:
+                continue
+            known[_identity(path)] = path
+            try:
+                made = read_sources(path)
+            except InputError as error:
+                loaded.unread.extend(error.problems)
+                continue
+            for found in made:
                 found.named_by = place
                 loaded.sources.append(found)
                 queue.append(found)
+
+
+def names_a_file(value: str) -> bool:
+    """Whether a value can be the name of a file: no JSON in place, and no variable that another program fills in."""
+    return bool(value) and value not in ("none", "auto") and not value.startswith(("{", "$"))
 
 
 def _find(name: str, beside: str) -> str | None:

@@ -1,120 +1,141 @@
-"""`accelerate launch …`, `deepspeed …` and `torchrun …` command lines, alone or inside a shell script."""
+"""Launch commands of accelerate, DeepSpeed, torchrun and other tools, alone or inside a shell script."""
 
 from __future__ import annotations
 
 import contextlib
-import re
-from dataclasses import dataclass
-from pathlib import PurePath
+from dataclasses import dataclass, field
 from typing import Any
 
 from toolkit.linting import keys
+from toolkit.linting.files.launchers import LAUNCHERS, find_launcher
+from toolkit.linting.files.shell_words import Word, split
 from toolkit.linting.files.tree import Entry, Node
 
-_LAUNCHERS = {"accelerate-launch": "accelerate", "deepspeed": "deepspeed", "torchrun": "torchrun"}
 # torchrun's flags come from torch, which we know no keys of: those that take no value.
 _TORCHRUN_BARE = {"standalone", "no-python", "no_python", "m", "module", "run-path", "run_path"}
 
 
-@dataclass(frozen=True, slots=True)
-class Word:
-    """A word of a command and its span; ``unknown`` where the shell would put a variable in."""
-
-    text: str
-    start: int
-    end: int
-    unknown: bool = False
-
-
 @dataclass(slots=True)
 class Command:
-    """One launcher call: its own flags, and the arguments of the script it starts."""
+    """One launcher call: its own flags, and the arguments of the script it starts.
 
-    launcher: str  # "accelerate", "deepspeed" or "torchrun"
+    A flag whose value is not known is in ``unknown_flags`` or ``unknown_arguments``. ``open_…``: a variable may hold
+    further ones.
+    """
+
+    launcher: str  # "accelerate", "deepspeed", "torchrun" or the name of a tool
     flags: Node
     script: str | None
     args: Node
+    unknown_flags: dict[str, Entry] = field(default_factory=dict)
+    unknown_arguments: dict[str, Entry] = field(default_factory=dict)
+    open_flags: bool = False
+    open_arguments: bool = False
+    positional: list[Word] = field(default_factory=list)  # words before the script's first flag
 
 
 def parse_commands(text: str) -> list[Command]:
     """Every launcher call in a shell text."""
     found = []
-    for words in _split(text):
-        begin = _launcher(words)
+    for words in split(text):
+        begin = find_launcher(words)
         if begin is not None:
             found.append(_command(*begin, text))
     return found
 
 
-def _launcher(words: list[Word]) -> tuple[str, list[Word]] | None:
-    for index, word in enumerate(words):
-        name = PurePath(word.text).name if word.text else ""
-        if name == "accelerate" and index + 1 < len(words) and words[index + 1].text == "launch":
-            return "accelerate", words[index + 2 :]
-        if name == "accelerate.commands.launch" and index and words[index - 1].text == "-m":
-            return "accelerate", words[index + 1 :]
-        # Only where a command may stand: `pip install deepspeed` starts nothing.
-        if name in _LAUNCHERS and all(
-            "=" in w.text or w.text in ("exec", "time", "nohup", "srun") for w in words[:index]
-        ):
-            return _LAUNCHERS[name], words[index + 1 :]
-    return None
-
-
 def _command(launcher: str, words: list[Word], text: str) -> Command:
-    known = keys.section(launcher, "flags") if launcher != "torchrun" else {}
+    known = keys.section(launcher, "flags") if launcher in ("accelerate", "deepspeed") else {}
     raw = keys.package(launcher)["sections"]["flags"] if known else {}
     start = words[0].start if words else len(text)
-    flags, index = Node(start, start, entries={}), 0
-    while index < len(words) and words[index].text.startswith("-"):
-        word = words[index]
-        name, equals, value = word.text.lstrip("-").partition("=")
-        facts = raw.get(name, {})
-        takes = facts.get("takes", 0 if launcher == "torchrun" and name in _TORCHRUN_BARE else 1)
-        dest = facts.get("dest", name.replace("-", "_"))
-        if equals:
-            _put(flags, dest, word, Word(value, word.end - len(value), word.end, word.unknown))
-        elif takes and index + 1 < len(words):
-            index += 1
-            _put(flags, dest, word, words[index])
-        else:
-            _put(flags, dest, word, None)
+    command = Command(launcher, Node(start, start, entries={}), None, Node(start, start, entries={}))
+    index = 0
+    if launcher in LAUNCHERS:
+        while index < len(words) and (words[index].text.startswith("-") or words[index].bare):
+            index += _flag(command, words, index, raw)
+        command.script = words[index].text if index < len(words) else None
         index += 1
-    script = words[index].text if index < len(words) else None
-    return Command(launcher, flags, script, _arguments(words[index + 1 :], start))
+    _arguments(command, words[index:])
+    return command
 
 
-def _arguments(words: list[Word], start: int) -> Node:
+def _flag(command: Command, words: list[Word], index: int, raw: dict[str, Any]) -> int:
+    """Take one flag of the launcher; the number of words that it used."""
+    word = words[index]
+    if word.bare:
+        command.open_flags = True
+        return 1
+    name, equals, value = word.text.lstrip("-").partition("=")
+    facts = raw.get(name, {})
+    takes = facts.get("takes", 0 if command.launcher == "torchrun" and name in _TORCHRUN_BARE else 1)
+    dest = facts.get("dest", name.replace("-", "_"))
+    if equals:
+        _put(command.flags, command.unknown_flags, dest, word, [_after(word, value)])
+    elif takes and index + 1 < len(words):
+        _put(command.flags, command.unknown_flags, dest, word, [words[index + 1]])
+        return 2
+    else:
+        _put(command.flags, command.unknown_flags, dest, word, [])
+    return 1
+
+
+def _arguments(command: Command, words: list[Word]) -> None:
     """`--key value`, `--key=value`, `--flag` and `--list a b`, as HfArgumentParser takes them."""
-    node, index = Node(start, start, entries={}), 0
+    index = 0
     while index < len(words):
         word = words[index]
         index += 1
-        if not word.text.startswith("--") or len(word.text) < 3:
+        if not _is_flag(word):
+            if word.bare:
+                command.open_arguments = True
+            elif not command.args.entries and not command.unknown_arguments:
+                command.positional.append(word)
             continue
-        name, equals, value = word.text[2:].partition("=")
+        name, equals, value = word.text.lstrip("-").partition("=")
         name = name.replace("-", "_")
         if equals:
-            _put(node, name, word, Word(value, word.end - len(value), word.end, word.unknown))
+            _put(command.args, command.unknown_arguments, name, word, [_after(word, value)])
             continue
-        values = []
-        while index < len(words) and not words[index].text.startswith("--"):
+        values: list[Word] = []
+        while index < len(words) and not _is_flag(words[index]):
+            if values and words[index].bare:  # further values, or further flags
+                break
             values.append(words[index])
             index += 1
-        _put(node, name, word, values[0] if values else None)
-        if len(values) > 1:
-            assert node.entries is not None
-            items = [Node(v.start, v.end, _typed(v)) for v in values]
-            node.entries[name].node = Node(values[0].start, values[-1].end, items=items)
-    return node
+        _put(command.args, command.unknown_arguments, name, word, values)
 
 
-def _put(node: Node, key: str, flag: Word, value: Word | None) -> None:
+def _is_flag(word: Word) -> bool:
+    return (word.text.startswith("--") and len(word.text) > 2 and not word.unknown) or _known_name(word)
+
+
+def _known_name(word: Word) -> bool:
+    """`--key=$VALUE`: the name is known."""
+    return word.text.startswith("--") and "=" in word.text and "$" not in word.text.partition("=")[0]
+
+
+def _after(word: Word, value: str) -> Word:
+    return Word(value, word.end - len(value), word.end, word.unknown, word.expanded)
+
+
+def _put(node: Node, unknown: dict[str, Entry], key: str, flag: Word, values: list[Word]) -> None:
+    """Set a flag; a later one of the same name replaces it."""
     assert node.entries is not None
-    scalar = Node(flag.start, flag.end, True) if value is None else Node(value.start, value.end, _typed(value))
-    if value is not None and value.unknown:
-        return  # a shell variable: its value is unknown
-    node.entries[key] = Entry(key, flag.start, flag.end, scalar)
+    if any(value.unknown for value in values):
+        node.entries.pop(key, None)
+        unknown[key] = Entry(key, flag.start, flag.end, Node(values[0].start, values[-1].end), merged=True)
+        return
+    unknown.pop(key, None)
+    if len(values) > 1:
+        items = [Node(v.start, v.end, _typed(v)) for v in values]
+        content = Node(values[0].start, values[-1].end, items=items)
+    else:
+        content = (
+            Node(values[0].start, values[0].end, _typed(values[0])) if values else Node(flag.start, flag.end, True)
+        )
+    # A value from a variable is written elsewhere in the script: it cannot be edited here.
+    merged = flag.expanded or any(value.expanded for value in values)
+    node.entries[key] = Entry(key, flag.start, flag.end, content, merged)
 
 
 def _typed(word: Word) -> Any:
@@ -125,39 +146,3 @@ def _typed(word: Word) -> Any:
         with contextlib.suppress(ValueError):
             return convert(word.text)
     return word.text
-
-
-_TOKEN = re.compile(r"""\\\r?\n|[ \t\r]+|\n|&&|\|\||[;|&]|\\.|'[^']*'|"(?:[^"\\]|\\.)*"|[^\s;|&\\'"]+|.""", re.S)
-
-
-def _split(text: str) -> list[list[Word]]:
-    """The text's simple commands as words, by the shell's rules as far as launch scripts use them."""
-    commands: list[list[Word]] = [[]]
-    parts: list[str] = []
-    start, unknown, position = -1, False, 0
-
-    def finish(end: int) -> None:
-        nonlocal start, unknown
-        if start >= 0:
-            commands[-1].append(Word("".join(parts), start, end, unknown))
-        parts.clear()
-        start, unknown = -1, False
-
-    while position < len(text):
-        match = _TOKEN.match(text, position)
-        assert match is not None
-        token, begin, position = match.group(), position, match.end()
-        if token[0] in " \t\r" or token.startswith(("\\\n", "\\\r")):
-            finish(begin)
-        elif token in ("\n", ";", "|", "&", "&&", "||"):
-            finish(begin)
-            commands.append([])
-        elif token[0] == "#" and start < 0:
-            newline = text.find("\n", begin)
-            position = newline if newline >= 0 else len(text)
-        else:
-            start = begin if start < 0 else start
-            unknown |= ("$" in token and token[0] != "'") or "`" in token
-            parts.append(token[1:-1] if token[0] in "'\"" and len(token) > 1 else token.lstrip("\\"))
-    finish(len(text))
-    return [words for words in commands if words]

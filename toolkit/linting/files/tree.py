@@ -50,8 +50,8 @@ class Entry:
 class Source:
     """One file (or one part of a command line) of one kind.
 
-    ``kind`` is ``accelerate``, ``deepspeed``, ``args``, ``peft``, ``launch`` (flags of a launcher) or
-    ``script``.
+    ``kind`` is ``accelerate``, ``deepspeed``, ``args`` (of the Trainer or of TRL), ``peft``, ``launch`` (flags of a
+    launcher) or ``tool`` (a file or the arguments of another program).
     """
 
     path: str
@@ -60,7 +60,13 @@ class Source:
     root: Node
     syntax: str = "yaml"  # "yaml", "json" or "shell"
     named_by: Place | None = None  # the place in another file that names this one
-    launcher: str | None = None  # of kind "launch": "accelerate", "deepspeed" or "torchrun"
+    launcher: str | None = None  # of kind "launch": "accelerate", "deepspeed", "torchrun" or a tool
+    tool: str = ""  # of kinds "args" and "tool": the program that reads it (`tools.py`); "": not known
+    certain: bool = True  # False: it may be another program's file, so nothing in it is fixed
+    command: int = 0  # of a shell script: the number of the command
+    unknown: dict[str, Entry] = field(default_factory=dict)  # keys of a command with a shell variable as their value
+    open: bool = False  # a variable of the command may hold further keys
+    names: list[str] = field(default_factory=list)  # the files that it refers to
 
     @cached_property
     def _line_starts(self) -> list[int]:
@@ -100,6 +106,10 @@ class Source:
     def has(self, key: str) -> bool:
         """Whether a dotted path is written in the file."""
         return self.entry(key) is not None
+
+    def unsure(self, key: str) -> bool:
+        """Whether a shell variable decides about a key: it holds the value, or may hold the key."""
+        return not self.has(key) and (self.open or key in self.unknown)
 
     def section(self, key: str) -> dict[str, Entry]:
         """The entries of the mapping at a dotted path (``""``: the whole file); empty if it is not."""

@@ -12,7 +12,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-PACKAGES = ("accelerate", "deepspeed", "transformers", "peft")
+PACKAGES = ("accelerate", "deepspeed", "transformers", "peft", "trl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,7 @@ class Key:
     types: tuple[str, ...] = ()
     default: Any = None
     choices: tuple[str, ...] = ()
+    bounds: tuple[tuple[str, float], ...] = ()  # ("ge", 0): the package rejects what is not
     since: str | None = None  # came with this version; None: in every version we know
     last: str | None = None  # the last version that had it; None: the newest has it
 
@@ -53,10 +54,18 @@ def section(name: str, path: str) -> dict[str, Key]:
             types=tuple(facts.get("types", ())),
             default=facts.get("default"),
             choices=tuple(facts.get("choices", ())),
+            bounds=tuple(facts.get("bounds", {}).items()),
             since=having[0] if having[0] != known[0] else None,
             last=having[-1] if having[-1] != known[-1] else None,
         )
     return merged
+
+
+@cache
+def gone(name: str, path: str) -> dict[str, tuple[str, str]]:
+    """Arguments that the newest known version lacks: the last version seen with each, and the next one seen."""
+    history = json.loads(files(__name__).joinpath("history.json").read_text(encoding="utf-8"))
+    return {key: (last, without) for key, (last, without) in history.get(name, {}).get(path, {}).items()}
 
 
 @cache

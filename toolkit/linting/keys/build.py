@@ -42,7 +42,7 @@ def from_pydantic(model: Any) -> dict[str, dict[str, Any]]:
     found = {}
     for name, field in model.model_fields.items():
         default = field.default if field.default_factory is None and not field.is_required() else None
-        entry = facts(field.annotation, default)
+        entry = facts(field.annotation, default) | _bounds(field.metadata)
         found[field.alias or name] = entry
         if field.alias:
             found[name] = {**entry, "alias_of": field.alias}
@@ -74,6 +74,14 @@ def facts(annotation: Any, default: Any = None) -> dict[str, Any]:
     if choices and names <= {"str", "int", "NoneType"}:
         entry["choices"] = sorted(choices)
     return entry
+
+
+def _bounds(metadata: list[Any]) -> dict[str, Any]:
+    """The limits of a pydantic field: ``{"bounds": {"ge": 0}}``."""
+    limits = {
+        name: getattr(item, name) for item in metadata for name in ("gt", "ge", "lt", "le") if hasattr(item, name)
+    }
+    return {"bounds": limits} if limits else {}
 
 
 def _parts(annotation: Any) -> list[Any]:

@@ -28,7 +28,7 @@ def read() -> Table:
     from accelerate.commands.config.config_args import ClusterConfig, SageMakerConfig
     from accelerate.commands.launch import launch_command_parser
     from accelerate.utils.constants import FSDP_AUTO_WRAP_POLICY, FSDP_SHARDING_STRATEGY
-    from accelerate.utils.dataclasses import DistributedType, PrecisionType
+    from accelerate.utils.dataclasses import DistributedType, DynamoBackend, PrecisionType
 
     parser = launch_command_parser()
     actions = {action.dest: action for action in parser._actions if action.dest not in ("help",)}
@@ -63,6 +63,7 @@ def read() -> Table:
         sections[name] = keys
     sections["fsdp_config"]["fsdp_auto_wrap_policy"]["choices"] = list(FSDP_AUTO_WRAP_POLICY)
     sections["fsdp_config"]["fsdp_sharding_strategy"]["choices"] = list(FSDP_SHARDING_STRATEGY)
+    sections["dynamo_config"]["dynamo_backend"]["choices"] = sorted(DynamoBackend.list())
     for name in ("deepspeed_config", "fsdp_config"):
         sections[name] = {k: v for k, v in sections[name].items() if k not in ("use_deepspeed", "use_fsdp")}
     return sections

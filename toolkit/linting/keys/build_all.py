@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from toolkit.linting.keys import build_accelerate, build_deepspeed, build_transformers
+from toolkit.linting.keys import build_accelerate, build_deepspeed, build_transformers, build_trl
 from toolkit.linting.keys.build import Table, table
 
 
@@ -16,5 +16,6 @@ def build_all() -> dict[str, dict[str, Any]]:
         "deepspeed": build_deepspeed.read,
         "transformers": build_transformers.read,
         "peft": build_transformers.read_peft,
+        "trl": build_trl.read,
     }
     return {name: table(name, reader()) for name, reader in readers.items()}

@@ -113,13 +113,30 @@ def _scalar_types() -> dict[str, dict[str, Any]]:
 
 
 def _optimizer_params() -> dict[str, dict[str, Any]]:
+    """Parameters by the optimizers that take one; several classes may stand behind a name."""
     import torch
+    from deepspeed.ops.adagrad import DeepSpeedCPUAdagrad
     from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
+    from deepspeed.ops.lamb import FusedLamb
+    from deepspeed.ops.lion import DeepSpeedCPULion, FusedLion
 
-    known = {"torch_adam", "adam_w_mode", "max_grad_norm", "legacy_fusion"}
-    for cls in (torch.optim.AdamW, torch.optim.SGD, FusedAdam, DeepSpeedCPUAdam):
-        known |= set(inspect.signature(cls.__init__).parameters) - {"self", "params", "model_params"}
-    return {key: {"types": ["any"]} for key in known}
+    adam = (torch.optim.AdamW, torch.optim.Adam, FusedAdam, DeepSpeedCPUAdam)
+    classes: dict[str, tuple[Any, ...]] = {
+        "adam": adam,
+        "adamw": adam,
+        "adagrad": (torch.optim.Adagrad, DeepSpeedCPUAdagrad),
+        "lamb": (FusedLamb,),
+        "lion": (FusedLion, DeepSpeedCPULion),
+        "SGD": (torch.optim.SGD,),
+    }
+    # Read by the engine before it makes the optimizer; max_grad_norm is what it raises at.
+    known: dict[str, list[str]] = {key: ["adam", "adamw"] for key in ("torch_adam", "adam_w_mode", "legacy_fusion")}
+    known["max_grad_norm"] = list(classes)
+    for name, group in classes.items():
+        for key in {key for cls in group for key in inspect.signature(cls.__init__).parameters}:
+            if key not in ("self", "params", "model_params", "args", "kwargs") and name not in known.get(key, []):
+                known.setdefault(key, []).append(name)
+    return {key: {"types": ["any"], "optimizers": names} for key, names in known.items()}
 
 
 def _scheduler_params() -> dict[str, dict[str, Any]]:

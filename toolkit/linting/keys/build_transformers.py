@@ -54,13 +54,17 @@ def _fsdp_keys(arguments: Any) -> set[str]:
 
 
 def read_peft() -> Table:
-    """LoraConfig: what an adapter_config.json of type LORA may hold."""
-    from peft import LoraConfig
+    """What an adapter_config.json may hold: ``""`` for LoRA, and a section for every other type by its name."""
+    from peft import LoraConfig, TaskType
+    from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 
-    keys = from_dataclass(LoraConfig)
-    for entry in keys.values():
-        entry.pop("choices", None)
-    return {"": keys}
+    sections = {kind.value: from_dataclass(cls) for kind, cls in PEFT_TYPE_TO_CONFIG_MAPPING.items()}
+    sections["LORA"], sections[""] = {}, from_dataclass(LoraConfig)
+    for table in sections.values():
+        for entry in table.values():
+            entry.pop("choices", None)
+    sections["task_types"] = {task.value: {} for task in TaskType}
+    return sections
 
 
 def _layer_classes() -> dict[str, dict[str, Any]]:

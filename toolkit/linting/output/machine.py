@@ -32,9 +32,11 @@ def as_json(report: Report, started: float) -> dict[str, Any]:
                 "key": finding.key,
                 "message": finding.message,
                 "fix": finding.fix.title if finding.fix else None,
+                "reader": finding.reader,
             }
             for finding in report.findings
         ],
+        "unread": report.unread,
     }
 
 

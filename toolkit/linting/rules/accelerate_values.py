@@ -98,7 +98,7 @@ def no_distributed_type(context: LintContext) -> Iterator[Diagnostic]:
 )
 def no_processes(context: LintContext) -> Iterator[Diagnostic]:
     """num_processes is not set: accelerate launch requires it on the command line."""
-    written = context.acc("num_processes") is not None
+    written = context.sets_acc("num_processes")
     if "accelerate" in context.kinds and context.local and not written and context.distributed_type not in (None, "NO"):
         yield context.at_file(
             context.accelerate,
@@ -204,10 +204,7 @@ def stage_nobody_set(context: LintContext) -> Iterator[Diagnostic]:
     """zero_stage is not set: accelerate uses ZeRO-2."""
     if context.distributed_type != "DEEPSPEED" or "accelerate" not in context.kinds:
         return
-    if (
-        context.acc("deepspeed_config.zero_stage") is None
-        and context.acc("deepspeed_config.deepspeed_config_file") is None
-    ):
+    if not any(context.sets_acc(f"deepspeed_config.{key}") for key in ("zero_stage", "deepspeed_config_file")):
         fix = add(context.accelerate, "deepspeed_config", "zero_stage", 2)
         message = "zero_stage is not set: accelerate uses ZeRO-2"
         yield context.at_file(context.accelerate, message, "deepspeed_config.zero_stage", fix=fix)

@@ -18,6 +18,7 @@ _PEFT = "peft 0.21.2"
 @rule(
     "LR801",
     "warning",
+    reader="accelerator",
     source="torch.utils.checkpoint (reentrant: no input requires a gradient); transformers "
     "modeling_utils.py:enable_input_require_grads",
     fails=lora() | args(activation_checkpointing=True, activation_checkpointing_kwargs={"use_reentrant": True}),
@@ -28,10 +29,12 @@ def reentrant_and_frozen_base(context: LintContext) -> Iterator[Diagnostic]:
 
     A reentrant checkpoint passes gradients only where an input of the block requires one, and the
     embeddings are frozen. transformers 5.23 calls enable_input_require_grads automatically if a model's main
-    input is input_ids, and checkpoints of other makers do not; use_reentrant: false needs no workaround (but
-    see LR802 for ZeRO-3).
+    input is input_ids, so a Trainer's run is not affected; checkpoints of other makers do not. use_reentrant: false
+    needs no workaround (but see LR802 for ZeRO-3).
     """
     setting = context.reentrant
+    if context.reader == "trainer":
+        return
     if setting and true(setting.value) and context.checkpointing and context.lora and context.zero_stage != 3:
         yield Diagnostic(
             setting,
@@ -146,19 +149,19 @@ def all_linear_in_a_list(context: LintContext) -> Iterator[Diagnostic]:
     passes=lora(lora_dropout=0.1),
 )
 def unknown_peft_key(context: LintContext) -> Iterator[Diagnostic]:
-    """A key that LoraConfig does not have: PEFT ignores it with a warning."""
-    if context.peft.get("peft_type", "LORA") != "LORA":
-        return
-    known = keys.section("peft", "")
-    for key, entry in context.peft.section("").items():
+    """A key that the config of this method does not have: PEFT ignores it with a warning.
+
+    The method is peft_type; each has a config of its own (LoraConfig, OFTConfig, ...).
+    """
+    method = str(context.peft.get("peft_type", "LORA"))
+    known = keys.section("peft", "" if method == "LORA" else method)
+    for key, entry in context.peft.section("").items() if known else ():
         if key not in known and not key.startswith(("_", "//")) and key not in ("peft_type", "auto_mapping"):
             setting = Setting(context.peft, key, entry)
             near = nearest(key, known)
-            yield Diagnostic(
-                setting,
-                f'LoraConfig has no "{key}"{meant(near)}; PEFT ignores it',
-                rename(setting, near) if near else None,
-            )
+            config = "LoraConfig" if method == "LORA" else f"the config of {method}"
+            fix = rename(setting, near) if near else None
+            yield Diagnostic(setting, f'{config} has no "{key}"{meant(near)}; PEFT ignores it', fix)
 
 
 @rule(
@@ -169,8 +172,10 @@ def unknown_peft_key(context: LintContext) -> Iterator[Diagnostic]:
     passes=lora(r=8),
 )
 def rank_of_zero(context: LintContext) -> Iterator[Diagnostic]:
-    """A LoRA rank of zero or less."""
+    """A LoRA rank of zero or less. (Other adapters may take 0: OFT then goes by its oft_block_size.)"""
     setting = context.lora_key("r") or context.arg("lora_r")
+    if str(context.peft.get("peft_type", "LORA")).upper() != "LORA":
+        return
     if setting and number(setting.value) and setting.value <= 0:
         yield Diagnostic(setting, "the rank must be a positive integer")
 

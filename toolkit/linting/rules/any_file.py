@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from toolkit.linting.context import LintContext
 from toolkit.linting.edits import strip
 from toolkit.linting.examples import acc, args, ds, multi_gpu
-from toolkit.linting.model import Diagnostic, Edit, Fix, Setting
+from toolkit.linting.files.load import FILE_KEYS
+from toolkit.linting.model import Diagnostic, Edit, Fix, Setting, Severity
 from toolkit.linting.registry import rule
 
 _EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE]\d+|[-+]?\d+[eE][-+]?\d+")
@@ -25,7 +26,7 @@ def written_twice(context: LintContext) -> Iterator[Diagnostic]:
     """A key is set twice.
 
     json and PyYAML silently keep the last value; DeepSpeed, if it opens the file itself, rejects
-    it.
+    it. With equal values nothing is lost, except where DeepSpeed opens the file.
     """
     for source in context.sources:
         for path, node in source.mappings():
@@ -33,9 +34,12 @@ def written_twice(context: LintContext) -> Iterator[Diagnostic]:
                 kept = node.entries[lost.key] if node.entries else lost
                 line = source.place(kept.start).line
                 key = f"{path}.{lost.key}" if path else lost.key
+                equal = lost.node.plain() == kept.node.plain()
                 yield Diagnostic(
                     Setting(source, key, lost),
-                    f"duplicate key, set again in line {line}: this value is silently dropped",
+                    f"duplicate key, set again in line {line}"
+                    + (" to the same value" if equal else ": this value is silently dropped"),
+                    severity="warning" if equal else None,
                 )
 
 
@@ -69,11 +73,13 @@ def exponent_without_dot(context: LintContext) -> Iterator[Diagnostic]:
     """A number such as 2e-4 is text in YAML 1.1.
 
     PyYAML, which all three packages read YAML with, takes a number with an exponent only where it has a dot
-    and a signed exponent: `2e-4` arrives as the text "2e-4" and fails where it is first compared.
+    and a signed exponent: `2e-4` arrives as the text "2e-4" and fails where it is first compared. A warning for
+    training arguments: TrlParser makes a number of it, HfArgumentParser does not.
     """
     for source in context.sources:
-        if source.syntax != "yaml":
+        if source.syntax != "yaml" or source.kind == "tool" or source.tool == "trl":
             continue
+        severity: Severity | None = "warning" if source.kind == "args" else None
         for path, entry in source.walk():
             value = entry.node.value
             written = source.text[entry.node.start : entry.node.end]
@@ -81,7 +87,7 @@ def exponent_without_dot(context: LintContext) -> Iterator[Diagnostic]:
                 better = _with_dot(value)
                 edit = Edit(source.path, entry.node.start, entry.node.end, better)
                 message = f"{value} is text to PyYAML, not a number; write {better}"
-                yield Diagnostic(Setting(source, path, entry), message, Fix(f"write {better}", (edit,)))
+                yield Diagnostic(Setting(source, path, entry), message, Fix(f"write {better}", (edit,)), severity)
 
 
 def _with_dot(text: str) -> str:
@@ -106,8 +112,14 @@ def names_a_missing_file(context: LintContext) -> Iterator[Diagnostic]:
     """A referenced file does not exist.
 
     It is looked for from the working directory, as the packages do, and then beside the file that names it.
-    What it holds could not be checked.
+    What it holds could not be checked. A note where a shell variable that the script does not set names the file.
     """
+    for command in context.sources:
+        for key in FILE_KEYS.get(command.kind, {}):
+            hidden = command.unknown.get(key)
+            if hidden is not None:
+                message = f"a shell variable names the file of {key}: its contents were not checked"
+                yield Diagnostic(Setting(command, key, hidden), message, severity="note")
     for place, name in context.missing:
         source = next((s for s in context.sources if s.path == str(place.file)), None)
         setting = next(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,12 +9,14 @@ from toolkit.linting import keys
 from toolkit.linting.context import LintContext, number
 from toolkit.linting.edits import remove, rename, set_value
 from toolkit.linting.examples import args
-from toolkit.linting.model import Diagnostic, Setting
+from toolkit.linting.files.kinds import known_to_scripts
+from toolkit.linting.installed import installed_before
+from toolkit.linting.model import Diagnostic, Setting, Severity
 from toolkit.linting.near import meant, nearest
 from toolkit.linting.registry import rule
 
 _GUIDE = "transformers MIGRATION_GUIDE_V5.md, «Trainer»"
-# Gone from TrainingArguments by 5.17, and what takes their place: a key (renamed), or a sentence.
+# Gone from TrainingArguments, and what takes their place: a key (renamed), or a sentence.
 _GONE: dict[str, tuple[str | None, str]] = {
     "evaluation_strategy": ("eval_strategy", "renamed to eval_strategy"),
     "per_gpu_train_batch_size": ("per_device_train_batch_size", "renamed to per_device_train_batch_size"),
@@ -41,6 +42,14 @@ _GONE: dict[str, tuple[str | None, str]] = {
     "tpu_num_cores": (None, "use the TPU_NUM_CORES variable"),
     "past_index": (None, "removed without a replacement"),
     "ray_scope": (None, "use the RAY_SCOPE variable"),
+    "adafactor": (None, "use optim: adafactor"),
+    "dispatch_batches": (None, "use accelerator_config.dispatch_batches"),
+    "split_batches": (None, "use accelerator_config.split_batches"),
+    "group_by_length": (None, "use train_sampling_strategy: group_by_length"),
+    "fp16_opt_level": (None, "it was for apex; torch.amp is the only backend"),
+    "save_safetensors": (None, "weights are always saved as safetensors"),
+    "torchdynamo": (None, "use torch_compile_backend"),
+    "use_ipex": (None, "removed without a replacement"),
 }
 
 
@@ -85,7 +94,7 @@ def misspelt(context: LintContext) -> Iterator[Diagnostic]:
     """
     known = known_arguments()
     for key, entry in context.args.section("").items():
-        if key in known or key in _GONE or key.startswith(("_", "//")):
+        if key in known or key in _GONE or key.startswith(("_", "//")) or key in known_to_scripts():
             continue
         near = nearest(key, known, 0.88)
         if near and near not in context.args.section(""):
@@ -101,20 +110,33 @@ def misspelt(context: LintContext) -> Iterator[Diagnostic]:
     passes=args(eval_strategy="steps"),
 )
 def gone(context: LintContext) -> Iterator[Diagnostic]:
-    """A training argument that transformers 5 no longer has.
+    """A training argument that this transformers no longer has.
 
-    TrainingArguments raises a TypeError about an unexpected keyword.
+    TrainingArguments raises a TypeError about an unexpected keyword, the parsers a ValueError. Nothing is reported
+    where the installed transformers still has it.
     """
+    history = keys.gone("transformers", "")
     for key, (new, sentence) in _GONE.items():
         setting = context.arg(key)
-        if setting is None or key in known_arguments():
+        if setting is None or key in known_arguments() or _of_trl(context, key):
+            continue
+        last, without = history.get(key, ("", "5.0.0"))
+        if installed_before("transformers", without):
             continue
         fix = rename(setting, new) if new else None
         if key == "warmup_ratio" and not context.args.has("warmup_steps"):
             fix = rename(setting, "warmup_steps") if number(setting.value) and 0 < setting.value < 1 else None
         elif key in ("overwrite_output_dir", "use_legacy_prediction_loop", "use_mps_device"):
             fix = remove(setting)
-        yield Diagnostic(setting, f"{key} was removed in transformers 5: {sentence}", fix)
+        seen = f"{last} has it, {without} does not" if last else "5 does not have it"
+        yield Diagnostic(setting, f"{key} was removed from transformers ({seen}): {sentence}", fix)
+
+
+def _of_trl(context: LintContext, key: str) -> bool:
+    """An argument that TRL's own configs define."""
+    return context.args.tool == "trl" and any(
+        key in keys.section("trl", section) for section in keys.package("trl")["sections"]
+    )
 
 
 @rule(
@@ -150,9 +172,10 @@ def wrong_type(context: LintContext) -> Iterator[Diagnostic]:
     """A training argument has the wrong type.
 
     JSON and YAML values are not converted: a learning rate in quotes fails in the optimizer, and the text
-    "false" counts as true.
+    "false" counts as true. TrlParser does convert what stands in a YAML file: there, a number in quotes is a warning,
+    and none in a file of TRL.
     """
-    if context.args.syntax == "shell":
+    if context.args.syntax == "shell" or context.args.tool not in ("trainer", "trl"):
         return
     for key, fact in known_arguments().items():
         setting = context.arg(key)
@@ -162,9 +185,21 @@ def wrong_type(context: LintContext) -> Iterator[Diagnostic]:
         if value is None or _fits(value, fact.types):
             continue
         better = _meant(value, fact.types)
+        if better is not None and context.args.tool == "trl":
+            continue
+        if better is not None and _unquoted(setting):
+            continue  # KY103
+        severity: Severity | None = "warning" if better is not None and context.args.syntax == "yaml" else None
         fix = set_value(setting, better) if better is not None else None
         expected = " or ".join(t for t in fact.types if t != "NoneType")
-        yield Diagnostic(setting, f"{value!r} is {type(value).__name__}, not {expected}", fix)
+        yield Diagnostic(setting, f"{value!r} is {type(value).__name__}, not {expected}", fix, severity)
+
+
+def _unquoted(setting: Setting) -> bool:
+    node, value = setting.entry.node, setting.value
+    return (
+        setting.source.syntax == "yaml" and setting.source.text[node.start : node.end] == value and "e" in value.lower()
+    )
 
 
 @rule(
@@ -219,18 +254,7 @@ def newer_than_some(context: LintContext) -> Iterator[Diagnostic]:
         setting = context.arg(key)
         if setting is None or fact.since is None or context.args.syntax == "shell":
             continue
-        missing = _installed_before(fact.since)
+        missing = installed_before("transformers", fact.since)
         there = f"the installed {missing} does not have it" if missing else f"{oldest} does not have it"
         message = f"{key} needs transformers {fact.since}; {there} and raises a TypeError"
         yield Diagnostic(setting, message, severity="error" if missing else None)
-
-
-def _installed_before(since: str) -> str | None:
-    """The installed transformers where it is one of the known versions before ``since``."""
-    try:
-        installed = importlib.metadata.version("transformers")
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    known = keys.versions("transformers")
-    older = installed in known and known.index(installed) < known.index(since)
-    return installed if older else None

@@ -13,11 +13,20 @@ from toolkit.linting.registry import rule
 _TRAINER = "transformers 5.23.0 integrations/deepspeed.py:trainer_config_process, _finalize (ValueError)"
 
 
+UNKNOWN = object()  # of an argument whose value the files do not tell
+
+
+def _differs(value: object, argument: object) -> bool:
+    return argument is not UNKNOWN and not same(value, argument)
+
+
 def _argument(context: LintContext, key: str, default: object) -> tuple[object, str]:
     """A training argument's value and where it is from; its default counts, for the Trainer compares that."""
     setting = context.arg(key)
     if setting is not None and setting.value is not None:
         return setting.value, setting.told
+    if context.arg_unsure(key):
+        return UNKNOWN, "not known"
     return default, f"{default} by default in the training arguments"
 
 
@@ -40,7 +49,7 @@ def accumulation(context: LintContext) -> Iterator[Diagnostic]:
         if setting is None or not number(setting.value) or not context.trainer_run:
             continue
         steps, where = _argument(context, "gradient_accumulation_steps", 1)
-        if not same(setting.value, steps):
+        if _differs(setting.value, steps):
             message = f"{setting.name} is {setting.value} here, {where}: the Trainer rejects this at startup"
             yield Diagnostic(setting, message, set_value(setting, steps))
 
@@ -66,7 +75,7 @@ def micro_batch(context: LintContext) -> Iterator[Diagnostic]:
     ):
         return
     size, where = _argument(context, "per_device_train_batch_size", 8)
-    if not same(setting.value, size):
+    if _differs(setting.value, size):
         yield Diagnostic(
             setting,
             f"{setting.value} here, per_device_train_batch_size {where}: the Trainer rejects this",
@@ -114,7 +123,7 @@ def clipping(context: LintContext) -> Iterator[Diagnostic]:
         if setting is None or not number(setting.value) or not context.trainer_run:
             continue
         norm, where = _argument(context, "max_grad_norm", 1.0)
-        if not same(setting.value, norm):
+        if _differs(setting.value, norm):
             yield Diagnostic(
                 setting,
                 f"gradient_clipping is {setting.value} here, max_grad_norm {where}: the Trainer rejects this",
@@ -182,6 +191,8 @@ def optimizer_values(context: LintContext) -> Iterator[Diagnostic]:
             setting
             and setting.value not in (None, "auto")
             and setting.value != value
+            and value is not UNKNOWN
+            and UNKNOWN not in betas
             and (number(setting.value) or key.endswith("betas"))
         ):
             fix = set_value(setting, "auto") if setting.entry.node.items is None else None

@@ -98,6 +98,10 @@ def precision_of_deepspeed_and_arguments(context: LintContext) -> Iterator[Diagn
         setting = context.ds(f"{name}.enabled")
         if setting is None or not isinstance(setting.value, bool):
             continue
+        if name == "bf16" and context.args.tool == "trl" and context.arg_true("fp16"):
+            pass  # TRL: bf16 is on unless fp16 is
+        elif context.arg_unsure(name) or context.args.unsure(f"{name}_full_eval"):
+            continue
         asked = context.arg_true(name) or context.arg_true(f"{name}_full_eval")
         if setting.value != asked:
             fix = set_value(setting, "auto")
@@ -125,6 +129,8 @@ def precision_only_in_the_yaml(context: LintContext) -> Iterator[Diagnostic]:
     if context.distributed_type != "DEEPSPEED" or context.arg_true("deepspeed"):
         return
     name = str(launch.value)
+    if any(context.arg_unsure(key) for key in ("bf16", "fp16", f"{name}_full_eval", "deepspeed")):
+        return
     if "deepspeed" in context.kinds and context.deepspeed.get(f"{name}.enabled", "auto") != "auto":
         return  # XL203 compares the JSON
     if not (context.arg_true("bf16") or context.arg_true("fp16") or context.arg_true(f"{name}_full_eval")):

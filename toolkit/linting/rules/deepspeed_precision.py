@@ -7,9 +7,14 @@ from collections.abc import Iterator
 from toolkit.linting.context import LintContext, number, true
 from toolkit.linting.edits import add
 from toolkit.linting.examples import ds
-from toolkit.linting.model import Diagnostic
+from toolkit.linting.model import Diagnostic, Severity
 from toolkit.linting.near import nearest
 from toolkit.linting.registry import rule
+
+
+def _fragment(context: LintContext) -> bool:
+    """The ZeRO section alone, read by nothing known: some program merges it with the rest."""
+    return context.reader is None and list(context.deepspeed.section("")) == ["zero_optimization"]
 
 
 @rule(
@@ -107,6 +112,8 @@ def no_zero_section(context: LintContext) -> Iterator[Diagnostic]:
     """
     if "deepspeed" not in context.kinds or context.ds("zero_optimization") is not None:
         return
+    if context.launch.has("autotuning") or true(context.deepspeed.get("autotuning.enabled")):
+        return  # the tuner writes configs of its own, with the section
     if context.reader in ("trainer", "accelerator") or "accelerate" in context.kinds:
         fix = add(context.deepspeed, "", "zero_optimization", {"stage": 0})
         yield context.at_file(
@@ -137,7 +144,8 @@ def no_batch_size(context: LintContext) -> Iterator[Diagnostic]:
         if context.reader == "trainer":
             fix = add(context.deepspeed, "", "train_micro_batch_size_per_gpu", "auto")
         message = "neither train_batch_size nor train_micro_batch_size_per_gpu: DeepSpeed needs one of them"
-        yield context.at_file(context.deepspeed, message, "train_micro_batch_size_per_gpu", fix=fix)
+        severity: Severity | None = "note" if _fragment(context) else None
+        yield context.at_file(context.deepspeed, message, "train_micro_batch_size_per_gpu", fix=fix, severity=severity)
 
 
 @rule(
@@ -157,19 +165,19 @@ def communication_type(context: LintContext) -> Iterator[Diagnostic]:
 
 @rule(
     "DS209",
-    "warning",
-    source="deepspeed 0.19.8 runtime/config.py:_do_warning_check",
+    "error",
+    source="deepspeed 0.19.8 runtime/engine.py:_configure_basic_optimizer (ValueError)",
     fails=ds(optimizer={"type": "AdamW", "params": {"lr": 1e-4, "max_grad_norm": 0.5}}),
     passes=ds(optimizer={"type": "AdamW", "params": {"lr": 1e-4}}),
 )
 def clipping_in_the_optimizer(context: LintContext) -> Iterator[Diagnostic]:
     """max_grad_norm is set in the optimizer's parameters.
 
-    DeepSpeed warns that it is not supported there: gradient_clipping at the top level is.
+    The engine raises a ValueError before it makes the optimizer: gradient_clipping at the top level clips.
     """
     setting = context.ds("optimizer.params.max_grad_norm")
     if setting is not None:
-        yield Diagnostic(setting, "max_grad_norm has no effect here: use gradient_clipping at the top level")
+        yield Diagnostic(setting, "DeepSpeed rejects max_grad_norm here: use gradient_clipping at the top level")
 
 
 @rule(
@@ -184,7 +192,7 @@ def clipping_nobody_set(context: LintContext) -> Iterator[Diagnostic]:
 
     DeepSpeed clips at 1.0 where nothing is written. Set 1.0 to keep this, or 0.0 to disable clipping.
     """
-    if "deepspeed" not in context.kinds or context.arg("max_grad_norm") is not None:
+    if "deepspeed" not in context.kinds or context.arg("max_grad_norm") is not None or _fragment(context):
         return
     if nearest("gradient_clipping", context.deepspeed.section("")) is None:
         fix = add(context.deepspeed, "", "gradient_clipping", 1.0)

@@ -44,6 +44,8 @@ def no_wrap_policy(context: LintContext) -> Iterator[Diagnostic]:
     policy = context.acc("fsdp_config.fsdp_auto_wrap_policy")
     if not context.fsdp_from_yaml:
         return
+    if policy is None and context.sets_acc("fsdp_config.fsdp_auto_wrap_policy"):
+        return
     if policy is None:
         fix = add(context.accelerate, "fsdp_config", "fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP")
         message = "fsdp_auto_wrap_policy is not set: accelerate wraps nothing, so the model is one unit"
@@ -66,7 +68,7 @@ def no_version(context: LintContext) -> Iterator[Diagnostic]:
 
     The fix sets the version that is used now. If keys of version 1 are also set, this is a note.
     """
-    if context.fsdp_from_yaml and context.fsdp("version") is None:
+    if context.fsdp_from_yaml and not context.sets_acc("fsdp_config.fsdp_version"):
         of_one = any(context.fsdp(name) is not None for name in _ONLY_1)
         fix = add(context.accelerate, "fsdp_config", "fsdp_version", 1)
         message = "fsdp_version is not set: accelerate uses FSDP1 (the Trainer's own default is 2)"
@@ -89,7 +91,7 @@ def no_state_dict_type(context: LintContext) -> Iterator[Diagnostic]:
     A sharded checkpoint has no file that from_pretrained loads: `accelerate merge-weights` makes one. Under
     the Trainer's own FSDP the default is full.
     """
-    if context.fsdp_from_yaml and context.fsdp("state_dict_type") is None:
+    if context.fsdp_from_yaml and not context.sets_acc("fsdp_config.fsdp_state_dict_type"):
         runs = "FULL_STATE_DICT" if context.fsdp_version == 1 else "SHARDED_STATE_DICT"
         fix = add(context.accelerate, "fsdp_config", "fsdp_state_dict_type", runs)
         message = f"fsdp_state_dict_type is not set: version {context.fsdp_version} saves {runs}"

@@ -44,6 +44,7 @@ def loading_without_sync(context: LintContext) -> Iterator[Diagnostic]:
 @rule(
     "FS408",
     "error",
+    reader="accelerator",
     source="torch distributed/fsdp/_flat_param.py («Must flatten tensors with uniform dtype/requires_grad»)",
     fails=fsdp1("fsdp_use_orig_params: false") | lora(),
     passes=fsdp1("fsdp_use_orig_params: true") | lora(),
@@ -52,15 +53,20 @@ def orig_params_and_lora(context: LintContext) -> Iterator[Diagnostic]:
     """use_orig_params: false with LoRA under FSDP1.
 
     A unit that mixes frozen and trained weights cannot be flattened uniformly: it is rejected, or frozen
-    weights get gradients. PEFT's page shows false (with its own wrap policy), TRL's files true.
+    weights get gradients. PEFT's own wrap policy gives each trained layer a unit of its own, and then false works: the
+    Trainer installs it (update_fsdp_plugin_peft), a script of your own must. A warning where the reader is not known.
     """
     setting = context.fsdp("use_orig_params")
+    if context.reader == "trainer":
+        return
+    known = context.reader == "accelerator"
     if setting and not true(setting.value) and context.fsdp_version == 1 and context.uses == "fsdp":
         if context.lora:
             yield Diagnostic(
                 setting,
                 "use_orig_params false with LoRA: frozen and trained weights cannot share a unit",
-                set_value(setting, True),
+                set_value(setting, True) if known else None,
+                None if known else "warning",
             )
         else:
             yield Diagnostic(
@@ -73,6 +79,7 @@ def orig_params_and_lora(context: LintContext) -> Iterator[Diagnostic]:
 @rule(
     "FS409",
     "error",
+    reader="accelerator",
     source="torch distributed/fsdp/_flat_param.py:_validate_tensors_to_flatten («uniform "
     "dtype»); peft autocast_adapter_dtype",
     fails=fsdp1() | lora() | args(torch_dtype="bfloat16", bf16=True),
@@ -82,9 +89,10 @@ def adapters_in_fp32(context: LintContext) -> Iterator[Diagnostic]:
     """16-bit base weights and fp32 adapters in one FSDP1 unit.
 
     PEFT keeps the adapters of a 16-bit model in fp32 (autocast_adapter_dtype), and FSDP1 flattens a unit only
-    where all its tensors have one dtype. FSDP2 shards each tensor on its own.
+    where all its tensors have one dtype. FSDP2 shards each tensor on its own. The Trainer wraps each adapter in a unit
+    of its own (update_fsdp_plugin_peft), and nothing is reported there.
     """
-    if context.fsdp_version != 1 or context.uses != "fsdp" or not context.lora:
+    if context.reader == "trainer" or context.fsdp_version != 1 or context.uses != "fsdp" or not context.lora:
         return
     for key in ("torch_dtype", "dtype", "model_dtype"):
         setting = context.arg(key)

@@ -7,7 +7,7 @@ from typing import Any
 
 from toolkit.linting.context import LintContext, number, true
 from toolkit.linting.examples import ds, fsdp2, zero
-from toolkit.linting.model import Diagnostic, Severity
+from toolkit.linting.model import Diagnostic
 from toolkit.linting.registry import rule
 
 
@@ -21,31 +21,32 @@ _DEFAULT_BUCKET = 5e8  # deepspeed 0.19.8 runtime/zero/config.py
 @rule(
     "MM601",
     "warning",
-    source="transformers docs/source/en/deepspeed.md (overlap_comm uses 4.5 × the bucket "
-    "sizes); deepspeed zero/config.py",
+    source="deepspeed 0.19.8 runtime/zero/stage_1_and_2.py:setup_buckets (buf_0, buf_1)",
     fails=ds(zero={"overlap_comm": True, "reduce_bucket_size": 500000000}),
     passes=ds(zero={"overlap_comm": True, "reduce_bucket_size": 50000000}),
 )
 def overlap_with_big_buckets(context: LintContext) -> Iterator[Diagnostic]:
     """overlap_comm with large buckets takes gigabytes on every GPU.
 
-    Overlapping keeps about 4.5 buckets alive: 9 GB at 5e8 elements. 5e7 costs a tenth of that and is fast
-    enough on most links. Under stage 3 overlap_comm is on by default.
+    Stages 1 and 2 then fill one bucket of gradients while another is reduced: two buffers of reduce_bucket_size
+    elements, in the dtype of the gradients (4 bytes under stage 1 with fp32 accumulation). 5e7 elements cost a tenth of
+    the default and are fast enough on most links. Stage 3 keeps one bucket either way.
     """
     stage = context.deepspeed.get("zero_optimization.stage", 0)
     overlap, bucket = (
         context.ds("zero_optimization.overlap_comm"),
         context.ds("zero_optimization.reduce_bucket_size"),
     )
-    on = true(overlap.value) if overlap is not None and overlap.value is not None else stage == 3
+    on = overlap is not None and true(overlap.value)
+    on &= true(context.deepspeed.get("zero_optimization.contiguous_gradients", True))
     size = bucket.value if bucket is not None else _DEFAULT_BUCKET
-    if not on or stage not in (1, 2, 3) or not number(size) or size < _DEFAULT_BUCKET:
+    if not on or stage not in (1, 2) or not number(size) or size < _DEFAULT_BUCKET:
         return
-    gigabytes = 4.5 * size * 4 / 1e9
-    where = bucket or overlap or context.ds("zero_optimization.stage")
+    gigabytes = 2 * size * (4 if stage == 1 else 2) / 1e9
     shown = f"reduce_bucket_size {size:.0e}" if bucket is not None else "the default reduce_bucket_size of 5e8"
-    severity: Severity | None = None if overlap is not None or bucket is not None else "note"
-    yield Diagnostic(where, f"overlap_comm with {shown} needs about {gigabytes:.1f} GB on every GPU", None, severity)
+    yield Diagnostic(
+        bucket or overlap, f"overlap_comm with {shown} keeps two buckets: about {gigabytes:.1f} GB on every GPU"
+    )
 
 
 @rule(

@@ -23,11 +23,16 @@ _GATHER = "zero_optimization.stage3_gather_16bit_weights_on_model_save"
 def weights_stay_sharded(context: LintContext) -> Iterator[Diagnostic]:
     """ZeRO-3 does not gather the weights when saving.
 
-    The run ends, and then get_state_dict raises a ValueError; the Trainer catches it and leaves a DeepSpeed
-    checkpoint that zero_to_fp32.py must convert, and no file that from_pretrained loads.
+    A bare Accelerator's get_state_dict then raises a ValueError; the Trainer catches it, warns and leaves a DeepSpeed
+    checkpoint that zero_to_fp32.py must convert, and no file that from_pretrained loads. With PEFT adapters the Trainer
+    saves the adapters all the same.
     """
     if context.zero_stage != 3:
         return
+    then = {
+        "trainer": "the Trainer saves no file that from_pretrained loads (zero_to_fp32.py converts its checkpoint)",
+        "accelerator": "get_state_dict fails after the run",
+    }.get(context.reader or "", "no file that from_pretrained loads is saved")
     if "deepspeed" in context.kinds:
         setting = context.ds(_GATHER) or context.ds("zero_optimization.gather_16bit_weights_on_model_save")
         old = context.ds("zero_optimization.stage3_gather_fp16_weights_on_model_save")
@@ -36,12 +41,12 @@ def weights_stay_sharded(context: LintContext) -> Iterator[Diagnostic]:
         if setting is None:
             fix = add(context.deepspeed, "zero_optimization", _GATHER.partition(".")[2], True)
             key = _GATHER.partition(".")[2]
-            message = f"{key} is not set and defaults to off: saving the model after the run fails"
+            message = f"{key} is not set and defaults to off: {then}"
             yield context.at_file(context.deepspeed, message, _GATHER, fix=fix)
         elif setting.value == "auto":
             yield Diagnostic(
                 setting,
-                '"auto" becomes false (accelerate\'s default): saving the model after the run fails',
+                f'"auto" becomes false (accelerate\'s default): {then}',
                 set_value(setting, True),
             )
         elif not true(setting.value):
@@ -50,7 +55,7 @@ def weights_stay_sharded(context: LintContext) -> Iterator[Diagnostic]:
     setting = context.acc("deepspeed_config.zero3_save_16bit_model")
     if setting is None:
         fix = add(context.accelerate, "deepspeed_config", "zero3_save_16bit_model", True)
-        message = "zero3_save_16bit_model is not set and defaults to off: saving the model after the run fails"
+        message = f"zero3_save_16bit_model is not set and defaults to off: {then}"
         yield context.at_file(context.accelerate, message, "deepspeed_config.zero3_save_16bit_model", fix=fix)
     elif not true(setting.value):
         yield Diagnostic(setting, "off: the run saves no weights that from_pretrained loads")

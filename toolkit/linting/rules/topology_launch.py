@@ -26,7 +26,7 @@ def machines_without_address(context: LintContext) -> Iterator[Diagnostic]:
     machines = context.acc("num_machines")
     if machines is None or not number(machines.value) or machines.value < 2:
         return
-    if context.acc("main_process_ip") is None:
+    if not context.sets_acc("main_process_ip"):
         severity: Severity | None = None if context.launch.launcher else "warning"  # the flag may be given at launch
         yield Diagnostic(machines, f"{machines.value} machines, but main_process_ip is not set", severity=severity)
 
