@@ -27,7 +27,7 @@ class Watched:
         """``names``: what the parameters were called before anything was wrapped."""
         self.inner: Any = unwrapped(model)
         self.optimizer = getattr(optimizer, "optimizer", optimizer)
-        self.parameters = {_clean(name, names): p for name, p in model.named_parameters() if p.requires_grad}
+        self.parameters = {clean_name(name, names): p for name, p in model.named_parameters() if p.requires_grad}
 
     @property
     def groups(self) -> list[dict[str, Any]]:
@@ -167,8 +167,8 @@ def unwrapped(model: Any) -> Any:
     return model
 
 
-def _clean(name: str, known: set[str]) -> str:
-    """A wrapped parameter's own name."""
+def clean_name(name: str, known: set[str]) -> str:
+    """A wrapped parameter's own name. ``known``: the names before wrapping, where they are known."""
     for part in _WRAPPERS:
         candidate = name.replace(part, "")
         name = candidate if candidate in known or name not in known else name

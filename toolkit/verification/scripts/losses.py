@@ -1,0 +1,99 @@
+"""How the loss of a step is normalised, where it is a cross-entropy: with what weight every micro-batch is in it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from toolkit.verification.compare.measure import Measure
+from toolkit.verification.diagnose.attribution import Attribution
+from toolkit.verification.diagnose.diagnosis import Diagnosis
+from toolkit.verification.diagnose.gradient import by_weights
+from toolkit.verification.scripts.replay import Contribution, Replay
+
+DEFECTS = (
+    "accumulation-summed",
+    "accumulation-divided-twice",
+    "ranks-summed",
+    "ranks-divided-twice",
+    "short-window-divided-by-full",
+    "loss-scale-left",
+)
+"""Factors of a whole gradient that nobody means."""
+
+_FROM = "the run is compared from the gradient at the model's outputs on"
+
+
+@dataclass
+class LossFound:
+    """``kind``: ``cross-entropy`` or ``other``. ``measures``: one for each micro-batch, of its weight. ``note``: what a
+    user should know besides."""
+
+    kind: str
+    measures: list[Measure] = field(default_factory=list)
+    diagnosis: Diagnosis | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def normalisation(replay: Replay, steps: Sequence[Sequence[Contribution]]) -> LossFound:
+    """Compare every step's loss with the mean over all supervised tokens of its micro-batches and ranks."""
+    losses = [[one.loss for one in step] for step in steps]
+    if not any(losses) or any(loss is None for step in losses for loss in step):
+        return LossFound("other", notes=[f"the loss is not a cross-entropy of the logits: {_FROM}"])
+    if any(loss.spread > loss.resolution for step in losses for loss in step if loss is not None):
+        return LossFound(
+            "other",
+            notes=[f"tokens of one micro-batch weigh differently in the loss: {_FROM}"],
+        )
+    found = LossFound("cross-entropy")
+    factors = []
+    for at, step in enumerate(steps):
+        total = sum(one.loss.tokens for one in step if one.loss)
+        weights = [one.loss.weight * total / replay.scale(at) for one in step if one.loss]
+        tokens = [one.loss.tokens for one in step if one.loss]
+        mean = sum(w * t for w, t in zip(weights, tokens, strict=True)) / total
+        factors.append(mean)
+        for one, weight in zip(step, weights, strict=True):
+            assert one.loss is not None
+            facts = {"seen": weight / mean, "expected": 1.0, "tokens": one.loss.tokens, "all": total}
+            error = abs(weight / mean - 1.0)
+            found.measures.append(
+                Measure("micro-batch-weight", at, error, one.loss.resolution, "", one.loss.resolution / 4, one.micro,
+                        one.rank, facts)
+            )  # fmt: skip
+        uneven = any(not m.ok for m in found.measures if m.step == at)
+        if found.diagnosis is None and (uneven or abs(mean - 1) > 1e-3):
+            found.diagnosis = _cause(replay, step, weights, tokens, at)
+    _whole(found, factors, replay)
+    padding = sum(one.loss.padding for step in steps for one in step if one.loss)
+    if padding:
+        total = sum(one.loss.tokens for step in steps for one in step if one.loss)
+        found.notes.append(f"{padding} of {total} supervised tokens are padding: their attention mask is 0")
+    return found
+
+
+def _cause(
+    replay: Replay, step: Sequence[Contribution], weights: list[float], tokens: list[int], at: int
+) -> Diagnosis | None:
+    places = [(one.rank, one.micro) for one in step]
+    count = max(micro for _, micro in places) + 1
+    return by_weights(Attribution(weights, places, tokens, 0.0), count, replay.averaged)
+
+
+def _whole(found: LossFound, factors: list[float], replay: Replay) -> None:
+    """The factor that all micro-batches of a step have in common: a defect where it is the accumulation or the number
+    of ranks, a choice of the script otherwise (Adam's steps do not depend on it)."""
+    if any(not measure.ok for measure in found.measures):
+        return
+    worst = max(factors, key=lambda one: abs(math.log(max(one, 1e-30))))
+    if abs(worst - 1) <= max(m.tolerance for m in found.measures):
+        found.diagnosis = None
+        return
+    if found.diagnosis is not None and found.diagnosis.id in DEFECTS:
+        facts = {"seen": worst, "expected": 1.0, "tokens": 0, "all": 0}
+        found.measures.append(Measure("loss-weight", factors.index(worst), abs(worst - 1), 1e-3, facts=facts))
+        return
+    cause = f": {found.diagnosis.cause}" if found.diagnosis and found.diagnosis.id != "uniform-scale" else ""
+    found.notes.append(f"the loss is {worst:.5g} times the mean over supervised tokens{cause}")
+    found.diagnosis = None
