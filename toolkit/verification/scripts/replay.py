@@ -17,6 +17,7 @@ from torch import nn
 
 from toolkit.errors import InputError
 from toolkit.verification.loops.replay_device import set_generators
+from toolkit.verification.scripts.answers import answer
 from toolkit.verification.scripts.cross_entropy import CallLoss, cross_entropy
 from toolkit.verification.scripts.facts import SAMPLE, CallTrace, UnitTrace
 from toolkit.verification.scripts.tree import named_tensors, unflatten
@@ -97,8 +98,8 @@ class Replay:
         self.model.zero_grad(set_to_none=True)
         autocast = getattr(torch, call.autocast) if call.autocast else None
         with torch.enable_grad(), torch.autocast(self.device.type, dtype=autocast, enabled=autocast is not None):
-            answer = module(*args, **kwargs)
-        outputs = {name: one for name, one in named_tensors(answer) if one.requires_grad}
+            answered = answer(module, args, kwargs)
+        outputs = {name: one for name, one in named_tensors(answered) if one.requires_grad}
         seeds = self._seeds(call, outputs)
         found = Contribution(rank, micro, {}, self._compare(call, outputs))
         if losses:
@@ -131,8 +132,13 @@ class Replay:
 
     def _seeds(self, call: CallTrace, outputs: Tensors) -> Tensors:
         """The gradient that reached each output from outside the model."""
-        arrived = {one.name: one for one in call.outputs if one.gradient is not None and one.name in outputs}
+        arrived = {one.name: one for one in call.outputs if one.gradient is not None}
         direct = {name for name, one in arrived.items() if one.reached} or set(arrived)
+        if missing := sorted(direct - outputs.keys()):
+            raise InputError(
+                f"{self.source}: the rebuilt model does not answer with {missing[0]}, which the loss was computed "
+                "from: something changed its forward"
+            )
         seeds = {}
         for name in direct:
             gradient, output = arrived[name].gradient, outputs[name]
@@ -143,11 +149,6 @@ class Replay:
                     f"recorded one with {tuple(gradient.shape)}: something changed its forward"
                 )
             seeds[name] = gradient.to(output)
-        if missing := [one.name for one in call.outputs if one.gradient is not None and one.name not in outputs]:
-            raise InputError(
-                f"{self.source}: the rebuilt model does not answer with {missing[0]}, which the loss was computed "
-                "from: something changed its forward"
-            )
         # What arrived at an output includes what came through other outputs that the model computed from it.
         for name in list(seeds):
             for other in list(seeds):
