@@ -33,11 +33,11 @@ def install(session: str, root: str) -> None:
 
 
 def _tell_failure(session: str, kind: type[BaseException], error: BaseException) -> None:
-    """Leave the last line of a traceback for the command that records. The first failure is the cause."""
+    """Leave the error for the command that records. The first failure of any rank is the cause."""
     if issubclass(kind, KeyboardInterrupt):
         return
     lines = str(error).strip().splitlines()
-    text = f"{kind.__name__}: {lines[-1].strip()}" if lines else kind.__name__
+    text = f"{kind.__name__}: {lines[0].strip()}" if lines else kind.__name__
     rank = os.environ.get("RANK")
     try:
         with open(os.path.join(session, "failure"), "x", encoding="utf-8") as file:
