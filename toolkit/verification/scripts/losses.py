@@ -38,7 +38,8 @@ class LossFound:
 
 def normalisation(replay: Replay, steps: Sequence[Sequence[Contribution]]) -> LossFound:
     """Compare every step's loss with the mean over all supervised tokens of its micro-batches and ranks."""
-    losses = [[one.loss for one in step] for step in steps]
+    skipped = {step.step for step in replay.ranks[0].trace.run.steps if step.skipped}
+    losses = [[one.loss for one in step] for at, step in enumerate(steps) if at not in skipped]
     if not any(losses) or any(loss is None for step in losses for loss in step):
         return LossFound("other", notes=[f"the loss is not a cross-entropy of the logits: {_FROM}"])
     if any(loss.spread > loss.resolution for step in losses for loss in step if loss is not None):
@@ -49,6 +50,8 @@ def normalisation(replay: Replay, steps: Sequence[Sequence[Contribution]]) -> Lo
     found = LossFound("cross-entropy")
     factors = []
     for at, step in enumerate(steps):
+        if at in skipped:
+            continue
         total = sum(one.loss.tokens for one in step if one.loss)
         weights = [one.loss.weight * total / replay.scale(at) for one in step if one.loss]
         tokens = [one.loss.tokens for one in step if one.loss]
@@ -66,9 +69,9 @@ def normalisation(replay: Replay, steps: Sequence[Sequence[Contribution]]) -> Lo
         if found.diagnosis is None and (uneven or abs(mean - 1) > 1e-3):
             found.diagnosis = _cause(replay, step, weights, tokens, at)
     _whole(found, factors, replay)
-    padding = sum(one.loss.padding for step in steps for one in step if one.loss)
+    padding = sum(loss.padding for step in losses for loss in step if loss)
     if padding:
-        total = sum(one.loss.tokens for step in steps for one in step if one.loss)
+        total = sum(loss.tokens for step in losses for loss in step if loss)
         found.notes.append(f"{padding} of {total} supervised tokens are padding: their attention mask is 0")
     return found
 

@@ -28,7 +28,9 @@ def stages(ranks: Sequence[RankTrace], facts: ScriptFacts) -> tuple[list[Stage],
         notes.append(
             f"{len(run.weights) - len(names)} tensors have no gradient at some steps; their updates are not seen"
         )
-    clip = _of(ranks[0], [name for group in groups for name in group.names], groups[0], facts)[0]
+    clip = _of(ranks[0], [name for group in groups for name in group.names], groups[0], facts.loop.limit)[0]
+    coefficients = {m.step: m.facts["seen"] if m.facts["expected"] < 1 else 1.0 for m in clip.measures
+                    if m.kind == "coefficient"}  # fmt: skip
     kept = {"gradient-norm", "coefficient", "tensor-coefficient"}
     if facts.loop.limit <= 0:
         kept.discard("gradient-norm")
@@ -37,8 +39,9 @@ def stages(ranks: Sequence[RankTrace], facts: ScriptFacts) -> tuple[list[Stage],
         notes.append("clipping takes other gradients than those of this model; the clip stage is not seen")
     clip.measures = [measure for measure in clip.measures if measure.kind in kept]
     update, state = Stage("update"), Stage("optimizer-state")
+    clipped = _clipped(ranks[0], coefficients)
     for group in groups:
-        _, one, two = _of(ranks[0], group.names, group, facts)
+        _, one, two = _of(clipped, group.names, group, 0.0)
         update.measures += one.measures
         state.measures += two.measures
     for stage in (update, state):
@@ -58,8 +61,20 @@ def _with_state(rank: RankTrace) -> tuple[set[str], bool]:
     return names, stateless
 
 
-def _of(rank: RankTrace, names: list[str], group: GroupFacts, facts: ScriptFacts) -> tuple[Stage, Stage, Stage]:
-    """The stages of some parameters, with the settings of one group."""
+def _clipped(rank: RankTrace, coefficients: dict[int, float]) -> RankTrace:
+    """The same steps, with the gradients that clipping left: one group has its own norm, not that of all."""
+    steps = [
+        replace(
+            step,
+            gradient={name: None if g is None else g * coefficients.get(at, 1.0) for name, g in step.gradient.items()},
+        )
+        for at, step in enumerate(rank.run.steps)
+    ]
+    return replace(rank, run=replace(rank.run, steps=steps))
+
+
+def _of(rank: RankTrace, names: list[str], group: GroupFacts, limit: float) -> tuple[Stage, Stage, Stage]:
+    """The stages of some parameters, with the settings of one group; ``limit``: the norm that they are clipped to."""
     run = rank.run
     steps = [
         replace(
@@ -78,7 +93,7 @@ def _of(rank: RankTrace, names: list[str], group: GroupFacts, facts: ScriptFacts
     settings = SimpleNamespace(betas=group.betas, eps=group.eps, weight_decay=group.decay, lr=max(*group.lr, 1e-30))
     recorded: Any = SimpleNamespace(
         recipe=SimpleNamespace(optimizer=settings, schedule=SimpleNamespace(name="constant")),
-        max_grad_norm=facts.loop.limit,
+        max_grad_norm=limit,
         precision=SimpleNamespace(trainable=str(next(iter(weights.values())).dtype).removeprefix("torch.")),
         warmup=lambda total: 0,
     )

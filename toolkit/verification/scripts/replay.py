@@ -140,7 +140,7 @@ class Replay:
                 "from: something changed its forward"
             )
         seeds = {}
-        for name in direct:
+        for name in sorted(direct):
             gradient, output = arrived[name].gradient, outputs[name]
             assert gradient is not None
             if gradient.shape != output.shape:
@@ -149,16 +149,7 @@ class Replay:
                     f"recorded one with {tuple(gradient.shape)}: something changed its forward"
                 )
             seeds[name] = gradient.to(output)
-        # What arrived at an output includes what came through other outputs that the model computed from it.
-        for name in list(seeds):
-            for other in list(seeds):
-                if other != name:
-                    inner = torch.autograd.grad(
-                        outputs[other], outputs[name], seeds[other], retain_graph=True, allow_unused=True
-                    )[0]
-                    if inner is not None:
-                        seeds[name] = seeds[name] - inner
-        return seeds
+        return _from_outside(outputs, seeds)
 
     def summed(self, contributions: Sequence[Contribution], step: int, *, by_rank: bool = True) -> Tensors:
         """The gradient of a step: summed on each rank, then over ranks, and averaged; or in the order given."""
@@ -203,6 +194,28 @@ class Replay:
                 signs = torch.randint(0, 2, one.shape, generator=draw).mul_(2).sub_(1).to(one.device)
                 one.mul_((1 + signs * eps).to(one.dtype))
         return before
+
+
+def _from_outside(outputs: Tensors, arrived: Tensors) -> Tensors:
+    """What arrived at an output includes what came through other outputs that the model computed from it: less that,
+    beginning with those that nothing else was computed from."""
+    if len(arrived) == 1:
+        return arrived
+    behind = {name: {other for other in arrived if other != name and _depends(outputs[other], outputs[name])}
+              for name in arrived}  # fmt: skip
+    found: Tensors = {}
+    while len(found) < len(arrived):
+        name = next(one for one in arrived if one not in found and behind[one] <= found.keys())
+        seed = arrived[name]
+        for other in behind[name]:
+            seed = seed - torch.autograd.grad(outputs[other], outputs[name], found[other], retain_graph=True)[0]
+        found[name] = seed
+    return found
+
+
+def _depends(later: torch.Tensor, earlier: torch.Tensor) -> bool:
+    zeros = torch.zeros_like(later)
+    return torch.autograd.grad(later, earlier, zeros, retain_graph=True, allow_unused=True)[0] is not None
 
 
 def _add(into: Tensors, gradients: Tensors) -> None:
