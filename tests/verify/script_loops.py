@@ -203,7 +203,7 @@ def sharded(session: Path | None, defect: str = "") -> Told:
             torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
             optimizer.step()
             optimizer.zero_grad()
-        final = {name: p.full_tensor().clone() for name, p in model.named_parameters()}
+        final = {name: p.full_tensor().detach().clone() for name, p in model.named_parameters()}
     return losses, final
 
 

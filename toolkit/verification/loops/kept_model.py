@@ -4,6 +4,7 @@ transformers and PEFT, never unpickled."""
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,10 +135,9 @@ def _plain_config(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _kind_of(base: Any) -> str:
-    import transformers
-
     kind = type(base)
-    own = getattr(transformers, kind.__name__, None) is kind
+    transformers = sys.modules.get("transformers")  # a class of its own has imported it
+    own = transformers is not None and getattr(transformers, kind.__name__, None) is kind
     return kind.__name__ if own else f"{kind.__module__}.{kind.__qualname__}"
 
 

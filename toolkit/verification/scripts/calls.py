@@ -50,6 +50,14 @@ class Calls:
         self._handles = []
         self.take()
 
+    def guarded(self, action: Callable[..., None], *args: Any) -> None:
+        """An error in here is a call that is not seen, never an error of the script."""
+        try:
+            action(*args)
+        except Exception as error:
+            self._open = None
+            self._not_seen(f"a call could not be recorded: {type(error).__name__}: {error}")
+
     def before(self, name: str, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         if in_backward():
             return  # recomputed for activation checkpointing
@@ -137,17 +145,19 @@ def follow(roots: Iterable[torch.Tensor], nodes: dict[Any, OutputTrace]) -> list
 def _hooks(calls: weakref.ref[Calls], name: str) -> tuple[Callable[..., None], Callable[..., None]]:
     def before(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         if (watching := calls()) is not None:
-            watching.before(name, module, args, kwargs)
+            watching.guarded(watching.before, name, module, args, kwargs)
 
     def after(module: nn.Module, args: Any, output: Any) -> None:
         if (watching := calls()) is not None:
-            watching.after(module, output)
+            watching.guarded(watching.after, module, output)
 
     return before, after
 
 
 def _arrived(one: OutputTrace) -> Callable[[torch.Tensor], None]:
-    def hook(gradient: torch.Tensor) -> None:
+    def hook(gradient: torch.Tensor | None) -> None:
+        if gradient is None:  # autograd calls hooks of one output for another's gradient too
+            return
         found = gradient.detach().to("cpu", copy=True)
         one.gradient = found if one.gradient is None else one.gradient + found
 

@@ -93,10 +93,17 @@ def _whole(found: LossFound, factors: list[float], replay: Replay) -> None:
     if abs(worst - 1) <= max(m.tolerance for m in found.measures):
         found.diagnosis = None
         return
-    if found.diagnosis is not None and found.diagnosis.id in DEFECTS:
+    count = max((m.micro or 0 for m in found.measures), default=0) + 1
+    if (found.diagnosis is not None and found.diagnosis.id in DEFECTS) or _forgotten(worst, count, replay.averaged):
         facts = {"seen": worst, "expected": 1.0, "tokens": 0, "all": 0}
         found.measures.append(Measure("loss-weight", factors.index(worst), abs(worst - 1), 1e-3, facts=facts))
         return
     cause = f": {found.diagnosis.cause}" if found.diagnosis and found.diagnosis.id != "uniform-scale" else ""
     found.notes.append(f"the loss is {worst:.5g} times the mean over supervised tokens{cause}")
     found.diagnosis = None
+
+
+def _forgotten(factor: float, accumulation: int, ranks: int) -> bool:
+    """Whether a factor is that of a division by the micro-batches and by the ranks that is missing, or made twice."""
+    both = [accumulation**a * ranks**b for a in (-1, 0, 1) for b in (-1, 0, 1)]
+    return any(value != 1 and abs(factor / value - 1) < 2e-3 for value in both)
