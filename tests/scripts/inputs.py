@@ -43,6 +43,8 @@ def make_inputs(folder: Path) -> None:
         for parent in list(home.parents)[:4]:
             (parent / "__init__.py").touch()
         (home / "__init__.py").touch()
+    (folder / "nltk" / "tokenizers" / "punkt").mkdir(parents=True)
+    (folder / "nltk" / "tokenizers" / "punkt_tab").mkdir()
     _configs(folder)
     (folder / "made").touch()
 

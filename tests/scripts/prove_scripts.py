@@ -43,7 +43,7 @@ def prove(script: Script, strategy: str, folder: Path, work: Path, result: Path)
     environment = os.environ | {
         "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1",
         "HF_MODULES_CACHE": str(work / "modules"), "HF_DATASETS_CACHE": str(work / "cache"),
-        "TOKENIZERS_PARALLELISM": "false",
+        "TOKENIZERS_PARALLELISM": "false", "NLTK_DATA": str(work / "nltk"),
     }  # fmt: skip
     call = [sys.executable, "-m", "toolkit", "prove", "--stop", "--on-cpu", "--timeout", str(LIMIT_S), "--json",
             str(result), "--", *command(script, strategy, folder)]  # fmt: skip

@@ -36,6 +36,7 @@ def recording(session: Path | None) -> Iterator[None]:
         yield
     finally:
         watching.end()
+        watching.finish()
         catch._session = None
     if watching.error:
         raise AssertionError(watching.error)

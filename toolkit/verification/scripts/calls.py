@@ -102,7 +102,7 @@ class Calls:
         for name, tensor in trained:
             flat = tensor.detach().reshape(-1)
             sample = flat[:: max(1, -(-flat.numel() // SAMPLE))].to("cpu", copy=True)
-            one = OutputTrace(name, list(tensor.shape), sample, flat.float().norm().item())
+            one = OutputTrace(name, list(tensor.shape), sample)
             call.outputs.append(one)
             self.nodes[tensor.grad_fn] = one
             tensor.register_hook(_arrived(one))

@@ -15,14 +15,13 @@ SAMPLE = 4096
 @dataclass
 class OutputTrace:
     """A tensor that a call answered with and that a gradient may reach. ``sample``: elements at equal distances of
-    each other, at most 4,096, and ``norm`` the 2-norm of all. ``gradient``: all that arrived, in the tensor's dtype,
+    each other, at most 4,096. ``gradient``: all that arrived, in the tensor's dtype,
     loss scale included; None if none did. ``reached``: whether the loss was computed from it directly, not only from
     another output that the model computed from it."""
 
     name: str
     shape: list[int]
     sample: torch.Tensor
-    norm: float
     gradient: torch.Tensor | None = None
     reached: bool = False
 

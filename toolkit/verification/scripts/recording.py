@@ -211,7 +211,10 @@ class Recording:
         if scale:
             found = {name: None if g is None else g / scale for name, g in found.items()}
         self._step.gradient = found
-        self._step.gradient_digests = {name: "none" if g is None else fingerprint(g) for name, g in found.items()}
+        alone = not dist.is_initialized()
+        self._step.gradient_digests = {
+            name: "none" if g is None else "" if alone else fingerprint(g) for name, g in found.items()
+        }
 
     def _read(self, step: StepTrace) -> None:
         step.weights, step.states = self._watched.weights(), self._watched.states()
@@ -219,7 +222,7 @@ class Recording:
 
     def _copies(self) -> dict[str, str]:
         """Where every rank has whole weights: what they are on this one."""
-        if self._watched.strategy not in ("single", "ddp"):
+        if self._watched.strategy not in ("single", "ddp") or not dist.is_initialized():
             return {}
         return {name: fingerprint(p.detach()) for name, p in self._watched.parameters.items()}
 

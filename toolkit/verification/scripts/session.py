@@ -39,7 +39,7 @@ class Session:
         self._scales: dict[int, float] = {}
         self._took: set[int] = set()
         self._threads: list[threading.Thread] = []
-        atexit.register(self.tell)
+        atexit.register(self.finish)
 
     def guarded(self, action: Callable[..., None], *args: Any) -> None:
         """Call ``action`` unless the recording is over or this is a process forked from it."""
@@ -152,12 +152,17 @@ class Session:
         self.when_over()
         self.tell()
 
+    def finish(self) -> None:
+        """The process ends: let the files be complete."""
+        if os.getpid() == self.pid:
+            for thread in self._threads:
+                thread.join()
+            self.tell()
+
     def tell(self) -> None:
-        """Leave what this process saw for the command that records."""
+        """Leave what this process saw for the command that records; files are written meanwhile."""
         if os.getpid() != self.pid:
             return
-        for thread in self._threads:
-            thread.join()
         found = {
             "rank": int(os.environ.get("RANK", "0")),
             "optimizers": len(self.optimizers),
