@@ -81,13 +81,21 @@ def _cause(
 ) -> Diagnosis | None:
     places = [(one.rank, one.micro) for one in step]
     count = max(micro for _, micro in places) + 1
-    return by_weights(Attribution(weights, places, tokens, 0.0), count, replay.averaged)
+    cause = by_weights(Attribution(weights, places, tokens, 0.0), count, replay.averaged)
+    if cause is not None and cause.id == "micro-batch-weights":  # another pattern, times a factor
+        mean = sum(w * t for w, t in zip(weights, tokens, strict=True)) / sum(tokens)
+        known = by_weights(Attribution([w / mean for w in weights], places, tokens, 0.0), count, replay.averaged)
+        cause = known or cause
+    return cause
 
 
 def _whole(found: LossFound, factors: list[float], replay: Replay) -> None:
     """The factor that all micro-batches of a step have in common: a defect where it is the accumulation or the number
     of ranks, a choice of the script otherwise (Adam's steps do not depend on it)."""
     if any(not measure.ok for measure in found.measures):
+        count = max((m.micro or 0 for m in found.measures), default=0) + 1
+        if _forgotten(factors[0], count, replay.averaged, 0.02):
+            found.notes.append(f"besides, the loss is about {factors[0]:.3g} times the mean over supervised tokens")
         return
     worst = max(factors, key=lambda one: abs(math.log(max(one, 1e-30))))
     if abs(worst - 1) <= max(m.tolerance for m in found.measures):
@@ -103,7 +111,7 @@ def _whole(found: LossFound, factors: list[float], replay: Replay) -> None:
     found.diagnosis = None
 
 
-def _forgotten(factor: float, accumulation: int, ranks: int) -> bool:
+def _forgotten(factor: float, accumulation: int, ranks: int, off: float = 2e-3) -> bool:
     """Whether a factor is that of a division by the micro-batches and by the ranks that is missing, or made twice."""
     both = [accumulation**a * ranks**b for a in (-1, 0, 1) for b in (-1, 0, 1)]
-    return any(value != 1 and abs(factor / value - 1) < 2e-3 for value in both)
+    return any(value != 1 and abs(factor / value - 1) < off for value in both)
