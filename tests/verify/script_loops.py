@@ -208,6 +208,31 @@ def sharded(session: Path | None, defect: str = "") -> Told:
     return losses, final
 
 
+def reduced_by_hand(session: Path | None, defect: str = "") -> Told:
+    """Two ranks without a wrapper: the script averages the gradients itself. Wrong: not those of the second block."""
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    model = llama()
+    losses = []
+    with recording(session):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        torch.manual_seed(dist.get_rank())
+        for batch in batches(6)[dist.get_rank() :: 2]:
+            loss = model(**batch).logits.logsumexp(-1).mean()
+            loss.backward()
+            for name, p in model.named_parameters():
+                if not (defect == "tensors-not-reduced" and "layers.1" in name):
+                    assert p.grad is not None
+                    dist.all_reduce(p.grad)
+                    p.grad /= dist.get_world_size()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+    return losses, dict(model.state_dict())
+
+
 def scaled(session: Path | None, defect: str = "") -> Told:
     """fp16 by hand: a scaler whose second step overflows. Wrong: clipped before the scale is taken out."""
     model = llama()

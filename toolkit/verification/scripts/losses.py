@@ -49,6 +49,7 @@ def normalisation(replay: Replay, steps: Sequence[Sequence[Contribution]]) -> Lo
         )
     found = LossFound("cross-entropy")
     factors = []
+    count = max(one.micro for step in steps for one in step) + 1
     for at, step in enumerate(steps):
         if at in skipped:
             continue
@@ -67,7 +68,7 @@ def normalisation(replay: Replay, steps: Sequence[Sequence[Contribution]]) -> Lo
             )  # fmt: skip
         uneven = any(not m.ok for m in found.measures if m.step == at)
         if found.diagnosis is None and (uneven or abs(mean - 1) > 1e-3):
-            found.diagnosis = _cause(replay, step, weights, tokens, at)
+            found.diagnosis = _cause(replay, step, weights, tokens, count)
     _whole(found, factors, replay)
     padding = sum(loss.padding for step in losses for loss in step if loss)
     if padding:
@@ -77,10 +78,9 @@ def normalisation(replay: Replay, steps: Sequence[Sequence[Contribution]]) -> Lo
 
 
 def _cause(
-    replay: Replay, step: Sequence[Contribution], weights: list[float], tokens: list[int], at: int
+    replay: Replay, step: Sequence[Contribution], weights: list[float], tokens: list[int], count: int
 ) -> Diagnosis | None:
     places = [(one.rank, one.micro) for one in step]
-    count = max(micro for _, micro in places) + 1
     cause = by_weights(Attribution(weights, places, tokens, 0.0), count, replay.averaged)
     if cause is not None and cause.id == "micro-batch-weights":  # another pattern, times a factor
         mean = sum(w * t for w, t in zip(weights, tokens, strict=True)) / sum(tokens)

@@ -56,14 +56,28 @@ class Replay:
             if name in facts.dtypes:
                 parameter.data = parameter.data.to(getattr(torch, facts.dtypes[name]))
         self.trained = {name: live[name] for name in self.names}
+        self.averaged = max(1, facts.averaged)
+        """The ranks whose gradients are averaged."""
         for name, buffer in model.named_buffers():
             kept = facts.buffers.get(name)
             if kept is not None and kept.shape == buffer.shape:
                 buffer.data = kept.to(self.device)
 
-    @property
-    def averaged(self) -> int:
-        return max(1, self.ranks[0].facts.averaged)
+    def infer_averaging(self) -> str | None:
+        """Several ranks without a strategy that averages: whether the script sums their gradients or averages them, as
+        the first step shows. Returns what was found, in words."""
+        facts, first = self.ranks[0].facts, self.ranks[0].trace.run.steps[0]
+        if facts.averaged or facts.world == 1 or first.skipped:
+            return None
+        sums = self.summed(self.contributions(0, losses=False), 0)
+        both = [
+            (g.double(), sums[name].double()) for name, g in first.gradient.items() if g is not None and name in sums
+        ]
+        along = sum((one * one).sum().item() for _, one in both)
+        factor = sum((seen * one).sum().item() for seen, one in both) / max(along, 1e-300)
+        summed = abs(factor - 1.0) < 1e-3
+        self.averaged = 1 if summed else facts.world
+        return f"no strategy reduces the gradients; they are compared with the {'sum' if summed else 'mean'} over ranks"
 
     def scale(self, step: int) -> float:
         """What the gradients at the outputs still have in them: the loss scale, and the ranks that are averaged."""

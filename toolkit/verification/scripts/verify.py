@@ -102,13 +102,14 @@ def verify_unit(folder: Path, model: Any = None) -> ModelOutcome:
         torch.set_num_threads(max(1, facts.threads))  # sums are split among threads
         with multiplying(facts.loop.float32_products, device):
             replay = Replay(built, ranks, device, str(folder))
+            by_hand = replay.infer_averaging()
             replayed = replay_all(replay)
     finally:
         torch.set_num_threads(threads)
     run: Any = RecordedRun(facts.world, device.type, facts.strategy)
     loss = normalisation(replay, replayed.contributions)
     outcome = _outcome(run, replay, replayed, loss, first)
-    outcome.notes += [*([note] if note else []), *loss.notes, *facts.notes, *facts.unseen]
+    outcome.notes += [*filter(None, (note, by_hand)), *loss.notes, *facts.notes, *facts.unseen]
     if facts.outside:
         names = f"{facts.outside[0]} and {len(facts.outside) - 1} others" if facts.outside[1:] else facts.outside[0]
         outcome.notes.append(f"{names}: the loss reads it without calling the model; its gradient is not seen")
@@ -130,7 +131,7 @@ def _outcome(run: Any, replay: Replay, replayed: Replayed, loss: LossFound, firs
     found.not_engaged = any(not one.ok for one in found.claims if one.id in ("strategy", "processes"))
     outcome = Outcome(run, run, [found], notes=notes)
     different = found.different
-    if different is not None:
+    if different is not None and not found.not_engaged:
         stage, measure = different
         if measure.kind in ("micro-batch-weight", "loss-weight"):
             outcome.diagnosis = loss.diagnosis
