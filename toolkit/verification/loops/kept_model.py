@@ -145,6 +145,15 @@ def _structure(model: nn.Module) -> dict[str, str]:
     found = {}
     for name, module in model.named_modules():
         floats = {key: value for key, value in sorted(vars(module).items()) if type(value) is float}
-        told = [module.extra_repr(), *(f"{key}={value!r}" for key, value in floats.items())]
+        told = [_whole_shapes(module, module.extra_repr()), *(f"{key}={value!r}" for key, value in floats.items())]
         found[name] = f"{type(module).__module__}.{type(module).__qualname__}({', '.join(filter(None, told))})"
     return found
+
+
+def _whole_shapes(module: nn.Module, text: str) -> str:
+    """What a module prints, where DeepSpeed has split its parameters as they were made: their own shape is (0,)."""
+    for parameter in module.parameters(recurse=False):
+        shape = getattr(parameter, "ds_shape", parameter.shape)
+        if shape != parameter.shape:
+            text = text.replace(str(tuple(parameter.shape)), str(tuple(shape)))
+    return text
