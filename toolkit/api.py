@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from toolkit.planning.command import Planned
     from toolkit.training.export import Exported
     from toolkit.verification.command import Verdict
+    from toolkit.verification.scripts.command import Recorded
+    from toolkit.verification.scripts.prove import Proven
 
 RecipeLike = str | Path | Recipe
 
@@ -110,6 +112,48 @@ def verify(
 
     to = None if log is None else Path(log).absolute()
     return verify_recipe(recipe, overrides, fault=fault, full_size=full_size, time_limit=time_limit, log=to)
+
+
+def record(
+    command: Sequence[str],
+    folder: str | Path,
+    *,
+    steps: int = 3,
+    after: int = 0,
+    timeout: float | None = None,
+    stop: bool = False,
+    on_cpu: bool = False,
+) -> Recorded:
+    """Run an unmodified training command and keep its optimizer steps ``after + 1`` to ``after + steps`` in ``folder``.
+
+    ``timeout``: seconds until the command is ended. ``stop``: end it once the steps are recorded. ``on_cpu``: on a
+    machine without a GPU, have accelerate run the FSDP or DeepSpeed that it was launched for.
+
+    Raises InputError if the command cannot be run or there is nothing to record, RunFailed if it fails.
+    """
+    from toolkit.verification.scripts.command import record as record_command
+
+    return record_command(command, folder, steps=steps, after=after, timeout=timeout, stop=stop, on_cpu=on_cpu)
+
+
+def prove(
+    command: Sequence[str],
+    folder: str | Path | None = None,
+    *,
+    steps: int = 3,
+    after: int = 0,
+    timeout: float | None = None,
+    stop: bool = False,
+    on_cpu: bool = False,
+) -> Proven:
+    """Record an unmodified training command and compare its steps with a plain PyTorch loop.
+
+    ``folder``: keeps the recording. The other arguments are those of ``record``. Raises InputError if there is nothing
+    to record or it cannot be compared here, RunFailed if the command fails.
+    """
+    from toolkit.verification.scripts.prove import prove as prove_command
+
+    return prove_command(command, folder, steps=steps, after=after, timeout=timeout, stop=stop, on_cpu=on_cpu)
 
 
 def plan(

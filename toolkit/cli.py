@@ -13,6 +13,7 @@ from toolkit.linting import commands as lint_commands
 from toolkit.migration import commands as migrate_commands
 from toolkit.planning import commands as plan_commands
 from toolkit.verification import commands as verify_commands
+from toolkit.verification.scripts import commands as script_commands
 
 app = typer.Typer(
     name="toolkit",
@@ -132,6 +133,7 @@ def schema(
 
 data_commands.register(app)
 verify_commands.register(app)
+script_commands.register(app)
 plan_commands.register(app)
 bench_commands.register(app)
 lint_commands.register(app)

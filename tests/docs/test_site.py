@@ -135,6 +135,7 @@ def test_commands_of_the_pages_exist() -> None:
     for line in lines:
         words = shlex.split(line, comments=True)
         if words[:1] == ["toolkit"]:
+            words = words[: words.index("--")] if "--" in words else words  # what follows is another command's
             command = group.commands[words[1]]
             known = {option for parameter in command.params for option in parameter.opts}
             assert {word for word in words[2:] if word.startswith("-")} <= known, line

@@ -143,7 +143,10 @@ def run_matrix(
 def run_trace(folder: str, json_target: str | None) -> int:
     """Judge a recorded loop; returns the exit status. Raises InputError."""
     from toolkit.verification.loops.verify_trace import verify_trace
+    from toolkit.verification.scripts.verify import is_recording
 
+    if is_recording(Path(folder)):
+        return _run_recording(folder, json_target)
     result = Result("verify")
     outcome = verify_trace(Path(folder))
     answer = to_json(result, outcome, None)
@@ -157,6 +160,18 @@ def run_trace(folder: str, json_target: str | None) -> int:
     if json_target:
         write_json(answer, json_target)
     return outcome.exit_code
+
+
+def _run_recording(folder: str, json_target: str | None) -> int:
+    from toolkit.verification.scripts import screen as script_screen
+    from toolkit.verification.scripts.prove import judge
+
+    found = judge(Path(folder), Result("verify"))
+    if json_target != "-":
+        _say("\n".join(script_screen.proven(found, folder)))
+    if json_target:
+        write_json(found.to_json(), json_target)
+    return found.exit_code
 
 
 def _report(outcome: Outcome, seconds: float, command: str) -> list[str]:

@@ -34,13 +34,18 @@ class _Fit:
 
 
 def optimizer_stages(
-    ranks: Sequence[RankTrace], resolved: Resolved, decayed: frozenset[str], total: int, overflow_step: int | None
+    ranks: Sequence[RankTrace],
+    resolved: Resolved,
+    decayed: frozenset[str],
+    total: int,
+    overflow_step: int | None,
+    begun: int = 0,
 ) -> list[Stage]:
-    """The stages clip, update, optimizer-state and schedule."""
+    """The stages clip, update, optimizer-state and schedule. ``begun``: updates before the first of these steps."""
     clip, update, state, schedule = Stage("clip"), Stage("update"), Stage("optimizer-state"), Stage("schedule")
     run = ranks[0].run
     weights, states = run.weights, run.states
-    clipped, updates = [], 0
+    clipped, updates = [], begun
     for taken in run.steps:
         forced = taken.step == overflow_step
         kind = "step-not-skipped" if forced else "step-skipped"

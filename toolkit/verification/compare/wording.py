@@ -41,6 +41,12 @@ KINDS: dict[str, tuple[str, str]] = {
     # forward
     "initial-weight": ("{name} at the start", "the first weights"),
     "loss": ("loss", "loss {seen:.7g}, {expected:.7g} expected"),
+    "output": ("output {name}", "the model's answer in a recorded call"),
+    "micro-batch-weight": (
+        "weight of the micro-batch",
+        "its {tokens} of {all} supervised tokens weigh {seen:.4g} times what they do in the mean over all",
+    ),
+    "loss-weight": ("loss", "{seen:.5g} times the mean over supervised tokens"),
     "loss-samples-apart": ("loss of samples apart", "the plain loop's own: packed samples, against each alone"),
     # gradient
     "gradient": ("{name}", ""),

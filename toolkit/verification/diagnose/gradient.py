@@ -51,7 +51,7 @@ def gradient_cause(found: Pass, case: Case, stage: Stage, measure: Measure) -> D
     if fitted.residual >= bound and (unreduced := _unreduced(micros, taken.gradient, wrong, resolved.data_size)):
         return Diagnosis("tensors-not-reduced", {"count": len(unreduced), "all": len(names), "first": unreduced[0]})
     if fitted.residual < bound:
-        return _by_weights(fitted, resolved.accumulation, resolved.data_size, case, step, reference)
+        return by_weights(fitted, resolved.accumulation, resolved.data_size)
     right_ones = [m.name for m in stage.measures if m.kind == "gradient" and m.ok and m.step == step
                   and m.noise < NO_SIGNAL and m.name in right
                   and not _is_nothing(taken.gradient.get(m.name))]  # fmt: skip
@@ -122,9 +122,8 @@ def _near(weights: list[float], value: float | None) -> bool:
     return abs(aim) > 0.02 and all(abs(w - aim) <= 0.02 * max(1.0, abs(aim)) for w in weights)
 
 
-def _by_weights(
-    found: Attribution, accumulation: int, world: int, case: Case, step: int, reference: object
-) -> Diagnosis | None:
+def by_weights(found: Attribution, accumulation: int, world: int) -> Diagnosis | None:
+    """The cause that a pattern of weights has; None where all are right."""
     known = [w for w in found.weights if w == w]
     facts = {"weights": ", ".join(f"{w:.3g}" for w in known)}
     if _near(known, None):

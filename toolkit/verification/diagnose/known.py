@@ -122,6 +122,8 @@ _GRADIENT = {
                                   "trl#2175, transformers#34198"),
     "mean-per-rank": Known("ranks have equal weights although their token counts differ", _WEIGHTS,
                            "transformers#34242, transformers#39392"),
+    "gradient-not-cleared": Known("the gradient of the step before is still in this one",
+                                  "step {step}: optimizer.zero_grad was not called in between"),
     "only-last-micro-batch": Known("only the last micro-batch's gradient is kept", _WEIGHTS,
                                    "DeepSpeed#6550, DeepSpeed#7981"),
     "ranks-not-reduced": Known("gradients are not reduced over the ranks", _WEIGHTS, "DeepSpeed#4321"),

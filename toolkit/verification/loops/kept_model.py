@@ -4,6 +4,7 @@ transformers and PEFT, never unpickled."""
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,10 +135,9 @@ def _plain_config(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _kind_of(base: Any) -> str:
-    import transformers
-
     kind = type(base)
-    own = getattr(transformers, kind.__name__, None) is kind
+    transformers = sys.modules.get("transformers")  # a class of its own has imported it
+    own = transformers is not None and getattr(transformers, kind.__name__, None) is kind
     return kind.__name__ if own else f"{kind.__module__}.{kind.__qualname__}"
 
 
@@ -145,6 +145,15 @@ def _structure(model: nn.Module) -> dict[str, str]:
     found = {}
     for name, module in model.named_modules():
         floats = {key: value for key, value in sorted(vars(module).items()) if type(value) is float}
-        told = [module.extra_repr(), *(f"{key}={value!r}" for key, value in floats.items())]
+        told = [_whole_shapes(module, module.extra_repr()), *(f"{key}={value!r}" for key, value in floats.items())]
         found[name] = f"{type(module).__module__}.{type(module).__qualname__}({', '.join(filter(None, told))})"
     return found
+
+
+def _whole_shapes(module: nn.Module, text: str) -> str:
+    """What a module prints, where DeepSpeed has split its parameters as they were made: their own shape is (0,)."""
+    for parameter in module.parameters(recurse=False):
+        shape = getattr(parameter, "ds_shape", parameter.shape)
+        if shape != parameter.shape:
+            text = text.replace(str(tuple(parameter.shape)), str(tuple(shape)))
+    return text

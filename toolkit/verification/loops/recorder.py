@@ -26,7 +26,13 @@ from torch import nn
 from torch.nn import functional
 
 from toolkit.verification.loops.kept_model import keep_model
-from toolkit.verification.loops.replay_device import GeneratorStates, drawn_since, float32_products, generator_states
+from toolkit.verification.loops.replay_device import (
+    GeneratorStates,
+    device_name,
+    drawn_since,
+    float32_products,
+    generator_states,
+)
 from toolkit.verification.loops.watched import unwrapped, watched_loop, when_deepspeed_begins, whole
 from toolkit.verification.record.plain_form import save_plain
 from toolkit.verification.record.trace import LoopFacts, MicroTrace, RankTrace, StepTrace, digest
@@ -154,7 +160,7 @@ class Recorder:
         computed |= {name for name in (self.autocast, self.watched.copy_dtype) if name is not None}
         facts = LoopFacts(
             device=self.device.type,
-            device_name=_device_name(self.device),
+            device_name=device_name(self.device),
             float32_products=float32_products(self.device),
             dtypes=sorted(computed),
             betas=[float(beta) for beta in group["betas"]],
@@ -180,10 +186,6 @@ def _computing(args: Any, kwargs: dict[str, Any], otherwise: torch.device) -> to
     """The device of what the model is given: parameters that are offloaded wait on another one."""
     given = (value.device for value in [*args, *kwargs.values()] if isinstance(value, torch.Tensor))
     return next(given, otherwise)
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def _loss_sum(module: Any, labels: torch.Tensor, output: Any) -> float:

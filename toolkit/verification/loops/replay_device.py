@@ -45,6 +45,11 @@ def float32_products(device: torch.device) -> str:
     return "tf32" if (backends.fp32_precision if own == "none" else own) == "tf32" else "ieee"
 
 
+def device_name(device: torch.device) -> str:
+    """As its maker calls it."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
 @contextlib.contextmanager
 def multiplying(precision: str, device: torch.device) -> Iterator[None]:
     """Multiply matrices of float32 as the recorded loop did."""

@@ -13,7 +13,7 @@ from torch import nn
 from toolkit.strategies.engines.base import MOMENTS, OptimizerState
 
 Tensors = dict[str, torch.Tensor]
-_WRAPPERS = ("module.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
+_WRAPPERS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
 
 
 class Watched:
@@ -27,7 +27,7 @@ class Watched:
         """``names``: what the parameters were called before anything was wrapped."""
         self.inner: Any = unwrapped(model)
         self.optimizer = getattr(optimizer, "optimizer", optimizer)
-        self.parameters = {_clean(name, names): p for name, p in model.named_parameters() if p.requires_grad}
+        self.parameters = {clean_name(name, names): p for name, p in model.named_parameters() if p.requires_grad}
 
     @property
     def groups(self) -> list[dict[str, Any]]:
@@ -167,9 +167,11 @@ def unwrapped(model: Any) -> Any:
     return model
 
 
-def _clean(name: str, known: set[str]) -> str:
-    """A wrapped parameter's own name."""
-    for part in _WRAPPERS:
-        candidate = name.replace(part, "")
-        name = candidate if candidate in known or name not in known else name
-    return name
+def clean_name(name: str, known: set[str]) -> str:
+    """A wrapped parameter's own name. ``known``: the names before wrapping, where they are known."""
+    if name in known:
+        return name
+    parts = [part for part in name.split(".") if part not in _WRAPPERS]
+    while len(parts) > 1 and parts[0] == "module" and ".".join(parts) not in known:
+        parts = parts[1:]
+    return ".".join(parts)

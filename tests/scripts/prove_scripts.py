@@ -1,0 +1,111 @@
+"""Runs other projects' scripts under `toolkit prove`, as they are, on tiny models and made data.
+
+    python -m tests.scripts.prove_scripts FOLDER [--only NAME] [--strategy S] [-o table.md]
+
+FOLDER holds a checkout of each project, under the project's name. A result that is there already is kept; the table is
+written from all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from scripts.cases import SCRIPTS, Script
+from scripts.inputs import make_inputs
+
+ROOT = Path(__file__).parent.parent.parent
+LIMIT_S = 240
+
+
+def command(script: Script, strategy: str, folder: Path) -> list[str]:
+    """How a user launches it."""
+    file = [str(folder / script.project / script.path), *shlex.split(script.arguments)]
+    if strategy == "single":
+        return [sys.executable, *file]
+    if strategy == "ddp":
+        return ["torchrun", "--nproc_per_node", "2", *file]
+    if strategy == "deepspeed":
+        return ["deepspeed", "--num_accelerators", "2", "--bind_cores_to_rank", *file][:3] + file
+    return ["accelerate", "launch", "--config_file", f"{strategy}.yaml", *file]
+
+
+def prove(script: Script, strategy: str, folder: Path, work: Path, result: Path) -> dict[str, Any]:
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1",
+        "HF_MODULES_CACHE": str(work / "modules"), "HF_DATASETS_CACHE": str(work / "cache"),
+        "TOKENIZERS_PARALLELISM": "false", "NLTK_DATA": str(work / "nltk"),
+    }  # fmt: skip
+    call = [sys.executable, "-m", "toolkit", "prove", "--stop", "--on-cpu", "--timeout", str(LIMIT_S), "--json",
+            str(result), "--", *command(script, strategy, folder)]  # fmt: skip
+    begun = time.perf_counter()
+    with result.with_suffix(".log").open("wb") as log:
+        code = subprocess.run(call, cwd=work, env=environment, stdout=log, stderr=log, check=False).returncode
+    if not result.exists():
+        last = result.with_suffix(".log").read_text(encoding="utf-8", errors="replace").replace("\r", "\n")
+        told = [line for line in last.splitlines() if line.strip()]
+        result.write_text(
+            json.dumps({"verdict": "failed", "why": told[-1] if told else f"exit {code}"}), encoding="utf-8"
+        )
+    document = json.loads(result.read_text(encoding="utf-8"))
+    document["runner_seconds"] = round(time.perf_counter() - begun, 1)
+    return document
+
+
+def row(script: Script, strategy: str, document: dict[str, Any]) -> str:
+    if document["verdict"] == "failed":
+        return f"| {script.project} | `{script.name}` | {strategy} | not run | {document['why'][:160]} |"
+    said = []
+    for model in document["models"]:
+        if model["diagnosis"]:
+            said.append(model["diagnosis"]["cause"])
+        elif model["first_difference"]:
+            first = model["first_difference"]
+            said.append(f"{first['stage']}: {first['tensor']}, off by {first['error']}")
+        limit = next(
+            (s["detection_limit"] for p in model["passes"] for s in p["stages"] if s["stage"] == "gradient"), None
+        )
+        said.append(f"{model['loss']}, detects {limit:.1e}" if limit else model["loss"])
+        said += model.get("notes", [])
+    return f"| {script.project} | `{script.name}` | {strategy} | {document['verdict']} | {'; '.join(said)} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--strategy", default="")
+    parser.add_argument("--work", type=Path, default=Path("runs/scripts"))
+    parser.add_argument("-o", "--output", type=Path)
+    given = parser.parse_args()
+    work = given.work.absolute()
+    make_inputs(work)
+    (work / "results").mkdir(exist_ok=True)
+    rows = ["| project | script | strategy | verdict | |", "| --- | --- | --- | --- | --- |"]
+    for at, script in enumerate(SCRIPTS):
+        for strategy in script.strategies:
+            same = [one for one in SCRIPTS[:at] if one.name == script.name]
+            result = work / "results" / f"{script.project}-{script.name}{len(same) or ''}-{strategy}.json"
+            if result.exists():
+                document = json.loads(result.read_text(encoding="utf-8"))
+            elif given.only in f"{script.project}/{script.path}" and given.strategy in strategy:
+                document = prove(script, strategy, given.folder.absolute(), work, result)
+                print(row(script, strategy, document), f"{document['runner_seconds']} s", flush=True)
+            else:
+                continue
+            rows.append(row(script, strategy, document))
+    if given.output:
+        given.output.write_text("\n".join(rows) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""`toolkit record` and `toolkit prove`: a launched script is proven unchanged; bad commands get one line each."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from toolkit.errors import InputError, RunFailed, ToolkitError
+from toolkit.verification.scripts.command import record
+from toolkit.verification.scripts.prove import prove
+
+HERE = Path(__file__).parent
+RIGHT = """
+import os, sys, torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+sys.path.insert(0, {here!r})
+import script_loops as loops
+
+dist.init_process_group("gloo")
+model = DistributedDataParallel(loops.llama())
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+torch.manual_seed(dist.get_rank())
+for at, batch in enumerate(loops.batches(6)[dist.get_rank() :: 2]):
+    labels = batch.pop("labels")
+    tokens = torch.tensor(float((labels[:, 1:] != -100).sum()))
+    dist.all_reduce(tokens)
+    logits = model(**batch).logits[:, :-1].flatten(0, 1)
+    loss = torch.nn.functional.cross_entropy(logits, labels[:, 1:].flatten(), reduction="sum")
+    (loss * {ranks} / tokens).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE.parent.parent), str(HERE)]))
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def script(folder: Path, text: str) -> str:
+    (folder / "train.py").write_text(text, encoding="utf-8")
+    return str(folder / "train.py")
+
+
+def test_torchrun_is_recorded_and_proven(tmp_path: Path) -> None:
+    """DDP by hand. The session's sitecustomize goes on to one that was there before."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(
+        f"open({str(tmp_path / 'hidden')!r}, 'a').close()", encoding="utf-8"
+    )
+    os.environ["PYTHONPATH"] += os.pathsep + str(tmp_path / "site")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
+    file = script(tmp_path, RIGHT.format(here=str(HERE), ranks=2))
+    found = prove([*launch, file], tmp_path / "recording", timeout=120)
+    assert found.verdict == "equivalent", found.document["first_difference"]
+    (model,) = found.document["models"]
+    assert (model["strategy"], model["loss"]) == ("ddp", "cross-entropy")
+    assert (tmp_path / "hidden").exists()
+    assert json.loads((tmp_path / "recording" / "record.json").read_text())["models"][0]["recorded"]
+
+
+BAD = {
+    "crash": ("import torch\nraise ValueError('no such column: text')", 1, "exit status 1: ValueError: no such column"),
+    "status": ("import sys\nprint('disk full', file=sys.stderr)\nsys.exit(3)", 3, "exit status 3: disk full"),
+    "no-torch": ("print('hello')", 2, "no Python process of it imported torch"),
+    "no-model": ("import torch", 2, "no model was prepared"),
+    "nothing-trains": (
+        "import torch\nmodel = torch.nn.Linear(2, 2)\noptimizer = torch.optim.AdamW(model.parameters())",
+        2,
+        "nothing trains: no optimizer step of Linear was taken",
+    ),
+    "too-short": (
+        "import torch\nmodel = torch.nn.Linear(2, 2)\noptimizer = torch.optim.AdamW(model.parameters())\n"
+        "model(torch.ones(2)).sum().backward()\noptimizer.step()",
+        2,
+        "Linear took 1 optimizer steps, too few",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_command_gets_one_line(kind: str, tmp_path: Path) -> None:
+    text, status, line = BAD[kind]
+    with pytest.raises(ToolkitError) as told:
+        record([sys.executable, script(tmp_path, text)], tmp_path / "recording")
+    assert told.value.exit_code == status
+    assert line in str(told.value)
+    assert len(str(told.value).splitlines()) == 1
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["train.py"]
+
+
+def test_a_hanging_command_is_ended_with_all_its_processes(tmp_path: Path) -> None:
+    child = "import time, signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+    text = f"import subprocess, sys, time\nprint(subprocess.Popen([sys.executable, '-c', {child!r}], "
+    text += f"start_new_session=True).pid, file=open({str(tmp_path / 'pid')!r}, 'w'), flush=True)\ntime.sleep(600)"
+    with pytest.raises(RunFailed, match="still running after 2 s"):
+        record([sys.executable, script(tmp_path, text)], tmp_path / "recording", timeout=2)
+    pid = int((tmp_path / "pid").read_text())
+    for _ in range(50):
+        if not Path(f"/proc/{pid}").exists() or "zombie" in Path(f"/proc/{pid}/status").read_text():
+            break
+        time.sleep(0.1)
+    else:
+        raise AssertionError("a process of the command is left")
+    assert not (tmp_path / "recording").exists()
+
+
+def test_a_model_that_cannot_be_rebuilt(tmp_path: Path) -> None:
+    text = (
+        "import torch\nmodel = torch.nn.Linear(2, 2)\noptimizer = torch.optim.AdamW(model.parameters())\n"
+        "for _ in range(3):\n    model(torch.ones(2)).sum().backward()\n    optimizer.step()\n    optimizer.zero_grad()"
+    )
+    with pytest.raises(InputError, match="is not a transformers model class"):
+        prove([sys.executable, script(tmp_path, text)])
+
+
+def test_a_command_that_is_not_there() -> None:
+    with pytest.raises(InputError, match="accelerat: command not found"):
+        record(["accelerat", "launch"], "recording")
+
+
+def test_a_folder_with_other_things_is_left(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(InputError, match="exists and is not a recording"):
+        record([sys.executable, "-c", ""], tmp_path)
+
+
+def test_a_python_process_without_torch_pays_milliseconds(tmp_path: Path) -> None:
+    """The hooks import nothing that the interpreter has not; modules are counted, not time."""
+    from toolkit.verification.scripts.run import prepare
+
+    environment = prepare(tmp_path, 3, 0, False)
+    code = (
+        "import sys; print(len(sys.modules), any(m.split('.')[0] in ('torch', 'json', 'toolkit') for m in sys.modules))"
+    )
+    told = [
+        subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout.split()
+        for env in (dict(os.environ), environment)
+    ]
+    assert told[1][1] == "False"
+    assert int(told[1][0]) - int(told[0][0]) < 25

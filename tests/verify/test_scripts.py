@@ -1,0 +1,102 @@
+"""Any loop is recorded as it runs, left as it was, and judged: right ones pass, planted defects are found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import script_loops as loops
+import torch
+
+from toolkit.launch.group import WorkerGroup
+from toolkit.verification.scripts.run import prepare
+from toolkit.verification.scripts.verify import ModelOutcome, verify_unit
+
+Judge = Callable[..., ModelOutcome]
+
+
+@pytest.fixture
+def judge(tmp_path: Path) -> Judge:
+    """Record a loop, on this process or on those of a group, and compare it."""
+
+    def run(job: Any, defect: str = "", group: WorkerGroup | None = None) -> ModelOutcome:
+        prepare(tmp_path, steps=3, after=0, on_cpu=False)
+        if group is None:
+            torch.manual_seed(5)
+            job(tmp_path, defect)
+        else:
+            group.run(job, tmp_path, defect)
+        (folder,) = (one for one in (tmp_path / "models").iterdir() if (one / "model.pt").exists())
+        return verify_unit(folder)
+
+    return run
+
+
+def stage(found: ModelOutcome, name: str) -> Any:
+    return next(one for one in found.outcome.passes[0].stages if one.name == name)
+
+
+ALONE = [loops.custom_loss, loops.preferences, loops.scaled, loops.other_optimizer]
+TOGETHER = [loops.accelerated, loops.sharded, loops.reduced_by_hand]
+
+
+@pytest.mark.parametrize("job", ALONE)
+def test_a_right_loop_on_one_process(job: Any, judge: Judge) -> None:
+    found = judge(job)
+    assert found.outcome.verdict == "equivalent", found.outcome.difference
+    assert stage(found, "gradient").detection_limit < 1e-6
+    assert stage(found, "forward").summary == "outputs bit-equal"
+
+
+@pytest.mark.parametrize("job", TOGETHER)
+def test_a_right_loop_on_two_ranks(job: Any, judge: Judge, group: WorkerGroup) -> None:
+    found = judge(job, "", group)
+    assert found.outcome.verdict == "equivalent", found.outcome.difference
+    assert stage(found, "gradient").detection_limit < 1e-5
+    assert found.facts.world == 2
+
+
+@pytest.mark.parametrize(
+    ("job", "defect", "where", "diagnosis"),
+    [
+        (loops.custom_loss, "sums-in-bf16", "gradient", "sums-rounded-to-16-bits"),
+        (loops.custom_loss, "not-zeroed", "gradient", "gradient-not-cleared"),
+        (loops.preferences, "adapter-without-gradient", "gradient", "no-gradient"),
+        (loops.scaled, "clipped-while-scaled", "clip", None),
+        (loops.accelerated, "mean-per-micro-batch", "forward", "mean-per-micro-batch"),
+        # With as many ranks as micro-batches both are divided by the same number.
+        (loops.accelerated, "ranks-divided-twice", "forward", "accumulation-divided-twice"),
+        (loops.reduced_by_hand, "tensors-not-reduced", "gradient", "ranks-not-reduced"),
+        (loops.sharded, "reduced-in-bf16", "gradient", "sums-rounded-to-16-bits"),
+    ],
+)
+def test_a_planted_defect_is_found(
+    job: Any, defect: str, where: str, diagnosis: str | None, judge: Judge, request: pytest.FixtureRequest
+) -> None:
+    group = request.getfixturevalue("group") if job in TOGETHER else None
+    found = judge(job, defect, group).outcome
+    assert found.verdict == "different"
+    assert found.difference is not None
+    assert found.difference[1].name == where
+    assert (found.diagnosis.id if found.diagnosis else None) == diagnosis
+
+
+@pytest.mark.parametrize("job", ALONE)
+def test_recording_leaves_a_run_bit_equal(job: Any, tmp_path: Path) -> None:
+    prepare(tmp_path, steps=2, after=1, on_cpu=False)
+    torch.manual_seed(5)
+    assert loops.both(job, tmp_path)
+
+
+@pytest.mark.parametrize("job", TOGETHER)
+def test_recording_leaves_a_distributed_run_bit_equal(job: Any, tmp_path: Path, group: WorkerGroup) -> None:
+    prepare(tmp_path, steps=2, after=0, on_cpu=False)
+    assert all(group.run(loops.both, job, tmp_path))
+
+
+def test_what_is_not_seen_is_said(judge: Judge) -> None:
+    found = judge(loops.other_optimizer)
+    assert any("SGD" in note and "not seen" in note for note in found.outcome.notes)
+    assert {one.name for one in found.outcome.passes[0].stages} == {"ledger", "forward", "gradient", "cross-rank"}

@@ -1,0 +1,1 @@
+"""Any training command, recorded as it runs and verified from what was recorded. Not a line of its script changes."""

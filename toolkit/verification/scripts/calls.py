@@ -1,0 +1,175 @@
+"""The calls of a model under grad: what it was given, what it answered, and the gradient that came back.
+
+Hooks only read. They draw no random numbers and change no tensor, so the run is the same with and without them.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from toolkit.verification.loops.replay_device import drawn_since, generator_states
+from toolkit.verification.scripts.facts import SAMPLE, CallTrace, OutputTrace
+from toolkit.verification.scripts.tree import Unrecordable, flatten, named_tensors
+
+
+class Calls:
+    """Watches one model until ``remove``. A call of a part of it by the script itself is a call of its own."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.device = next(iter(model.parameters())).device
+        self.unseen: list[str] = []
+        self.finished: list[CallTrace] = []
+        self.nodes: dict[Any, OutputTrace] = {}
+        """By node of the autograd graph: the output that it computed."""
+        self._inside: list[nn.Module] = []
+        self._open: CallTrace | None = None
+        self._handles: list[Any] = []
+        for name, module in model.named_modules():
+            if isinstance(module, nn.ModuleList | nn.ModuleDict) or next(module.parameters(), None) is None:
+                continue
+            before, after = _hooks(weakref.ref(self), name)
+            self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+            # Before FSDP casts what the model answers, and before DeepSpeed wraps it in nodes of its own.
+            self._handles.append(module.register_forward_hook(after, prepend=True, always_call=True))
+
+    def take(self) -> list[CallTrace]:
+        """The calls since the last ``take`` whose answers a gradient reached."""
+        done = [call for call in self.finished if any(one.gradient is not None for one in call.outputs)]
+        self.finished, self.nodes = [], {}
+        return done
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self.take()
+
+    def guarded(self, action: Callable[..., None], *args: Any) -> None:
+        """An error in here is a call that is not seen, never an error of the script."""
+        try:
+            action(*args)
+        except Exception as error:
+            self._open = None
+            self._not_seen(f"a call could not be recorded: {type(error).__name__}: {error}")
+
+    def before(self, name: str, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        if in_backward():
+            return  # recomputed for activation checkpointing
+        self._inside.append(module)
+        if len(self._inside) > 1:
+            if self._open is not None and len(self._inside) == 2:
+                self._look_at_autocast(self._open)
+            return
+        self._open = None
+        if not torch.is_grad_enabled():
+            return
+        self.device = _computing(args, kwargs, self.device)
+        try:
+            text, tensors = flatten([list(args), dict(kwargs)], _kept)
+        except Unrecordable as error:
+            self._not_seen(f"{name or 'the model'} was called with an argument that cannot be recorded: {error}")
+            return
+        self._open = CallTrace(
+            path=name,
+            training=module.training,
+            arguments=text,
+            tensors=tensors,
+            autocast=None,
+            rng=generator_states(self.device),
+            drawn=[],
+        )
+        self._look_at_autocast(self._open)
+
+    def after(self, module: nn.Module, output: Any) -> None:
+        if in_backward() or not self._inside:
+            return
+        while self._inside and self._inside.pop() is not module:
+            continue  # a call that raised
+        call = self._open
+        if self._inside or call is None:
+            return
+        self._open = None
+        trained = [(name, one) for name, one in named_tensors(output) if one.requires_grad and one.grad_fn is not None]
+        if not trained:
+            return
+        call.drawn = drawn_since(call.rng, self.device)
+        for name, tensor in trained:
+            flat = tensor.detach().reshape(-1)
+            sample = flat[:: max(1, -(-flat.numel() // SAMPLE))].to("cpu", copy=True)
+            one = OutputTrace(name, list(tensor.shape), sample)
+            call.outputs.append(one)
+            self.nodes[tensor.grad_fn] = one
+            tensor.register_hook(_arrived(one))
+        self.finished.append(call)
+
+    def _look_at_autocast(self, call: CallTrace) -> None:
+        kind = self.device.type
+        if torch.is_autocast_enabled(kind):
+            call.autocast = str(torch.get_autocast_dtype(kind)).removeprefix("torch.")
+
+    def _not_seen(self, why: str) -> None:
+        if why not in self.unseen:
+            self.unseen.append(why)
+
+
+def in_backward() -> bool:
+    """Whether autograd is computing gradients in this thread: what is called then recomputes activations."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def follow(roots: Iterable[torch.Tensor], nodes: dict[Any, OutputTrace]) -> list[torch.Tensor]:
+    """Mark the outputs that ``roots`` were computed from directly, without another output in between. Returns the
+    parameters that were read without any."""
+    todo = [root.grad_fn for root in roots if isinstance(root, torch.Tensor) and root.grad_fn is not None]
+    met, leaves = set(todo), []
+    while todo:
+        node = todo.pop()
+        if node in nodes:
+            nodes[node].reached = True
+            continue
+        if (variable := getattr(node, "variable", None)) is not None:
+            leaves.append(variable)
+        for other, _ in node.next_functions:
+            if other is not None and other not in met:
+                met.add(other)
+                todo.append(other)
+    return leaves
+
+
+def _hooks(calls: weakref.ref[Calls], name: str) -> tuple[Callable[..., None], Callable[..., None]]:
+    def before(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        if (watching := calls()) is not None:
+            watching.guarded(watching.before, name, module, args, kwargs)
+
+    def after(module: nn.Module, args: Any, output: Any) -> None:
+        if (watching := calls()) is not None:
+            watching.guarded(watching.after, module, output)
+
+    return before, after
+
+
+def _arrived(one: OutputTrace) -> Callable[[torch.Tensor], None]:
+    def hook(gradient: torch.Tensor | None) -> None:
+        if gradient is None:  # autograd calls hooks of one output for another's gradient too
+            return
+        found = gradient.detach().to("cpu", copy=True)
+        one.gradient = found if one.gradient is None else one.gradient + found
+
+    return hook
+
+
+def _kept(tensor: torch.Tensor) -> torch.Tensor:
+    if hasattr(tensor, "full_tensor"):
+        raise Unrecordable("a tensor that is split over ranks")
+    return tensor.detach().to("cpu", copy=True)
+
+
+def _computing(args: Any, kwargs: dict[str, Any], otherwise: torch.device) -> torch.device:
+    given = (value.device for value in [*args, *kwargs.values()] if isinstance(value, torch.Tensor))
+    return next(given, otherwise)

@@ -1,0 +1,176 @@
+"""`toolkit record` and `toolkit prove`: run, keep what was recorded, verify, print, write."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from toolkit.errors import InputError, RunFailed
+from toolkit.results import CommandResult, Result
+from toolkit.verification.scripts.run import Ended, prepare, run
+
+FILE = "record.json"
+"""In a recorded folder: what was recorded of which command."""
+
+
+class CommandFailed(RunFailed):
+    """The recorded command failed. ``exit_code``: its own status, or 128 plus the signal that ended it."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.exit_code = code if code > 0 else 128 - code
+
+
+@dataclass(frozen=True)
+class Recorded(CommandResult):
+    """What `toolkit record` gives."""
+
+    folder: Path
+
+    @property
+    def models(self) -> list[dict[str, Any]]:
+        """The models of the command: class, tensors that train, steps that were recorded."""
+        return self.document["models"]
+
+
+def record(
+    command: Sequence[str],
+    folder: str | Path,
+    *,
+    steps: int = 3,
+    after: int = 0,
+    timeout: float | None = None,
+    stop: bool = False,
+    on_cpu: bool = False,
+    quiet: bool = False,
+) -> Recorded:
+    """Run an unmodified training command and keep its optimizer steps ``after + 1`` to ``after + steps`` in ``folder``.
+
+    ``timeout``: seconds until the command is ended. ``stop``: end it once the steps are recorded. ``on_cpu``: on a
+    machine without a GPU, connect the processes that accelerate launches for FSDP or DeepSpeed. ``quiet``: its standard
+    output goes to standard error.
+
+    Raises InputError if the command cannot be run or there is nothing to record, CommandFailed if it fails.
+    """
+    result = Result("record")
+    target = Path(folder)
+    _check(command, target)
+    with tempfile.TemporaryDirectory(prefix="toolkit-record-") as name:
+        session = Path(name)
+        ended = run(command, prepare(session, steps, after, on_cpu), session, timeout, stop, quiet)
+        models = session / "models"
+        numbers = _complete(models)
+        _raise_failure(command, ended, numbers, timeout)
+        document = result.finish(
+            recipe_sha256=None,
+            device=None,
+            recorded=list(command),
+            folder=str(target),
+            steps=steps,
+            after=after,
+            models=_models(ended, numbers),
+            not_seen=_not_seen(ended, numbers),
+        )
+        _move(models, numbers, target, document)
+    return Recorded(document, 0, target)
+
+
+def _check(command: Sequence[str], target: Path) -> None:
+    if not command:
+        raise InputError("expected a command after --, for example: toolkit record -o DIR -- python train.py")
+    if shutil.which(command[0]) is None:
+        raise InputError(f"{command[0]}: command not found")
+    if target.exists() and (not target.is_dir() or (any(target.iterdir()) and not (target / FILE).exists())):
+        raise InputError(f"-o {target}: exists and is not a recording; choose another folder")
+
+
+def _complete(models: Path) -> list[int]:
+    """The models that every rank has written."""
+    found = []
+    for folder in sorted(models.glob("*"), key=lambda one: int(one.name)):
+        world = folder / "world"
+        if world.exists() and len(list(folder.glob("rank*.pt"))) == int(world.read_text(encoding="utf-8")):
+            found.append(int(folder.name))
+    return found
+
+
+def _raise_failure(command: Sequence[str], ended: Ended, numbers: list[int], timeout: float | None) -> None:
+    name = " ".join(command[:3]) + (" …" if len(command) > 3 else "")
+    if ended.timed_out:
+        state = "its steps were recorded, but are not kept" if numbers else "nothing was recorded"
+        raise RunFailed(f"{name}: still running after {timeout:g} s (--timeout) and was ended; {state}")
+    if ended.code and not ended.stopped:
+        how = f"exit status {ended.code}" if ended.code > 0 else f"ended by signal {-ended.code}"
+        raise CommandFailed(f"{name}: {how}: {ended.last or 'it wrote nothing'}", ended.code)
+    if numbers:
+        return
+    raise InputError(f"{name}: nothing to record: {_why_nothing(ended)}")
+
+
+def _why_nothing(ended: Ended) -> str:
+    errors = [one["error"] for one in ended.processes if one["error"]]
+    if errors:
+        return errors[0]
+    if ended.refused:
+        return ended.refused
+    if not ended.processes:
+        return "no Python process of it imported torch and read PYTHONPATH (python -I and -E do not)"
+    models = [model for one in ended.processes for model in one["models"]]
+    if not models:
+        return "no model was prepared: it made no optimizer and wrapped no model"
+    trained = [model for model in models if model["trained"]]
+    if not trained:
+        return f"nothing trains: every parameter of {models[0]['class']} is frozen"
+    first = trained[0]
+    if not first["steps_seen"]:
+        return f"nothing trains: no optimizer step of {first['class']} was taken"
+    return f"{first['class']} took {first['steps_seen']} optimizer steps, too few; see --steps and --after"
+
+
+def _models(ended: Ended, numbers: list[int]) -> list[dict[str, Any]]:
+    main = next(
+        (one for one in ended.processes if one["rank"] == 0 and any(m["recorded"] for m in one["models"])), None
+    )
+    found = []
+    for at, model in enumerate(main["models"] if main else []):
+        found.append(
+            {"model": at, "class": model["class"], "trained": model["trained"], "recorded": at in numbers,
+             "steps_seen": model["steps_seen"]}
+        )  # fmt: skip
+    return found
+
+
+def _not_seen(ended: Ended, numbers: list[int]) -> list[str]:
+    found = []
+    for model in _models(ended, numbers):
+        if not model["trained"]:
+            found.append(f"{model['class']}: frozen, not recorded")
+        elif not model["recorded"]:
+            found.append(f"{model['class']}: took {model['steps_seen']} optimizer steps, not recorded")
+    unseen = {why for one in ended.processes for model in one["models"] for why in model["unseen"]}
+    return found + sorted(unseen)
+
+
+def _move(models: Path, numbers: list[int], target: Path, document: dict[str, Any]) -> None:
+    """All or nothing: the folder appears when it is complete."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    writing = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        for number in numbers:
+            shutil.move(str(models / str(number)), str(writing / str(number)))
+        (writing / FILE).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        writing.chmod(0o755)
+        if target.exists():
+            shutil.rmtree(target)
+        writing.rename(target)
+    except OSError as error:
+        raise InputError(f"-o {target}: {error.strerror}") from None
+    finally:
+        with contextlib.suppress(OSError):
+            shutil.rmtree(writing)

@@ -1,0 +1,99 @@
+"""What is kept of one model of a recorded command, on each rank, beside the steps of its optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from toolkit.verification.record.trace import LoopFacts, RankTrace
+
+SAMPLE = 4096
+"""Elements kept of an output, to compare the replayed one with."""
+
+
+@dataclass
+class OutputTrace:
+    """A tensor that a call answered with and that a gradient may reach. ``sample``: elements at equal distances of
+    each other, at most 4,096. ``gradient``: all that arrived, in the tensor's dtype,
+    loss scale included; None if none did. ``reached``: whether the loss was computed from it directly, not only from
+    another output that the model computed from it."""
+
+    name: str
+    shape: list[int]
+    sample: torch.Tensor
+    gradient: torch.Tensor | None = None
+    reached: bool = False
+
+
+@dataclass
+class CallTrace:
+    """One call of the model under grad, or of a part of it by the script itself (``path``, its name)."""
+
+    path: str
+    training: bool
+    arguments: str
+    """``[args, kwargs]``, as ``tree.flatten`` writes it."""
+    tensors: list[torch.Tensor]
+    autocast: str | None
+    rng: dict[str, torch.Tensor]
+    drawn: list[str]
+    outputs: list[OutputTrace] = field(default_factory=list)
+
+
+@dataclass
+class GroupFacts:
+    """The settings of one parameter group of the optimizer, and the trained parameters in it, by name."""
+
+    names: list[str]
+    betas: list[float]
+    eps: float
+    decay: float
+    lr: list[float]
+    """By recorded step."""
+
+
+@dataclass
+class ScriptFacts:
+    """``steps``: the calls of every recorded step, in order. ``dtypes``, ``buffers``: of the live model, as it
+    computes: the dtype of every parameter, and the buffers themselves (rank 0). ``frozen``: the frozen parameters whose
+    values changed after the model was first seen, or could not be read then. ``averaged``: gradients of how many ranks
+    the strategy averages. ``adam``: whether the optimizer is AdamW, whose step is compared. ``whole_clip``: whether
+    clipping took exactly the gradients of this model's trained parameters."""
+
+    loop: LoopFacts
+    steps: list[list[CallTrace]]
+    strategy: str
+    world: int
+    averaged: int
+    threads: int
+    dtypes: dict[str, str]
+    buffers: dict[str, torch.Tensor]
+    frozen: dict[str, torch.Tensor]
+    groups: list[GroupFacts]
+    optimizer: str
+    adam: bool
+    whole_clip: bool
+    after: int
+    """Optimizer steps before the first recorded one."""
+    loaded: bool
+    """Whether weights were loaded between the first sight of the model and its first recorded step."""
+    launched: str | None = None
+    """What the launcher asked accelerate for: ``FSDP`` or ``DEEPSPEED``."""
+    connected: bool = True
+    """Whether the launched processes are in one process group."""
+    reduce: str | None = None
+    """The dtype that gradients are reduced in, where the strategy says so."""
+    outside: list[str] = field(default_factory=list)
+    """Parameters that the script's loss reads itself, not by calling the model."""
+    notes: list[str] = field(default_factory=list)
+    unseen: list[str] = field(default_factory=list)
+    """Why calls of the model could not be kept."""
+
+
+@dataclass
+class UnitTrace:
+    """All that one rank kept of one model."""
+
+    trace: RankTrace
+    facts: ScriptFacts

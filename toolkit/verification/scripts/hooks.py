@@ -1,0 +1,107 @@
+"""Actions after imports, in a process of a recorded command. Standard library only: a process that imports none of the
+watched modules pays for this file and a finder."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+WATCHED = {
+    "torch": "after_torch",
+    "torch.distributed.fsdp": "after_fsdp",
+    "accelerate.state": "after_accelerate_state",
+    "accelerate.accelerator": "after_accelerate",
+    "deepspeed": "after_deepspeed",
+}
+"""By module: the function of ``catch`` that is called once it is imported."""
+
+
+def install(session: str, root: str) -> None:
+    """Watch the imports of this process. ``session``: the folder of the recording; ``root``: where ``toolkit`` is."""
+    hook = sys.excepthook
+
+    def tell(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        _tell_failure(session, kind, error)
+        hook(kind, error, trace)
+
+    sys.excepthook = tell
+    sys.meta_path.insert(0, Finder(session, root))
+
+
+def _tell_failure(session: str, kind: type[BaseException], error: BaseException) -> None:
+    """Leave the error for the command that records. The first failure of any rank is the cause."""
+    if issubclass(kind, KeyboardInterrupt):
+        return
+    lines = str(error).strip().splitlines()
+    text = f"{kind.__name__}: {lines[0].strip()}" if lines else kind.__name__
+    rank = os.environ.get("RANK")
+    try:
+        with open(os.path.join(session, "failure"), "x", encoding="utf-8") as file:
+            file.write(f"rank {rank}: {text}" if rank is not None else text)
+    except OSError:
+        return
+
+
+class Finder:
+    """Finds watched modules as everyone else does, and has an action follow their import."""
+
+    def __init__(self, session: str, root: str) -> None:
+        self.session, self.root = session, root
+        self.looking: set[str] = set()
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> Any:
+        if name not in WATCHED or name in self.looking:
+            return None
+        self.looking.add(name)
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self.looking.discard(name)
+        if spec is None or spec.loader is None:
+            return None
+        _followed(spec.loader, lambda module: self.act(WATCHED[name], module))
+        return spec
+
+    def act(self, action: str, module: ModuleType) -> None:
+        """Call a function of ``catch``; an error in it ends the recording, never the command."""
+        try:
+            getattr(_catch(self.session, self.root), action)(module)
+        except Exception as error:
+            sys.stderr.write(f"toolkit record: not recording in this process: {type(error).__name__}: {error}\n")
+            with open(os.path.join(self.session, "refused"), "a", encoding="utf-8") as file:
+                file.write(f"{type(error).__name__}: {error}\n")
+
+
+def _followed(loader: Any, action: Callable[[ModuleType], None]) -> None:
+    run = loader.exec_module
+
+    def exec_module(module: ModuleType) -> None:
+        run(module)
+        action(module)
+
+    loader.exec_module = exec_module
+
+
+def _catch(session: str, root: str) -> Any:
+    """``toolkit.verification.scripts.catch``, of the toolkit that records, whatever else is on the path."""
+    package = sys.modules.get("toolkit")
+    home = os.path.join(root, "toolkit")
+    if package is None:
+        spec = importlib.util.spec_from_file_location(
+            "toolkit", os.path.join(home, "__init__.py"), submodule_search_locations=[home]
+        )
+        assert spec is not None
+        assert spec.loader is not None
+        package = importlib.util.module_from_spec(spec)
+        sys.modules["toolkit"] = package
+        spec.loader.exec_module(package)
+    elif os.path.abspath(os.path.dirname(package.__file__ or "")) != os.path.abspath(home):
+        raise ImportError(f"the script has a module named toolkit of its own: {package.__file__}")
+    from toolkit.verification.scripts import catch
+
+    catch.begin(session)
+    return catch

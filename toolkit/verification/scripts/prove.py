@@ -1,0 +1,74 @@
+"""Record and verify in one, and the verdict on a whole command: the worst of its models'."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from toolkit.errors import RunFailed
+from toolkit.results import CommandResult, Result
+from toolkit.verification.scripts.command import CommandFailed, record
+
+_WORST = ("different", "not-exercised", "equivalent")
+
+
+@dataclass(frozen=True)
+class Proven(CommandResult):
+    """What `toolkit prove`, and `toolkit verify --trace` of a recording, give."""
+
+    models: tuple[Any, ...]
+    """A ``ModelOutcome`` of each recorded model."""
+
+    @property
+    def verdict(self) -> str:
+        """``equivalent``, ``different`` or ``not-exercised``: the worst of the models'."""
+        return self.document["verdict"]
+
+
+def prove(
+    command: Sequence[str],
+    folder: str | Path | None = None,
+    *,
+    steps: int = 3,
+    after: int = 0,
+    timeout: float | None = None,
+    stop: bool = False,
+    on_cpu: bool = False,
+    quiet: bool = False,
+) -> Proven:
+    """Run an unmodified training command, record its first steps, and compare them with a plain PyTorch loop.
+
+    ``folder``: keeps the recording. The other arguments are those of ``record``. Raises InputError if there is nothing
+    to record, RunFailed if the command fails.
+    """
+    result = Result("prove")
+    with tempfile.TemporaryDirectory(prefix="toolkit-prove-") as name:
+        target = Path(folder) if folder is not None else Path(name) / "recording"
+        try:
+            record(command, target, steps=steps, after=after, timeout=timeout, stop=stop, on_cpu=on_cpu, quiet=quiet)
+        except CommandFailed as error:
+            raise RunFailed(str(error)) from None
+        return judge(target, result)
+
+
+def judge(folder: Path, result: Result, model: Any = None) -> Proven:
+    """Compare a recording. Raises InputError."""
+    from toolkit.verification.scripts.verify import recorded, verify_recording
+
+    kept = recorded(folder)
+    models = verify_recording(folder, model)
+    verdict = min((one.outcome.verdict for one in models), key=_WORST.index)
+    worst = next(one for one in models if one.outcome.verdict == verdict)
+    document = result.finish(
+        recipe_sha256=None,
+        device=models[0].facts.loop.device,
+        **(worst.outcome.fields() | {"verdict": verdict}),
+        recorded=kept["recorded"],
+        steps=len(models[0].facts.steps),
+        models=[one.to_json() for one in models],
+        not_seen=[*kept["not_seen"], *dict.fromkeys(note for one in models for note in one.outcome.notes)],
+    )
+    return Proven(document, 0 if verdict == "equivalent" else 1, tuple(models))

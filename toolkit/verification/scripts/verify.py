@@ -1,0 +1,190 @@
+"""`toolkit verify --trace DIR` of a folder that `toolkit record` wrote: every model of it against the plain side."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from toolkit.errors import InputError
+from toolkit.strategies.engines.base import Claim
+from toolkit.verification.compare.across import cross_rank
+from toolkit.verification.compare.measure import Stage
+from toolkit.verification.loops.kept_model import KeptModel, rebuild
+from toolkit.verification.loops.replay_device import multiplying, replay_device
+from toolkit.verification.outcome import Outcome
+from toolkit.verification.passes import Pass
+from toolkit.verification.record.plain_form import load_plain
+from toolkit.verification.scripts import optimizer
+from toolkit.verification.scripts.causes import gradient_cause
+from toolkit.verification.scripts.command import FILE
+from toolkit.verification.scripts.facts import ScriptFacts, UnitTrace
+from toolkit.verification.scripts.losses import LossFound, normalisation
+from toolkit.verification.scripts.replay import Replay
+from toolkit.verification.scripts.stages import Replayed, forward, gradient, replay_all
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """What stands in the place of a resolved recipe: nothing of a recorded command is derived from one."""
+
+    world_size: int
+    device: str
+    strategy: str
+    sha256: None = None
+
+
+@dataclass
+class ModelOutcome:
+    """The verdict on one model of a recorded command."""
+
+    kind: str
+    outcome: Outcome
+    facts: ScriptFacts
+    loss: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "class": self.kind,
+            "strategy": self.facts.strategy,
+            "optimizer": self.facts.optimizer,
+            "loss": self.loss,
+            **self.outcome.fields(),
+        }
+
+
+def is_recording(folder: Path) -> bool:
+    """Whether `toolkit record` wrote ``folder``; `toolkit.Recorder` writes others."""
+    return (folder / FILE).is_file()
+
+
+def recorded(folder: Path) -> dict[str, Any]:
+    """What the folder says of itself; raises InputError."""
+    try:
+        document = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        if not isinstance(document["recorded"], list) or not isinstance(document["not_seen"], list):
+            raise ValueError
+    except (OSError, ValueError, KeyError, TypeError):
+        raise InputError(f"--trace: {folder / FILE}: cannot be read; record the command again") from None
+    return document
+
+
+def verify_recording(folder: Path, model: Any = None) -> list[ModelOutcome]:
+    """Compare every recorded model. ``model``: one of the recorded class, where it is not one of transformers' own.
+
+    Nothing in ``folder`` is unpickled. Raises InputError where it cannot be read, or not be replayed on this machine.
+    """
+    recorded(folder)
+    units = sorted(
+        (one for one in folder.iterdir() if one.is_dir() and one.name.isdigit()), key=lambda one: int(one.name)
+    )
+    if not units:
+        raise InputError(f"--trace: {folder} contains no recorded model; record the command again")
+    return [verify_unit(unit, model) for unit in units]
+
+
+def verify_unit(folder: Path, model: Any = None) -> ModelOutcome:
+    """Compare one recorded model."""
+    ranks = [load_plain(file, UnitTrace) for file in _files(folder)]
+    _check(ranks, str(folder))
+    facts = ranks[0].facts
+    device, note = replay_device([rank.facts.loop for rank in ranks], str(folder))
+    kept = load_plain(folder / "model.pt", KeptModel)
+    threads = torch.get_num_threads()
+    built = rebuild(kept, model, str(folder / "model.pt")).to(device)
+    trained = set(ranks[0].trace.trainable)
+    first = {name: p.detach().cpu().clone() for name, p in built.named_parameters() if name in trained}
+    try:
+        torch.set_num_threads(max(1, facts.threads))  # sums are split among threads
+        with multiplying(facts.loop.float32_products, device):
+            replay = Replay(built, ranks, device, str(folder))
+            by_hand = replay.infer_averaging()
+            replayed = replay_all(replay)
+    finally:
+        torch.set_num_threads(threads)
+    run: Any = RecordedRun(facts.world, device.type, facts.strategy)
+    loss = normalisation(replay, replayed.contributions)
+    outcome = _outcome(run, replay, replayed, loss, first)
+    outcome.notes += [*filter(None, (note, by_hand)), *loss.notes, *facts.notes, *facts.unseen]
+    if facts.outside:
+        names = f"{facts.outside[0]} and {len(facts.outside) - 1} others" if facts.outside[1:] else facts.outside[0]
+        outcome.notes.append(f"{names}: the loss reads it without calling the model; its gradient is not seen")
+    return ModelOutcome(kept.kind, outcome, facts, loss.kind)
+
+
+def _outcome(run: Any, replay: Replay, replayed: Replayed, loss: LossFound, first: dict[str, torch.Tensor]) -> Outcome:
+    ranks = replay.ranks
+    facts = ranks[0].facts
+    traces = [rank.trace for rank in ranks]
+    found = Pass("recorded", ranks=traces)
+    begins = _as_begun(ranks, first)
+    after_forward = forward(ranks, begins, replayed)
+    after_forward.measures += loss.measures
+    stages = gradient(ranks, replayed)
+    steps, notes = optimizer.stages(traces, facts)
+    found.stages = [_ledger(ranks), after_forward, stages, *steps, cross_rank(traces)]
+    found.claims = _claims(ranks)
+    found.not_engaged = any(not one.ok for one in found.claims if one.id in ("strategy", "processes"))
+    outcome = Outcome(run, run, [found], notes=notes)
+    different = found.different
+    if different is not None and not found.not_engaged:
+        stage, measure = different
+        if measure.kind in ("micro-batch-weight", "loss-weight"):
+            outcome.diagnosis = loss.diagnosis
+        elif stage.name == "gradient":
+            outcome.diagnosis = gradient_cause(replay, replayed, stage)
+    return outcome
+
+
+def _as_begun(ranks: Sequence[UnitTrace], first: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """DeepSpeed 0.19.8 makes its float32 masters from the 16-bit copy: a loop of its own starts from those."""
+    facts, seen = ranks[0].facts, ranks[0].trace.run.weights
+    if not facts.strategy.startswith("zero") or not facts.loop.copy:
+        return {name: weight.to(seen[name].dtype) for name, weight in first.items() if name in seen}
+    dtype = getattr(torch, facts.loop.copy)
+    return {name: weight.to(dtype).to(seen[name].dtype) for name, weight in first.items() if name in seen}
+
+
+def _ledger(ranks: Sequence[UnitTrace]) -> Stage:
+    calls = sum(len(step) for rank in ranks for step in rank.facts.steps)
+    return Stage("ledger", summary=f"{calls} calls of the model")
+
+
+def _claims(ranks: Sequence[UnitTrace]) -> list[Claim]:
+    facts = ranks[0].facts
+    claims = []
+    if facts.launched is not None:
+        kind = "fsdp" if facts.launched == "FSDP" else "zero"
+        ok = facts.strategy.startswith(kind)
+        claims.append(Claim("strategy", "strategy that was launched", facts.launched, facts.strategy, ok))
+    if facts.world > 1:
+        seen = "yes" if facts.connected else "no"
+        claims.append(Claim("processes", f"{facts.world} processes connected", "yes", seen, facts.connected))
+    if facts.unseen:
+        claims.append(Claim("calls", "calls of the model recorded", "all", "not all", False))
+    return claims
+
+
+def _files(folder: Path) -> list[Path]:
+    files = sorted(folder.glob("rank*.pt"), key=lambda one: (len(one.name), one.name))
+    if not files or not (folder / "model.pt").exists():
+        raise InputError(f"--trace: {folder} contains no trace; record the command again")
+    return files
+
+
+def _check(ranks: Sequence[UnitTrace], source: str) -> None:
+    numbers = [rank.trace.rank for rank in ranks]
+    first = ranks[0]
+    if numbers != [*range(len(ranks))] or first.facts.world != len(ranks):
+        raise InputError(f"--trace: {source}: traces of ranks are missing; record the command again")
+    steps = len(first.trace.run.steps)
+    whole = all(len(rank.trace.run.steps) == len(rank.facts.steps) == steps for rank in ranks)
+    named = set(first.trace.trainable) == set(first.trace.run.weights)
+    if not steps or not whole or not named:
+        raise InputError(f"--trace: {source}: has no complete steps; record the command again")
+    if not any(first.facts.steps):
+        raise InputError(f"--trace: {source}: no call of the model has a gradient; nothing can be compared")

@@ -1,0 +1,128 @@
+"""What reads the whole weights, gradients and moments of a recorded model, however it is split over ranks."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from toolkit.strategies.engines.base import MOMENTS, OptimizerState
+from toolkit.verification.loops.watched import Watched, WatchedZero, clean_name, whole
+
+Tensors = dict[str, torch.Tensor]
+
+
+class NotReadable(Exception):
+    """Why a model cannot be recorded, in words."""
+
+
+class WatchedScript(Watched):
+    """One process, DDP or FSDP2, and any torch optimizer."""
+
+    strategy = "single"
+    reduce: str | None = None
+
+    def __init__(self, model: nn.Module, optimizer: Any, names: set[str]) -> None:
+        super().__init__(model, optimizer, names)
+        policy = _fsdp2_policy(model)
+        if policy is not None:
+            self.strategy = "fsdp2"
+            self.copy_dtype, self.reduce = _short(policy.param_dtype), _short(policy.reduce_dtype)
+
+    def states(self) -> dict[str, OptimizerState | None]:
+        found: dict[str, OptimizerState | None] = {}
+        for name, parameter in self.parameters.items():
+            state = self.optimizer.state.get(parameter)
+            if not state or any(key not in state for key in ("step", *MOMENTS)):
+                found[name] = None
+                continue
+            step = state["step"]
+            count = whole(step).item() if isinstance(step, torch.Tensor) else step
+            found[name] = OptimizerState(int(count), {key: whole(state[key]) for key in MOMENTS})
+        return found
+
+
+class WatchedFsdp1(WatchedScript):
+    """FSDP1 with the original parameters; their slices are put together in the order of the ranks."""
+
+    strategy = "fsdp1"
+
+    def __init__(self, model: nn.Module, optimizer: Any, names: set[str], shapes: dict[str, torch.Size]) -> None:
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        from toolkit.strategies.engines.fsdp1 import Fsdp1Engine
+
+        super().__init__(model, optimizer, names)
+        units = [one for one in model.modules() if isinstance(one, FullyShardedDataParallel)]
+        if any(not unit._use_orig_params for unit in units):
+            raise NotReadable("FSDP1 is recorded with use_orig_params=True only")
+        mixed = next((unit.mixed_precision for unit in units), None)
+        if mixed is not None:
+            self.copy_dtype, self.reduce = _short(mixed.param_dtype), _short(mixed.reduce_dtype)
+        reader: Any = object.__new__(Fsdp1Engine)
+        reader.parameters, reader.optimizer, reader.shapes = self.parameters, self.optimizer, shapes
+        reader.device = next(iter(self.parameters.values())).device
+        reader.resolved = SimpleNamespace(world_size=dist.get_world_size())
+        self.reader = reader
+
+    def weights(self) -> Tensors:
+        return {name: self.reader.full_weight(name) for name in self.parameters}
+
+    def gradients(self) -> dict[str, torch.Tensor | None]:
+        return {name: self.reader.full_gradient(name) for name in self.parameters}
+
+    def states(self) -> dict[str, OptimizerState | None]:
+        return {name: self.reader.full_state(name) for name in self.parameters}
+
+
+class WatchedZeroScript(WatchedZero):
+    """A DeepSpeed engine of ZeRO 1, 2 or 3."""
+
+    reduce: str | None = None
+
+    def __init__(self, engine: Any, names: set[str]) -> None:
+        stage = int(engine.zero_optimization_stage())
+        if not stage:
+            raise NotReadable("DeepSpeed is recorded at ZeRO stages 1, 2 and 3 only, not at stage 0")
+        if not isinstance(getattr(engine.optimizer, "optimizer", None), torch.optim.Optimizer):
+            raise NotReadable(f"DeepSpeed's {type(engine.optimizer).__name__} has no torch optimizer to read")
+        super().__init__(engine, names)
+        self.strategy = f"zero{stage}"
+        summed = getattr(engine.optimizer, "gradient_accumulation_dtype", None)
+        sent = getattr(engine, "communication_data_type", None)
+        self.reduce = _short(sent) or _short(summed)
+
+    def states(self) -> dict[str, OptimizerState | None]:
+        state: dict[str, Any] = next(iter(self.optimizer.state.values()), {})
+        if state and any(key not in state for key in MOMENTS):
+            return dict.fromkeys(self.parameters)
+        return super().states()
+
+
+def whole_value(parameter: Any) -> torch.Tensor:
+    """A frozen parameter or a buffer, whole, on the CPU; every rank calls it."""
+    if hasattr(parameter, "ds_id"):
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters([parameter]):
+            return parameter.detach().cpu().clone()
+    return whole(parameter)
+
+
+def plain_names(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters by the names that they had before anything was wrapped."""
+    return {clean_name(name, set()): parameter for name, parameter in model.named_parameters()}
+
+
+def _fsdp2_policy(model: nn.Module) -> Any:
+    state = getattr(model, "_get_fsdp_state", None)
+    if state is None:
+        return None
+    return getattr(state(), "_mp_policy", None)
+
+
+def _short(dtype: Any) -> str | None:
+    return None if dtype is None else str(dtype).removeprefix("torch.")
