@@ -127,6 +127,8 @@ def _why_nothing(ended: Ended) -> str:
     trained = [model for model in models if model["trained"]]
     if not trained:
         return f"nothing trains: every parameter of {models[0]['class']} is frozen"
+    if reasons := [model["failed"] for model in trained if model["failed"]]:
+        return reasons[0]
     first = trained[0]
     if not first["steps_seen"]:
         return f"nothing trains: no optimizer step of {first['class']} was taken"
@@ -141,7 +143,7 @@ def _models(ended: Ended, numbers: list[int]) -> list[dict[str, Any]]:
     for at, model in enumerate(main["models"] if main else []):
         found.append(
             {"model": at, "class": model["class"], "trained": model["trained"], "recorded": at in numbers,
-             "steps_seen": model["steps_seen"]}
+             "steps_seen": model["steps_seen"], "failed": model["failed"]}
         )  # fmt: skip
     return found
 
@@ -152,6 +154,9 @@ def _not_seen(ended: Ended, numbers: list[int]) -> list[str]:
         if not model["trained"]:
             found.append(f"{model['class']}: frozen, not recorded")
         elif not model["recorded"]:
+            if model["failed"]:
+                found.append(f"{model['class']}: not recorded: {model['failed']}")
+                continue
             found.append(f"{model['class']}: took {model['steps_seen']} optimizer steps, not recorded")
     unseen = {why for one in ended.processes for model in one["models"] for why in model["unseen"]}
     return found + sorted(unseen)

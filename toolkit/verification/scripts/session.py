@@ -16,6 +16,7 @@ from torch import nn
 
 from toolkit.verification.scripts.recording import Recording
 from toolkit.verification.scripts.units import units_holding, units_of
+from toolkit.verification.scripts.watch import NotReadable
 
 
 class Session:
@@ -84,7 +85,11 @@ class Session:
         for unit in units_of(engine.module):
             recording = self._recording_of(unit)
             if recording is not None and any(p.requires_grad for p in unit.parameters()):
-                recording.attach_engine(engine, self.guarded, self._engine_stepped)
+                try:
+                    recording.attach_engine(engine, self.guarded, self._engine_stepped)
+                except NotReadable as error:  # others may be: TRL gives its reference an engine of stage 0
+                    recording.failed, recording.done = str(error), True
+                    recording.let_go()
 
     def _engine_stepped(self, action: Callable[..., None], *args: Any) -> None:
         self.guarded(action, *args)
@@ -139,7 +144,7 @@ class Session:
     def finish_done(self) -> None:
         """Write what is complete; when all that trains is, let go of everything."""
         for at, recording in enumerate(self.recordings):
-            if recording.done and at not in self._saved:
+            if recording.done and not recording.failed and at not in self._saved:
                 self._saved.append(at)
                 self._threads.append(recording.save(self.folder / "models" / str(at)))
         if self._saved and not self._open():
@@ -170,7 +175,7 @@ class Session:
             "models": [
                 {"class": r.kind, "trained": sum(p.requires_grad for p in r.model.parameters()),
                  "steps_seen": r.steps_seen, "recorded": at in self._saved, "calls": len(r.calls.finished),
-                 "unseen": r.calls.unseen}
+                 "unseen": r.calls.unseen, "failed": r.failed}
                 for at, r in enumerate(self.recordings)
             ],
         }  # fmt: skip
