@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from toolkit.reference.order import Order, summed_by_module
+from toolkit.strategies import strategies
 from toolkit.verification.compare.measure import Measure, Stage
-from toolkit.verification.compare.other_sums import summed_by_module
 from toolkit.verification.scripts.facts import UnitTrace
 from toolkit.verification.scripts.replay import Contribution, Replay, Tensors
 
@@ -68,8 +69,9 @@ def replay_all(replay: Replay) -> Replayed:
             replay.summed(contributions[::-1], step.step),
             replay.summed(contributions, step.step, by_rank=False),
         ]
-        if replay.ranks[0].facts.strategy == "zero3":
-            with summed_by_module(replay.model):
+        strategy = strategies().get(replay.ranks[0].facts.strategy)
+        if strategy is not None and strategy.traits.sums_input_gradients_by_module:
+            with summed_by_module(replay.model, Order(by_module=True)):
                 others.append(replay.summed(replay.contributions(step.step, losses=False), step.step))
         if replay.device.type != "cpu":  # its kernels may add in another order every time
             others.append(replay.summed(replay.contributions(step.step, losses=False), step.step))
