@@ -28,10 +28,12 @@ from torch.nn import functional
 from toolkit.verification.loops.kept_model import keep_model
 from toolkit.verification.loops.replay_device import (
     GeneratorStates,
-    device_name,
     drawn_since,
     float32_products,
     generator_states,
+)
+from toolkit.verification.loops.replay_device import (
+    device_name as _device_name,
 )
 from toolkit.verification.loops.watched import unwrapped, watched_loop, when_deepspeed_begins, whole
 from toolkit.verification.record.plain_form import save_plain
@@ -160,7 +162,7 @@ class Recorder:
         computed |= {name for name in (self.autocast, self.watched.copy_dtype) if name is not None}
         facts = LoopFacts(
             device=self.device.type,
-            device_name=device_name(self.device),
+            device_name=_device_name(self.device),
             float32_products=float32_products(self.device),
             dtypes=sorted(computed),
             betas=[float(beta) for beta in group["betas"]],
