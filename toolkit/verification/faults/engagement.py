@@ -127,7 +127,7 @@ class InputsCast(Fault):
     id = "inputs-cast"
     title = "float32 inputs of blocks are rounded to the compute dtype"
     reference = "torch 2.13.0, FSDP: cast_forward_inputs, True by default in FSDP2"
-    stages = ("engagement",)
+    stages = ("forward", "engagement")
     diagnoses = ("block-inputs-cast",)
     strategies = GATHERED_BY_TORCH
     needs: ClassVar = {
