@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from toolkit.recipe.schema import Recipe
 from toolkit.report.verify_page import verify_page
 from toolkit.results import CommandResult, Result, versions, write_json
 from toolkit.verification import screen
+from toolkit.verification.baseline import badge, compare, read_baseline
 from toolkit.verification.diagnose.diagnosis import Diagnosis
 from toolkit.verification.outcome import Outcome
 from toolkit.verification.run import TIME_LIMIT, resolve_recipe, verify
@@ -28,8 +30,13 @@ def run_command(
     json_target: str | None,
     time_limit: float,
     output: str | None = None,
+    baseline: str | None = None,
+    badge_target: str | None = None,
 ) -> int:
-    """Verify and print; returns the exit status. ``output``: the report's file. Raises InputError, RunFailed."""
+    """Verify and print; returns the exit status. ``output``: the report's file. ``baseline``: a kept result, against
+    which less must not be proven. ``badge_target``: a file for a badge. Raises InputError, RunFailed."""
+    kept = read_baseline(baseline) if baseline else None
+    shown = writable(badge_target, "--badge") if badge_target else None
     resolved = resolve_recipe(recipe_file, overrides)
     say = _say if json_target != "-" else _silent
     say(screen.headline(resolved))
@@ -38,12 +45,18 @@ def run_command(
     verdict = verify_recipe(resolved, fault=fault, full_size=full_size, time_limit=time_limit, log=log)
     outcome, answer = verdict.outcome, verdict.to_json()
     say("\n".join(_report(outcome, answer["seconds"], " ".join([recipe_file, *overrides]))))
+    held = compare(kept, answer, baseline) if kept and baseline else None
+    if held:
+        answer = answer | {"baseline": held.to_json()}
+        say("\n".join(held.lines()))
     if json_target:
         write_json(answer, json_target)
+    if shown:
+        shown.write_text(json.dumps(badge(answer)) + "\n", encoding="utf-8")
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(verify_page(outcome, Path(recipe_file).stem, answer["seconds"], versions()), encoding="utf-8")
     say(f"report: {page}")
-    return outcome.exit_code
+    return outcome.exit_code or int(held is not None and not held.ok)
 
 
 @dataclass(frozen=True)
@@ -93,7 +106,7 @@ def to_json(result: Result, outcome: Outcome, fault: str | None) -> dict[str, An
     return result.finish(recipe_sha256=resolved.sha256, device=resolved.device, **fields)
 
 
-def writable(output: str) -> Path:
+def writable(output: str, option: str = "--output") -> Path:
     """``output``, with its folder made; raises InputError now rather than after all has run."""
     target = Path(output)
     try:
@@ -103,7 +116,7 @@ def writable(output: str) -> Path:
         if new:
             target.unlink()
     except OSError as error:
-        raise InputError(f"--output: {output}: {error.strerror}") from None
+        raise InputError(f"{option}: {output}: {error.strerror}") from None
     return target
 
 

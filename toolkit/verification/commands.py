@@ -32,12 +32,22 @@ def verify_command(
     json_target: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="write the result as JSON; - for standard output")
     ] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option("--baseline", metavar="FILE", help="a result of --json; exit 1 if less is proven now than then"),
+    ] = None,
+    badge: Annotated[
+        str | None, typer.Option("--badge", metavar="FILE", help="write the verdict for a shields.io badge")
+    ] = None,
     time_limit: Annotated[float, typer.Option("--time-limit", metavar="SECONDS", help="limit for each pass")] = 300.0,
 ) -> None:
     """Compare a recipe with a plain PyTorch loop; report the first difference."""
     from toolkit.errors import InputError
     from toolkit.verification.command import run_command, run_matrix, run_trace
 
+    for option, value in {"--baseline": baseline, "--badge": badge}.items():
+        if value is not None and (trace is not None or kill_matrix or fault is not None):
+            raise InputError(f"toolkit verify: {option}: not available with --trace, --fault or --kill-matrix")
     if trace is not None and output is not None:
         raise InputError("toolkit verify: --output: not available with --trace; use --json FILE")
     if trace is not None:
@@ -47,5 +57,5 @@ def verify_command(
     if kill_matrix:
         code = run_matrix(recipe, overrides or [], fault, json_target, time_limit, output)
     else:
-        code = run_command(recipe, overrides or [], fault, full_size, json_target, time_limit, output)
+        code = run_command(recipe, overrides or [], fault, full_size, json_target, time_limit, output, baseline, badge)
     raise typer.Exit(code)
