@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DECLARED = {re.sub(r"[-_.]+", "-", r.name).lower(): r for r in map(Requirement, PROJECT["dependencies"])}
 
-# Imported where a feature asks for it, and refused by name where it is not installed; trl where the tables of known keys
-# are built, from what is installed for development.
+# Imported where a feature asks for it, and refused by name where it is not installed; trl where the linter's tables of
+# known keys are built, from what is installed for development.
 OPTIONAL = {"bitsandbytes", "liger-kernel", "trl"}
 # Part of a declared distribution's own promise: pydantic releases pydantic-core with itself, transformers bounds
 # tokenizers.
