@@ -93,7 +93,7 @@ class _Zero(Strategy):
             scatter = decide(
                 "zero.reduce_scatter",
                 not stage2 or exact,
-                "gradients are reduced to their owners"
+                "DeepSpeed's default"
                 if not stage2 or exact
                 else f"off: with it DeepSpeed divides gradients by {ranks} ranks in 16 bits before it adds them up; "
                 "the traffic is the same",
