@@ -10,15 +10,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from toolkit.verification.loops.kept_model import KeptModel, keep_model
-from toolkit.verification.loops.replay_device import device_name, float32_products
 from toolkit.verification.loops.watched import whole
 from toolkit.verification.record.plain_form import save_plain
-from toolkit.verification.record.trace import LoopFacts, RankTrace, StepTrace
+from toolkit.verification.record.trace import RankTrace, StepTrace
 from toolkit.verification.scripts.calls import Calls, follow
-from toolkit.verification.scripts.facts import CallTrace, GroupFacts, ScriptFacts, UnitTrace
+from toolkit.verification.scripts.facts import CallTrace, UnitTrace
+from toolkit.verification.scripts.recorded_facts import facts_of
 from toolkit.verification.scripts.watch import (
     NotReadable,
     WatchedFsdp1,
@@ -27,9 +26,6 @@ from toolkit.verification.scripts.watch import (
     plain_names,
     whole_value,
 )
-
-ADAMW = ("AdamW", "FusedAdam", "DeepSpeedCPUAdam")
-"""Their step is compared; Adam's too where nothing decays."""
 
 
 class Recording:
@@ -46,16 +42,15 @@ class Recording:
         self.loaded = self.done = False
         self.failed: str | None = None
         self.steps_seen = 0
-        self._watched: Any = None
+        self.watched: Any = None
         self._handles: list[Any] = []
-        self._taken: list[list[CallTrace]] = []
-        self._outside: set[str] = set()
-        self._notes: list[str] = []
+        self.taken: list[list[CallTrace]] = []
+        self.outside: set[str] = set()
+        self.notes: list[str] = []
         self._step = StepTrace(0)
-        self._limit = 0.0
-        self._whole_clip = True
-        self._groups: list[dict[str, Any]] = []
-        self._lrs: list[list[float]] = []
+        self.limit = 0.0
+        self.whole_clip = True
+        self.lrs: list[list[float]] = []
 
     # ------------------------------------------------------------------ what the session reports
 
@@ -72,9 +67,9 @@ class Recording:
             after(self.after_step, norm, skipped)
 
         names = {name for name, p in self.model.named_parameters() if p.requires_grad}
-        self._watched = WatchedZeroScript(engine, names)
-        self._limit = self._watched.limit() or 0.0
-        self._handles = self._watched.watch(lambda: before(self.before_step, None, 0.0), stepped)
+        self.watched = WatchedZeroScript(engine, names)
+        self.limit = self.watched.limit() or 0.0
+        self._handles = self.watched.watch(lambda: before(self.before_step, None, 0.0), stepped)
 
     def backward_from(self, roots: Sequence[torch.Tensor]) -> None:
         """A backward begins at ``roots``."""
@@ -82,20 +77,20 @@ class Recording:
             return
         leaves = {id(leaf) for leaf in follow(roots, self.calls.nodes)}
         if leaves:
-            self._outside |= {name for name, p in plain_names(self.model).items() if id(p) in leaves}
+            self.outside |= {name for name, p in plain_names(self.model).items() if id(p) in leaves}
 
     def clipping(self, parameters: Sequence[Any], limit: float, scale: float, optimizer: Any) -> None:
         """Gradients are about to be clipped; ``scale``: the loss scale that is still in them, or 0. ``optimizer``: the
         one that will step, as far as is known."""
         if self.done or self.steps_seen < self.after:
             return
-        self._limit = limit
-        if self._watched is None and optimizer is not None:
+        self.limit = limit
+        if self.watched is None and optimizer is not None:
             self._begin(optimizer)
-        if self._watched is not None:
+        if self.watched is not None:
             taken = {id(p) for p in parameters if p.grad is not None}
-            ours = {id(p) for p in self._watched.parameters.values() if p.grad is not None}
-            self._whole_clip = self._whole_clip and taken == ours
+            ours = {id(p) for p in self.watched.parameters.values() if p.grad is not None}
+            self.whole_clip = self.whole_clip and taken == ours
         self._take_gradient(scale)
 
     def clipped(self, norm: Any) -> None:
@@ -106,16 +101,16 @@ class Recording:
         """``scale``: the loss scale of the backward, 0 without a scaler; the gradients have it no longer."""
         if self.done or self.steps_seen < self.after:
             return
-        if self._watched is None:
+        if self.watched is None:
             self._begin(optimizer)
         if not self.trace.run.weights:
             self._note_start()
         if not self._step.gradient_digests:
             self._take_gradient(0.0)
-        self._step.loss_scale = self._watched.loss_scale if self.engine is not None else scale or 1.0
-        lrs = [float(group["lr"]) for group in self._watched.groups]
+        self._step.loss_scale = self.watched.loss_scale if self.engine is not None else scale or 1.0
+        lrs = [float(group["lr"]) for group in self.watched.groups]
         self._step.lr = sorted(set(lrs))
-        self._lrs.append(lrs)
+        self.lrs.append(lrs)
 
     def after_step(self, norm: float | None, skipped: bool) -> None:
         """The optimizer has stepped, or its scaler has not let it."""
@@ -134,14 +129,14 @@ class Recording:
             step.norm = norm
         self._read(step)
         run.steps.append(step)
-        self._taken.append(calls)
+        self.taken.append(calls)
         self._step = StepTrace(len(run.steps), updates_before=len(run.steps))
         self.done = len(run.steps) == self.steps
 
     def save(self, folder: Path) -> threading.Thread:
         """Let go of the model, and write in the background; every rank calls it once it is done."""
         self.let_go()
-        unit = UnitTrace(self.trace, self._facts())
+        unit = UnitTrace(self.trace, facts_of(self))
         kept, rank, world = self.kept, self.trace.rank, unit.facts.world
         if not self.main:
             unit.trace.run.weights, unit.trace.run.states = {}, {}
@@ -174,11 +169,11 @@ class Recording:
 
         names = set(self.shapes)
         if any(isinstance(one, FullyShardedDataParallel) for one in self.model.modules()) or self.wrapper == "fsdp1":
-            self._watched = WatchedFsdp1(self.model, optimizer, names, self.shapes)
+            self.watched = WatchedFsdp1(self.model, optimizer, names, self.shapes)
         else:
-            self._watched = WatchedScript(self.model, optimizer, names)
-            if self.wrapper and self._watched.strategy == "single":
-                self._watched.strategy = self.wrapper
+            self.watched = WatchedScript(self.model, optimizer, names)
+            if self.wrapper and self.watched.strategy == "single":
+                self.watched.strategy = self.wrapper
 
     @property
     def trace(self) -> RankTrace:
@@ -188,13 +183,12 @@ class Recording:
 
     def _note_start(self) -> None:
         """What the first recorded step begins with: its weights have not changed since its first forward."""
-        watched, run = self._watched, self.trace.run
-        self._groups = [dict(group) for group in watched.groups]
+        watched, run = self.watched, self.trace.run
         if self.engine is None:
             stepped = {id(p) for group in watched.groups for p in group["params"]}
             idle = [name for name, p in watched.parameters.items() if id(p) not in stepped]
             if idle:
-                self._notes.append(f"{idle[0]} and {len(idle) - 1} others require a gradient; no optimizer has them")
+                self.notes.append(f"{idle[0]} and {len(idle) - 1} others require a gradient; no optimizer has them")
             for name in idle:
                 del watched.parameters[name]
         if not watched.parameters:
@@ -205,9 +199,9 @@ class Recording:
         self._complete_kept()
 
     def _take_gradient(self, scale: float) -> None:
-        if self._watched is None:
+        if self.watched is None:
             return
-        found = self._watched.gradients()
+        found = self.watched.gradients()
         if scale:
             found = {name: None if g is None else g / scale for name, g in found.items()}
         self._step.gradient = found
@@ -217,14 +211,14 @@ class Recording:
         }
 
     def _read(self, step: StepTrace) -> None:
-        step.weights, step.states = self._watched.weights(), self._watched.states()
+        step.weights, step.states = self.watched.weights(), self.watched.states()
         step.copies = self._copies()
 
     def _copies(self) -> dict[str, str]:
         """Where every rank has whole weights: what they are on this one."""
-        if self._watched.strategy not in ("single", "ddp") or not dist.is_initialized():
+        if self.watched.strategy not in ("single", "ddp") or not dist.is_initialized():
             return {}
-        return {name: fingerprint(p.detach()) for name, p in self._watched.parameters.items()}
+        return {name: fingerprint(p.detach()) for name, p in self.watched.parameters.items()}
 
     def _complete_kept(self) -> None:
         """Values that could not be read before: of a model whose parameters were split as it was made."""
@@ -242,98 +236,6 @@ class Recording:
     def _was_split(self) -> bool:
         return any(hasattr(p, "ds_id") for p in self.model.parameters())
 
-    # ------------------------------------------------------------------ facts
-
-    def _facts(self) -> ScriptFacts:
-        watched = self._watched
-        device = self.calls.device
-        kind = type(watched.optimizer).__name__
-        group = watched.groups[0]
-        adam = (kind in ADAMW or (kind == "Adam" and not any(g.get("weight_decay") for g in watched.groups))) and not (
-            group.get("amsgrad") or group.get("maximize")
-        )
-        copy = watched.copy_dtype if watched.copy_dtype != "float32" else None
-        autocast = next((call.autocast for calls in self._taken for call in calls if call.autocast), None)
-        dtypes = {name: copy or _short(p.dtype) for name, p in plain_names(self.model).items() if p.is_floating_point()}
-        groups = self._group_facts() if adam else []
-        launched = int(os.environ.get("WORLD_SIZE", "1"))
-        world = dist.get_world_size() if dist.is_initialized() else launched
-        asked = [one for one in ("FSDP", "DEEPSPEED") if os.environ.get(f"ACCELERATE_USE_{one}", "").lower() == "true"]
-        loop = LoopFacts(
-            device=device.type,
-            device_name=device_name(device),
-            float32_products=float32_products(device),
-            dtypes=sorted({*dtypes.values(), *([autocast] if autocast else [])}),
-            betas=groups[0].betas if groups else [0.9, 0.999],
-            eps=groups[0].eps if groups else 1e-8,
-            limit=self._limit,
-            decay={name: one.decay for one in groups for name in one.names},
-            copy=copy,
-            autocast=autocast,
-            rng=[[call.rng for call in calls] for calls in self._taken],
-            drawn=[[call.drawn for call in calls] for calls in self._taken],
-        )
-        live = dict(self.model.named_buffers()) if self.main else {}
-        return ScriptFacts(
-            loop=loop,
-            steps=self._taken,
-            strategy=watched.strategy,
-            world=world,
-            averaged=world if watched.strategy != "single" else 0 if world > 1 else 1,
-            threads=torch.get_num_threads(),
-            dtypes=dtypes,
-            buffers={clean: whole(value) for clean, value in _clean_buffers(live).items()},
-            frozen=self._changed_frozen() if self.main else {},
-            groups=groups,
-            optimizer=kind,
-            adam=adam,
-            whole_clip=self._whole_clip,
-            after=self.after,
-            loaded=self.loaded,
-            launched=asked[0] if asked else None,
-            connected=dist.is_initialized() or launched == 1,
-            reduce=watched.reduce,
-            outside=sorted(self._outside),
-            notes=self._notes,
-            unseen=self.calls.unseen,
-        )
-
-    def _group_facts(self) -> list[GroupFacts]:
-        watched = self._watched
-        if self.engine is not None:
-            zero = self.engine.optimizer
-            members = getattr(zero, "bit16_groups", None) or zero.fp16_groups
-        else:
-            members = [group["params"] for group in watched.groups]
-        names = {id(p): name for name, p in watched.parameters.items()}
-        return [
-            GroupFacts(
-                names=[names[id(p)] for p in params if id(p) in names],
-                betas=[float(beta) for beta in group["betas"]],
-                eps=float(group["eps"]),
-                decay=float(group["weight_decay"]),
-                lr=[lrs[at] for lrs in self._lrs],
-            )
-            for at, (group, params) in enumerate(zip(watched.groups, members, strict=False))
-        ]
-
-    def _changed_frozen(self) -> dict[str, torch.Tensor]:
-        found = {}
-        for name, p in plain_names(self.model).items():
-            plain = type(p) is nn.Parameter and not hasattr(p, "ds_id")
-            if p.requires_grad or not plain or self.kept is None or name not in self.kept.tensors:
-                continue
-            before = self.kept.tensors[name]
-            if before.shape == p.shape and not torch.equal(before.to(p.dtype), p.detach().cpu()):
-                found[name] = p.detach().cpu().clone()
-        return found
-
-
-def _clean_buffers(buffers: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    from toolkit.verification.loops.watched import clean_name
-
-    return {clean_name(name, set()): value for name, value in buffers.items()}
-
 
 def fingerprint(tensor: torch.Tensor) -> str:
     """Sums of a tensor's bits: equal for equal tensors, and cheaper than a digest by far."""
@@ -344,7 +246,3 @@ def fingerprint(tensor: torch.Tensor) -> str:
     bits = flat.view(width)
     sums = bits.sum(dtype=torch.int64), bits[::7].sum(dtype=torch.int64)
     return f"{tensor.dtype} {tuple(tensor.shape)} {int(sums[0])} {int(sums[1])}"
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
