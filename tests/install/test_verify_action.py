@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,11 @@ FOLDER = Path(__file__).resolve().parents[2] / "actions" / "verify"
 ACTION = yaml.safe_load((FOLDER / "action.yml").read_text())
 
 
+Run = Callable[..., tuple[int, str, list[str]]]
+
+
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+def run(tmp_path: Path) -> Run:
     """Runs the script in a repository with three recipes; ``toolkit`` notes how it is called and fails by name."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "toolkit").write_text(
@@ -43,7 +47,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-unt
     return run
 
 
-def test_every_recipe_is_verified_and_the_worst_status_counts(run) -> None:  # type: ignore[no-untyped-def]
+def test_every_recipe_is_verified_and_the_worst_status_counts(run: Run) -> None:
     status, told, calls = run("kept", "a.b=1 c.d=2", "r/good.yaml", "r/weak.yaml", "r/broken.yaml", "r/last.yaml")
     assert status == 2
     assert calls[0] == "verify r/good.yaml a.b=1 c.d=2 --badge kept/good.badge.json --baseline kept/good.json"
@@ -54,7 +58,7 @@ def test_every_recipe_is_verified_and_the_worst_status_counts(run) -> None:  # t
     assert run("kept", "", "r/good.yaml")[0] == 0
 
 
-def test_no_recipe_is_an_error(run) -> None:  # type: ignore[no-untyped-def]
+def test_no_recipe_is_an_error(run: Run) -> None:
     status, told, calls = run("kept", "")
     assert (status, calls) == (2, [])
     assert "no recipes given" in told
