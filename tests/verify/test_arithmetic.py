@@ -11,14 +11,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from families import FAMILIES
+from families import EVERY_FAMILY, FAMILIES
 from tiny import LLAMA
 from toolkit.model import head_loss
 from toolkit.recipe.resolve import Resolved
 from toolkit.reference.order import NATURAL, Order
+from toolkit.verification import passes
+from toolkit.verification.cases import prepare
 from toolkit.verification.cases.prepare import make_case, twin_recipe
-from toolkit.verification.compare.arithmetic import loss_bound, order_of, sum_bounds, why_free
-from toolkit.verification.compare.replay import Reference, relative_error
+from toolkit.verification.compare.arithmetic import loss_bound, order_of, sum_bounds, why_measured
+from toolkit.verification.compare.noise import relative_error
+from toolkit.verification.compare.replay import Reference
 
 Make = Callable[..., Resolved]
 
@@ -110,7 +113,7 @@ def test_token_losses_summed_otherwise_stay_within_the_bound(size: float) -> Non
 def test_what_is_free_has_its_reason(recipe: Make, tmp_path: Path) -> None:
     plain = recipe("zero3", precision="bf16")
     windows = reference_of(plain, tmp_path).windows
-    assert why_free(plain, windows, 64) is None
+    assert why_measured(plain, windows, 64) is None
     assert order_of(plain) == Order(2, "micro", by_module=True, fused=False)
     assert order_of(recipe("ddp", loss="fused")) == Order(2, "rank", by_module=False, fused=True)
     free = {
@@ -119,8 +122,46 @@ def test_what_is_free_has_its_reason(recipe: Make, tmp_path: Path) -> None:
         "another order": replace(plain, traits=replace(plain.traits, same_operations=False)),
     }
     for reason, resolved in free.items():
-        assert reason in (why_free(resolved, windows, 64) or ""), reason
+        assert reason in (why_measured(resolved, windows, 64) or ""), reason
     fused = recipe("ddp", loss="fused")
-    assert why_free(fused, windows, LLAMA["vocab_size"]) is None
-    assert "several chunks" in (why_free(fused, windows, 2**22) or "")
+    assert why_measured(fused, windows, LLAMA["vocab_size"]) is None
+    assert "several chunks" in (why_measured(fused, windows, 2**22) or "")
     assert math.isfinite(loss_bound(0.0, 1))
+
+
+def test_the_plain_loop_has_the_threads_of_a_rank(
+    monkeypatch: pytest.MonkeyPatch, recipe: Make, tmp_path: Path
+) -> None:
+    """torch adds up the bias gradient of a LayerNorm by threads."""
+    case = make_case(twin_recipe(recipe("single"), full_size=False), recipe("single"), "logic", tmp_path)
+    seen: list[int] = []
+
+    def replay(*_: object) -> None:
+        seen.append(torch.get_num_threads())
+        raise RuntimeError("far enough")
+
+    monkeypatch.setattr(passes, "replay", replay)
+    before = torch.get_num_threads()
+    with pytest.raises(RuntimeError, match="far enough"):
+        passes.compare(case, passes.Pass("logic"), before + 1)
+    assert (seen, torch.get_num_threads()) == ([before + 1], before)
+
+
+def test_a_loss_scale_that_overflows_is_lowered(recipe: Make, tmp_path: Path) -> None:
+    resolved = recipe("single", model=EVERY_FAMILY["exaone4"], adapter={"r": 2, "method": "dora"}, precision="fp16")
+    case = make_case(twin_recipe(resolved, full_size=False), resolved, "precision", tmp_path)
+    right, scales = prepare.all_finite, []
+
+    def overflows_above_64(reference: Reference, scale: float) -> bool:
+        scales.append(scale)
+        return right(reference, scale) and scale <= 64
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prepare, "all_finite", overflows_above_64)
+        assert prepare.avoid_overflow(case).loss_scale == 16  # four times as much must fit
+    assert scales == [4096, 1024, 256, 64]
+    reference = Reference(case)
+    assert right(reference, 1.0)
+    assert not right(reference, 2.0**40)
+    float32 = make_case(twin_recipe(resolved, full_size=False), resolved, "logic", tmp_path / "logic")
+    assert prepare.avoid_overflow(float32) == float32

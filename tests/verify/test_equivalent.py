@@ -45,7 +45,7 @@ def check(outcome: Outcome) -> None:
         assert gradient.worst is not None
         assert one.reference is not None
         # A relative error of any one tensor's gradient above 1e-5 is caught, in 16 bits too.
-        if one.reference.free is None:
+        if one.reference.measured_because is None:
             assert 0 < (gradient.detection_limit or 0) < 1e-5
         assert gradient.worst.noise > 0
 

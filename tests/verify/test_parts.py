@@ -18,8 +18,9 @@ from toolkit.verification.cases.prepare import exercise_clipping, make_case, twi
 from toolkit.verification.cases.twin import twin_config
 from toolkit.verification.compare.ledger import rows_of, supervised
 from toolkit.verification.compare.measure import Measure, Stage, first_difference
+from toolkit.verification.compare.noise import relative_error
 from toolkit.verification.compare.rearrange import all_together, reversed_order, rows_apart, rows_flipped
-from toolkit.verification.compare.replay import Reference, relative_error
+from toolkit.verification.compare.replay import Reference
 from toolkit.verification.compare.wording import KINDS, label, sentence
 from toolkit.verification.diagnose.attribution import MicroGradients
 from toolkit.verification.diagnose.known import KNOWN

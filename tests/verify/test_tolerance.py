@@ -14,8 +14,9 @@ from families import FAMILIES
 from toolkit.recipe.resolve import Resolved
 from toolkit.reference.fp8 import shaken
 from toolkit.verification.cases.prepare import make_case, twin_recipe
+from toolkit.verification.compare.noise import DRAW_SAFETY, SAFETY, relative_error
 from toolkit.verification.compare.rearrange import all_together, reversed_order, rows_apart
-from toolkit.verification.compare.replay import DRAW_SAFETY, SAFETY, Reference, relative_error
+from toolkit.verification.compare.replay import Reference
 
 
 @pytest.mark.parametrize(

@@ -33,8 +33,9 @@ class PlainLoop:
 
     ``weights``: what trains, by name: the model's own parameters, or with ``compute="copy"`` float32 masters of
     them. After ``backward``, ``gradients`` holds the gradient of the window's loss, which is the mean over its
-    supervised tokens, and ``magnitudes`` the sum of the sizes of what was added to it, element by element. After
-    ``update``, ``norm`` is its 2-norm and ``coefficient`` what clipping multiplied it by.
+    supervised tokens, and ``magnitudes``, where a collective may add up in an order of its own, the sum of the
+    absolute values that were added. After ``update``, ``norm`` is its 2-norm and ``coefficient`` what clipping
+    multiplied it by.
     """
 
     def __init__(
@@ -75,19 +76,22 @@ class PlainLoop:
         scale = loss_scale * self.order.divisor
         self.gradients, self.magnitudes = {}, {}
         self.model.zero_grad(set_to_none=True)
-        losses: list[float] = []
-        parts: dict[int, dict[str, torch.Tensor]] = {}
-        for rank, micro in window:
-            self.seed(step, micro.micro, rank)
-            with self._autocast(), summed_by_module(self.model, self.order):
-                loss = self.loss_sum(micro)
-            (loss * (scale / tokens)).backward()
-            losses.append(loss.item())
-            self._collect(parts.setdefault(rank if self.order.first == "rank" else micro.micro, {}))
-            self.model.zero_grad(set_to_none=True)
-        for part in parts.values():
-            for name, gradient in part.items():
-                self.gradients[name] = self.gradients[name] + gradient if name in self.gradients else gradient
+        losses = [0.0] * len(window)
+        # A part of the sum after the other: two gradients in memory, however many ranks there are.
+        parts = [rank if self.order.first == "rank" else micro.micro for rank, micro in window]
+        for part in dict.fromkeys(parts):
+            gradients: dict[str, torch.Tensor] = {}
+            for place, (rank, micro) in enumerate(window):
+                if parts[place] != part:
+                    continue
+                self.seed(step, micro.micro, rank)
+                with self._autocast(), summed_by_module(self.model, self.order):
+                    loss = self.loss_sum(micro)
+                (loss * (scale / tokens)).backward()
+                losses[place] = loss.item()
+                self._collect(gradients)
+                self.model.zero_grad(set_to_none=True)
+            _add(self.gradients, gradients)
         if scale != 1.0:
             for tensor in (*self.gradients.values(), *self.magnitudes.values()):
                 tensor.div_(scale)
@@ -95,12 +99,10 @@ class PlainLoop:
 
     def _collect(self, part: dict[str, torch.Tensor]) -> None:
         """Add the parameters' gradients to a part of the window's, in the dtype that the weights are kept in."""
-        for name, parameter in self.trained.items():
-            if parameter.grad is not None:
-                gradient = parameter.grad.to(self.weights[name].dtype)
-                part[name] = part[name] + gradient if name in part else gradient.clone()
-                size = gradient.abs()
-                self.magnitudes[name] = self.magnitudes[name] + size if name in self.magnitudes else size
+        found = {n: p.grad.to(self.weights[n].dtype) for n, p in self.trained.items() if p.grad is not None}
+        if self.order.by_collective:
+            _add(self.magnitudes, {name: gradient.abs() for name, gradient in found.items()})
+        _add(part, {name: gradient.clone() for name, gradient in found.items()})
 
     def update(self, lr: float) -> None:
         """Clip, step, forget the gradients."""
@@ -153,3 +155,8 @@ class PlainLoop:
     def _autocast(self) -> torch.autocast:
         device = next(self.model.parameters()).device.type
         return torch.autocast(device, dtype=self.compute_dtype, enabled=self.compute == "autocast")
+
+
+def _add(total: dict[str, torch.Tensor], more: dict[str, torch.Tensor]) -> None:
+    for name, tensor in more.items():
+        total[name] = total[name] + tensor if name in total else tensor

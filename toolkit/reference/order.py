@@ -30,6 +30,11 @@ class Order:
     fused: bool = False
 
     @property
+    def by_collective(self) -> bool:
+        """Whether a collective adds up more ranks than two, in an order of its own."""
+        return self.divisor > 2
+
+    @property
     def within_micro_batches(self) -> bool:
         """Whether a micro-batch itself is computed in another order than the natural one."""
         return self.by_module or self.fused

@@ -11,7 +11,7 @@ from typing import Any
 from toolkit.errors import InputError
 
 MEASURED = 2.0
-"""A measured detection limit may grow by this factor: draws of correct runs differ by 1.8 at most (compare/replay.py).
+"""A measured detection limit may grow by this factor: draws of correct runs differ by 1.8 at most (compare/noise.py).
 A bound is the same each time."""
 _SAME = 1.0 + 1e-6
 

@@ -60,14 +60,14 @@ class Pass:
     @property
     def measured_because(self) -> str | None:
         """Why tolerances are measured; None where only the order of sums may differ, which has a bound."""
-        return self.reference.free if self.reference else None
+        return self.reference.measured_because if self.reference else None
 
     def to_json(self) -> dict[str, Any]:
         return {
             "pass": self.name,
             "seconds": round(self.seconds, 2),
             "failure": self.failure,
-            "tolerance": None if self.reference is None else "measured" if self.reference.free else "bound",
+            "tolerance": None if self.reference is None else "measured" if self.reference.measured_because else "bound",
             "measured_because": self.measured_because,
             "stages": [stage.to_json() for stage in self.stages],
         }

@@ -18,7 +18,7 @@ from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve
 from toolkit.verification.cases.case import PassName
 from toolkit.verification.cases.conversations import data_case
-from toolkit.verification.cases.prepare import calm, exercise_clipping, make_case, twin_recipe
+from toolkit.verification.cases.prepare import avoid_overflow, exercise_clipping, make_case, twin_recipe
 from toolkit.verification.diagnose.find import diagnose
 from toolkit.verification.faults import fault_class
 from toolkit.verification.outcome import Outcome
@@ -99,7 +99,7 @@ def verify(
         for name in names:
             with tempfile.TemporaryDirectory(prefix="toolkit-verify-") as temporary:
                 case = make_case(values, resolved, name, Path(temporary))
-                case = calm(exercise_clipping(case))
+                case = avoid_overflow(exercise_clipping(case))
                 case = replace(case, fault=fault, mutation=mutation, round_trip=round_trip)
                 outcome = outcome or Outcome(resolved, case.resolved())
                 data = data_case(resolved, fault) if name == "logic" else None

@@ -90,19 +90,20 @@ def exercise_clipping(case: Case) -> Case:
     return replace(case, recipe=case.recipe | {"optimizer": case.recipe["optimizer"] | {"max_grad_norm": limit}})
 
 
-def calm(case: Case) -> Case:
+def avoid_overflow(case: Case) -> Case:
     """Under fp16, with a loss scale at which no gradient of the plain loop overflows, at the first weights and with a
     factor of four to spare."""
     resolved = case.resolved()
     if not resolved.precision.loss_scaling:
         return case
     reference, scale = Reference(case), case.loss_scale
-    while scale > 1 and not _all_finite(reference, 4 * scale):
+    while scale > 1 and not all_finite(reference, 4 * scale):
         scale /= 4
     return replace(case, loss_scale=scale)
 
 
-def _all_finite(reference: Reference, scale: float) -> bool:
+def all_finite(reference: Reference, scale: float) -> bool:
+    """Whether the plain loop's gradients are, in every window, at its weights of now and this loss scale."""
     for step, window in enumerate(reference.windows):
         reference.loop.backward(step, window, scale)
         if not all(bool(torch.isfinite(gradient).all()) for gradient in reference.loop.gradients.values()):

@@ -12,7 +12,7 @@ from toolkit.reference.loop import Window
 from toolkit.verification.cases.case import SAVE_AFTER
 from toolkit.verification.compare.ledger import resumed_ledger
 from toolkit.verification.compare.measure import Measure, Stage
-from toolkit.verification.compare.replay import SAFETY, relative_error
+from toolkit.verification.compare.noise import SAFETY, relative_error
 from toolkit.verification.record.trace import RankTrace, RunTrace, StepTrace
 
 _AS_OPTIMIZER = " as the optimizer has it"

@@ -3,7 +3,7 @@
 The micro-batch itself then comes out equal bit for bit, in 16 bits and float8 too. What is left is the order of sums
 over micro-batches and ranks, whose rounding has a bound; no correct run can exceed it, so a verdict has no chance of a
 false alarm to account for. Where operations are free to differ (a GPU's kernels, compiled blocks, a fused loss in
-several chunks), the tolerance is measured: ``replay.Noise``.
+several chunks), the tolerance is measured: ``noise.Noise``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def order_of(resolved: Resolved) -> Order:
     )
 
 
-def why_free(resolved: Resolved, windows: list[Window], vocabulary: int) -> str | None:
+def why_measured(resolved: Resolved, windows: list[Window], vocabulary: int) -> str | None:
     """Why a micro-batch's operations may differ from the plain loop's in their order; None if they may not."""
     if not resolved.traits.same_operations:
         return f"{resolved.recipe.strategy.name} may compute in another order"
@@ -59,7 +59,7 @@ def sum_bounds(loop: PlainLoop, window: Window) -> dict[str, float]:
     found = {}
     for name, gradient in loop.gradients.items():
         allowed = _FACTORS * torch.finfo(torch.float32).eps
-        if loop.order.divisor > 2:
+        if loop.order.by_collective:
             size = gradient.double().norm().item()
             spread = loop.magnitudes[name].double().norm().item()
             terms = len(window) - 1

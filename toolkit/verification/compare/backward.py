@@ -11,8 +11,9 @@ import torch
 from toolkit.verification.cases.case import products_step
 from toolkit.verification.compare.arithmetic import loss_bound, sum_bounds
 from toolkit.verification.compare.measure import Measure, Stage, finite
+from toolkit.verification.compare.noise import NO_SIGNAL, Noise, relative_error
 from toolkit.verification.compare.rearrange import is_packed
-from toolkit.verification.compare.replay import NO_SIGNAL, Noise, Reference, relative_error
+from toolkit.verification.compare.replay import Reference
 from toolkit.verification.record.trace import RankTrace
 
 WITHIN_FLOAT32 = 1e-4
@@ -55,7 +56,7 @@ def replay(ranks: Sequence[RankTrace], reference: Reference, overflow_step: int 
     run = ranks[0].run
     replayed = Replayed([], [])
     weights = run.weights
-    exact, reorders = reference.free is None, reference.loop.order.within_micro_batches
+    exact, reorders = reference.measured_because is None, reference.loop.order.within_micro_batches
     float32 = reference.loop.compute_dtype == torch.float32
     noisy = _noisy_steps(ranks, reference, overflow_step) if not exact or float32 else set()
     for step in run.steps:
@@ -88,7 +89,7 @@ def _noisy_steps(ranks: Sequence[RankTrace], reference: Reference, overflow_step
     if reference.resolved.precision.loss_scaling:  # what fp16 loses depends on how small a step's gradients are
         return {step.step for step in steps if step.step != overflow_step}
     reorders = reference.loop.order.within_micro_batches
-    if reference.free is None and not reorders and not is_packed(reference.windows[0][0][1]):
+    if reference.measured_because is None and not reorders and not is_packed(reference.windows[0][0][1]):
         return set()  # nothing is held against it
     # The first steps' gradients may be zero (adapters, warm-up); the short window has other shapes.
     return {step for step in (1, len(steps) - 2) if 0 <= step < len(steps) and step != overflow_step}

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 
@@ -18,7 +17,8 @@ from toolkit.reference.order import NATURAL
 from toolkit.training.session import seed_micro_batch
 from toolkit.verification.cases.case import Case, compute_of
 from toolkit.verification.cases.samples import expected_windows
-from toolkit.verification.compare.arithmetic import order_of, why_free
+from toolkit.verification.compare.arithmetic import order_of, why_measured
+from toolkit.verification.compare.noise import Noise, relative_error
 from toolkit.verification.compare.rearrange import (
     Grouped,
     all_together,
@@ -29,69 +29,10 @@ from toolkit.verification.compare.rearrange import (
 )
 from toolkit.verification.record.block_inputs import BlockInputs, watched_inputs
 
-SAFETY = 4.0
-"""A candidate is one more correct run beside the few that measured the noise. Of 20 random orders and splits of a
-window, the worst tensor erred at most 1.8 times as much as in those few (llama, qwen3, gpt2 and bert, in fp32 and
-bf16; tests/verify/test_tolerance.py); four leaves a factor of two on that."""
-
-
-DRAW_SAFETY = 2.0
-"""The perturbation by one machine epsilon is a single draw of signs. Of 20 draws on an adapter that trains already (the
-demo's short windows) the largest was 1.1 times the first at the median tensor and 1.47 times at the worst; two leaves
-room on that (tests/verify/test_tolerance.py)."""
-
-
 SHAKES = 4
 """Draws at each step that noise is measured at. Of 20 others none exceeded the largest of four by more than DRAW_SAFETY
 allows, and with the fused loss, whose gradient is rounded once more than the plain one's, a right candidate erred 1.5
 times as much as one of them in its worst tensor (tests/verify/test_tolerance.py, tests/training/test_fp8.py)."""
-
-
-NO_SIGNAL = 0.1
-"""A tensor whose correct gradients differ by more carries no signal (a key's bias: softmax does not see it)."""
-
-
-@dataclass
-class Noise:
-    """Differences between correct runs, by tensor (``loss`` for the forward), pooled over steps: relative ones, and
-    of those that rearranged the window the absolute ones. What cancels in a sum leaves its rounding: a gradient that is
-    small at one step has the absolute noise of the others."""
-
-    rearranged: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    perturbed: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    absolute: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    shaken: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """Products in float8: of runs in which every operand was off by one rounding before it was rounded to float8, the
-    largest of some. A candidate whose operands differ at all comes near it: values fall to other float8 numbers."""
-    eps: float = torch.finfo(torch.float32).eps
-    compute_eps: float = torch.finfo(torch.float32).eps
-    apart: dict[int, dict[str, float]] = field(default_factory=dict)
-    """Packed: by step, how far the plain loop's own loss and gradients are from those of every sample alone. That is
-    no noise but something to be proven: samples that share a row do not see each other."""
-
-    def of(self, name: str, size: float = math.inf) -> float:
-        """The noise that is told: the largest difference seen between two correct runs, relative to ``size``."""
-        return max(self._drawn(name, size), self.perturbed.get(name, 0.0), self.shaken.get(name, 0.0))
-
-    def tolerance(self, name: str, size: float = math.inf) -> float:
-        """Relative tolerance of a tensor whose right value has 2-norm ``size``.
-
-        Orders and splits are draws of what may differ, and get the safety factor. Perturbing the embedding by one
-        machine epsilon overstates rounding 4 to 8 times on a random model, hardly on an adapter that trains already:
-        it gets that of its own draw, unless all of the tensor is rounding. Never below 4 roundings.
-        """
-        if self.of(name, size) >= NO_SIGNAL:
-            return SAFETY * self.of(name, size)
-        # In float32 it is one draw of a rounding that the candidate draws anew. In 16 bits the candidate stays far
-        # below it.
-        float32 = self.compute_eps == torch.finfo(torch.float32).eps
-        perturbed = self.perturbed.get(name, 0.0) * (DRAW_SAFETY if float32 else 1.0)
-        shaken = DRAW_SAFETY * self.shaken.get(name, 0.0)
-        return max(SAFETY * self._drawn(name, size), perturbed, shaken)
-
-    def _drawn(self, name: str, size: float) -> float:
-        spread = self.absolute.get(name, 0.0) / size if size > 0 else 0.0
-        return max(self.rearranged.get(name, 0.0), spread, self.eps)
 
 
 class Reference:
@@ -119,7 +60,7 @@ class Reference:
             for window in expected_windows(case.samples, self.resolved, case.steps)
         ]
         self.loop.order = order_of(self.resolved)
-        self.free: str | None = why_free(self.resolved, self.windows, self._vocabulary())
+        self.measured_because: str | None = why_measured(self.resolved, self.windows, self._vocabulary())
         """Why the candidate's operations may have another order; None where they may not."""
         self.float8_layers, self.products = 0, (0, 0)
         self.noise = Noise(
@@ -202,7 +143,7 @@ class Reference:
                     rounding = self.noise.eps * gradient.double().norm().item()
                     apart = (other[1][name].double() - gradient.double()).norm().item()
                     self.noise.absolute[name] = max(self.noise.absolute[name], rounding, apart)
-            if self.free and self.loop.order.within_micro_batches:
+            if self.measured_because and self.loop.order.within_micro_batches:
                 taken, self.loop.order = self.loop.order, NATURAL
                 _differ(self.noise.rearranged, plain, self._run(same, step, loss_scale))
                 self.loop.order = taken
@@ -284,15 +225,6 @@ class Reference:
         finally:
             with torch.no_grad():
                 table.copy_(before)
-
-
-def relative_error(seen: torch.Tensor, right: torch.Tensor) -> float:
-    """2-norm of the difference over that of ``right``, in float64; 0 where both are zero, inf where only one is."""
-    difference = (seen.double() - right.double()).norm().item()
-    if difference == 0.0:
-        return 0.0
-    size = right.double().norm().item()
-    return difference / size if size > 0 else float("inf")
 
 
 def _differ(into: dict[str, float], plain: tuple, other: tuple) -> None:

@@ -18,8 +18,8 @@ from toolkit.reference.adamw import AdamWStep, adamw_step
 from toolkit.reference.schedule import plain_learning_rate
 from toolkit.strategies.engines.base import OptimizerState
 from toolkit.verification.compare.measure import Measure, Stage
+from toolkit.verification.compare.noise import SAFETY, relative_error
 from toolkit.verification.compare.packed import distance, half_cells
-from toolkit.verification.compare.replay import SAFETY, relative_error
 from toolkit.verification.record.trace import RankTrace, StepTrace, Tensors
 
 States = dict[str, OptimizerState | None]

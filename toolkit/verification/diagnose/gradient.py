@@ -8,7 +8,7 @@ import torch
 
 from toolkit.verification.cases.case import Case
 from toolkit.verification.compare.measure import Measure, Stage
-from toolkit.verification.compare.replay import NO_SIGNAL
+from toolkit.verification.compare.noise import NO_SIGNAL
 from toolkit.verification.diagnose.attribution import Attribution, MicroGradients
 from toolkit.verification.diagnose.diagnosis import Diagnosis
 from toolkit.verification.diagnose.recompute import recomputed_otherwise

@@ -11,7 +11,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from toolkit.model.checkpointing import keep_costly
-from toolkit.verification.compare.replay import Reference, relative_error
+from toolkit.verification.compare.noise import relative_error
+from toolkit.verification.compare.replay import Reference
 from toolkit.verification.diagnose.diagnosis import Diagnosis
 
 _EXPLAINED = 1e-3

@@ -19,7 +19,8 @@ from toolkit.verification.compare.across import cross_rank
 from toolkit.verification.compare.backward import forward, gradient, replay
 from toolkit.verification.compare.ledger import rows_of, supervised
 from toolkit.verification.compare.measure import Measure, Stage
-from toolkit.verification.compare.replay import Noise, Reference
+from toolkit.verification.compare.noise import Noise
+from toolkit.verification.compare.replay import Reference
 from toolkit.verification.compare.step import optimizer_stages
 from toolkit.verification.diagnose.find import diagnose
 from toolkit.verification.loops.kept_model import KeptModel, rebuild
@@ -101,7 +102,7 @@ class RecordedReference(Reference):
             for step in range(len(ranks[0].run.steps))
         ]
         self.noise = Noise()
-        self.free = "the loop is not this toolkit's"
+        self.measured_because = "the loop is not this toolkit's"
 
 
 def _as_begun(weight: torch.Tensor, seen: torch.Tensor | None, copy: str | None) -> torch.Tensor:

@@ -18,13 +18,9 @@ import torch
 from toolkit.reference.order import Order, summed_by_module
 from toolkit.strategies import strategies
 from toolkit.verification.compare.measure import Measure, Stage
+from toolkit.verification.compare.noise import NO_SIGNAL, SAFETY
 from toolkit.verification.scripts.facts import UnitTrace
 from toolkit.verification.scripts.replay import Contribution, Replay, Tensors
-
-SAFETY = 4.0
-"""A recorded run is one more order of sums beside the few that are tried."""
-NO_SIGNAL = 0.1
-"""A tensor whose correct gradients differ by more is all rounding (a key's bias: softmax does not see it)."""
 
 
 @dataclass
