@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import string
 from collections.abc import Callable
@@ -13,13 +14,21 @@ import torch
 
 from toolkit.launch.group import WorkerGroup
 from toolkit.recipe.resolve import Resolved
+from toolkit.reference.loop import Window
 from toolkit.verification.cases.case import Case
 from toolkit.verification.cases.prepare import exercise_clipping, make_case, twin_recipe
 from toolkit.verification.cases.twin import twin_config
 from toolkit.verification.compare.ledger import rows_of, supervised
 from toolkit.verification.compare.measure import Measure, Stage, first_difference
 from toolkit.verification.compare.noise import relative_error
-from toolkit.verification.compare.rearrange import all_together, reversed_order, rows_apart, rows_flipped
+from toolkit.verification.compare.rearrange import (
+    Grouped,
+    all_together,
+    drawn,
+    reversed_order,
+    rows_apart,
+    shuffled,
+)
 from toolkit.verification.compare.replay import Reference
 from toolkit.verification.compare.wording import KINDS, label, sentence
 from toolkit.verification.diagnose.attribution import MicroGradients
@@ -60,7 +69,21 @@ def test_a_limit_is_chosen_that_some_steps_exceed(recipe: Callable[..., Resolved
     assert exercise_clipping(case_of(unclipped, tmp_path)).resolved().max_grad_norm == 0.0
 
 
-@pytest.mark.parametrize("variant", [reversed_order, rows_flipped, rows_apart, all_together])
+def drawn_within(window: Window) -> Grouped:
+    return drawn(window, random.Random(1), across=False)
+
+
+def drawn_across(window: Window) -> Grouped:
+    return drawn(window, random.Random(2), across=True)
+
+
+def shuffled_once(window: Window) -> Grouped:
+    return shuffled(window, random.Random(3))
+
+
+@pytest.mark.parametrize(
+    "variant", [reversed_order, rows_apart, all_together, drawn_within, drawn_across, shuffled_once]
+)
 def test_rearranged_windows_mean_the_same(variant: Callable, recipe: Callable[..., Resolved], tmp_path: Path) -> None:
     reference = Reference(case_of(recipe("ddp", model={"config": _undropped(recipe)}), tmp_path))
     window = reference.windows[3]

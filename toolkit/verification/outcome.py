@@ -65,6 +65,17 @@ class Outcome:
         ]
 
     @property
+    def comparisons(self) -> int:
+        """How many values were compared."""
+        return sum(len(stage.measures) for one in self.passes for stage in one.stages)
+
+    @property
+    def false_alarm_bound(self) -> float:
+        """A bound on the chance that a right candidate is called different: of all comparisons whose tolerance is no
+        bound itself, the sum (Bonferroni)."""
+        return sum(measure.chance for one in self.passes for stage in one.stages for measure in stage.measures)
+
+    @property
     def exit_code(self) -> int:
         return 0 if self.verdict == "equivalent" else 1
 
@@ -83,6 +94,8 @@ class Outcome:
                 "first_difference": _difference(*difference) if difference else None,
                 "diagnosis": self.diagnosis.to_json() if self.diagnosis else None,
                 "failure": self.failure,
+                "comparisons": self.comparisons,
+                "false_alarm_bound": self.false_alarm_bound,
             }
             | self._deviation()
             | ({"notes": self.notes} if self.notes else {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -154,7 +154,11 @@ def _compare_round_trip(case: Case, found: Pass) -> None:
     resolved = found.reference.resolved
     limit = next(stage.detection_limit for stage in found.stages if stage.name == "gradient") or 0.0
     tolerance = 0.0 if resolved.device == "cpu" else limit
-    found.stages.append(round_trip(found.parts, found.reference.windows, resolved.recipe.model.task, tolerance))
+    stage = round_trip(found.parts, found.reference.windows, resolved.recipe.model.task, tolerance)
+    if tolerance:  # the largest of all tensors' serves each of them
+        chance = found.reference.noise.chance
+        stage.measures = [replace(m, chance=chance) if m.tolerance == tolerance else m for m in stage.measures]
+    found.stages.append(stage)
 
 
 def _told(case: Case, error: JobFailed) -> str:

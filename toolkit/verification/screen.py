@@ -130,7 +130,11 @@ def deviation_line(outcome: Outcome) -> list[str]:
             loss, gradient = max(one.loss for one in found), max(one.gradient for one in found)
             lines.append(f"{what}: loss {loss:.1e}, gradient {gradient:.1%} off (informational)")
     why = next((one.measured_because for one in outcome.passes if one.measured_because), None)
-    return [*lines, f"tolerance  measured, because {why}"] if why else lines
+    if why:
+        lines.append(f"tolerance  measured, because {why}")
+        chance = f"{outcome.false_alarm_bound:.0e}"
+        lines.append(f"           false alarm: chance below {chance} in {outcome.comparisons:,} comparisons")
+    return lines
 
 
 def _told(one: Pass, stage: Stage, measure: Measure) -> list[str]:

@@ -52,20 +52,26 @@ def sum_bounds(loop: PlainLoop, window: Window) -> dict[str, float]:
     the 2-norm.
 
     One rank and two have no order of their own: the plain loop adds up as they do (``Order.first``), and what is left
-    are factors. A collective adds up more ranks in an order of its own. A sum of k terms in any order errs by at most
-    (k - 1) u times the sum of their sizes (Higham, «Accuracy and Stability of Numerical Algorithms», 4.2), u = eps / 2,
-    and both sides do.
+    are factors. A collective adds up more ranks in an order of its own.
     """
-    found = {}
-    for name, gradient in loop.gradients.items():
-        allowed = _FACTORS * torch.finfo(torch.float32).eps
-        if loop.order.by_collective:
-            size = gradient.double().norm().item()
-            spread = loop.magnitudes[name].double().norm().item()
-            terms = len(window) - 1
-            allowed += terms * torch.finfo(gradient.dtype).eps * (spread / size if size else 1.0)
-        found[name] = allowed
-    return found
+    if not loop.order.by_collective:
+        return dict.fromkeys(loop.gradients, _FACTORS * torch.finfo(torch.float32).eps)
+    return {
+        name: sum_bound(len(window), loop.magnitudes[name].double().norm().item(), gradient)
+        for name, gradient in loop.gradients.items()
+    }
+
+
+def sum_bound(terms: int, magnitude: float, total: torch.Tensor) -> float:
+    """How far two sums of the same ``terms`` tensors can be apart, in any order and multiplied by the same factors;
+    relative to ``total``, one of them, in the 2-norm. ``magnitude``: the 2-norm of the sum of their absolute values.
+
+    A sum of k terms errs by at most (k - 1) u times the sum of their sizes (Higham, «Accuracy and Stability of
+    Numerical Algorithms», 4.2), u = eps / 2 of the dtype of ``total``, and both sides do.
+    """
+    size = total.double().norm().item()
+    reordered = (terms - 1) * torch.finfo(total.dtype).eps * (magnitude / size if size else 1.0)
+    return _FACTORS * torch.finfo(torch.float32).eps + reordered
 
 
 def loss_bound(loss: float, tokens: int) -> float:

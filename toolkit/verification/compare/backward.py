@@ -138,7 +138,10 @@ def forward(ranks: Sequence[RankTrace], reference: Reference, replayed: Replayed
             facts = {"seen": loss, "expected": right}
             allowed = loss_bound(right, micro.supervised) if replayed.bounds else tolerance
             widest, least = max(widest, allowed), allowed if replayed.bounds else floor
-            stage.measures.append(Measure("loss", step, error, allowed, "", least, micro.micro, rank, facts))
+            chance = 0.0 if replayed.bounds else noise.chance
+            stage.measures.append(
+                Measure("loss", step, error, allowed, "", least, micro.micro, rank, facts, chance=chance)
+            )
     for step, apart in noise.apart.items():
         stage.measures.append(Measure("loss-samples-apart", step, apart["loss"], tolerance, noise=floor))
     stage.detection_limit = widest
@@ -156,9 +159,10 @@ def gradient(ranks: Sequence[RankTrace], noise: Noise, replayed: Replayed, overf
             seen, expected = taken.gradient.get(name), right.get(name)
             size = expected.double().norm().item() if expected is not None else 0.0
             measured, floor = noise.tolerance(name, size), noise.of(name, size)
-            tolerance, least = measured, floor
+            tolerance, least, chance = measured, floor, noise.chance
             if replayed.bounds:
                 tolerance = least = replayed.bounds[step].get(name, 0.0)
+                chance = 0.0
             kind = "gradient"
             if seen is None or expected is None:
                 missing = (seen is None) != (expected is None)
@@ -170,7 +174,7 @@ def gradient(ranks: Sequence[RankTrace], noise: Noise, replayed: Replayed, overf
                 error = relative_error(seen, expected)
             if expected is not None and least < NO_SIGNAL and size > 0:
                 signal.add(name)
-            stage.measures.append(Measure(kind, step, error, tolerance, name, least))
+            stage.measures.append(Measure(kind, step, error, tolerance, name, least, chance=chance))
             if (apart := noise.apart.get(step, {}).get(name)) is not None and floor < NO_SIGNAL:
                 limit = max(measured, WITHIN_FLOAT32)
                 stage.measures.append(Measure("gradient-samples-apart", step, apart, limit, name, floor))

@@ -31,6 +31,7 @@ class Measure:
     ``kind``: what was compared, a key of ``wording.KINDS``. ``step``, ``micro``, ``rank``: from 0. ``name``: the
     parameter or layer, if it is about one. ``noise``: by how much correct runs differ. ``facts``: what else was
     observed, for diagnoses and sentences. ``phase``: ``reloaded`` or ``resumed`` for what follows a checkpoint.
+    ``chance``: the probability that a right value is beyond the tolerance; 0 where that is a bound.
     """
 
     kind: str
@@ -43,6 +44,7 @@ class Measure:
     rank: int | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
     phase: str = ""
+    chance: float = 0.0
 
     @property
     def ok(self) -> bool:

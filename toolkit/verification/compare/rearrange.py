@@ -1,7 +1,8 @@
-"""The same window computed in other correct ways: other orders, rows apart, everything in one batch."""
+"""The same window computed in other correct ways: other orders, rows apart, everything in one batch, random groups."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -43,26 +44,60 @@ def reversed_order(window: Window) -> Grouped:
     return [(micro, [at]) for at, (_, micro) in reversed(list(enumerate(window)))]
 
 
-def rows_flipped(window: Window) -> Grouped:
-    """The rows of every micro-batch in the other order."""
-    return [(_mapped(micro, lambda t: t.flip(0)), [at]) for at, (_, micro) in enumerate(window)]
-
-
 def rows_apart(window: Window) -> Grouped:
     """Every row a micro-batch of its own, without padding; every sample, where rows hold several."""
     found: Grouped = []
     for at, (_, micro) in enumerate(window):
-        if is_packed(micro):
-            found += [(sample, [at]) for sample in _samples(micro)]
-            continue
-        for row in range(micro.tensors["input_ids"].shape[0]):
-            one = {name: tensor[row : row + 1] for name, tensor in micro.tensors.items()}
+        rows = _samples(micro) if is_packed(micro) else _rows(micro)
+        found += [(row, [at]) for row in rows]
+    return found
+
+
+def drawn(window: Window, draw: random.Random, *, across: bool) -> Grouped:
+    """Rows in a random order and in random groups of 1 to 4, each a micro-batch. ``across``: groups may have rows of
+    several micro-batches. What one row holds stays together."""
+    rows = [(row, at) for at, (_, micro) in enumerate(window) for row in _rows(micro)]
+    draw.shuffle(rows)
+    found: Grouped = []
+    while rows:
+        (first, at), size = rows[0], draw.randint(1, 4)
+        group: list[tuple[MicroBatch, int]] = []
+        rest: list[tuple[MicroBatch, int]] = []
+        for row, place in rows:
+            fits = (across or place == at) and len(group) < size
+            if is_packed(first):  # padding would be one more sample
+                fits = fits and row.tensors["input_ids"].shape == first.tensors["input_ids"].shape
+            (group if fits else rest).append((row, place))
+        rows = rest
+        micros = [row for row, _ in group]
+        tensors = {name: _stacked([micro.tensors[name] for micro in micros], _filler(name)) for name in first.tensors}
+        supervised = sum(micro.supervised for micro in micros)
+        found.append((replace(first, tensors=tensors, supervised=supervised), sorted({at for _, at in group})))
+    return found
+
+
+def shuffled(window: Window, draw: random.Random) -> Grouped:
+    """Micro-batches in a random order, and the rows of each: for losses that depend on what a micro-batch holds."""
+    found: Grouped = []
+    for at in draw.sample(range(len(window)), len(window)):
+        _, micro = window[at]
+        order = torch.tensor(draw.sample(range(len(micro.tensors["labels"])), len(micro.tensors["labels"])))
+        found.append((_mapped(micro, lambda t, order=order: t[order.to(t.device)]), [at]))
+    return found
+
+
+def _rows(micro: MicroBatch) -> list[MicroBatch]:
+    """Each row, without its padding."""
+    found = []
+    for row in range(micro.tensors["input_ids"].shape[0]):
+        one = {name: tensor[row : row + 1] for name, tensor in micro.tensors.items()}
+        if not is_packed(micro):
             length = max(1, int(one["attention_mask"].sum()))
-            narrow = {name: t[:, :length] if _beside_inputs(name, t, one) else t for name, t in one.items()}
-            labels = narrow["labels"]
-            shifted = labels[:, 1:] if labels.shape == narrow["input_ids"].shape else labels
-            supervised = int((shifted != IGNORED).sum()) if micro.supervised else 0
-            found.append((replace(micro, tensors=narrow, supervised=supervised), [at]))
+            one = {name: t[:, :length] if _beside_inputs(name, t, one) else t for name, t in one.items()}
+        labels = one["labels"]
+        shifted = labels[:, 1:] if labels.shape == one["input_ids"].shape else labels
+        supervised = int((shifted != IGNORED).sum()) if micro.supervised else 0
+        found.append(replace(micro, tensors=one, supervised=supervised))
     return found
 
 
@@ -73,12 +108,13 @@ def all_together(window: Window) -> Grouped:
         flat = {name: torch.cat([micro.tensors[name].reshape(1, -1) for micro in micros], 1) for name in PACKED}
         whole = replace(micros[0], tensors=flat, supervised=sum(micro.supervised for micro in micros))
         return [(whole, list(range(len(micros))))]
-    tensors = {
-        name: _stacked([micro.tensors[name] for micro in micros], IGNORED if name == "labels" else 0)
-        for name in micros[0].tensors
-    }
+    tensors = {name: _stacked([micro.tensors[name] for micro in micros], _filler(name)) for name in micros[0].tensors}
     whole = replace(micros[0], tensors=tensors, supervised=sum(micro.supervised for micro in micros))
     return [(whole, list(range(len(micros))))]
+
+
+def _filler(name: str) -> int:
+    return IGNORED if name == "labels" else 0
 
 
 def _beside_inputs(name: str, tensor: torch.Tensor, one: dict[str, torch.Tensor]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,21 +19,20 @@ from toolkit.training.session import seed_micro_batch
 from toolkit.verification.cases.case import Case, compute_of
 from toolkit.verification.cases.samples import expected_windows
 from toolkit.verification.compare.arithmetic import order_of, why_measured
-from toolkit.verification.compare.noise import Noise, relative_error
+from toolkit.verification.compare.noise import Draws, Noise, relative_error
 from toolkit.verification.compare.rearrange import (
     Grouped,
     all_together,
+    drawn,
     is_packed,
     reversed_order,
     rows_apart,
-    rows_flipped,
+    shuffled,
 )
 from toolkit.verification.record.block_inputs import BlockInputs, watched_inputs
 
-SHAKES = 4
-"""Draws at each step that noise is measured at. Of 20 others none exceeded the largest of four by more than DRAW_SAFETY
-allows, and with the fused loss, whose gradient is rounded once more than the plain one's, a right candidate erred 1.5
-times as much as one of them in its worst tensor (tests/verify/test_tolerance.py, tests/training/test_fp8.py)."""
+DRAWS = 8
+"""Random orders and splits, and of float8 operands random roundings, at each step that noise is measured at."""
 
 
 class Reference:
@@ -66,6 +66,7 @@ class Reference:
         self.noise = Noise(
             eps=torch.finfo(getattr(torch, self.resolved.precision.trainable)).eps,
             compute_eps=torch.finfo(self.loop.compute_dtype).eps,
+            comparisons=self._comparisons(),
         )
 
     def gradient(
@@ -117,45 +118,43 @@ class Reference:
 
     def measure_noise(self, step: int, weights: dict[str, torch.Tensor], loss_scale: float = 1.0) -> None:
         """Add what correct runs of this step differ by. Without dropout: masks depend on order and shape."""
-        window = self.windows[step]
+        window, random_orders = self.windows[step], random.Random(step)
         self.set_weights(weights)
-        variants = [reversed_order(window), rows_flipped(window)]
-        packed = is_packed(window[0][1])
+        packed, noise = is_packed(window[0][1]), self.noise
         # Packed samples apart are something to be proven, in float32. No other variant may then join or part samples:
         # in a model that lets them see each other it would be no correct run, and what it differs by no noise.
         proven = packed and self.loop.compute_dtype == torch.float32 and not self._balances_experts()
-        if not proven and not self._balances_experts():
-            variants += [all_together(window)] if self._fits_one_row(window) else []
-            variants += [] if packed else [rows_apart(window)]
+        if self._balances_experts():
+            variants = [shuffled(window, random_orders) for _ in range(DRAWS)]
+        else:
+            variants = [drawn(window, random_orders, across=bool(at % 2)) for at in range(DRAWS)]
+            if not proven:
+                variants += [all_together(window)] if self._fits_one_row(window) else []
+                variants += [] if packed else [rows_apart(window)]
         with self._without_dropout():
             same: Grouped = [(micro, [at]) for at, (_, micro) in enumerate(window)]
             plain = self._run(same, step, loss_scale)
-            scales = [loss_scale] * len(variants)
+            for variant in variants:
+                _differ(noise.arranged, plain, self._run(variant, step, loss_scale), noise.eps)
             if self.resolved.precision.loss_scaling:
                 # Averaging over ranks multiplies the loss by their number before the backward, and divides after it.
                 # Gradients below fp16's normal numbers are rounded otherwise then: by an amount, not by a share.
-                variants.append(same)
-                scales.append(loss_scale * max(2, self.resolved.data_size))
-            for variant, scale in zip(variants, scales, strict=True):
-                other = self._run(variant, step, scale)
-                _differ(self.noise.rearranged, plain, other)
-                for name, gradient in plain[1].items():
-                    rounding = self.noise.eps * gradient.double().norm().item()
-                    apart = (other[1][name].double() - gradient.double()).norm().item()
-                    self.noise.absolute[name] = max(self.noise.absolute[name], rounding, apart)
+                scale = loss_scale * max(2, self.resolved.data_size)
+                _differ(noise.scaled, plain, self._run(same, step, scale), noise.eps)
             if self.measured_because and self.loop.order.within_micro_batches:
                 taken, self.loop.order = self.loop.order, NATURAL
-                _differ(self.noise.rearranged, plain, self._run(same, step, loss_scale))
+                _differ(noise.scaled, plain, self._run(same, step, loss_scale), noise.eps)
                 self.loop.order = taken
             if proven:
-                _differ(self.noise.apart.setdefault(step, defaultdict(float)), plain,
-                        self._run(rows_apart(window), step, loss_scale))  # fmt: skip
+                apart = _distances(plain, self._run(rows_apart(window), step, loss_scale))
+                noise.apart[step] = {name: error for name, (error, _) in apart.items()}
             if self.resolved.recipe.fp8:
-                for seed in range(SHAKES):
+                for seed in range(DRAWS):
                     with shaken(self.loop.model, seed):
-                        _differ(self.noise.shaken, plain, self._run(same, step, loss_scale))
+                        _differ(noise.shaken, plain, self._run(same, step, loss_scale), noise.eps)
             with self._perturbed():
-                _differ(self.noise.perturbed, plain, self._run(reversed_order(window), step, loss_scale))
+                for name, (error, _) in _distances(plain, self._run(reversed_order(window), step, loss_scale)).items():
+                    noise.perturbed[name] = max(noise.perturbed[name], error)
 
     def block_inputs(self) -> BlockInputs:
         """What the blocks are given in the first micro-batch."""
@@ -195,6 +194,12 @@ class Reference:
             by_place["+".join(map(str, places))] += loss
         return by_place, {name: g.cpu() for name, g in self.loop.gradients.items()}
 
+    def _comparisons(self) -> int:
+        """Losses and gradients of every step, in two passes; after a resumption gradients, weights and two moments
+        again, if arithmetic does not repeat bit by bit."""
+        tensors = len(self.first) * (1 if self.device.type == "cpu" else 5)
+        return 2 * sum(tensors + len(window) for window in self.windows)
+
     def _vocabulary(self) -> int:
         head = self.loop.model.get_output_embeddings()  # type: ignore[operator]
         return 0 if head is None else int(head.weight.shape[0])
@@ -227,18 +232,27 @@ class Reference:
                 table.copy_(before)
 
 
-def _differ(into: dict[str, float], plain: tuple, other: tuple) -> None:
+def _differ(into: dict[str, Draws], plain: tuple, other: tuple, eps: float) -> None:
+    for name, (relative, absolute) in _distances(plain, other).items():
+        rounding = eps * plain[1][name].double().norm().item() if name in plain[1] else 0.0
+        into[name].add(relative, max(absolute, rounding))
+
+
+def _distances(plain: tuple, other: tuple) -> dict[str, tuple[float, float]]:
+    """By tensor: the 2-norm of the difference, relative and absolute. Of losses the largest of the micro-batches that
+    both runs have; none where a run has others."""
     losses, gradients = plain
     others, other_gradients = other
-    if losses.keys() != others.keys():
-        losses, others = {"": sum(losses.values())}, {"": sum(others.values())}
-    for place, loss in losses.items():
-        if loss:
-            into["loss"] = max(into["loss"], abs(others[place] - loss) / abs(loss))
+    found = {}
+    if losses.keys() == others.keys():
+        apart = {place: abs(others[place] - loss) for place, loss in losses.items()}
+        relative = max((apart[place] / abs(loss) for place, loss in losses.items() if loss), default=0.0)
+        found["loss"] = relative, max(apart.values())
     for name, gradient in gradients.items():
         error = relative_error(other_gradients[name], gradient)
         if error != float("inf"):
-            into[name] = max(into[name], error)
+            found[name] = error, (other_gradients[name].double() - gradient.double()).norm().item()
+    return found
 
 
 def _tied(model: torch.nn.Module) -> list[list[str]]:

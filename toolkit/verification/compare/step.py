@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -20,17 +19,10 @@ from toolkit.strategies.engines.base import OptimizerState
 from toolkit.verification.compare.measure import Measure, Stage
 from toolkit.verification.compare.noise import SAFETY, relative_error
 from toolkit.verification.compare.packed import distance, half_cells
+from toolkit.verification.compare.rounding import FEW, Fit, moment_bound, terms, update_bound
 from toolkit.verification.record.trace import RankTrace, StepTrace, Tensors
 
 States = dict[str, OptimizerState | None]
-
-
-@dataclass
-class _Fit:
-    """A clipping coefficient as the first moment shows it, and how well that determines it."""
-
-    value: float
-    deviation: float
 
 
 def optimizer_stages(
@@ -111,14 +103,14 @@ class _OneStep:
         self.limit = resolved.max_grad_norm
         self.decayed, self.updates = decayed, updates
         self.beta1 = self.settings.betas[0]
-        self.dtype: torch.dtype = getattr(torch, resolved.precision.trainable)
+        self.eps = torch.finfo(getattr(torch, resolved.precision.trainable)).eps
         self.gradients = {
             name: torch.zeros_like(weights[name]) if g is None else g for name, g in taken.gradient.items()
         }
         elements = sum(g.numel() for g in self.gradients.values())
         self.norm = math.sqrt(sum(g.double().pow(2).sum().item() for g in self.gradients.values()))
         # Pairwise summation of n squares errs by at most log2(n) roundings (Higham, «Accuracy and Stability», 4.2).
-        self.rounding = math.log2(max(2, elements)) * torch.finfo(self.dtype).eps
+        self.rounding = math.log2(max(2, elements)) * self.eps
         self.expected_coefficient = min(1.0, self.limit / (self.norm + 1e-6)) if self.limit > 0 else 1.0
         self.lr = taken.lr[0] if taken.lr else 0.0
         self.correct = [self._torch_step(fused=fused) for fused in (False, True)]
@@ -152,12 +144,13 @@ class _OneStep:
                 continue
             others = [self._fit(members, states) for _, states in self.correct]
             noise = max(abs(o.value - self.expected_coefficient) for o in others if o) / self.expected_coefficient
-            noise = max(noise, fit.deviation / self.expected_coefficient, self.rounding)
+            spread, chance = fit.spread
+            noise = max(noise, spread / self.expected_coefficient / SAFETY, self.rounding)
             noise += self._packing(members) / self.expected_coefficient / SAFETY
             error = abs(fit.value - self.expected_coefficient) / self.expected_coefficient
             facts = {"seen": fit.value, "expected": self.expected_coefficient}
             kind = "tensor-coefficient" if name else "coefficient"
-            stage.measures.append(Measure(kind, step, error, SAFETY * noise, name, noise, facts=facts))
+            stage.measures.append(Measure(kind, step, error, SAFETY * noise, name, noise, facts=facts, chance=chance))
 
     def update(self, stage: Stage) -> None:
         """The change of every weight."""
@@ -165,9 +158,12 @@ class _OneStep:
             right = self.right[name].weight - before.double()
             exact = self.right_expected[name].weight - before.double()
             noise = max(relative_error(w[name].double() - before.double(), exact) for w, _ in self.correct)
-            noise = max(noise, torch.finfo(self.dtype).eps) if noise != math.inf else math.inf
+            noise = max(noise, self.eps) if noise != math.inf else math.inf
             error = relative_error(self.taken.weights[name].double() - before.double(), right)
-            tolerance = SAFETY * noise + self.unread if noise != math.inf else 0.0
+            allowed = SAFETY * noise if noise != math.inf else 0.0
+            if before.numel() < FEW:
+                allowed = max(allowed, update_bound(before, right, self.eps))
+            tolerance = allowed + self.unread if noise != math.inf else 0.0
             stage.measures.append(Measure("update", self.taken.step, error, tolerance, name, min(noise, 1e9)))
 
     def state(self, stage: Stage) -> None:
@@ -183,7 +179,7 @@ class _OneStep:
             for key in ("exp_avg", "exp_avg_sq"):
                 right = getattr(self.right[name], key)
                 exact = getattr(self.right_expected[name], key)
-                noise = torch.finfo(self.dtype).eps
+                noise = self.eps
                 for _, states in self.correct:
                     other = states[name]
                     assert other is not None
@@ -191,7 +187,8 @@ class _OneStep:
                 if after.scales is None:
                     error = relative_error(after.moments[key], right)
                     which = {"moment": key}
-                    stage.measures.append(Measure("moment", step, error, SAFETY * noise, name, noise, facts=which))
+                    limit = max(SAFETY * noise, moment_bound(self._terms(name, key), right, self.eps))
+                    stage.measures.append(Measure("moment", step, error, limit, name, noise, facts=which))
                     continue
                 # What the step computes is as near as ever; what it keeps is the code of that.
                 outside, scales = distance(after.moments[key], after.scales[key], right, SIGNED[key])
@@ -199,9 +196,9 @@ class _OneStep:
                 for kind, error in (("packed-moment", outside), ("moment-scales", scales)):
                     stage.measures.append(Measure(kind, step, error, limit, name, noise, facts={"moment": key}))
 
-    def _fit(self, names: list[str], states: States) -> _Fit | None:
+    def _fit(self, names: list[str], states: States) -> Fit | None:
         """Least squares for c in ``m' - beta1 m = (1 - beta1) c g``, and the deviation that its residual leaves."""
-        across = along = 0.0
+        across = along = bound = fourth = 0.0
         pairs = []
         for name in names:
             after, before = states[name], self.states[name]
@@ -214,13 +211,22 @@ class _OneStep:
             moved = moved / (1 - self.beta1)
             across += (moved * gradient).sum().item()
             along += (gradient * gradient).sum().item()
+            fourth += gradient.pow(4).sum().item()
+            bound += (self._terms(name, "exp_avg") * gradient.abs()).sum().item()
             pairs.append((moved, gradient))
         if not along:
             return None
         value = across / along
         # Rounding grows with the element, so each residual counts with its own size (White, Econometrica 48, 1980).
         spread = sum(((moved - value * gradient) * gradient).pow(2).sum().item() for moved, gradient in pairs)
-        return _Fit(value, math.sqrt(spread) / along)
+        bound *= 2 * self.eps / (1 - self.beta1)
+        return Fit(value, math.sqrt(spread) / along, bound / along, along * along / fourth if fourth else 0.0)
+
+    def _terms(self, name: str, key: str) -> torch.Tensor:
+        beta1, beta2 = self.settings.betas
+        gradient, before = self.gradients[name].double() * self.expected_coefficient, self.states[name]
+        kept = None if before is None else before.moments[key]
+        return terms(kept, gradient, beta1) if key == "exp_avg" else terms(kept, gradient * gradient, beta2)
 
     def _packing(self, names: list[str]) -> float:
         """By how much rounding to codes can move the fitted coefficient: no element by more than half its cell."""

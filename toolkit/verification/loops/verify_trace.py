@@ -101,7 +101,7 @@ class RecordedReference(Reference):
             [(rank, micro.to(device)) for rank, micro in _window(ranks, step, resolved)]
             for step in range(len(ranks[0].run.steps))
         ]
-        self.noise = Noise()
+        self.noise = Noise(comparisons=sum(len(self.first) + len(window) for window in self.windows))
         self.measured_because = "the loop is not this toolkit's"
 
 

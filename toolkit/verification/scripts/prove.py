@@ -65,7 +65,12 @@ def judge(folder: Path, result: Result, model: Any = None) -> Proven:
     document = result.finish(
         recipe_sha256=None,
         device=models[0].facts.loop.device,
-        **(worst.outcome.fields() | {"verdict": verdict}),
+        **worst.outcome.fields()
+        | {
+            "verdict": verdict,
+            "comparisons": sum(one.outcome.comparisons for one in models),
+            "false_alarm_bound": sum(one.outcome.false_alarm_bound for one in models),
+        },
         recorded=kept["recorded"],
         steps=len(models[0].facts.steps),
         models=[one.to_json() for one in models],

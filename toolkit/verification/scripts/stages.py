@@ -2,14 +2,14 @@
 
 A call that is replayed with the same inputs, weights, random state and arithmetic answers with the same bits. Where
 every output does, all that a right run may do otherwise is to sum in another order: over micro-batches, ranks and
-buckets. Where outputs differ (another kernel, compiled code, a device whose kernels are not deterministic), the
-tolerance is what a rounding of the input embedding changes.
+buckets, which has a bound. Where outputs differ (another kernel, compiled code, a device whose kernels are not
+deterministic), the tolerance is measured: what roundings of the input embedding change.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -17,67 +17,89 @@ import torch
 
 from toolkit.reference.order import Order, summed_by_module
 from toolkit.strategies import strategies
+from toolkit.verification.compare.arithmetic import sum_bound
 from toolkit.verification.compare.measure import Measure, Stage
-from toolkit.verification.compare.noise import NO_SIGNAL, SAFETY
+from toolkit.verification.compare.noise import NO_SIGNAL, SAFETY, Noise, relative_error
 from toolkit.verification.scripts.facts import UnitTrace
 from toolkit.verification.scripts.replay import Contribution, Replay, Tensors
 
+PERTURBED = 4
+"""Perturbed replays of each step."""
 
-@dataclass
-class Spread:
-    """By how much correct gradients of a tensor differ, relative in the 2-norm, pooled over steps; ``outputs``: of the
-    model's answers."""
-
-    exact: bool = True
-    """Whether every replayed output was equal to the recorded one, bit by bit."""
-    relative: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    absolute: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    outputs: float = 0.0
-
-    def of(self, name: str, size: float, eps: float) -> float:
-        """The noise of a gradient of this 2-norm, in a dtype whose roundings are ``eps``."""
-        shared = self.absolute.get(name, 0.0) / size if size > 0 else 0.0
-        return max(self.relative.get(name, 0.0), shared, eps)
+_OUTPUT = "a model's output"
 
 
 @dataclass
 class Replayed:
-    """By step: every call's contribution and the gradient that they sum to."""
+    """By step: every call's contribution, the gradient that they sum to, and how far another order of the sum can be
+    from it, relative. ``exact``: every replayed output was equal to the recorded one, bit by bit."""
 
     contributions: list[list[Contribution]]
     gradients: list[Tensors]
-    spread: Spread
+    bounds: list[dict[str, float]]
+    noise: Noise
+    exact: bool = True
+    reordered: dict[str, float] = field(default_factory=dict)
+    """Of correct runs that compute a micro-batch in the strategy's order, the largest distance, relative."""
 
 
-def replay_all(replay: Replay) -> Replayed:
-    """Replay every step that was not skipped, and measure what correct runs differ by."""
-    found = Replayed([], [], Spread())
-    for step in replay.ranks[0].trace.run.steps:
+def replay_all(replay: Replay, models: int = 1) -> Replayed:
+    """Replay every step that was not skipped, and measure what correct runs differ by. ``models``: of the verdict."""
+    steps = replay.ranks[0].trace.run.steps
+    found = Replayed([], [], [], Noise())
+    for step in steps:
         contributions = replay.contributions(step.step)
         right = replay.summed(contributions, step.step)
         found.contributions.append(contributions)
         found.gradients.append(right)
+        found.bounds.append(_bounds(replay, contributions, right, step.step))
         if step.skipped:
             continue
         exact = all(error == 0.0 for one in contributions for error in one.outputs.values())
-        found.spread.exact = found.spread.exact and exact
-        others = [
-            replay.summed(contributions[::-1], step.step),
-            replay.summed(contributions, step.step, by_rank=False),
-        ]
+        found.exact = found.exact and exact
         strategy = strategies().get(replay.ranks[0].facts.strategy)
         if strategy is not None and strategy.traits.sums_input_gradients_by_module:
             with summed_by_module(replay.model, Order(by_module=True)):
-                others.append(replay.summed(replay.contributions(step.step, losses=False), step.step))
+                _reorder(found, right, replay.summed(replay.contributions(step.step, losses=False), step.step))
         if replay.device.type != "cpu":  # its kernels may add in another order every time
-            others.append(replay.summed(replay.contributions(step.step, losses=False), step.step))
+            _reorder(found, right, replay.summed(replay.contributions(step.step, losses=False), step.step))
         if not exact:
-            with replay.perturbed():
-                shaken = replay.contributions(step.step, losses=False)
-            others.append(replay.summed(shaken, step.step))
-            found.spread.outputs = max(found.spread.outputs, _outputs(contributions, shaken))
-        for other in others:
-            _differ(found.spread, right, other)
+            _perturb(found, replay, right, step.step)
+    compared = sum(len(g) + sum(len(one.outputs) for one in all_of)
+                   for g, all_of in zip(found.gradients, found.contributions, strict=True))  # fmt: skip
+    found.noise.comparisons = max(1, models * compared)
+    return found
+
+
+def _perturb(found: Replayed, replay: Replay, right: Tensors, step: int) -> None:
+    draw = random.Random(step)
+    for seed in range(PERTURBED):
+        with replay.perturbed(PERTURBED * step + seed):
+            shaken = replay.contributions(step, losses=False)
+        draw.shuffle(shaken)
+        off = (e for one in shaken for e in one.outputs.values() if e != math.inf)
+        # Its own distance from the replayed outputs, and that of the recorded ones.
+        found.noise.arranged[_OUTPUT].add(max(off, default=0.0), 0.0)
+        other = replay.summed(shaken, step, by_rank=bool(seed % 2))
+        for name, gradient in right.items():
+            error = relative_error(other[name], gradient)
+            if error != math.inf:
+                found.noise.arranged[name].add(error, (other[name].double() - gradient.double()).norm().item())
+
+
+def _reorder(found: Replayed, right: Tensors, other: Tensors) -> None:
+    for name, gradient in right.items():
+        error = relative_error(other[name], gradient)
+        if error != math.inf:
+            found.reordered[name] = max(found.reordered.get(name, 0.0), error)
+
+
+def _bounds(replay: Replay, contributions: Sequence[Contribution], right: Tensors, step: int) -> dict[str, float]:
+    found = {}
+    for name, gradient in right.items():
+        sizes = [one.gradients[name].double().abs() for one in contributions if name in one.gradients]
+        total = torch.stack(sizes).sum(0).norm().item() / replay.scale(step)
+        found[name] = sum_bound(len(sizes), total, gradient)
     return found
 
 
@@ -87,17 +109,18 @@ def forward(ranks: Sequence[UnitTrace], first: Tensors, replayed: Replayed) -> S
     if not ranks[0].facts.loaded and not ranks[0].facts.after:
         for name, seen in ranks[0].trace.run.weights.items():
             if name in first:
-                error = _relative(seen, first[name])
+                error = relative_error(seen, first[name])
                 stage.measures.append(Measure("initial-weight", 0, error, 0.0, name))
-    tolerance = 0.0 if replayed.spread.exact else SAFETY * replayed.spread.outputs
+    noise, chance = replayed.noise.of(_OUTPUT), 0.0 if replayed.exact else replayed.noise.chance
+    tolerance = 0.0 if replayed.exact else replayed.noise.tolerance(_OUTPUT)
     for step, contributions in enumerate(replayed.contributions):
         for one in contributions:
             for name, error in one.outputs.items():
                 stage.measures.append(
-                    Measure("output", step, error, tolerance, name, replayed.spread.outputs, one.micro, one.rank)
+                    Measure("output", step, error, tolerance, name, noise, one.micro, one.rank, chance=chance)
                 )
     stage.detection_limit = tolerance
-    stage.summary = "outputs bit-equal" if replayed.spread.exact else ""
+    stage.summary = "outputs bit-equal" if replayed.exact else ""
     return stage
 
 
@@ -107,7 +130,7 @@ def gradient(ranks: Sequence[UnitTrace], replayed: Replayed) -> Stage:
     run, facts = ranks[0].trace.run, ranks[0].facts
     signal: set[str] = set()
     outside = set(facts.outside)
-    for taken, right in zip(run.steps, replayed.gradients, strict=True):
+    for taken, right, bounds in zip(run.steps, replayed.gradients, replayed.bounds, strict=True):
         if taken.skipped:
             continue
         for name in run.weights:
@@ -115,7 +138,13 @@ def gradient(ranks: Sequence[UnitTrace], replayed: Replayed) -> Stage:
                 continue
             seen, expected = taken.gradient.get(name), right.get(name)
             size = expected.double().norm().item() if expected is not None else 0.0
-            noise = replayed.spread.of(name, size, torch.finfo(run.weights[name].dtype).eps)
+            bound = bounds.get(name, 0.0)
+            reordered = replayed.reordered.get(name, 0.0)
+            noise, tolerance, chance = max(bound, reordered), bound + SAFETY * reordered, 0.0
+            if not replayed.exact:
+                noise = max(noise, replayed.noise.of(name, size))
+                tolerance = max(tolerance, replayed.noise.tolerance(name, size))
+                chance = replayed.noise.chance
             kind = "gradient"
             if seen is None or expected is None:
                 other = seen if seen is not None else expected
@@ -123,10 +152,10 @@ def gradient(ranks: Sequence[UnitTrace], replayed: Replayed) -> Stage:
                 error = float(other is not None and bool(other.any()))
                 kind = "gradient-missing" if seen is None else "gradient-unexpected"
             else:
-                error = _relative(seen, expected)
+                error = relative_error(seen, expected)
             if size > 0 and noise < NO_SIGNAL:
                 signal.add(name)
-            stage.measures.append(Measure(kind, taken.step, error, SAFETY * noise, name, noise))
+            stage.measures.append(Measure(kind, taken.step, error, tolerance, name, noise, chance=chance))
     stage.detection_limit = max(
         (m.tolerance for m in stage.measures if m.kind == "gradient" and m.name in signal and m.noise < NO_SIGNAL),
         default=None,
@@ -134,25 +163,3 @@ def gradient(ranks: Sequence[UnitTrace], replayed: Replayed) -> Stage:
     silent = len(run.weights) - len(signal) - len(outside)
     stage.summary = f"{silent} tensors without signal" if silent else ""
     return stage
-
-
-def _relative(seen: torch.Tensor, right: torch.Tensor) -> float:
-    difference = (seen.double() - right.double()).norm().item()
-    if difference == 0.0:
-        return 0.0
-    size = right.double().norm().item()
-    return difference / size if size > 0 else math.inf
-
-
-def _differ(spread: Spread, right: Tensors, other: Tensors) -> None:
-    for name, gradient in right.items():
-        apart = (other[name].double() - gradient.double()).norm().item()
-        spread.absolute[name] = max(spread.absolute[name], apart)
-        error = _relative(other[name], gradient)
-        if error != math.inf:
-            spread.relative[name] = max(spread.relative[name], error)
-
-
-def _outputs(plain: Sequence[Contribution], shaken: Sequence[Contribution]) -> float:
-    """How far outputs of the perturbed model are from the recorded ones: its own distance and the replayed one's."""
-    return max((e for one in shaken for e in one.outputs.values() if e != math.inf), default=0.0)

@@ -84,11 +84,11 @@ def verify_recording(folder: Path, model: Any = None) -> list[ModelOutcome]:
     )
     if not units:
         raise InputError(f"--trace: {folder} contains no recorded model; record the command again")
-    return [verify_unit(unit, model) for unit in units]
+    return [verify_unit(unit, model, len(units)) for unit in units]
 
 
-def verify_unit(folder: Path, model: Any = None) -> ModelOutcome:
-    """Compare one recorded model."""
+def verify_unit(folder: Path, model: Any = None, models: int = 1) -> ModelOutcome:
+    """Compare one recorded model of ``models``, which share the chance of a false alarm."""
     ranks = [load_plain(file, UnitTrace) for file in _files(folder)]
     _check(ranks, str(folder))
     facts = ranks[0].facts
@@ -103,7 +103,7 @@ def verify_unit(folder: Path, model: Any = None) -> ModelOutcome:
         with multiplying(facts.loop.float32_products, device):
             replay = Replay(built, ranks, device, str(folder))
             by_hand = replay.infer_averaging()
-            replayed = replay_all(replay)
+            replayed = replay_all(replay, models)
     finally:
         torch.set_num_threads(threads)
     run: Any = RecordedRun(facts.world, device.type, facts.strategy)
