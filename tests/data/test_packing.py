@@ -15,10 +15,11 @@ from test_loader import first, ids
 
 from toolkit.data import packing
 from toolkit.data.collate import MicroBatch, Slot, collate
-from toolkit.data.formats import IGNORED, Example
+from toolkit.data.formats import Example
 from toolkit.data.loader import TrainLoader, open_data
 from toolkit.data.packing import by_length, pack, packed_rows, packed_stream
 from toolkit.recipe.schema import Recipe
+from toolkit.tasks.labels import IGNORED
 
 Make = Callable[..., Recipe]
 Write = Callable[..., Path]

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from toolkit.data.formats import IGNORED
 from toolkit.inspection.tokens import Decoder, Piece, spans, visible
+from toolkit.tasks.labels import IGNORED
 
 TEXT = "the model é 日本 🎉🎉 gradient\n\n\tof"
 

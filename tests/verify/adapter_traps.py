@@ -67,3 +67,18 @@ def fsdp_takes_16_bit_base(version: int) -> str:
     except ValueError as error:
         return str(error)
     return "done"
+
+
+def all_linear_takes_the_head_of_a_token_classifier() -> str:
+    """peft 0.21.2 leaves the head out for SEQ_CLS only, and then trains it whole beside its own adapter: the error."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import BertConfig, BertForTokenClassification
+
+    narrow = BertConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, vocab_size=9)
+    try:
+        get_peft_model(
+            BertForTokenClassification(narrow), LoraConfig(task_type="TOKEN_CLS", target_modules="all-linear")
+        )
+    except TypeError as error:
+        return str(error)
+    return ""

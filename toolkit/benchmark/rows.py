@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from toolkit.data.collate import MicroBatch, sample_spans
-from toolkit.data.formats import IGNORED
 from toolkit.data.spread import takes_one_row
 from toolkit.recipe.resolve import Resolved
+from toolkit.tasks import task_of
+from toolkit.tasks.labels import IGNORED, Labels
 
 
 @dataclass(frozen=True)
@@ -54,14 +55,13 @@ def full_rows(resolved: Resolved, config: Any, rank: int) -> Iterator[list[Micro
         for micro in range(resolved.accumulation):
             ids = torch.randint(3, text.vocab_size, shape, generator=draw)
             tensors = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
-            supervised = shape[0] * (shape[1] - 1)
+            task = task_of(recipe.model.task)
+            if task.classes:
+                tensors["labels"] = torch.zeros(shape[:1] if task.labels is Labels.SAMPLE else shape, dtype=torch.int64)
+            labels = tensors["labels"]
+            supervised = (labels[:, 1:] if task.labels is Labels.NEXT else labels).numel()
             if recipe.data.packing:
                 tensors, supervised = _packed(ids, takes_one_row(recipe.model.attention))
-            if recipe.model.task == "sequence-classification":
-                tensors["labels"] = torch.zeros(shape[0], dtype=torch.int64)
-                supervised = shape[0]
-            elif recipe.model.task == "seq2seq-lm":
-                supervised = ids.numel()
             window.append(MicroBatch(tensors, list(range(shape[0])), supervised, 0, step, micro, resolved.accumulation))
         yield window
         step += 1

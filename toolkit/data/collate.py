@@ -8,7 +8,9 @@ from itertools import islice
 
 import torch
 
-from toolkit.data.formats import IGNORED, Example, supervised_tokens
+from toolkit.data.formats import Example, supervised_tokens
+from toolkit.tasks import task_of
+from toolkit.tasks.labels import IGNORED, Labels
 
 
 @dataclass(frozen=True)
@@ -95,12 +97,12 @@ def collate(
         "input_ids": _padded(ids, length, pad_id),
         "attention_mask": _padded([[1] * len(row) for row in ids], length, 0),
     }
-    if task == "sequence-classification":
+    layout = task_of(task).labels
+    if layout is Labels.SAMPLE:
         tensors["labels"] = torch.tensor([row.labels for row in rows], dtype=torch.int64)
     else:
         labels = [[] if isinstance(row.labels, int) else row.labels for row in rows]
-        # A causal model's labels stand under its input; a sequence-to-sequence model's have their own length.
-        width = length if task == "causal-lm" else padded_shape([len(row) for row in labels], None, multiple)[1]
+        width = length if layout.under_input else padded_shape([len(row) for row in labels], None, multiple)[1]
         tensors["labels"] = _padded(labels, width, IGNORED)
     return _micro_batch(tensors, slot, supervised)
 
@@ -139,8 +141,8 @@ def _packed(examples: Sequence[Example], rows: Sequence[int], pad_id: int, lengt
 
 
 def _dummy(task: str, pad_id: int) -> Example:
-    labels = IGNORED if task == "sequence-classification" else [IGNORED, IGNORED]
-    return Example([pad_id, pad_id], labels)
+    one_label = task_of(task).labels is Labels.SAMPLE
+    return Example([pad_id, pad_id], IGNORED if one_label else [IGNORED, IGNORED])
 
 
 def _padded(rows: Sequence[list[int]], length: int, value: int) -> torch.Tensor:

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from toolkit.data.formats import IGNORED, Example
+from toolkit.data.formats import Example
+from toolkit.tasks import task_of
+from toolkit.tasks.labels import IGNORED, Labels
 
 
 @dataclass
@@ -53,7 +55,7 @@ class Columns:
         labels, ends = np.asarray(self.labels), np.asarray(self.label_ends)
         before = np.concatenate([[0], np.cumsum(labels != IGNORED)])
         starts = ends[:-1]
-        if task == "causal-lm":  # the first position is never predicted
+        if task_of(task).labels is Labels.NEXT:  # the first position is never predicted
             starts = np.minimum(starts + 1, ends[1:])
         return before[ends[1:]] - before[starts]
 

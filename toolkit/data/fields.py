@@ -10,17 +10,12 @@ from toolkit.data.text import check_text, kind_of
 from toolkit.errors import InputError
 from toolkit.recipe.load import did_you_mean
 from toolkit.recipe.schema import Recipe
+from toolkit.tasks import task_of
 
-CANONICAL = ("text", "prompt", "completion", "messages", "label", "tools", "chat_template_kwargs")
+CANONICAL = (
+    "text", "prompt", "completion", "messages", "tokens", "label", "labels", "tools", "chat_template_kwargs",
+)  # fmt: skip
 _OPTIONAL = ("tools", "chat_template_kwargs")
-
-_NEEDED = {
-    ("causal-lm", "text"): ("text",),
-    ("causal-lm", "prompt-completion"): ("prompt", "completion"),
-    ("causal-lm", "messages"): ("messages",),
-    ("seq2seq-lm", "prompt-completion"): ("prompt", "completion"),
-    ("sequence-classification", "text"): ("text", "label"),
-}
 
 
 def needed_fields(recipe: Recipe) -> dict[str, str]:
@@ -29,10 +24,10 @@ def needed_fields(recipe: Recipe) -> dict[str, str]:
     Raises InputError if the task has no such format, or ``data.fields`` names what is not needed.
     """
     task, form = recipe.model.task, recipe.data.format
-    needed = _NEEDED.get((task, form))
-    if needed is None:
-        formats = " or ".join(f for t, f in _NEEDED if t == task)
-        raise InputError.at(None, "data.format", f"{form} is not a format for {task}; expected {formats}")
+    formats = task_of(task).formats
+    if form not in formats:
+        raise InputError.at(None, "data.format", f"{form} is not a format for {task}; expected {' or '.join(formats)}")
+    needed = formats[form].fields
     allowed = (*needed, *_OPTIONAL) if form == "messages" else needed
     for name in recipe.data.fields:
         if name not in allowed:
@@ -69,7 +64,11 @@ def canonical_row(row: Row, needed: dict[str, str], optional: dict[str, str] | N
             "tools": tools(row, names["tools"]),
             "chat_template_kwargs": template_options(row, names["chat_template_kwargs"]),
         }
-    return {name: _checked(row, name, own) for name, own in needed.items()}
+    fields = {name: _checked(row, name, own) for name, own in needed.items()}
+    if "tokens" in fields and len(fields["tokens"]) != len(fields["labels"]):
+        message = f"{len(fields['labels'])} labels for {len(fields['tokens'])} words"
+        raise row.error(needed["labels"], message)
+    return fields
 
 
 def _checked(row: Row, name: str, own: str) -> Any:
@@ -77,12 +76,25 @@ def _checked(row: Row, name: str, own: str) -> Any:
         raise row.error(own, _missing(row, name, own))
     value = row.value[own]
     if name == "label":
-        if not isinstance(value, int | str) or isinstance(value, bool):
-            raise row.error(own, f"must be an integer or a string, not {kind_of(value)}")
+        return _label(row, own, value)
+    if name in ("tokens", "labels"):
+        if not isinstance(value, list):
+            raise row.error(own, f"must be a list, not {kind_of(value)}")
+        for one in value:
+            if name == "labels":
+                _label(row, own, one)
+            else:
+                check_text(row, own, one)
         return value
     check_text(row, own, value)
     if name == "completion" and not value:
         raise row.error(own, "is empty; remove this sample")
+    return value
+
+
+def _label(row: Row, own: str, value: Any) -> int | str:
+    if not isinstance(value, int | str) or isinstance(value, bool):
+        raise row.error(own, f"must be an integer or a string, not {kind_of(value)}")
     return value
 
 

@@ -15,9 +15,7 @@ from toolkit.data.fields import canonical_row, needed_fields, optional_fields
 from toolkit.data.rows import Row
 from toolkit.errors import InputError
 from toolkit.recipe.schema import Recipe
-
-IGNORED = -100
-"""Label of positions without loss: torch's cross entropy ignores it."""
+from toolkit.tasks import task_of
 
 
 @dataclass(frozen=True)
@@ -35,12 +33,8 @@ class Example:
 
 
 def supervised_tokens(example: Example, task: str) -> int:
-    """Number of predictions of this sample with loss. The first position of a causal model is never predicted
-    (transformers shifts labels by one), so it does not count."""
-    if isinstance(example.labels, int):
-        return int(example.labels != IGNORED)
-    labels = example.labels[1:] if task == "causal-lm" else example.labels
-    return sum(label != IGNORED for label in labels)
+    """Number of predictions of this sample with loss."""
+    return task_of(task).labels.supervised(example.labels)
 
 
 class Formatter:
@@ -52,27 +46,20 @@ class Formatter:
 
     def __init__(self, recipe: Recipe, tokenizer: Any, label_names: list[str] | None = None) -> None:
         self.needed, self.optional = needed_fields(recipe), optional_fields(recipe)
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._eos = tokenizer.eos_token_id
         self._special = frozenset(tokenizer.all_special_ids)
         self.pad_id = padding_id(tokenizer)
         self.max_length = recipe.data.max_length
         self._num_labels = recipe.model.num_labels
         self._label_names = label_names
-        self._chat: Any = None
+        self.chat: Any = None
         if recipe.data.format == "messages":
             from toolkit.data.chat import Chat
 
             data = recipe.data
-            self._chat = Chat(tokenizer, data.chat_template, data.turns, data.chat_template_kwargs)
-        builders: dict[tuple[str, str], Callable[[Row, dict[str, Any]], Example]] = {
-            ("causal-lm", "text"): self._text,
-            ("causal-lm", "prompt-completion"): self._prompt_completion,
-            ("causal-lm", "messages"): self._messages,
-            ("seq2seq-lm", "prompt-completion"): self._seq2seq,
-            ("sequence-classification", "text"): self._classification,
-        }
-        self._whole = builders[recipe.model.task, recipe.data.format]
+            self.chat = Chat(tokenizer, data.chat_template, data.turns, data.chat_template_kwargs)
+        self._format = task_of(recipe.model.task).formats[recipe.data.format]
 
     def examples(self, row: Row) -> list[Example]:
         """The samples of ``row``: one, but of a conversation maybe several. Raises InputError at the row."""
@@ -81,16 +68,16 @@ class Formatter:
     def fields(self, row: Row) -> list[dict[str, Any]]:
         """What ``build`` makes each sample of ``row`` from, checked, not tokenised; raises InputError at the row."""
         fields = canonical_row(row, self.needed, self.optional)
-        if self._chat is None:
+        if self.chat is None:
             return [fields]
-        return [{"piece": piece} for piece in self._chat.pieces(row, fields)]
+        return [{"piece": piece} for piece in self.chat.pieces(row, fields)]
 
     def about_turns(self, rows: Sequence[Row]) -> list[str]:
         """How the chat template treats these conversations, in a line; nothing for other formats."""
-        if self._chat is None:
+        if self.chat is None:
             return []
         counts = [(len(self.fields(row)), _assistant_turns(row, self.needed, self.optional)) for row in rows]
-        return self._chat.about(counts)
+        return self.chat.about(counts)
 
     def build(self, row: Row, fields: dict[str, Any]) -> Example:
         """Tokenise one sample of ``fields``, and cut it at ``max_length``."""
@@ -98,7 +85,7 @@ class Formatter:
 
     def whole(self, row: Row, fields: dict[str, Any]) -> Example:
         """Tokenise one sample of ``fields``, of any length."""
-        return self._whole(row, fields)
+        return Example(*self._format.build(self, row, fields))
 
     def cut(self, whole: Example) -> Example:
         """``whole`` without what is behind ``max_length``; a target is cut like an input."""
@@ -107,35 +94,19 @@ class Formatter:
             return whole
         return Example(ids[:most], labels if isinstance(labels, int) else labels[:most], True)
 
-    def _text(self, row: Row, fields: dict[str, Any]) -> Example:
-        ids = self._ending(self._encode(fields["text"]))
-        return Example(ids, list(ids))
+    def words(self, row: Row, words: list[str]) -> tuple[list[int], list[int | None]]:
+        """Ids of ``words``, and of each the number of its word, None for special tokens; raises InputError."""
+        if not self.tokenizer.is_fast:
+            name = type(self.tokenizer).__name__
+            raise row.error(
+                self.needed["tokens"], f"{name} is not a fast tokenizer, so tokens cannot be assigned to words"
+            )
+        encoded = self.tokenizer(words, is_split_into_words=True, verbose=False)
+        return list(encoded["input_ids"]), encoded.word_ids()
 
-    def _prompt_completion(self, row: Row, fields: dict[str, Any]) -> Example:
-        ids, start = encode_pair(self._tokenizer, fields["prompt"], fields["completion"])
-        ids = self._ending(ids)
-        return Example(ids, [IGNORED] * start + ids[start:])
-
-    def _messages(self, row: Row, fields: dict[str, Any]) -> Example:
-        piece = fields["piece"]
-        ids, supervised = self._chat.encode(row, piece)
-        if not self._ended(ids, self._chat.is_blank):
-            # Whoever spoke last ends the sample; only an assistant is taught to.
-            ids = [*ids, self._eos]
-            supervised = [*supervised, piece.ends]
-        labels = [token if on else IGNORED for token, on in zip(ids, supervised, strict=True)]
-        return Example(ids, labels)
-
-    def _seq2seq(self, row: Row, fields: dict[str, Any]) -> Example:
-        prompt = self._encode(fields["prompt"])
-        target = list(self._tokenizer(text_target=fields["completion"], verbose=False)["input_ids"])
-        return Example(self._ending(prompt), self._ending(target))
-
-    def _classification(self, row: Row, fields: dict[str, Any]) -> Example:
-        return Example(self._ending(self._encode(fields["text"])), self._label(row, fields["label"]))
-
-    def _label(self, row: Row, label: int | str) -> int:
-        field = self.needed["label"]
+    def label(self, row: Row, label: int | str) -> int:
+        """The class of a label; raises InputError at the row."""
+        field = self.needed["label" if "label" in self.needed else "labels"]
         if isinstance(label, str):
             if self._label_names is None:
                 raise row.error(field, f"is the string {label!r}, but other labels are integers")
@@ -149,13 +120,19 @@ class Formatter:
             raise row.error(field, f"{label} is not a class; classes are the integers from 0{top}")
         return label
 
-    def _encode(self, text: str) -> list[int]:
-        return list(self._tokenizer(text, verbose=False)["input_ids"])
+    def encode(self, text: str) -> list[int]:
+        """The tokenizer's own encoding, with its special tokens."""
+        return list(self.tokenizer(text, verbose=False)["input_ids"])
 
-    def _ending(self, ids: list[int]) -> list[int]:
-        return ids if self._ended(ids) else [*ids, self._eos]
+    def pair(self, prompt: str, completion: str) -> tuple[list[int], int]:
+        """``encode_pair`` with the recipe's tokenizer."""
+        return encode_pair(self.tokenizer, prompt, completion)
 
-    def _ended(self, ids: list[int], skip: Callable[[int], bool] = lambda _: False) -> bool:
+    def ending(self, ids: list[int]) -> list[int]:
+        """``ids`` with end-of-sequence behind them, where the tokenizer has one and they do not end with it."""
+        return ids if self.ended(ids) else [*ids, self._eos]
+
+    def ended(self, ids: list[int], skip: Callable[[int], bool] = lambda _: False) -> bool:
         """Whether the ids already end with end-of-sequence, or the tokenizer has none.
 
         Special tokens behind it (a language code) do not hide it, nor what ``skip`` says.

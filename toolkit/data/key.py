@@ -13,6 +13,7 @@ from typing import Any
 
 from toolkit.data.sources import Source
 from toolkit.recipe.schema import Recipe
+from toolkit.tasks import task_file
 
 READ_WHOLE = 64 * 2**20
 """Data files up to this size are hashed by content, larger ones by path, size and times."""
@@ -41,6 +42,7 @@ def cache_key(recipe: Recipe, source: Source, tokenizer: Any, label_names: list[
         "tokenizer": _tokenizer(tokenizer),
         "versions": _versions(),
         "encoding": [_hash((Path(__file__).parent / name).read_bytes()) for name in _ENCODING],
+        "samples": _hash(task_file(recipe.model.task).read_bytes()),
     }
     return _hash(json.dumps(parts, sort_keys=True).encode())[:40]
 

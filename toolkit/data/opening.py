@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.data.cache import LEAST_BYTES, default_folder
-from toolkit.data.fields import canonical_row
+from toolkit.data.fields import canonical_row, needed_fields
 from toolkit.data.formats import Formatter, label_names
 from toolkit.data.key import cache_key
 from toolkit.data.messages import explained
@@ -19,6 +19,7 @@ from toolkit.data.samples import PEEKED, MapSamples, MixedSamples, Samples, Stre
 from toolkit.data.sources import Named, Source, Which, named_sources, open_named
 from toolkit.errors import InputError
 from toolkit.recipe.schema import Recipe
+from toolkit.tasks import task_of
 
 
 def open_data(recipe: Recipe, which: Which, tokenizer: Any) -> Samples:
@@ -62,7 +63,7 @@ def open_parts(
     """Open the sources of ``data.train`` or ``data.eval``; raises InputError like ``open_data``."""
     named = named_sources(recipe, which)
     sources = [open_named(one, which) for one in named]
-    names = _label_names(recipe, sources, which) if recipe.model.task == "sequence-classification" else None
+    names = _label_names(recipe, sources, which) if task_of(recipe.model.task).classes else None
     formatters = [make_formatter(one.recipe, tokenizer, names) for one in named]
     parts = [
         (replace(source, notes=(*source.notes, *_conversation_notes(source, formatter))), formatter)
@@ -110,14 +111,20 @@ def _label_names(recipe: Recipe, sources: list[Source], which: Which) -> list[st
 
 
 def _labels(recipe: Recipe, train: Source) -> set[int | str]:
-    needed = {"label": recipe.data.fields.get("label", "label")}
+    # Only the labels: whatever else is wrong with a row is told where it is tokenised.
+    fields = {name: own for name, own in needed_fields(recipe).items() if name in ("label", "labels")}
     if recipe.data.streaming:
         first = next(train.rows(), None)
-        if first is not None and isinstance(canonical_row(first, needed)["label"], str):
+        names = [] if first is None else [one for one in _of(canonical_row(first, fields)) if isinstance(one, str)]
+        if first is not None and names:
             raise first.error(
-                needed["label"],
+                next(iter(fields.values())),
                 "string labels must all be read first to number them; "
                 "with data.streaming, use integer labels (or set data.streaming: false)",
             )
         return set()
-    return {canonical_row(row, needed)["label"] for row in train.rows()}
+    return {label for row in train.rows() for label in _of(canonical_row(row, fields))}
+
+
+def _of(fields: dict[str, Any]) -> list[int | str]:
+    return fields["labels"] if "labels" in fields else [fields["label"]]

@@ -19,6 +19,8 @@ from toolkit.data.preflight import no_samples
 from toolkit.data.rows import Row
 from toolkit.data.sources import Source
 from toolkit.errors import InputError
+from toolkit.tasks import task_of
+from toolkit.tasks.labels import Labels
 
 PEEKED = 100
 """Streamed samples that are checked before training, so that data without supervised tokens is rejected early."""
@@ -82,7 +84,7 @@ class MapSamples:
         if not 0 <= index < len(self):
             raise IndexError(index)
         labels = self._columns.labels_of(index)
-        answer: list[int] | int = labels[0] if self.task == "sequence-classification" else labels
+        answer: list[int] | int = labels[0] if task_of(self.task).labels is Labels.SAMPLE else labels
         return Example(self._columns.input_ids(index), answer, bool(self._columns.cut[index]))
 
     def lengths(self) -> NDArray[np.int64]:

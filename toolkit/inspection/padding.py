@@ -16,6 +16,8 @@ from toolkit.data.stream import packed_windows, stream_windows
 from toolkit.recipe.packable import why_not_packable
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
+from toolkit.tasks import task_of
+from toolkit.tasks.labels import Labels
 
 PLAIN, GROUPED, PACKED = "no packing", "group_by_length", "packing"
 
@@ -70,7 +72,7 @@ def _why_not(name: str, resolved: Resolved) -> str | None:
     recipe = resolved.recipe
     if name == GROUPED and recipe.data.streaming:
         return "the lengths of streamed samples are not known in advance"
-    if name == PACKED and recipe.model.task != "causal-lm":
+    if name == PACKED and not task_of(recipe.model.task).packs:
         return f"requires model.task: causal-lm (it is {recipe.model.task})"
     if name == PACKED:
         return why_not_packable(resolved.facts, recipe.model.attention)
@@ -101,7 +103,7 @@ def _arranged(
     )
     rows = steps = computed = largest = 0
     inputs, outputs = lengths.tolist(), targets.tolist()
-    with_targets = recipe.model.task == "seq2seq-lm"
+    with_targets = task_of(recipe.model.task).labels is Labels.TARGET
     for window in _windows(lengths, recipe, spread):
         steps += 1
         for slot in window:

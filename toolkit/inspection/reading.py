@@ -21,6 +21,8 @@ from toolkit.data.samples import MapSamples, MixedSamples, nothing_supervised
 from toolkit.data.sources import Source, Which
 from toolkit.errors import InputError
 from toolkit.recipe.schema import Recipe
+from toolkit.tasks import task_of
+from toolkit.tasks.labels import Labels
 
 NAMED = 10
 """Rows that are named for each finding; all are counted."""
@@ -62,6 +64,7 @@ class _Noting(Formatter):
     def __init__(self, recipe: Recipe, tokenizer: Any, label_names: list[str] | None = None) -> None:
         super().__init__(recipe, tokenizer, label_names)
         self._task = recipe.model.task
+        self._has_target = task_of(self._task).labels is Labels.TARGET
 
     def examples(self, row: Row) -> list[Example]:
         noted = self.noted
@@ -86,13 +89,17 @@ class _Noting(Formatter):
         noted.whole.append(len(whole.input_ids) + self._target(whole))
         noted.supervised.append(supervised)
         noted.lost.append(supervised_tokens(whole, self._task) - supervised if cut.cut else 0)
-        seen = cut.input_ids if self._task != "seq2seq-lm" else [*cut.input_ids, -1, *_ids(cut.labels)]
+        seen = (
+            cut.input_ids
+            if task_of(self._task).labels is not Labels.TARGET
+            else [*cut.input_ids, -1, *_ids(cut.labels)]
+        )
         noted.ids.append(_hash(array("q", seen).tobytes()))
         noted.texts.append(_hash(_SPACE.sub(" ", text).strip().lower().encode()))
         return cut
 
     def _target(self, example: Example) -> int:
-        return len(_ids(example.labels)) if self._task == "seq2seq-lm" else 0
+        return len(_ids(example.labels)) if self._has_target else 0
 
     def _empty(self, row: Row) -> Iterator[str]:
         fields = canonical_row(row, self.needed, self.optional)
@@ -188,6 +195,8 @@ def text_of(fields: dict[str, Any]) -> str:
     """The whole text of a sample."""
     if "piece" in fields:
         return str(fields["piece"].text)
+    if "tokens" in fields:
+        return " ".join(fields["tokens"])
     return "\n".join(fields[name] for name in ("text", "prompt", "completion") if name in fields)
 
 

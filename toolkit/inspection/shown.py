@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from toolkit.data.formats import IGNORED, Example
+from toolkit.data.formats import Example
 from toolkit.data.sources import Which
 from toolkit.inspection.padding import first_rows
 from toolkit.inspection.reading import Read
 from toolkit.inspection.tokens import Decoder, Piece, spans
 from toolkit.recipe.resolve import Resolved
+from toolkit.tasks import task_of
+from toolkit.tasks.labels import IGNORED, Labels
 
 Only = Literal["cut", "unsupervised", "duplicate"]
 ONLY: tuple[Only, ...] = ("cut", "unsupervised", "duplicate")
@@ -115,7 +117,7 @@ def _shown(read: Read, decoder: Decoder, task: str, number: int, packed: int | N
         places[number],
         tokens,
         supervised,
-        tuple(decoder.pieces(example.input_ids, labels, shifted=task == "causal-lm")),
+        tuple(decoder.pieces(example.input_ids, labels, shifted=task_of(task).labels is Labels.NEXT)),
         tuple(decoder.pieces(target, target, shifted=False)),
         label,
         whole - tokens,
@@ -130,4 +132,4 @@ def _labels(example: Example, task: str, names: Sequence[str] | None) -> tuple[l
     if isinstance(example.labels, int):
         name = f" ({names[example.labels]})" if names else ""
         return nothing, f"{example.labels}{name}", []
-    return (example.labels, None, []) if task == "causal-lm" else (nothing, None, example.labels)
+    return (example.labels, None, []) if task_of(task).labels.under_input else (nothing, None, example.labels)

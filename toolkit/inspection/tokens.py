@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from toolkit.data.formats import IGNORED
+from toolkit.tasks.labels import IGNORED
 
 _INVISIBLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
 

@@ -9,16 +9,11 @@ from torch import nn
 
 from toolkit.errors import InputError
 from toolkit.recipe.resolve import Resolved
-from toolkit.recipe.schema import Adapter, Task
+from toolkit.recipe.schema import Adapter
+from toolkit.tasks import task_of
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
-
-_PEFT_TASKS: dict[Task, str] = {
-    "causal-lm": "CAUSAL_LM",
-    "seq2seq-lm": "SEQ_2_SEQ_LM",
-    "sequence-classification": "SEQ_CLS",
-}
 
 
 def add_adapter(model: nn.Module, resolved: Resolved) -> PeftModel:
@@ -35,7 +30,7 @@ def add_adapter(model: nn.Module, resolved: Resolved) -> PeftModel:
         if adapter.path is not None:
             adapted = PeftModel.from_pretrained(model, adapter.path, is_trainable=True)
         else:
-            adapted = get_peft_model(model, lora_config(adapter, resolved.recipe.model.task, _ties(model)))
+            adapted = get_peft_model(model, lora_config(adapter, resolved.recipe.model.task, model))
     except (OSError, ValueError, RuntimeError, TypeError) as error:
         raise InputError(f"{where}{'.path' if adapter.path else ''}: {str(error).splitlines()[0]}") from None
     if resolved.precision.mixed:
@@ -54,20 +49,24 @@ def _leave_inputs(model: nn.Module) -> None:
             module.cast_input_dtype_enabled = False
 
 
-def lora_config(adapter: Adapter, task: Task, tied: bool) -> LoraConfig:
+def lora_config(adapter: Adapter, task: str, model: nn.Module) -> LoraConfig:
     """PEFT's config for a recipe's adapter section."""
     from peft import LoraConfig
 
+    # peft 0.21.2: all-linear leaves out the head of a sequence classifier, but not that of a token classifier, which
+    # is then both wrapped and to be trained whole: TypeError.
+    heads = [name for name in task_of(task).heads if hasattr(model, name)]
     return LoraConfig(
-        task_type=_PEFT_TASKS[task],
+        task_type=task_of(task).peft_type,
         r=adapter.r,
         lora_alpha=adapter.alpha,
         lora_dropout=adapter.dropout,
         target_modules=adapter.target_modules,
         modules_to_save=list(adapter.modules_to_save) or None,
+        exclude_modules=heads or None if adapter.target_modules == "all-linear" else None,
         use_dora=adapter.method == "dora",
         # A saved copy of a tied embedding would leave the head with the old weights.
-        ensure_weight_tying=tied and bool(adapter.modules_to_save),
+        ensure_weight_tying=_ties(model) and bool(adapter.modules_to_save),
     )
 
 

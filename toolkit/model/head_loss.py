@@ -16,9 +16,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from toolkit.data.formats import IGNORED
 from toolkit.errors import InputError
 from toolkit.recipe.resolve import Resolved
+from toolkit.tasks.labels import IGNORED
 
 CHUNK_BYTES = {"cuda": 256 * 2**20, "cpu": 16 * 2**20}
 """Bytes of a chunk's float32 logits. A GPU reads the whole head for every chunk, so chunks have to be large enough for

@@ -12,16 +12,11 @@ from toolkit.errors import InputError
 from toolkit.model.nf4 import nf4_layers
 from toolkit.recipe.needs import why_no_tokenizer
 from toolkit.recipe.resolve import Resolved
-from toolkit.recipe.schema import Recipe, Task
+from toolkit.recipe.schema import Recipe
+from toolkit.tasks import task_of
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
-
-_AUTO_CLASSES: dict[Task, str] = {
-    "causal-lm": "AutoModelForCausalLM",
-    "seq2seq-lm": "AutoModelForSeq2SeqLM",
-    "sequence-classification": "AutoModelForSequenceClassification",
-}
 
 
 def load_tokenizer(recipe: Recipe) -> PreTrainedTokenizerBase:
@@ -48,7 +43,7 @@ def load_base(resolved: Resolved, pad_token_id: int | None = None) -> nn.Module:
 
     spec = resolved.recipe.model
     dtype = _load_dtype(resolved)
-    auto = getattr(transformers, _AUTO_CLASSES[spec.task])
+    auto = getattr(transformers, task_of(spec.task).auto_class)
     config = _config(resolved, pad_token_id)
     options: dict[str, Any] = {
         "attn_implementation": spec.attention,

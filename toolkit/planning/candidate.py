@@ -11,6 +11,7 @@ from toolkit.planning.head import LIGER_UNKNOWN
 from toolkit.planning.memory import Memory
 from toolkit.planning.time import Seconds
 from toolkit.recipe.resolve import Resolved
+from toolkit.tasks import task_of
 
 
 @dataclass
@@ -77,7 +78,7 @@ class Candidate:
         used = {
             "offload": f"offload {offload}" if offload != "none" else "",
             "fp16": "fp16" if self.resolved.precision.compute == "float16" else "",
-            "sequence-classification": task if task == "sequence-classification" else "",
+            **({task: task} if task_of(task).classes else {}),
         }
         found = [shown for what, shown in used.items() if shown and what not in validated]
         found += [LIGER_UNKNOWN] if self.resolved.loss_kernel == "liger" else []

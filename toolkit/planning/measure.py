@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 
-from toolkit.data.formats import IGNORED
 from toolkit.model.head_loss import multiplied_by
 from toolkit.planning.live import LiveBytes
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies import strategy_of
 from toolkit.strategies.engines.connect import make_accelerator
+from toolkit.tasks import task_of
+from toolkit.tasks.labels import IGNORED, Labels
 from toolkit.training.loss import loss_sum
 from toolkit.training.session import prepare_model
 
@@ -104,10 +105,10 @@ def random_batch(config: Any, resolved: Resolved, length: int, device: torch.dev
         "input_ids": torch.randint(0, vocabulary, shape, device=device),
         "attention_mask": torch.ones(shape, dtype=torch.int64, device=device),
     }
-    if resolved.recipe.model.task == "sequence-classification":
-        tensors["labels"] = torch.randint(0, config.num_labels, shape[:1], device=device)
-    else:
-        tensors["labels"] = torch.randint(0, vocabulary, shape, device=device)
+    task = task_of(resolved.recipe.model.task)
+    most = config.num_labels if task.classes else vocabulary
+    size = shape[:1] if task.labels is Labels.SAMPLE else shape
+    tensors["labels"] = torch.randint(0, most, size, device=device)
     if resolved.recipe.data.packing:
         begins = [0, length // 8, length // 4, length // 2]
         parts = [torch.arange(end - begin) for begin, end in zip(begins, [*begins[1:], length], strict=True)]

@@ -72,7 +72,8 @@ def _meta_model(resolved: Resolved) -> nn.Module:
     import transformers
     from transformers.initialization import no_init_weights
 
-    from toolkit.model.load import _AUTO_CLASSES, _config
+    from toolkit.model.load import _config
+    from toolkit.tasks import task_of
 
     spec = resolved.recipe.model
     if resolved.facts.config is None:
@@ -86,7 +87,7 @@ def _meta_model(resolved: Resolved) -> nn.Module:
         attention = "sdpa"  # saves the same tensors; the packages that run it need not be here
     try:
         with torch.device("meta"), no_init_weights():
-            model = getattr(transformers, _AUTO_CLASSES[spec.task]).from_config(
+            model = getattr(transformers, task_of(spec.task).auto_class).from_config(
                 config,
                 dtype=torch.float32,
                 attn_implementation=attention,

@@ -27,11 +27,12 @@ from toolkit.planning.segments import OUTSIDE, Shape, Traced
 from toolkit.planning.skeleton import Skeleton
 from toolkit.planning.target import TargetKernels
 from toolkit.recipe.resolve import Precision
-from toolkit.recipe.schema import Task
+from toolkit.tasks import task_of
+from toolkit.tasks.labels import Labels
 from toolkit.training.loss import loss_sum
 
 
-def trace(skeleton: Skeleton, shape: Shape, precision: Precision, device: str, task: Task) -> Traced:
+def trace(skeleton: Skeleton, shape: Shape, precision: Precision, device: str, task: str) -> Traced:
     """Run the short model's forward, loss and backward as on ``device`` («cuda» or «cpu»). Raises InputError if the
     module cannot run on fake tensors."""
     slowly = ""
@@ -64,7 +65,7 @@ def _why_not_on_meta(error: Exception) -> str | None:
     return first[:200] if isinstance(error, NotImplementedError) or "meta" in first.lower() else None
 
 
-def _traced(skeleton: Skeleton, shape: Shape, precision: Precision, device: str, task: Task, *, meta: bool) -> Traced:
+def _traced(skeleton: Skeleton, shape: Shape, precision: Precision, device: str, task: str, *, meta: bool) -> Traced:
     kernels = TargetKernels(device, deepspeed_linear=shape.compute == "deepspeed-linear")
     recorder = SegmentTracer()
     world: Any = torch.device("meta") if meta else FakeTensorMode(allow_non_fake_inputs=True)
@@ -80,7 +81,7 @@ def _run(
     skeleton: Skeleton,
     shape: Shape,
     precision: Precision,
-    task: Task,
+    task: str,
     kernels: TargetKernels,
     recorder: SegmentTracer,
     meta: bool,
@@ -104,17 +105,15 @@ def _run(
         recorder.end()
 
 
-def _batch(config: Any, shape: Shape, task: Task) -> dict[str, torch.Tensor]:
+def _batch(config: Any, shape: Shape, task: str) -> dict[str, torch.Tensor]:
     """Full rows: the most that a micro-batch can take. Rows of one sample need no mask, so none is given to the
     model, but its bytes are there."""
     size = (shape.micro, shape.length)
     tensors: dict[str, Any] = {"input_ids": torch.zeros(size, dtype=torch.int64), "attention_mask": None}
     if shape.masked:
         tensors["position_ids"] = torch.zeros(size, dtype=torch.int64)
-    if task == "sequence-classification":
-        tensors["labels"] = torch.zeros(size[:1], dtype=torch.int64)
-    else:
-        tensors["labels"] = torch.zeros(size, dtype=torch.int64)
+    one_label = task_of(task).labels is Labels.SAMPLE
+    tensors["labels"] = torch.zeros(size[:1] if one_label else size, dtype=torch.int64)
     return tensors
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from toolkit.recipe.schema import Recipe
 from toolkit.recipe.traits import Traits
+from toolkit.tasks import task_of
 
 
 def contradictions(recipe: Recipe, traits: Traits) -> list[str]:
@@ -11,8 +12,9 @@ def contradictions(recipe: Recipe, traits: Traits) -> list[str]:
     found = []
     if recipe.run.max_steps is None and recipe.run.epochs is None:
         found.append("run: set max_steps or epochs")
-    if recipe.data.packing and recipe.model.task != "causal-lm":
-        found.append(f"data.packing: requires model.task: causal-lm (it is {recipe.model.task}); set it to false")
+    task = task_of(recipe.model.task)
+    if recipe.data.packing and not task.packs:
+        found.append(f"data.packing: requires model.task: causal-lm (it is {task.name}); set it to false")
     if recipe.data.packing and recipe.data.group_by_length:
         found.append(
             "data.group_by_length: packed rows already have the same length; set packing or group_by_length to false"
@@ -25,10 +27,8 @@ def contradictions(recipe: Recipe, traits: Traits) -> list[str]:
         )
     if recipe.data.streaming and recipe.run.max_steps is None:
         found.append("data.streaming: the length of a stream is not known; set run.max_steps instead of run.epochs")
-    if recipe.model.task == "seq2seq-lm" and recipe.data.format != "prompt-completion":
-        found.append("data.format: seq2seq-lm requires prompt-completion (the prompt goes to the encoder)")
-    if recipe.model.task == "sequence-classification" and recipe.data.format != "text":
-        found.append("data.format: sequence-classification requires text, with the field label")
+    if recipe.data.format not in task.formats:
+        found.append(f"data.format: {task.name} requires {' or '.join(task.formats)}, {task.why_format}")
     if recipe.run.eval_every and recipe.data.eval is None:
         found.append("run.eval_every: data.eval is not set; set it, or set eval_every: 0")
     if recipe.activation_offload and recipe.activation_checkpointing != "full":

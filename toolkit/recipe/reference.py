@@ -10,6 +10,8 @@ from pydantic_core import PydanticUndefined
 
 from toolkit.recipe.schema import Recipe
 from toolkit.recipe.strategy_names import list_names, strategy_names
+from toolkit.recipe.task_names import list_tasks
+from toolkit.tasks import task_names
 
 _HEAD = """\
 # The recipe
@@ -55,7 +57,10 @@ def _table(fields: list[tuple[str, Any]]) -> str:
     rows = ["| key | type | default | |", "| --- | --- | --- | --- |"]
     for name, field in fields:
         default = "required" if field.default is PydanticUndefined else f"`{_shown(field.default)}`"
-        shown = " \\| ".join(strategy_names()) if field.json_schema_extra is list_names else _type(field.annotation)
+        shown = _type(field.annotation)
+        for extra, names in ((list_names, strategy_names), (list_tasks, task_names)):
+            if field.json_schema_extra is extra:
+                shown = " \\| ".join(names())
         rows.append(f"| `{name}` | {shown} | {default} | {field.description or ''} |")
     return "\n".join(rows) + "\n"
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from toolkit.recipe.strategy_names import known_strategy, list_names
+from toolkit.recipe.task_names import known_task, list_tasks
 
-Task = Literal["causal-lm", "seq2seq-lm", "sequence-classification"]
 PrecisionName = Literal["fp32", "bf16", "fp16", "bf16-pure"]
 CheckpointingName = Literal["none", "full", "selective"]
 LossName = Literal["plain", "fused"]
@@ -31,13 +31,15 @@ class Model(Section):
     config: dict[str, Any] | None = Field(
         None, description="a transformers config; weights are random, from `run.seed`"
     )
-    task: Task = Field("causal-lm", description="the training task")
+    task: Annotated[str, AfterValidator(known_task)] = Field(
+        "causal-lm", description="the training task", json_schema_extra=list_tasks
+    )
     attention: str = Field(
         "sdpa", description="attention implementation, by its transformers name: eager, sdpa, flash_attention_2, ..."
     )
     trust_remote_code: bool = Field(False, description="run Python code that comes with the model")
     revision: str | None = Field(None, description="branch, tag or commit of a hub model")
-    num_labels: Positive | None = Field(None, description="number of classes, for sequence-classification")
+    num_labels: Positive | None = Field(None, description="number of classes, for tasks whose labels are classes")
 
     @model_validator(mode="after")
     def _one_source(self) -> Model:
@@ -92,7 +94,9 @@ class Data(Section):
         Discriminator(_kind_of_train),
     ] = Field(description="file, folder or hub id; or a list of sources, see below")
     eval: str | None = Field(None, description="file, folder or hub id; null: no evaluation")
-    format: Literal["text", "prompt-completion", "messages"] = Field("text", description="format of a sample")
+    format: Literal["text", "prompt-completion", "messages", "tokens"] = Field(
+        "text", description="format of a sample; tokens: a list of words, for token-classification"
+    )
     max_length: Annotated[int, Field(ge=2)] = Field(
         1024, description="longer samples are truncated to this number of tokens"
     )

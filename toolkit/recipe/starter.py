@@ -11,6 +11,7 @@ from toolkit.machine import cuda_device_count
 from toolkit.recipe import json_schema
 from toolkit.recipe.load import load_recipe, validate
 from toolkit.recipe.positions import parse
+from toolkit.tasks import task_names
 
 
 def init_command(output: str, answers: dict[str, Any], force: bool) -> None:
@@ -68,7 +69,7 @@ def starter(answers: dict[str, Any]) -> str:
 {json_schema.COMMENT}# toolkit train {{this file}} · toolkit config {{this file}} -o launch --explain
 model:
   path: {_text(answers["model"] or "meta-llama/Llama-3.2-1B")}     # hub id or folder
-  task: causal-lm                     # causal-lm | seq2seq-lm | sequence-classification
+  task: causal-lm                     # {" | ".join(task_names())}
 adapter: {adapter}
 data:
   train: {_text(answers["data"] or "data/train.jsonl")}

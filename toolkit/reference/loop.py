@@ -16,6 +16,8 @@ from torch.nn import functional
 from toolkit.data.collate import MicroBatch
 from toolkit.recipe.resolve import Resolved
 from toolkit.reference.order import NATURAL, Order, fused_loss, summed_by_module
+from toolkit.tasks import task_of
+from toolkit.tasks.labels import Labels
 
 Seed = Callable[[int, int, int], None]
 """``seed(step, micro, rank)``: sets torch's generator before a micro-batch, so that dropout masks agree."""
@@ -129,10 +131,10 @@ class PlainLoop:
 
     def loss_sum(self, micro: MicroBatch) -> torch.Tensor:
         """Cross-entropy summed over a micro-batch's supervised tokens, in float32."""
-        task = self.resolved.recipe.model.task
+        layout = task_of(self.resolved.recipe.model.task).labels
         inputs = {name: tensor for name, tensor in micro.tensors.items() if name != "labels"}
         labels = micro.tensors["labels"]
-        if task == "seq2seq-lm":
+        if layout is Labels.TARGET:
             config = self.config
             start = config.decoder_start_token_id
             first = torch.full_like(labels[:, :1], config.pad_token_id if start is None else start)
@@ -143,7 +145,7 @@ class PlainLoop:
         else:
             output = self.model(**inputs)
             logits = output.logits.to(self.loss_dtype)
-            if task == "causal-lm":
+            if layout is Labels.NEXT:
                 logits, labels = logits[:, :-1], labels[:, 1:]
             loss = functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=-100, reduction="sum")
         balance = getattr(output, "aux_loss", None)

@@ -9,12 +9,7 @@ from typing import Any
 import yaml
 
 from toolkit.recipe.schema import Recipe
-
-_PIPELINES = {
-    "causal-lm": "text-generation",
-    "seq2seq-lm": "text2text-generation",
-    "sequence-classification": "text-classification",
-}
+from toolkit.tasks import task_of
 
 
 def model_card(kind: str, recipe: Recipe, manifest: dict[str, Any], run: Path) -> str:
@@ -23,7 +18,7 @@ def model_card(kind: str, recipe: Recipe, manifest: dict[str, Any], run: Path) -
     head: dict[str, Any] = {"library_name": "peft" if kind == "adapter" else "transformers"}
     if recipe.model.path and not Path(recipe.model.path).exists():
         head["base_model"] = recipe.model.path
-    head["pipeline_tag"] = _PIPELINES[recipe.model.task]
+    head["pipeline_tag"] = task_of(recipe.model.task).pipeline
     adapter = recipe.adapter
     trained = "full (all weights)" if adapter is None else f"{adapter.method}, r {adapter.r}, alpha {adapter.alpha:g}"
     if adapter is not None and adapter.method == "qlora":

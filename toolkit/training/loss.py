@@ -10,10 +10,11 @@ from torch import nn
 from torch.nn import functional
 
 from toolkit.model.head_loss import wanted_loss
-from toolkit.recipe.schema import Task
+from toolkit.tasks import task_of
+from toolkit.tasks.labels import Labels
 
 
-def loss_sum(model: nn.Module, config: Any, tensors: Mapping[str, torch.Tensor], task: Task) -> torch.Tensor:
+def loss_sum(model: nn.Module, config: Any, tensors: Mapping[str, torch.Tensor], task: str) -> torch.Tensor:
     """Cross-entropy summed over the supervised tokens of one micro-batch: a float32 scalar.
 
     ``tensors``: ``input_ids`` and ``attention_mask`` (batch, length) int64, ``labels`` (batch, length) int64
@@ -22,14 +23,15 @@ def loss_sum(model: nn.Module, config: Any, tensors: Mapping[str, torch.Tensor],
     """
     inputs = {name: tensor for name, tensor in tensors.items() if name != "labels"}
     labels = tensors["labels"]
-    if task == "seq2seq-lm":
+    layout = task_of(task).labels
+    if layout is Labels.TARGET:
         inputs["decoder_input_ids"] = _decoder_inputs(config, labels)
     with wanted_loss(labels) as wanted:
         output = model(**inputs)
     logits = output.logits
     if wanted.answered:  # the head has given the loss itself
         return logits + _router_loss(config, output, labels[:, 1:])
-    if task == "causal-lm":
+    if layout is Labels.NEXT:
         # Labels move, logits stay: to leave out their last position would copy them, and once more in the backward.
         labels = functional.pad(labels[:, 1:], (0, 1), value=-100)
     loss = functional.cross_entropy(

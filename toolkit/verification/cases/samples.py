@@ -10,13 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toolkit.data.collate import MicroBatch, Slot, collate, packed_slot
-from toolkit.data.formats import IGNORED, Example
+from toolkit.data.formats import Example
 from toolkit.data.order import deal, epoch_order, window_count, windows
 from toolkit.data.packing import by_length, packed_rows
 from toolkit.data.spread import takes_one_row
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.reference.loop import Window
+from toolkit.tasks import task_of
+from toolkit.tasks.base import Drawn
 
 _LONGEST = 24
 _SHORTEST = 4
@@ -57,14 +59,16 @@ def ragged_samples(resolved: Resolved, config: dict[str, Any], full_windows: int
     row = resolved.micro_size * resolved.data_size
     # All but one of a window's micro-batches, the last of them with a single sample.
     short = min((resolved.accumulation - 2) * row + 1 if resolved.accumulation > 1 else 1, resolved.global_size - 1)
+    task = task_of(recipe.model.task)
+    drawn = Drawn(draw, ids, longest, recipe.model.num_labels or 2, recipe.data.format)
     examples: dict[tuple[int, ...], Example] = {}
     wanted = full_windows * resolved.global_size + short
     while (rows := _row_count(examples, recipe)) != wanted:
         if rows > wanted:  # a sample more can take two rows more; another draw does not
             examples.clear()
         tokens = draw.choices(ids, k=draw.randint(_SHORTEST, longest))
-        examples[tuple(tokens)] = Example(tokens, _labels(tokens, recipe, draw, ids, longest))
-    return RaggedSamples(list(examples.values()), recipe.model.task, pad_id)
+        examples[tuple(tokens)] = Example(tokens, task.draw(drawn, tokens))
+    return RaggedSamples(list(examples.values()), task.name, pad_id)
 
 
 def _row_count(examples: dict[tuple[int, ...], Example], recipe: Recipe) -> int:
@@ -72,24 +76,6 @@ def _row_count(examples: dict[tuple[int, ...], Example], recipe: Recipe) -> int:
         return len(examples)
     return len(packed_rows([len(tokens) for tokens in examples], recipe.data.max_length, recipe.run.seed,
                            recipe.data.shuffle))  # fmt: skip
-
-
-def _labels(tokens: list[int], recipe: Any, draw: random.Random, ids: list[int], longest: int) -> list[int] | int:
-    if recipe.model.task == "sequence-classification":
-        return draw.randrange(recipe.model.num_labels or 2)
-    if recipe.model.task == "seq2seq-lm":
-        return draw.choices(ids, k=draw.randint(2, longest))
-    if recipe.data.format == "text":
-        return list(tokens)
-    labels = list(tokens)
-    # The prompt, and between turns of a conversation what others say, carries no loss.
-    hidden = range(draw.randint(1, len(tokens) // 2))
-    for at in hidden:
-        labels[at] = IGNORED
-    if recipe.data.format == "messages" and len(tokens) > 8:
-        middle = draw.randint(len(hidden), len(tokens) - 3)
-        labels[middle : middle + 2] = [IGNORED, IGNORED]
-    return labels
 
 
 def expected_windows(samples: RaggedSamples, resolved: Resolved, steps: int) -> list[Window]:

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from toolkit.data.collate import sample_spans
-from toolkit.data.formats import IGNORED
 from toolkit.recipe.resolve import Resolved
 from toolkit.reference.loop import Window
+from toolkit.tasks import task_of
+from toolkit.tasks.labels import IGNORED, Labels
 from toolkit.verification.compare.measure import Measure, Stage
 from toolkit.verification.record.trace import RankTrace, RunTrace
 
@@ -43,9 +44,9 @@ def _rows(tensors: dict[str, torch.Tensor]) -> Iterator[tuple[list[int], list[in
 
 
 def supervised(tensors: dict[str, torch.Tensor], task: str) -> int:
-    """Predictions with loss: a causal model never predicts its first position."""
+    """Predictions with loss."""
     labels = tensors["labels"]
-    return int((labels[:, 1:] if task == "causal-lm" else labels).ne(IGNORED).sum())
+    return int((labels[:, 1:] if task_of(task).labels is Labels.NEXT else labels).ne(IGNORED).sum())
 
 
 def ledger(ranks: Sequence[RankTrace], windows: Sequence[Window], resolved: Resolved) -> Stage:

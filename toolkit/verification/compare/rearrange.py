@@ -10,8 +10,8 @@ import torch
 from torch.nn import functional
 
 from toolkit.data.collate import MicroBatch, sample_spans
-from toolkit.data.formats import IGNORED
 from toolkit.reference.loop import Window
+from toolkit.tasks.labels import IGNORED
 
 Grouped = list[tuple[MicroBatch, list[int]]]
 """Micro-batches, each with the places in the window of those whose loss it holds."""

@@ -82,7 +82,7 @@ class LabelsUnmasked(Fault):
         from dataclasses import replace
 
         from toolkit.data import loader
-        from toolkit.data.formats import IGNORED
+        from toolkit.tasks.labels import IGNORED
 
         def collate(right: Any) -> Any:
             def wrong(*args: Any, **kwargs: Any) -> Any:

@@ -12,6 +12,8 @@ import torch
 from toolkit.model.load import load_base
 from toolkit.model.nf4 import base_linears, quantise_base
 from toolkit.recipe.resolve import Resolved
+from toolkit.tasks import task_of
+from toolkit.tasks.labels import Labels
 from toolkit.training import export
 from toolkit.verification.cases.samples import RaggedSamples, expected_windows
 
@@ -57,7 +59,7 @@ def _load(like: Any, folder: Path, recipe: Any) -> Any:
 def _inputs(samples: RaggedSamples, resolved: Resolved, model: Any) -> dict[str, Any]:
     tensors: dict[str, Any] = dict(expected_windows(samples, resolved, 1)[0][0][1].tensors)
     labels = tensors.pop("labels")
-    if resolved.recipe.model.task == "seq2seq-lm":
+    if task_of(resolved.recipe.model.task).labels is Labels.TARGET:
         tensors["decoder_input_ids"] = labels.clamp(min=0)
     # An exported model has its key-value cache on, with which positions tell no packed samples apart.
     return tensors | {"use_cache": False} if resolved.recipe.data.packing else tensors

@@ -1,0 +1,85 @@
+"""What a task is: one file in this package says it all, and nothing else names a task.
+
+A file ``some_task.py`` defines ``TASK``, and the recipe's ``model.task: some-task`` finds it. It imports nothing heavy:
+recipes are checked without torch.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from toolkit.tasks.labels import Labels
+
+Encoded = tuple[list[int], list[int] | int]
+"""Input ids and labels of a sample, before it is cut."""
+
+
+class Maker(Protocol):
+    """What a format makes samples with: the tokenizer, and the rules that all formats share."""
+
+    tokenizer: Any
+    chat: Any
+    """How conversations are encoded; None for other formats."""
+
+    def encode(self, text: str) -> list[int]:
+        """The tokenizer's own encoding, with its special tokens."""
+
+    def ending(self, ids: list[int]) -> list[int]:
+        """``ids`` with end-of-sequence behind them, where the tokenizer has one and they do not end with it."""
+
+    def ended(self, ids: list[int], skip: Callable[[int], bool] = ...) -> bool:
+        """Whether they do."""
+
+    def pair(self, prompt: str, completion: str) -> tuple[list[int], int]:
+        """Ids of both as one text, and the place of the completion's first token."""
+
+    def words(self, row: Any, words: list[str]) -> tuple[list[int], list[int | None]]:
+        """Ids of ``words``, and of each the number of its word, None for special tokens; raises InputError."""
+
+    def label(self, row: Any, value: int | str) -> int:
+        """The class of a label; raises InputError at the row."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """One layout of the data: the fields that a row needs, and how they become a sample."""
+
+    fields: tuple[str, ...]
+    build: Callable[[Maker, Any, Mapping[str, Any]], Encoded]
+    """Takes the maker, the row (for errors) and its fields by their canonical names."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What ``Task.draw`` may use: the ids to choose from, the longest sample, the classes, and the data's format."""
+
+    draw: random.Random
+    ids: Sequence[int]
+    longest: int
+    classes: int
+    form: str
+
+
+@dataclass(frozen=True)
+class Task:
+    """``auto_class``: of transformers. ``peft_type``: PEFT's ``TaskType``, or None where PEFT has none.
+    ``pipeline``: the hub's tag for what the model does. ``draw``: labels of a random sample of these ids, for
+    ``verify``. ``classes``: labels are classes, whose number is ``model.num_labels``. ``packs``: a row may hold several
+    samples that do not see each other. ``heads``: names of heads that PEFT trains whole beside an adapter, and that
+    "all-linear" must not include. ``why_not_format``: what a format that the task has not would lack, in words.
+    """
+
+    name: str
+    auto_class: str
+    peft_type: str | None
+    pipeline: str
+    labels: Labels
+    formats: Mapping[str, Format]
+    draw: Callable[[Drawn, list[int]], list[int] | int]
+    classes: bool = False
+    packs: bool = False
+    heads: tuple[str, ...] = ()
+    why_format: str = ""

@@ -1,0 +1,37 @@
+"""Where a sample's labels stand, and which of them have a loss."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+IGNORED = -100
+"""Label of positions without loss: torch's cross entropy ignores it."""
+
+
+class Labels(Enum):
+    """How labels belong to a sample's input."""
+
+    NEXT = "next token"
+    """One for each input token; each is predicted at the token before it, the first never."""
+    TOKEN = "token"
+    """One for each input token, predicted there."""
+    TARGET = "target"
+    """A sequence of its own length, which a decoder predicts."""
+    SAMPLE = "sample"
+    """One integer for the sample."""
+
+    @property
+    def under_input(self) -> bool:
+        """Whether there are as many as input tokens."""
+        return self in (Labels.NEXT, Labels.TOKEN)
+
+    def predicted(self, labels: list[int]) -> list[int]:
+        """Those that any position predicts."""
+        return labels[1:] if self is Labels.NEXT else labels
+
+    def supervised(self, labels: list[int] | int) -> int:
+        """Number of predictions with loss. A causal model's first position is never predicted (transformers shifts
+        labels by one), so it does not count."""
+        if isinstance(labels, int):
+            return int(labels != IGNORED)
+        return sum(label != IGNORED for label in self.predicted(labels))
