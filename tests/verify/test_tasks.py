@@ -21,16 +21,21 @@ from toolkit.verification.run import verify
 
 Make = Callable[..., Resolved]
 STRATEGIES = ["ddp", "zero2", "zero3", "fsdp2"]
-MODELS: dict[str, list[str]] = {"token-classification": ["bert", "modernbert", "qwen2"]}
-DATA = {"seq2seq-lm": "prompt-completion", "token-classification": "tokens"}
+MODELS = {"token-classification": ["bert", "modernbert", "qwen2"], "masked-lm": ["bert", "roberta", "modernbert"]}
+FORMAT = {"seq2seq-lm": "prompt-completion", "token-classification": "tokens"}
 
 
 def labelling(task: str, family: str) -> dict[str, Any]:
-    return {"model": EVERY_FAMILY[family] | {"task": task, "num_labels": 3}, "data": {"format": DATA[task]}}
+    return {
+        "model": EVERY_FAMILY[family] | {"task": task, "num_labels": 3},
+        "data": {"format": FORMAT.get(task, "text")},
+    }
 
 
 def test_every_file_of_the_package_is_a_task() -> None:
-    assert set(task_names()) == {"causal-lm", "seq2seq-lm", "sequence-classification", "token-classification"}
+    assert set(task_names()) == {
+        "causal-lm", "masked-lm", "seq2seq-lm", "sequence-classification", "token-classification",
+    }  # fmt: skip
     for name in task_names():
         assert task_of(name).name == name
         assert task_file(name).is_file()

@@ -9,6 +9,7 @@ from itertools import islice
 import torch
 
 from toolkit.data.formats import Example, supervised_tokens
+from toolkit.data.masking import Masking
 from toolkit.tasks import task_of
 from toolkit.tasks.labels import IGNORED, Labels
 
@@ -77,15 +78,24 @@ def padded_shape(lengths: Sequence[int], rows: Sequence[int] | None, multiple: i
 
 
 def collate(
-    examples: Sequence[Example], slot: Slot, task: str, pad_id: int, pad_to_multiple_of: int | None = None
+    examples: Sequence[Example],
+    slot: Slot,
+    task: str,
+    pad_id: int,
+    pad_to_multiple_of: int | None = None,
+    masking: Masking | None = None,
 ) -> MicroBatch:
-    """Pad ``examples`` on the right to the longest of them (and up to ``pad_to_multiple_of``).
+    """Pad ``examples`` on the right to the longest of them (and up to ``pad_to_multiple_of``), with tokens hidden as
+    ``masking`` says.
 
     Without examples: one row of two padding tokens, attended to, without loss, so that the rank can
     join the collectives of the others' forward and backward.
     """
     if len(examples) != len(slot.sample_ids):
         raise AssertionError(f"{len(examples)} examples for the samples {slot.sample_ids}")
+    if masking is not None:
+        pairs = zip(examples, slot.sample_ids, strict=True)
+        examples = [masking.hide(example, slot.epoch, number) for example, number in pairs]
     supervised = sum(supervised_tokens(example, task) for example in examples)
     multiple = pad_to_multiple_of or 1
     _, length = padded_shape([len(example.input_ids) for example in examples], slot.rows, multiple)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from toolkit.data.fields import canonical_row, needed_fields, optional_fields
+from toolkit.data.masking import masking_of
 from toolkit.data.rows import Row
 from toolkit.errors import InputError
 from toolkit.recipe.schema import Recipe
@@ -59,6 +60,7 @@ class Formatter:
 
             data = recipe.data
             self.chat = Chat(tokenizer, data.chat_template, data.turns, data.chat_template_kwargs)
+        self.masking = masking_of(recipe, tokenizer)
         self._format = task_of(recipe.model.task).formats[recipe.data.format]
 
     def examples(self, row: Row) -> list[Example]:

@@ -124,7 +124,7 @@ class _Collated(Dataset[MicroBatch]):
 
     def __getitem__(self, slot: Slot) -> MicroBatch:
         examples = [self._samples[index] for index in slot.sample_ids]
-        return collate(examples, slot, self._samples.task, self._samples.pad_id, self._multiple)
+        return collate(examples, slot, self._samples.task, self._samples.pad_id, self._multiple, self._samples.masking)
 
 
 class MapSlots(Sampler[Slot]):

@@ -48,7 +48,7 @@ class MapSamples:
         without a supervised token is an error."""
         self.task = task
         self.label_names = names
-        self.pad_id = formatter.pad_id
+        self.pad_id, self.masking = formatter.pad_id, formatter.masking
 
         state = source.state()
 
@@ -112,6 +112,7 @@ class MixedSamples:
     def __init__(self, parts: Sequence[MapSamples], counts: Sequence[int], seed: int, specs: Sequence[str]) -> None:
         self.parts = list(parts)
         self.task, self.pad_id, self.label_names = parts[0].task, parts[0].pad_id, parts[0].label_names
+        self.masking = parts[0].masking
         self.part, self.index = chosen([len(part) for part in parts], counts, seed)
         supervised = [part.counts() for part in self.parts]
         self.supervised = int(sum(int(supervised[p][self.index[self.part == p]].sum()) for p in range(len(parts))))
@@ -151,7 +152,7 @@ class StreamSamples:
         """``shares``: by source of ``parts``, its share of the rows, if there are several."""
         self.task = task
         self._parts, self._shares = list(parts), list(shares)
-        self.pad_id = self._parts[0][1].pad_id
+        self.pad_id, self.masking = self._parts[0][1].pad_id, self._parts[0][1].masking
         self.notes = [note for source, formatter in self._parts for note in self._look(source, formatter)]
 
     def _look(self, source: Source, formatter: Formatter) -> list[str]:

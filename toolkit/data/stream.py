@@ -137,7 +137,7 @@ def _micro_batches(
         mine = ranks[spread.data_rank]
         slot = Slot([number for number, _, _ in mine], epoch, window, micro, len(dealt))
         examples = [samples.build(row, fields) for _, row, fields in mine]
-        yield collate(examples, slot, samples.task, samples.pad_id, multiple)
+        yield collate(examples, slot, samples.task, samples.pad_id, multiple, samples.masking)
 
 
 def _packed_batches(
@@ -149,4 +149,4 @@ def _packed_batches(
         numbers = [[number for number, _ in row] for row in mine]
         slot = packed_slot(numbers, epoch, window, micro, len(dealt), spread.one_row)
         examples = [example for row in mine for _, example in row]
-        yield collate(examples, slot, samples.task, samples.pad_id, multiple)
+        yield collate(examples, slot, samples.task, samples.pad_id, multiple, samples.masking)

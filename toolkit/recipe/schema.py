@@ -122,6 +122,9 @@ class Data(Section):
     chat_template_kwargs: dict[str, Any] = Field(
         {}, description="arguments of the chat template, e.g. {enable_thinking: false}"
     )
+    mask_probability: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
+        0.15, description="masked-lm: share of the tokens that are predicted, drawn anew in each epoch"
+    )
     turns: Literal["auto", "all", "last", "each"] = Field(
         "auto",
         description="assistant turns to learn. auto: all, in one sample unless the template rewrites earlier turns; "

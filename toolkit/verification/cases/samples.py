@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from toolkit.data.collate import MicroBatch, Slot, collate, packed_slot
 from toolkit.data.formats import Example
+from toolkit.data.masking import Masking
 from toolkit.data.order import deal, epoch_order, window_count, windows
 from toolkit.data.packing import by_length, packed_rows
 from toolkit.data.spread import takes_one_row
@@ -31,8 +32,8 @@ class RaggedSamples:
     label_names = None
     notes: Sequence[str] = ()
 
-    def __init__(self, examples: list[Example], task: str, pad_id: int) -> None:
-        self.examples, self.task, self.pad_id = examples, task, pad_id
+    def __init__(self, examples: list[Example], task: str, pad_id: int, masking: Masking | None = None) -> None:
+        self.examples, self.task, self.pad_id, self.masking = examples, task, pad_id, masking
 
     def __len__(self) -> int:
         return len(self.examples)
@@ -68,7 +69,8 @@ def ragged_samples(resolved: Resolved, config: dict[str, Any], full_windows: int
             examples.clear()
         tokens = draw.choices(ids, k=draw.randint(_SHORTEST, longest))
         examples[tuple(tokens)] = Example(tokens, task.draw(drawn, tokens))
-    return RaggedSamples(list(examples.values()), task.name, pad_id)
+    masking = Masking(recipe.data.mask_probability, ids[-1], ids[-1], recipe.run.seed) if task.masks else None
+    return RaggedSamples(list(examples.values()), task.name, pad_id, masking)
 
 
 def _row_count(examples: dict[tuple[int, ...], Example], recipe: Recipe) -> int:
@@ -111,4 +113,4 @@ def _slot(rows: list[list[int]], recipe: Recipe, epoch: int, step: int, micro: i
 
 
 def _micro(samples: RaggedSamples, slot: Slot) -> MicroBatch:
-    return collate([samples[i] for i in slot.sample_ids], slot, samples.task, samples.pad_id)
+    return collate([samples[i] for i in slot.sample_ids], slot, samples.task, samples.pad_id, masking=samples.masking)
