@@ -103,10 +103,12 @@ def plain(file: Path, plan: Plan = Plan(), named: bool = False) -> None:
 def _launched_for(kind: str) -> None:
     """What `accelerate launch` sets, in a group of processes that has served other loops before."""
     from accelerate.state import AcceleratorState
+    from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
     os.environ["ACCELERATE_USE_DEEPSPEED"] = str(kind == "DEEPSPEED").lower()
     os.environ["ACCELERATE_USE_FSDP"] = str(kind == "FSDP").lower()
     AcceleratorState._reset_state(reset_partial_state=True)
+    unset_hf_deepspeed_config()
     if kind != "NO":
         from toolkit.strategies.engines.connect import connect_without_gpu
 
@@ -150,6 +152,7 @@ def accelerate_state(folder: Path, kind: str, full: bool, plan: Plan) -> None:
     from accelerate import Accelerator, DeepSpeedPlugin, FullyShardedDataParallelPlugin
 
     options: dict[str, Any] = {}
+    _launched_for("NO")
     model = make_model(plan)  # first: under ZeRO-3 transformers would split and draw the weights anew
     if kind.startswith("zero"):
         _launched_for("DEEPSPEED")
@@ -223,7 +226,9 @@ def trainer(folder: Path, kind: str, plan: Plan, adapter: bool = False) -> None:
     if adapter:
         from peft import LoraConfig, get_peft_model
 
-        model = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
+        model = get_peft_model(
+            model, LoraConfig(r=4, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"], init_lora_weights=False)
+        )
     arguments = TrainingArguments(
         output_dir=str(folder), per_device_train_batch_size=4 if alone else 2, max_steps=plan.steps,
         learning_rate=plan.lr, weight_decay=plan.decay, max_grad_norm=0.0, report_to=[], use_cpu=alone,

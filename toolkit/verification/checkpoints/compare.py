@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from toolkit.verification.checkpoints.alone import missing
 from toolkit.verification.checkpoints.contents import HALF, MOMENTS, Checkpoint, StoredTensor
-from toolkit.verification.checkpoints.sizes import Sizes, measured, precision, relative, summary
+from toolkit.verification.checkpoints.sizes import Sizes, largest_spread, measured, precision, relative, summary
 from toolkit.verification.checkpoints.tolerance import STEPS as MEASURED
 from toolkit.verification.checkpoints.tolerance import WEAK, Tolerance
 from toolkit.verification.compare.measure import Measure, Stage
@@ -101,7 +101,7 @@ def _names(found: Compared, at: int) -> Stage:
     stage = Stage("names")
     for names, where in ((found.only_a, "A"), (found.only_b, "B")):
         stage.measures += [Measure("tensor-alone", at, 1.0, 0.0, name, facts={"where": where}) for name in names]
-    for name in a.weights.keys() & b.weights.keys():
+    for name in _in_order(found, a.weights.keys() & b.weights.keys()):
         here, there = a.weights[name].shape, b.weights[name].shape
         same = here == there
         facts = {"a": list(here), "b": list(there)}
@@ -168,7 +168,7 @@ def _moments(found: Compared, tolerance: Tolerance, at: int) -> Stage:
         here, there = a.moments[moment], b.moments[moment]
         for name, sizes in _pairs(found, here, there):
             found.moments[moment][name] = sizes
-        largest = max((one.b / math.sqrt(max(1, one.elements)) for one in found.moments[moment].values()), default=0.0)
+        largest = largest_spread(found.moments[moment])
         for name, sizes in found.moments[moment].items():
             allowed = tolerance.moment(moment, sizes, largest)
             facts = {"moment": moment, "factor": sizes.factor}

@@ -9,6 +9,8 @@ from typing import Any
 
 from toolkit.verification.checkpoints.compare import Compared
 from toolkit.verification.checkpoints.contents import HALF, MOMENTS
+from toolkit.verification.checkpoints.sizes import largest_spread, relative
+from toolkit.verification.checkpoints.tolerance import Tolerance
 from toolkit.verification.diagnose.diagnosis import Diagnosis
 
 ALIKE = 0.02
@@ -26,7 +28,7 @@ def diagnose(found: Compared) -> Diagnosis | None:
     if stage == "names":
         return _padded(found) or _untied(found) or _missing(found)
     rules: tuple[Callable[[Compared], Diagnosis | None], ...] = (
-        _half_moments, _scaled, _never_trained, _decay, _later_weights, _moments_alone,
+        _half_moments, _scaled, _never_trained, _decay, _sixteen_bits, _later_weights, _moments_alone,
     )  # fmt: skip
     if stage == "schedule":
         rules = (_rate,)
@@ -169,6 +171,24 @@ def _decay(found: Compared) -> Diagnosis | None:
 
 def _wide(found: Compared, name: str) -> bool:
     return len(found.a.weights[name].shape) > 1
+
+
+def _sixteen_bits(found: Compared) -> Diagnosis | None:
+    """Nearly all moments differ, by no more than a forward pass in bf16 explains, and no file says in which it ran."""
+    if found.a.compute is not None or found.b.compute is not None:
+        return None
+    stage = found.stage("optimizer-state")
+    errors = [measure.error for measure in stage.measures if measure.kind == "moment"]
+    if not errors or len(stage.wrong) < 0.9 * len(errors) or median(errors) < 1e-4:
+        return None
+    half = Tolerance(found.step, "bfloat16")
+    largest = {moment: largest_spread(sizes) for moment, sizes in found.moments.items()}
+    within = all(
+        relative(one) <= half.moment(moment, one, largest[moment])
+        for moment, sizes in found.moments.items()
+        for one in sizes.values()
+    )
+    return Diagnosis("sixteen-bits-not-said", {"tolerance": 1.2 * max(errors)}) if within else None
 
 
 def _later_weights(found: Compared) -> Diagnosis | None:

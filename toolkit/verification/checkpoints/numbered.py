@@ -7,6 +7,7 @@ parameters and every shape fit.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,8 @@ Rule = tuple[str, Callable[[str, Shape], bool]]
 
 _ONE: Rule = ("one group", lambda name, shape: True)
 _MATRICES: Rule = ("matrices, then the rest", lambda name, shape: len(shape) > 1)
+_NORMS: Rule = ("norms and biases last", lambda name, shape: "norm" not in name and "bias" not in name)
+_RULES = [_ONE, _MATRICES, _NORMS]
 _ADAPTER = ("lora_", "ia3_", "vera_", "oft_", "boft_", "hada_")
 
 
@@ -62,26 +65,35 @@ def _orders(checkpoint: Checkpoint, other: Checkpoint) -> Iterator[tuple[str, li
         if built is not None:
             order, decayed = built
             rule: Rule = ("the Trainer's decay groups", partial(_decays, decayed))
-            yield (
-                f"{config.name}'s model",
-                [(name, shapes.get(name, shape)) for name, shape in order],
-                [rule, _ONE, _MATRICES],
-            )
-    rules = [_ONE, _MATRICES, ("norms and biases last", _not_norm)]
+            where = f"{config.name}'s model"
+            yield where, [(name, shapes.get(name, shape)) for name, shape in order], [rule, _ONE, _MATRICES]
+            yield where, _adapters([name for name, _ in order], shapes), _RULES
     for where, names in (("its own tensors", checkpoint.order), (f"the tensors in {other.path}", other.order)):
-        trained = other.moments["exp_avg"]
-        adapters = [name for name in names if any(mark in name for mark in _ADAPTER)]
-        for part in (names, [name for name in names if name in trained], adapters):
-            if part:
-                yield where, [(n, shapes.get(n) or theirs[n]) for n in part if n in shapes or n in theirs], rules
+        known = [(name, shapes.get(name) or theirs[name]) for name in names if name in shapes or name in theirs]
+        yield where, known, _RULES
+        yield where, [one for one in known if one[0] in other.moments["exp_avg"]], _RULES
+        yield where, [one for one in known if _is_adapter(one[0])] or _adapters(names, shapes), _RULES
+
+
+def _is_adapter(name: str) -> bool:
+    return any(mark in name for mark in _ADAPTER)
+
+
+def _adapters(bases: Sequence[str], shapes: dict[str, Shape]) -> list[tuple[str, Shape]]:
+    """Adapter tensors in the order of the base's weights that they are added to; none if a base is not known."""
+    place = {base.removesuffix(".weight"): at for at, base in enumerate(bases)}
+    found = []
+    for name, shape in shapes.items():
+        if _is_adapter(name):
+            layer = re.split("|".join(rf"\.{mark}" for mark in _ADAPTER), name)[0]
+            if layer not in place:
+                return []
+            found.append((place[layer], name, shape))
+    return [(name, shape) for _, name, shape in sorted(found)]
 
 
 def _decays(decayed: frozenset[str], name: str, shape: Shape) -> bool:
     return name in decayed
-
-
-def _not_norm(name: str, shape: Shape) -> bool:
-    return "norm" not in name and "bias" not in name
 
 
 def _fits(numbered: Numbered, order: Sequence[tuple[str, Shape]], rule: Rule) -> dict[int, str] | None:

@@ -57,6 +57,11 @@ def relative(sizes: Sizes) -> float:
     return sizes.difference / max(sizes.a, sizes.b)
 
 
+def largest_spread(sizes: dict[str, Sizes]) -> float:
+    """The largest root mean square of any tensor of B."""
+    return max((one.b / math.sqrt(max(1, one.elements)) for one in sizes.values()), default=0.0)
+
+
 def summary(sizes: dict[str, Sizes]) -> str:
     equal = sum(one.difference == 0.0 for one in sizes.values())
     return f"{equal} of {len(sizes)} bit-equal"

@@ -228,6 +228,10 @@ _CHECKPOINTS = {
     "stored-moments-in-16-bits": Known("the moments of {which} are kept in 16 bits",
                                        "they are {dtype} numbers, those of the other checkpoint are not"),
     "weight-decay-differs": Known("weight decay differs", "{evidence}"),
+    "sixteen-bits-not-said": Known(
+        "if both ran in bf16, this is its rounding: no file says in which dtype the forward pass ran",
+        "nearly all moments differ, by no more than correct runs in bf16 do; --tolerance {tolerance:.1e} accepts them",
+    ),
     "moments-differ-alone": Known(
         "gradients differ, and the weights do not show it",
         "weights are {how}; moments of {count} of {all} tensors differ, first {first}",

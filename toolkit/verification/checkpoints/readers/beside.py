@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from toolkit.errors import InputError
 from toolkit.verification.checkpoints.contents import Checkpoint
@@ -30,6 +31,24 @@ def add_beside(found: Checkpoint, folder: Path) -> None:
         found.compute = _compute(folder / "training_args.bin")
     if (folder / "config.json").is_file():
         found.config = folder / "config.json"
+    elif (folder / "adapter_config.json").is_file():
+        found.config = _config_of_base(load_json(folder / "adapter_config.json").get("base_model_name_or_path"))
+
+
+def _config_of_base(name: Any) -> Path | None:
+    """The config.json of an adapter's base, from its folder or the hub's local cache; nothing is downloaded."""
+    if not isinstance(name, str) or not name:
+        return None
+    if (Path(name) / "config.json").is_file():
+        return Path(name) / "config.json"
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        cached = try_to_load_from_cache(name, "config.json")
+    except HFValidationError:
+        return None
+    return Path(cached) if isinstance(cached, str) else None
 
 
 def _compute(file: Path) -> str | None:

@@ -41,6 +41,8 @@ def load_torch(file: Path, stubs: Sequence[str] = ()) -> Any:
         with torch.serialization.safe_globals(allowed):  # type: ignore[arg-type]
             return torch.load(file, map_location="cpu", weights_only=True, mmap=zipped)
     except OSError as error:
+        if error.errno == errno.EINVAL:  # the file ends before its tables do
+            raise InputError(_reason(file, error, zipped)) from None
         raise unreadable(file, error) from None
     except Exception as error:
         raise InputError(_reason(file, error, zipped)) from None
