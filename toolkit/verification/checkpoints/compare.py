@@ -44,6 +44,15 @@ class Compared:
                 return stage, first
         return None
 
+    def limits(self, stage: Stage) -> dict[str, float]:
+        """By tensor, the relative error of its gradient from which on one of its moments is beyond its tolerance."""
+        found: dict[str, float] = {}
+        for measure in stage.measures:
+            if measure.kind == "moment":
+                limit = measure.tolerance / (2.0 if measure.facts["moment"] == "exp_avg_sq" else 1.0)
+                found[measure.name] = min(limit, found.get(measure.name, limit))
+        return found
+
     def stage(self, name: str) -> Stage:
         return next(stage for stage in self.stages if stage.name == name)
 
@@ -181,8 +190,8 @@ def _moments(found: Compared, tolerance: Tolerance, at: int) -> Stage:
                     Measure("moment-alone", at, 1.0, 0.0, name, facts={"moment": moment, "where": where})
                 )
     stage.summary = summary({f"{m}.{n}": s for m, one in found.moments.items() for n, s in one.items()})
-    limits = [m.tolerance for m in stage.measures if m.kind == "moment" and m.tolerance < 1]
-    stage.detection_limit = max(limits, default=None)
+    limits = found.limits(stage)
+    stage.detection_limit = max(limits.values(), default=None)
     return stage
 
 

@@ -69,8 +69,9 @@ def _ending(result: CheckpointComparison) -> list[str]:
         last = result.steps[-1]
         if last.bit_equal:
             return [f"equivalent · bit for bit equal · {seconds}"]
-        limit = last.stage("optimizer-state").detection_limit
-        caught = f" · detects errors of a moment from {limit:.1e}" if limit else ""
+        limits = [f"{limit:.1e}" for limit in sorted(_least_and_most(last))]
+        caught = f" · detects gradient errors from {' (a wrong scale) or '.join(limits)}" if limits else ""
+        caught += " (any one tensor)" if len(limits) > 1 else ""
         return [f"equivalent{caught} · {seconds}"]
     one, stage, measure = different
     found = [f"different  at {stage.name}{_place(one)}: {measure.tensor}"]
@@ -84,6 +85,12 @@ def _ending(result: CheckpointComparison) -> list[str]:
         found += [f"likely     {result.diagnosis.cause}", f"           {result.diagnosis.evidence}"]
         found += [f"try        {result.diagnosis.remedy}"] if result.diagnosis.remedy else []
     return [*found, f"add --json - for every stage's numbers · {seconds}"]
+
+
+def _least_and_most(one: Compared) -> set[float]:
+    """The smallest and the largest detection limit of any tensor."""
+    limits = one.limits(one.stage("optimizer-state")).values()
+    return {float(f"{limit:.1e}") for limit in (min(limits), max(limits))} if limits else set()
 
 
 def _place(one: Compared) -> str:

@@ -42,18 +42,21 @@ def load_torch(file: Path, stubs: Sequence[str] = ()) -> Any:
             return torch.load(file, map_location="cpu", weights_only=True, mmap=zipped)
     except OSError as error:
         if error.errno == errno.EINVAL:  # the file ends before its tables do
-            raise InputError(_reason(file, error, zipped)) from None
+            raise _refused(file, error, zipped) from None
         raise unreadable(file, error) from None
     except Exception as error:
-        raise InputError(_reason(file, error, zipped)) from None
+        raise _refused(file, error, zipped) from None
 
 
-def _reason(file: Path, error: Exception, zipped: bool) -> str:
-    refused = re.search(r"GLOBAL ([\w.]+)", str(error))
-    if refused:
-        needed = ", ".join((foreign_classes(file) if zipped else [])[:3]) or refused.group(1)
-        return f"{file}: not loaded: it needs {needed}, and unpickling classes can run code; save its tensors alone"
-    return f"{file}: cannot be read: truncated, or not written by torch.save; copy or save it again"
+def _refused(file: Path, error: Exception, zipped: bool) -> InputError:
+    """The error for a file that torch cannot read with ``weights_only``."""
+    named = re.search(r"GLOBAL ([\w.]+)", str(error))
+    if named is None:
+        return InputError(f"{file}: cannot be read: truncated, or not written by torch.save; copy or save it again")
+    needed = ", ".join((foreign_classes(file) if zipped else [])[:3]) or named.group(1)
+    return InputError(
+        f"{file}: not loaded: it needs {needed}, and unpickling classes can run code; save its tensors alone"
+    )
 
 
 def foreign_classes(file: Path) -> list[str]:
