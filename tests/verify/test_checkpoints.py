@@ -83,7 +83,12 @@ def test_a_wrong_scale_of_the_loss(plain: Callable[..., Path]) -> None:
     moments = found.steps[0].stage("optimizer-state")
     assert len(moments.wrong) == 42
     assert max(one.difference / one.b for one in found.steps[0].weights.values()) < 1e-3
-    assert compare_two(plain(), plain(scale=2.0), tolerance=10.0).verdict == "equivalent"
+    wide = compare_two(plain(), plain(scale=2.0), tolerance=10.0)
+    assert wide.verdict == "equivalent"
+    assert (wide.to_json()["passes"][0]["tolerance"], found.to_json()["passes"][0]["tolerance"]) == (
+        "given",
+        "measured",
+    )
 
 
 def test_a_tensor_without_a_gradient(plain: Callable[..., Path]) -> None:

@@ -67,7 +67,7 @@ def compare_two(a: str | Path, b: str | Path, *, tolerance: float | None = None)
             break
     different = _different(steps)
     diagnosis = diagnose(different[0]) if different else None
-    document = _document(result, steps, diagnosis)
+    document = _document(result, steps, diagnosis, tolerance)
     return CheckpointComparison(document, int(different is not None), tuple(steps), diagnosis)
 
 
@@ -112,7 +112,9 @@ def _first(checkpoint: Checkpoint) -> str:
     return min(checkpoint.weights)
 
 
-def _document(result: Result, steps: Sequence[Compared], diagnosis: Diagnosis | None) -> dict[str, Any]:
+def _document(
+    result: Result, steps: Sequence[Compared], diagnosis: Diagnosis | None, tolerance: float | None
+) -> dict[str, Any]:
     different = _different(steps)
     first = None
     if different is not None:
@@ -129,8 +131,8 @@ def _document(result: Result, steps: Sequence[Compared], diagnosis: Diagnosis | 
             {
                 "pass": _name(one),
                 "failure": None,
-                "tolerance": "measured",
-                "measured_because": f"correct runs in {one.compute} differ",
+                "tolerance": "measured" if tolerance is None else "given",
+                "measured_because": f"correct runs in {one.compute} differ" if tolerance is None else None,
                 "stages": [stage.to_json() for stage in one.stages],
             }
             for one in steps

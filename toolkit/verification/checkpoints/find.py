@@ -61,7 +61,7 @@ def _in_folder(folder: Path) -> list[Place]:
         for parent in (folder, folder / "checkpoints")  # accelerate's and the toolkit's run folders
         if parent.is_dir()
         for one in parent.iterdir()
-        if one.is_dir() and _number(one) is not None and (_format(one) or _in_folder(one))
+        if one.is_dir() and _number(one) is not None and _format(one)
     ]
     if steps:
         return sorted(steps, key=lambda place: place.number or 0)
