@@ -40,7 +40,7 @@ SECTIONS = {
     "Recipes": ("load_recipe", "resolve", "write_config", "Recipe"),
     "Data": ("inspect_data",),
     "Training": ("train", "export"),
-    "Verification": ("verify", "record", "prove", "Recorder"),
+    "Verification": ("verify", "compare_checkpoints", "record", "prove", "Recorder"),
     "Memory and speed": ("plan", "bench"),
     "Configuration files": ("lint", "migrate"),
     "Errors": ("ToolkitError", "InputError", "RunFailed", "Stopped"),

@@ -13,7 +13,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from toolkit.api import bench, export, inspect_data, lint, migrate, plan, prove, record, train, verify
+    from toolkit.api import (
+        bench,
+        compare_checkpoints,
+        export,
+        inspect_data,
+        lint,
+        migrate,
+        plan,
+        prove,
+        record,
+        train,
+        verify,
+    )
     from toolkit.errors import InputError, RunFailed, Stopped, ToolkitError
     from toolkit.launch.command import write_config
     from toolkit.recipe.load import load_recipe
@@ -31,6 +43,7 @@ __all__ = [
     "Stopped",
     "ToolkitError",
     "bench",
+    "compare_checkpoints",
     "export",
     "inspect_data",
     "lint",
@@ -46,7 +59,19 @@ __all__ = [
 ]
 
 _HOMES = {
-    "toolkit.api": ("bench", "export", "inspect_data", "lint", "migrate", "plan", "prove", "record", "train", "verify"),
+    "toolkit.api": (
+        "bench",
+        "compare_checkpoints",
+        "export",
+        "inspect_data",
+        "lint",
+        "migrate",
+        "plan",
+        "prove",
+        "record",
+        "train",
+        "verify",
+    ),
     "toolkit.errors": ("InputError", "RunFailed", "Stopped", "ToolkitError"),
     "toolkit.launch.command": ("write_config",),
     "toolkit.recipe.load": ("load_recipe",),

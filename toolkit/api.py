@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from toolkit.migration.run import Migrated
     from toolkit.planning.command import Planned
     from toolkit.training.export import Exported
+    from toolkit.verification.checkpoints.command import CheckpointComparison
     from toolkit.verification.command import Verdict
     from toolkit.verification.scripts.command import Recorded
     from toolkit.verification.scripts.prove import Proven
@@ -112,6 +113,19 @@ def verify(
 
     to = None if log is None else Path(log).absolute()
     return verify_recipe(recipe, overrides, fault=fault, full_size=full_size, time_limit=time_limit, log=to)
+
+
+def compare_checkpoints(a: str | Path, b: str | Path, *, tolerance: float | None = None) -> CheckpointComparison:
+    """Compare the weights and moments of two checkpoints by name, whichever tools wrote them.
+
+    ``a``, ``b``: a checkpoint (a folder or a file), or a folder with several steps, of which those that both have are
+    compared. ``tolerance``: relative 2-norm error that every tensor may have; None: as far as correct runs differ.
+
+    Raises InputError if a checkpoint cannot be read, or if the two are of different models.
+    """
+    from toolkit.verification.checkpoints.command import compare_two
+
+    return compare_two(a, b, tolerance=tolerance)
 
 
 def record(

@@ -39,10 +39,30 @@ def verify_command(
     badge: Annotated[
         str | None, typer.Option("--badge", metavar="FILE", help="write the verdict for a shields.io badge")
     ] = None,
+    checkpoint: Annotated[
+        list[str] | None,
+        typer.Option("--checkpoint", metavar="PATH", help="compare two checkpoints or run folders; give it twice"),
+    ] = None,
+    tolerance: Annotated[
+        float | None,
+        typer.Option("--tolerance", metavar="X", help="relative, for every tensor; with --checkpoint"),
+    ] = None,
     time_limit: Annotated[float, typer.Option("--time-limit", metavar="SECONDS", help="limit for each pass")] = 300.0,
 ) -> None:
     """Compare a recipe with a plain PyTorch loop; report the first difference."""
     from toolkit.errors import InputError
+
+    if checkpoint:
+        others = {"RECIPE": recipe, "--trace": trace, "--fault": fault, "--output": output, "--baseline": baseline,
+                  "--badge": badge, "--kill-matrix": kill_matrix or None, "--full-size": full_size or None}  # fmt: skip
+        for option, value in others.items():
+            if value is not None:
+                raise InputError(f"toolkit verify: {option}: not available with --checkpoint")
+        from toolkit.verification.checkpoints.command import run_checkpoints
+
+        raise typer.Exit(run_checkpoints(checkpoint, tolerance, json_target))
+    if tolerance is not None:
+        raise InputError("toolkit verify: --tolerance: only available with --checkpoint")
     from toolkit.verification.command import run_command, run_matrix, run_trace
 
     for option, value in {"--baseline": baseline, "--badge": badge}.items():
@@ -53,7 +73,7 @@ def verify_command(
     if trace is not None:
         raise typer.Exit(run_trace(trace, json_target))
     if recipe is None:
-        raise InputError("toolkit verify: expected a recipe, or --trace DIR")
+        raise InputError("toolkit verify: expected a recipe, --trace DIR, or --checkpoint twice")
     if kill_matrix:
         code = run_matrix(recipe, overrides or [], fault, json_target, time_limit, output)
     else:

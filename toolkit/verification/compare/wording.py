@@ -91,6 +91,15 @@ KINDS: dict[str, tuple[str, str]] = {
     "gradient-after-resume": ("{name} gradient", ""),
     "logits": ("{name} logits", "the {name} model answers differently"),
     "frozen-weights": ("frozen weights", "differ after resuming"),
+    # two checkpoints
+    "optimizer-steps": ("optimizer steps", "{a} in A, {b} in B"),
+    "tensor-alone": ("{name}", "in {where} alone"),
+    "tensor-shape": ("{name}", "shape {a} in A, {b} in B"),
+    "stored-weight": ("{name}", ""),
+    "stored-weight-moved": ("{name}", "{share:.1e} of the farthest that AdamW can have moved it"),
+    "moment-alone": ("{name} {moment}", "in {where} alone"),
+    "moment-precision": ("precision of the moments", "{a} in A, {b} in B"),
+    "stored-learning-rate": ("learning rate", "{a} in A, {b} in B"),
 }
 """By kind: what was compared, and what was observed."""
 

@@ -210,5 +210,41 @@ _AFTER = {
     "saved-other-weights": Known("saved weights are not those of the run", "{differing}"),
 }  # fmt: skip
 
-KNOWN: dict[str, Known] = _EVIDENCE | _SAMPLES | _DATA | _FORWARD | _GRADIENT | _STEP | _AFTER
+# Two checkpoints, A and B.
+_CHECKPOINTS = {
+    "other-step-count": Known("the checkpoints are of different steps", "{a} optimizer steps in A, {b} in B",
+                              remedy="compare checkpoints of the same step"),
+    "moments-scaled": Known(
+        "gradients of B are {factor:.5g} times those of A: the loss is averaged or scaled otherwise",
+        "exp_avg of {count} tensors is {factor:.5g} times as large, exp_avg_sq {square:.5g} times",
+    ),
+    "weights-of-later-step": Known(
+        "the weights of {which} are of a later step than its moments",
+        "moments agree; {count} weights differ along AdamW's update (cosine {cosine:.2f})",
+    ),
+    "adapters-missing": Known("{which} has no adapters", "{count} adapter tensors are missing, first {first}"),
+    "tensors-missing": Known("{which} lacks tensors", "{count} are missing, first {first}"),
+    "tensor-never-trained": Known("{count} tensors never trained in {which}", "the moments of {first} are {how}"),
+    "stored-moments-in-16-bits": Known("the moments of {which} are kept in 16 bits",
+                                       "they are {dtype} numbers, those of the other checkpoint are not"),
+    "weight-decay-differs": Known("weight decay differs", "{evidence}"),
+    "sixteen-bits-not-said": Known(
+        "if both ran in bf16, this is its rounding: no file says in which dtype the forward pass ran",
+        "nearly all moments differ, by no more than correct runs in bf16 do; --tolerance {tolerance:.1e} accepts them",
+    ),
+    "moments-differ-alone": Known(
+        "gradients differ, and the weights do not show it",
+        "weights are {how}; moments of {count} of {all} tensors differ, first {first}",
+    ),
+    "weights-differ-alone": Known(
+        "weights were changed by something else than the gradients, or started from others",
+        "moments agree; {count} of {all} weights differ, first {first}",
+    ),
+    "embeddings-padded": Known("embeddings are padded", "{first} has {a} rows in A, {b} in B; the common rows agree"),
+    "embeddings-untied": Known("the output layer is a tensor of its own in {which} alone",
+                               "{first} differs from {other}, which the other checkpoint has for both"),
+    "stored-rate-differs": Known("the learning rate of the next step differs", "{a} in A, {b} in B"),
+}  # fmt: skip
+
+KNOWN: dict[str, Known] = _EVIDENCE | _SAMPLES | _DATA | _FORWARD | _GRADIENT | _STEP | _AFTER | _CHECKPOINTS
 """By id."""

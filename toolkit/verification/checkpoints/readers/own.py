@@ -1,0 +1,58 @@
+"""This toolkit's own checkpoints: trained weights and moments, in one format for every strategy."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from toolkit.errors import InputError
+from toolkit.optim.schedule import learning_rate
+from toolkit.training.identity import saved_recipe
+from toolkit.training.tensor_folder import MANIFEST, read_manifest
+from toolkit.verification.checkpoints.contents import MOMENTS, Checkpoint, Tensors
+from toolkit.verification.checkpoints.readers.files import load_safetensors
+
+
+def is_own(folder: Path) -> bool:
+    return (folder / MANIFEST).is_file()
+
+
+def read_own(folder: Path) -> Checkpoint:
+    """A folder ``step-N``. Raises InputError if a file differs from the manifest."""
+    manifest = read_manifest(folder)
+    found = Checkpoint(folder, f"toolkit, {manifest.get('strategy', '?')}", trained_only=True)
+    found.step = manifest["updates"]
+    found.weights = _tensors(folder, manifest["weights"])
+    found.order = tuple(manifest["weights"])
+    stored = _tensors(folder, manifest["moments"])
+    for moment in MOMENTS:
+        ending = f".{moment}"
+        found.moments[moment] = {
+            name.removesuffix(ending): one for name, one in stored.items() if name.endswith(ending)
+        }
+    _add_rates(found, manifest)
+    return found
+
+
+def _tensors(folder: Path, index: dict[str, str]) -> Tensors:
+    files = {file: load_safetensors(folder / file) for file in sorted(set(index.values()))}
+    return {name: files[file][name] for name, file in index.items()}
+
+
+def _add_rates(found: Checkpoint, manifest: dict[str, Any]) -> None:
+    """The schedule is a function of the recipe; a length in epochs needs the data and is left out."""
+    try:
+        recipe = saved_recipe(found.path, manifest)
+    except InputError as error:
+        found.notes.append(f"the learning rate is not known: {error}")
+        return
+    found.compute = {"bf16": "bfloat16", "bf16-pure": "bfloat16", "fp16": "float16"}.get(recipe.precision, "float32")
+    found.peak = recipe.optimizer.lr
+    total, schedule = recipe.run.max_steps, recipe.schedule
+    if total is None or found.step is None:
+        return
+    warmup = schedule.warmup_steps
+    if warmup is None:
+        warmup = math.ceil((schedule.warmup_ratio or 0.0) * total)
+    found.learning_rate = (learning_rate(schedule, recipe.optimizer.lr, found.step, warmup, total),)

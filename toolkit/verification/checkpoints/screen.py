@@ -1,0 +1,101 @@
+"""What `toolkit verify --checkpoint A --checkpoint B` prints: at most 100 columns wide, readable without colour."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+from toolkit.verification.checkpoints.compare import Compared
+from toolkit.verification.checkpoints.contents import Checkpoint
+from toolkit.verification.compare.measure import Measure, Stage
+
+if TYPE_CHECKING:
+    from toolkit.verification.checkpoints.command import CheckpointComparison
+
+
+_UNBROKEN: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}  # paths stay whole
+
+
+def lines(result: CheckpointComparison) -> list[str]:
+    """What was compared, the stages of the last step, the verdict and its likely cause."""
+    last = result.steps[-1]
+    notes = dict.fromkeys(note for one in result.steps for note in (*one.a.notes, *one.b.notes, *one.notes))
+    return [
+        *_sides(last.a, last.b),
+        *(
+            line
+            for note in notes
+            for line in textwrap.wrap(f"note: {note}", 100, subsequent_indent=" " * 6, **_UNBROKEN)
+        ),
+        "",
+        *(f"step {one.step:<12} ok   {_equal(one)}" for one in result.steps[:-1]),
+        *(f"{stage.name:<18}{_cell(stage)}" for stage in last.stages),
+        "",
+        *_ending(result),
+    ]
+
+
+def _sides(a: Checkpoint, b: Checkpoint) -> list[str]:
+    found = []
+    for head, one in (("verify  A", a), ("        B", b)):
+        moments = sum(map(len, one.moments.values()))
+        step = f"step {one.step}" if one.step is not None else "step not known"
+        found.append(f"{head}  {one.path}")
+        found.append(f"           {one.format} · {step} · {len(one.weights)} weights, {moments} moments")
+        if a.renamed != b.renamed:
+            found += [f"           names: {rule}" for rule in one.renamed]
+    return found
+
+
+def _cell(stage: Stage) -> str:
+    if not stage.ok:
+        return f"FAIL {len(stage.wrong)} of {len(stage.measures)}"
+    if not stage.measures:
+        return f"-    {stage.summary}"
+    worst = max((m for m in stage.measures if m.tolerance > 0), key=lambda m: m.ratio, default=None)
+    if stage.name in ("weights", "optimizer-state") and worst is not None:
+        return f"ok   {worst.error:.1e} of {worst.tolerance:.1e} · {stage.summary}"
+    return f"ok   {stage.summary}"
+
+
+def _equal(one: Compared) -> str:
+    return "bit for bit equal" if one.bit_equal else "within tolerance"
+
+
+def _ending(result: CheckpointComparison) -> list[str]:
+    seconds = f"{result.document['seconds']:.0f} s"
+    different = result.different
+    if different is None:
+        last = result.steps[-1]
+        if last.bit_equal:
+            return [f"equivalent · bit for bit equal · {seconds}"]
+        limits = [f"{limit:.1e}" for limit in sorted(_least_and_most(last))]
+        caught = f" · detects gradient errors from {' (a wrong scale) or '.join(limits)}" if limits else ""
+        caught += " (any one tensor)" if len(limits) > 1 else ""
+        return [f"equivalent{caught} · {seconds}"]
+    one, stage, measure = different
+    found = [f"different  at {stage.name}{_place(one)}: {measure.tensor}"]
+    if measure.tolerance > 0:
+        found.append(f"           {_size(measure)}, tolerance {measure.tolerance:.1e}")
+    if measure.sentence:
+        found.append(f"           {measure.sentence}")
+    if len(stage.measures) > 1:
+        found.append(f"           {len(stage.wrong)} of {len(stage.measures)} comparisons fail in {stage.name}")
+    if result.diagnosis is not None:
+        found += [f"likely     {result.diagnosis.cause}", f"           {result.diagnosis.evidence}"]
+        found += [f"try        {result.diagnosis.remedy}"] if result.diagnosis.remedy else []
+    return [*found, f"add --json - for every stage's numbers · {seconds}"]
+
+
+def _least_and_most(one: Compared) -> set[float]:
+    """The smallest and the largest detection limit of any tensor."""
+    limits = one.limits(one.stage("optimizer-state")).values()
+    return {float(f"{limit:.1e}") for limit in (min(limits), max(limits))} if limits else set()
+
+
+def _place(one: Compared) -> str:
+    return f", step {one.step}" if one.step is not None else ""
+
+
+def _size(measure: Measure) -> str:
+    return f"{measure.error:.1%} off" if 1e-3 < measure.error < 10 else f"off by {measure.error:.3g}"
