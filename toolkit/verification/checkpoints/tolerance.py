@@ -52,8 +52,8 @@ WEAK = 1e-2
 """A tensor whose first moment has a smaller root mean square than this share of the largest tensor's is weak."""
 
 SAFETY = 4.0
-"""Two checkpoints are one more pair of correct runs beside the few that were measured; the factor is that of
-`toolkit verify` (compare/noise.py)."""
+"""Two checkpoints are one more pair of correct runs beside the few that were measured: room, not a model. `toolkit
+verify`, which measures the very recipe, states the chance of a false alarm."""
 
 ROUNDINGS = 4.0
 """Roundings of a float32 weight that any two runs may differ by, whatever the learning rate. Measured: 0.7 after 20 and
