@@ -13,7 +13,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from toolkit.api import bench, export, inspect_data, lint, migrate, plan, prove, record, train, verify
+    from toolkit.api import (
+        bench,
+        export,
+        import_config,
+        inspect_data,
+        lint,
+        migrate,
+        plan,
+        prove,
+        record,
+        train,
+        verify,
+    )
     from toolkit.errors import InputError, RunFailed, Stopped, ToolkitError
     from toolkit.launch.command import write_config
     from toolkit.recipe.load import load_recipe
@@ -32,6 +44,7 @@ __all__ = [
     "ToolkitError",
     "bench",
     "export",
+    "import_config",
     "inspect_data",
     "lint",
     "load_recipe",
@@ -46,7 +59,19 @@ __all__ = [
 ]
 
 _HOMES = {
-    "toolkit.api": ("bench", "export", "inspect_data", "lint", "migrate", "plan", "prove", "record", "train", "verify"),
+    "toolkit.api": (
+        "bench",
+        "export",
+        "import_config",
+        "inspect_data",
+        "lint",
+        "migrate",
+        "plan",
+        "prove",
+        "record",
+        "train",
+        "verify",
+    ),
     "toolkit.errors": ("InputError", "RunFailed", "Stopped", "ToolkitError"),
     "toolkit.launch.command": ("write_config",),
     "toolkit.recipe.load": ("load_recipe",),
