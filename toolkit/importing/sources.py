@@ -55,7 +55,7 @@ def find(paths: list[str]) -> Subject:
         raise InputError.at(Place(files[0]), None, f"{len(own)} training commands, in lines {lines}; expected one")
     (first,) = own
     named = [source for source in subjects if source.named_by is not None and source.kind in ("args", "tool")]
-    tool = first.tool or (named[0].tool if named else "")
+    tool = _tool(first) or (_tool(named[0]) if named else "")
     if not tool:
         raise InputError.at(
             Place(first.path), None, f"no tool is known that reads these arguments; expected {EXPECTED}"
@@ -66,6 +66,12 @@ def find(paths: list[str]) -> Subject:
     beside = [source for source in sources if source.kind in ("accelerate", "deepspeed", "launch")]
     where = first.place(first.root.start) if first.open else None
     return Subject(tool, first.path, written, beside, _script(first), where)
+
+
+def _tool(source: Source) -> str:
+    """The tool; the example scripts of transformers take no YAML, so that one with data sets is TRL's."""
+    names_data = source.has("datasets") or source.has("dataset_name")
+    return "trl" if source.tool == "trainer" and source.syntax == "yaml" and names_data else source.tool
 
 
 def _written(source: Source) -> dict[str, Written]:
