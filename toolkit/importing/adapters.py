@@ -10,28 +10,47 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.importing.draft import Draft
-from toolkit.importing.table import flag, names, number, whole
+from toolkit.importing.table import flag, names
 
 _ALL = ("all-linear", "all", "linear", "ALL")
 
 
-def lora(draft: Draft, *, r: str, alpha: str, dropout: str, targets: str, saved: str, dora: str | None = None) -> None:
-    """Set ``adapter.*`` from keys of these names; the tool's defaults apply where a file has none."""
+def lora(
+    draft: Draft,
+    *,
+    r: str,
+    alpha: str,
+    dropout: str,
+    targets: str,
+    saved: str,
+    dora: str | None = None,
+    every: bool = False,
+) -> None:
+    """Set ``adapter.*`` from keys of these names; the tool's defaults apply where a file has none.
+
+    ``every``: another key adds every linear layer to the targets.
+    """
     dora_on = dora is not None and flag(draft.get(dora))
     draft.set("adapter.method", "dora" if dora_on else "lora", "the tool trains an adapter")
     if dora is not None and dora_on:
         draft.carry(dora, "adapter.method", "dora")
     elif dora is not None:
         draft.ignore(dora, "off")
-    draft.carry(r, "adapter.r", whole(draft.get(r)))
+    draft.carry(r, "adapter.r", draft.whole(r))
     if draft.get(alpha) is not None:
-        value = number(draft.get(alpha))
+        value = draft.number(alpha)
         draft.carry(alpha, "adapter.alpha", int(value) if value == int(value) else value)
-    draft.carry(dropout, "adapter.dropout", number(draft.get(dropout) or 0.0))
+    draft.carry(dropout, "adapter.dropout", draft.number(dropout, 0.0))
     if draft.get(saved):
         draft.carry(saved, "adapter.modules_to_save", names(draft.get(saved)))
     draft.ignore(saved, "empty")
-    _targets(draft, targets)
+    if not every:
+        _targets(draft, targets)
+        return
+    beyond = [name for name in names(draft.get(targets) or []) if "emb" in name or name == "lm_head"]
+    if beyond:
+        draft.unsupported(targets, f"{', '.join(beyond)} besides every linear layer")
+    draft.ignore(targets, "every linear layer is a target")
 
 
 def _targets(draft: Draft, key: str) -> None:

@@ -62,3 +62,26 @@ def columns_format(row: dict[str, Any] | None) -> str | None:
     if "prompt" in row and "completion" in row:
         return "conversational-prompt" if isinstance(row["prompt"], list) else "prompt-completion"
     return "text" if any(isinstance(value, str) for value in row.values()) else None
+
+
+def longest_text(spec: str, field: str, most: int = 1_000_000) -> int | None:
+    """An upper bound of the tokens of the longest text of a local file: its bytes, and two special tokens.
+
+    A token stands for at least one byte. None where the texts cannot all be read.
+    """
+    try:
+        files = local_files(spec, "data.train")
+        if not files or sum(file.stat().st_size for file in files) > 64 * most:
+            return None
+        return 3 + max(len(str(row.value[field]).encode()) for row in read_rows(files))
+    except (InputError, KeyError, ValueError, OSError):
+        return None
+
+
+def row_count(spec: str) -> int | None:
+    """The rows of a local file or folder; None where they cannot be counted."""
+    try:
+        files = local_files(spec, "data.train")
+        return sum(1 for _ in read_rows(files)) if files else None
+    except InputError:
+        return None

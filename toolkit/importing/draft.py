@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from toolkit.errors import Place
+from toolkit.errors import InputError, Place
 from toolkit.importing.outcome import Key, Outcome
 
 
@@ -32,6 +33,8 @@ class Draft:
     own_names: Mapping[str, str] = field(default_factory=dict)
     answers: Mapping[str, Any] = field(default_factory=dict)
     """Recipe keys that the user gave on the command line: they settle what the files leave open."""
+    command: str | None = None
+    """The tool's subcommand (sft, pt, rlhf), where a script names it."""
     launcher_amp: str | None = None
     """Mixed precision of the launch files: it holds where the arguments name none."""
     values: dict[str, Any] = field(default_factory=dict)
@@ -60,6 +63,24 @@ class Draft:
         """Whether a switch is on."""
         value = self.get(key)
         return value.lower() == "true" if isinstance(value, str) else bool(value)
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """The value as a number; YAML 1.1 reads ``1e-4`` as text. Raises InputError where it is none."""
+        value = self.get(key)
+        value = default if value in (None, "") else value
+        try:
+            if isinstance(value, bool) or not isinstance(value, int | float | str):
+                raise ValueError
+            return float(value)
+        except ValueError:
+            raise InputError.at(self.place(key), self.name(key), f"{value!r} is not a number") from None
+
+    def whole(self, key: str, default: int | None = None) -> int:
+        """The value as a whole number; raises InputError where it is none."""
+        value = self.number(key, default)
+        if not math.isfinite(value) or value != int(value):
+            raise InputError.at(self.place(key), self.name(key), f"{value!r} is not a whole number")
+        return int(value)
 
     def place(self, key: str) -> Place | None:
         """Where the key is written; None for a default."""

@@ -77,6 +77,7 @@ def import_config(paths: Sequence[str], overrides: Sequence[str] = ()) -> Import
     given = _answers(overrides)
     draft = table.draft(subject.written)
     draft.answers = given
+    draft.command = subject.command
     launch = Launch(draft)
     launch.read(subject.beside)
     draft.launcher_amp = launch.amp
@@ -112,18 +113,27 @@ def _checked(draft: Draft) -> Recipe | None:
     try:
         recipe = validate(Document("the imported recipe", nested(draft.values)))
         device = "cpu" if recipe.machine.device == "cpu" else "cuda"
-        try:
-            resolve(recipe, "the imported recipe", device=device)
-        except InputError as error:
-            if not any("model.path" in problem for problem in error.problems):
-                raise
-            draft.notes.append(f"checked without the model: {error.problems[0]}")
-            stand_in = recipe.model.model_copy(update={"path": None, "config": {"model_type": "llama"}})
-            resolve(recipe.model_copy(update={"model": stand_in}), "the imported recipe", device=device)
+        resolve(_with_a_known_model(recipe, draft), "the imported recipe", device=device)
     except InputError as error:
         draft.blocks.extend(error.problems)
         return None
     return recipe
+
+
+def _with_a_known_model(recipe: Recipe, draft: Draft) -> Recipe:
+    """The recipe, with a stand-in where the model's config cannot be read here."""
+    from toolkit.recipe.model_facts import model_facts
+
+    try:
+        facts = model_facts(recipe.model)
+        if facts.config is not None:
+            return recipe
+        why = facts.why_unknown or "its config is not known"
+    except InputError as error:
+        why = error.problems[0].removeprefix("model.path: ")
+    draft.notes.append(f"checked without the model: {why}")
+    stand_in = recipe.model.model_copy(update={"path": None, "config": {"model_type": "llama"}})
+    return recipe.model_copy(update={"model": stand_in})
 
 
 def _answers(overrides: Sequence[str]) -> dict[str, Any]:

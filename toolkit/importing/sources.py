@@ -27,6 +27,8 @@ class Subject:
     written: dict[str, Written]
     beside: list[Source]
     script: str | None = None
+    command: str | None = None
+    """The tool's subcommand, such as sft."""
     open: Place | None = None
     """Where a shell variable may add arguments."""
 
@@ -65,7 +67,7 @@ def find(paths: list[str]) -> Subject:
         written |= _written(source)
     beside = [source for source in sources if source.kind in ("accelerate", "deepspeed", "launch")]
     where = first.place(first.root.start) if first.open else None
-    return Subject(tool, first.path, written, beside, _script(first), where)
+    return Subject(tool, first.path, written, beside, _script(first), _subcommand(first), where)
 
 
 def _tool(source: Source) -> str:
@@ -75,9 +77,30 @@ def _tool(source: Source) -> str:
 
 
 def _written(source: Source) -> dict[str, Written]:
+    if source.tool == "torchtune":
+        return _flat(source)
     found = {key: Written(entry.node.plain(), source.place(entry.start)) for key, entry in source.section("").items()}
     hidden = {key: Written(None, source.place(entry.start), known=False) for key, entry in source.unknown.items()}
     return found | hidden
+
+
+def _flat(source: Source) -> dict[str, Written]:
+    """Keys with dots, as torchtune's command line writes them; `${key}` replaced by the value of that key."""
+    found = {
+        path: Written(entry.node.plain(), source.place(entry.start))
+        for path, entry in source.walk()
+        if entry.node.entries is None or not entry.node.entries
+    }
+
+    def filled(value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        known = {f"${{{key}}}": str(item.value) for key, item in found.items() if isinstance(item.value, str)}
+        for name, text in known.items():
+            value = value.replace(name, text)
+        return value
+
+    return {path: Written(filled(item.value), item.place) for path, item in found.items()}
 
 
 def _script(source: Source) -> str | None:
@@ -85,6 +108,17 @@ def _script(source: Source) -> str | None:
         return None
     commands = parse_commands(source.text)
     return commands[source.command].script if source.command < len(commands) else None
+
+
+def _subcommand(source: Source) -> str | None:
+    """`swift sft`, or the name of the script that a launcher starts: `torchrun swift/cli/sft.py`."""
+    script = _script(source)
+    if script is not None:
+        return Path(script).stem
+    if source.syntax != "shell":
+        return None
+    before = source.text[: source.root.start].split()
+    return before[-1] if before else None
 
 
 def _named_configs(sources: list[Source]) -> list[Source]:

@@ -100,11 +100,20 @@ def apply(draft: Draft, table: Table) -> None:
             continue
         if key in table.rules and not found.known:
             draft.differs(key, "its value is a shell variable that the script does not set")
+        elif (of_section := _of_section(key, table)) is not None:
+            _apply(draft, key, of_section)
         elif key in table.rules:
             draft.differs(key, "is not carried over together with the other keys of this file")
         else:
             near = meant(nearest(key, table.rules))
             draft.keys.append(Key(key, found.value, "unknown", found.place, (), f"unknown to {table.version}{near}"))
+
+
+def _of_section(key: str, table: Table) -> Rule | None:
+    """The rule of a whole section: ``profiler.*`` for ``profiler.enabled``."""
+    parts_ = key.split(".")
+    names_ = [".".join(parts_[:at]) + ".*" for at in range(len(parts_) - 1, 0, -1)]
+    return next((table.rules[name] for name in names_ if name in table.rules), None)
 
 
 def _apply(draft: Draft, key: str, rule: Rule) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from toolkit.errors import InputError, Place
+from toolkit.importing.axolotl import AXOLOTL
+from toolkit.importing.llamafactory import LLAMAFACTORY
 from toolkit.importing.scripts import SCRIPTS
+from toolkit.importing.swift import SWIFT
 from toolkit.importing.table import Table
+from toolkit.importing.torchtune import TORCHTUNE
 from toolkit.importing.trl import TRL
 from toolkit.linting.files.tools import BY_ID
 
-TABLES = {table.id: table for table in (TRL, SCRIPTS)}
+TABLES = {table.id: table for table in (AXOLOTL, LLAMAFACTORY, SWIFT, TORCHTUNE, TRL, SCRIPTS)}
 
 
 def table_for(tool: str, path: str) -> Table:

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from toolkit.importing.draft import Draft
-from toolkit.importing.table import flag, number, whole
+from toolkit.importing.table import flag
 
 # transformers/training_args.py OptimizerNames, and what each is in Trainer.get_optimizer_cls_and_kwargs.
 _ADAMW = ("adamw_torch", "adamw_torch_fused", "adamw_hf", "paged_adamw_32bit", "paged_adamw")
@@ -27,21 +27,21 @@ def batch(draft: Draft) -> None:
         ("per_device_train_batch_size", "batch.micro_size"),
         ("gradient_accumulation_steps", "batch.accumulation"),
     ):
-        try:
-            draft.carry(key, target, whole(draft.get(key)))
-        except ValueError:
+        if draft.get(key) != "auto":
+            draft.carry(key, target, draft.whole(key))
+        else:
             draft.differs(key, f"{draft.get(key)!r} is known only at the start of a run; set {target}")
 
 
 def length(draft: Draft) -> None:
     """Steps or epochs: a positive ``max_steps`` overrides the epochs."""
-    steps = whole(draft.get("max_steps") or 0)
+    steps = draft.whole("max_steps", 0)
     if steps > 0:
         draft.carry("max_steps", "run.max_steps", steps)
         draft.ignore("num_train_epochs", f"{draft.name('max_steps')} decides")
         return
     draft.ignore("max_steps", "not positive: the epochs decide")
-    epochs = number(draft.get("num_train_epochs"))
+    epochs = draft.number("num_train_epochs")
     draft.carry("num_train_epochs", "run.epochs", max(1, math.ceil(epochs)))
     if epochs != int(epochs) or epochs < 1:
         reason = (
@@ -66,12 +66,12 @@ def optimizer(draft: Draft) -> None:
         draft.unsupported("optim_args", "arguments of the optimizer beyond those of the recipe")
     draft.ignore("optim_args", "empty")
     for key, target in (("learning_rate", "optimizer.lr"), ("adam_epsilon", "optimizer.eps")):
-        draft.carry(key, target, number(draft.get(key)))
-    draft.carry("adam_beta1", "optimizer.betas", [number(draft.get(k)) for k in ("adam_beta1", "adam_beta2")])
+        draft.carry(key, target, draft.number(key))
+    draft.carry("adam_beta1", "optimizer.betas", [draft.number(k) for k in ("adam_beta1", "adam_beta2")])
     if draft.place("adam_beta2"):
         draft.carry("adam_beta2", "optimizer.betas", draft.values["optimizer.betas"])
-    draft.carry("max_grad_norm", "optimizer.max_grad_norm", number(draft.get("max_grad_norm") or 0))
-    decay = number(draft.get("weight_decay"))
+    draft.carry("max_grad_norm", "optimizer.max_grad_norm", draft.number("max_grad_norm", 0))
+    decay = draft.number("weight_decay")
     draft.carry("weight_decay", "optimizer.weight_decay", decay)
     if decay and (why := _other_decay(draft)):
         draft.differs("weight_decay", why)
@@ -110,7 +110,7 @@ def schedule(draft: Draft) -> None:
 
 
 def _warmup(draft: Draft) -> None:
-    steps, ratio = number(draft.get("warmup_steps") or 0), number(draft.get("warmup_ratio") or 0)
+    steps, ratio = draft.number("warmup_steps", 0), draft.number("warmup_ratio", 0)
     if steps >= 1:
         draft.carry("warmup_steps", "schedule.warmup_steps", int(steps))
         draft.ignore("warmup_ratio", f"{draft.name('warmup_steps')} decides")
@@ -137,15 +137,15 @@ def checkpointing(draft: Draft) -> None:
 
 def running(draft: Draft) -> None:
     """Seed, folder, logs, checkpoints, workers."""
-    draft.carry("seed", "run.seed", whole(draft.get("seed")))
+    draft.carry("seed", "run.seed", draft.whole("seed"))
     if draft.get("output_dir"):
         draft.carry("output_dir", "run.output_dir", str(draft.get("output_dir")))
     _interval(draft, "logging_steps", "logging_strategy", "run.log_every")
     _interval(draft, "save_steps", "save_strategy", "run.save_every")
     if draft.get("save_total_limit"):
-        draft.carry("save_total_limit", "run.keep", max(1, whole(draft.get("save_total_limit"))))
+        draft.carry("save_total_limit", "run.keep", max(1, draft.whole("save_total_limit")))
     if draft.get("dataloader_num_workers") is not None:
-        draft.carry("dataloader_num_workers", "data.workers", whole(draft.get("dataloader_num_workers")))
+        draft.carry("dataloader_num_workers", "data.workers", draft.whole("dataloader_num_workers"))
     if flag(draft.get("use_cpu")):
         draft.carry("use_cpu", "machine.device", "cpu")
     draft.ignore("use_cpu", "the recipe chooses a device itself")

@@ -10,7 +10,7 @@ from toolkit.importing.data_files import columns_format, first_row, source
 from toolkit.importing.draft import Draft
 from toolkit.importing.model_part import model
 from toolkit.importing.precision import amp_of, precision
-from toolkit.importing.table import Off, Table, nothing, off, parts, whole
+from toolkit.importing.table import Off, Table, nothing, off, parts
 from toolkit.importing.training_arguments import TRAINING_ARGUMENTS, TRAINING_DEFAULTS
 from toolkit.linting import keys
 
@@ -62,7 +62,7 @@ def data(draft: Draft) -> None:
     if length is None:
         draft.differs("max_length", "no limit; the recipe has one, 1024 unless data.max_length is set")
     else:
-        draft.carry("max_length", "data.max_length", whole(length))
+        draft.carry("max_length", "data.max_length", draft.whole("max_length"))
     trains: Any = draft.values.get("data.train")
     one = trains if isinstance(trains, str) else None
     found = columns_format(first_row(one)) if one else None
