@@ -89,6 +89,15 @@ def batch(draft: Draft) -> None:
     draft.ignore("batch_size", "gradient_accumulation_steps decides")
 
 
+def weights_of_tokens(draft: Draft) -> None:
+    """AxolotlTrainer sets ``model_accepts_loss_kwargs`` to false for models whose forward names no
+    ``num_items_in_batch`` (core/trainers/base.py): each micro-batch's mean then has the same weight."""
+    several = draft.values.get("batch.accumulation", 1) > 1 or draft.values.get("machine.processes", 1) > 1
+    if several:
+        why = "Axolotl averages the means of micro-batches; in the recipe every token of a step has the same weight"
+        draft.differs("gradient_accumulation_steps", why)
+
+
 def schedule(draft: Draft) -> None:
     """Axolotl's own warm-up: 3 % and at most 100 steps by default, rounded down, and 2 steps instead of 1."""
     steps = draft.get("warmup_steps")
@@ -155,8 +164,8 @@ AXOLOTL = Table(
         "gradient_checkpointing": False,
     },
     parts=(
-        method, the_model, data, batch, trainer.length, trainer.distribution, mixed_precision, trainer.optimizer,
-        schedule, trainer.checkpointing, saving, trainer.evaluation,
+        method, the_model, data, batch, weights_of_tokens, trainer.length, trainer.distribution, mixed_precision,
+        trainer.optimizer, schedule, trainer.checkpointing, saving, trainer.evaluation,
     ),
     own_names={"per_device_train_batch_size": "micro_batch_size", "num_train_epochs": "num_epochs",
                "optim": "optimizer", "lr_scheduler_type": "lr_scheduler"},

@@ -102,9 +102,11 @@ def _strategy(draft: Draft, at: int, entry: dict[str, Any], kind: str) -> None:
 
 def _conversations(draft: Draft) -> None:
     template = draft.get("chat_template")
-    if template not in (None, "tokenizer_default", ""):
+    if "data.chat_template" in draft.answers:
+        draft.ignore("chat_template", "data.chat_template on the command line stands for it")
+    elif template not in (None, "tokenizer_default", ""):
         draft.unsupported("chat_template", f"{template}: Axolotl's own text of this template; write it to a Jinja file "
-                          "and set data.chat_template")  # fmt: skip
+                          "and set data.chat_template=FILE")  # fmt: skip
     else:
         draft.differs("datasets", "equal if the chat template ends a conversation with the end-of-sequence token")
     for key in ("default_system_message", "chat_template_jinja", "eot_tokens"):

@@ -20,7 +20,7 @@ def data(draft: Draft) -> None:
     draft.set("data.format", form, "stage")
     if entries:
         _sources(draft, entries, form)
-    elif "data.train" not in draft.answers and not draft.blocks:
+    elif "data.train" not in draft.answers:
         draft.block("dataset", "not an entry of a dataset_info.json that is here; name the file: data.train=...")
     packed = draft.active("neat_packing") or draft.active("packing")
     length = draft.whole("cutoff_len") - int(packed)
@@ -116,6 +116,8 @@ def _text(draft: Draft) -> None:
     if template not in _PLAIN:
         draft.differs("template", f"{template}: may replace the end-of-sequence token that ends each text")
     draft.ignore("template", "not used for plain text")
+    # transformers 5.8.0, the newest that LLaMA-Factory allows; 5.16.1 counts what is predicted.
+    draft.differs("stage", "pt: LLaMA-Factory's transformers divides the loss by one more token per sample, its first")
     if _adds_bos(draft) is None:
         draft.differs("stage", "pt: equal if the tokenizer adds no other token than the first one, by add_bos_token")
     for key in ("train_on_prompt", "mask_history", "enable_thinking"):
@@ -133,9 +135,14 @@ def _adds_bos(draft: Draft) -> bool | None:
 
 
 def _conversations(draft: Draft) -> None:
-    template = draft.get("template")
-    draft.differs("template", f"{template or 'none'}: LLaMA-Factory's own text around turns, each tokenised alone; the "
-                  "recipe uses the tokenizer's chat template")  # fmt: skip
+    if "data.chat_template" in draft.answers:
+        draft.ignore("template", "data.chat_template on the command line stands for it")
+    else:
+        draft.differs(
+            "template",
+            f"{draft.get('template') or 'none'}: LLaMA-Factory's own text around turns, each tokenised alone; the "
+            "recipe uses the tokenizer's chat template, or data.chat_template=FILE",
+        )
     if draft.active("train_on_prompt"):
         draft.unsupported("train_on_prompt", "the recipe learns what the assistant says")
     if draft.active("mask_history"):

@@ -108,8 +108,14 @@ def _template(draft: Draft, plain: bool) -> None:
         for key in ("template", "system", "enable_thinking", "loss_scale", "use_chat_template"):
             draft.ignore(key, "plain text has no template")
         return
-    draft.differs("template", "ms-swift's own template of the model, each turn tokenised alone; the recipe uses the "
-                  "tokenizer's chat template")  # fmt: skip
+    if "data.chat_template" in draft.answers:
+        draft.ignore("template", "data.chat_template on the command line stands for it")
+    else:
+        draft.differs(
+            "template",
+            "ms-swift's own template of the model, each turn tokenised alone; the recipe uses the tokenizer's chat "
+            "template, or data.chat_template=FILE",
+        )
     if draft.get("system"):
         draft.unsupported("system", "a system message that the data does not have")
     if scale == "last_round":

@@ -34,6 +34,7 @@ RULES: dict[str, Rule] = {
               "ds3_gather_for_generation"),
     **nothing("evaluation does not change training", "eval_metric eval_use_evalscope eval_dataset eval_dataset_args "
               "eval_limit eval_generation_config extra_eval_args metric"),
+    **nothing("the folder's config says which model it is", "model_type"),
     **nothing("generation", "max_new_tokens temperature top_k top_p repetition_penalty num_beams stream stop_words "
               "logprobs top_logprobs structured_outputs_regex"),
     **nothing("names of the model in texts about itself", "model_name model_author"),
@@ -75,7 +76,7 @@ RULES: dict[str, Rule] = {
     "bnb_4bit_use_double_quant": Off("the recipe quantises doubly", (True,)),
     **off("another loss", "loss_type enable_dft_loss router_aux_loss_coef is_binary_loss_scale"),
     **off("another optimizer", "optimizer use_galore lisa_activated_layers"),
-    **off("more tokens or another model", "new_special_tokens rope_scaling max_model_len model_type num_labels "
+    **off("more tokens or another model", "new_special_tokens rope_scaling max_model_len num_labels "
           "problem_type init_strategy model_kwargs"),
     **off("code of its own", "external_plugins custom_register_path callbacks tuner_backend"),
     **off("an end before the last step", "early_stop_interval"),

@@ -44,6 +44,7 @@ def the_model(draft: Draft) -> None:
     component = str(draft.get("model._component_"))
     if not folder:
         draft.block("checkpointer.checkpoint_dir", "no model; name one on this command line: model.path=...")
+        draft.ignore("model._component_", "this file names no folder")
         return
     draft.carry("checkpointer.checkpoint_dir", "model.path", str(folder))
     if "HF" not in str(draft.get("checkpointer._component_")):
@@ -93,7 +94,10 @@ def data(draft: Draft) -> None:
     """One data set of plain text; torchtune's other builders write a text of their own around the columns."""
     component = draft.get("dataset._component_")
     if component is None:
-        draft.block("dataset", "no data set of one builder; name the data: data.train=... data.format=...")
+        if "data.train" not in draft.answers:
+            draft.block("dataset", "no data set of one builder; name the data: data.train=... data.format=...")
+        for key in ("tokenizer._component_", "tokenizer.max_seq_len"):
+            draft.ignore(key, "the folder's own tokenizer; set data.max_length")
         return
     _trained(draft, str(component))
     _length(draft)
@@ -171,6 +175,7 @@ def numbers(draft: Draft) -> None:
     """Batch, length, optimizer, schedule."""
     if not draft.get("optimizer._component_"):
         draft.block("optimizer._component_", "no optimizer: this file does not train")
+        draft.ignore("batch_size", "this file does not train")
         return
     draft.carry("batch_size", "batch.micro_size", draft.whole("batch_size"))
     draft.carry("gradient_accumulation_steps", "batch.accumulation", draft.whole("gradient_accumulation_steps"))
@@ -256,7 +261,8 @@ TORCHTUNE = Table(
                 "shuffle tokenizer._component_ tokenizer.max_seq_len batch_size gradient_accumulation_steps epochs "
                 "max_steps_per_epoch optimizer._component_ optimizer.lr optimizer.weight_decay optimizer.betas "
                 "optimizer.eps clip_grad_norm lr_scheduler lr_scheduler._component_ lr_scheduler.num_warmup_steps "
-                "dtype enable_activation_checkpointing seed output_dir log_every_n_steps save_every_n_steps device compile"),
+                "dtype enable_activation_checkpointing seed output_dir log_every_n_steps save_every_n_steps device "
+                "compile"),
         **nothing("how AdamW is computed", "optimizer.fused optimizer.foreach optimizer_in_bwd"),
         **nothing("memory", "enable_activation_offloading low_cpu_ram fsdp_cpu_offload fsdp_reshard_after_forward "
                   "custom_sharded_layers fsdp.cpu_offload ac_mode ac_option loss.num_output_chunks"),

@@ -140,10 +140,12 @@ def running(draft: Draft) -> None:
     draft.carry("seed", "run.seed", draft.whole("seed"))
     if draft.get("output_dir"):
         draft.carry("output_dir", "run.output_dir", str(draft.get("output_dir")))
+    draft.ignore("output_dir", "empty")
     _interval(draft, "logging_steps", "logging_strategy", "run.log_every")
     _interval(draft, "save_steps", "save_strategy", "run.save_every")
     if draft.get("save_total_limit"):
         draft.carry("save_total_limit", "run.keep", max(1, draft.whole("save_total_limit")))
+    draft.ignore("save_total_limit", "no limit; the recipe keeps run.keep checkpoints")
     if draft.get("dataloader_num_workers") is not None:
         draft.carry("dataloader_num_workers", "data.workers", draft.whole("dataloader_num_workers"))
     if flag(draft.get("use_cpu")):
