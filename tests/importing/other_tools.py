@@ -1,6 +1,6 @@
 """Runs a tool's own training and prints its losses. Started with the Python in which the tool is installed:
 
-    python tests/importing/other_tools.py llamafactory FILE
+python tests/importing/other_tools.py llamafactory FILE
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ AXOLOTL = Table(
     rules=RULES,
     defaults={
         **{key: TRAINING_DEFAULTS[key] for key in ("max_steps", "adam_beta1", "adam_beta2", "adam_epsilon",
-                                                   "max_grad_norm", "logging_steps", "logging_strategy", "seed")},
+                                                   "max_grad_norm", "logging_steps", "seed")},
         "micro_batch_size": 1,
         "gradient_accumulation_steps": 1,
         "num_epochs": 1.0,
@@ -169,5 +169,5 @@ AXOLOTL = Table(
     ),
     own_names={"per_device_train_batch_size": "micro_batch_size", "num_train_epochs": "num_epochs",
                "optim": "optimizer", "lr_scheduler_type": "lr_scheduler"},
-    former={"evaluation_strategy": "eval_strategy", "adam_eps": "adam_epsilon", "sample_packing_eff": "sample_packing"},
+    former={"evaluation_strategy": "eval_strategy", "adam_eps": "adam_epsilon"},
 )  # fmt: skip

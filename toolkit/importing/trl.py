@@ -22,14 +22,20 @@ _TELLTALES = ("reward_funcs", "beta", "num_generations", "max_prompt_length", "m
 def method(draft: Draft) -> None:
     """Only supervised fine-tuning is read; keys of other trainers name another method."""
     found = [key for key in _TELLTALES if key in draft.written]
-    known = set().union(*(keys.section("trl", section) for section in _OTHER_TRAINERS)) - set(
-        keys.section("trl", "sft")
-    )
+    known = keys_of_other_trainers()
     for key in found:
         draft.block(key, "TRL's trainers of preferences and rewards; the recipe has supervised fine-tuning")
     for key in draft.written:
         if found and key in known and key not in RULES:
             draft.unsupported(key, "an argument of TRL's trainers of preferences and rewards")
+
+
+def keys_of_other_trainers() -> set[str]:
+    """Keys that TRL's `sft` does not have and one of its other commands has, or had."""
+    found: set[str] = set(_TELLTALES)
+    for section in _OTHER_TRAINERS:
+        found |= set(keys.section("trl", section)) | set(keys.gone("trl", section))
+    return found - set(keys.section("trl", "sft"))
 
 
 def the_model(draft: Draft) -> None:
