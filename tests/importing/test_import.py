@@ -323,4 +323,4 @@ def test_every_key_of_the_tools_own_examples_is_classified() -> None:
             known = key in table.rules or key in table.former or _of_section(key, table) is not None
             assert known or at_launch, f"{name}: {key}"
     unknown = {key for texts in listed["unknown"].values() for key in " ".join(texts).split()}
-    assert len(unknown) < 20, "misspelt keys, and keys of code that the examples load"
+    assert len(unknown) < 30, "misspelt keys, and keys of code that the examples load"
