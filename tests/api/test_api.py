@@ -63,7 +63,18 @@ def test_names_stay_functions_whatever_is_imported() -> None:
 
 
 def test_every_function_documents_what_it_raises_and_has_types() -> None:
-    for name in ("bench", "export", "inspect_data", "lint", "migrate", "plan", "train", "verify", "write_config"):
+    for name in (
+        "bench",
+        "export",
+        "import_config",
+        "inspect_data",
+        "lint",
+        "migrate",
+        "plan",
+        "train",
+        "verify",
+        "write_config",
+    ):
         function = getattr(toolkit, name)
         assert "Raises InputError" in inspect.getdoc(function), name
         signature = inspect.signature(function)

@@ -148,14 +148,16 @@ def test_llamafactory(tmp_path: Path) -> None:
 def test_axolotl(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"body": "a"}\n')
     rows = [{"path": str(tmp_path / "rows.jsonl"), "ds_type": "json", "type": "completion", "field": "body"}]
-    made = of(
-        tmp_path, AXOLOTL, datasets=rows, max_steps=100, bf16=False, lr_scheduler="cosine", optimizer="adamw_torch"
-    )
+    plain = {"datasets": rows, "bf16": False, "lr_scheduler": "cosine", "optimizer": "adamw_torch", "max_steps": 100}
+    made = of(tmp_path, AXOLOTL | plain, warmup_steps=1)
     got = recipe(made)
     assert made.exit_code == 0, [key.line() for key in made.lost]
     assert got["data"]["fields"] == {"text": "body"}
-    assert got["schedule"] == {"name": "cosine", "warmup_steps": 3}, "3 % of the steps, rounded down"
+    assert got["schedule"] == {"name": "cosine", "warmup_steps": 2}, "Axolotl makes 2 of 1"
     assert got["precision"] == "fp32"
+    unset = of(tmp_path, AXOLOTL | plain)
+    assert recipe(unset)["schedule"]["warmup_steps"] == 3, "3 % of the steps, rounded down"
+    assert [key.key for key in unset.lost] == ["warmup_ratio"]
     lora = of(tmp_path, AXOLOTL, datasets=rows, adapter="qlora", load_in_4bit=True, lora_r=8, lora_alpha=16,
               lora_target_linear=True, gradient_accumulation_steps=4)  # fmt: skip
     assert recipe(lora)["adapter"]["method"] == "qlora"

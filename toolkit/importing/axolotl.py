@@ -105,14 +105,15 @@ def schedule(draft: Draft) -> None:
     if steps is None and str(draft.get("lr_scheduler")) != "constant":
         written = draft.get("warmup_ratio")
         ratio = 0.03 if written is None else number(written)
-        if total is not None:
+        if total is not None and ratio:
             exact = int(ratio * total) if written is not None else min(int(ratio * total), 100)
             draft.defaults = {**draft.defaults, "warmup_steps": exact}
-            draft.ignore("warmup_ratio", f"{exact} warm-up steps of {total}")
+            why = f"{exact} warm-up steps of {total}; fewer in Axolotl if the epochs have fewer steps than max_steps"
+            draft.differs("warmup_ratio", why)
         elif ratio:
             draft.defaults = {**draft.defaults, "warmup_ratio": ratio}
-            draft.differs("warmup_ratio", "Axolotl rounds the fraction of steps down, the recipe up: one step" + (
-                ", and at most 100 steps" if written is None else ""))  # fmt: skip
+            most = ", and at most 100 steps" if written is None else ""
+            draft.differs("warmup_ratio", f"Axolotl rounds the fraction of steps down, the recipe up: one step{most}")
     trainer.schedule(draft)
     if draft.values.get("schedule.warmup_steps") == 1:
         draft.set("schedule.warmup_steps", 2, "Axolotl makes 2 of 1 warm-up step")
