@@ -261,6 +261,23 @@ def test_bad_input_is_named(tmp_path: Path) -> None:
         import_config([tmp_path / "c.yaml"])
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("datasets", 5),
+        ("lora_r", [1]),
+        ("lora_target_modules", 5),
+        ("learning_rate", float("nan")),
+        ("plugins", {"a": 1}),
+        ("special_tokens", "x"),
+    ],
+)
+def test_values_of_another_shape_are_refused(key: str, value: Any, tmp_path: Path) -> None:
+    lora = AXOLOTL | {"adapter": "lora", "lora_r": 4, "lora_alpha": 8, "lora_target_modules": ["q_proj"]}
+    with pytest.raises(InputError, match=key):
+        of(tmp_path, lora | {key: value})
+
+
 def test_the_command_writes_a_recipe_that_loads(tmp_path: Path) -> None:
     source, target = tmp_path / "sft.yaml", tmp_path / "recipe.yaml"
     source.write_text(yaml.safe_dump(TRL, sort_keys=False))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.importing.draft import Draft
-from toolkit.importing.table import flag, names
+from toolkit.importing.table import flag
 
 _ALL = ("all-linear", "all", "linear", "ALL")
 
@@ -42,12 +42,12 @@ def lora(
         draft.carry(alpha, "adapter.alpha", int(value) if value == int(value) else value)
     draft.carry(dropout, "adapter.dropout", draft.number(dropout, 0.0))
     if draft.get(saved):
-        draft.carry(saved, "adapter.modules_to_save", names(draft.get(saved)))
+        draft.carry(saved, "adapter.modules_to_save", draft.names(saved))
     draft.ignore(saved, "empty")
     if not every:
         _targets(draft, targets)
         return
-    beyond = [name for name in names(draft.get(targets) or []) if "emb" in name or name == "lm_head"]
+    beyond = [name for name in draft.names(targets) if "emb" in name or name == "lm_head"]
     if beyond:
         draft.unsupported(targets, f"{', '.join(beyond)} besides every linear layer")
     draft.ignore(targets, "every linear layer is a target")
@@ -55,7 +55,7 @@ def lora(
 
 def _targets(draft: Draft, key: str) -> None:
     value = draft.get(key)
-    chosen = [] if value in (None, "") else names(value)
+    chosen = draft.names(key)
     if len(chosen) == 1 and chosen[0] in _ALL:
         draft.carry(key, "adapter.target_modules", "all-linear")
     elif isinstance(value, str) and len(chosen) == 1 and set(value) & set("*|^$\\("):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from toolkit.errors import InputError
 from toolkit.importing import trainer_parts as trainer
 from toolkit.importing.adapters import lora
 from toolkit.importing.axolotl_data import data
@@ -9,7 +10,7 @@ from toolkit.importing.axolotl_rules import RULES
 from toolkit.importing.draft import Draft
 from toolkit.importing.model_part import model
 from toolkit.importing.precision import amp_of, precision
-from toolkit.importing.table import Table, number
+from toolkit.importing.table import Table
 from toolkit.importing.training_arguments import TRAINING_DEFAULTS
 
 # Attention by the switches of earlier versions, and by attn_implementation.
@@ -27,7 +28,7 @@ def method(draft: Draft) -> None:
         draft.ignore(key, "off")
     if draft.get("adapter") not in (None, "", "lora", "qlora"):
         draft.block("adapter", f"{draft.get('adapter')}: the recipe has lora, dora and qlora")
-    plugins = draft.get("plugins") or []
+    plugins = draft.names("plugins")
     other = [str(name) for name in plugins if str(name).rpartition(".")[2] not in _KERNELS]
     if other:
         draft.unsupported("plugins", f"{', '.join(other)}: what a plugin does is not in this file")
@@ -72,6 +73,8 @@ def _adapter(draft: Draft) -> None:
 
 def _special_tokens(draft: Draft) -> None:
     tokens = draft.get("special_tokens") or {}
+    if not isinstance(tokens, dict):
+        raise InputError.at(draft.place("special_tokens"), "special_tokens", "expected a mapping")
     other = [key for key in tokens if key != "pad_token"]
     if other:
         draft.unsupported("special_tokens", f"{', '.join(other)}: the recipe takes the tokenizer's own")
@@ -104,7 +107,7 @@ def schedule(draft: Draft) -> None:
     total = draft.values.get("run.max_steps")
     if steps is None and str(draft.get("lr_scheduler")) != "constant":
         written = draft.get("warmup_ratio")
-        ratio = 0.03 if written is None else number(written)
+        ratio = draft.number("warmup_ratio", 0.03)
         if total is not None and ratio:
             exact = int(ratio * total) if written is not None else min(int(ratio * total), 100)
             draft.defaults = {**draft.defaults, "warmup_steps": exact}

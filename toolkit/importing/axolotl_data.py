@@ -25,7 +25,7 @@ _DEFAULTS: dict[str, tuple[Any, ...]] = {
 
 def data(draft: Draft) -> None:
     """``datasets``, ``sequence_len``, packing and what is learned."""
-    entries = [entry for entry in draft.get("datasets") or [] if isinstance(entry, dict)]
+    entries = draft.mappings("datasets")
     if draft.get("pretraining_dataset"):
         draft.block("pretraining_dataset", "a stream of texts that are joined; the recipe keeps samples apart")
     elif not entries and "data.train" not in draft.answers:

@@ -71,16 +71,35 @@ class Draft:
         try:
             if isinstance(value, bool) or not isinstance(value, int | float | str):
                 raise ValueError
-            return float(value)
-        except ValueError:
+            found = float(value)
+            if not math.isfinite(found):
+                raise ValueError
+            return found
+        except (ValueError, OverflowError):
             raise InputError.at(self.place(key), self.name(key), f"{value!r} is not a number") from None
 
     def whole(self, key: str, default: int | None = None) -> int:
         """The value as a whole number; raises InputError where it is none."""
         value = self.number(key, default)
-        if not math.isfinite(value) or value != int(value):
+        if value != int(value):
             raise InputError.at(self.place(key), self.name(key), f"{value!r} is not a whole number")
         return int(value)
+
+    def names(self, key: str) -> list[str]:
+        """The value as names, also a text with commas; empty where there is none. Raises InputError for other."""
+        value = self.get(key)
+        if value is None or isinstance(value, str):
+            return [part.strip() for part in (value or "").split(",") if part.strip()]
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise InputError.at(self.place(key), self.name(key), "expected names")
+        return value
+
+    def mappings(self, key: str) -> list[dict[str, Any]]:
+        """The value as a list of mappings; empty where there is none. Raises InputError for other values."""
+        value = self.get(key) or []
+        if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+            raise InputError.at(self.place(key), self.name(key), "expected a list of mappings")
+        return value
 
     def place(self, key: str) -> Place | None:
         """Where the key is written; None for a default."""

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.importing.draft import Draft
-from toolkit.importing.table import names
 
 # Templates of data/template.py that leave the tokenizer's end-of-sequence token as it is.
 _PLAIN = (None, "empty", "default", "alpaca", "fewshot", "vanilla")
@@ -54,7 +53,7 @@ def _entries(draft: Draft) -> list[tuple[str, dict[str, Any], Path]]:
             info = json.loads((home / "dataset_info.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue
-        wanted = names(draft.get("dataset"))
+        wanted = draft.names("dataset")
         if isinstance(info, dict) and all(isinstance(info.get(name), dict) for name in wanted):
             return [(name, info[name], home) for name in wanted]
     return []

@@ -129,6 +129,8 @@ def _with_a_known_model(recipe: Recipe, draft: Draft) -> Recipe:
         if facts.config is not None:
             return recipe
         why = facts.why_unknown or "its config is not known"
+    except ValueError as error:  # a name that the hub does not allow
+        why = str(error).splitlines()[0]
     except InputError as error:
         why = error.problems[0].removeprefix("model.path: ")
     draft.notes.append(f"checked without the model: {why}")

@@ -11,7 +11,7 @@ from toolkit.importing.draft import Draft
 from toolkit.importing.model_part import model
 from toolkit.importing.precision import amp_of, checkpoint_dtype, precision
 from toolkit.importing.swift_rules import RULES
-from toolkit.importing.table import Table, names
+from toolkit.importing.table import Table
 from toolkit.importing.training_arguments import TRAINING_DEFAULTS
 
 _FLASH = {"flash_attn": "flash_attention_2"}
@@ -56,7 +56,7 @@ def the_model(draft: Draft) -> None:
             draft.unsupported("quant_bits", "the recipe's base is in 4 bits (nf4, bnb) or not quantised")
     draft.ignore("quant_method", "with quant_bits")
     draft.carry("tuner_type", "adapter.method", draft.values["adapter.method"])
-    paths = names(draft.get("adapters") or [])
+    paths = draft.names("adapters")
     if len(paths) == 1:
         draft.carry("adapters", "adapter.path", paths[0])
     elif paths:

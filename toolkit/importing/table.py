@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -160,9 +160,3 @@ def flag(value: Any) -> bool:
     if isinstance(value, str):
         return value.strip().lower() in ("true", "1", "yes", "on")
     return bool(value)
-
-
-def names(value: Any) -> list[str]:
-    """A list of names, also as a text with commas."""
-    items: Iterable[Any] = value.split(",") if isinstance(value, str) else value
-    return [str(item).strip() for item in items if str(item).strip()]

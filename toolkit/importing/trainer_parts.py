@@ -198,7 +198,7 @@ def distribution(draft: Draft) -> None:
     draft.ignore("deepspeed", "off")
     fsdp = draft.get("fsdp")
     if fsdp:
-        text = " ".join(fsdp) if isinstance(fsdp, list) else str(fsdp)
+        text = " ".join(map(str, fsdp)) if isinstance(fsdp, list) else str(fsdp)
         config = draft.get("fsdp_config")
         version = config.get("fsdp_version", config.get("version", 1)) if isinstance(config, dict) else 1
         two = "fsdp2" in text or str(version) == "2"

@@ -93,7 +93,7 @@ def data(draft: Draft) -> None:
 
 
 def _sources(draft: Draft) -> None:
-    listed = draft.get("datasets")
+    listed = draft.mappings("datasets")
     if listed:
         found = [source(str(d.get("path")), files=d.get("data_files"), name=d.get("name"), split=d.get("split"))
                  for d in listed if isinstance(d, dict)]  # fmt: skip
