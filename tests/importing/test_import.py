@@ -308,6 +308,13 @@ def test_json_has_every_key(tmp_path: Path) -> None:
         assert document["recipe"].startswith("# Imported from")
 
 
+def test_a_folder_with_files_is_noted(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    assert of(tmp_path, TRL, output_dir=str(tmp_path / "out")).notes[-1].startswith("checked without the model")
+    (tmp_path / "out/model.bin").touch()
+    assert any("run.output_dir=NEW" in note for note in of(tmp_path, TRL, output_dir=str(tmp_path / "out")).notes)
+
+
 def test_nothing_heavy_is_imported(tmp_path: Path) -> None:
     (tmp_path / "sft.yaml").write_text(yaml.safe_dump(TRL))
     code = (

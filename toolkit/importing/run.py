@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from toolkit.errors import InputError
@@ -92,6 +93,7 @@ def _finished(draft: Draft, table: Table, subject: Subject, started: float) -> I
     recipe = None
     if not draft.blocks:
         recipe = _checked(draft)
+        _about_the_folder(draft)
     text = None if draft.blocks else recipe_text(draft, subject.path, table.name)
     if text is not None:
         recipe = validate(parse(text, "the imported recipe"))
@@ -118,6 +120,13 @@ def _checked(draft: Draft) -> Recipe | None:
         draft.blocks.extend(error.problems)
         return None
     return recipe
+
+
+def _about_the_folder(draft: Draft) -> None:
+    """A run needs a folder of its own; the tool's earlier runs may be in the one that its file names."""
+    folder = Path(str(draft.values.get("run.output_dir", "")))
+    if "run.output_dir" in draft.values and folder.is_dir() and any(folder.iterdir()):
+        draft.notes.append(f"{folder} contains files; train with run.output_dir=NEW")
 
 
 def _with_a_known_model(recipe: Recipe, draft: Draft) -> Recipe:
