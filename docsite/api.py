@@ -42,7 +42,7 @@ SECTIONS = {
     "Training": ("train", "export"),
     "Verification": ("verify", "compare_checkpoints", "record", "prove", "Recorder"),
     "Memory and speed": ("plan", "bench"),
-    "Configuration files": ("lint", "migrate"),
+    "Configuration files": ("lint", "migrate", "import_config"),
     "Errors": ("ToolkitError", "InputError", "RunFailed", "Stopped"),
 }
 _WIDTH = 100

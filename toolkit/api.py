@@ -22,6 +22,7 @@ from toolkit.results import CommandResult
 
 if TYPE_CHECKING:
     from toolkit.benchmark.command import Measured
+    from toolkit.importing.run import Imported
     from toolkit.inspection.measure import Inspected
     from toolkit.linting.model import Finding
     from toolkit.migration.run import Migrated
@@ -313,6 +314,19 @@ def migrate(files: Sequence[str | Path], to: str) -> Migrated:
     from toolkit.migration.run import migrate as migrate_files
 
     return migrate_files([str(file) for file in files], to)
+
+
+def import_config(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> Imported:
+    """Make a recipe from a configuration of Axolotl, LLaMA-Factory, ms-swift, TRL, torchtune or the Trainer.
+
+    ``files``: the tool's file or launch script, and launch files beside it. ``overrides``: ``section.key=value`` of the
+    recipe, which settle what the files leave open. The result lists what became of every key; nothing is written.
+
+    Raises InputError if the files cannot be used.
+    """
+    from toolkit.importing.run import import_config as import_files
+
+    return import_files([str(file) for file in files], overrides)
 
 
 def export(

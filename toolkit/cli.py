@@ -8,6 +8,7 @@ import typer
 
 from toolkit.benchmark import commands as bench_commands
 from toolkit.doctor import commands as doctor_commands
+from toolkit.importing import commands as import_commands
 from toolkit.inspection import commands as data_commands
 from toolkit.linting import commands as lint_commands
 from toolkit.migration import commands as migrate_commands
@@ -138,4 +139,5 @@ plan_commands.register(app)
 bench_commands.register(app)
 lint_commands.register(app)
 migrate_commands.register(app)
+import_commands.register(app)
 doctor_commands.register(app)

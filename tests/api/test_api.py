@@ -67,6 +67,7 @@ def test_every_function_documents_what_it_raises_and_has_types() -> None:
         "bench",
         "compare_checkpoints",
         "export",
+        "import_config",
         "inspect_data",
         "lint",
         "migrate",

@@ -1,0 +1,66 @@
+"""The recipe as text, with a comment at each key that says where it comes from."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import yaml
+
+from toolkit.importing.draft import Draft
+from toolkit.importing.outcome import Key
+from toolkit.recipe.positions import parse
+from toolkit.recipe.schema import Recipe
+
+_TOP = ("precision", "activation_checkpointing", "activation_offload", "loss", "fp8", "compile")
+
+
+def nested(values: dict[str, Any]) -> dict[str, Any]:
+    """``{"model.path": x}`` as ``{"model": {"path": x}}``, in the order of the schema."""
+    found: dict[str, Any] = {}
+    for section in Recipe.model_fields:
+        inside = {key.partition(".")[2]: value for key, value in values.items() if key.startswith(f"{section}.")}
+        if inside:
+            found[section] = inside
+        elif section in values:
+            found[section] = values[section]
+    return found
+
+
+def recipe_text(draft: Draft, source: str, name: str) -> str:
+    """The recipe's YAML. ``source``: the file that it comes from; ``name``: of the tool."""
+    lost = [key for key in draft.keys if key.lost]
+    lines = [f"# Imported from {source} ({name}; keys of {draft.version}) by toolkit import."]
+    if lost:
+        lines.append("# Not the same training. These settings are not carried over, or not exactly:")
+        lines += [f"#   {key.line()}" for key in lost]
+    else:
+        lines.append("# Every setting that decides about training is carried over.")
+    lines += [f"# Note: {note}" for note in draft.notes]
+    for section, value in nested(draft.values).items():
+        if isinstance(value, dict) and section not in _TOP:
+            lines.append(f"{section}:")
+            lines += [_line(f"  {key}", inside, draft.origins.get(f"{section}.{key}")) for key, inside in value.items()]
+        else:
+            lines.append(_line(section, value, draft.origins.get(section)))
+    lines += _without_effect([key for key in draft.keys if key.outcome == "no-effect"])
+    return "\n".join(lines) + "\n"
+
+
+def _line(key: str, value: Any, origin: str | None) -> str:
+    text = f"{key}: {scalar(value)}"
+    return f"{text}  # {origin}" if origin else text
+
+
+def scalar(value: Any) -> str:
+    """A value in YAML's flow style, in one line."""
+    text = yaml.safe_dump(value, default_flow_style=True, width=10**9, allow_unicode=True)
+    text = text.removesuffix("\n").removesuffix("\n...")
+    # PyYAML writes YAML 1.1, where `1e5` is text; recipes are YAML 1.2, where it is a number. JSON is both.
+    return text if parse(text, "value").value == value else json.dumps(value)
+
+
+def _without_effect(keys: list[Key]) -> list[str]:
+    if not keys:
+        return []
+    return ["# No effect on what is trained:", *(f"#   {key.line()}" for key in keys)]
