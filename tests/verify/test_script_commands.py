@@ -13,7 +13,8 @@ import pytest
 
 from toolkit.errors import InputError, RunFailed, ToolkitError
 from toolkit.verification.scripts.command import record
-from toolkit.verification.scripts.prove import prove
+from toolkit.results import Result
+from toolkit.verification.scripts.prove import judge, prove
 
 HERE = Path(__file__).parent
 RIGHT = """
@@ -116,13 +117,68 @@ def test_a_hanging_command_is_ended_with_all_its_processes(tmp_path: Path) -> No
     assert not (tmp_path / "recording").exists()
 
 
+OWN = """
+import torch
+from torch import nn
+
+WIDTH = 8
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc, self.scale, self.act = nn.Linear(WIDTH, WIDTH), 0.5, lambda x: x.relu()
+        self.register_buffer("shift", torch.arange(8.0), persistent=False)
+
+    def forward(self, x):
+        return x + self.scale * self.fc(x + self.shift).relu()
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks, self.head = nn.Sequential(Block(), nn.Dropout(0.1), Block()), nn.Linear(WIDTH, 4)
+
+    def forward(self, x):
+        return self.head(self.blocks(x))
+
+open("ran", "a").write("x")
+torch.manual_seed(0)
+model = Net()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+for _ in range(3):
+    nn.functional.cross_entropy(model(torch.randn(16, WIDTH)), torch.randint(0, 4, (16,))).backward()
+    DEFECT
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("defect", ["", "model.blocks[2].fc.weight.grad.mul_(1.001)"])
+def test_a_model_of_the_scripts_own_class(defect: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its class is in the main file, which trains at its top level and must not be run again."""
+    monkeypatch.chdir(tmp_path)
+    command = [sys.executable, script(tmp_path, OWN.replace("DEFECT", defect or "pass"))]
+    found = prove(command, tmp_path / "recording", timeout=60)
+    assert found.verdict == ("different" if defect else "equivalent"), found.document["first_difference"]
+    assert found.document["models"][0]["loss"] == "cross-entropy"
+    if defect:
+        assert found.document["first_difference"]["tensor"] == "blocks.2.fc.weight"
+    assert any("the plain loop runs a copy" in note for note in found.models[0].outcome.notes)
+    assert (tmp_path / "ran").read_text() == "x"
+    assert not list((tmp_path / "recording").rglob("*.pickle"))
+    with pytest.raises(InputError, match="is not a transformers model class"):
+        judge(tmp_path / "recording", Result("verify"))
+
+
 def test_a_model_that_cannot_be_rebuilt(tmp_path: Path) -> None:
+    """Its class is defined in a function."""
     text = (
-        "import torch\nmodel = torch.nn.Linear(2, 2)\noptimizer = torch.optim.AdamW(model.parameters())\n"
+        "import torch\ndef make():\n    class Net(torch.nn.Linear): pass\n    return Net(2, 2)\nmodel = make()\n"
+        "optimizer = torch.optim.AdamW(model.parameters())\n"
         "for _ in range(3):\n    model(torch.ones(2)).sum().backward()\n    optimizer.step()\n    optimizer.zero_grad()"
     )
-    with pytest.raises(InputError, match="is not a transformers model class"):
-        prove([sys.executable, script(tmp_path, text)])
+    with pytest.raises(InputError, match=r"is not a transformers model class.*cannot be copied") as told:
+        prove([sys.executable, script(tmp_path, text)], timeout=60)
+    assert len(str(told.value).splitlines()) == 1
 
 
 def test_a_command_that_is_not_there() -> None:

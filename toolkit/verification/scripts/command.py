@@ -49,12 +49,13 @@ def record(
     stop: bool = False,
     on_cpu: bool = False,
     quiet: bool = False,
+    copies: Path | None = None,
 ) -> Recorded:
     """Run an unmodified training command and keep its optimizer steps ``after + 1`` to ``after + steps`` in ``folder``.
 
     ``timeout``: seconds until the command is ended. ``stop``: end it once the steps are recorded. ``on_cpu``: on a
     machine without a GPU, connect the processes that accelerate launches for FSDP or DeepSpeed. ``quiet``: its standard
-    output goes to standard error.
+    output goes to standard error. ``copies``: a folder for copies of the models, which only this machine should read.
 
     Raises InputError if the command cannot be run or there is nothing to record, CommandFailed if it fails.
     """
@@ -63,7 +64,7 @@ def record(
     _check(command, target)
     with tempfile.TemporaryDirectory(prefix="toolkit-record-") as name:
         session = Path(name)
-        ended = run(command, prepare(session, steps, after, on_cpu), session, timeout, stop, quiet)
+        ended = run(command, prepare(session, steps, after, on_cpu, copies is not None), session, timeout, stop, quiet)
         models = session / "models"
         numbers = _complete(models)
         _raise_failure(command, ended, numbers, timeout)
@@ -77,6 +78,8 @@ def record(
             models=_models(ended, numbers),
             not_seen=_not_seen(ended, numbers),
         )
+        if copies is not None and (session / "copies").exists():
+            shutil.move(str(session / "copies"), str(copies))
         _move(models, numbers, target, document)
     return Recorded(document, 0, target)
 

@@ -112,7 +112,14 @@ class Replay:
         self.model.zero_grad(set_to_none=True)
         autocast = getattr(torch, call.autocast) if call.autocast else None
         with torch.enable_grad(), torch.autocast(self.device.type, dtype=autocast, enabled=autocast is not None):
-            answered = answer(module, args, kwargs)
+            try:
+                answered = answer(module, args, kwargs)
+            except Exception as error:  # whatever a model's own code raises
+                told = str(error).strip().splitlines() or [""]
+                raise InputError(
+                    f"{self.source}: the rebuilt model cannot repeat a call of {call.path or 'the model'}: "
+                    f"{type(error).__name__}: {told[0]}"
+                ) from None
         outputs = {name: one for name, one in named_tensors(answered) if one.requires_grad}
         seeds = self._seeds(call, outputs)
         found = Contribution(rank, micro, {}, self._compare(call, outputs))

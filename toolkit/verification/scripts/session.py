@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import nn
 
+from toolkit.verification.scripts import copies
 from toolkit.verification.scripts.recording import Recording
 from toolkit.verification.scripts.units import units_holding, units_of
 from toolkit.verification.scripts.watch import NotReadable
@@ -26,7 +27,7 @@ class Session:
         settings = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
         self.folder = folder
         self.steps, self.after = int(settings["steps"]), int(settings["after"])
-        self.on_cpu = bool(settings["on_cpu"])
+        self.on_cpu, self.copies = bool(settings["on_cpu"]), bool(settings["copies"])
         self.scale = 0.0
         """The loss scale that gradients have in them now; 0: none."""
         self.main = os.environ.get("RANK", "0") == "0"
@@ -194,12 +195,14 @@ class Session:
         for at, recording in enumerate(self.recordings):
             if _has(unit, recording.model):  # an adapter was put around it
                 recording.let_go()
-                self.recordings[at] = self._new(unit)
+                self.recordings[at] = self._new(unit, at)
                 return self.recordings[at]
-        self.recordings.append(self._new(unit))
+        self.recordings.append(self._new(unit, len(self.recordings)))
         return self.recordings[-1]
 
-    def _new(self, unit: nn.Module) -> Recording:
+    def _new(self, unit: nn.Module, at: int) -> Recording:
+        if self.main and self.copies:  # before the recording's own hooks are in it
+            copies.write(unit, self.folder / "copies" / str(at))
         return Recording(unit, self.steps, self.after, self.main)
 
     def _open(self) -> list[Recording]:
