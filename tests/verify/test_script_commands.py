@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from toolkit.errors import InputError, RunFailed, ToolkitError
-from toolkit.verification.scripts.command import record
 from toolkit.results import Result
+from toolkit.verification.scripts.command import record
 from toolkit.verification.scripts.prove import judge, prove
 
 HERE = Path(__file__).parent

@@ -1,8 +1,8 @@
 """The classes and functions of a script's main file, without running the script."""
 
 from __future__ import annotations
-
 import __future__
+
 import ast
 import contextlib
 from collections.abc import Sequence
