@@ -233,6 +233,43 @@ def reduced_by_hand(session: Path | None, defect: str = "") -> Told:
     return losses, dict(model.state_dict())
 
 
+def partitioned(session: Path | None, defect: str = "") -> Told:
+    """ZeRO 2 by hand on two ranks, DeepSpeed's partitions in another order than the parameters. Wrong: gradients are
+    reduced in bf16."""
+    import deepspeed
+    import torch.distributed as dist
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = (
+        False  # an op for inference, which takes minutes to compile
+    )
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    settings = {
+        "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2, "gradient_clipping": 0.5,
+        "zero_optimization": {"stage": 2, "round_robin_gradients": True}, "zero_allow_untested_optimizer": True,
+        "communication_data_type": "bf16" if defect == "reduced-in-bf16" else "fp32",
+    }  # fmt: skip
+    losses = []
+    with recording(session):
+        model: Any = llama()
+        groups = [
+            {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": 0.1},
+            {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
+        ]
+        engine, *_ = deepspeed.initialize(model=model, optimizer=torch.optim.AdamW(groups, lr=1e-3), config=settings)
+        torch.manual_seed(dist.get_rank())
+        for step in range(3):
+            for batch in batches(12)[4 * step + 2 * dist.get_rank() :][:2]:
+                logits = engine(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+                loss = logits.logsumexp(-1).mean()
+                engine.backward(loss)
+                engine.step()
+                losses.append(loss.item())
+        final = {name: p.detach().clone() for name, p in model.named_parameters()}
+        engine.destroy()
+    return losses, final
+
+
 def scaled(session: Path | None, defect: str = "") -> Told:
     """fp16 by hand: a scaler whose second step overflows. Wrong: clipped before the scale is taken out."""
     model = llama()

@@ -39,7 +39,7 @@ def stage(found: ModelOutcome, name: str) -> Any:
 
 
 ALONE = [loops.custom_loss, loops.preferences, loops.scaled, loops.other_optimizer]
-TOGETHER = [loops.accelerated, loops.sharded, loops.reduced_by_hand]
+TOGETHER = [loops.accelerated, loops.sharded, loops.reduced_by_hand, loops.partitioned]
 
 
 @pytest.mark.parametrize("job", ALONE)
@@ -70,6 +70,7 @@ def test_a_right_loop_on_two_ranks(job: Any, judge: Judge, group: WorkerGroup) -
         (loops.accelerated, "ranks-divided-twice", "forward", "accumulation-divided-twice"),
         (loops.reduced_by_hand, "tensors-not-reduced", "gradient", "ranks-not-reduced"),
         (loops.sharded, "reduced-in-bf16", "gradient", "sums-rounded-to-16-bits"),
+        (loops.partitioned, "reduced-in-bf16", "gradient", "sums-rounded-to-16-bits"),
     ],
 )
 def test_a_planted_defect_is_found(

@@ -76,8 +76,8 @@ def recorded(folder: Path) -> dict[str, Any]:
 def verify_recording(folder: Path, model: Any = None, copied: Path | None = None) -> list[ModelOutcome]:
     """Compare every recorded model.
 
-    ``model``: one of the recorded class, where it is not one of transformers' own. ``copied``: copies of the models, from
-    the same run of `prove`; they are unpickled.
+    ``model``: one of the recorded class, where it is not one of transformers' own. ``copied``: copies of the models,
+    from the same run of `prove`; they are unpickled.
 
     Nothing in ``folder`` is unpickled. Raises InputError where it cannot be read, or not be replayed on this machine.
     """
