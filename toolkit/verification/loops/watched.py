@@ -71,7 +71,6 @@ class WatchedZero(Watched):
 
     def __init__(self, engine: Any, names: set[str]) -> None:
         from toolkit.strategies.engines.zero_state import ZeroTensors
-
         from toolkit.verification.loops.zero_links import ZeroLinks
 
         self.engine = engine
