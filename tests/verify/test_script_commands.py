@@ -123,14 +123,17 @@ from torch import nn
 
 WIDTH = 8
 
+open("ran", "a").write("x")
+
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
-        self.fc, self.scale, self.act = nn.Linear(WIDTH, WIDTH), 0.5, lambda x: x.relu()
+        self.fc, self.scale = nn.Linear(WIDTH, WIDTH), 0.5
+        self.act, self.open = (lambda x: torch.relu(x * self.scale)), open("ran")
         self.register_buffer("shift", torch.arange(8.0), persistent=False)
 
     def forward(self, x):
-        return x + self.scale * self.fc(x + self.shift).relu()
+        return x + self.act(self.fc(x + self.shift))
 
 class Net(nn.Module):
     def __init__(self):
@@ -140,7 +143,6 @@ class Net(nn.Module):
     def forward(self, x):
         return self.head(self.blocks(x))
 
-open("ran", "a").write("x")
 torch.manual_seed(0)
 model = Net()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

@@ -8,11 +8,15 @@ contains one, and `toolkit verify --trace` never reads one: a pickle runs code.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import json
+import marshal
 import pickle
 import sys
+import types
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -58,30 +62,39 @@ def read(folder: Path) -> nn.Module | str:
 class _Writer(pickle.Pickler):
     """Parameters and buffers as their shapes. Attributes that cannot be pickled are left out, unless they are hooks."""
 
-    def __init__(self, file: BinaryIO | io.BytesIO, held: dict[int, tuple[Any, ...]]) -> None:
+    def __init__(
+        self, file: BinaryIO | io.BytesIO, held: dict[int, tuple[Any, ...]], tried: frozenset[int] = frozenset()
+    ) -> None:
+        """``tried``: modules of which an attribute is tried now. One that leads back to them is not tried again."""
         super().__init__(file, protocol=4)
-        self.held = held
+        self.held, self.tried = held, tried
 
     def persistent_id(self, value: Any) -> tuple[Any, ...] | None:
+        if type(value) is _Names:
+            return ("names", value.module)
         return self.held.get(id(value)) if isinstance(value, torch.Tensor) else None
 
     def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, types.FunctionType) and "<" in value.__qualname__:
+            return _function, _parts(value)
         if not isinstance(value, nn.Module):
             return NotImplemented
+        if id(value) in self.tried:
+            return _blank, (type(value),)
         state = value.__getstate__()
         if not isinstance(state, dict):
             return NotImplemented
         kept = {}
         for key, one in state.items():
-            if key in ("_parameters", "_buffers", "_modules") or self._picklable(one):
+            if key in ("_parameters", "_buffers", "_modules") or self._picklable(one, value):
                 kept[key] = one
             elif key.endswith(_HOOKS):
-                raise pickle.PicklingError(f"{type(value).__name__} has a hook that is defined in a function")
+                raise pickle.PicklingError(f"{type(value).__name__} has a hook that cannot be copied")
         return _blank, (type(value),), kept
 
-    def _picklable(self, value: Any) -> bool:
+    def _picklable(self, value: Any, of: nn.Module) -> bool:
         try:
-            _Writer(io.BytesIO(), self.held).dump(value)
+            _Writer(io.BytesIO(), self.held, self.tried | {id(of)}).dump(value)
         except Exception:
             return False
         return True
@@ -93,7 +106,9 @@ class _Reader(pickle.Unpickler):
         self.main = definitions(Path(main)) if main is not None else {}
         self.made: dict[int, torch.Tensor] = {}
 
-    def persistent_load(self, told: Any) -> torch.Tensor:
+    def persistent_load(self, told: Any) -> Any:
+        if told[0] == "names":
+            return self.main if told[1] == "__main__" else vars(importlib.import_module(told[1]))
         number, trains, shape, dtype = told
         if number not in self.made:  # a tied parameter is one tensor
             value = torch.zeros(shape, dtype=dtype)
@@ -119,6 +134,27 @@ def _held(model: nn.Module) -> dict[int, tuple[Any, ...]]:
         id(one): (at, parameter, tuple(getattr(one, "ds_shape", one.shape)), one.dtype)
         for at, (parameter, one) in enumerate(tensors)
     }
+
+
+@dataclass
+class _Names:
+    """The global names of a function's module."""
+
+    module: str
+
+
+def _parts(value: types.FunctionType) -> tuple[Any, ...]:
+    """Of a lambda or a function that is defined in another: what it is made of. No name leads to it."""
+    inner = tuple(cell.cell_contents for cell in value.__closure__ or ())
+    code = marshal.dumps(value.__code__)
+    return code, _Names(value.__module__), value.__name__, value.__defaults__, value.__kwdefaults__, inner
+
+
+def _function(code: bytes, names: dict[str, Any], name: str, defaults: Any, by_name: Any, inner: Any) -> Any:
+    cells = tuple(types.CellType(one) for one in inner)
+    made = types.FunctionType(marshal.loads(code), names, name, defaults, cells)
+    made.__kwdefaults__ = by_name
+    return made
 
 
 def _blank(kind: type[nn.Module]) -> nn.Module:
