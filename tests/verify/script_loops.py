@@ -270,6 +270,43 @@ def partitioned(session: Path | None, defect: str = "") -> Told:
     return losses, final
 
 
+class Chunked(torch.nn.Module):
+    """Answers with its logits in pieces of the sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = torch.nn.Embedding(64, 16), torch.nn.Linear(16, 64)
+
+    def forward(self, ids: torch.Tensor) -> list[torch.Tensor]:
+        return [piece.clone() for piece in self.head(self.table(ids)).chunk(3, dim=1)]
+
+
+def divided_after(session: Path | None, defect: str = "") -> Told:
+    """torchtune's way: sums over micro-batches, and gradients divided by all supervised tokens before the step. Wrong:
+    by those of the last micro-batch, or by the micro-batches besides."""
+    torch.manual_seed(0)
+    model = Chunked()
+    losses = []
+    with recording(session):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        for step in range(3):
+            tokens = 0
+            for batch in batches(6)[2 * step :][:2]:
+                rows = torch.cat(model(batch["input_ids"]), dim=1)[:, :-1].flatten(0, 1)
+                labels = batch["labels"][:, 1:].flatten()
+                loss = functional.cross_entropy(rows, labels, reduction="sum")
+                loss.backward()
+                losses.append(loss.item())
+                tokens = tokens_of(batch) if defect == "last-tokens" else tokens + tokens_of(batch)
+            for p in model.parameters():
+                assert p.grad is not None
+                p.grad /= 2 * tokens if defect == "divided-twice" else tokens
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+            optimizer.zero_grad()
+    return losses, dict(model.state_dict())
+
+
 def scaled(session: Path | None, defect: str = "") -> Told:
     """fp16 by hand: a scaler whose second step overflows. Wrong: clipped before the scale is taken out."""
     model = llama()

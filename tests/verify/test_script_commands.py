@@ -128,12 +128,12 @@ open("ran", "a").write("x")
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
-        self.fc, self.scale = nn.Linear(WIDTH, WIDTH), 0.5
+        self.fc, self.scale, self.twice = nn.Linear(WIDTH, WIDTH), 0.5, False
         self.act, self.open = (lambda x: torch.relu(x * self.scale)), open("ran")
         self.register_buffer("shift", torch.arange(8.0), persistent=False)
 
     def forward(self, x):
-        return x + self.act(self.fc(x + self.shift))
+        return (x + self.act(self.fc(x + self.shift))) * (1 + self.twice)
 
 class Net(nn.Module):
     def __init__(self):
@@ -146,6 +146,7 @@ class Net(nn.Module):
 torch.manual_seed(0)
 model = Net()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+model.blocks[0].twice = True  # after the recorder has seen the model
 for _ in range(3):
     nn.functional.cross_entropy(model(torch.randn(16, WIDTH)), torch.randint(0, 4, (16,))).backward()
     DEFECT

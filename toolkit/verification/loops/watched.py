@@ -13,7 +13,7 @@ from torch import nn
 from toolkit.strategies.engines.base import MOMENTS, OptimizerState
 
 Tensors = dict[str, torch.Tensor]
-_WRAPPERS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
+WRAPPERS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
 
 
 class Watched:
@@ -179,7 +179,7 @@ def clean_name(name: str, known: set[str]) -> str:
     """A wrapped parameter's own name. ``known``: the names before wrapping, where they are known."""
     if name in known:
         return name
-    parts = [part for part in name.split(".") if part not in _WRAPPERS]
+    parts = [part for part in name.split(".") if part not in WRAPPERS]
     while len(parts) > 1 and parts[0] == "module" and ".".join(parts) not in known:
         parts = parts[1:]
     return ".".join(parts)

@@ -23,10 +23,12 @@ from typing import Any, BinaryIO
 import torch
 from torch import nn
 
+from toolkit.verification.loops.watched import WRAPPERS
 from toolkit.verification.scripts.definitions import definitions
 
 _HOOKS = "_hooks"
 """How the attributes of a module end that hold functions which may change what it computes."""
+_PLAIN = (bool, int, float, str, type(None))
 
 
 def write(model: nn.Module, folder: Path) -> None:
@@ -43,6 +45,29 @@ def write(model: nn.Module, folder: Path) -> None:
     (folder / "context.json").write_text(json.dumps(context), encoding="utf-8")
 
 
+Plain = dict[str, dict[str, bool | int | float | str | None]]
+
+
+def plain_attributes(model: nn.Module) -> Plain:
+    """By module, its attributes that are plain values."""
+    found: Plain = {}
+    for name, module in model.named_modules():
+        parts = [part for part in name.split(".") if part not in WRAPPERS]
+        kept = {key: one for key, one in vars(module).items() if type(one) in _PLAIN and key != "training"}
+        found.setdefault(".".join(parts), {}).update(kept)
+    return found
+
+
+def write_changes(model: nn.Module, folder: Path, before: Plain) -> None:
+    """Note the attributes that were set after ``write``: a recipe may tell its model how to answer."""
+    found = {
+        name: {key: values[key] for key, old in before[name].items() if key in values and values[key] != old}
+        for name, values in plain_attributes(model).items()
+        if name in before
+    }
+    (folder / "changes.json").write_text(json.dumps({n: v for n, v in found.items() if v}), encoding="utf-8")
+
+
 def read(folder: Path) -> nn.Module | str:
     """The model, its parameters and buffers zero, or why there is none.
 
@@ -54,7 +79,9 @@ def read(folder: Path) -> nn.Module | str:
             return f"it cannot be copied: {context['why']}"
         with _importing(context["path"]), (folder / "model.pickle").open("rb") as file:
             found: nn.Module = _Reader(file, context["main"]).load()
-            return found
+        for name, values in json.loads((folder / "changes.json").read_text(encoding="utf-8")).items():
+            vars(found.get_submodule(name)).update(values)
+        return found
     except Exception as error:  # an import may raise anything
         return f"its copy cannot be read: {_line(error)}"
 

@@ -38,6 +38,7 @@ class Session:
         self.optimizers: list[weakref.ref[Any]] = []
         self.pid = os.getpid()
         self._saved: list[int] = []
+        self._plain: dict[int, copies.Plain] = {}
         self._scales: dict[int, float] = {}
         self._took: set[int] = set()
         self._threads: list[threading.Thread] = []
@@ -147,6 +148,8 @@ class Session:
         for at, recording in enumerate(self.recordings):
             if recording.done and not recording.failed and at not in self._saved:
                 self._saved.append(at)
+                if at in self._plain:
+                    copies.write_changes(recording.model, self.folder / "copies" / str(at), self._plain[at])
                 self._threads.append(recording.save(self.folder / "models" / str(at)))
         if self._saved and not self._open():
             self.end()
@@ -203,6 +206,7 @@ class Session:
     def _new(self, unit: nn.Module, at: int) -> Recording:
         if self.main and self.copies:  # before the recording's own hooks are in it
             copies.write(unit, self.folder / "copies" / str(at))
+            self._plain[at] = copies.plain_attributes(unit)
         return Recording(unit, self.steps, self.after, self.main)
 
     def _open(self) -> list[Recording]:

@@ -24,6 +24,7 @@ from toolkit.verification.scripts.causes import gradient_cause
 from toolkit.verification.scripts.command import FILE
 from toolkit.verification.scripts.facts import ScriptFacts, UnitTrace
 from toolkit.verification.scripts.losses import LossFound, normalisation
+from toolkit.verification.scripts.multiplied import infer_multiplied
 from toolkit.verification.scripts.replay import Replay
 from toolkit.verification.scripts.stages import Replayed, forward, gradient, replay_all
 
@@ -108,12 +109,15 @@ def verify_unit(folder: Path, model: Any = None, copy: Path | None = None) -> Mo
             replay = Replay(built, ranks, device, str(folder))
             by_hand = replay.infer_averaging()
             replayed = replay_all(replay)
+            after = infer_multiplied(replay, replayed)
+            if after is not None:
+                replayed = replay_all(replay)
     finally:
         torch.set_num_threads(threads)
     run: Any = RecordedRun(facts.world, device.type, facts.strategy)
     loss = normalisation(replay, replayed.contributions)
     outcome = _outcome(run, replay, replayed, loss, first)
-    outcome.notes += [*filter(None, (note, how, by_hand)), *loss.notes, *facts.notes, *facts.unseen]
+    outcome.notes += [*filter(None, (note, how, by_hand, after)), *loss.notes, *facts.notes, *facts.unseen]
     if facts.outside:
         names = f"{facts.outside[0]} and {len(facts.outside) - 1} others" if facts.outside[1:] else facts.outside[0]
         outcome.notes.append(f"{names}: the loss reads it without calling the model; its gradient is not seen")
