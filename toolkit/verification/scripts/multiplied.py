@@ -37,9 +37,7 @@ def infer_multiplied(replay: Replay, replayed: Replayed) -> str | None:
     if loss.kind != "cross-entropy" or wrong:
         replay.multiplied = {}
         return None
-    return (
-        "the script multiplies its gradients after the backward passes: the mean over supervised tokens is made there"
-    )
+    return "the script multiplies its gradients after the backward passes, and so makes the mean over supervised tokens"
 
 
 def _factor(seen: Mapping[str, torch.Tensor | None], right: Tensors) -> float | None:
