@@ -138,6 +138,7 @@ class Block(nn.Module):
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
+        self.config = {"width": WIDTH}
         self.blocks, self.head = nn.Sequential(Block(), nn.Dropout(0.1), Block()), nn.Linear(WIDTH, 4)
 
     def forward(self, x):

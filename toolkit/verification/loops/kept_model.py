@@ -49,7 +49,7 @@ def keep_model(model: Any) -> KeptModel:
     config = getattr(base, "config", None)
     return KeptModel(
         kind=_kind_of(base),
-        config=json.dumps(config.to_dict(), default=str) if config is not None else "{}",
+        config=json.dumps(config.to_dict(), default=str) if hasattr(config, "to_dict") else "{}",
         attention=str(getattr(config, "_attn_implementation", None) or "eager"),
         adapter=adapter,
         adapter_name=name,
