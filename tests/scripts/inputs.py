@@ -216,7 +216,10 @@ def _tools(folder: Path) -> None:
     except ImportError:
         return
     sentencepiece.SentencePieceTrainer.train(
-        input=str(folder / "text.txt"), model_prefix=str(folder / "spm"), vocab_size=60, hard_vocab_limit=False,
+        input=str(folder / "text.txt"),
+        model_prefix=str(folder / "spm"),
+        vocab_size=60,
+        hard_vocab_limit=False,
         minloglevel=2,
     )
 

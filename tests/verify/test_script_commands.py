@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -210,3 +211,77 @@ def test_a_python_process_without_torch_pays_milliseconds(tmp_path: Path) -> Non
     ]
     assert told[1][1] == "False"
     assert int(told[1][0]) - int(told[0][0]) < 25
+
+
+TRAINS = """
+import sys, torch
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.AdamW(model.parameters())
+FIRST
+for _ in range(3):
+    model(torch.ones(2, 64)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_recording_that_cannot_be_written(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """As on a full disk: no file may grow past a few kB. The command ends well, its own output is all there is."""
+    limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))"
+    with pytest.raises(InputError, match=r"rank 0 could not write its recording: .* MB are free at .*TMPDIR") as told:
+        record([sys.executable, script(tmp_path, TRAINS.replace("FIRST", limited))], tmp_path / "recording", timeout=60)
+    assert len(str(told.value).splitlines()) == 1
+    assert "Traceback" not in capfd.readouterr().err
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["train.py"]
+
+
+def test_a_target_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(source: str, target: str) -> None:
+        raise shutil.Error([(source, target, "[Errno 28] No space left on device")])
+
+    monkeypatch.setattr(shutil, "move", full)
+    with pytest.raises(InputError, match=r"-o .*: cannot be written: .*No space left on device") as told:
+        record([sys.executable, script(tmp_path, TRAINS.replace("FIRST", ""))], tmp_path / "recording", timeout=60)
+    assert len(str(told.value).splitlines()) == 1
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["train.py"]
+
+
+def test_a_rank_that_is_killed(tmp_path: Path) -> None:
+    """By SIGKILL, as the kernel does when memory is out, in the middle of the recorded steps."""
+    killed = "    if at == 2 and dist.get_rank() == 1:\n        os.kill(os.getpid(), 9)\n    labels ="
+    text = RIGHT.format(here=str(HERE), ranks=2).replace("    labels =", killed, 1)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", script(tmp_path, text)]
+    with pytest.raises(RunFailed, match=r"exit status 1: ") as told:
+        prove(launch, tmp_path / "recording", timeout=120)
+    assert len(str(told.value).splitlines()) == 1
+    assert "still running" not in str(told.value)
+    assert not (tmp_path / "recording").exists()
+
+
+def test_two_commands_record_to_one_folder(tmp_path: Path) -> None:
+    """The one that ends first keeps the folder; the other says so and takes nothing of it away."""
+    file = tmp_path / "recording" / "record.json"
+    waits = f"import os, time\nwhile not os.path.exists({str(file)!r}):\n    time.sleep(0.1)"
+    (tmp_path / "first.py").write_text(TRAINS.replace("FIRST", ""), encoding="utf-8")
+    command = [sys.executable, "-m", "toolkit", "record", "-o", str(tmp_path / "recording"), "--", sys.executable]
+    first = subprocess.Popen([*command, str(tmp_path / "first.py")], stdout=subprocess.DEVNULL)
+    try:
+        with pytest.raises(InputError, match="another command wrote this folder meanwhile"):
+            record([sys.executable, script(tmp_path, TRAINS.replace("FIRST", waits))], file.parent, timeout=120)
+        assert first.wait(60) == 0
+    finally:
+        first.kill()
+    assert json.loads(file.read_text(encoding="utf-8"))["recorded"][-1].endswith("first.py")
+    assert not [one for one in tmp_path.iterdir() if one.name.startswith(".recording")]
+
+
+def test_a_recorded_command_that_records_another(tmp_path: Path) -> None:
+    """Each process belongs to one recording: the innermost."""
+    (tmp_path / "inner.py").write_text(TRAINS.replace("FIRST", ""), encoding="utf-8")
+    command = [sys.executable, "-m", "toolkit", "record", "-o", str(tmp_path / "inner"), "--", sys.executable]
+    inner = f"import subprocess; subprocess.run({[*command, str(tmp_path / 'inner.py')]!r}, check=True, timeout=90)"
+    record([sys.executable, script(tmp_path, TRAINS.replace("FIRST", inner))], tmp_path / "outer", timeout=120)
+    for name, file in (("outer", "train.py"), ("inner", "inner.py")):
+        kept = json.loads((tmp_path / name / "record.json").read_text(encoding="utf-8"))
+        assert kept["recorded"][-1].endswith(file)
+        assert len(kept["models"]) == 1

@@ -62,9 +62,14 @@ def record(
     result = Result("record")
     target = Path(folder)
     _check(command, target)
+    before = _written(target)
     with tempfile.TemporaryDirectory(prefix="toolkit-record-") as name:
         session = Path(name)
-        ended = run(command, prepare(session, steps, after, on_cpu, copies is not None), session, timeout, stop, quiet)
+        try:
+            environment = prepare(session, steps, after, on_cpu, copies is not None)
+        except OSError as error:
+            raise InputError(f"{session}: {error.strerror}; TMPDIR chooses another folder") from None
+        ended = run(command, environment, session, timeout, stop, quiet)
         models = session / "models"
         numbers = _complete(models)
         _raise_failure(command, ended, numbers, timeout)
@@ -80,6 +85,8 @@ def record(
         )
         if copies is not None and (session / "copies").exists():
             shutil.move(str(session / "copies"), str(copies))
+        if _written(target) != before:
+            raise InputError(f"-o {target}: another command wrote this folder meanwhile; this recording is not kept")
         _move(models, numbers, target, document)
     return Recorded(document, 0, target)
 
@@ -165,10 +172,21 @@ def _not_seen(ended: Ended, numbers: list[int]) -> list[str]:
     return found + sorted(unseen)
 
 
+def _written(target: Path) -> int | None:
+    """When a recording was written to ``target``; None if none is there."""
+    try:
+        return (target / FILE).stat().st_mtime_ns
+    except OSError:
+        return None
+
+
 def _move(models: Path, numbers: list[int], target: Path, document: dict[str, Any]) -> None:
     """All or nothing: the folder appears when it is complete."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    writing = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        writing = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    except OSError as error:
+        raise InputError(f"-o {target}: cannot be written: {error.strerror}; this recording is not kept") from None
     try:
         for number in numbers:
             shutil.move(str(models / str(number)), str(writing / str(number)))
@@ -178,7 +196,9 @@ def _move(models: Path, numbers: list[int], target: Path, document: dict[str, An
             shutil.rmtree(target)
         writing.rename(target)
     except OSError as error:
-        raise InputError(f"-o {target}: {error.strerror}") from None
+        # shutil.Error, of a copy to another disk, lists what failed: source, target and reason of each file.
+        why = error.strerror or str(error.args[0][0][2]).partition("] ")[2].partition(": '")[0]
+        raise InputError(f"-o {target}: cannot be written: {why}; this recording is not kept") from None
     finally:
         with contextlib.suppress(OSError):
             shutil.rmtree(writing)

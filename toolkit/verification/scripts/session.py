@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import sys
@@ -184,8 +185,9 @@ class Session:
             ],
         }  # fmt: skip
         writing = self.folder / f"process-{self.pid}.part"
-        writing.write_text(json.dumps(found), encoding="utf-8")
-        writing.rename(self.folder / f"process-{self.pid}.json")
+        with contextlib.suppress(OSError):  # a full disk: the command that records sees that itself
+            writing.write_text(json.dumps(found), encoding="utf-8")
+            writing.rename(self.folder / f"process-{self.pid}.json")
 
     # ------------------------------------------------------------------ models
 
