@@ -51,7 +51,8 @@ _FACTORY_LAUNCH = {
     "ddp": _FACTORY_RANKS,
     "zero2": _FACTORY_RANKS + " deepspeed={project}/examples/deepspeed/ds_z2_config.json",
     "zero3": _FACTORY_RANKS + " deepspeed={project}/examples/deepspeed/ds_z3_config.json",
-    "fsdp2": "accelerate launch --config_file fsdp2.yaml {project}/src/train.py {file} {arguments}",
+    "fsdp2": "env DISABLE_VERSION_CHECK=1 accelerate launch --config_file fsdp2.yaml {project}/src/train.py {file} "
+    "{arguments}",
 }
 _SWIFT = (
     "--model ./llama --model_type llama --template default --max_steps 4 --per_device_train_batch_size 2 "

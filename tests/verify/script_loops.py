@@ -208,6 +208,47 @@ def sharded(session: Path | None, defect: str = "") -> Told:
     return losses, final
 
 
+def adapters_sharded(session: Path | None, defect: str = "") -> Told:
+    """LoRA under FSDP2 on two ranks, two micro-batches a step. Wrong: adapters of the later block get no gradient; or
+    micro-batches are added up in bf16, as a sharder that keeps its gradients in the dtype of its weights does."""
+    import torch.distributed as dist
+    from peft import LoraConfig, get_peft_model
+    from torch.distributed.device_mesh import init_device_mesh
+
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    losses = []
+    with recording(session):
+        from torch.distributed.fsdp import fully_shard
+
+        torch.manual_seed(3)
+        base = llama()
+        model: Any = get_peft_model(base, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
+        mesh = init_device_mesh("cpu", (2,))
+        for layer in base.model.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        optimizer = torch.optim.AdamW(trained.values(), lr=1e-3)
+        torch.manual_seed(dist.get_rank())
+        for step in range(3):
+            for batch in batches(12)[4 * step + 2 * dist.get_rank() :][:2]:
+                before = {name: None if p.grad is None else p.grad.clone() for name, p in trained.items()}
+                logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+                loss = logits.logsumexp(-1).mean() / 2
+                loss.backward()
+                losses.append(loss.item())
+                for name, p in trained.items():
+                    if defect == "later-adapters-without-gradient" and "layers.1" in name:
+                        p.grad = None
+                    if defect == "added-in-bf16" and p.grad is not None and (old := before[name]) is not None:
+                        p.grad = (old.bfloat16() + (p.grad - old).bfloat16()).to(p.dtype)
+            optimizer.step()
+            optimizer.zero_grad()
+        final = {name: p.full_tensor().detach().clone() for name, p in trained.items()}
+    return losses, final
+
+
 def reduced_by_hand(session: Path | None, defect: str = "") -> Told:
     """Two ranks without a wrapper: the script averages the gradients itself. Wrong: not those of the second block."""
     import torch.distributed as dist

@@ -39,7 +39,7 @@ def stage(found: ModelOutcome, name: str) -> Any:
 
 
 ALONE = [loops.custom_loss, loops.preferences, loops.scaled, loops.other_optimizer, loops.divided_after]
-TOGETHER = [loops.accelerated, loops.sharded, loops.reduced_by_hand, loops.partitioned]
+TOGETHER = [loops.accelerated, loops.sharded, loops.reduced_by_hand, loops.partitioned, loops.adapters_sharded]
 
 
 @pytest.mark.parametrize("job", ALONE)
@@ -72,6 +72,8 @@ def test_a_right_loop_on_two_ranks(job: Any, judge: Judge, group: WorkerGroup) -
         (loops.accelerated, "ranks-divided-twice", "forward", "accumulation-divided-twice"),
         (loops.reduced_by_hand, "tensors-not-reduced", "gradient", "ranks-not-reduced"),
         (loops.sharded, "reduced-in-bf16", "gradient", "sums-rounded-to-16-bits"),
+        (loops.adapters_sharded, "later-adapters-without-gradient", "gradient", "no-gradient"),
+        (loops.adapters_sharded, "added-in-bf16", "gradient", "sums-rounded-to-16-bits"),
         (loops.partitioned, "reduced-in-bf16", "gradient", "sums-rounded-to-16-bits"),
     ],
 )
