@@ -174,6 +174,22 @@ def test_a_model_of_the_scripts_own_class(defect: str, tmp_path: Path, monkeypat
         judge(tmp_path / "recording", Result("verify"))
 
 
+def test_a_recording_is_complete_when_every_rank_has_written(tmp_path: Path) -> None:
+    """With --stop the folder is looked at while it is written."""
+    from toolkit.verification.scripts.run import complete
+
+    folder = tmp_path / "models" / "0"
+    folder.mkdir(parents=True)
+    for name, text, whole in (
+        ("world", "", False),
+        ("rank0.pt", "", False),
+        ("world", "2", False),
+        ("rank1.pt", "", True),
+    ):
+        (folder / name).write_text(text, encoding="utf-8")
+        assert complete(tmp_path) == whole
+
+
 def test_a_model_that_cannot_be_rebuilt(tmp_path: Path) -> None:
     """Its class is defined in a function."""
     text = (

@@ -124,7 +124,8 @@ def complete(session: Path) -> bool:
     for folder in (session / "models").glob("*"):
         ranks = len(list(folder.glob("rank*.pt")))
         world = folder / "world"
-        if world.exists() and ranks >= int(world.read_text(encoding="utf-8")):
+        told = world.read_text(encoding="utf-8") if world.exists() else ""
+        if told and ranks >= int(told):  # empty while it is being written
             return True
     return False
 
