@@ -13,7 +13,7 @@ from typing import Any
 
 from toolkit.errors import InputError, RunFailed
 from toolkit.results import CommandResult, Result
-from toolkit.verification.scripts.run import Ended, prepare, run
+from toolkit.verification.scripts.run import Ended, prepare, run, whole
 
 FILE = "record.json"
 """In a recorded folder: what was recorded of which command."""
@@ -104,8 +104,7 @@ def _complete(models: Path) -> list[int]:
     """The models that every rank has written."""
     found = []
     for folder in sorted(models.glob("*"), key=lambda one: int(one.name)):
-        world = folder / "world"
-        if world.exists() and len(list(folder.glob("rank*.pt"))) == int(world.read_text(encoding="utf-8")):
+        if whole(folder):
             found.append(int(folder.name))
     return found
 

@@ -121,13 +121,14 @@ def _wait(job: subprocess.Popen[bytes], session: Path, timeout: float | None, st
 
 def complete(session: Path) -> bool:
     """Whether every rank has written its part of a model."""
-    for folder in (session / "models").glob("*"):
-        ranks = len(list(folder.glob("rank*.pt")))
-        world = folder / "world"
-        told = world.read_text(encoding="utf-8") if world.exists() else ""
-        if told and ranks >= int(told):  # empty while it is being written
-            return True
-    return False
+    return any(whole(folder) for folder in (session / "models").glob("*"))
+
+
+def whole(folder: Path) -> bool:
+    """Whether every rank has written its part of this model."""
+    world = folder / "world"
+    told = world.read_text(encoding="utf-8") if world.exists() else ""
+    return told != "" and len(list(folder.glob("rank*.pt"))) >= int(told)  # empty while it is being written
 
 
 def _relay(stream: BinaryIO, lines: deque[str]) -> None:
