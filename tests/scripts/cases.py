@@ -82,7 +82,7 @@ _LITGPT = (
 _PEFT_SFT = (
     "--base_model_name_or_path llama --dataset_split train --output_dir out/peft --num_train_epochs 1 --max_steps 4 "
     "--data_path prompts_sft --per_device_train_batch_size 2 --gradient_accumulation_steps 2 --learning_rate 1e-3 "
-    "--bits fp32 --logging_steps 1 --save_strategy no --report_to none"
+    "--bits fp32 --bf16 False --use_cpu --logging_steps 1 --save_strategy no --report_to none"
 )
 _FABRIC = "fabric run --accelerator cpu --devices 2"
 
@@ -184,7 +184,7 @@ SCRIPTS = (
            launch={"ddp": "{file} {arguments} --launcher torchrun -- --nproc_per_node=2",
                    "zero2": "{file} {arguments} --launcher accelerate -- --config_file zero2.yaml"}),
     Script("peft", "examples/sft/train.py",
-           "--model_name_or_path llama --dataset_name prompts_sft --splits train --dataset_text_field text "
+           "--model_name_or_path llama --dataset_name prompts_sft --splits train,test --dataset_text_field text "
            "--max_length 96 --max_steps 4 --output_dir out/peft --per_device_train_batch_size 2 "
            "--gradient_accumulation_steps 2 --use_peft_lora True --lora_r 4 --lora_target_modules all-linear "
            "--report_to none --bf16 False --learning_rate 1e-3 --save_strategy no --append_concat_token False",

@@ -117,6 +117,7 @@ def _data(folder: Path, draw: random.Random) -> None:
     rows("labelled", [{"prompt": words(3, 9), "completion": " " + words(2, 12), "label": at % 2 == 0} for at in count])
     rows("prompts", [{"prompt": words(3, 9), "completion": " " + words(2, 12)} for _ in count])
     rows("prompts_sft", [{"text": words(5, 20)} for _ in count])
+    rows("prompts_sft", [{"text": words(5, 20)} for _ in range(8)], "test.jsonl")
     chats = [{"messages": said("user", words(3, 9)) + said("assistant", words(2, 14))} for _ in count]
     (folder / "chats.jsonl").write_text("".join(json.dumps(one) + "\n" for one in chats), encoding="utf-8")
     alpaca = [{"instruction": words(3, 9), "input": "", "output": words(2, 30)} for _ in count]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -71,7 +72,7 @@ def prove(script: Script, strategy: str, folder: Path, work: Path, result: Path,
 
 def row(script: Script, strategy: str, document: dict[str, Any]) -> str:
     if document["verdict"] == "failed":
-        return f"| {script.project} | `{script.name}` | {strategy} | not run | {document['why'][:160]} |"
+        return f"| {script.project} | {named(script)} | {strategy} | not run | {reason(document['why'])} |"
     said = []
     for model in document["models"]:
         if model["diagnosis"]:
@@ -83,8 +84,37 @@ def row(script: Script, strategy: str, document: dict[str, Any]) -> str:
             (s["detection_limit"] for p in model["passes"] for s in p["stages"] if s["stage"] == "gradient"), None
         )
         said.append(f"{model['loss']}, detects {limit:.1e}" if limit else model["loss"])
-        said += model.get("notes", [])
-    return f"| {script.project} | `{script.name}` | {strategy} | {document['verdict']} | {'; '.join(said)} |"
+        said += [short for note in model.get("notes", []) if (short := shortened(note))]
+        said += [f"{one['claim']}: {one['seen']}" for one in model["engagement"] if not one["ok"]]
+    return f"| {script.project} | {named(script)} | {strategy} | {document['verdict']} | {'; '.join(said)} |"
+
+
+def named(script: Script) -> str:
+    """The script, or the arguments of a tool's command, and what tells two rows of one script apart."""
+    marks = {"--use_peft": "with LoRA", "--bf16 --use_cpu": "in bf16", "tuner_type full": "full", "hook bf16": "bf16",
+             "--launcher python": ""}  # fmt: skip
+    mark = next((text for sign, text in marks.items() if sign in script.arguments), "")
+    path = script.path.split(" --")[0].removesuffix(".py").removesuffix(".yaml")
+    short = "/".join(path.split("/")[-2:]) if path.endswith("/train") else path.rsplit("/", 1)[-1]
+    return f"`{short}`" + (f" {mark}" if mark else "")
+
+
+def reason(why: str) -> str:
+    """Of the last line of a command that failed: its error, without where it ran."""
+    told = re.sub(r"/\S*/(?=[\w.-]+)", "", why.split("exit status 1: ")[-1].split("nothing to record: ")[-1])
+    told = re.sub(r"^rank \d+: ", "", told).replace("|", "/").strip()
+    return told if len(told) <= 130 else told[:130].rsplit(" ", 1)[0] + " …"
+
+
+def shortened(note: str) -> str:
+    """A note of the verdict in the words of a table."""
+    for text, short in (("the plain loop runs a copy", "copy of its own model"), ("not a cross-entropy", ""),
+                        ("its step is not compared", "its step is not compared"),
+                        ("multiplies its gradients", "gradients are divided after the backward passes"),
+                        ("no strategy reduces", "no strategy reduces gradients")):  # fmt: skip
+        if text in note:
+            return f"{note.split(':')[0]}: {short}" if short == text else short
+    return note
 
 
 def main() -> None:

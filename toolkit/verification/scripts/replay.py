@@ -269,7 +269,7 @@ def _loss_of(call: CallTrace, outputs: Tensors, seeds: Tensors, kwargs: dict[str
 def _chunks(outputs: Tensors, seeds: Tensors) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Logits that a model answers with in pieces of the sequence, and their gradient, where it does."""
     names = [str(at) for at in range(len(outputs))]
-    if len(names) < 2 or set(outputs) != set(names):
+    if not names or set(outputs) != set(names):
         return None
     pieces = [outputs[name] for name in names]
     if any(one.ndim != 3 or one.shape[::2] != pieces[0].shape[::2] for one in pieces):
