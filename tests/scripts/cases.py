@@ -81,7 +81,8 @@ _LITGPT = (
 )
 _PEFT_SFT = (
     "--base_model_name_or_path llama --dataset_split train --output_dir out/peft --num_train_epochs 1 --max_steps 4 "
-    "--data_path prompts_sft --per_device_train_batch_size 2 --gradient_accumulation_steps 2 --learning_rate 1e-3 "
+    "--data_path tatsu-lab/alpaca --dataset_field instruction output "
+    "--per_device_train_batch_size 2 --gradient_accumulation_steps 2 --learning_rate 1e-3 "
     "--bits fp32 --bf16 False --use_cpu --logging_steps 1 --save_strategy no --report_to none"
 )
 _FABRIC = "fabric run --accelerator cpu --devices 2"

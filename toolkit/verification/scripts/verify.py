@@ -134,9 +134,11 @@ def _build(kept: KeptModel, given: Any, copy: Path | None, source: str) -> tuple
         found = copies.read(copy)
         if isinstance(found, str):
             raise InputError(f"{error} ({found})") from None
-        return rebuild(
-            kept, found, source
-        ), f"{kept.kind}: the plain loop runs a copy of the command's own model; its forward is taken as given"
+        why = str(error).removeprefix(f"{source}: ").partition(". Build the model")[0]
+        note = (
+            f"{kept.kind}: the plain loop runs a copy of the command's own model; its forward is taken as given ({why})"
+        )
+        return rebuild(kept, found, source), note
 
 
 def _outcome(run: Any, replay: Replay, replayed: Replayed, loss: LossFound, first: dict[str, torch.Tensor]) -> Outcome:
