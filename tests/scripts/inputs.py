@@ -46,6 +46,7 @@ def make_inputs(folder: Path) -> None:
     (folder / "nltk" / "tokenizers" / "punkt").mkdir(parents=True)
     (folder / "nltk" / "tokenizers" / "punkt_tab").mkdir()
     _configs(folder)
+    _tools(folder)
     (folder / "made").touch()
 
 
@@ -115,6 +116,15 @@ def _data(folder: Path, draw: random.Random) -> None:
     rows("preferences", preferred)
     rows("labelled", [{"prompt": words(3, 9), "completion": " " + words(2, 12), "label": at % 2 == 0} for at in count])
     rows("prompts", [{"prompt": words(3, 9), "completion": " " + words(2, 12)} for _ in count])
+    rows("prompts_sft", [{"text": words(5, 20)} for _ in count])
+    rows("prompts_sft", [{"text": words(5, 20)} for _ in range(8)], "test.jsonl")
+    chats = [{"messages": said("user", words(3, 9)) + said("assistant", words(2, 14))} for _ in count]
+    (folder / "chats.jsonl").write_text("".join(json.dumps(one) + "\n" for one in chats), encoding="utf-8")
+    alpaca = [{"instruction": words(3, 9), "input": "", "output": words(2, 30)} for _ in count]
+    (folder / "alpaca.json").write_text(json.dumps(alpaca), encoding="utf-8")
+    (folder / "data").mkdir(exist_ok=True)
+    lines = [" ".join(draw.choices(WORDS, k=30)) for _ in range(6000)]
+    (folder / "data" / "wikitext-2.txt").write_text("\n".join(lines), encoding="utf-8")
     rows("tatsu-lab/alpaca", [{"instruction": words(3, 9), "input": "", "output": words(2, 30)} for _ in count])
 
 
@@ -149,3 +159,79 @@ def _configs(folder: Path) -> None:
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "torch_adam": True}},
     }  # fmt: skip
     (folder / "deepspeed.json").write_text(json.dumps(config), encoding="utf-8")
+
+
+AXOLOTL = """base_model: ./llama
+datasets: [{path: ./tatsu-lab/alpaca, type: alpaca}]
+val_set_size: 0
+output_dir: ./out/axolotl
+adapter: lora
+sequence_len: 512
+lora_r: 4
+lora_alpha: 8
+lora_dropout: 0.05
+lora_target_linear: true
+gradient_accumulation_steps: 2
+micro_batch_size: 2
+max_steps: 4
+optimizer: adamw_torch
+lr_scheduler: cosine
+learning_rate: 0.0002
+bf16: false
+attn_implementation: sdpa
+special_tokens: {pad_token: "<pad>"}
+# Kernels for CUDA, on by default
+lora_mlp_kernel: false
+lora_qkv_kernel: false
+lora_o_kernel: false
+lora_embedding_kernel: false
+"""
+
+
+def _tools(folder: Path) -> None:
+    """Axolotl's configuration, litgpt's form of a model, and a SentencePiece tokenizer for torchtune."""
+    import shutil
+
+    import torch
+    import yaml
+    from transformers import LlamaForCausalLM
+
+    (folder / "axolotl.yaml").write_text(AXOLOTL, encoding="utf-8")
+    home = folder / "litgpt"
+    shutil.copytree(folder / "tokenizer", home)
+    model = LlamaForCausalLM.from_pretrained(folder / "llama").state_dict()
+    kept = {_litgpt_name(name): value for name, value in model.items()}
+    for at in range(2):
+        parts = [kept.pop(f"transformer.h.{at}.attn.{part}.weight") for part in ("q", "k", "v")]
+        kept[f"transformer.h.{at}.attn.qkv.weight"] = torch.cat(parts)
+    torch.save(kept, home / "lit_model.pth")
+    config = {
+        "name": "tiny", "block_size": 512, "n_layer": 2, "n_embd": 64, "n_head": 4, "n_query_groups": 2,
+        "vocab_size": 300, "padded_vocab_size": 300, "intermediate_size": 128, "rotary_percentage": 1.0,
+        "parallel_residual": False, "bias": False, "norm_class_name": "RMSNorm", "mlp_class_name": "LLaMAMLP",
+        "norm_eps": 1e-6,
+    }  # fmt: skip
+    (home / "model_config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    try:
+        import sentencepiece
+    except ImportError:
+        return
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(folder / "text.txt"),
+        model_prefix=str(folder / "spm"),
+        vocab_size=60,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+
+
+def _litgpt_name(name: str) -> str:
+    pairs = {
+        "model.embed_tokens": "transformer.wte", "model.norm": "transformer.ln_f", "model.layers": "transformer.h",
+        "input_layernorm": "norm_1", "post_attention_layernorm": "norm_2", "self_attn": "attn", "o_proj": "proj",
+        "q_proj": "q", "k_proj": "k", "v_proj": "v", "gate_proj": "fc_1", "up_proj": "fc_2",
+        "mlp.down_proj": "mlp.proj",
+    }  # fmt: skip
+    for theirs, litgpts in pairs.items():
+        name = name.replace(theirs, litgpts)
+    return name

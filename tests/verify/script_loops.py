@@ -208,6 +208,47 @@ def sharded(session: Path | None, defect: str = "") -> Told:
     return losses, final
 
 
+def adapters_sharded(session: Path | None, defect: str = "") -> Told:
+    """LoRA under FSDP2 on two ranks, two micro-batches a step. Wrong: adapters of the later block get no gradient; or
+    micro-batches are added up in bf16, as a sharder that keeps its gradients in the dtype of its weights does."""
+    import torch.distributed as dist
+    from peft import LoraConfig, get_peft_model
+    from torch.distributed.device_mesh import init_device_mesh
+
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    losses = []
+    with recording(session):
+        from torch.distributed.fsdp import fully_shard
+
+        torch.manual_seed(3)
+        base = llama()
+        model: Any = get_peft_model(base, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
+        mesh = init_device_mesh("cpu", (2,))
+        for layer in base.model.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        optimizer = torch.optim.AdamW(trained.values(), lr=1e-3)
+        torch.manual_seed(dist.get_rank())
+        for step in range(3):
+            for batch in batches(12)[4 * step + 2 * dist.get_rank() :][:2]:
+                before = {name: None if p.grad is None else p.grad.clone() for name, p in trained.items()}
+                logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+                loss = logits.logsumexp(-1).mean() / 2
+                loss.backward()
+                losses.append(loss.item())
+                for name, p in trained.items():
+                    if defect == "later-adapters-without-gradient" and "layers.1" in name:
+                        p.grad = None
+                    if defect == "added-in-bf16" and p.grad is not None and (old := before[name]) is not None:
+                        p.grad = (old.bfloat16() + (p.grad - old).bfloat16()).to(p.dtype)
+            optimizer.step()
+            optimizer.zero_grad()
+        final = {name: p.full_tensor().detach().clone() for name, p in trained.items()}
+    return losses, final
+
+
 def reduced_by_hand(session: Path | None, defect: str = "") -> Told:
     """Two ranks without a wrapper: the script averages the gradients itself. Wrong: not those of the second block."""
     import torch.distributed as dist
@@ -230,6 +271,80 @@ def reduced_by_hand(session: Path | None, defect: str = "") -> Told:
             optimizer.step()
             optimizer.zero_grad()
             losses.append(loss.item())
+    return losses, dict(model.state_dict())
+
+
+def partitioned(session: Path | None, defect: str = "") -> Told:
+    """ZeRO 2 by hand on two ranks, DeepSpeed's partitions in another order than the parameters. Wrong: gradients are
+    reduced in bf16."""
+    import deepspeed
+    import torch.distributed as dist
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = (
+        False  # an op for inference, which takes minutes to compile
+    )
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    settings = {
+        "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2, "gradient_clipping": 0.5,
+        "zero_optimization": {"stage": 2, "round_robin_gradients": True}, "zero_allow_untested_optimizer": True,
+        "communication_data_type": "bf16" if defect == "reduced-in-bf16" else "fp32",
+    }  # fmt: skip
+    losses = []
+    with recording(session):
+        model: Any = llama()
+        groups = [
+            {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": 0.1},
+            {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
+        ]
+        engine, *_ = deepspeed.initialize(model=model, optimizer=torch.optim.AdamW(groups, lr=1e-3), config=settings)
+        torch.manual_seed(dist.get_rank())
+        for step in range(3):
+            for batch in batches(12)[4 * step + 2 * dist.get_rank() :][:2]:
+                logits = engine(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+                loss = logits.logsumexp(-1).mean()
+                engine.backward(loss)
+                engine.step()
+                losses.append(loss.item())
+        final = {name: p.detach().clone() for name, p in model.named_parameters()}
+        engine.destroy()
+    return losses, final
+
+
+class Chunked(torch.nn.Module):
+    """Answers with its logits in pieces of the sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = torch.nn.Embedding(64, 16), torch.nn.Linear(16, 64)
+
+    def forward(self, ids: torch.Tensor) -> list[torch.Tensor]:
+        return [piece.clone() for piece in self.head(self.table(ids)).chunk(3, dim=1)]
+
+
+def divided_after(session: Path | None, defect: str = "") -> Told:
+    """torchtune's way: sums over micro-batches, and gradients divided by all supervised tokens before the step. Wrong:
+    by those of the last micro-batch, or by the micro-batches besides."""
+    torch.manual_seed(0)
+    model = Chunked()
+    losses = []
+    with recording(session):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        for step in range(3):
+            tokens = 0
+            for batch in batches(6)[2 * step :][:2]:
+                rows = torch.cat(model(batch["input_ids"]), dim=1)[:, :-1].flatten(0, 1)
+                labels = batch["labels"][:, 1:].flatten()
+                loss = functional.cross_entropy(rows, labels, reduction="sum")
+                loss.backward()
+                losses.append(loss.item())
+                tokens = tokens_of(batch) if defect == "last-tokens" else tokens + tokens_of(batch)
+            for p in model.parameters():
+                assert p.grad is not None
+                p.grad /= 2 * tokens if defect == "divided-twice" else tokens
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+            optimizer.zero_grad()
     return losses, dict(model.state_dict())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -12,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from toolkit.errors import InputError, RunFailed, ToolkitError
+from toolkit.results import Result
 from toolkit.verification.scripts.command import record
-from toolkit.verification.scripts.prove import prove
+from toolkit.verification.scripts.prove import judge, prove
 
 HERE = Path(__file__).parent
 RIGHT = """
@@ -116,13 +118,88 @@ def test_a_hanging_command_is_ended_with_all_its_processes(tmp_path: Path) -> No
     assert not (tmp_path / "recording").exists()
 
 
+OWN = """
+import torch
+from torch import nn
+
+WIDTH = 8
+
+open("ran", "a").write("x")
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc, self.scale, self.twice = nn.Linear(WIDTH, WIDTH), 0.5, False
+        self.act, self.open = (lambda x: torch.relu(x * self.scale)), open("ran")
+        self.register_buffer("shift", torch.arange(8.0), persistent=False)
+
+    def forward(self, x):
+        return (x + self.act(self.fc(x + self.shift))) * (1 + self.twice)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.config = {"width": WIDTH}
+        self.blocks, self.head = nn.Sequential(Block(), nn.Dropout(0.1), Block()), nn.Linear(WIDTH, 4)
+
+    def forward(self, x):
+        return self.head(self.blocks(x))
+
+torch.manual_seed(0)
+model = Net()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+model.blocks[0].twice = True  # after the recorder has seen the model
+for _ in range(3):
+    nn.functional.cross_entropy(model(torch.randn(16, WIDTH)), torch.randint(0, 4, (16,))).backward()
+    DEFECT
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("defect", ["", "model.blocks[2].fc.weight.grad.mul_(1.001)"])
+def test_a_model_of_the_scripts_own_class(defect: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its class is in the main file, which trains at its top level and must not be run again."""
+    monkeypatch.chdir(tmp_path)
+    command = [sys.executable, script(tmp_path, OWN.replace("DEFECT", defect or "pass"))]
+    found = prove(command, tmp_path / "recording", timeout=60)
+    assert found.verdict == ("different" if defect else "equivalent"), found.document["first_difference"]
+    assert found.document["models"][0]["loss"] == "cross-entropy"
+    if defect:
+        assert found.document["first_difference"]["tensor"] == "blocks.2.fc.weight"
+    assert any("the plain loop runs a copy" in note for note in found.models[0].outcome.notes)
+    assert (tmp_path / "ran").read_text() == "x"
+    assert not list((tmp_path / "recording").rglob("*.pickle"))
+    with pytest.raises(InputError, match="is not a transformers model class"):
+        judge(tmp_path / "recording", Result("verify"))
+
+
+def test_a_recording_is_complete_when_every_rank_has_written(tmp_path: Path) -> None:
+    """With --stop the folder is looked at while it is written."""
+    from toolkit.verification.scripts.run import complete
+
+    folder = tmp_path / "models" / "0"
+    folder.mkdir(parents=True)
+    for name, text, whole in (
+        ("world", "", False),
+        ("rank0.pt", "", False),
+        ("world", "2", False),
+        ("rank1.pt", "", True),
+    ):
+        (folder / name).write_text(text, encoding="utf-8")
+        assert complete(tmp_path) == whole
+
+
 def test_a_model_that_cannot_be_rebuilt(tmp_path: Path) -> None:
+    """Its class is defined in a function."""
     text = (
-        "import torch\nmodel = torch.nn.Linear(2, 2)\noptimizer = torch.optim.AdamW(model.parameters())\n"
+        "import torch\ndef make():\n    class Net(torch.nn.Linear): pass\n    return Net(2, 2)\nmodel = make()\n"
+        "optimizer = torch.optim.AdamW(model.parameters())\n"
         "for _ in range(3):\n    model(torch.ones(2)).sum().backward()\n    optimizer.step()\n    optimizer.zero_grad()"
     )
-    with pytest.raises(InputError, match="is not a transformers model class"):
-        prove([sys.executable, script(tmp_path, text)])
+    with pytest.raises(InputError, match=r"is not a transformers model class.*cannot be copied") as told:
+        prove([sys.executable, script(tmp_path, text)], timeout=60)
+    assert len(str(told.value).splitlines()) == 1
 
 
 def test_a_command_that_is_not_there() -> None:
@@ -150,3 +227,77 @@ def test_a_python_process_without_torch_pays_milliseconds(tmp_path: Path) -> Non
     ]
     assert told[1][1] == "False"
     assert int(told[1][0]) - int(told[0][0]) < 25
+
+
+TRAINS = """
+import sys, torch
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.AdamW(model.parameters())
+FIRST
+for _ in range(3):
+    model(torch.ones(2, 64)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_recording_that_cannot_be_written(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """As on a full disk: no file may grow past a few kB. The command ends well, its own output is all there is."""
+    limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))"
+    with pytest.raises(InputError, match=r"rank 0 could not write its recording: .* MB are free at .*TMPDIR") as told:
+        record([sys.executable, script(tmp_path, TRAINS.replace("FIRST", limited))], tmp_path / "recording", timeout=60)
+    assert len(str(told.value).splitlines()) == 1
+    assert "Traceback" not in capfd.readouterr().err
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["train.py"]
+
+
+def test_a_target_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(source: str, target: str) -> None:
+        raise shutil.Error([(source, target, "[Errno 28] No space left on device")])
+
+    monkeypatch.setattr(shutil, "move", full)
+    with pytest.raises(InputError, match=r"-o .*: cannot be written: .*No space left on device") as told:
+        record([sys.executable, script(tmp_path, TRAINS.replace("FIRST", ""))], tmp_path / "recording", timeout=60)
+    assert len(str(told.value).splitlines()) == 1
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["train.py"]
+
+
+def test_a_rank_that_is_killed(tmp_path: Path) -> None:
+    """By SIGKILL, as the kernel does when memory is out, in the middle of the recorded steps."""
+    killed = "    if at == 2 and dist.get_rank() == 1:\n        os.kill(os.getpid(), 9)\n    labels ="
+    text = RIGHT.format(here=str(HERE), ranks=2).replace("    labels =", killed, 1)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", script(tmp_path, text)]
+    with pytest.raises(RunFailed, match=r"exit status 1: ") as told:
+        prove(launch, tmp_path / "recording", timeout=120)
+    assert len(str(told.value).splitlines()) == 1
+    assert "still running" not in str(told.value)
+    assert not (tmp_path / "recording").exists()
+
+
+def test_two_commands_record_to_one_folder(tmp_path: Path) -> None:
+    """The one that ends first keeps the folder; the other says so and takes nothing of it away."""
+    file = tmp_path / "recording" / "record.json"
+    waits = f"import os, time\nwhile not os.path.exists({str(file)!r}):\n    time.sleep(0.1)"
+    (tmp_path / "first.py").write_text(TRAINS.replace("FIRST", ""), encoding="utf-8")
+    command = [sys.executable, "-m", "toolkit", "record", "-o", str(tmp_path / "recording"), "--", sys.executable]
+    first = subprocess.Popen([*command, str(tmp_path / "first.py")], stdout=subprocess.DEVNULL)
+    try:
+        with pytest.raises(InputError, match="another command wrote this folder meanwhile"):
+            record([sys.executable, script(tmp_path, TRAINS.replace("FIRST", waits))], file.parent, timeout=120)
+        assert first.wait(60) == 0
+    finally:
+        first.kill()
+    assert json.loads(file.read_text(encoding="utf-8"))["recorded"][-1].endswith("first.py")
+    assert not [one for one in tmp_path.iterdir() if one.name.startswith(".recording")]
+
+
+def test_a_recorded_command_that_records_another(tmp_path: Path) -> None:
+    """Each process belongs to one recording: the innermost."""
+    (tmp_path / "inner.py").write_text(TRAINS.replace("FIRST", ""), encoding="utf-8")
+    command = [sys.executable, "-m", "toolkit", "record", "-o", str(tmp_path / "inner"), "--", sys.executable]
+    inner = f"import subprocess; subprocess.run({[*command, str(tmp_path / 'inner.py')]!r}, check=True, timeout=90)"
+    record([sys.executable, script(tmp_path, TRAINS.replace("FIRST", inner))], tmp_path / "outer", timeout=120)
+    for name, file in (("outer", "train.py"), ("inner", "inner.py")):
+        kept = json.loads((tmp_path / name / "record.json").read_text(encoding="utf-8"))
+        assert kept["recorded"][-1].endswith(file)
+        assert len(kept["models"]) == 1

@@ -22,14 +22,14 @@ def judge(tmp_path: Path) -> Judge:
     """Record a loop, on this process or on those of a group, and compare it."""
 
     def run(job: Any, defect: str = "", group: WorkerGroup | None = None) -> ModelOutcome:
-        prepare(tmp_path, steps=3, after=0, on_cpu=False)
+        prepare(tmp_path, steps=3, after=0, on_cpu=False, copies=True)
         if group is None:
             torch.manual_seed(5)
             job(tmp_path, defect)
         else:
             group.run(job, tmp_path, defect)
         (folder,) = (one for one in (tmp_path / "models").iterdir() if (one / "model.pt").exists())
-        return verify_unit(folder)
+        return verify_unit(folder, copy=tmp_path / "copies" / folder.name)
 
     return run
 
@@ -38,8 +38,8 @@ def stage(found: ModelOutcome, name: str) -> Any:
     return next(one for one in found.outcome.passes[0].stages if one.name == name)
 
 
-ALONE = [loops.custom_loss, loops.preferences, loops.scaled, loops.other_optimizer]
-TOGETHER = [loops.accelerated, loops.sharded, loops.reduced_by_hand]
+ALONE = [loops.custom_loss, loops.preferences, loops.scaled, loops.other_optimizer, loops.divided_after]
+TOGETHER = [loops.accelerated, loops.sharded, loops.reduced_by_hand, loops.partitioned, loops.adapters_sharded]
 
 
 @pytest.mark.parametrize("job", ALONE)
@@ -65,11 +65,16 @@ def test_a_right_loop_on_two_ranks(job: Any, judge: Judge, group: WorkerGroup) -
         (loops.custom_loss, "not-zeroed", "gradient", "gradient-not-cleared"),
         (loops.preferences, "adapter-without-gradient", "gradient", "no-gradient"),
         (loops.scaled, "clipped-while-scaled", "clip", None),
+        (loops.divided_after, "last-tokens", "gradient", "uniform-scale"),
+        (loops.divided_after, "divided-twice", "gradient", "micro-batch-weights"),
         (loops.accelerated, "mean-per-micro-batch", "forward", "mean-per-micro-batch"),
         # With as many ranks as micro-batches both are divided by the same number.
         (loops.accelerated, "ranks-divided-twice", "forward", "accumulation-divided-twice"),
         (loops.reduced_by_hand, "tensors-not-reduced", "gradient", "ranks-not-reduced"),
         (loops.sharded, "reduced-in-bf16", "gradient", "sums-rounded-to-16-bits"),
+        (loops.adapters_sharded, "later-adapters-without-gradient", "gradient", "no-gradient"),
+        (loops.adapters_sharded, "added-in-bf16", "gradient", "sums-rounded-to-16-bits"),
+        (loops.partitioned, "reduced-in-bf16", "gradient", "sums-rounded-to-16-bits"),
     ],
 )
 def test_a_planted_defect_is_found(

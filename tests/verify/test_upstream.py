@@ -31,6 +31,11 @@ def test_peft_wraps_the_head_of_a_token_classifier() -> None:
     assert "modules_to_save cannot be applied" in adapter_traps.all_linear_takes_the_head_of_a_token_classifier()
 
 
+def test_deepspeed_links_parameters_in_another_order(group: WorkerGroup) -> None:
+    """Worked around in verification/loops/zero_links.py."""
+    assert group.run(upstream.zero2_links_in_another_order)[0] == [True, False, False, True]
+
+
 def test_deepspeed_keeps_buffers_in_float32(group: WorkerGroup) -> None:
     """No defect of 0.19.8: only weights are cast. Were it otherwise, rotary positions would be turned too far."""
     assert group.run(upstream.deepspeed_casts_buffers)[0] == ("torch.float32", 0.0)

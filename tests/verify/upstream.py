@@ -118,6 +118,16 @@ def zero2_links_one_group() -> str:
     return "read"
 
 
+def zero2_links_in_another_order() -> list[bool]:
+    """By layer, whether reading its float32 weight answers with that, with ``round_robin_gradients``."""
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    model = nn.Sequential(*[nn.Linear(8, 8, bias=False) for _ in range(4)])
+    split = {"stage": 2, "round_robin_gradients": True}
+    _deepspeed(model, torch.optim.AdamW(model.parameters()), 2, zero_optimization=split)
+    return [torch.equal(safe_get_full_fp32_param(p), p) for p in model.parameters()]
+
+
 def deepspeed_casts_buffers() -> tuple[str, float]:
     """(dtype of the rotary frequencies, radians that position 2000 is turned too far)."""
     model = _llama()

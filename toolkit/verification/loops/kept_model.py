@@ -46,10 +46,10 @@ def keep_model(model: Any) -> KeptModel:
     if hasattr(model, "peft_config"):
         name = str(model.active_adapter)
         base, adapter = model.get_base_model(), json.dumps(_plain_config(model.peft_config[name].to_dict()))
-    config = getattr(base, "config", None)
+    config: Any = getattr(base, "config", None)
     return KeptModel(
         kind=_kind_of(base),
-        config=json.dumps(config.to_dict(), default=str) if config is not None else "{}",
+        config=json.dumps(config.to_dict() if hasattr(config, "to_dict") else {}, default=str),
         attention=str(getattr(config, "_attn_implementation", None) or "eager"),
         adapter=adapter,
         adapter_name=name,

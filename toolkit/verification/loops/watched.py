@@ -13,7 +13,7 @@ from torch import nn
 from toolkit.strategies.engines.base import MOMENTS, OptimizerState
 
 Tensors = dict[str, torch.Tensor]
-_WRAPPERS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
+WRAPPERS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
 
 
 class Watched:
@@ -71,9 +71,11 @@ class WatchedZero(Watched):
 
     def __init__(self, engine: Any, names: set[str]) -> None:
         from toolkit.strategies.engines.zero_state import ZeroTensors
+        from toolkit.verification.loops.zero_links import ZeroLinks
 
         self.engine = engine
         self.tensors = ZeroTensors(engine)
+        self.links = ZeroLinks(engine)
         super().__init__(engine.module, engine.optimizer.optimizer, names)
         dtype = engine.get_data_types()[0]
         self.copy_dtype = None if dtype == torch.float32 else str(dtype).removeprefix("torch.")
@@ -84,13 +86,19 @@ class WatchedZero(Watched):
         return float(scaler.cur_scale) if scaler is not None and self.copy_dtype == "float16" else 1.0
 
     def weights(self) -> Tensors:
-        return {name: self.tensors.weight(p) for name, p in self.parameters.items()}
+        with self.links.corrected():
+            return {name: self.tensors.weight(p) for name, p in self.parameters.items()}
 
     def gradients(self) -> dict[str, torch.Tensor | None]:
-        found = {name: self.tensors.gradient(p) for name, p in self.parameters.items()}
+        with self.links.corrected():
+            found = {name: self.tensors.gradient(p) for name, p in self.parameters.items()}
         return {name: None if g is None else g.float() / self.loss_scale for name, g in found.items()}
 
     def states(self) -> dict[str, OptimizerState | None]:
+        with self.links.corrected():
+            return self._linked_states()
+
+    def _linked_states(self) -> dict[str, OptimizerState | None]:
         found: dict[str, OptimizerState | None] = {}
         for name, parameter in self.parameters.items():
             moments = {key: self.tensors.moment(parameter, key) for key in MOMENTS}
@@ -171,7 +179,7 @@ def clean_name(name: str, known: set[str]) -> str:
     """A wrapped parameter's own name. ``known``: the names before wrapping, where they are known."""
     if name in known:
         return name
-    parts = [part for part in name.split(".") if part not in _WRAPPERS]
+    parts = [part for part in name.split(".") if part not in WRAPPERS]
     while len(parts) > 1 and parts[0] == "module" and ".".join(parts) not in known:
         parts = parts[1:]
     return ".".join(parts)

@@ -5,6 +5,7 @@ Hooks only read. They draw no random numbers and change no tensor, so the run is
 
 from __future__ import annotations
 
+import types
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -15,6 +16,8 @@ from torch import nn
 from toolkit.verification.loops.replay_device import drawn_since, generator_states
 from toolkit.verification.scripts.facts import SAMPLE, CallTrace, OutputTrace
 from toolkit.verification.scripts.tree import Unrecordable, flatten, named_tensors
+
+_REDIRECT = ("lightning", "lightning_fabric", "pytorch_lightning")
 
 
 class Calls:
@@ -61,6 +64,8 @@ class Calls:
     def before(self, name: str, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         if in_backward():
             return  # recomputed for activation checkpointing
+        if _redirected(module):
+            return
         self._inside.append(module)
         if len(self._inside) > 1:
             if self._open is not None and len(self._inside) == 2:
@@ -87,7 +92,7 @@ class Calls:
         self._look_at_autocast(self._open)
 
     def after(self, module: nn.Module, output: Any) -> None:
-        if in_backward() or not self._inside:
+        if in_backward() or not any(one is module for one in self._inside):
             return
         while self._inside and self._inside.pop() is not module:
             continue  # a call that raised
@@ -121,6 +126,13 @@ class Calls:
 def in_backward() -> bool:
     """Whether autograd is computing gradients in this thread: what is called then recomputes activations."""
     return torch._C._current_graph_task_id() != -1
+
+
+def _redirected(module: nn.Module) -> bool:
+    """Whether another method is about to run in the place of the module's forward: Lightning calls a model's training
+    step, or any method, through the forward of its wrappers."""
+    forward = vars(module).get("forward")
+    return isinstance(forward, types.FunctionType) and forward.__module__.partition(".")[0] in _REDIRECT
 
 
 def follow(roots: Iterable[torch.Tensor], nodes: dict[Any, OutputTrace]) -> list[torch.Tensor]:

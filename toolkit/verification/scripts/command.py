@@ -13,7 +13,7 @@ from typing import Any
 
 from toolkit.errors import InputError, RunFailed
 from toolkit.results import CommandResult, Result
-from toolkit.verification.scripts.run import Ended, prepare, run
+from toolkit.verification.scripts.run import Ended, prepare, run, whole
 
 FILE = "record.json"
 """In a recorded folder: what was recorded of which command."""
@@ -49,21 +49,27 @@ def record(
     stop: bool = False,
     on_cpu: bool = False,
     quiet: bool = False,
+    copies: Path | None = None,
 ) -> Recorded:
     """Run an unmodified training command and keep its optimizer steps ``after + 1`` to ``after + steps`` in ``folder``.
 
     ``timeout``: seconds until the command is ended. ``stop``: end it once the steps are recorded. ``on_cpu``: on a
     machine without a GPU, connect the processes that accelerate launches for FSDP or DeepSpeed. ``quiet``: its standard
-    output goes to standard error.
+    output goes to standard error. ``copies``: a folder for copies of the models, which only this machine should read.
 
     Raises InputError if the command cannot be run or there is nothing to record, CommandFailed if it fails.
     """
     result = Result("record")
     target = Path(folder)
     _check(command, target)
+    before = _written(target)
     with tempfile.TemporaryDirectory(prefix="toolkit-record-") as name:
         session = Path(name)
-        ended = run(command, prepare(session, steps, after, on_cpu), session, timeout, stop, quiet)
+        try:
+            environment = prepare(session, steps, after, on_cpu, copies is not None)
+        except OSError as error:
+            raise InputError(f"{session}: {error.strerror}; TMPDIR chooses another folder") from None
+        ended = run(command, environment, session, timeout, stop, quiet)
         models = session / "models"
         numbers = _complete(models)
         _raise_failure(command, ended, numbers, timeout)
@@ -77,6 +83,10 @@ def record(
             models=_models(ended, numbers),
             not_seen=_not_seen(ended, numbers),
         )
+        if copies is not None and (session / "copies").exists():
+            shutil.move(str(session / "copies"), str(copies))
+        if _written(target) != before:
+            raise InputError(f"-o {target}: another command wrote this folder meanwhile; this recording is not kept")
         _move(models, numbers, target, document)
     return Recorded(document, 0, target)
 
@@ -94,8 +104,7 @@ def _complete(models: Path) -> list[int]:
     """The models that every rank has written."""
     found = []
     for folder in sorted(models.glob("*"), key=lambda one: int(one.name)):
-        world = folder / "world"
-        if world.exists() and len(list(folder.glob("rank*.pt"))) == int(world.read_text(encoding="utf-8")):
+        if whole(folder):
             found.append(int(folder.name))
     return found
 
@@ -162,10 +171,21 @@ def _not_seen(ended: Ended, numbers: list[int]) -> list[str]:
     return found + sorted(unseen)
 
 
+def _written(target: Path) -> int | None:
+    """When a recording was written to ``target``; None if none is there."""
+    try:
+        return (target / FILE).stat().st_mtime_ns
+    except OSError:
+        return None
+
+
 def _move(models: Path, numbers: list[int], target: Path, document: dict[str, Any]) -> None:
     """All or nothing: the folder appears when it is complete."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    writing = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        writing = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    except OSError as error:
+        raise InputError(f"-o {target}: cannot be written: {error.strerror}; this recording is not kept") from None
     try:
         for number in numbers:
             shutil.move(str(models / str(number)), str(writing / str(number)))
@@ -175,7 +195,9 @@ def _move(models: Path, numbers: list[int], target: Path, document: dict[str, An
             shutil.rmtree(target)
         writing.rename(target)
     except OSError as error:
-        raise InputError(f"-o {target}: {error.strerror}") from None
+        # shutil.Error, of a copy to another disk, lists what failed: source, target and reason of each file.
+        why = error.strerror or str(error.args[0][0][2]).partition("] ")[2].partition(": '")[0]
+        raise InputError(f"-o {target}: cannot be written: {why}; this recording is not kept") from None
     finally:
         with contextlib.suppress(OSError):
             shutil.rmtree(writing)

@@ -34,6 +34,8 @@ class LossFound:
     measures: list[Measure] = field(default_factory=list)
     diagnosis: Diagnosis | None = None
     notes: list[str] = field(default_factory=list)
+    factor: float = 1.0
+    """What the loss is of the mean over supervised tokens, in the step where it is farthest from 1."""
 
 
 def normalisation(replay: Replay, steps: Sequence[Sequence[Contribution]]) -> LossFound:
@@ -97,7 +99,7 @@ def _whole(found: LossFound, factors: list[float], replay: Replay) -> None:
         if _forgotten(factors[0], count, replay.averaged, 0.02):
             found.notes.append(f"besides, the loss is about {factors[0]:.3g} times the mean over supervised tokens")
         return
-    worst = max(factors, key=lambda one: abs(math.log(max(one, 1e-30))))
+    worst = found.factor = max(factors, key=lambda one: abs(math.log(max(one, 1e-30))))
     if abs(worst - 1) <= max(m.tolerance for m in found.measures):
         found.diagnosis = None
         return

@@ -46,20 +46,21 @@ def prove(
     """
     result = Result("prove")
     with tempfile.TemporaryDirectory(prefix="toolkit-prove-") as name:
-        target = Path(folder) if folder is not None else Path(name) / "recording"
+        target, copies = Path(folder) if folder is not None else Path(name) / "recording", Path(name) / "copies"
         try:
-            record(command, target, steps=steps, after=after, timeout=timeout, stop=stop, on_cpu=on_cpu, quiet=quiet)
+            record(command, target, steps=steps, after=after, timeout=timeout, stop=stop, on_cpu=on_cpu, quiet=quiet,
+                   copies=copies)  # fmt: skip
         except CommandFailed as error:
             raise RunFailed(str(error)) from None
-        return judge(target, result)
+        return judge(target, result, copies=copies)
 
 
-def judge(folder: Path, result: Result, model: Any = None) -> Proven:
-    """Compare a recording. Raises InputError."""
+def judge(folder: Path, result: Result, model: Any = None, copies: Path | None = None) -> Proven:
+    """Compare a recording. ``copies``: of its models, made by the same `prove`. Raises InputError."""
     from toolkit.verification.scripts.verify import recorded, verify_recording
 
     kept = recorded(folder)
-    models = verify_recording(folder, model)
+    models = verify_recording(folder, model, copies)
     verdict = min((one.outcome.verdict for one in models), key=_WORST.index)
     worst = next(one for one in models if one.outcome.verdict == verdict)
     document = result.finish(

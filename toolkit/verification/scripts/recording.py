@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -144,12 +146,17 @@ class Recording:
                 step.weights, step.states, step.gradient = {}, {}, {}
 
         def write() -> None:
-            folder.mkdir(parents=True, exist_ok=True)
-            if kept is not None:
-                save_plain(kept, folder / "model.pt")
-                (folder / "world").write_text(str(world), encoding="utf-8")
-            save_plain(unit, folder / f"rank{rank}.part")
-            (folder / f"rank{rank}.part").rename(folder / f"rank{rank}.pt")
+            part = folder / f"rank{rank}.part"
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                if kept is not None:
+                    save_plain(kept, folder / "model.pt")
+                    (folder / "world").write_text(str(world), encoding="utf-8")
+                save_plain(unit, part)
+                part.rename(folder / f"rank{rank}.pt")
+            except (OSError, RuntimeError) as error:  # torch raises a RuntimeError where the disk is full
+                self.failed = _not_written(folder, error)
+                part.unlink(missing_ok=True)  # room for what this process has to tell
 
         thread = threading.Thread(target=write, name="toolkit-record")
         thread.start()
@@ -235,6 +242,15 @@ class Recording:
     @property
     def _was_split(self) -> bool:
         return any(hasattr(p, "ds_id") for p in self.model.parameters())
+
+
+def _not_written(folder: Path, error: Exception) -> str:
+    free = shutil.disk_usage(folder.parent if not folder.exists() else folder).free
+    why = error.strerror if isinstance(error, OSError) else "torch could not write the file"
+    return (
+        f"rank {os.environ.get('RANK', '0')} could not write its recording: {why} ({free / 1e6:.1f} MB are free at "
+        f"{tempfile.gettempdir()}; TMPDIR chooses another disk)"
+    )
 
 
 def fingerprint(tensor: torch.Tensor) -> str:

@@ -56,6 +56,8 @@ class Replay:
             if name in facts.dtypes:
                 parameter.data = parameter.data.to(getattr(torch, facts.dtypes[name]))
         self.trained = {name: live[name] for name in self.names}
+        self.multiplied: dict[int, float] = {}
+        """By step: what the script multiplies its gradients by after the backward passes, where it does."""
         self.averaged = max(1, facts.averaged)
         """The ranks whose gradients are averaged."""
         for name, buffer in model.named_buffers():
@@ -81,7 +83,8 @@ class Replay:
 
     def scale(self, step: int) -> float:
         """What the gradients at the outputs still have in them: the loss scale, and the ranks that are averaged."""
-        return self.ranks[0].trace.run.steps[step].loss_scale * self.averaged
+        scale = self.ranks[0].trace.run.steps[step].loss_scale * self.averaged
+        return scale / self.multiplied.get(step, 1.0)
 
     def weights_before(self, step: int) -> Tensors:
         run = self.ranks[0].trace.run
@@ -112,7 +115,14 @@ class Replay:
         self.model.zero_grad(set_to_none=True)
         autocast = getattr(torch, call.autocast) if call.autocast else None
         with torch.enable_grad(), torch.autocast(self.device.type, dtype=autocast, enabled=autocast is not None):
-            answered = answer(module, args, kwargs)
+            try:
+                answered = answer(module, args, kwargs)
+            except Exception as error:  # whatever a model's own code raises
+                told = str(error).strip().splitlines() or [""]
+                raise InputError(
+                    f"{self.source}: the rebuilt model cannot repeat a call of {call.path or 'the model'}: "
+                    f"{type(error).__name__}: {told[0]}"
+                ) from None
         outputs = {name: one for name, one in named_tensors(answered) if one.requires_grad}
         seeds = self._seeds(call, outputs)
         found = Contribution(rank, micro, {}, self._compare(call, outputs))
@@ -239,6 +249,8 @@ def _add(into: Tensors, gradients: Tensors) -> None:
 
 def _loss_of(call: CallTrace, outputs: Tensors, seeds: Tensors, kwargs: dict[str, Any]) -> CallLoss | None:
     """What the loss was, where it is a cross-entropy of the logits."""
+    if chunks := _chunks(outputs, seeds):
+        return cross_entropy(*chunks, None)
     logits = outputs.get("logits", outputs.get("output"))
     if logits is None or logits.ndim not in (2, 3):
         return None
@@ -252,3 +264,15 @@ def _loss_of(call: CallTrace, outputs: Tensors, seeds: Tensors, kwargs: dict[str
         if gradient is None
         else cross_entropy(logits.detach(), gradient.to(logits.device), kwargs.get("attention_mask"))
     )
+
+
+def _chunks(outputs: Tensors, seeds: Tensors) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Logits that a model answers with in pieces of the sequence, and their gradient, where it does."""
+    names = [str(at) for at in range(len(outputs))]
+    if not names or set(outputs) != set(names):
+        return None
+    pieces = [outputs[name] for name in names]
+    if any(one.ndim != 3 or one.shape[::2] != pieces[0].shape[::2] for one in pieces):
+        return None
+    gradients = [seeds[name] if name in seeds else torch.zeros_like(outputs[name]) for name in names]
+    return torch.cat(pieces, 1).detach(), torch.cat(gradients, 1)

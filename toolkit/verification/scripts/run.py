@@ -39,15 +39,16 @@ class Ended:
     refused: str = ""
 
 
-def prepare(session: Path, steps: int, after: int, on_cpu: bool) -> dict[str, str]:
-    """Fill ``session``, an empty folder; returns the environment of a command that is recorded there."""
+def prepare(session: Path, steps: int, after: int, on_cpu: bool, copies: bool = False) -> dict[str, str]:
+    """Fill ``session``, an empty folder; returns the environment of a command that is recorded there. ``copies``: copy
+    models too, for what transformers cannot build again."""
     import toolkit
 
     site = session / "site"
     site.mkdir()
     shutil.copyfile(Path(__file__).with_name("stub.py"), site / "sitecustomize.py")
     (session / "root").write_text(str(Path(toolkit.__file__).parent.parent), encoding="utf-8")
-    settings = {"steps": steps, "after": after, "on_cpu": on_cpu}
+    settings = {"steps": steps, "after": after, "on_cpu": on_cpu, "copies": copies}
     (session / "settings.json").write_text(json.dumps(settings), encoding="utf-8")
     path = os.environ.get("PYTHONPATH")
     return dict(os.environ) | {
@@ -120,12 +121,14 @@ def _wait(job: subprocess.Popen[bytes], session: Path, timeout: float | None, st
 
 def complete(session: Path) -> bool:
     """Whether every rank has written its part of a model."""
-    for folder in (session / "models").glob("*"):
-        ranks = len(list(folder.glob("rank*.pt")))
-        world = folder / "world"
-        if world.exists() and ranks >= int(world.read_text(encoding="utf-8")):
-            return True
-    return False
+    return any(whole(folder) for folder in (session / "models").glob("*"))
+
+
+def whole(folder: Path) -> bool:
+    """Whether every rank has written its part of this model."""
+    world = folder / "world"
+    told = world.read_text(encoding="utf-8") if world.exists() else ""
+    return told != "" and len(list(folder.glob("rank*.pt"))) >= int(told)  # empty while it is being written
 
 
 def _relay(stream: BinaryIO, lines: deque[str]) -> None:

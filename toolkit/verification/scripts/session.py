@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 
 from torch import nn
 
+from toolkit.verification.scripts import copies
 from toolkit.verification.scripts.recording import Recording
 from toolkit.verification.scripts.units import units_holding, units_of
 from toolkit.verification.scripts.watch import NotReadable
@@ -26,7 +28,7 @@ class Session:
         settings = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
         self.folder = folder
         self.steps, self.after = int(settings["steps"]), int(settings["after"])
-        self.on_cpu = bool(settings["on_cpu"])
+        self.on_cpu, self.copies = bool(settings["on_cpu"]), bool(settings["copies"])
         self.scale = 0.0
         """The loss scale that gradients have in them now; 0: none."""
         self.main = os.environ.get("RANK", "0") == "0"
@@ -37,6 +39,7 @@ class Session:
         self.optimizers: list[weakref.ref[Any]] = []
         self.pid = os.getpid()
         self._saved: list[int] = []
+        self._plain: dict[int, copies.Plain] = {}
         self._scales: dict[int, float] = {}
         self._took: set[int] = set()
         self._threads: list[threading.Thread] = []
@@ -146,6 +149,8 @@ class Session:
         for at, recording in enumerate(self.recordings):
             if recording.done and not recording.failed and at not in self._saved:
                 self._saved.append(at)
+                if at in self._plain:
+                    copies.write_changes(recording.model, self.folder / "copies" / str(at), self._plain[at])
                 self._threads.append(recording.save(self.folder / "models" / str(at)))
         if self._saved and not self._open():
             self.end()
@@ -180,8 +185,9 @@ class Session:
             ],
         }  # fmt: skip
         writing = self.folder / f"process-{self.pid}.part"
-        writing.write_text(json.dumps(found), encoding="utf-8")
-        writing.rename(self.folder / f"process-{self.pid}.json")
+        with contextlib.suppress(OSError):  # a full disk: the command that records sees that itself
+            writing.write_text(json.dumps(found), encoding="utf-8")
+            writing.rename(self.folder / f"process-{self.pid}.json")
 
     # ------------------------------------------------------------------ models
 
@@ -194,12 +200,15 @@ class Session:
         for at, recording in enumerate(self.recordings):
             if _has(unit, recording.model):  # an adapter was put around it
                 recording.let_go()
-                self.recordings[at] = self._new(unit)
+                self.recordings[at] = self._new(unit, at)
                 return self.recordings[at]
-        self.recordings.append(self._new(unit))
+        self.recordings.append(self._new(unit, len(self.recordings)))
         return self.recordings[-1]
 
-    def _new(self, unit: nn.Module) -> Recording:
+    def _new(self, unit: nn.Module, at: int) -> Recording:
+        if self.main and self.copies:  # before the recording's own hooks are in it
+            copies.write(unit, self.folder / "copies" / str(at))
+            self._plain[at] = copies.plain_attributes(unit)
         return Recording(unit, self.steps, self.after, self.main)
 
     def _open(self) -> list[Recording]:

@@ -25,7 +25,12 @@ def _hidden(here):  # type: ignore[no-untyped-def]
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
 
-    others = [path for path in sys.path if os.path.abspath(path or ".") != here]
+    # Not of a recorded command that runs this one: one process has one recording.
+    others = [
+        path
+        for path in sys.path
+        if os.path.abspath(path or ".") != here and not os.path.exists(os.path.join(path, "..", "settings.json"))
+    ]
     spec = PathFinder.find_spec("sitecustomize", others)
     if spec is not None and spec.loader is not None:
         module = module_from_spec(spec)

@@ -19,11 +19,12 @@ from toolkit.verification.loops.replay_device import multiplying, replay_device
 from toolkit.verification.outcome import Outcome
 from toolkit.verification.passes import Pass
 from toolkit.verification.record.plain_form import load_plain
-from toolkit.verification.scripts import optimizer
+from toolkit.verification.scripts import copies, optimizer
 from toolkit.verification.scripts.causes import gradient_cause
 from toolkit.verification.scripts.command import FILE
 from toolkit.verification.scripts.facts import ScriptFacts, UnitTrace
 from toolkit.verification.scripts.losses import LossFound, normalisation
+from toolkit.verification.scripts.multiplied import infer_multiplied
 from toolkit.verification.scripts.replay import Replay
 from toolkit.verification.scripts.stages import Replayed, forward, gradient, replay_all
 
@@ -73,8 +74,11 @@ def recorded(folder: Path) -> dict[str, Any]:
     return document
 
 
-def verify_recording(folder: Path, model: Any = None) -> list[ModelOutcome]:
-    """Compare every recorded model. ``model``: one of the recorded class, where it is not one of transformers' own.
+def verify_recording(folder: Path, model: Any = None, copied: Path | None = None) -> list[ModelOutcome]:
+    """Compare every recorded model.
+
+    ``model``: one of the recorded class, where it is not one of transformers' own. ``copied``: copies of the models,
+    from the same run of `prove`; they are unpickled.
 
     Nothing in ``folder`` is unpickled. Raises InputError where it cannot be read, or not be replayed on this machine.
     """
@@ -84,18 +88,20 @@ def verify_recording(folder: Path, model: Any = None) -> list[ModelOutcome]:
     )
     if not units:
         raise InputError(f"--trace: {folder} contains no recorded model; record the command again")
-    return [verify_unit(unit, model, len(units)) for unit in units]
+    return [verify_unit(unit, model, copied / unit.name if copied is not None else None, len(units)) for unit in units]
 
 
-def verify_unit(folder: Path, model: Any = None, models: int = 1) -> ModelOutcome:
-    """Compare one recorded model of ``models``, which share the chance of a false alarm."""
+def verify_unit(folder: Path, model: Any = None, copy: Path | None = None, models: int = 1) -> ModelOutcome:
+    """Compare one recorded model of ``models``, which share the chance of a false alarm. ``copy``: of it, where
+    transformers cannot build it again."""
     ranks = [load_plain(file, UnitTrace) for file in _files(folder)]
     _check(ranks, str(folder))
     facts = ranks[0].facts
     device, note = replay_device([rank.facts.loop for rank in ranks], str(folder))
     kept = load_plain(folder / "model.pt", KeptModel)
     threads = torch.get_num_threads()
-    built = rebuild(kept, model, str(folder / "model.pt")).to(device)
+    built, how = _build(kept, model, copy, str(folder / "model.pt"))
+    built = built.to(device)
     trained = set(ranks[0].trace.trainable)
     first = {name: p.detach().cpu().clone() for name, p in built.named_parameters() if name in trained}
     try:
@@ -104,16 +110,36 @@ def verify_unit(folder: Path, model: Any = None, models: int = 1) -> ModelOutcom
             replay = Replay(built, ranks, device, str(folder))
             by_hand = replay.infer_averaging()
             replayed = replay_all(replay, models)
+            after = infer_multiplied(replay, replayed)
+            if after is not None:
+                replayed = replay_all(replay, models)
     finally:
         torch.set_num_threads(threads)
     run: Any = RecordedRun(facts.world, device.type, facts.strategy)
     loss = normalisation(replay, replayed.contributions)
     outcome = _outcome(run, replay, replayed, loss, first)
-    outcome.notes += [*filter(None, (note, by_hand)), *loss.notes, *facts.notes, *facts.unseen]
+    outcome.notes += [*filter(None, (note, how, by_hand, after)), *loss.notes, *facts.notes, *facts.unseen]
     if facts.outside:
         names = f"{facts.outside[0]} and {len(facts.outside) - 1} others" if facts.outside[1:] else facts.outside[0]
         outcome.notes.append(f"{names}: the loss reads it without calling the model; its gradient is not seen")
     return ModelOutcome(kept.kind, outcome, facts, loss.kind)
+
+
+def _build(kept: KeptModel, given: Any, copy: Path | None, source: str) -> tuple[Any, str | None]:
+    """The model, and a note where it was not built from its config."""
+    try:
+        return rebuild(kept, given, source), None
+    except InputError as error:
+        if given is not None or copy is None:
+            raise
+        found = copies.read(copy)
+        if isinstance(found, str):
+            raise InputError(f"{error} ({found})") from None
+        why = str(error).removeprefix(f"{source}: ").partition(". Build the model")[0]
+        note = (
+            f"{kept.kind}: the plain loop runs a copy of the command's own model; its forward is taken as given ({why})"
+        )
+        return rebuild(kept, found, source), note
 
 
 def _outcome(run: Any, replay: Replay, replayed: Replayed, loss: LossFound, first: dict[str, torch.Tensor]) -> Outcome:
