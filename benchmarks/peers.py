@@ -204,7 +204,7 @@ def _words(vocabulary: int) -> Any:
 class _Samples:
     """Stands where a run has its tokenised data."""
 
-    streamed, task, pad_id = False, "causal-lm", 0
+    streamed, task, pad_id, masking = False, "causal-lm", 0, None
     label_names = None
     notes = ()
 
