@@ -54,6 +54,13 @@ class Formatter:
         self.max_length = recipe.data.max_length
         self._num_labels = recipe.model.num_labels
         self._label_names = label_names
+        if label_names and self._num_labels is not None and len(label_names) > self._num_labels:
+            raise InputError.at(
+                None,
+                "model.num_labels",
+                f"the model has {self._num_labels} classes, and data.train has {len(label_names)} labels "
+                f"({_shown(label_names)}); set it to {len(label_names)}",
+            )
         self.chat: Any = None
         if recipe.data.format == "messages":
             from toolkit.data.chat import Chat

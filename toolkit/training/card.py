@@ -28,6 +28,7 @@ def model_card(kind: str, recipe: Recipe, manifest: dict[str, Any], run: Path) -
         "contents": kind,
         "trained": trained,
         "data": f"{_data(recipe)} ({recipe.data.format}, truncated to {recipe.data.max_length} tokens)",
+        "classes": ", ".join(manifest["label_names"]) if manifest.get("label_names") else None,
         "optimizer steps": manifest["step"],
         "precision": recipe.precision,
         "strategy": f"{manifest['strategy']}, {manifest['world_size']} processes",

@@ -124,6 +124,7 @@ def begin(
             "weights": weights.index,
             "moments": moments.index,
             "optimizer_steps": steps,
+            "label_names": session.label_names,
             "extra": extra,
         }
         background(_seal, writing, target, recipe, manifest)

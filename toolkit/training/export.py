@@ -123,6 +123,7 @@ def export(
     resolved = resolve(_alone(recipe), str(folder), device="cpu")
     tokenizer = load_tokenizer(recipe)
     model = trained_model(resolved, folder, tokenizer.pad_token_id)
+    _name_classes(model, manifest.get("label_names"))  # a key that earlier versions did not write
     writing = output.with_name(f".{output.name}.writing")
     shutil.rmtree(writing, ignore_errors=True)
     kind = _write(model, recipe, writing, merged=merged)
@@ -133,6 +134,12 @@ def export(
         output.rmdir()
     writing.rename(output)
     return kind, resolved
+
+
+def _name_classes(model: Any, names: list[str] | None) -> None:
+    if names:
+        own = dict(enumerate(names)) | {at: f"LABEL_{at}" for at in range(len(names), model.config.num_labels)}
+        model.config.id2label, model.config.label2id = own, {name: at for at, name in own.items()}
 
 
 def trained_model(resolved: Resolved, folder: Path, pad_token_id: int | None = None) -> nn.Module:

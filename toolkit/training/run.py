@@ -59,7 +59,8 @@ def run(
     if connected is not None:
         connected()
     main = session.accelerator.is_main_process
-    samples = open_data(recipe, "train", session.tokenizer)
+    samples = open_data(session.data_recipe, "train", session.tokenizer)
+    session.label_names = samples.label_names
     passed_over: list[str] = []
     start = checkpoint.newest(folder / "checkpoints", passed_over.append) if resume else None
     progress = checkpoint.load(session, start) if start else Progress()

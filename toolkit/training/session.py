@@ -19,12 +19,14 @@ from toolkit.model.load import load_base, load_tokenizer, set_dtypes
 from toolkit.model.nf4 import base_linears, quantise_base, weight_count
 from toolkit.optim.adamw import decayed_names
 from toolkit.recipe.resolve import Resolved
+from toolkit.recipe.schema import Recipe
 from toolkit.strategies import strategy_of
 from toolkit.strategies.engines.base import Claim, Engine, NotActive, Prepared
 from toolkit.strategies.engines.connect import make_accelerator
 from toolkit.strategies.engines.float8 import product_claim
 from toolkit.strategies.engines.process_group import allow_hours
 from toolkit.strategies.engines.quantised import base_claims
+from toolkit.tasks import task_of
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -43,6 +45,18 @@ class Session:
     claims: list[Claim]
     weights: int
     """Parameters of the whole model, frozen ones included."""
+    label_names: list[str] | None = None
+    """The classes' names in order, where the data names them: exported with the model."""
+
+    @property
+    def data_recipe(self) -> Recipe:
+        """The recipe with the model's number of classes, which labels are checked against."""
+        recipe = self.resolved.recipe
+        if not task_of(recipe.model.task).classes or recipe.model.num_labels is not None:
+            return recipe
+        config: Any = self.engine.config
+        model = recipe.model.model_copy(update={"num_labels": int(config.num_labels)})
+        return recipe.model_copy(update={"model": model})
 
     @property
     def data_rank(self) -> int:

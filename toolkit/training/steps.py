@@ -48,9 +48,7 @@ class Steps:
         """The last saved step, or the step that the run started with."""
         self._compiled_told = self._fell_back_told = False
         self.eval_interval = session.resolved.recipe.eval_interval
-        self._eval_samples = (
-            open_data(session.resolved.recipe, "eval", session.tokenizer) if self.eval_interval else None
-        )
+        self._eval_samples = open_data(session.data_recipe, "eval", session.tokenizer) if self.eval_interval else None
 
     def __call__(self, pending: Pending) -> None:
         self.recorder.add(pending)
