@@ -10,7 +10,7 @@ from toolkit.strategies import strategies
 TOOLKIT = Path(__file__).parents[2] / "toolkit"
 # Launch files name strategies, and so does what wraps the model of a script that is not the toolkit's: what reads them
 # has to know their names.
-OF_OTHERS = ("strategies", "linting", "migration", "verification/scripts")
+OF_OTHERS = ("strategies", "linting", "migration", "importing", "verification/scripts")
 
 
 def compared_names(source: str, names: set[str]) -> list[str]:

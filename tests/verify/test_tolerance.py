@@ -112,7 +112,7 @@ def test_a_scalar_parameter_may_round_otherwise_than_both_of_torchs_steps() -> N
     assert SAFETY * torch.finfo(torch.float32).eps < rounding / 1e-4
     lone = Fit(value=1.0, deviation=0.0, bound=3e-6, elements=1.0)
     assert lone.spread == (3e-6, 0.0)
-    many = Fit(value=1.0, deviation=1e-8, bound=3e-6, elements=500.0)
+    many = Fit(value=1.0, deviation=1e-8, bound=3e-9, elements=500.0)
     assert many.spread[0] == pytest.approx(7e-8)
     assert 0 < many.spread[1] < 1e-11
 

@@ -35,10 +35,10 @@ class Fit:
 
     @property
     def spread(self) -> tuple[float, float]:
-        """How far a right value may be off, and the chance that it is off by more."""
-        if self.elements >= _MANY and DEVIATIONS * self.deviation < self.bound:
-            return DEVIATIONS * self.deviation, _BEYOND
-        return self.bound, 0.0
+        """How far a right value may be off, and the chance that it is off by more. Moments that are rounded more than
+        they should be determine it less: that is for the stage that looks at moments."""
+        spread = DEVIATIONS * self.deviation
+        return (spread, _BEYOND) if self.elements >= _MANY else (max(spread, self.bound), 0.0)
 
 
 def update_bound(before: torch.Tensor, change: torch.Tensor, eps: float) -> float:
