@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from toolkit.data.formats import Example, Formatter
 from toolkit.data.opening import open_data
 from toolkit.data.rows import Row
+from toolkit.data.samples import MapSamples
 from toolkit.errors import InputError
 from toolkit.recipe.schema import Recipe
 
@@ -55,9 +56,10 @@ def test_names_of_classes_are_numbered_over_all_words(
 ) -> None:
     rows = [{"words": ["ab", "c"], "labels": ["O", "B-PER"]}, {"words": ["d"], "labels": ["I-PER"]}]
     samples = open_data(recipe(train=write_jsonl(rows), fields={"tokens": "words"}), "train", by_characters())
+    assert isinstance(samples, MapSamples)
     assert samples.label_names == ["B-PER", "I-PER", "O"]
-    assert [samples[at].labels for at in range(2)] == [[I, 2, I, 0, I], [I, 1, I]]  # type: ignore[index]
-    assert samples.supervised == 3  # type: ignore[union-attr]
+    assert [samples[at].labels for at in range(2)] == [[I, 2, I, 0, I], [I, 1, I]]
+    assert samples.supervised == 3
 
 
 @pytest.mark.parametrize(

@@ -250,4 +250,5 @@ def test_what_was_never_measured_is_marked(tmp_path: Path, config: str, capsys: 
     assert unmeasured("precision=fp16", "strategy.name=fsdp1", "strategy.offload=all") == ["offload all", "fp16"]
     assert "offload all, fp16: not validated" in capsys.readouterr().out
     assert unmeasured("strategy.offload=optimizer") == []  # ZeRO's is
+    assert unmeasured("model.task=token-classification", "data.format=tokens") == ["token-classification"]
     assert unmeasured() == []

@@ -59,13 +59,25 @@ def test_two_of_three_make_the_batch(batch: dict[str, int], expected: tuple[int,
         ({"data": {"streaming": True}, "run": {"max_steps": None, "epochs": 1}}, "the length of a stream is not known"),
         ({"run": {"max_steps": None}}, "set max_steps or epochs"),
         ({"run": {"eval_every": 5}}, "data.eval is not set"),
+        (
+            {"data": {"mask_probability": 0.3}},
+            "data.mask_probability: requires model.task: masked-lm; here it is causal-lm",
+        ),
+        (
+            {"data": {"format": "tokens"}},
+            "data.format: causal-lm requires text, prompt-completion or messages; here it is tokens\n",
+        ),
+        (
+            {"model": {"task": "seq2seq-lm"}},
+            "data.format: seq2seq-lm requires prompt-completion (the prompt goes to the encoder); here it is text\n",
+        ),
         ({"model": {"config": None, "path": "./not/there"}}, "no folder ./not/there"),
     ],
 )
 def test_contradictions_are_refused(sections: dict[str, Any], expected: str, tiny_root: Path) -> None:
     with pytest.raises(InputError) as caught:
         resolved_from(recipe_dict(tiny_root, **sections))
-    assert expected in str(caught.value)
+    assert expected in str(caught.value) + "\n"
 
 
 def test_every_decision_has_a_reason(tiny_root: Path) -> None:

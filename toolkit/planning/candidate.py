@@ -78,7 +78,7 @@ class Candidate:
         used = {
             "offload": f"offload {offload}" if offload != "none" else "",
             "fp16": "fp16" if self.resolved.precision.compute == "float16" else "",
-            **({task: task} if task_of(task).classes else {}),
+            task: "" if task_of(task).validated else task,
         }
         found = [shown for what, shown in used.items() if shown and what not in validated]
         found += [LIGER_UNKNOWN] if self.resolved.loss_kernel == "liger" else []

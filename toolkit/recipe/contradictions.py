@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from toolkit.recipe.schema import Recipe
+from toolkit.recipe.schema import Data, Recipe
 from toolkit.recipe.traits import Traits
 from toolkit.tasks import task_of
 
@@ -28,7 +28,12 @@ def contradictions(recipe: Recipe, traits: Traits) -> list[str]:
     if recipe.data.streaming and recipe.run.max_steps is None:
         found.append("data.streaming: the length of a stream is not known; set run.max_steps instead of run.epochs")
     if recipe.data.format not in task.formats:
-        found.append(f"data.format: {task.name} requires {' or '.join(task.formats)}, {task.why_format}")
+        *most, last = task.formats
+        formats = f"{', '.join(most)} or {last}" if most else last
+        why = f" ({task.why_format})" if task.why_format else ""
+        found.append(f"data.format: {task.name} requires {formats}{why}; here it is {recipe.data.format}")
+    if not task.masks and recipe.data.mask_probability != Data.model_fields["mask_probability"].default:
+        found.append(f"data.mask_probability: requires model.task: masked-lm; here it is {task.name}")
     if recipe.run.eval_every and recipe.data.eval is None:
         found.append("run.eval_every: data.eval is not set; set it, or set eval_every: 0")
     if recipe.activation_offload and recipe.activation_checkpointing != "full":

@@ -67,7 +67,8 @@ class Drawn:
 class Task:
     """``auto_class``: of transformers. ``peft_type``: PEFT's ``TaskType``, or None where PEFT has none.
     ``pipeline``: the hub's tag for what the model does. ``draw``: labels of a random sample of these ids, for
-    ``verify``. ``classes``: labels are classes, whose number is ``model.num_labels``. ``packs``: a row may hold several
+    ``verify``. ``classes``: labels are classes, whose number is ``model.num_labels``. ``validated``: `plan` was
+    compared with real training of it under every strategy. ``packs``: a row may hold several
     samples that do not see each other. ``masks``: labelled tokens are hidden at random. ``heads``: names of heads that
     PEFT trains whole beside an adapter, and that "all-linear" must not include. ``why_format``: what its formats are
     for, in words, for the error about another one.
@@ -81,6 +82,7 @@ class Task:
     formats: Mapping[str, Format]
     draw: Callable[[Drawn, list[int]], list[int] | int]
     classes: bool = False
+    validated: bool = False
     packs: bool = False
     masks: bool = False
     heads: tuple[str, ...] = ()

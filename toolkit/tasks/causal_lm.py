@@ -56,5 +56,6 @@ TASK = Task(
         "messages": Format(("messages",), _messages),
     },
     draw=_draw,
+    validated=True,
     packs=True,
 )

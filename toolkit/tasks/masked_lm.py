@@ -29,5 +29,5 @@ TASK = Task(
     formats={"text": Format(("text",), _text)},
     draw=_draw,
     masks=True,
-    why_format="whose tokens are hidden at random",
+    why_format="its tokens are hidden at random",
 )

@@ -27,5 +27,6 @@ TASK = Task(
     labels=Labels.TARGET,
     formats={"prompt-completion": Format(("prompt", "completion"), _pair)},
     draw=_draw,
+    validated=True,
     why_format="the prompt goes to the encoder",
 )

@@ -26,5 +26,5 @@ TASK = Task(
     formats={"text": Format(("text", "label"), _text)},
     draw=_draw,
     classes=True,
-    why_format="with the field label",
+    why_format="text with the field label",
 )
