@@ -17,7 +17,7 @@ from toolkit.benchmark.rows import Rows, full_rows
 from toolkit.benchmark.work import model_flops
 from toolkit.data.collate import MicroBatch
 from toolkit.data.loader import TrainLoader, open_data
-from toolkit.model.load import load_tokenizer
+from toolkit.model.load import load_processor, pad_token_of
 from toolkit.planning.live import LiveBytes
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve
@@ -127,8 +127,8 @@ class _Run:
 
     def _train(self) -> None:
         order, resolved = self.order, self.resolved
-        tokenizer = None if order.full else load_tokenizer(resolved.recipe)
-        pad = None if tokenizer is None else tokenizer.pad_token_id
+        tokenizer = None if order.full else load_processor(resolved.recipe)
+        pad = None if tokenizer is None else pad_token_of(tokenizer)
         session = engage(resolved, make_accelerator(resolved), tokenizer, 0 if order.full else pad)
         windows = self._watched_windows(self._windows(session), session)
         progress, total = Progress(), order.warmup + order.steps

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
-from toolkit.data.collate import MicroBatch, sample_spans
+from toolkit.data.collate import MicroBatch, drawn_features, sample_spans
 from toolkit.data.spread import takes_one_row
 from toolkit.recipe.resolve import Resolved
 from toolkit.tasks import task_of
+from toolkit.tasks.base import Task
 from toolkit.tasks.labels import IGNORED, Labels
 
 
@@ -28,8 +29,12 @@ class Rows:
         """Count one window of one rank."""
         tokens = slots = pairs = 0
         for micro in window:
-            slots += micro.tensors["input_ids"].numel()
-            if "attention_mask" in micro.tensors:
+            labels = micro.tensors["labels"]
+            # A model of images or sound alone: what counts is its samples, or the target's tokens.
+            slots += micro.tensors.get("input_ids", labels).numel()
+            if "input_ids" not in micro.tensors:
+                lengths = (labels != IGNORED).reshape(len(labels), -1).sum(-1).tolist()
+            elif "attention_mask" in micro.tensors:
                 lengths = micro.tensors["attention_mask"].sum(-1).tolist()
             else:
                 spans = sample_spans(micro.tensors["position_ids"])
@@ -53,9 +58,12 @@ def full_rows(resolved: Resolved, config: Any, rank: int) -> Iterator[list[Micro
     while True:
         window = []
         for micro in range(resolved.accumulation):
+            task = task_of(recipe.model.task)
+            if task.media is not None and not task.media.tokens:
+                window.append(_of_media(resolved, config, task, rank, step, micro))
+                continue
             ids = torch.randint(3, text.vocab_size, shape, generator=draw)
             tensors = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
-            task = task_of(recipe.model.task)
             if task.classes:
                 tensors["labels"] = torch.zeros(shape[:1] if task.labels is Labels.SAMPLE else shape, dtype=torch.int64)
             labels = tensors["labels"]
@@ -65,6 +73,21 @@ def full_rows(resolved: Resolved, config: Any, rank: int) -> Iterator[list[Micro
             window.append(MicroBatch(tensors, list(range(shape[0])), supervised, 0, step, micro, resolved.accumulation))
         yield window
         step += 1
+
+
+def _of_media(resolved: Resolved, config: Any, task: Task, rank: int, step: int, micro: int) -> MicroBatch:
+    rows = resolved.micro_size
+    tensors = drawn_features(task, config.to_dict(), rows, rank)
+    shape = (rows,) if task.labels is Labels.SAMPLE else (rows, longest_target(config, resolved))
+    tensors["labels"] = torch.zeros(shape, dtype=torch.int64)
+    supervised = tensors["labels"].numel()
+    return MicroBatch(tensors, list(range(rows)), supervised, 0, step, micro, resolved.accumulation)
+
+
+def longest_target(config: Any, resolved: Resolved) -> int:
+    """Tokens that a decoder writes at most: as many as it has positions, and ``data.max_length`` allows."""
+    most = resolved.recipe.data.max_length
+    return min(most, getattr(config, "max_target_positions", None) or most)
 
 
 def _packed(ids: torch.Tensor, one_row: bool) -> tuple[dict[str, torch.Tensor], int]:

@@ -1,8 +1,8 @@
 """Tokenised samples on disk: made once by one process, mapped into memory by the others and by later runs.
 
-An entry is one Arrow file named after its key, with a row per sample (``input_ids``, ``labels``, ``cut``). It never
-changes: it is written under a temporary name, flushed, and renamed. The writer holds a kernel lock, which ends with its
-process.
+An entry is one Arrow file named after its key, with a row per sample (``input_ids``, ``labels``, ``cut``, and ``media``
+where samples have images or recordings). It never changes: it is written under a temporary name, flushed, and renamed.
+The writer holds a kernel lock, which ends with its process.
 
 The cache only saves time: if it is not available, samples are tokenised in memory and a note says why.
 """
@@ -144,6 +144,14 @@ def _write(columns: Columns, partial: Path) -> None:
         "labels": _lists(columns.labels, columns.label_ends),
         "cut": pyarrow.array(np.asarray(columns.cut, dtype=np.int8)),
     }
+    if len(columns.media_ends) > 1:
+        files = pyarrow.LargeBinaryArray.from_buffers(
+            pyarrow.large_binary(), len(columns.media_ends) - 1,
+            [None, *(pyarrow.py_buffer(one) for one in (columns.media_ends, columns.media))],
+        )  # fmt: skip
+        table["media"] = pyarrow.LargeListArray.from_arrays(
+            pyarrow.array(np.asarray(columns.media_counts, dtype=np.int64)), files
+        )
     batch = pyarrow.RecordBatch.from_pydict(table)
     with partial.open("w+b") as file:
         with pyarrow.ipc.new_stream(file, batch.schema) as writer:
@@ -184,10 +192,16 @@ def _open(target: Path, notes: list[str]) -> Columns | None:
     batch = pyarrow.ipc.open_stream(pyarrow.py_buffer(whole)).read_next_batch()
     ids, labels, cut = (batch.column(name) for name in ("input_ids", "labels", "cut"))
     # Nothing is copied; the map lives as long as one of these.
-    return Columns(
+    found = Columns(
         ids.values.to_numpy(), labels.values.to_numpy(), ids.offsets.to_numpy(), labels.offsets.to_numpy(),
         cut.to_numpy(),
     )  # fmt: skip
+    if "media" in batch.schema.names:
+        media = batch.column("media")
+        _, ends, data = media.values.buffers()
+        found.media, found.media_ends = memoryview(data), np.frombuffer(ends, dtype=np.int64)
+        found.media_counts = media.offsets.to_numpy()
+    return found
 
 
 def _trim(newest: Path) -> None:

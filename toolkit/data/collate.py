@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
+from typing import Any
 
 import torch
+from torch.nn import functional
 
 from toolkit.data.formats import Example, supervised_tokens
 from toolkit.data.masking import Masking
 from toolkit.tasks import task_of
+from toolkit.tasks.base import Features, Task
 from toolkit.tasks.labels import IGNORED, Labels
 
 
@@ -21,7 +25,9 @@ class MicroBatch:
     ``tensors``: keyword arguments of the model's forward, all int64: ``input_ids`` and
     ``attention_mask`` (batch, length), ``labels`` (batch, length) unshifted with IGNORED where there
     is no loss, or (batch,) for sequence-classification. Packed rows have ``position_ids`` (batch, length),
-    0 where a sample begins, instead of the mask. ``sample_ids``: which samples, empty for a
+    0 where a sample begins, instead of the mask. Models of images or sound have float32 features beside them or in
+    their place. ``entries``: of features whose first axis does not count samples, how many belong to each row.
+    ``sample_ids``: which samples, empty for a
     dummy that only keeps this rank in step with the others. ``supervised``: predictions with loss.
     ``window``: the optimizer step, from 0 over the whole run; ``micro`` of ``micro_count`` within it.
     """
@@ -33,6 +39,7 @@ class MicroBatch:
     window: int
     micro: int
     micro_count: int
+    entries: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def to(self, device: torch.device | str) -> MicroBatch:
         """A copy on ``device``; the copy from pinned memory is asynchronous."""
@@ -84,11 +91,12 @@ def collate(
     pad_id: int,
     pad_to_multiple_of: int | None = None,
     masking: Masking | None = None,
+    blank: Example | None = None,
 ) -> MicroBatch:
     """Pad ``examples`` on the right to the longest of them (and up to ``pad_to_multiple_of``), with tokens hidden as
     ``masking`` says.
 
-    Without examples: one row of two padding tokens, attended to, without loss, so that the rank can
+    Without examples: ``blank``, or one row of two padding tokens, attended to, without loss, so that the rank can
     join the collectives of the others' forward and backward.
     """
     if len(examples) != len(slot.sample_ids):
@@ -101,12 +109,18 @@ def collate(
     _, length = padded_shape([len(example.input_ids) for example in examples], slot.rows, multiple)
     if slot.rows is not None:
         return _micro_batch(_packed(examples, slot.rows, pad_id, length), slot, supervised)
-    rows = list(examples) or [_dummy(task, pad_id)]
-    ids = [row.input_ids or [pad_id] for row in rows]
-    tensors = {
-        "input_ids": _padded(ids, length, pad_id),
-        "attention_mask": _padded([[1] * len(row) for row in ids], length, 0),
-    }
+    rows = list(examples) or [blank or _dummy(task, pad_id)]
+    media = task_of(task).media
+    tensors: dict[str, torch.Tensor] = {}
+    if media is None or media.tokens:
+        ids = [row.input_ids or [pad_id] for row in rows]
+        length = max(length, *(len(row) for row in ids))
+        tensors = {
+            "input_ids": _padded(ids, length, pad_id),
+            "attention_mask": _padded([[1] * len(row) for row in ids], length, 0),
+        }
+    features, entries = _joined([row.features for row in rows])
+    tensors |= features
     layout = task_of(task).labels
     if layout is Labels.SAMPLE:
         tensors["labels"] = torch.tensor([row.labels for row in rows], dtype=torch.int64)
@@ -114,7 +128,28 @@ def collate(
         labels = [[] if isinstance(row.labels, int) else row.labels for row in rows]
         width = length if layout.under_input else padded_shape([len(row) for row in labels], None, multiple)[1]
         tensors["labels"] = _padded(labels, width, IGNORED)
-    return _micro_batch(tensors, slot, supervised)
+    return replace(_micro_batch(tensors, slot, supervised), entries=entries)
+
+
+def _joined(rows: Sequence[Features]) -> tuple[dict[str, torch.Tensor], dict[str, tuple[int, ...]]]:
+    """Features of all rows one after another along the first axis, zeros behind whatever is shorter along another
+    (images of fewer tiles, whose number the model is given); and how many of each row there are, where not one."""
+    tensors: dict[str, torch.Tensor] = {}
+    entries: dict[str, tuple[int, ...]] = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        arrays = [row[name] for row in rows if name in row]
+        shape = tuple(max(sizes) for sizes in zip(*(array.shape[1:] for array in arrays), strict=True))
+        pieces = [functional.pad(torch.from_numpy(array), _behind(array.shape[1:], shape)) for array in arrays]
+        tensors[name] = torch.cat(pieces)
+        counts = tuple(len(row[name]) if name in row else 0 for row in rows)
+        if counts != (1,) * len(rows):
+            entries[name] = counts
+    return tensors, entries
+
+
+def _behind(shape: tuple[int, ...], wanted: tuple[int, ...]) -> list[int]:
+    """Padding at the end of each axis, the last axis first, as torch takes it."""
+    return [amount for size, most in reversed(list(zip(shape, wanted, strict=True))) for amount in (0, most - size)]
 
 
 def _micro_batch(tensors: dict[str, torch.Tensor], slot: Slot, supervised: int) -> MicroBatch:
@@ -157,6 +192,14 @@ def _dummy(task: str, pad_id: int) -> Example:
 
 def _padded(rows: Sequence[list[int]], length: int, value: int) -> torch.Tensor:
     return torch.tensor([[*row, *[value] * (length - len(row))] for row in rows], dtype=torch.int64)
+
+
+def drawn_features(task: Task, config: Mapping[str, Any], rows: int, seed: int) -> dict[str, torch.Tensor]:
+    """Random features of ``rows`` samples, of the shapes that a model of this ``config`` takes; {} for tokens alone."""
+    if task.media is None:
+        return {}
+    draw = random.Random(seed)
+    return _joined([task.media.draw(config, draw) for _ in range(rows)])[0]
 
 
 def sample_spans(position_ids: torch.Tensor) -> list[list[tuple[int, int]]]:

@@ -1,7 +1,8 @@
-"""Samples in five flat arrays: in memory, or mapped from a file."""
+"""Samples in flat arrays: in memory, or mapped from a file."""
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from dataclasses import dataclass
 from typing import Any
@@ -16,19 +17,28 @@ from toolkit.tasks.labels import IGNORED, Labels
 
 @dataclass
 class Columns:
-    """Ids and labels of all samples, concatenated, and the end of each; 8 bytes per token."""
+    """Ids and labels of all samples, concatenated, and the end of each; 8 bytes per token. ``media``: references to
+    their images or recordings, as bytes one after another; ``media_ends``: the end of each; ``media_counts``: the end
+    of each sample's among those."""
 
     ids: Any
     labels: Any
     id_ends: Any
     label_ends: Any
     cut: Any
+    media: Any = b""
+    media_ends: Any = (0,)
+    media_counts: Any = None
+    """None: no sample has any."""
 
     @classmethod
     def empty(cls) -> Columns:
         """Buffers for ``append``. array, not list: a single buffer that forked workers read without touching reference
         counts."""
-        return cls(array("i"), array("i"), array("q", [0]), array("q", [0]), array("b"))
+        return cls(
+            array("i"), array("i"), array("q", [0]), array("q", [0]), array("b"),
+            array("B"), array("q", [0]), array("q", [0]),
+        )  # fmt: skip
 
     def append(self, example: Example) -> None:
         self.ids.extend(example.input_ids)
@@ -36,6 +46,10 @@ class Columns:
         self.id_ends.append(len(self.ids))
         self.label_ends.append(len(self.labels))
         self.cut.append(example.cut)
+        for one in example.media:
+            self.media.frombytes(one)
+            self.media_ends.append(len(self.media))
+        self.media_counts.append(len(self.media_ends) - 1)
 
     def __len__(self) -> int:
         return len(self.cut)
@@ -45,6 +59,14 @@ class Columns:
 
     def labels_of(self, index: int) -> list[int]:
         return _between(self.labels, self.label_ends, index)
+
+    def media_of(self, index: int) -> tuple[bytes, ...]:
+        """References to the sample's images or recordings."""
+        if self.media_counts is None:
+            return ()
+        first, last = (int(self.media_counts[at]) for at in (index, index + 1))
+        ends = [int(self.media_ends[at]) for at in range(first, last + 1)]
+        return tuple(bytes(self.media[start:end]) for start, end in itertools.pairwise(ends))
 
     def lengths(self) -> NDArray[np.int64]:
         """Tokens of each sample, shape (samples,)."""

@@ -13,7 +13,8 @@ from toolkit.recipe.schema import Recipe
 from toolkit.tasks import task_of
 
 CANONICAL = (
-    "text", "prompt", "completion", "messages", "tokens", "label", "labels", "tools", "chat_template_kwargs",
+    "text", "prompt", "completion", "messages", "tokens", "label", "labels", "tools", "chat_template_kwargs", "image",
+    "audio",
 )  # fmt: skip
 _OPTIONAL = ("tools", "chat_template_kwargs")
 
@@ -77,6 +78,8 @@ def _checked(row: Row, name: str, own: str) -> Any:
     value = row.value[own]
     if name == "label":
         return _label(row, own, value)
+    if name in ("image", "audio"):
+        return value  # opened where the sample is made
     if name in ("tokens", "labels"):
         if not isinstance(value, list):
             raise row.error(own, f"must be a list, not {kind_of(value)}")

@@ -7,16 +7,20 @@ ended with it, the whole cut at ``max_length``. So a cut sample does not end in 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from toolkit.data.fields import canonical_row, needed_fields, optional_fields
 from toolkit.data.masking import masking_of
+from toolkit.data.media import MediaReader, reader_of
 from toolkit.data.rows import Row
 from toolkit.errors import InputError
+from toolkit.recipe.model_facts import model_facts
 from toolkit.recipe.schema import Recipe
 from toolkit.tasks import task_of
+from toolkit.tasks.base import Features
 
 
 @dataclass(frozen=True)
@@ -25,12 +29,15 @@ class Example:
 
     ``input_ids``: at most ``max_length`` ids. ``labels``: for causal-lm as many as input_ids, not
     shifted, IGNORED where there is no loss; for seq2seq-lm the target's ids; for
-    sequence-classification the class. ``cut``: something was left out at ``max_length``.
+    sequence-classification the class. ``cut``: something was left out at ``max_length``. ``media``: its images or
+    recordings, as ``media.reference`` writes them; ``features``: what the processor made of them.
     """
 
     input_ids: list[int]
     labels: list[int] | int
     cut: bool = False
+    media: tuple[bytes, ...] = ()
+    features: Features = field(default_factory=dict)
 
 
 def supervised_tokens(example: Example, task: str) -> int:
@@ -47,10 +54,13 @@ class Formatter:
 
     def __init__(self, recipe: Recipe, tokenizer: Any, label_names: list[str] | None = None) -> None:
         self.needed, self.optional = needed_fields(recipe), optional_fields(recipe)
-        self.tokenizer = tokenizer
-        self._eos = tokenizer.eos_token_id
-        self._special = frozenset(tokenizer.all_special_ids)
-        self.pad_id = padding_id(tokenizer)
+        # A processor has a tokenizer inside where its model reads or writes text.
+        self.tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
+        self._eos = getattr(self.tokenizer, "eos_token_id", None)
+        self._special = frozenset(getattr(self.tokenizer, "all_special_ids", ()))
+        self.pad_id = padding_id(self.tokenizer)
+        self.reader: MediaReader | None = reader_of(recipe, tokenizer)
+        self._model = recipe.model
         self.max_length = recipe.data.max_length
         self._num_labels = recipe.model.num_labels
         self._label_names = label_names
@@ -94,14 +104,21 @@ class Formatter:
 
     def whole(self, row: Row, fields: dict[str, Any]) -> Example:
         """Tokenise one sample of ``fields``, of any length."""
-        return Example(*self._format.build(self, row, fields))
+        example = Example(*self._format.build(self, row, fields))
+        if self._format.media is None:
+            return example
+        field = self.needed[self._format.media]
+        assert self.reader is not None
+        return replace(example, media=(self.reader.checked(row, field, fields[self._format.media]),))
 
     def cut(self, whole: Example) -> Example:
         """``whole`` without what is behind ``max_length``; a target is cut like an input."""
         ids, labels, most = whole.input_ids, whole.labels, self.max_length
         if len(ids) <= most and (isinstance(labels, int) or len(labels) <= most):
             return whole
-        return Example(ids[:most], labels if isinstance(labels, int) else labels[:most], True)
+        return replace(
+            whole, input_ids=ids[:most], labels=labels if isinstance(labels, int) else labels[:most], cut=True
+        )
 
     def words(self, row: Row, words: list[str]) -> tuple[list[int], list[int | None]]:
         """Ids of ``words``, and of each the number of its word, None for special tokens; raises InputError."""
@@ -129,6 +146,16 @@ class Formatter:
             raise row.error(field, f"{label} is not a class; classes are the integers from 0{top}")
         return label
 
+    @functools.cached_property
+    def _decoder_start(self) -> int | None:
+        return (model_facts(self._model).config or {}).get("decoder_start_token_id")
+
+    def target(self, text: str) -> list[int]:
+        """Ids that a decoder learns to write for ``text``, without the token that it starts from (Whisper's tokenizer
+        writes it, and transformers' model puts it before the labels)."""
+        ids = self.ending(list(self.tokenizer(text, verbose=False)["input_ids"]))
+        return ids[1:] if ids and ids[0] == self._decoder_start else ids
+
     def encode(self, text: str) -> list[int]:
         """The tokenizer's own encoding, with its special tokens."""
         return list(self.tokenizer(text, verbose=False)["input_ids"])
@@ -139,7 +166,9 @@ class Formatter:
 
     def ending(self, ids: list[int]) -> list[int]:
         """``ids`` with end-of-sequence behind them, where the tokenizer has one and they do not end with it."""
-        return ids if self.ended(ids) else [*ids, self._eos]
+        if self._eos is None or self.ended(ids):
+            return ids
+        return [*ids, self._eos]
 
     def ended(self, ids: list[int], skip: Callable[[int], bool] = lambda _: False) -> bool:
         """Whether the ids already end with end-of-sequence, or the tokenizer has none.

@@ -124,7 +124,9 @@ class _Collated(Dataset[MicroBatch]):
 
     def __getitem__(self, slot: Slot) -> MicroBatch:
         examples = [self._samples[index] for index in slot.sample_ids]
-        return collate(examples, slot, self._samples.task, self._samples.pad_id, self._multiple, self._samples.masking)
+        samples = self._samples
+        blank = None if examples else samples.blank
+        return collate(examples, slot, samples.task, samples.pad_id, self._multiple, samples.masking, blank)
 
 
 class MapSlots(Sampler[Slot]):

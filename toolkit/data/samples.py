@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from toolkit.data.rows import Row
 from toolkit.data.sources import Source
 from toolkit.errors import InputError
 from toolkit.tasks import task_of
-from toolkit.tasks.labels import Labels
+from toolkit.tasks.labels import IGNORED, Labels
 
 PEEKED = 100
 """Streamed samples that are checked before training, so that data without supervised tokens is rejected early."""
@@ -48,7 +50,7 @@ class MapSamples:
         without a supervised token is an error."""
         self.task = task
         self.label_names = names
-        self.pad_id, self.masking = formatter.pad_id, formatter.masking
+        self.pad_id, self.masking, self.reader = formatter.pad_id, formatter.masking, formatter.reader
 
         state = source.state()
 
@@ -85,7 +87,15 @@ class MapSamples:
             raise IndexError(index)
         labels = self._columns.labels_of(index)
         answer: list[int] | int = labels[0] if task_of(self.task).labels is Labels.SAMPLE else labels
-        return Example(self._columns.input_ids(index), answer, bool(self._columns.cut[index]))
+        found = Example(
+            self._columns.input_ids(index), answer, bool(self._columns.cut[index]), self._columns.media_of(index)
+        )
+        return found if self.reader is None else replace(found, features=self.reader.features(found.media))
+
+    @functools.cached_property
+    def blank(self) -> Example | None:
+        """A sample without labels, for ranks that have none; None: padding tokens do."""
+        return None if self.reader is None else unlabelled(self[0])
 
     def lengths(self) -> NDArray[np.int64]:
         """Tokens of each sample, shape (samples,)."""
@@ -112,7 +122,7 @@ class MixedSamples:
     def __init__(self, parts: Sequence[MapSamples], counts: Sequence[int], seed: int, specs: Sequence[str]) -> None:
         self.parts = list(parts)
         self.task, self.pad_id, self.label_names = parts[0].task, parts[0].pad_id, parts[0].label_names
-        self.masking = parts[0].masking
+        self.masking, self.reader = parts[0].masking, parts[0].reader
         self.part, self.index = chosen([len(part) for part in parts], counts, seed)
         supervised = [part.counts() for part in self.parts]
         self.supervised = int(sum(int(supervised[p][self.index[self.part == p]].sum()) for p in range(len(parts))))
@@ -132,6 +142,10 @@ class MixedSamples:
         if not 0 <= index < len(self):
             raise IndexError(index)
         return self.parts[self.part[index]][int(self.index[index])]
+
+    @property
+    def blank(self) -> Example | None:
+        return self.parts[0].blank
 
     def lengths(self) -> NDArray[np.int64]:
         """Tokens of each sample, shape (samples,)."""
@@ -178,10 +192,26 @@ class StreamSamples:
 
     def build(self, row: Row, fields: dict[str, Any]) -> Example:
         """Tokenise one sample of ``rows``."""
-        return self._parts[fields["part"]][1].build(row, fields)
+        formatter = self._parts[fields["part"]][1]
+        found = formatter.build(row, fields)
+        return found if formatter.reader is None else replace(found, features=formatter.reader.features(found.media))
+
+    @functools.cached_property
+    def blank(self) -> Example | None:
+        """As ``MapSamples.blank``."""
+        if self._parts[0][1].reader is None:
+            return None
+        _, row, fields = next(self.rows())
+        return unlabelled(self.build(row, fields))
 
 
 Samples = MapSamples | MixedSamples | StreamSamples
+
+
+def unlabelled(example: Example) -> Example:
+    """The same input without a label that has a loss."""
+    labels = IGNORED if isinstance(example.labels, int) else [IGNORED] * len(example.labels)
+    return replace(example, labels=labels)
 
 
 def _notes(key: str, total: int, cut: int, without: int, max_length: int, first: str = "") -> list[str]:

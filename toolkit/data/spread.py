@@ -26,8 +26,8 @@ class Spread:
         return self.micro_size * self.accumulation * self.data_size
 
 
-def takes_one_row(attention: str) -> bool:
+def takes_one_row(attention: str | None) -> bool:
     """Whether packed samples go to this attention in one row: flash attention takes sequences of any lengths one after
     another, and only so (transformers' ``_is_packed_sequence`` wants a batch of one); the others take a mask, whose
     size is the square of a row."""
-    return attention.startswith("flash")
+    return attention is not None and attention.startswith("flash")

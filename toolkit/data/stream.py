@@ -137,7 +137,9 @@ def _micro_batches(
         mine = ranks[spread.data_rank]
         slot = Slot([number for number, _, _ in mine], epoch, window, micro, len(dealt))
         examples = [samples.build(row, fields) for _, row, fields in mine]
-        yield collate(examples, slot, samples.task, samples.pad_id, multiple, samples.masking)
+        yield collate(
+            examples, slot, samples.task, samples.pad_id, multiple, samples.masking, None if examples else samples.blank
+        )
 
 
 def _packed_batches(
@@ -149,4 +151,6 @@ def _packed_batches(
         numbers = [[number for number, _ in row] for row in mine]
         slot = packed_slot(numbers, epoch, window, micro, len(dealt), spread.one_row)
         examples = [example for row in mine for _, example in row]
-        yield collate(examples, slot, samples.task, samples.pad_id, multiple, samples.masking)
+        yield collate(
+            examples, slot, samples.task, samples.pad_id, multiple, samples.masking, None if examples else samples.blank
+        )

@@ -76,11 +76,11 @@ def inspect(request: Request) -> Inspected:
             check_local(one)
     # Two seconds to import: what needs neither is checked before.
     from toolkit.inspection.measure import Inspected, check_asked, measure
-    from toolkit.model.load import load_tokenizer
+    from toolkit.model.load import load_processor
 
     only = check_asked(request.samples, request.only, request.rows)
 
-    tokenizer = load_tokenizer(recipe)
+    tokenizer = load_processor(recipe)
     found = measure(resolved, tokenizer, which=which, samples=request.samples, only=only, rows=request.rows)
     document = result.finish(recipe_sha256=resolved.sha256, device=None, only=only, **found.fields)
     return Inspected(document, 2 if document["refused"] else 0, resolved, found.shown, found.arrangements)

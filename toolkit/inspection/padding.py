@@ -75,7 +75,7 @@ def _why_not(name: str, resolved: Resolved) -> str | None:
     if name == PACKED and not task_of(recipe.model.task).packs:
         return f"requires model.task: causal-lm (it is {recipe.model.task})"
     if name == PACKED:
-        return why_not_packable(resolved.facts, recipe.model.attention)
+        return why_not_packable(resolved.facts, recipe.model.attention or "sdpa")
     return None
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from toolkit.data.fields import canonical_row
 from toolkit.data.formats import Example, Formatter, supervised_tokens
+from toolkit.data.media import content
 from toolkit.data.opening import open_parts
 from toolkit.data.rows import Row
 from toolkit.data.samples import MapSamples, MixedSamples, nothing_supervised
@@ -94,8 +95,9 @@ class _Noting(Formatter):
             if task_of(self._task).labels is not Labels.TARGET
             else [*cut.input_ids, -1, *_ids(cut.labels)]
         )
-        noted.ids.append(_hash(array("q", seen).tobytes()))
-        noted.texts.append(_hash(_SPACE.sub(" ", text).strip().lower().encode()))
+        media = b"".join(map(content, cut.media))
+        noted.ids.append(_hash(array("q", seen).tobytes() + media))
+        noted.texts.append(_hash(_SPACE.sub(" ", text).strip().lower().encode() + media))
         return cut
 
     def _target(self, example: Example) -> int:

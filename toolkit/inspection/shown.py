@@ -64,7 +64,8 @@ def shown_samples(
     resolved: Resolved, read: Read, tokenizer: Any, which: Which, count: int, only: Only | None
 ) -> tuple[Shown, ...]:
     """The first ``count`` samples, or rows of packed samples. ``only``: the first of one kind."""
-    decoder, earlier = Decoder(tokenizer), _earlier(read)
+    # A processor of images has no tokenizer; its samples have no tokens.
+    decoder, earlier = Decoder(getattr(tokenizer, "tokenizer", tokenizer)), _earlier(read)
     chosen, packed = _chosen(resolved, read, which, count, only)
     return tuple(
         _shown(read, decoder, resolved.recipe.model.task, at, row, earlier[at])

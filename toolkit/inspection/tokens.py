@@ -32,7 +32,10 @@ class Decoder:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         added = getattr(tokenizer, "added_tokens_decoder", {})
-        self._special = {*tokenizer.all_special_ids, *(number for number, one in added.items() if one.special)}
+        self._special = {
+            *getattr(tokenizer, "all_special_ids", ()),
+            *(number for number, one in added.items() if one.special),
+        }
 
     def pieces(self, ids: Sequence[int], labels: Sequence[int], *, shifted: bool) -> list[Piece]:
         """``labels``: as many as ids, IGNORED where there is no loss. ``shifted``: the first token is never predicted,

@@ -138,6 +138,9 @@ class WorkerGroup:
 def _serve(pipe: Connection, environment: dict[str, str], log: Path | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     os.environ.update(environment)
+    if (torch := sys.modules.get("torch")) is not None:
+        # The caller's main module imports torch, and so did this process before it was told how many threads to take.
+        torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
     if log is not None:
         log.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

@@ -55,14 +55,17 @@ def lora_config(adapter: Adapter, task: str, model: nn.Module) -> LoraConfig:
 
     # peft 0.21.2: all-linear leaves out the head of a sequence classifier, but not that of a token classifier, which
     # is then both wrapped and to be trained whole: TypeError.
-    heads = [name for name in task_of(task).heads if hasattr(model, name)]
+    about = task_of(task)
+    heads = [name for name in about.heads if hasattr(model, name)]
+    # PEFT trains a classifier's new head whole where it has a type for the task; it has none for images.
+    whole = list(adapter.modules_to_save) or (heads if about.classes and about.peft_type is None else [])
     return LoraConfig(
-        task_type=task_of(task).peft_type,
+        task_type=about.peft_type,
         r=adapter.r,
         lora_alpha=adapter.alpha,
         lora_dropout=adapter.dropout,
         target_modules=adapter.target_modules,
-        modules_to_save=list(adapter.modules_to_save) or None,
+        modules_to_save=whole or None,
         exclude_modules=heads or None if adapter.target_modules == "all-linear" else None,
         use_dora=adapter.method == "dora",
         # A saved copy of a tied embedding would leave the head with the old weights.

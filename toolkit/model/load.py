@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from toolkit.data.media import missing_package
 from toolkit.errors import InputError
 from toolkit.model.nf4 import nf4_layers
 from toolkit.recipe.needs import why_no_tokenizer
@@ -27,10 +28,38 @@ def load_tokenizer(recipe: Recipe) -> PreTrainedTokenizerBase:
         raise InputError(f"tokenizer.path: {reason}")
     path = recipe.tokenizer.path or recipe.model.path
     try:
-        return AutoTokenizer.from_pretrained(path, trust_remote_code=recipe.model.trust_remote_code)
+        return AutoTokenizer.from_pretrained(
+            path, trust_remote_code=recipe.model.trust_remote_code, **recipe.tokenizer.options
+        )
     except (OSError, ValueError) as error:
         key = "tokenizer.path" if recipe.tokenizer.path else "model.path"
         raise InputError(f"{key}: no tokenizer could be loaded from {path}: {_first_line(error)}") from None
+
+
+def load_processor(recipe: Recipe) -> Any:
+    """What the recipe's samples are made with: its tokenizer, or the processor of images or recordings, in which there
+    may be a tokenizer. Raises InputError if there is none."""
+    media = task_of(recipe.model.task).media
+    if media is None:
+        return load_tokenizer(recipe)
+    import transformers
+
+    missing_package(recipe)
+    if (reason := why_no_tokenizer(recipe)) is not None:
+        raise InputError(f"tokenizer.path: {reason}")
+    path = recipe.tokenizer.path or recipe.model.path
+    try:
+        return getattr(transformers, media.processor).from_pretrained(
+            path, trust_remote_code=recipe.model.trust_remote_code, **recipe.tokenizer.options
+        )
+    except (OSError, ValueError, ImportError) as error:
+        key = "tokenizer.path" if recipe.tokenizer.path else "model.path"
+        raise InputError(f"{key}: no processor could be loaded from {path}: {_first_line(error)}") from None
+
+
+def pad_token_of(processor: Any) -> int | None:
+    """The padding token of a tokenizer, or of the one in a processor."""
+    return getattr(getattr(processor, "tokenizer", processor), "pad_token_id", None)
 
 
 def load_base(resolved: Resolved, pad_token_id: int | None = None) -> nn.Module:
@@ -68,6 +97,10 @@ def load_base(resolved: Resolved, pad_token_id: int | None = None) -> nn.Module:
             f"{resolved.source}: model.config: {config.model_type} cannot be built from it: {what}"
         ) from None
     switch_off_cache(model)
+    for name, parameter in model.named_parameters():
+        # It gets no gradient: DDP would end the run, ZeRO would let it decay.
+        if name.rpartition(".")[2] in task_of(spec.task).unused:
+            parameter.requires_grad_(False)
     return model
 
 
@@ -98,6 +131,32 @@ def set_dtypes(model: nn.Module, trainable: str, frozen: str) -> None:
         if parameter.is_floating_point() and id(parameter) not in packed:
             dtype = getattr(torch, trainable if parameter.requires_grad else frozen)
             parameter.data = parameter.data.to(dtype)
+
+
+def cast_inputs(model: nn.Module, dtype: torch.dtype) -> None:
+    """Have ``model`` take floating inputs (pixels, audio features) in the dtype that its weights compute in: not every
+    model casts them itself."""
+
+    def cast(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        return args, {name: _as(value, dtype) for name, value in kwargs.items()}
+
+    model.register_forward_pre_hook(cast, with_kwargs=True)
+
+
+def _as(value: Any, dtype: torch.dtype) -> Any:
+    return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+
+def input_weight(model: nn.Module) -> torch.Tensor:
+    """The input embedding; of a model of images or sound, its first projection or convolution."""
+    try:
+        weight = getattr(model.get_input_embeddings(), "weight", None)  # type: ignore[operator]
+    except (NotImplementedError, AttributeError):
+        weight = None
+    if weight is None:
+        kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+        weight = next(module.weight for module in model.modules() if isinstance(module, kinds))
+    return weight
 
 
 def _load_dtype(resolved: Resolved) -> torch.dtype:

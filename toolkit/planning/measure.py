@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from toolkit.data.collate import drawn_features
 from toolkit.model.head_loss import multiplied_by
 from toolkit.planning.live import LiveBytes
 from toolkit.recipe.resolve import Resolved
@@ -98,6 +99,13 @@ def _train(
 
 def random_batch(config: Any, resolved: Resolved, length: int, device: torch.device | str) -> dict[str, torch.Tensor]:
     """Full rows of random tokens as the loss takes them: int64 (micro, length); packed, of several samples each."""
+    task = task_of(resolved.recipe.model.task)
+    if task.media is not None and not task.media.tokens:
+        tensors = drawn_features(task, config.to_dict(), resolved.micro_size, 0)
+        most = config.num_labels if task.classes else int(config.vocab_size)
+        size = (resolved.micro_size,) if task.labels is Labels.SAMPLE else (resolved.micro_size, length)
+        tensors["labels"] = torch.randint(0, most, size)
+        return {name: tensor.to(device) for name, tensor in tensors.items()}
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     vocabulary = int(text.vocab_size)
     shape = (resolved.micro_size, length)
@@ -105,7 +113,6 @@ def random_batch(config: Any, resolved: Resolved, length: int, device: torch.dev
         "input_ids": torch.randint(0, vocabulary, shape, device=device),
         "attention_mask": torch.ones(shape, dtype=torch.int64, device=device),
     }
-    task = task_of(resolved.recipe.model.task)
     most = config.num_labels if task.classes else vocabulary
     size = shape[:1] if task.labels is Labels.SAMPLE else shape
     tensors["labels"] = torch.randint(0, most, size, device=device)

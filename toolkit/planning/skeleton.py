@@ -82,7 +82,7 @@ def _meta_model(resolved: Resolved) -> nn.Module:
             "or model.config"
         )
     config = _config(resolved, 0)
-    attention = spec.attention
+    attention = spec.attention or "sdpa"
     if attention.startswith("flash_attention") or attention == "flex_attention":
         attention = "sdpa"  # saves the same tensors; the packages that run it need not be here
     try:

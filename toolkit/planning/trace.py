@@ -8,6 +8,7 @@ autograd, checkpointing, autocast, dropout, adapters and attention are the real 
 from __future__ import annotations
 
 import contextlib
+import random
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -109,10 +110,18 @@ def _batch(config: Any, shape: Shape, task: str) -> dict[str, torch.Tensor]:
     """Full rows: the most that a micro-batch can take. Rows of one sample need no mask, so none is given to the
     model, but its bytes are there."""
     size = (shape.micro, shape.length)
+    one_label = task_of(task).labels is Labels.SAMPLE
+    media = task_of(task).media
+    if media is not None and not media.tokens:
+        drawn = media.draw(config.to_dict(), random.Random(0))
+        found = {
+            name: torch.empty((shape.micro * len(one), *one.shape[1:]), dtype=getattr(torch, one.dtype.name))
+            for name, one in drawn.items()
+        }
+        return found | {"labels": torch.zeros(size[:1] if one_label else size, dtype=torch.int64)}
     tensors: dict[str, Any] = {"input_ids": torch.zeros(size, dtype=torch.int64), "attention_mask": None}
     if shape.masked:
         tensors["position_ids"] = torch.zeros(size, dtype=torch.int64)
-    one_label = task_of(task).labels is Labels.SAMPLE
     tensors["labels"] = torch.zeros(size[:1] if one_label else size, dtype=torch.int64)
     return tensors
 

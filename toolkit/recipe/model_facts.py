@@ -139,6 +139,22 @@ def model_sources(facts: ModelFacts) -> list[Path]:
     return sorted((package / module).glob("modeling_*.py"))
 
 
+def supports_sdpa(facts: ModelFacts) -> bool:
+    """Whether the model's code supports torch's scaled_dot_product_attention; True where it is not known."""
+    sources = model_sources(facts)
+    return not sources or any(_marked_sdpa(source) for source in sources)
+
+
+@functools.cache
+def _marked_sdpa(source: Path) -> bool:
+    for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and node.value.value is True:
+            names = [target.id for target in node.targets if isinstance(target, ast.Name)]
+            if "_supports_sdpa" in names:
+                return True
+    return False
+
+
 @functools.cache
 def _transformers_models() -> Path | None:
     spec = importlib.util.find_spec("transformers")  # finds, does not import

@@ -14,7 +14,7 @@ from toolkit.recipe.contradictions import contradictions
 from toolkit.recipe.fp8able import why_not_fp8
 from toolkit.recipe.fusable import why_not_fusable
 from toolkit.recipe.load import recipe_sha256
-from toolkit.recipe.model_facts import ModelFacts, block_classes, model_facts
+from toolkit.recipe.model_facts import ModelFacts, block_classes, model_facts, supports_sdpa
 from toolkit.recipe.needs import cpus_per_node, why_no_tokenizer
 from toolkit.recipe.packable import why_not_packable
 from toolkit.recipe.quantisable import why_not_quantisable
@@ -132,6 +132,8 @@ def resolve_values(
     if problems:
         raise InputError(*(f"{source}: {problem}" for problem in problems))
     facts = model_facts(recipe.model)
+    recipe = _with_attention(recipe, facts, decide)
+    assert recipe.model.attention is not None
     if recipe.data.packing and (reason := why_not_packable(facts, recipe.model.attention)):
         near = "data.packing: false" + ("" if recipe.data.streaming else ", with data.group_by_length: true")
         raise InputError(f"{source}: data.packing: {reason}; set {near}")
@@ -189,6 +191,16 @@ def resolve_values(
         loss_kernel=_loss_kernel(recipe, device, decide),
         base_storage=_base_storage(recipe, precision, traits, decide),
     )
+
+
+def _with_attention(recipe: Recipe, facts: ModelFacts, decide: Decisions) -> Recipe:
+    """``recipe`` with the attention that the model supports where the user asks for none."""
+    if recipe.model.attention is not None:
+        return recipe
+    name = "sdpa"
+    if not supports_sdpa(facts):
+        name = decide("model.attention", "eager", f"{facts.model_type} has no sdpa in the installed transformers")
+    return recipe.model_copy(update={"model": recipe.model.model_copy(update={"attention": name})})
 
 
 def _batch(batch: Batch, data_size: int, decide: Decisions, problems: list[str]) -> tuple[int, int, int]:

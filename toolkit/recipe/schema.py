@@ -34,8 +34,10 @@ class Model(Section):
     task: Annotated[str, AfterValidator(known_task)] = Field(
         "causal-lm", description="the training task", json_schema_extra=list_tasks
     )
-    attention: str = Field(
-        "sdpa", description="attention implementation, by its transformers name: eager, sdpa, flash_attention_2, ..."
+    attention: str | None = Field(
+        None,
+        description="attention implementation, by its transformers name: eager, sdpa, flash_attention_2, ...; null: "
+        "sdpa if the model supports it, else eager",
     )
     trust_remote_code: bool = Field(False, description="run Python code that comes with the model")
     revision: str | None = Field(None, description="branch, tag or commit of a hub model")
@@ -51,7 +53,10 @@ class Model(Section):
 
 
 class Tokenizer(Section):
-    path: str | None = Field(None, description="hub id or folder; default: the model's own")
+    path: str | None = Field(None, description="hub id or folder of a tokenizer or processor; default: the model's own")
+    options: dict[str, Any] = Field(
+        {}, description="options of its class, e.g. {language: german, task: transcribe} for Whisper"
+    )
 
 
 class Adapter(Section):
@@ -94,8 +99,10 @@ class Data(Section):
         Discriminator(_kind_of_train),
     ] = Field(description="file, folder or hub id; or a list of sources, see below")
     eval: str | None = Field(None, description="file, folder or hub id; null: no evaluation")
-    format: Literal["text", "prompt-completion", "messages", "tokens"] = Field(
-        "text", description="format of a sample; tokens: a list of words, for token-classification"
+    format: Literal["text", "prompt-completion", "messages", "tokens", "image", "audio"] = Field(
+        "text",
+        description="format of a sample; tokens: a list of words, for token-classification; image: an image and its "
+        "class; audio: a recording and its words",
     )
     max_length: Annotated[int, Field(ge=2)] = Field(
         1024, description="longer samples are truncated to this number of tokens"

@@ -21,6 +21,9 @@ class Traits:
     sums_input_gradients_by_module: bool = False
     """Each module reads its inputs through an autograd node of its own: the gradient of a tensor that several modules
     read is summed within each module first, in 16 bits another rounding."""
+    sums_input_gradients_by_block: bool = False
+    """The same of each block that is sharded as a unit. Matters where several blocks read one tensor, as a decoder's do
+    of its encoder."""
     reduces_each_micro_batch: bool = False
     """Gradients are summed over the ranks after each micro-batch; False: each rank adds up its own first."""
     distributed: bool = True

@@ -57,6 +57,8 @@ class PlainLoop:
                 parameter.data = parameter.data.to(self.compute_dtype)
         self.loss_dtype = torch.float32
         self.order: Order = NATURAL
+        self.blocks: list[nn.Module] = []
+        """The model's repeated blocks, for orders that sum by them."""
         self.gradients: dict[str, torch.Tensor] = {}
         self.magnitudes: dict[str, torch.Tensor] = {}
         self.norm = self.coefficient = 0.0
@@ -87,7 +89,7 @@ class PlainLoop:
                 if parts[place] != part:
                     continue
                 self.seed(step, micro.micro, rank)
-                with self._autocast(), summed_by_module(self.model, self.order):
+                with self._autocast(), summed_by_module(self.model, self.order, self.blocks):
                     loss = self.loss_sum(micro)
                 (loss * (scale / tokens)).backward()
                 losses[place] = loss.item()
@@ -134,6 +136,8 @@ class PlainLoop:
         layout = task_of(self.resolved.recipe.model.task).labels
         inputs = {name: tensor for name, tensor in micro.tensors.items() if name != "labels"}
         labels = micro.tensors["labels"]
+        if self.compute != "autocast":  # pixels and recordings, in the dtype of the weights
+            inputs = {n: t.to(self.compute_dtype) if t.is_floating_point() else t for n, t in inputs.items()}
         if layout is Labels.TARGET:
             config = self.config
             start = config.decoder_start_token_id

@@ -8,7 +8,7 @@ over micro-batches and ranks. That an order changes nothing else is shown in flo
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,11 +22,13 @@ class Order:
     """``divisor``: the loss is multiplied by it before the backward, the gradient divided by it after (strategies
     average over data-parallel ranks). ``first``: gradients are summed over a rank's micro-batches first («rank»), or
     over the ranks of each micro-batch («micro»), and those sums then. ``by_module``: the parts of a hidden state's
-    gradient are summed within each module first. ``fused``: softmax as quotients, of supervised tokens alone."""
+    gradient are summed within each module first. ``by_block``: within each of the model's blocks. ``fused``: softmax
+    as quotients, of supervised tokens alone."""
 
     divisor: int = 1
     first: Literal["rank", "micro"] = "rank"
     by_module: bool = False
+    by_block: bool = False
     fused: bool = False
 
     @property
@@ -37,32 +39,65 @@ class Order:
     @property
     def within_micro_batches(self) -> bool:
         """Whether a micro-batch itself is computed in another order than the natural one."""
-        return self.by_module or self.fused
+        return self.by_module or self.by_block or self.fused
 
 
 NATURAL = Order()
 
 
 @contextlib.contextmanager
-def summed_by_module(model: nn.Module, order: Order) -> Iterator[None]:
-    """Inside, with ``order.by_module``, every module of ``model`` reads its inputs through a node of its own.
+def summed_by_module(model: nn.Module, order: Order, blocks: Sequence[nn.Module] = ()) -> Iterator[None]:
+    """Inside, with ``order.by_module``, every module of ``model`` reads its positional inputs through a node of its
+    own, and gives its output through one; with ``order.by_block`` each of ``blocks`` reads all its inputs so.
 
-    ZeRO-3 does that (DeepSpeed 0.19.8, parameter_offload.py): autograd alone sums all parts of a hidden state's
-    gradient one after another.
+    ZeRO-3 does the first (DeepSpeed 0.19.8, parameter_offload.py), and computes the gradients of linear layers by its
+    own function (linear.py), which sums a bias's over all axes at once; FSDP2 does the second (torch 2.13.0,
+    ``FSDPParamGroup._register_post_backward_hook``): autograd alone sums all parts of a hidden state's gradient one
+    after another. What a decoder reads of its encoder has many.
     """
-    if not order.by_module:
-        yield
-        return
 
-    def through_a_node(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(x.view_as(x) if isinstance(x, torch.Tensor) and x.requires_grad else x for x in args)
+    def of(x: Any) -> Any:
+        if isinstance(x, tuple | list) and type(x) in (tuple, list):
+            return type(x)(map(of, x))
+        return x.view_as(x) if isinstance(x, torch.Tensor) and x.requires_grad else x
 
-    handles = [module.register_forward_pre_hook(through_a_node) for module in model.modules()]
+    def through_nodes(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        named = {name: of(x) for name, x in kwargs.items()} if order.by_block else kwargs
+        return tuple(map(of, args)), named
+
+    modules = list(model.modules()) if order.by_module else list(blocks) if order.by_block else []
+    handles = [module.register_forward_pre_hook(through_nodes, with_kwargs=True) for module in modules]
+    own = functional.linear
+    if order.by_module:
+        handles += [module.register_forward_hook(lambda module, args, output: of(output)) for module in modules]
+        functional.linear = _linear
     try:
         yield
     finally:
+        functional.linear = own
         for handle in handles:
             handle.remove()
+
+
+def _linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    return torch._C._nn.linear(input, weight) if bias is None else _Linear.apply(input, weight, bias)
+
+
+class _Linear(torch.autograd.Function):
+    """A linear layer with a bias. ``x`` (..., in), ``weight`` (out, in), ``bias`` (out,); gives (..., out)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        return torch._C._nn.linear(x, weight, bias)  # what functional.linear is outside
+
+    @staticmethod
+    def backward(ctx: Any, *outer: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        grad, needed = outer[0], ctx.needs_input_grad
+        of_weight = grad.reshape(-1, grad.shape[-1]).t().matmul(x.reshape(-1, x.shape[-1])) if needed[1] else None
+        of_bias = grad.sum(list(range(grad.dim() - 1))) if needed[2] else None
+        return grad.matmul(weight) if needed[0] else None, of_weight, of_bias
 
 
 def fused_loss(model: Any, inputs: dict[str, torch.Tensor], labels: torch.Tensor) -> tuple[Any, torch.Tensor]:

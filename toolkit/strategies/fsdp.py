@@ -125,4 +125,6 @@ class Fsdp2(_Fsdp):
     version = 2
     engine = "toolkit.strategies.engines.fsdp2:Fsdp2Engine"
     memory = "toolkit.strategies.memory.fsdp:Fsdp2Memory"
-    traits = Traits(precedence=4, hybrid=True, validated=frozenset({"fp16"}), **_FSDP)
+    traits = Traits(
+        precedence=4, hybrid=True, validated=frozenset({"fp16"}), sums_input_gradients_by_block=True, **_FSDP
+    )

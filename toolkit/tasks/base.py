@@ -9,12 +9,18 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from toolkit.tasks.labels import Labels
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 Encoded = tuple[list[int], list[int] | int]
 """Input ids and labels of a sample, before it is cut."""
+Features = dict[str, "NDArray[Any]"]
+"""What a model takes of one sample beside tokens, by the names of its forward's arguments. The first axis counts
+samples, or images, or patches: those of a micro-batch stand one after another in it."""
 
 
 class Maker(Protocol):
@@ -42,6 +48,9 @@ class Maker(Protocol):
     def label(self, row: Any, value: int | str) -> int:
         """The class of a label; raises InputError at the row."""
 
+    def target(self, text: str) -> list[int]:
+        """Ids that a decoder learns to write for ``text``, without the token that it starts from."""
+
 
 @dataclass(frozen=True)
 class Format:
@@ -50,6 +59,8 @@ class Format:
     fields: tuple[str, ...]
     build: Callable[[Maker, Any, Mapping[str, Any]], Encoded]
     """Takes the maker, the row (for errors) and its fields by their canonical names."""
+    media: str | None = None
+    """The field that holds the sample's image or recording."""
 
 
 @dataclass(frozen=True)
@@ -64,13 +75,31 @@ class Drawn:
 
 
 @dataclass(frozen=True)
+class Media:
+    """Images or recordings that a model takes beside tokens, or instead of them.
+
+    ``kind``: how they are decoded. ``processor``: the auto class of transformers that makes features of them. ``main``:
+    the forward's argument. ``tokens``: whether the forward takes input ids too. ``draw``: random features of one
+    sample, of the shapes that a model of this config takes, for ``verify`` and ``plan``.
+    """
+
+    kind: Literal["image", "audio"]
+    processor: str
+    main: str
+    tokens: bool
+    draw: Callable[[Mapping[str, Any], random.Random], Features]
+
+
+@dataclass(frozen=True)
 class Task:
     """``auto_class``: of transformers. ``peft_type``: PEFT's ``TaskType``, or None where PEFT has none.
     ``pipeline``: the hub's tag for what the model does. ``draw``: labels of a random sample of these ids, for
     ``verify``. ``classes``: labels are classes, whose number is ``model.num_labels``. ``validated``: `plan` was
     compared with real training of it under every strategy. ``packs``: a row may hold several
-    samples that do not see each other. ``masks``: labelled tokens are hidden at random. ``heads``: names of heads that
-    PEFT trains whole beside an adapter, and that "all-linear" must not include. ``why_format``: what its formats are
+    samples that do not see each other. ``masks``: labelled tokens are hidden at random. ``media``: what the model takes
+    beside tokens. ``heads``: names of heads that
+    PEFT trains whole beside an adapter, and that "all-linear" must not include. ``unused``: last parts of the names of
+    weights that serve another task; they are not trained. ``why_format``: what its formats are
     for, in words, for the error about another one.
     """
 
@@ -85,5 +114,7 @@ class Task:
     validated: bool = False
     packs: bool = False
     masks: bool = False
+    media: Media | None = None
     heads: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
     why_format: str = ""

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from toolkit.errors import InputError, RunFailed
-from toolkit.model.load import load_tokenizer
+from toolkit.model.load import load_processor, pad_token_of
 from toolkit.model.silence import silence_libraries
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
@@ -121,8 +121,8 @@ def export(
     if dequantise and not (merged and quantised):
         raise InputError("--dequantise: requires --merged and a run with adapter.method: qlora")
     resolved = resolve(_alone(recipe), str(folder), device="cpu")
-    tokenizer = load_tokenizer(recipe)
-    model = trained_model(resolved, folder, tokenizer.pad_token_id)
+    tokenizer = load_processor(recipe)
+    model = trained_model(resolved, folder, pad_token_of(tokenizer))
     _name_classes(model, manifest.get("label_names"))  # a key that earlier versions did not write
     writing = output.with_name(f".{output.name}.writing")
     shutil.rmtree(writing, ignore_errors=True)

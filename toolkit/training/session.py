@@ -15,7 +15,7 @@ from toolkit.model.checkpointing import checkpoint_blocks, find_blocks
 from toolkit.model.compiling import compile_blocks
 from toolkit.model.fp8 import check_device, convert
 from toolkit.model.head_loss import fuse_head
-from toolkit.model.load import load_base, load_tokenizer, set_dtypes
+from toolkit.model.load import cast_inputs, load_base, load_processor, pad_token_of, set_dtypes
 from toolkit.model.nf4 import base_linears, quantise_base, weight_count
 from toolkit.optim.adamw import decayed_names
 from toolkit.recipe.resolve import Resolved
@@ -85,6 +85,9 @@ def prepare_model(resolved: Resolved, pad_token_id: int | None = None, together:
         quantise_base(model, linears, resolved, together)
     del linears
     set_dtypes(model, resolved.precision.trainable, resolved.precision.frozen)
+    casts = not (resolved.traits.autocast and resolved.precision.mixed)
+    if casts and task_of(resolved.recipe.model.task).media is not None:
+        cast_inputs(model, getattr(torch, resolved.precision.compute))
     if resolved.loss_kernel != "plain":
         fuse_head(model, resolved)
     blocks = []
@@ -106,8 +109,8 @@ def open_session(resolved: Resolved, **accelerator_options: Any) -> Session:
     accelerator = make_accelerator(resolved, **accelerator_options)
     if accelerator_options.get("log_with"):
         accelerator.init_trackers(Path(resolved.recipe.run.output_dir).name)
-    tokenizer = load_tokenizer(resolved.recipe)
-    return engage(resolved, accelerator, tokenizer, tokenizer.pad_token_id)
+    tokenizer = load_processor(resolved.recipe)
+    return engage(resolved, accelerator, tokenizer, pad_token_of(tokenizer))
 
 
 def engage(

@@ -15,6 +15,7 @@ from toolkit.optim.adamw import step_count
 from toolkit.optim.adamw8bit import dense_moment, moment_dtype
 from toolkit.strategies.engines.base import MOMENTS, Claim, Engine, OptimizerState, Prepared, connected_claim, on_host
 from toolkit.strategies.fsdp import FsdpSettings
+from toolkit.tasks import task_of
 
 
 class Fsdp2Engine(Engine):
@@ -51,7 +52,8 @@ class Fsdp2Engine(Engine):
 
     def engage(self, prepared: Prepared) -> None:
         placeholder = torch.optim.SGD(list(prepared.trainable().values()), lr=0.0)  # accelerate wants both at once
-        with _embeddings_in_the_root(prepared.model):
+        media = task_of(self.resolved.recipe.model.task).media
+        with _embeddings_in_the_root(prepared.model, always=media is not None):
             self.model, _ = self.accelerator.prepare(prepared.model, placeholder)
         if self.resolved.precision.mixed:
             _cast_root_inputs(self.model, getattr(torch, self.resolved.precision.compute))
@@ -126,16 +128,14 @@ def _cast_root_inputs(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 @contextlib.contextmanager
-def _embeddings_in_the_root(model: nn.Module) -> Iterator[None]:
+def _embeddings_in_the_root(model: nn.Module, always: bool = False) -> Iterator[None]:
     """Accelerate 1.15.0 gives embedding and head units of their own, which torch 2.13.0 refuses where a third
     module has the same weight (T5's encoder and decoder: «shared with a parameter already managed by another
-    FSDP group»). Without their names it leaves them to the root, which holds all of them together."""
-    owners: dict[nn.Parameter, set[nn.Module]] = {}
-    for module in model.modules():
-        for parameter in module.parameters(recurse=False):
-            owners.setdefault(parameter, set()).add(module)
-    known = {model.get_input_embeddings(), model.get_output_embeddings()}  # type: ignore[operator]
-    if all(len(modules) == 1 or modules <= known for modules in owners.values()):
+    FSDP group»). Without their names it leaves them to the root, which holds all of them together.
+
+    ``always``: also where it would not. transformers' models of images and sound cast their input to the dtype of the
+    first weight, which outside the root is still float32 then, not what it is gathered in."""
+    if not always and not _shared_beyond_the_head(model):
         yield
         return
     names = ("get_input_embeddings", "get_output_embeddings")
@@ -146,6 +146,16 @@ def _embeddings_in_the_root(model: nn.Module) -> Iterator[None]:
     finally:
         for name in names:
             delattr(model, name)
+
+
+def _shared_beyond_the_head(model: nn.Module) -> bool:
+    """Whether modules other than embedding and head have a weight in common."""
+    owners: dict[nn.Parameter, set[nn.Module]] = {}
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            owners.setdefault(parameter, set()).add(module)
+    known = {model.get_input_embeddings(), model.get_output_embeddings()}  # type: ignore[operator]
+    return any(len(modules) > 1 and not modules <= known for modules in owners.values())
 
 
 def _whole(tensor: torch.Tensor, reads: bool = True) -> torch.Tensor:

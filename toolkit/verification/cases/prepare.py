@@ -15,6 +15,7 @@ from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.reference.schedule import plain_learning_rate
 from toolkit.strategies import resolve
+from toolkit.tasks import task_of
 from toolkit.verification.cases.case import FULL_WINDOWS, OVERFLOW_STEP, STEPS, Case, PassName
 from toolkit.verification.cases.samples import ragged_samples
 from toolkit.verification.cases.twin import twin_config
@@ -67,7 +68,8 @@ def make_case(values: dict[str, Any], resolved: Resolved, pass_name: PassName, f
     config = dict(small.facts.config or {})
     if "vocab_size" not in config and isinstance(config.get("text_config"), dict):
         config |= config["text_config"]
-    if not isinstance(config.get("vocab_size"), int):
+    media = task_of(small.recipe.model.task).media
+    if not isinstance(config.get("vocab_size"), int) and (media is None or media.tokens):
         raise InputError(f"{resolved.source}: model: its config has no vocab_size")
     folder.mkdir(parents=True, exist_ok=True)
     overflow = OVERFLOW_STEP if small.precision.loss_scaling else None

@@ -14,6 +14,7 @@ from toolkit.data.formats import Example
 from toolkit.data.masking import Masking
 from toolkit.data.order import deal, epoch_order, window_count, windows
 from toolkit.data.packing import by_length, packed_rows
+from toolkit.data.samples import unlabelled
 from toolkit.data.spread import takes_one_row
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
@@ -35,6 +36,11 @@ class RaggedSamples:
     def __init__(self, examples: list[Example], task: str, pad_id: int, masking: Masking | None = None) -> None:
         self.examples, self.task, self.pad_id, self.masking = examples, task, pad_id, masking
 
+    @property
+    def blank(self) -> Example | None:
+        """As of ``MapSamples``."""
+        return unlabelled(self.examples[0]) if self.examples[0].features else None
+
     def __len__(self) -> int:
         return len(self.examples)
 
@@ -55,18 +61,23 @@ def ragged_samples(resolved: Resolved, config: dict[str, Any], full_windows: int
     draw = random.Random(recipe.run.seed)
     pad = config.get("pad_token_id")
     pad_id = pad if isinstance(pad, int) else 0
-    ids = [i for i in range(3, min(config["vocab_size"], 4096)) if i != pad_id]
-    longest = max(_SHORTEST, min(_LONGEST, recipe.data.max_length, config.get("max_position_embeddings") or _LONGEST))
+    task = task_of(recipe.model.task)
+    ids = [i for i in range(3, min(config.get("vocab_size", 0), 4096)) if i != pad_id]
+    positions = config.get("max_position_embeddings") or config.get("max_target_positions") or _LONGEST
+    longest = max(_SHORTEST, min(_LONGEST, recipe.data.max_length, positions))
     row = resolved.micro_size * resolved.data_size
     # All but one of a window's micro-batches, the last of them with a single sample.
     short = min((resolved.accumulation - 2) * row + 1 if resolved.accumulation > 1 else 1, resolved.global_size - 1)
-    task = task_of(recipe.model.task)
     drawn = Drawn(draw, ids, longest, recipe.model.num_labels or 2, recipe.data.format)
     examples: dict[tuple[int, ...], Example] = {}
     wanted = full_windows * resolved.global_size + short
     while (rows := _row_count(examples, recipe)) != wanted:
         if rows > wanted:  # a sample more can take two rows more; another draw does not
             examples.clear()
+        if task.media is not None and not task.media.tokens:
+            labels = task.draw(drawn, [])
+            examples[(len(examples),)] = Example([], labels, features=task.media.draw(config, draw))
+            continue
         tokens = draw.choices(ids, k=draw.randint(_SHORTEST, longest))
         examples[tuple(tokens)] = Example(tokens, task.draw(drawn, tokens))
     masking = Masking(recipe.data.mask_probability, ids[-1], ids[-1], recipe.run.seed) if task.masks else None
@@ -113,4 +124,5 @@ def _slot(rows: list[list[int]], recipe: Recipe, epoch: int, step: int, micro: i
 
 
 def _micro(samples: RaggedSamples, slot: Slot) -> MicroBatch:
-    return collate([samples[i] for i in slot.sample_ids], slot, samples.task, samples.pad_id, masking=samples.masking)
+    examples = [samples[i] for i in slot.sample_ids]
+    return collate(examples, slot, samples.task, samples.pad_id, masking=samples.masking, blank=samples.blank)

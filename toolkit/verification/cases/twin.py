@@ -13,6 +13,12 @@ from toolkit.errors import InputError
 _WIDTH, _HEADS, _HEAD_DIM = 64, 4, 16
 _LAYERS = 2
 _VOCABULARY = 512
+_IMAGE = 64
+"""Pixels of a side where a model has no patches: five halvings leave four places for batch statistics."""
+_STAGE = 16
+"""Channels of a convolutional model's first stage; twice as many in each of the next."""
+_SMALL_INPUT = 96
+"""Pixels of a side, or positions of a recording, of a model that needs no twin."""
 
 _WIDTH_KEYS = ("hidden_size", "d_model", "n_embd", "dim", "word_embed_proj_dim", "embedding_size")
 _HEAD_KEYS = (
@@ -64,6 +70,9 @@ _CAPS = {
     "linear_value_head_dim": 16,
     "sliding_window": 8,
     "first_k_dense_replace": 1,
+    "max_source_positions": 24,
+    "max_target_positions": 64,
+    "num_mel_bins": 16,
 }
 _TOKEN_KEYS = (
     "pad_token_id",
@@ -92,8 +101,18 @@ def twin_config(config: dict[str, Any]) -> dict[str, Any]:
 def _is_small(config: dict[str, Any]) -> bool:
     width = next((config[key] for key in _WIDTH_KEYS if isinstance(config.get(key), int)), None)
     layers = [config[key] for key in _LAYER_KEYS if isinstance(config.get(key), int)]
+    if width is None and isinstance(config.get("hidden_sizes"), list):
+        width, layers = max(config["hidden_sizes"]), list(config.get("depths") or layers)
     vocabulary = config.get("vocab_size", 0)
-    return width is not None and width <= 2 * _WIDTH and max(layers, default=0) <= 4 and vocabulary <= 4 * _VOCABULARY
+    inputs = config.get("image_size") or config.get("max_source_positions") or 0
+    side = max(inputs) if isinstance(inputs, list) else inputs
+    return (
+        width is not None
+        and width <= 2 * _WIDTH
+        and max(layers, default=0) <= 4
+        and vocabulary <= 4 * _VOCABULARY
+        and side <= _SMALL_INPUT
+    )
 
 
 def _narrowed(config: dict[str, Any]) -> dict[str, Any]:
@@ -123,10 +142,31 @@ def _narrowed(config: dict[str, Any]) -> dict[str, Any]:
         if isinstance(twin.get(key), int):
             twin[key] = min(twin[key], cap)
     _shrink_vocabulary(twin)
+    _shrink_image(twin)
     for key in ("rope_scaling", "rope_parameters"):
         if isinstance(twin.get(key), dict):
             twin[key] = _without_factors(twin[key])
     return twin
+
+
+def _shrink_image(twin: dict[str, Any]) -> None:
+    """Two or three patches a side; stages of convolutional models with a block each, and narrow."""
+    patch = twin.get("patch_size")
+    if "image_size" in twin or "num_channels" in twin:
+        size = 3 * patch if isinstance(patch, int) else _IMAGE
+        # Swin merges patches by twos between its stages, in windows of window_size.
+        stages = len(twin.get("depths") or ())
+        if stages and isinstance(patch, int):
+            size = patch * 2 ** (stages - 1) * 2
+        twin["image_size"] = min(size, twin["image_size"]) if isinstance(twin.get("image_size"), int) else size
+    if isinstance(twin.get("window_size"), int):
+        twin["window_size"] = min(twin["window_size"], 2)
+    if isinstance(twin.get("depths"), list):
+        twin["depths"] = [min(depth, 2) for depth in twin["depths"]]
+    if isinstance(twin.get("hidden_sizes"), list):
+        twin["hidden_sizes"] = [min(size, _STAGE * 2**at) for at, size in enumerate(twin["hidden_sizes"])]
+    if isinstance(twin.get("embedding_size"), int) and "hidden_sizes" in twin:
+        twin["embedding_size"] = min(twin["embedding_size"], _STAGE)
 
 
 def _layers(kinds: Any) -> int:

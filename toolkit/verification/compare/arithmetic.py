@@ -9,6 +9,7 @@ several chunks), the tolerance is measured: ``noise.Noise``.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
@@ -18,12 +19,14 @@ from toolkit.reference.loop import PlainLoop, Window
 from toolkit.reference.order import Order
 
 
-def order_of(resolved: Resolved) -> Order:
-    """The order in which the recipe's strategy and options compute."""
+def order_of(resolved: Resolved, config: Any = None) -> Order:
+    """The order in which the recipe's strategy and options compute a model of this ``config``."""
     return Order(
         divisor=resolved.data_size,
         first="micro" if resolved.traits.reduces_each_micro_batch else "rank",
         by_module=resolved.traits.sums_input_gradients_by_module,
+        # Elsewhere a block reads nothing that another one reads too.
+        by_block=resolved.traits.sums_input_gradients_by_block and getattr(config, "is_encoder_decoder", False),
         fused=resolved.loss_kernel != "plain",
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -16,12 +17,14 @@ from toolkit.verification.compare.measure import Measure, Stage
 from toolkit.verification.record.trace import RankTrace, RunTrace
 
 Row = tuple[tuple[int, ...], tuple[int, ...]]
-"""A sample as the model sees it: its attended ids, and its labels to the last one with loss."""
+"""A sample as the model sees it: its attended ids (of images and recordings, a hash), and its labels to the last one
+with loss."""
+_BESIDE = ("input_ids", "attention_mask", "position_ids", "labels")
 
 
 def rows_of(tensors: dict[str, torch.Tensor]) -> list[Row]:
     """The samples in a micro-batch's tensors; rows without a single label are padding, not samples."""
-    found = []
+    found: list[Row] = []
     for ids, labels in _rows(tensors):
         kept = list(labels)
         while kept and kept[-1] == IGNORED:
@@ -33,6 +36,11 @@ def rows_of(tensors: dict[str, torch.Tensor]) -> list[Row]:
 
 def _rows(tensors: dict[str, torch.Tensor]) -> Iterator[tuple[list[int], list[int]]]:
     """Ids and labels of each sample, apart."""
+    if "input_ids" not in tensors:
+        hashes = _hashes(tensors)
+        for at, labels in enumerate(tensors["labels"].tolist()):
+            yield [hashes[at]], labels if isinstance(labels, list) else [labels]
+        return
     all_ids, all_labels = tensors["input_ids"].tolist(), tensors["labels"].tolist()
     if "attention_mask" not in tensors:
         for ids, labels, spans in zip(all_ids, all_labels, sample_spans(tensors["position_ids"]), strict=True):
@@ -41,6 +49,18 @@ def _rows(tensors: dict[str, torch.Tensor]) -> Iterator[tuple[list[int], list[in
     for ids, mask, labels in zip(all_ids, tensors["attention_mask"].tolist(), all_labels, strict=True):
         kept = [i for i, m in zip(ids, mask, strict=True) if m]
         yield kept, labels if isinstance(labels, list) else [labels]
+
+
+def _hashes(tensors: dict[str, torch.Tensor]) -> list[int]:
+    """Of each sample's features."""
+    features = {name: tensor for name, tensor in sorted(tensors.items()) if name not in _BESIDE}
+    found = []
+    for at in range(len(tensors["labels"])):
+        content = hashlib.blake2b(digest_size=7)
+        for name, tensor in features.items():
+            content.update(name.encode() + tensor[at].contiguous().numpy().tobytes())
+        found.append(int.from_bytes(content.digest(), "big"))
+    return found
 
 
 def supervised(tensors: dict[str, torch.Tensor], task: str) -> int:

@@ -22,7 +22,7 @@ PACKED = ("input_ids", "position_ids", "labels")
 
 def is_packed(micro: MicroBatch) -> bool:
     """Whether rows may hold several samples, told apart by their positions."""
-    return "attention_mask" not in micro.tensors
+    return "position_ids" in micro.tensors
 
 
 def _samples(micro: MicroBatch) -> list[MicroBatch]:
@@ -70,9 +70,7 @@ def drawn(window: Window, draw: random.Random, *, across: bool) -> Grouped:
             (group if fits else rest).append((row, place))
         rows = rest
         micros = [row for row, _ in group]
-        tensors = {name: _stacked([micro.tensors[name] for micro in micros], _filler(name)) for name in first.tensors}
-        supervised = sum(micro.supervised for micro in micros)
-        found.append((replace(first, tensors=tensors, supervised=supervised), sorted({at for _, at in group})))
+        found.append((_together(micros), sorted({at for _, at in group})))
     return found
 
 
@@ -81,24 +79,47 @@ def shuffled(window: Window, draw: random.Random) -> Grouped:
     found: Grouped = []
     for at in draw.sample(range(len(window)), len(window)):
         _, micro = window[at]
-        order = torch.tensor(draw.sample(range(len(micro.tensors["labels"])), len(micro.tensors["labels"])))
-        found.append((_mapped(micro, lambda t, order=order: t[order.to(t.device)]), [at]))
+        order = draw.sample(range(len(micro.tensors["labels"])), len(micro.tensors["labels"]))
+        found.append((_together([_row(micro, row) for row in order]), [at]))
     return found
 
 
 def _rows(micro: MicroBatch) -> list[MicroBatch]:
     """Each row, without its padding."""
     found = []
-    for row in range(micro.tensors["input_ids"].shape[0]):
-        one = {name: tensor[row : row + 1] for name, tensor in micro.tensors.items()}
-        if not is_packed(micro):
+    for row in range(len(micro.tensors["labels"])):
+        one = _row(micro, row).tensors
+        if "attention_mask" in one:
             length = max(1, int(one["attention_mask"].sum()))
             one = {name: t[:, :length] if _beside_inputs(name, t, one) else t for name, t in one.items()}
         labels = one["labels"]
-        shifted = labels[:, 1:] if labels.shape == one["input_ids"].shape else labels
+        shifted = labels[:, 1:] if "input_ids" in one and labels.shape == one["input_ids"].shape else labels
         supervised = int((shifted != IGNORED).sum()) if micro.supervised else 0
-        found.append(replace(micro, tensors=one, supervised=supervised))
+        entries = {name: (counts[row],) for name, counts in micro.entries.items()}
+        found.append(replace(micro, tensors=one, supervised=supervised, entries=entries))
     return found
+
+
+def _row(micro: MicroBatch, row: int) -> MicroBatch:
+    """A row as it is, padding included."""
+    found = {}
+    for name, tensor in micro.tensors.items():
+        counts = micro.entries.get(name)
+        first = row if counts is None else sum(counts[:row])
+        found[name] = tensor[first : first + (1 if counts is None else counts[row])]
+    entries = {name: (counts[row],) for name, counts in micro.entries.items()}
+    return replace(micro, tensors=found, entries=entries)
+
+
+def _together(micros: Sequence[MicroBatch]) -> MicroBatch:
+    """The rows of all as one micro-batch."""
+    first = micros[0]
+    tensors = {name: _stacked([micro.tensors[name] for micro in micros], _filler(name)) for name in first.tensors}
+    entries = {
+        name: tuple(count for micro in micros for count in micro.entries.get(name, (1,) * len(micro.tensors["labels"])))
+        for name in dict.fromkeys(name for micro in micros for name in micro.entries)
+    }
+    return replace(first, tensors=tensors, supervised=sum(micro.supervised for micro in micros), entries=entries)
 
 
 def all_together(window: Window) -> Grouped:
@@ -108,9 +129,7 @@ def all_together(window: Window) -> Grouped:
         flat = {name: torch.cat([micro.tensors[name].reshape(1, -1) for micro in micros], 1) for name in PACKED}
         whole = replace(micros[0], tensors=flat, supervised=sum(micro.supervised for micro in micros))
         return [(whole, list(range(len(micros))))]
-    tensors = {name: _stacked([micro.tensors[name] for micro in micros], _filler(name)) for name in micros[0].tensors}
-    whole = replace(micros[0], tensors=tensors, supervised=sum(micro.supervised for micro in micros))
-    return [(whole, list(range(len(micros))))]
+    return [(_together(micros), list(range(len(micros))))]
 
 
 def _filler(name: str) -> int:
@@ -118,16 +137,13 @@ def _filler(name: str) -> int:
 
 
 def _beside_inputs(name: str, tensor: torch.Tensor, one: dict[str, torch.Tensor]) -> bool:
-    return tensor.ndim == 2 and (name != "labels" or tensor.shape == one["input_ids"].shape)
-
-
-def _mapped(micro: MicroBatch, change: object) -> MicroBatch:
-    assert callable(change)
-    return replace(micro, tensors={name: change(tensor) for name, tensor in micro.tensors.items()})
+    return name in ("input_ids", "attention_mask") or (
+        name == "labels" and tensor.ndim == 2 and tensor.shape == one["input_ids"].shape
+    )
 
 
 def _stacked(tensors: Sequence[torch.Tensor], fill: int) -> torch.Tensor:
-    if tensors[0].ndim == 1:
-        return torch.cat(list(tensors))
-    width = max(t.shape[1] for t in tensors)
-    return torch.cat([functional.pad(t, (0, width - t.shape[1]), value=fill) for t in tensors])
+    most = [max(sizes) for sizes in zip(*(t.shape[1:] for t in tensors), strict=True)]
+    padding = [[n for size, top in zip(reversed(t.shape[1:]), reversed(most), strict=True) for n in (0, top - size)]
+               for t in tensors]  # fmt: skip
+    return torch.cat([functional.pad(t, pad, value=fill) for t, pad in zip(tensors, padding, strict=True)])

@@ -11,6 +11,7 @@ from dataclasses import replace
 import torch
 
 from toolkit.model.checkpointing import find_blocks
+from toolkit.model.load import input_weight
 from toolkit.reference.fp8 import rounded_layers, shaken, unrounded
 from toolkit.reference.loop import PlainLoop, Window
 from toolkit.reference.model import plain_decayed, plain_model
@@ -59,7 +60,8 @@ class Reference:
             [(rank, micro.to(self.device)) for rank, micro in window]
             for window in expected_windows(case.samples, self.resolved, case.steps)
         ]
-        self.loop.order = order_of(self.resolved)
+        self.loop.order = order_of(self.resolved, self.loop.config)
+        self.loop.blocks = [block for _, block in self.blocks]
         self.measured_because: str | None = why_measured(self.resolved, self.windows, self._vocabulary())
         """Why the candidate's operations may have another order; None where they may not."""
         self.float8_layers, self.products = 0, (0, 0)
@@ -218,8 +220,7 @@ class Reference:
     @contextlib.contextmanager
     def _perturbed(self, seed: int = 0) -> Iterator[None]:
         """The input embedding off by one machine epsilon of the compute dtype, up or down at random."""
-        table = self.loop.model.get_input_embeddings().weight  # type: ignore[operator]
-        assert isinstance(table, torch.Tensor)
+        table = input_weight(self.loop.model)
         before = table.detach().clone()
         draw = torch.Generator().manual_seed(seed)
         signs = torch.randint(0, 2, table.shape, generator=draw).mul_(2).sub_(1).to(table.device)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from toolkit.strategies.engines.base import Claim
 from toolkit.verification.cases.case import FULL_WINDOWS, Case
+from toolkit.verification.compare.ledger import rows_of
 from toolkit.verification.compare.measure import Measure, Stage
 from toolkit.verification.diagnose.diagnosis import Diagnosis
 from toolkit.verification.diagnose.gradient import gradient_cause
@@ -121,7 +122,7 @@ def _ledger(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnosi
 
 
 def _ids(rank: object, step: int) -> list:
-    return [micro.tensors["input_ids"].tolist() for micro in rank.run.steps[step].micros]  # type: ignore[attr-defined]
+    return [[ids for ids, _ in rows_of(micro.tensors)] for micro in rank.run.steps[step].micros]  # type: ignore[attr-defined]
 
 
 def _forward(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnosis | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from toolkit.model.load import load_base
+from toolkit.model.load import input_weight, load_base
 from toolkit.model.nf4 import base_linears, quantise_base
 from toolkit.recipe.resolve import Resolved
 from toolkit.tasks import task_of
@@ -30,7 +30,7 @@ def exported_answers(resolved: Resolved, checkpoint: Path, samples: RaggedSample
     inputs = _inputs(samples, resolved, trained)
     answers = {"trained": trained(**inputs).logits}
     rounded = copy.deepcopy(trained)
-    rounded.get_input_embeddings().weight.mul_(1 + torch.finfo(torch.float32).eps)
+    input_weight(rounded).mul_(1 + torch.finfo(torch.float32).eps)
     answers["perturbed"] = rounded(**inputs).logits
     if recipe.adapter is None:
         export._write(trained, recipe, folder / "whole", merged=False)

@@ -1,0 +1,37 @@
+"""Tasks of images and sound under the strategies, equal to the plain loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from media import IMAGE_CLASSIFIERS, WHISPER
+from toolkit.launch.group import WorkerGroup
+from toolkit.recipe.resolve import Resolved
+from toolkit.verification.run import verify
+
+Make = Callable[..., Resolved]
+STRATEGIES = ["ddp", "zero2", "zero3", "fsdp2"]
+
+
+def images(family: str) -> dict[str, Any]:
+    model = {"config": IMAGE_CLASSIFIERS[family], "task": "image-classification", "num_labels": 3}
+    return {"model": model, "data": {"format": "image"}}
+
+
+SPEECH = {"model": {"config": WHISPER, "task": "speech-seq2seq"}, "data": {"format": "audio"}}
+CASES = {**{family: images(family) for family in IMAGE_CLASSIFIERS}, "whisper": SPEECH}
+QUICK = ("vit", "whisper")
+
+
+@pytest.mark.group
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+)
+def test_it_is_equal_to_the_plain_loop(name: str, strategy: str, recipe: Make, group: WorkerGroup) -> None:
+    lora = {"r": 2} if strategy in ("zero3", "ddp") and name in QUICK else None
+    outcome = verify(recipe(strategy, adapter=lora, precision="bf16", **CASES[name]), group=group, time_limit=120)
+    assert outcome.verdict == "equivalent", (outcome.difference, outcome.failure, outcome.unproven)

@@ -1,0 +1,177 @@
+"""Images and recordings: where a row keeps one, and from there to the features that a model takes.
+
+A sample holds a reference: the path of a file, or the file's own bytes where the data contains them (Parquet, data sets
+of the hub). Features are made when a micro-batch is, by the loader's workers.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from toolkit.data.rows import Row
+from toolkit.data.text import kind_of
+from toolkit.errors import InputError
+from toolkit.recipe.schema import Recipe
+from toolkit.tasks import task_of
+
+if TYPE_CHECKING:
+    from toolkit.tasks.base import Features, Media
+
+_PATH, _BYTES = b"p", b"b"
+
+
+class MediaReader:
+    """Decodes what samples refer to, and gives it to the model's processor. Picklable, for workers."""
+
+    def __init__(self, media: Media, processor: Any) -> None:
+        self.media = media
+        inside = getattr(processor, "image_processor", None) or getattr(processor, "feature_extractor", None)
+        self.processor: Any = inside or processor
+
+    def checked(self, row: Row, field: str, value: Any) -> bytes:
+        """The reference of a row's image or recording; raises InputError at the row if it cannot be opened.
+
+        ``value``: a path (relative to the data file), bytes, or ``{"bytes": ..., "path": ...}`` as datasets keeps it.
+        """
+        found = reference(row, field, value)
+        try:
+            _OPEN[self.media.kind](_stream(found))
+        except ImportError as error:
+            raise row.error(field, _install(self.media.kind, error)) from None
+        except Exception as error:  # a decoder fails in the ways of its format
+            what = f"{value}: " if isinstance(value, str) else ""
+            raise row.error(field, f"{what}not a readable {_NAMES[self.media.kind]}: {_reason(error)}") from None
+        return found
+
+    def features(self, media: Sequence[bytes]) -> Features:
+        """What the processor makes of one sample's ``media``: float32 or int64 arrays by their names."""
+        import numpy as np
+
+        decoded = [_DECODE[self.media.kind](_stream(one), self.processor) for one in media]
+        options: dict[str, Any] = {"return_tensors": "np"}
+        if self.media.kind == "audio":
+            options["sampling_rate"] = self.processor.sampling_rate
+        made = self.processor(decoded, **options)
+        found: Features = {}
+        for name, value in made.items():
+            array = np.asarray(value)
+            found[name] = array.astype(np.float32 if array.dtype.kind == "f" else np.int64)
+        return found
+
+
+def reader_of(recipe: Recipe, processor: Any) -> MediaReader | None:
+    """The reader of the recipe's task; None if its samples are text."""
+    media = task_of(recipe.model.task).media
+    return None if media is None else MediaReader(media, processor)
+
+
+def reference(row: Row, field: str, value: Any) -> bytes:
+    """Where a row's image or recording is, as bytes that a sample can keep; raises InputError at the row."""
+    if isinstance(value, dict) and value.get("bytes") is not None:
+        value = value["bytes"]
+    elif isinstance(value, dict) and "path" in value:
+        value = value["path"]
+    if isinstance(value, bytes):
+        return _BYTES + value
+    if isinstance(value, str):
+        path = Path(row.file).parent / Path(value).expanduser()
+        if not path.is_file():
+            raise row.error(field, f"{value}: no such file (looked for {path})")
+        return _PATH + str(path.absolute()).encode()
+    encoded = _encoded(value)
+    if encoded is None:
+        raise row.error(field, f"must be a path or the bytes of a file, not {kind_of(value)}")
+    return _BYTES + encoded
+
+
+def _encoded(value: Any) -> bytes | None:
+    """Of what datasets has decoded already: an image, or samples of a recording with their rate."""
+    if hasattr(value, "save") and hasattr(value, "mode"):
+        buffer = io.BytesIO()
+        value.save(buffer, format="PNG")
+        return buffer.getvalue()
+    if isinstance(value, dict) and {"array", "sampling_rate"} <= value.keys():
+        import soundfile
+
+        buffer = io.BytesIO()
+        soundfile.write(buffer, value["array"], value["sampling_rate"], format="WAV", subtype="FLOAT")
+        return buffer.getvalue()
+    return None
+
+
+def content(found: bytes) -> bytes:
+    """The bytes of what a reference refers to."""
+    with _stream(found) as stream:
+        return stream.read()
+
+
+def _stream(found: bytes) -> Any:
+    return io.BytesIO(found[1:]) if found[:1] == _BYTES else open(found[1:].decode(), "rb")
+
+
+def _open_image(stream: Any) -> None:
+    from PIL import Image
+
+    with stream, Image.open(stream) as image:
+        image.verify()
+
+
+def _image(stream: Any, processor: Any) -> Any:
+    """RGB, turned as the camera was held (as datasets decodes images)."""
+    from PIL import Image, ImageOps
+
+    with stream, Image.open(stream) as image:
+        return ImageOps.exif_transpose(image).convert("RGB")
+
+
+def _open_audio(stream: Any) -> None:
+    import soundfile
+
+    with stream, soundfile.SoundFile(stream) as file:
+        if not file.frames:
+            raise ValueError("it is empty")
+
+
+def _audio(stream: Any, processor: Any) -> Any:
+    """float32 (samples,), one channel (the mean of all), at the rate that the processor takes."""
+    import soundfile
+
+    with stream:
+        samples, rate = soundfile.read(stream, dtype="float32", always_2d=True)
+    mono = samples.mean(axis=1)
+    if rate == processor.sampling_rate:
+        return mono
+    import soxr
+
+    return soxr.resample(mono, rate, processor.sampling_rate)
+
+
+_NAMES = {"image": "image", "audio": "recording"}
+_OPEN = {"image": _open_image, "audio": _open_audio}
+_DECODE = {"image": _image, "audio": _audio}
+_PACKAGES = {"image": "pillow", "audio": "soundfile and soxr"}
+_EXTRAS = {"image": "vision", "audio": "audio"}
+
+
+def _install(kind: str, error: ImportError) -> str:
+    package = "deepspeed-accelerate-toolkit"
+    return f"reading it needs {_PACKAGES[kind]} ({error}); pip install '{package}[{_EXTRAS[kind]}]'"
+
+
+def _reason(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def missing_package(recipe: Recipe) -> None:
+    """Raise InputError if the packages that decode the recipe's data are not installed."""
+    import importlib.util
+
+    media = task_of(recipe.model.task).media
+    if media is None:
+        return
+    for name in {"image": ("PIL",), "audio": ("soundfile", "soxr")}[media.kind]:
+        if importlib.util.find_spec(name) is None:
+            raise InputError.at(None, "model.task", _install(media.kind, ImportError(f"no module {name}")))
