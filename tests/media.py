@@ -22,3 +22,55 @@ WHISPER: dict[str, Any] = {
     "max_source_positions": 16, "max_target_positions": 48, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
     "decoder_start_token_id": 3, "suppress_tokens": None, "begin_suppress_tokens": None,
 }  # fmt: skip
+_TEXT = {
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 160, "head_dim": 8, "max_position_embeddings": 512,
+}  # fmt: skip
+_MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
+_QWEN_IDS = {"image_token_id": 150, "video_token_id": 151, "vision_start_token_id": 152, "vision_end_token_id": 153}
+_EYE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+SEEING: dict[str, dict[str, Any]] = {
+    "qwen3_vl": {
+        "model_type": "qwen3_vl", **_QWEN_IDS,
+        "text_config": {"model_type": "qwen3_vl_text", **_TEXT, "rope_parameters": _MROPE},
+        "vision_config": {
+            "depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 4, "patch_size": 8,
+            "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 32, "num_position_embeddings": 16,
+            "deepstack_visual_indexes": [0],
+        },
+    },
+    "qwen2_5_vl": {
+        "model_type": "qwen2_5_vl", **_QWEN_IDS,
+        "text_config": {"model_type": "qwen2_5_vl_text", **_TEXT, "rope_parameters": _MROPE},
+        "vision_config": {
+            "depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 4, "patch_size": 8,
+            "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 32, "window_size": 32,
+            "fullatt_block_indexes": [1],
+        },
+    },
+    "gemma3": {
+        "model_type": "gemma3", "image_token_index": 150, "image_token_id": 150, "boi_token_index": 151,
+        "eoi_token_index": 152, "mm_tokens_per_image": 4,
+        "text_config": {"model_type": "gemma3_text", **_TEXT, "sliding_window": 8, "pad_token_id": 0},
+        "vision_config": {"model_type": "siglip_vision_model", **_EYE, "image_size": 32, "patch_size": 8},
+    },
+    "smolvlm": {
+        "model_type": "smolvlm", "image_token_id": 150, "scale_factor": 2, "pad_token_id": 0,
+        "text_config": {"model_type": "llama", **_TEXT},
+        "vision_config": {**_EYE, "image_size": 32, "patch_size": 8},
+    },
+    "llava": {
+        "model_type": "llava", "image_token_id": 150, "image_token_index": 150,
+        "text_config": {"model_type": "llama", **_TEXT},
+        "vision_config": {
+            "model_type": "clip_vision_model", **_EYE, "image_size": 32, "patch_size": 8, "projection_dim": 32,
+        },
+    },
+    "internvl": {
+        "model_type": "internvl", "image_token_id": 150, "downsample_ratio": 0.5,
+        "text_config": {"model_type": "qwen2", **_TEXT},
+        "vision_config": {
+            "model_type": "internvl_vision", **_EYE, "image_size": [32, 32], "patch_size": [8, 8],
+        },
+    },
+}  # fmt: skip

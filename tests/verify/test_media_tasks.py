@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from media import IMAGE_CLASSIFIERS, WHISPER
+from media import IMAGE_CLASSIFIERS, SEEING, WHISPER
 from toolkit.launch.group import WorkerGroup
 from toolkit.recipe.resolve import Resolved
 from toolkit.verification.run import verify
@@ -22,8 +22,21 @@ def images(family: str) -> dict[str, Any]:
 
 
 SPEECH = {"model": {"config": WHISPER, "task": "speech-seq2seq"}, "data": {"format": "audio"}}
-CASES = {**{family: images(family) for family in IMAGE_CLASSIFIERS}, "whisper": SPEECH}
-QUICK = ("vit", "whisper")
+
+
+def seeing(family: str) -> dict[str, Any]:
+    return {
+        "model": {"config": SEEING[family], "task": "image-text-to-text"},
+        "data": {"format": "messages", "max_length": 64},
+    }
+
+
+CASES = {
+    **{family: images(family) for family in IMAGE_CLASSIFIERS},
+    **{family: seeing(family) for family in SEEING},
+    "whisper": SPEECH,
+}
+QUICK = ("vit", "whisper", "qwen3_vl")
 
 
 @pytest.mark.group

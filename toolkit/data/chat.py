@@ -69,11 +69,18 @@ class Chat:
     """
 
     def __init__(
-        self, tokenizer: Any, template_file: str | None, turns: Turns = "auto", options: dict[str, Any] | None = None
+        self,
+        tokenizer: Any,
+        template_file: str | None,
+        turns: Turns = "auto",
+        options: dict[str, Any] | None = None,
+        processor: Any = None,
     ) -> None:
-        self._tokenizer, self._turns = tokenizer, turns
-        self._template = ChatTemplate(tokenizer, template_file, options or {})
-        self._has_marks, self._dialect = self._template.marks_turns, self._template.dialect
+        """``processor``: of a model that takes images."""
+        self._tokenizer, self._turns, self._processor = tokenizer, turns, processor
+        self._template = ChatTemplate(tokenizer, template_file, options or {}, processor)
+        # A template's marks are followed by the tokenizer, which knows nothing of images.
+        self._has_marks, self._dialect = self._template.marks_turns and processor is None, self._template.dialect
         self._blank: dict[int, bool] = {}
         self._special = Marks(tokenizer)
         # A turn that nothing ends is learned with the end of its own sample, unless told otherwise.
@@ -88,6 +95,9 @@ class Chat:
         ``fields``: as ``canonical_row`` gives them. Raises InputError at the row where the template refuses it or
         leaves some of its text out.
         """
+        if (image := self._template.image) is not None:
+            written = [m | {"content": image.written(m["content"])} for m in fields["messages"]]
+            fields = fields | {"messages": written}
         learned = [i for i, m in enumerate(fields["messages"]) if m["role"] == "assistant" and m.get("weight") != 0]
         if self._turns == "last":
             learned = learned[-1:]
@@ -249,6 +259,44 @@ class Chat:
             mask = [on and here for on, here in zip(mask, within, strict=True)]
         return ids, mask
 
+    @property
+    def image_token(self) -> str:
+        """What stands for an image in a piece's text."""
+        return str(self._processor.image_token)
+
+    def encode_with_images(
+        self, row: Row, piece: Piece, images: list[Any]
+    ) -> tuple[list[int], list[bool], list[tuple[int, int]]]:
+        """``encode`` of a piece with ``images``, and where the tokens of each are: first and behind the last.
+
+        The processor writes an image's tokens in the place of its token in the text. None of them is supervised.
+        Raises InputError at the row if text and images do not match.
+        """
+        processor = self._processor
+        if piece.text.count(processor.image_token) != len(images):
+            told = f"{piece.text.count(processor.image_token)} times {processor.image_token} for {len(images)} images"
+            raise row.error("messages", told)
+        if not images:
+            return *self._tokenise(piece.text, piece.spans or ()), []
+        try:
+            made = processor(
+                text=[piece.text], images=images, add_special_tokens=False, return_offsets_mapping=True,
+                return_text_replacement_offsets=True,
+            )  # fmt: skip
+        except (ValueError, TypeError, IndexError) as error:
+            raise row.error("messages", f"the processor rejects this sample: {str(error).splitlines()[0]}") from None
+        replaced = made["text_replacement_offsets"][0]
+        spans = [(_moved(start, replaced), _moved(end, replaced)) for start, end in piece.spans or ()]
+        inserted = [one["new_span"] for one in replaced]
+        offsets = made["offset_mapping"][0]
+        of_image = [_touches(at, inserted) for at in offsets]
+        supervised = [_touches(at, spans) and not image for at, image in zip(offsets, of_image, strict=True)]
+        places = []
+        for span in inserted:
+            mine = [index for index, at in enumerate(offsets) if _touches(at, [span])]
+            places.append((mine[0], mine[-1] + 1))
+        return list(made["input_ids"][0]), supervised, places
+
     def is_blank(self, token: int) -> bool:
         """Whether a token is only white space, as templates write after a turn."""
         if token not in self._blank:
@@ -272,3 +320,17 @@ class Chat:
             ids += piece
             supervised += [number % 2 == 1] * len(piece)
         return ids, supervised
+
+
+def _touches(at: tuple[int, int], spans: Sequence[tuple[int, int]]) -> bool:
+    return any(at[0] < end and at[1] > start for start, end in spans)
+
+
+def _moved(place: int, replaced: Sequence[dict[str, Any]]) -> int:
+    """A place in the text, in the text where images have been written."""
+    moved = place
+    for one in replaced:
+        end = one["span"][1]
+        if end <= place:
+            moved = place - end + one["new_span"][1]
+    return moved

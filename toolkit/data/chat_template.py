@@ -7,6 +7,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
+from toolkit.data.images import ImageText
 from toolkit.data.preflight import read_template
 from toolkit.data.rows import Row
 from toolkit.data.template_dialect import Dialect, Message
@@ -24,10 +25,14 @@ class ChatTemplate:
     ``dialect``: how it wants its messages.
     """
 
-    def __init__(self, tokenizer: Any, file: str | None, options: dict[str, Any]) -> None:
+    def __init__(self, tokenizer: Any, file: str | None, options: dict[str, Any], processor: Any = None) -> None:
+        """``processor``: of a model that takes images; its template then is the one, and ``image`` how it writes
+        one."""
         self._tokenizer, self._options = tokenizer, options
         if file is not None:
             self._text = read_template(file)
+        elif getattr(processor, "chat_template", None):
+            self._text = processor.chat_template
         else:
             try:
                 self._text = tokenizer.get_chat_template()
@@ -41,6 +46,7 @@ class ChatTemplate:
         self._source = Place(file) if file else None
         self.marks_turns = _GENERATION.search(self._text) is not None and tokenizer.is_fast
         self.dialect = Dialect(self._text, self._probe)
+        self.image = None if processor is None else self._image_text()
 
     def render(self, row: Row, fields: dict[str, Any], count: int, **options: Any) -> str:
         """The text of the first ``count`` messages. ``fields``: as ``canonical_row`` gives them; ``options``: further
@@ -73,6 +79,16 @@ class ChatTemplate:
         except _FAULTS as error:
             source = f"the chat template {self._source}" if self._source else "the tokenizer's chat template"
             raise row.error("messages", f"{source} rejects this conversation: {error}") from None
+
+    def _image_text(self) -> ImageText:
+        try:
+            found = ImageText(self._probe)
+        except _FAULTS:
+            found = None
+        if found is None or not found.text.strip():
+            where = str(self._source) if self._source else "the processor's chat template"
+            raise InputError.at(None, "data.chat_template", f"{where} does not write images")
+        return found
 
     def _probe(self, messages: list[Message], **options: Any) -> str:
         """For the dialect's own questions; what a template raises is for it to handle."""

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from toolkit.data.formats import Example, supervised_tokens
 from toolkit.data.masking import Masking
+from toolkit.data.media import TOKEN_KINDS
 from toolkit.tasks import task_of
 from toolkit.tasks.base import Features, Task
 from toolkit.tasks.labels import IGNORED, Labels
@@ -96,6 +97,9 @@ def collate(
     """Pad ``examples`` on the right to the longest of them (and up to ``pad_to_multiple_of``), with tokens hidden as
     ``masking`` says.
 
+    A micro-batch without a single image has ``blank`` as one more row, where the task's samples may have images: every
+    rank runs the same modules, in the same collectives, for each of them.
+
     Without examples: ``blank``, or one row of two padding tokens, attended to, without loss, so that the rank can
     join the collectives of the others' forward and backward.
     """
@@ -111,6 +115,8 @@ def collate(
         return _micro_batch(_packed(examples, slot.rows, pad_id, length), slot, supervised)
     rows = list(examples) or [blank or _dummy(task, pad_id)]
     media = task_of(task).media
+    if examples and blank is not None and needs_blank(examples, task):
+        rows.append(blank)
     tensors: dict[str, torch.Tensor] = {}
     if media is None or media.tokens:
         ids = [row.input_ids or [pad_id] for row in rows]
@@ -120,7 +126,10 @@ def collate(
             "attention_mask": _padded([[1] * len(row) for row in ids], length, 0),
         }
     features, entries = _joined([row.features for row in rows])
-    tensors |= features
+    tensors |= {
+        name: functional.pad(tensor, (0, length - tensor.shape[1])) if name in TOKEN_KINDS else tensor
+        for name, tensor in features.items()
+    }
     layout = task_of(task).labels
     if layout is Labels.SAMPLE:
         tensors["labels"] = torch.tensor([row.labels for row in rows], dtype=torch.int64)
@@ -129,6 +138,14 @@ def collate(
         width = length if layout.under_input else padded_shape([len(row) for row in labels], None, multiple)[1]
         tensors["labels"] = _padded(labels, width, IGNORED)
     return replace(_micro_batch(tensors, slot, supervised), entries=entries)
+
+
+def needs_blank(examples: Sequence[Example], task: str) -> bool:
+    """Whether a micro-batch of these needs a row that is no sample of it."""
+    media = task_of(task).media
+    if media is None or not examples:
+        return not examples
+    return media.tokens and not any(media.main in one.features for one in examples)
 
 
 def _joined(rows: Sequence[Features]) -> tuple[dict[str, torch.Tensor], dict[str, tuple[int, ...]]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from toolkit.data.images import place_images
 from toolkit.data.messages import conversation, recognised, template_options, tools
 from toolkit.data.rows import Fields, Row
 from toolkit.data.text import check_text, kind_of
@@ -14,9 +15,10 @@ from toolkit.tasks import task_of
 
 CANONICAL = (
     "text", "prompt", "completion", "messages", "tokens", "label", "labels", "tools", "chat_template_kwargs", "image",
-    "audio",
+    "audio", "images",
 )  # fmt: skip
 _OPTIONAL = ("tools", "chat_template_kwargs")
+_IMAGES = "images"
 
 
 def needed_fields(recipe: Recipe) -> dict[str, str]:
@@ -29,7 +31,7 @@ def needed_fields(recipe: Recipe) -> dict[str, str]:
     if form not in formats:
         raise InputError.at(None, "data.format", f"{form} is not a format for {task}; expected {' or '.join(formats)}")
     needed = formats[form].fields
-    allowed = (*needed, *_OPTIONAL) if form == "messages" else needed
+    allowed = (*needed, *_optional(recipe))
     for name in recipe.data.fields:
         if name not in allowed:
             hint = did_you_mean(name, allowed)
@@ -40,9 +42,13 @@ def needed_fields(recipe: Recipe) -> dict[str, str]:
 
 def optional_fields(recipe: Recipe) -> dict[str, str]:
     """Fields that a row may have beside the needed ones, as ``needed_fields`` gives those."""
+    return {name: recipe.data.fields.get(name, name) for name in _optional(recipe)}
+
+
+def _optional(recipe: Recipe) -> tuple[str, ...]:
     if recipe.data.format != "messages":
-        return {}
-    return {name: recipe.data.fields.get(name, name) for name in _OPTIONAL}
+        return ()
+    return (*_OPTIONAL, _IMAGES) if task_of(recipe.model.task).media is not None else _OPTIONAL
 
 
 def read_fields(needed: dict[str, str], optional: dict[str, str]) -> Fields:
@@ -60,8 +66,11 @@ def canonical_row(row: Row, needed: dict[str, str], optional: dict[str, str] | N
         names = optional or {name: name for name in _OPTIONAL}
         if needed["messages"] not in row.value and not recognised(row.value, needed["messages"]):
             raise row.error(needed["messages"], _missing(row, "messages", needed["messages"]))
-        return {
-            "messages": conversation(row, needed["messages"]),
+        own = names.get(_IMAGES)
+        messages = conversation(row, needed["messages"], images=own is not None)
+        images = {} if own is None else {_IMAGES: place_images(row, messages, own)}
+        return images | {
+            "messages": messages,
             "tools": tools(row, names["tools"]),
             "chat_template_kwargs": template_options(row, names["chat_template_kwargs"]),
         }

@@ -38,6 +38,8 @@ class Example:
     cut: bool = False
     media: tuple[bytes, ...] = ()
     features: Features = field(default_factory=dict)
+    places: tuple[tuple[int, int], ...] = ()
+    """Where the tokens of each image are: first and behind the last."""
 
 
 def supervised_tokens(example: Example, task: str) -> int:
@@ -76,7 +78,8 @@ class Formatter:
             from toolkit.data.chat import Chat
 
             data = recipe.data
-            self.chat = Chat(tokenizer, data.chat_template, data.turns, data.chat_template_kwargs)
+            processor = None if self.reader is None else tokenizer
+            self.chat = Chat(self.tokenizer, data.chat_template, data.turns, data.chat_template_kwargs, processor)
         self.masking = masking_of(recipe, tokenizer)
         self._format = task_of(recipe.model.task).formats[recipe.data.format]
 
@@ -89,7 +92,8 @@ class Formatter:
         fields = canonical_row(row, self.needed, self.optional)
         if self.chat is None:
             return [fields]
-        return [{"piece": piece} for piece in self.chat.pieces(row, fields)]
+        found = [{"piece": piece} for piece in self.chat.pieces(row, fields)]
+        return found if self.reader is None else [one | {"images": fields["images"]} for one in found]
 
     def about_turns(self, rows: Sequence[Row]) -> list[str]:
         """How the chat template treats these conversations, in a line; nothing for other formats."""
@@ -104,6 +108,8 @@ class Formatter:
 
     def whole(self, row: Row, fields: dict[str, Any]) -> Example:
         """Tokenise one sample of ``fields``, of any length."""
+        if self.reader is not None and self.chat is not None:
+            return self._with_images(row, fields)
         example = Example(*self._format.build(self, row, fields))
         if self._format.media is None:
             return example
@@ -111,13 +117,33 @@ class Formatter:
         assert self.reader is not None
         return replace(example, media=(self.reader.checked(row, field, fields[self._format.media]),))
 
+    def _with_images(self, row: Row, fields: dict[str, Any]) -> Example:
+        assert self.reader is not None
+        piece, field = fields["piece"], self.optional["images"]
+        # A sample of a conversation's first turns has their images alone.
+        count = piece.text.count(self.chat.image_token)
+        media = tuple(self.reader.checked(row, field, value) for value in fields["images"][:count])
+        decoded = [self.reader.decode(one) for one in media]
+        ids, supervised, places = self.chat.encode_with_images(row, piece, decoded)
+        ids, labels = self._format.build(self, row, fields | {"encoded": (ids, supervised)})
+        return Example(ids, labels, media=media, places=tuple(places))
+
     def cut(self, whole: Example) -> Example:
-        """``whole`` without what is behind ``max_length``; a target is cut like an input."""
+        """``whole`` without what is behind ``max_length``; a target is cut like an input. An image is not cut: where
+        its tokens do not all fit, the sample ends before them."""
         ids, labels, most = whole.input_ids, whole.labels, self.max_length
         if len(ids) <= most and (isinstance(labels, int) or len(labels) <= most):
             return whole
+        outside = [start for start, end in whole.places if end > most]
+        most = min([most, *outside])
+        kept = len(whole.media) - len(outside)
         return replace(
-            whole, input_ids=ids[:most], labels=labels if isinstance(labels, int) else labels[:most], cut=True
+            whole,
+            input_ids=ids[:most],
+            labels=labels if isinstance(labels, int) else labels[:most],
+            cut=True,
+            media=whole.media[:kept],
+            places=whole.places[:kept],
         )
 
     def words(self, row: Row, words: list[str]) -> tuple[list[int], list[int | None]]:

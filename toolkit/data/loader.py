@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from toolkit.data.collate import MicroBatch, Slot, collate, packed_slot
+from toolkit.data.collate import MicroBatch, Slot, collate, needs_blank, packed_slot
 from toolkit.data.opening import open_data
 from toolkit.data.order import deal, epoch_order, window_count, windows
 from toolkit.data.packing import by_length, packed_rows
@@ -125,7 +125,7 @@ class _Collated(Dataset[MicroBatch]):
     def __getitem__(self, slot: Slot) -> MicroBatch:
         examples = [self._samples[index] for index in slot.sample_ids]
         samples = self._samples
-        blank = None if examples else samples.blank
+        blank = samples.blank if needs_blank(examples, samples.task) else None
         return collate(examples, slot, samples.task, samples.pad_id, self._multiple, samples.masking, blank)
 
 

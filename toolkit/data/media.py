@@ -6,6 +6,7 @@ of the hub). Features are made when a micro-batch is, by the loader's workers.
 
 from __future__ import annotations
 
+import functools
 import io
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,16 +19,19 @@ from toolkit.recipe.schema import Recipe
 from toolkit.tasks import task_of
 
 if TYPE_CHECKING:
-    from toolkit.tasks.base import Features, Media
+    from toolkit.tasks.base import Features, Media, Task
 
 _PATH, _BYTES = b"p", b"b"
+TOKEN_KINDS = ("token_type_ids", "mm_token_type_ids")
+"""Arguments of models that want to know which tokens stand for images."""
+_OF_TOKENS = ("input_ids", "attention_mask", *TOKEN_KINDS)
 
 
 class MediaReader:
     """Decodes what samples refer to, and gives it to the model's processor. Picklable, for workers."""
 
     def __init__(self, media: Media, processor: Any) -> None:
-        self.media = media
+        self.media, self._whole = media, processor
         inside = getattr(processor, "image_processor", None) or getattr(processor, "feature_extractor", None)
         self.processor: Any = inside or processor
 
@@ -46,20 +50,57 @@ class MediaReader:
             raise row.error(field, f"{what}not a readable {_NAMES[self.media.kind]}: {_reason(error)}") from None
         return found
 
-    def features(self, media: Sequence[bytes]) -> Features:
-        """What the processor makes of one sample's ``media``: float32 or int64 arrays by their names."""
-        import numpy as np
+    def decode(self, found: bytes) -> Any:
+        """The image, or the samples of the recording, of a reference."""
+        return _DECODE[self.media.kind](_stream(found), self.processor)
 
-        decoded = [_DECODE[self.media.kind](_stream(one), self.processor) for one in media]
+    def features(self, media: Sequence[bytes], ids: Sequence[int] = ()) -> Features:
+        """What the processor makes of one sample's ``media``: float32 or int64 arrays by their names. ``ids``: the
+        sample's tokens, where its model has any."""
+        decoded = [self.decode(one) for one in media]
+        if self.media.tokens:
+            found = token_kinds(self._kinds, self._whole.image_token_ids, ids)
+            if decoded:
+                text = self._whole.image_token * len(decoded)
+                made = self._whole(text=[text], images=decoded, return_tensors="np")
+                found |= _arrays({name: value for name, value in made.items() if name not in _OF_TOKENS})
+            return found
         options: dict[str, Any] = {"return_tensors": "np"}
         if self.media.kind == "audio":
             options["sampling_rate"] = self.processor.sampling_rate
-        made = self.processor(decoded, **options)
-        found: Features = {}
-        for name, value in made.items():
-            array = np.asarray(value)
-            found[name] = array.astype(np.float32 if array.dtype.kind == "f" else np.int64)
-        return found
+        return _arrays(self.processor(decoded, **options))
+
+    @functools.cached_property
+    def _kinds(self) -> tuple[str, ...]:
+        return tuple(name for name in TOKEN_KINDS if name in self._whole.model_input_names)
+
+
+def _arrays(made: Any) -> Features:
+    import numpy as np
+
+    found: Features = {}
+    for name, value in made.items():
+        array = np.asarray(value)
+        found[name] = array.astype(np.float32 if array.dtype.kind == "f" else np.int64)
+    return found
+
+
+def token_kinds(names: Sequence[str], image_ids: Sequence[int], ids: Sequence[int]) -> Features:
+    """By each of ``names``: for each token 1 if it stands for an image, else 0; int64 (1, tokens)."""
+    import numpy as np
+
+    kinds = np.isin(np.asarray(ids, dtype=np.int64), list(image_ids)).astype(np.int64)[None]
+    return dict.fromkeys(names, kinds)
+
+
+def kinds_of_config(task: Task, config: Any) -> list[str]:
+    """Which of ``TOKEN_KINDS`` the forward of a model of this transformers ``config`` takes."""
+    import inspect
+
+    import transformers
+
+    kind = getattr(transformers, task.auto_class)._model_mapping[type(config)]
+    return [name for name in TOKEN_KINDS if name in inspect.signature(kind.forward).parameters]
 
 
 def reader_of(recipe: Recipe, processor: Any) -> MediaReader | None:

@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from toolkit.data.images import MARK, image_of_part
 from toolkit.data.rows import Row
 from toolkit.data.text import check_text, kind_of
 from toolkit.recipe.load import did_you_mean
@@ -26,6 +27,8 @@ _SHAREGPT = {
     "function_response": "tool", "function_call": "assistant", "tool_call": "assistant",
 }  # fmt: skip
 _CALLS = ("function_call", "tool_call")
+_IMAGES = ("image", "image_url")
+_TAKES = {False: "this task takes text alone", True: "this task takes text and images"}
 _OTHER_KINDS = ("image", "image_url", "video", "audio", "input_audio", "file")
 
 
@@ -48,8 +51,9 @@ def explained(value: Mapping[str, Any], own: str) -> str:
     return ""
 
 
-def conversation(row: Row, own: str) -> list[dict[str, Any]]:
-    """The messages of ``row``, checked; raises InputError at the row for what cannot be a conversation."""
+def conversation(row: Row, own: str, images: bool = False) -> list[dict[str, Any]]:
+    """The messages of ``row``, checked; raises InputError at the row for what cannot be a conversation. ``images``:
+    messages may have them; the content then has a mark for each, and ``images`` of a message lists them."""
     kind = recognised(row.value, own)
     if kind == "Alpaca":
         return _alpaca(row)
@@ -59,7 +63,7 @@ def conversation(row: Row, own: str) -> list[dict[str, Any]]:
         raise row.error(own, f"must be a list of {{role, content}}, not {kind_of(value)}")
     if not value:
         raise row.error(own, "is empty; a conversation needs at least one assistant turn")
-    messages = [_message(row, f"{own}[{index}]", message) for index, message in enumerate(value)]
+    messages = [_message(row, f"{own}[{index}]", message, images) for index, message in enumerate(value)]
     if kind == "ShareGPT" and isinstance(system := row.value.get("system"), str) and system.strip():
         messages.insert(0, {"role": "system", "content": system})
     if not any(message["role"] == "assistant" for message in messages):
@@ -124,7 +128,7 @@ def _alpaca(row: Row) -> list[dict[str, Any]]:
     return [*first, {"role": "user", "content": question}, {"role": "assistant", "content": output}]
 
 
-def _message(row: Row, at: str, message: Any) -> dict[str, Any]:
+def _message(row: Row, at: str, message: Any, images: bool) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise row.error(at, f"must be {{role, content}}, not {kind_of(message)}")
     # Parquet gives every message the keys of all; a missing key and null mean the same.
@@ -159,8 +163,9 @@ def _message(row: Row, at: str, message: Any) -> dict[str, Any]:
             near = did_you_mean("content", present)
             raise row.error(f"{at}.content", f"missing; the keys are: {', '.join(present)}{near}")
         present["content"] = ""
-    present["content"] = _content(row, f"{at}.content", present["content"], present["role"])
-    return present
+    found: list[Any] | None = [] if images else None
+    present["content"] = _content(row, f"{at}.content", present["content"], present["role"], found)
+    return present | ({"images": found} if found else {})
 
 
 def _sharegpt(row: Row, at: str, present: dict[str, Any]) -> dict[str, Any]:
@@ -175,16 +180,20 @@ def _sharegpt(row: Row, at: str, present: dict[str, Any]) -> dict[str, Any]:
     return rest | {"role": _SHAREGPT[said], "content": value}
 
 
-def _content(row: Row, at: str, content: Any, role: str) -> str:
-    """Parts of text are joined, as templates that take parts join them."""
+def _content(row: Row, at: str, content: Any, role: str, images: list[Any] | None = None) -> str:
+    """Parts of text are joined, as templates that take parts join them. ``images``: takes the images of the parts."""
     if role in RESULTS and isinstance(content, dict):
         return json.dumps(_without_nulls(row, content), ensure_ascii=False)
     if isinstance(content, list):
         texts: list[str] = []
         for index, part in enumerate(content):
             text = part.get("text") if isinstance(part, dict) else part
+            if images is not None and isinstance(part, dict) and part.get("type") in _IMAGES:
+                images.append(image_of_part(part))
+                texts.append(MARK)
+                continue
             if isinstance(part, dict) and part.get("type", "text") in _OTHER_KINDS:
-                raise row.error(f"{at}[{index}]", f"is of type {part['type']}; this task takes text alone")
+                raise row.error(f"{at}[{index}]", f"is of type {part['type']}; {_TAKES[images is not None]}")
             check_text(row, f"{at}[{index}].text", text)
             texts.append(str(text))
         return "".join(texts)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from toolkit.data.cache import Outcome, cached
 from toolkit.data.columns import Columns
 from toolkit.data.formats import Example, Formatter, supervised_tokens
+from toolkit.data.media import MediaReader
 from toolkit.data.mixture import chosen, interleaved
 from toolkit.data.preflight import no_samples
 from toolkit.data.rows import Row
@@ -90,12 +91,20 @@ class MapSamples:
         found = Example(
             self._columns.input_ids(index), answer, bool(self._columns.cut[index]), self._columns.media_of(index)
         )
-        return found if self.reader is None else replace(found, features=self.reader.features(found.media))
+        return (
+            found
+            if self.reader is None
+            else replace(found, features=self.reader.features(found.media, found.input_ids))
+        )
 
     @functools.cached_property
     def blank(self) -> Example | None:
         """A sample without labels, for ranks that have none; None: padding tokens do."""
-        return None if self.reader is None else unlabelled(self[0])
+        if self.reader is None:
+            return None
+        counts = self._columns.media_counts
+        first = next((at for at in range(len(self)) if counts is not None and counts[at] < counts[at + 1]), 0)
+        return unlabelled(self[first])
 
     def lengths(self) -> NDArray[np.int64]:
         """Tokens of each sample, shape (samples,)."""
@@ -145,7 +154,9 @@ class MixedSamples:
 
     @property
     def blank(self) -> Example | None:
-        return self.parts[0].blank
+        """As ``MapSamples.blank``."""
+        found = [part.blank for part in self.parts]
+        return next((one for one in found if one is not None and one.media), found[0])
 
     def lengths(self) -> NDArray[np.int64]:
         """Tokens of each sample, shape (samples,)."""
@@ -194,18 +205,33 @@ class StreamSamples:
         """Tokenise one sample of ``rows``."""
         formatter = self._parts[fields["part"]][1]
         found = formatter.build(row, fields)
-        return found if formatter.reader is None else replace(found, features=formatter.reader.features(found.media))
+        return (
+            found
+            if formatter.reader is None
+            else replace(found, features=formatter.reader.features(found.media, found.input_ids))
+        )
 
     @functools.cached_property
     def blank(self) -> Example | None:
         """As ``MapSamples.blank``."""
         if self._parts[0][1].reader is None:
             return None
+        first = (self.build(row, fields) for _, row, fields in islice(self.rows(), PEEKED))
+        return unlabelled(next((one for one in first if one.media), None) or self._first())
+
+    def _first(self) -> Example:
         _, row, fields = next(self.rows())
-        return unlabelled(self.build(row, fields))
+        return self.build(row, fields)
 
 
 Samples = MapSamples | MixedSamples | StreamSamples
+
+
+def with_features(example: Example, reader: MediaReader | None) -> Example:
+    """The sample with what the processor makes of its images or recordings."""
+    if reader is None:
+        return example
+    return replace(example, features=reader.features(example.media, example.input_ids))
 
 
 def unlabelled(example: Example) -> Example:

@@ -97,10 +97,6 @@ def load_base(resolved: Resolved, pad_token_id: int | None = None) -> nn.Module:
             f"{resolved.source}: model.config: {config.model_type} cannot be built from it: {what}"
         ) from None
     switch_off_cache(model)
-    for name, parameter in model.named_parameters():
-        # It gets no gradient: DDP would end the run, ZeRO would let it decay.
-        if name.rpartition(".")[2] in task_of(spec.task).unused:
-            parameter.requires_grad_(False)
     return model
 
 

@@ -124,7 +124,10 @@ def block_classes(facts: ModelFacts) -> tuple[str, ...]:
         both = tuple(name for name in marked if name in checkpointed)
         if both or checkpointed or marked:
             return both or tuple(sorted(checkpointed)) or marked
-    return ()
+    # A model made of others (LLaVA of CLIP and Llama): the blocks of its parts.
+    parts = [part for part in (facts.config or {}).values() if isinstance(part, dict) and "model_type" in part]
+    found = [name for part in parts for name in block_classes(ModelFacts(part, None))]
+    return tuple(dict.fromkeys(found))
 
 
 def model_sources(facts: ModelFacts) -> list[Path]:

@@ -9,6 +9,7 @@ from torch import nn
 
 from toolkit.model.adapters import add_adapter
 from toolkit.model.load import load_base, set_dtypes
+from toolkit.model.unreached import freeze, unreached
 from toolkit.recipe.resolve import Resolved
 from toolkit.reference.fp8 import round_products
 from toolkit.reference.nf4 import dequantised_base
@@ -23,7 +24,9 @@ def plain_model(resolved: Resolved, pad_token_id: int | None = None) -> nn.Modul
         round_products(model, resolved)
     if resolved.recipe.adapter is not None:
         model = add_adapter(model, resolved)
+    idle = unreached(model, resolved)
     set_dtypes(model, resolved.precision.trainable, resolved.precision.frozen)
+    freeze(model, idle)
     return model.to(torch.device(resolved.device)).train()
 
 

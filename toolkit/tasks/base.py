@@ -88,6 +88,8 @@ class Media:
     main: str
     tokens: bool
     draw: Callable[[Mapping[str, Any], random.Random], Features]
+    in_text: Callable[[Mapping[str, Any], int], list[int]] | None = None
+    """The ids that stand for so many images in a text, for a model of this config."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +100,7 @@ class Task:
     compared with real training of it under every strategy. ``packs``: a row may hold several
     samples that do not see each other. ``masks``: labelled tokens are hidden at random. ``media``: what the model takes
     beside tokens. ``heads``: names of heads that
-    PEFT trains whole beside an adapter, and that "all-linear" must not include. ``unused``: last parts of the names of
-    weights that serve another task; they are not trained. ``why_format``: what its formats are
+    PEFT trains whole beside an adapter, and that "all-linear" must not include. ``why_format``: what its formats are
     for, in words, for the error about another one.
     """
 
@@ -116,5 +117,4 @@ class Task:
     masks: bool = False
     media: Media | None = None
     heads: tuple[str, ...] = ()
-    unused: tuple[str, ...] = ()
     why_format: str = ""

@@ -22,7 +22,11 @@ def _prompt_completion(maker: Maker, row: Any, fields: Mapping[str, Any]) -> Enc
 
 def _messages(maker: Maker, row: Any, fields: Mapping[str, Any]) -> Encoded:
     piece = fields["piece"]
-    ids, supervised = maker.chat.encode(row, piece)
+    return supervised_turns(maker, piece, *maker.chat.encode(row, piece))
+
+
+def supervised_turns(maker: Maker, piece: Any, ids: list[int], supervised: list[bool]) -> Encoded:
+    """A sample of a conversation's tokens, ended; labels where ``supervised``."""
     if not maker.ended(ids, maker.chat.is_blank):
         # Whoever spoke last ends the sample; only an assistant is taught to.
         ids = [*ids, maker.tokenizer.eos_token_id]

@@ -42,6 +42,5 @@ TASK = Task(
     classes=True,
     media=Media("image", "AutoImageProcessor", "pixel_values", False, _features),
     heads=("classifier",),
-    unused=("mask_token",),
     why_format="an image in the field image and its class in the field label",
 )

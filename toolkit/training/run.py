@@ -173,6 +173,9 @@ def _introduce(view: Screen, session: Session, samples: Any, start: Path | None,
         view.say(
             "note: fp8: a CPU emulates float8 products by converting every operand back, several times slower than bf16"
         )
+    if unreached := session.unreached:
+        some = f"{unreached[0]}{', ...' if len(unreached) > 1 else ''}"
+        view.say(f"note: {len(unreached)} weights that the output does not depend on are not trained ({some})")
     for note in samples.notes:
         view.say(f"note: {note}")
     if (came := _came(samples)) is not None and came["from"] != "memory":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from toolkit.model.fp8 import check_device, convert
 from toolkit.model.head_loss import fuse_head
 from toolkit.model.load import cast_inputs, load_base, load_processor, pad_token_of, set_dtypes
 from toolkit.model.nf4 import base_linears, quantise_base, weight_count
+from toolkit.model.unreached import freeze, unreached
 from toolkit.optim.adamw import decayed_names
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
@@ -45,6 +46,8 @@ class Session:
     claims: list[Claim]
     weights: int
     """Parameters of the whole model, frozen ones included."""
+    unreached: list[str] = field(default_factory=list)
+    """Weights that no output depends on, and that are not trained for that."""
     label_names: list[str] | None = None
     """The classes' names in order, where the data names them: exported with the model."""
 
@@ -81,10 +84,12 @@ def prepare_model(resolved: Resolved, pad_token_id: int | None = None, together:
         products = convert(model, find_blocks(model, resolved.blocks, resolved.source), resolved)
     if resolved.recipe.adapter is not None:
         model = add_adapter(model, resolved)
+    idle = unreached(model, resolved)
     if resolved.base_storage is not None:
         quantise_base(model, linears, resolved, together)
     del linears
     set_dtypes(model, resolved.precision.trainable, resolved.precision.frozen)
+    freeze(model, idle)
     casts = not (resolved.traits.autocast and resolved.precision.mixed)
     if casts and task_of(resolved.recipe.model.task).media is not None:
         cast_inputs(model, getattr(torch, resolved.precision.compute))
@@ -98,7 +103,8 @@ def prepare_model(resolved: Resolved, pad_token_id: int | None = None, together:
     store = HostStore() if resolved.recipe.activation_offload else None
     checkpoint_blocks(blocks, resolved.recipe.activation_checkpointing, store)
     model.train()
-    return Prepared(model, resolved, decayed_names(model, resolved.recipe.optimizer), blocks, bases, products)
+    decayed = decayed_names(model, resolved.recipe.optimizer)
+    return Prepared(model, resolved, decayed, blocks, bases, products, idle)
 
 
 def open_session(resolved: Resolved, **accelerator_options: Any) -> Session:
@@ -130,7 +136,7 @@ def engage(
         told = "; ".join(f"{claim.claim}: {claim.seen}, expected {claim.expected}" for claim in failed)
         raise NotActive(f"{resolved.recipe.strategy.name} is not active: {told}", failed)
     allow_hours()
-    return Session(resolved, tokenizer, accelerator, engine, claims, weights)
+    return Session(resolved, tokenizer, accelerator, engine, claims, weights, prepared.unreached)
 
 
 def seed_micro_batch(seed: int, step: int, micro: int, rank: int) -> None:

@@ -56,6 +56,9 @@ class Prepared:
     products: list[str] = field(default_factory=list)
     """``fp8: true``: names of the linear layers that multiply in float8, before adapters wrapped them."""
 
+    unreached: list[str] = field(default_factory=list)
+    """Weights that no output depends on, frozen."""
+
     def trainable(self) -> dict[str, nn.Parameter]:
         """Trainable parameters by name, in the model's order, tied ones once."""
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}

@@ -67,7 +67,7 @@ def make_case(values: dict[str, Any], resolved: Resolved, pass_name: PassName, f
     small = resolve(Recipe.model_validate(values), resolved.source, device=resolved.device)
     config = dict(small.facts.config or {})
     if "vocab_size" not in config and isinstance(config.get("text_config"), dict):
-        config |= config["text_config"]
+        config = config["text_config"] | config
     media = task_of(small.recipe.model.task).media
     if not isinstance(config.get("vocab_size"), int) and (media is None or media.tokens):
         raise InputError(f"{resolved.source}: model: its config has no vocab_size")

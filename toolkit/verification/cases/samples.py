@@ -21,6 +21,7 @@ from toolkit.recipe.schema import Recipe
 from toolkit.reference.loop import Window
 from toolkit.tasks import task_of
 from toolkit.tasks.base import Drawn
+from toolkit.verification.cases.images import SampleImages
 
 _LONGEST = 24
 _SHORTEST = 4
@@ -39,7 +40,10 @@ class RaggedSamples:
     @property
     def blank(self) -> Example | None:
         """As of ``MapSamples``."""
-        return unlabelled(self.examples[0]) if self.examples[0].features else None
+        media = task_of(self.task).media
+        if media is None:
+            return None
+        return unlabelled(next(one for one in self.examples if media.main in one.features))
 
     def __len__(self) -> int:
         return len(self.examples)
@@ -62,7 +66,9 @@ def ragged_samples(resolved: Resolved, config: dict[str, Any], full_windows: int
     pad = config.get("pad_token_id")
     pad_id = pad if isinstance(pad, int) else 0
     task = task_of(recipe.model.task)
-    ids = [i for i in range(3, min(config.get("vocab_size", 0), 4096)) if i != pad_id]
+    images = SampleImages(task, config) if task.media is not None and task.media.tokens else None
+    taken = {pad_id} if images is None else {pad_id, *images.reserved}
+    ids = [i for i in range(3, min(config.get("vocab_size", 0), 4096)) if i not in taken]
     positions = config.get("max_position_embeddings") or config.get("max_target_positions") or _LONGEST
     longest = max(_SHORTEST, min(_LONGEST, recipe.data.max_length, positions))
     row = resolved.micro_size * resolved.data_size
@@ -79,7 +85,8 @@ def ragged_samples(resolved: Resolved, config: dict[str, Any], full_windows: int
             examples[(len(examples),)] = Example([], labels, features=task.media.draw(config, draw))
             continue
         tokens = draw.choices(ids, k=draw.randint(_SHORTEST, longest))
-        examples[tuple(tokens)] = Example(tokens, task.draw(drawn, tokens))
+        example = Example(tokens, task.draw(drawn, tokens))
+        examples[tuple(tokens)] = example if images is None else images.among(example, draw, first=not examples)
     masking = Masking(recipe.data.mask_probability, ids[-1], ids[-1], recipe.run.seed) if task.masks else None
     return RaggedSamples(list(examples.values()), task.name, pad_id, masking)
 

@@ -85,16 +85,20 @@ _TOKEN_KEYS = (
 )
 
 
+_NESTED = ("text_config", "vision_config", "decoder", "encoder")
+
+
 def twin_config(config: dict[str, Any]) -> dict[str, Any]:
     """A smaller config of the same model type; ``config`` itself where it is small already."""
     if "model_type" not in config:
         raise InputError("model: its config has no model_type")
-    if _is_small(config):
+    parts = [config[name] for name in _NESTED if isinstance(config.get(name), dict)]
+    if all(map(_is_small, parts or [config])):
         return dict(config)
     twin = dict(config)
-    for nested in ("text_config", "decoder", "encoder"):
-        if isinstance(twin.get(nested), dict):
-            twin[nested] = _narrowed(twin[nested])
+    for name in _NESTED:
+        if isinstance(twin.get(name), dict):
+            twin[name] = _narrowed(twin[name])
     return _narrowed(twin)
 
 

@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 
 from toolkit.data.collate import MicroBatch, sample_spans
+from toolkit.data.media import TOKEN_KINDS
 from toolkit.reference.loop import Window
 from toolkit.tasks.labels import IGNORED
 
@@ -106,7 +107,8 @@ def _row(micro: MicroBatch, row: int) -> MicroBatch:
     for name, tensor in micro.tensors.items():
         counts = micro.entries.get(name)
         first = row if counts is None else sum(counts[:row])
-        found[name] = tensor[first : first + (1 if counts is None else counts[row])]
+        if counts is None or counts[row]:  # a row without images has no features of them
+            found[name] = tensor[first : first + (1 if counts is None else counts[row])]
     entries = {name: (counts[row],) for name, counts in micro.entries.items()}
     return replace(micro, tensors=found, entries=entries)
 
@@ -114,12 +116,20 @@ def _row(micro: MicroBatch, row: int) -> MicroBatch:
 def _together(micros: Sequence[MicroBatch]) -> MicroBatch:
     """The rows of all as one micro-batch."""
     first = micros[0]
-    tensors = {name: _stacked([micro.tensors[name] for micro in micros], _filler(name)) for name in first.tensors}
+    tensors = {
+        name: _stacked([micro.tensors[name] for micro in micros if name in micro.tensors], _filler(name))
+        for name in dict.fromkeys(name for micro in micros for name in micro.tensors)
+    }
     entries = {
-        name: tuple(count for micro in micros for count in micro.entries.get(name, (1,) * len(micro.tensors["labels"])))
+        name: tuple(count for micro in micros for count in _counts(micro, name))
         for name in dict.fromkeys(name for micro in micros for name in micro.entries)
     }
     return replace(first, tensors=tensors, supervised=sum(micro.supervised for micro in micros), entries=entries)
+
+
+def _counts(micro: MicroBatch, name: str) -> tuple[int, ...]:
+    """Entries of a feature by row."""
+    return tuple(micro.entries.get(name, (int(name in micro.tensors),) * len(micro.tensors["labels"])))
 
 
 def all_together(window: Window) -> Grouped:
@@ -137,7 +147,7 @@ def _filler(name: str) -> int:
 
 
 def _beside_inputs(name: str, tensor: torch.Tensor, one: dict[str, torch.Tensor]) -> bool:
-    return name in ("input_ids", "attention_mask") or (
+    return name in ("input_ids", "attention_mask", *TOKEN_KINDS) or (
         name == "labels" and tensor.ndim == 2 and tensor.shape == one["input_ids"].shape
     )
 

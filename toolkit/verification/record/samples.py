@@ -54,7 +54,9 @@ def _conversations(case: DataCase, trace: DataTrace) -> None:
     own = case.recipe["data"]
     # Long enough for every row; the rows' own names.
     data = own | {"max_length": 10**6, "fields": {}, "train": "built-in", "eval": None}
-    recipe = Recipe.model_validate(case.recipe | {"data": data})
+    # Text alone goes through the same code for models that see; the built-in conversations have no images.
+    model = case.recipe["model"] | {"task": "causal-lm"}
+    recipe = Recipe.model_validate(case.recipe | {"data": data, "model": model})
     formatter = Formatter(recipe, tokenizer_of(case.recipe))
     for number, value in enumerate(ROWS):
         row = Row(value, "built-in", number + 1)

@@ -144,8 +144,12 @@ def _tied(session: Session) -> list[list[str]]:
 def _parameter_dtypes(session: Session) -> dict[str, list[str]]:
     model = session.engine.model
     packed = {id(layer.weight) for layer in nf4_layers(model).values()}  # proven by bits, not by a dtype's name
+    # What no output depends on keeps the dtype of what trains.
+    idle = tuple(session.unreached) or ("\0",)
     frozen = {
-        str(p.dtype).removeprefix("torch.") for p in model.parameters() if not p.requires_grad and id(p) not in packed
+        str(p.dtype).removeprefix("torch.")
+        for name, p in model.named_parameters()
+        if not p.requires_grad and id(p) not in packed and not name.endswith(idle)
     }
     return {"frozen": sorted(frozen)}
 

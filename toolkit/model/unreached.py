@@ -1,0 +1,79 @@
+"""Weights that no output of a model depends on: they would get no gradient.
+
+Models of images have them: a mask token of another task, the layers of a vision tower behind the one whose output is
+taken (LLaVA takes the last but one), a pooling head. DDP would end the run, ZeRO would let them decay.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import torch
+from torch import nn
+
+from toolkit.recipe.resolve import Resolved
+from toolkit.tasks import task_of
+from toolkit.tasks.base import Task
+
+
+def unreached(model: nn.Module, resolved: Resolved) -> list[str]:
+    """Names of trainable weights that the output for one random sample does not depend on.
+
+    Only models of images or sound are asked. The forward runs on the CPU, and no backward: what the output depends on
+    is read off its graph.
+    """
+    task = task_of(resolved.recipe.model.task)
+    if task.media is None:
+        return []
+    config: Any = model.config
+    dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+    inputs = {n: t.to(dtype) if t.is_floating_point() else t for n, t in _sample(model, task, config).items()}
+    model.eval()
+    # An adapter is float32 over a base in 16 bits, and no strategy has cast either yet.
+    with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
+        output = model(**inputs)
+    model.train()
+    reached = _leaves(output.logits)
+    return [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in reached]
+
+
+def freeze(model: nn.Module, names: list[str]) -> None:
+    """Do not train these; they keep the dtype of what trains, since the model still computes with them."""
+    for name in names:
+        model.get_parameter(name).requires_grad_(False)
+
+
+def _sample(model: nn.Module, task: Task, config: Any) -> dict[str, torch.Tensor]:
+    assert task.media is not None
+    values = config.to_dict()
+    found = {name: torch.from_numpy(one) for name, one in task.media.draw(values, random.Random(0)).items()}
+    if task.media.in_text is not None:
+        from toolkit.data.media import kinds_of_config, token_kinds
+
+        framed = task.media.in_text(values, 1)
+        image, ids = max(set(framed), key=framed.count), [5, *framed, 6, 7]
+        found |= {
+            name: torch.from_numpy(one)
+            for name, one in token_kinds(kinds_of_config(task, config), [image], ids).items()
+        }
+        found |= {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.int64)}
+    elif config.is_encoder_decoder:
+        found["decoder_input_ids"] = torch.tensor([[config.decoder_start_token_id, 5, 6]])
+    return found
+
+
+def _leaves(output: torch.Tensor) -> set[int]:
+    """Ids of the tensors that gradients of ``output`` would be accumulated in."""
+    seen: set[Any] = set()
+    found: set[int] = set()
+    left = [output.grad_fn]
+    while left:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.add(id(node.variable))
+        left += [following for following, _ in node.next_functions]
+    return found
