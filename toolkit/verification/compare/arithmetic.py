@@ -37,6 +37,8 @@ def why_measured(resolved: Resolved, windows: list[Window], vocabulary: int) -> 
         return f"{resolved.recipe.strategy.name} may compute in another order"
     if resolved.device != "cpu":
         return "a GPU's kernels may sum in another order"
+    if resolved.recipe.fp8:
+        return "a kernel of float8 products may sum in another order"
     if resolved.recipe.compile:
         return "compiled blocks may compute in another order"
     if resolved.loss_kernel != "plain":
