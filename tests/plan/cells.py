@@ -53,6 +53,7 @@ class Cell:
     packing: bool = False
     attention: str = "sdpa"
     offload: str = "none"
+    optimizer: str = "adamw"
 
     @property
     def name(self) -> str:
@@ -62,6 +63,7 @@ class Cell:
         more += ["packed"] if self.packing else []
         more += [self.attention] if self.attention != "sdpa" else []
         more += [f"offload-{self.offload}"] if self.offload != "none" else []
+        more += [self.optimizer] if self.optimizer != "adamw" else []
         return "-".join([self.model, kind, self.strategy, self.checkpointing, size, self.precision, *more])
 
     @property
@@ -81,6 +83,7 @@ class Cell:
             "batch": {"micro_size": self.micro, "accumulation": self.accumulation},
             "adapter": LORA if self.lora else None,
             "precision": self.precision,
+            "optimizer": {"name": self.optimizer},
             "activation_checkpointing": self.checkpointing,
             "strategy": {"name": self.strategy, "offload": self.offload},
             "machine": {"device": "cpu", "processes": 1 if self.strategy == "single" else 2},

@@ -86,7 +86,7 @@ def train(
             marks.at(at, "reading ahead", untimed=first)
         marks.at(at, "optimizer step", untimed=first)
         engine.unscale()
-        lr = learning_rate(recipe.schedule, recipe.optimizer.lr, progress.updates, warmup, total_steps)
+        lr = learning_rate(recipe.schedule, resolved.lr, progress.updates, warmup, total_steps)
         if guard and guard.before_the_step and guard.judge(_mean(loss, tokens, resolved)):
             step = engine.skip()
         else:
