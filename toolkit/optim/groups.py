@@ -71,8 +71,8 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Groups for a torch optimizer, by the recipe's groups, weight decay and, for an optimizer that splits, algorithm.
 
-    Beside torch's keys each has ``names`` (of its parameters), ``lr_factor`` (its rate as a multiple of
-    ``optimizer.lr``) and ``matrix`` (whether they are hidden matrices).
+    Beside torch's keys each has ``names`` (of its parameters), ``group`` (the number of the recipe's group, or None),
+    ``lr_factor`` (its rate as a multiple of ``optimizer.lr``) and ``matrix`` (whether they are hidden matrices).
     """
     splits = optimizer_kind(optimizer.name).splits
     found: dict[tuple[int, bool, bool], dict[str, Any]] = {}
@@ -89,7 +89,7 @@ def parameter_groups(
         group = found.setdefault(
             place,
             {"params": [], "weight_decay": decay, "lr": lr, "lr_factor": lr / optimizer.lr, "names": [],
-             "matrix": matrix},
+             "group": at, "matrix": matrix},
         )  # fmt: skip
         group["params"].append(parameter)
         group["names"].append(name)

@@ -177,6 +177,12 @@ class Engine:
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group.get("lr_factor", 1.0)
 
+    def group_rates(self) -> list[float]:
+        """The learning rate of each of the recipe's groups of parameters, as the optimizer has it now."""
+        found = {group["group"]: float(group["lr"]) for group in self.optimizer.param_groups
+                 if group.get("group") is not None}  # fmt: skip
+        return [found[number] for number in sorted(found)]
+
     @property
     def loss_scale(self) -> float:
         """The factor that the loss is multiplied by under fp16; 1 elsewhere."""
