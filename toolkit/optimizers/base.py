@@ -60,8 +60,6 @@ class OptimizerKind:
     """Whether the state of a weight has a count of steps: takes whether it is a hidden matrix."""
     splits: bool = False
     """Updates hidden matrices itself and leaves all other weights to AdamW."""
-    whole: bool = False
-    """Under a strategy that shards single tensors each step gathers one whole weight after another."""
     factored: bool = False
     """Its state is not of the weights' shapes; under a strategy that shards single tensors every rank has it whole."""
     packed: bool = False
@@ -72,6 +70,14 @@ class OptimizerKind:
     temporary: Callable[[tuple[int, ...], bool, int, int], float] = lambda shape, matrix, size, ranks: 0.0
     """Bytes that exist only while one weight is updated: takes its shape, whether it is a hidden matrix, the bytes of
     an element in the trained dtype, and the number of ranks that its tensors are sharded over."""
+    passes: int = 7
+    """How often a step reads or writes a tensor of the weights' size: weight, gradient and each state tensor."""
+    flops: Callable[[Any, tuple[int, ...], bool], float] = lambda optimizer, shape, matrix: 0.0
+    """Floating-point operations in bf16 products of one weight's update: takes the recipe's section, the weight's
+    shape, and whether it is a hidden matrix."""
+    gathers: Callable[[bool], int] = lambda matrix: 0
+    """Whole tensors that updating one weight gathers where single tensors are sharded: takes whether it is a hidden
+    matrix."""
     settings: Callable[[Any], str] = lambda optimizer: ""
     """Its rule in words, for `config --explain`: takes the recipe's section. Empty: nothing to explain."""
     trainer: Callable[[Any], dict[str, Any] | None] = lambda optimizer: None

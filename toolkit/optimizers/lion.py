@@ -27,6 +27,7 @@ OPTIMIZER = OptimizerKind(
     lr="a third to a tenth of AdamW's, with a weight decay three to ten times AdamW's (the paper, section 5)",
     state=lambda shape, matrix, size: float(elements(shape) * size),
     tensors=lambda optimizer, shape, matrix: ("exp_avg",),
+    passes=5,
     counts=lambda matrix: False,
     temporary=_temporary,
     trainer=_trainer,

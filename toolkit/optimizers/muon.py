@@ -25,6 +25,14 @@ def _temporary(shape: tuple[int, ...], matrix: bool, size: int, ranks: int) -> f
     return -(-count // ranks) * size + 3 * count * size + iteration
 
 
+def _flops(optimizer: Any, shape: tuple[int, ...], matrix: bool) -> float:
+    """Of each iteration two products of the smaller side squared with the larger, and one of the smaller side cubed."""
+    if not matrix:
+        return 0.0
+    smaller, larger = min(shape), max(shape)
+    return float(optimizer.ns_steps * (4 * smaller**2 * larger + 2 * smaller**3))
+
+
 def _settings(optimizer: Any) -> str:
     rate = {
         "match_rms_adamw": "lr x 0.2 x sqrt(larger side), so that lr is on AdamW's scale",
@@ -47,7 +55,9 @@ OPTIMIZER = OptimizerKind(
     lr="AdamW's with adjust_lr_fn: match_rms_adamw; 0.02 with original",
     refusal=needs_whole_tensors("muon orthogonalises whole matrices"),
     splits=True,
-    whole=True,
+    passes=5,
+    flops=_flops,
+    gathers=lambda matrix: int(matrix),
     state=_state,
     tensors=lambda optimizer, shape, matrix: ("momentum_buffer",) if matrix else ADAM,
     counts=lambda matrix: not matrix,

@@ -27,6 +27,7 @@ OPTIMIZER = OptimizerKind(
     lr="0.1 for normalised networks; for transformers it is searched for",
     state=lambda shape, matrix, size: float(elements(shape) * size),
     tensors=lambda optimizer, shape, matrix: ("momentum_buffer",) if optimizer.momentum else (),
+    passes=5,
     counts=lambda matrix: False,
     settings=_settings,
     trainer=_trainer,

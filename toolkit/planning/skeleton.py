@@ -18,7 +18,7 @@ from toolkit.model.checkpointing import find_blocks
 from toolkit.model.fp8 import convert
 from toolkit.model.load import switch_off_cache
 from toolkit.model.nf4 import base_linears, nf4_layers, quantise_base
-from toolkit.optim.groups import check_groups, decayed_names, group_of, hidden_matrices
+from toolkit.optim.groups import decayed_names, group_of, hidden_matrices
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Optimizer
 from toolkit.strategies.memory.base import Holdings, Weight
@@ -148,7 +148,6 @@ def _count(
 ) -> Holdings:
     optimizer = resolved.recipe.optimizer
     decayed, matrices = _decaying(model, optimizer), hidden_matrices(model, task_of(resolved.recipe.model.task).heads)
-    check_groups(optimizer, (key for key, p in model.named_parameters() if p.requires_grad), resolved.source)
     kinds: list[list[Weight]] = []
     inside: set[str] = set()
     everything = {

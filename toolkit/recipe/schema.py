@@ -200,7 +200,7 @@ class ParameterGroup(Section):
 class Optimizer(Section):
     name: Annotated[str, AfterValidator(known_optimizer)] = Field(
         "adamw",
-        description="the optimizer; see [optimizers and schedules](how-to/optimizers-and-schedules.md)",
+        description="the optimizer; «Optimizers and schedules» describes each",
         json_schema_extra=list_optimizers,
     )
     kernel: Literal["fused", "foreach"] = Field(
@@ -275,7 +275,7 @@ class Optimizer(Section):
 class Schedule(Section):
     name: Literal["cosine", "linear", "constant", "wsd", "polynomial", "inverse-sqrt"] = Field(
         "cosine",
-        description="course after the warm-up; see [optimizers and schedules](how-to/optimizers-and-schedules.md)",
+        description="course after the warm-up; «Optimizers and schedules» describes each",
     )
     warmup_ratio: Fraction | None = Field(None, description="fraction of the steps; or set warmup_steps")
     warmup_steps: Count | None = None

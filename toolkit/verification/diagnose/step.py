@@ -51,7 +51,7 @@ def update_cause(found: Pass, case: Case, stage: Stage, measure: Measure) -> Dia
     if (parts := _of_shards(found, resolved, step, wrong)) is not None:
         return Diagnosis("update-of-a-shard", {"count": len(wrong), "ranks": parts, "first": wrong[0]})
     lr = run.steps[step].lr[0] if run.steps[step].lr else 0.0
-    if settings.weight_decay and lr and found.reference:
+    if settings.weight_decay and lr and found.reference and not settings.groups:
         decayed = found.reference.decayed
         spared = [name for name in wrong if name not in decayed]
         if len(spared) == len(wrong):

@@ -65,7 +65,7 @@ class OptimizerBf16State(Fault):
     def inject(self, patch: Patch, case: Any) -> None:
         def round_state(optimizer: Any) -> None:
             for state in optimizer.state.values():
-                for key in ("exp_avg", "exp_avg_sq"):
+                for key in {"exp_avg", "exp_avg_sq"} & state.keys():
                     state[key].copy_(state[key].bfloat16())
                     self.reached()
 
