@@ -58,10 +58,11 @@ class Sgd(Formula):
         self, weight: torch.Tensor, gradient: torch.Tensor, state: Tensors | None, *, count: int, lr: float,
         weight_decay: float,
     ) -> Iterator[After]:  # fmt: skip
-        for fused in (False, True):
+        for second in (False, True):
             copy = weight.clone()
+            fused = second and weight.dtype == torch.float32  # wrong on a CPU in 16 bits (torch 2.13.0)
             optimizer = torch.optim.SGD(
                 [copy], lr=lr, momentum=self.momentum, nesterov=self.nesterov, weight_decay=weight_decay, fused=fused,
-                foreach=False,
+                foreach=second and not fused,
             )  # fmt: skip
             yield by_torch(optimizer, copy, gradient, own(state, weight.dtype), self.keys)
