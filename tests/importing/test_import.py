@@ -97,6 +97,24 @@ def test_trl_with_lora_and_launch_files(tmp_path: Path) -> None:
     assert got["run"]["max_steps"] == 7
 
 
+def test_other_optimizers_and_schedules_of_the_trainer(tmp_path: Path) -> None:
+    made = of(tmp_path, TRL, "data.format=text", optim="lion_32bit", adam_beta2=0.98,
+              lr_scheduler_type="cosine_with_min_lr", lr_scheduler_kwargs={"min_lr_rate": 0.1})  # fmt: skip
+    assert made.exit_code == 0, [key.line() for key in made.lost]
+    assert recipe(made)["optimizer"]["name"] == "lion"
+    assert recipe(made)["optimizer"]["betas"] == [0.9, 0.98]
+    assert recipe(made)["schedule"] == {"name": "cosine", "warmup_steps": 0, "min_ratio": 0.1}
+    made = of(tmp_path, TRL, "data.format=text", optim="sgd", optim_args="momentum=0.8,nesterov=true",
+              lr_scheduler_type="warmup_stable_decay",
+              lr_scheduler_kwargs='{"num_decay_steps": 5, "decay_type": "1-sqrt"}')  # fmt: skip
+    assert made.exit_code == 0, [key.line() for key in made.lost]
+    assert recipe(made)["optimizer"].items() >= {"name": "sgd", "momentum": 0.8, "nesterov": True}.items()
+    assert recipe(made)["schedule"].items() >= {"name": "wsd", "decay_steps": 5, "decay_shape": "1-sqrt"}.items()
+    lost = {key.key: key.outcome for key in of(tmp_path, TRL, "data.format=text", optim="adafactor",
+            lr_scheduler_type="polynomial", lr_scheduler_kwargs={"power": 2.0, "odd": 1}).lost}  # fmt: skip
+    assert lost == {"optim": "unsupported", "lr_scheduler_kwargs": "unsupported"}
+
+
 def test_other_trainers_give_no_recipe(tmp_path: Path) -> None:
     for config, key in (
         (TRL | {"beta": 0.1, "max_prompt_length": 5}, "beta"),

@@ -53,6 +53,7 @@ class Cell:
     packing: bool = False
     attention: str = "sdpa"
     offload: str = "none"
+    optimizer: str = "adamw"
 
     @property
     def name(self) -> str:
@@ -62,6 +63,7 @@ class Cell:
         more += ["packed"] if self.packing else []
         more += [self.attention] if self.attention != "sdpa" else []
         more += [f"offload-{self.offload}"] if self.offload != "none" else []
+        more += [self.optimizer] if self.optimizer != "adamw" else []
         return "-".join([self.model, kind, self.strategy, self.checkpointing, size, self.precision, *more])
 
     @property
@@ -81,6 +83,7 @@ class Cell:
             "batch": {"micro_size": self.micro, "accumulation": self.accumulation},
             "adapter": LORA if self.lora else None,
             "precision": self.precision,
+            "optimizer": {"name": self.optimizer},
             "activation_checkpointing": self.checkpointing,
             "strategy": {"name": self.strategy, "offload": self.offload},
             "machine": {"device": "cpu", "processes": 1 if self.strategy == "single" else 2},
@@ -100,6 +103,11 @@ BUILT += [
     *(Cell("llama", lora, "single", kind, 256, packing=True) for lora in (False, True) for kind in ("none", "full")),
     *(Cell("t5", False, "single", kind, 96) for kind in ("none", "full", "selective")),
     *(Cell("t5", lora, s, "full", 96) for lora in (False, True) for s in ("ddp", "zero2", "fsdp2")),
+    # Other optimizers, where the step is near the peak.
+    *(Cell("llama", False, s, "full", 16, micro=1, optimizer="sgd") for s in ("single", "fsdp1", "zero3")),
+    *(Cell("llama", False, s, "full", 16, micro=1, optimizer="lion") for s in STRATEGIES if s != "single"),
+    *(Cell("llama", False, s, "full", 16, micro=1, optimizer="muon") for s in ("single", "ddp", "fsdp2")),
+    *(Cell("llama", False, s, "full", 16, micro=1, optimizer="adafactor") for s in ("single", "ddp", "fsdp2")),
 ]
 HELD_OUT = [
     *(Cell("qwen3", False, s, "none", 256, micro=1) for s in STRATEGIES),

@@ -15,9 +15,9 @@ from toolkit.data.collate import MicroBatch, Slot, collate
 from toolkit.data.formats import Example
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
-from toolkit.reference.adamw import adamw_step
 from toolkit.reference.loop import PlainLoop, Window
 from toolkit.reference.model import plain_decayed, plain_model
+from toolkit.reference.optimizers.adamw import adamw_step
 from toolkit.reference.schedule import plain_learning_rate
 from toolkit.strategies import resolve
 

@@ -14,7 +14,7 @@ from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
 from toolkit.optim.adamw8bit import BLOCK, SIGNED, AdamW8bit, Moment8, table
 from toolkit.planning.live import LiveBytes
-from toolkit.reference.adamw import adamw_step
+from toolkit.reference.optimizers.adamw import adamw_step
 from toolkit.strategies.memory.base import _UNPACKED
 from toolkit.training.checkpoint import newest
 from toolkit.verification.compare.packed import distance

@@ -8,7 +8,7 @@ import pytest
 
 from tiny import recipe_dict
 from toolkit.launch.group import WorkerGroup
-from toolkit.optim.adamw import make_adamw
+from toolkit.optim.groups import make_optimizer
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve
 from toolkit.verification.run import verify
@@ -20,7 +20,7 @@ def test_the_kernel_is_the_recipes(kernel: str, expected: tuple[bool, bool | Non
 
     recipe = Recipe.model_validate(recipe_dict(Path("nowhere"), optimizer={"kernel": kernel}))
     weight = torch.nn.Parameter(torch.ones(3))
-    [group] = make_adamw({"w": weight}, frozenset(), recipe.optimizer, fused=True).param_groups
+    [group] = make_optimizer({"w": weight}, frozenset(), frozenset(), recipe.optimizer, fused=True).param_groups
     assert (group["fused"], group["foreach"]) == expected
 
 

@@ -31,6 +31,8 @@ from toolkit.verification.run import verify
         ("data-dropped-tail", "ddp", "ledger", "remainder-dropped"),
         ("labels-unmasked", "ddp", "ledger", "wrong-labels"),
         ("optimizer-stale", "ddp", "optimizer-state", "other-parameters-updated"),
+        ("group-rate-ignored", "ddp", "schedule", "group-rate-ignored"),
+        ("muon-of-a-shard", "fsdp2", "update", "update-of-a-shard"),
         ("tied-weights-split", "single", "gradient", "tied-weights-separate"),
         ("packing-leak", "single", "forward", "packed-samples-attend"),
         ("packing-leak", "zero3", "forward", "packed-samples-attend"),

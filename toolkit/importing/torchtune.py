@@ -199,14 +199,16 @@ def numbers(draft: Draft) -> None:
             "lr_scheduler.num_warmup_steps", "schedule.warmup_steps", draft.whole("lr_scheduler.num_warmup_steps")
         )
     else:
-        draft.unsupported("lr_scheduler._component_", f"the recipe has linear, cosine and constant, not {scheduler}")
+        draft.unsupported("lr_scheduler._component_", f"torchtune's cosine is carried over, not {scheduler}")
 
 
 def _optimizer(draft: Draft) -> None:
     component = str(draft.get("optimizer._component_"))
     name = _OPTIMIZERS.get(component)
     if name is None:
-        draft.unsupported("optimizer._component_", f"the recipe has adamw and adamw8bit, not {component}")
+        draft.unsupported(
+            "optimizer._component_", f"torchtune's AdamW and 8-bit AdamW are carried over, not {component}"
+        )
     else:
         draft.carry("optimizer._component_", "optimizer.name", name)
         if name == "adamw8bit":

@@ -7,18 +7,12 @@ from typing import Any
 
 from toolkit.importing.draft import Draft
 from toolkit.importing.table import flag
+from toolkit.importing.trainer_schedules import course
 
 # transformers/training_args.py OptimizerNames, and what each is in Trainer.get_optimizer_cls_and_kwargs.
 _ADAMW = ("adamw_torch", "adamw_torch_fused", "adamw_hf", "paged_adamw_32bit", "paged_adamw")
 _ADAMW_8BIT = ("adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit")
-# transformers/optimization.py: with its default of one cycle, a cosine with hard restarts never restarts.
-_SCHEDULES = {
-    "linear": "linear",
-    "cosine": "cosine",
-    "cosine_with_restarts": "cosine",
-    "constant": "constant",
-    "constant_with_warmup": "constant",
-}
+_LION = ("lion_32bit", "paged_lion_32bit")
 
 
 def batch(draft: Draft) -> None:
@@ -51,7 +45,7 @@ def length(draft: Draft) -> None:
 
 
 def optimizer(draft: Draft) -> None:
-    """AdamW and its numbers."""
+    """The optimizer and its numbers."""
     name = str(draft.get("optim"))
     if name in _ADAMW:
         draft.carry("optim", "optimizer.name", "adamw", "" if name.startswith("adamw_torch") else "not paged")
@@ -60,21 +54,46 @@ def optimizer(draft: Draft) -> None:
         draft.differs(
             "optim", "the toolkit's own 8-bit AdamW; bitsandbytes keeps small weights and embeddings in 32 bits"
         )
+    elif name in _LION:
+        draft.carry("optim", "optimizer.name", "lion", "not paged" if name.startswith("paged") else "")
+    elif name == "sgd":
+        draft.carry("optim", "optimizer.name", "sgd")
+        _sgd_arguments(draft)
     else:
-        draft.unsupported("optim", f"the recipe has adamw and adamw8bit, not {name}")
-    if draft.get("optim_args") not in (None, ""):
+        draft.unsupported("optim", f"the recipe has adamw, adamw8bit, lion and sgd of the Trainer's, not {name}")
+    if name != "sgd" and draft.get("optim_args") not in (None, ""):
         draft.unsupported("optim_args", "arguments of the optimizer beyond those of the recipe")
     draft.ignore("optim_args", "empty")
-    for key, target in (("learning_rate", "optimizer.lr"), ("adam_epsilon", "optimizer.eps")):
-        draft.carry(key, target, draft.number(key))
-    draft.carry("adam_beta1", "optimizer.betas", [draft.number(k) for k in ("adam_beta1", "adam_beta2")])
-    if draft.place("adam_beta2"):
-        draft.carry("adam_beta2", "optimizer.betas", draft.values["optimizer.betas"])
+    draft.carry("learning_rate", "optimizer.lr", draft.number("learning_rate"))
+    if name == "sgd" or name in _LION:
+        draft.ignore("adam_epsilon", f"{name} has none")
+    else:
+        draft.carry("adam_epsilon", "optimizer.eps", draft.number("adam_epsilon"))
+    if name == "sgd":
+        for key in ("adam_beta1", "adam_beta2"):
+            draft.ignore(key, "sgd has none")
+    else:
+        draft.carry("adam_beta1", "optimizer.betas", [draft.number(k) for k in ("adam_beta1", "adam_beta2")])
+        if draft.place("adam_beta2"):
+            draft.carry("adam_beta2", "optimizer.betas", draft.values["optimizer.betas"])
     draft.carry("max_grad_norm", "optimizer.max_grad_norm", draft.number("max_grad_norm", 0))
     decay = draft.number("weight_decay")
     draft.carry("weight_decay", "optimizer.weight_decay", decay)
     if decay and (why := _other_decay(draft)):
         draft.differs("weight_decay", why)
+
+
+def _sgd_arguments(draft: Draft) -> None:
+    """``optim_args`` of torch.optim.SGD: «momentum=0.9,nesterov=true»."""
+    parts = [part.partition("=") for part in str(draft.get("optim_args") or "").split(",") if part.strip()]
+    given = {key.strip(): value.strip() for key, _, value in parts}
+    draft.set("optimizer.momentum", 0.0, "default of torch.optim.SGD: momentum")
+    if "momentum" in given:
+        draft.carry("optim_args", "optimizer.momentum", float(given.pop("momentum")))
+    if "nesterov" in given:
+        draft.carry("optim_args", "optimizer.nesterov", given.pop("nesterov").lower() in ("true", "1", "yes"))
+    if given:
+        draft.unsupported("optim_args", f"the recipe's sgd has no {', '.join(given)}")
 
 
 def _other_decay(draft: Draft) -> str | None:
@@ -92,15 +111,7 @@ def _other_decay(draft: Draft) -> str | None:
 
 def schedule(draft: Draft) -> None:
     """The learning rate's course and its warm-up."""
-    name = str(draft.get("lr_scheduler_type"))
-    found = _SCHEDULES.get(name)
-    if found is None:
-        draft.unsupported("lr_scheduler_type", f"the recipe has linear, cosine and constant, not {name}")
-    else:
-        draft.carry("lr_scheduler_type", "schedule.name", found)
-    if draft.get("lr_scheduler_kwargs") not in (None, {}, "", "{}"):
-        draft.unsupported("lr_scheduler_kwargs", "the recipe's schedules have no further arguments")
-    draft.ignore("lr_scheduler_kwargs", "empty")
+    name = course(draft)
     if name == "constant":
         draft.set("schedule.warmup_steps", 0, f"{name}: has no warm-up")
         for key in ("warmup_steps", "warmup_ratio"):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from toolkit.optimizers import optimizer_kind
+from toolkit.recipe.rates import decay_steps, why_no_wsd
 from toolkit.recipe.resolve import Resolved
-
-_OPTIMIZERS = {"adamw8bit": "adamw_bnb_8bit"}
-"""The Trainer's own name for the like: the toolkit's is not among its optimizers."""
 
 
 def training_args(resolved: Resolved) -> dict[str, Any]:
@@ -26,14 +25,10 @@ def training_args(resolved: Resolved) -> dict[str, Any]:
         "per_device_eval_batch_size": resolved.micro_size,
         "gradient_accumulation_steps": resolved.accumulation,
         "average_tokens_across_devices": True,
-        "optim": _OPTIMIZERS.get(optimizer.name) or f"adamw_torch{'_fused' if optimizer.kernel == 'fused' else ''}",
-        "learning_rate": optimizer.lr,
-        "adam_beta1": optimizer.betas[0],
-        "adam_beta2": optimizer.betas[1],
-        "adam_epsilon": optimizer.eps,
+        **_optimizer(resolved),
         "weight_decay": optimizer.weight_decay,
         "max_grad_norm": resolved.max_grad_norm,
-        "lr_scheduler_type": "constant_with_warmup" if schedule.name == "constant" else schedule.name,
+        **_schedule(resolved),
         # transformers 5 takes a share of the steps here where the value is below 1
         "warmup_steps": resolved.warmup_steps if resolved.warmup_steps is not None else schedule.warmup_ratio,
         "bf16": mixed and resolved.precision.compute == "bfloat16",
@@ -56,3 +51,39 @@ def training_args(resolved: Resolved) -> dict[str, Any]:
         arguments |= {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": reentrant}}
     arguments |= {"max_steps": run.max_steps} if run.max_steps else {"num_train_epochs": run.epochs}
     return arguments
+
+
+def _optimizer(resolved: Resolved) -> dict[str, Any]:
+    """What the Trainer has no equivalent of is left out; a decision says so (`config --explain`)."""
+    optimizer = resolved.recipe.optimizer
+    own = dict(optimizer_kind(optimizer.name).trainer(optimizer) or {})
+    found = {"optim": own.pop("optim")} if own else {}
+    return found | {"learning_rate": resolved.lr} | own
+
+
+def _schedule(resolved: Resolved) -> dict[str, Any]:
+    """transformers' names and arguments (5.23.0, optimization.py)."""
+    schedule = resolved.recipe.schedule
+    least = schedule.min_ratio or 0.0
+    match schedule.name:
+        case "constant":
+            return {"lr_scheduler_type": "constant_with_warmup"}
+        case "inverse-sqrt":
+            return {"lr_scheduler_type": "inverse_sqrt"}
+        case "cosine" if least:
+            return {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": least}}
+        case "polynomial":
+            kwargs = {"lr_end": resolved.lr * least, "power": schedule.power or 1.0}
+            return {"lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": kwargs}
+        case "wsd":
+            if why_no_wsd(resolved.recipe) is not None:
+                return {}
+            total = resolved.recipe.run.max_steps
+            assert total is not None
+            decay: dict[str, Any] = {
+                "num_decay_steps": decay_steps(schedule, total),
+                "decay_type": schedule.decay_shape or "linear",
+                "min_lr_ratio": least,
+            }
+            return {"lr_scheduler_type": "warmup_stable_decay", "lr_scheduler_kwargs": decay}
+    return {"lr_scheduler_type": schedule.name}

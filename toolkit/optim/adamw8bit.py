@@ -14,6 +14,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from toolkit.recipe.schema import Optimizer
+
 BLOCK = 256
 _CHUNK = 2**22
 """Elements that are unpacked at once."""
@@ -45,6 +47,12 @@ def _tensors(signed: bool, device: torch.device) -> tuple[torch.Tensor, torch.Te
     if not signed:
         bounds[0] = 0.0
     return values.float().to(device), bounds.float().to(device)
+
+
+def build(groups: list[dict[str, Any]], optimizer: Optimizer, *, fused: bool) -> torch.optim.Optimizer:
+    """8-bit AdamW over parameter groups; it has its own kernels."""
+    betas = (optimizer.betas[0], optimizer.betas[1])
+    return AdamW8bit(groups, lr=optimizer.lr, betas=betas, eps=optimizer.eps)
 
 
 class Moment8:

@@ -90,7 +90,7 @@ def _train(
             del loss
             close(f"step{step}.backward{micro}")
         engine.unscale()
-        engine.step(resolved.recipe.optimizer.lr)
+        engine.step(resolved.lr)
         if engine.device.type == "cuda":
             torch.cuda.synchronize()
         close(f"step{step}.step")

@@ -18,9 +18,11 @@ from toolkit.model.checkpointing import find_blocks
 from toolkit.model.fp8 import convert
 from toolkit.model.load import switch_off_cache
 from toolkit.model.nf4 import base_linears, nf4_layers, quantise_base
-from toolkit.optim.adamw import decayed_names
+from toolkit.optim.groups import decayed_names, group_of, hidden_matrices
 from toolkit.recipe.resolve import Resolved
+from toolkit.recipe.schema import Optimizer
 from toolkit.strategies.memory.base import Holdings, Weight
+from toolkit.tasks import task_of
 
 
 @dataclass
@@ -144,11 +146,20 @@ def _cut(model: nn.Module, removed: set[str]) -> None:
 def _count(
     model: nn.Module, blocks: list[tuple[str, nn.Module]], order: list[int], buffers: int, resolved: Resolved
 ) -> Holdings:
-    decayed = decayed_names(model, resolved.recipe.optimizer)
+    optimizer = resolved.recipe.optimizer
+    decayed, matrices = _decaying(model, optimizer), hidden_matrices(model, task_of(resolved.recipe.model.task).heads)
     kinds: list[list[Weight]] = []
     inside: set[str] = set()
     everything = {
-        key: Weight(key, tuple(p.shape), p.requires_grad, key in decayed, p.numel())
+        key: Weight(
+            key,
+            tuple(p.shape),
+            p.requires_grad,
+            key in decayed,
+            p.numel(),
+            group=-1 if (at := group_of(optimizer, key)) is None else at,
+            matrix=key in matrices,
+        )
         for key, p in model.named_parameters()
     }
     for key, layer in nf4_layers(model).items():
@@ -173,6 +184,14 @@ def _count(
     embed = [weight for weight in outside if weight.name in embedding_names]
     tail = [weight for weight in outside if weight.name not in embedding_names]
     return Holdings(kinds, order, embed, tail, tied, buffers, everything)
+
+
+def _decaying(model: nn.Module, optimizer: Optimizer) -> frozenset[str]:
+    """Names in an optimizer group with decay: those of a group of the recipe with a decay of its own too."""
+    trained = [name for name, p in model.named_parameters() if p.requires_grad]
+    numbers = {name: group_of(optimizer, name) for name in trained}
+    own = {name for name, at in numbers.items() if at is not None and optimizer.groups[at].weight_decay is not None}
+    return decayed_names(model, optimizer) | own
 
 
 def _of(model: nn.Module, getter: str) -> list[nn.Parameter]:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from toolkit.optimizers import optimizer_kind
 from toolkit.planning.hardware import Device
 from toolkit.planning.segments import OUTSIDE, Segment
 from toolkit.recipe.resolve import Resolved
@@ -94,19 +95,33 @@ def step_seconds(
     trained = holdings.elements(True) * BYTES[resolved.precision.trainable]
     share = trained / resolved.world_size if "optimizer" in resolved.traits.shards else trained
     # AdamW reads weight, gradient and two moments and writes weight and moments: seven passes.
+    kind = optimizer_kind(resolved.recipe.optimizer.name)
     offload = 0.0
     if resolved.recipe.strategy.offload == "none":
-        optimizer = 7 * share / (device.bandwidth * 1e9 * rates.bandwidth)
+        optimizer = kind.passes * share / (device.bandwidth * 1e9 * rates.bandwidth)
     else:
-        optimizer = 7 * share / (rates.host_bandwidth * 1e9)
+        optimizer = kind.passes * share / (rates.host_bandwidth * 1e9)
         offload = 2 * share / (device.pcie * 1e9 * rates.link)
         if resolved.recipe.strategy.offload == "all":
             weights = holdings.elements() * BYTES[resolved.precision.compute] / resolved.world_size
             offload += 2 * micro_batches * weights / (device.pcie * 1e9 * rates.link)
+    optimizer += _whole_updates(resolved, holdings, wire, device.bf16 * 1e12 * rates.compute)
     if away:  # out under the forward, back under the backward
         pcie = away / (device.pcie * 1e9 * rates.link)
         offload += micro_batches * (max(0.0, pcie - forward / speed) + max(0.0, pcie - backward / speed))
     return Seconds(compute, optimizer, hideable + at_end, exposed, offload)
+
+
+def _whole_updates(resolved: Resolved, holdings: Holdings, wire: Wire, speed: float) -> float:
+    """Seconds of updates that need whole tensors: their products, on every rank, and what they gather."""
+    kind, section = optimizer_kind(resolved.recipe.optimizer.name), resolved.recipe.optimizer
+    trained = [(w, count) for unit, count in holdings.units() for w in unit if w.trains]
+    seconds = sum(count * kind.flops(section, w.shape, w.matrix) for w, count in trained) / speed
+    if "weights" not in resolved.traits.shards:
+        return seconds
+    size = BYTES[resolved.precision.trainable] * (resolved.world_size - 1) / resolved.world_size
+    gathered = [(kind.gathers(w.matrix) * w.numel, kind.gathers(w.matrix), count) for w, count in trained]
+    return seconds + sum(count * wire.seconds(elements * size, calls) for elements, calls, count in gathered)
 
 
 class Wire:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from toolkit.optimizers import optimizer_kind
 from toolkit.recipe.schema import Data, Recipe
 from toolkit.recipe.traits import Traits
 from toolkit.tasks import task_of
@@ -43,11 +44,16 @@ def contradictions(recipe: Recipe, traits: Traits) -> list[str]:
     if not traits.distributed and recipe.machine.processes * recipe.machine.nodes > 1:
         name = recipe.strategy.name
         found.append(f"strategy.name: {name} runs in one process; set machine.processes: 1, or use ddp")
-    if recipe.optimizer.name == "adamw8bit" and recipe.optimizer.kernel != "fused":
-        found.append("optimizer.kernel: adamw8bit has its own kernels; remove optimizer.kernel")
-    if recipe.optimizer.name == "adamw8bit" and not traits.torch_optimizer:
+    kind = optimizer_kind(recipe.optimizer.name)
+    if kind.packed and recipe.optimizer.kernel != "fused":
+        found.append(f"optimizer.kernel: {kind.name} has its own kernels; remove optimizer.kernel")
+    if (refused := kind.refusal(traits)) is not None:
+        found.append(f"optimizer.name: under {recipe.strategy.name} {refused}")
+    length, schedule = recipe.run.max_steps, recipe.schedule
+    if schedule.decay_steps and length and schedule.decay_steps + (schedule.warmup_steps or 0) > length:
         found.append(
-            f"optimizer.name: under {recipe.strategy.name} DeepSpeed stores moments as slices of one flat "
-            "tensor, which does not hold 8-bit codes and scales; use fsdp2 (shards like zero3), or ddp"
+            f"schedule.decay_steps: {schedule.decay_steps} and the warm-up are more than the {length} steps of the run"
         )
+    if (schedule.decay_ratio or 0.0) + (schedule.warmup_ratio or 0.0) > 1:
+        found.append("schedule.decay_ratio: with warmup_ratio it is more than the whole run; lower one of them")
     return found

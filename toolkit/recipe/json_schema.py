@@ -12,7 +12,8 @@ from typing import Any
 
 import toolkit
 from toolkit.errors import InputError
-from toolkit.recipe.schema import Recipe
+from toolkit.optimizers import own_keys
+from toolkit.recipe.schema import SCHEDULE_KEYS, Recipe
 
 FILE_NAME = "recipe.schema.json"
 # Understood by the YAML language server (VS Code, Neovim, Helix, Emacs) and by JetBrains' editors.
@@ -28,7 +29,23 @@ def recipe_schema() -> dict[str, Any]:
         for key in section["properties"].values():
             key.pop("title", None)  # pydantic's titles are the key's name again; editors show it already
     definitions["Model"]["oneOf"] = [_given("path", "string"), _given("config", "object")]
+    definitions["Optimizer"]["allOf"] = [
+        *(_only_for(key, names, "adamw") for key, names in own_keys().items()),
+        {
+            "if": _both("base_global_batch"),
+            "then": {"required": ["lr_scaling"], "properties": {"lr_scaling": {"not": {"const": "none"}}}},
+            "else": {"properties": {"lr_scaling": {"const": "none"}}},
+        },
+    ]
+    definitions["ParameterGroup"]["anyOf"] = [_both("lr"), _both("weight_decay")]
     definitions["Schedule"]["not"] = _both("warmup_ratio", "warmup_steps")
+    definitions["Schedule"]["allOf"] = [
+        *(_only_for(key, names, "cosine") for key, names in SCHEDULE_KEYS.items()),
+        {
+            "if": {"required": ["name"], "properties": {"name": {"const": "wsd"}}},
+            "then": {"oneOf": [_both("decay_ratio"), _both("decay_steps")]},
+        },
+    ]
     definitions["Run"]["not"] = _both("max_steps", "epochs")
     config = next(kind for kind in definitions["Model"]["properties"]["config"]["anyOf"] if kind["type"] == "object")
     config["required"] = ["model_type"]
@@ -38,6 +55,14 @@ def recipe_schema() -> dict[str, Any]:
 
 def _given(key: str, kind: str) -> dict[str, Any]:
     return {"required": [key], "properties": {key: {"type": kind}}}
+
+
+def _only_for(key: str, names: tuple[str, ...], default: str) -> dict[str, Any]:
+    """``key`` has a value only where the section's ``name`` is one of ``names``."""
+    of_them: dict[str, Any] = {"properties": {"name": {"enum": list(names)}}}
+    if default not in names:
+        of_them["required"] = ["name"]
+    return {"if": of_them, "else": {"properties": {key: {"type": "null"}}}}
 
 
 def _both(*keys: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from toolkit.errors import InputError
 from toolkit.machine import cuda_device_count
+from toolkit.optimizers import optimizer_kind
 from toolkit.recipe.compilable import why_not_compilable
 from toolkit.recipe.contradictions import contradictions
 from toolkit.recipe.fp8able import why_not_fp8
@@ -18,6 +19,7 @@ from toolkit.recipe.model_facts import ModelFacts, block_classes, model_facts, s
 from toolkit.recipe.needs import cpus_per_node, why_no_tokenizer
 from toolkit.recipe.packable import why_not_packable
 from toolkit.recipe.quantisable import why_not_quantisable
+from toolkit.recipe.rates import rate_factor, why_no_wsd, why_rate
 from toolkit.recipe.schema import Batch, PrecisionName, Recipe
 from toolkit.recipe.traits import Traits
 
@@ -108,6 +110,16 @@ class Resolved:
         """The data-parallel rank, from 0 to ``data_size`` - 1, of a process."""
         return rank // self.ranks_per_part
 
+    @property
+    def rate_factor(self) -> float:
+        """What the learning rates of the recipe are multiplied by for this global batch (``optimizer.lr_scaling``)."""
+        return rate_factor(self.recipe.optimizer, self.global_size)
+
+    @property
+    def lr(self) -> float:
+        """Peak learning rate of parameters that no group matches."""
+        return self.recipe.optimizer.lr * self.rate_factor
+
     def warmup(self, total_steps: int) -> int:
         """Warm-up steps of a run of ``total_steps``; a fraction is rounded up, as in transformers."""
         if self.warmup_steps is not None:
@@ -171,6 +183,7 @@ def resolve_values(
         decide("tokenizer.path", None, f"{reason} before training")
     clip = recipe.optimizer.max_grad_norm or 0.0
     decide("max_grad_norm", clip, "written to every file: engines otherwise clip at their default, 1.0")
+    _optimizer(recipe, global_size, decide)
     _cores(recipe, decide)
     return Resolved(
         recipe=recipe,
@@ -227,6 +240,26 @@ def _batch(batch: Batch, data_size: int, decide: Decisions, problems: list[str])
     assert micro is not None
     assert accumulation is not None
     return micro, accumulation, total
+
+
+def _optimizer(recipe: Recipe, global_size: int, decide: Decisions) -> None:
+    optimizer = recipe.optimizer
+    kind = optimizer_kind(optimizer.name)
+    factor = rate_factor(optimizer, global_size)
+    decide("optimizer.lr", optimizer.lr * factor, why_rate(optimizer, global_size))
+    if rule := kind.settings(optimizer):
+        decide(f"optimizer.{kind.name}", "rule", rule)
+    for at, group in enumerate(optimizer.groups):
+        lr = (group.lr or optimizer.lr) * factor
+        decay = "as optimizer.weight_decay and optimizer.decay" if group.weight_decay is None else group.weight_decay
+        others = f"names with {group.match!r}" + (" in no earlier group" if at else "")
+        decide(f"optimizer.groups[{at}]", f"lr {lr:g}", f"{others}; weight decay: {decay}")
+    if kind.trainer(optimizer) is None:
+        decide("training_args.optim", None, f"not in training_args.json: the Trainer has no equivalent of {kind.name}")
+    if recipe.schedule.name == "wsd" and (reason := why_no_wsd(recipe)) is not None:
+        decide("training_args.lr_scheduler_type", None, f"not in training_args.json: warmup_stable_decay: {reason}")
+    if optimizer.groups:
+        decide("training_args.groups", None, "not in training_args.json: the Trainer has no groups by pattern")
 
 
 def _device(recipe: Recipe, decide: Decisions) -> str:

@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    SerializerFunctionWrapHandler,
+    Tag,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
+from toolkit.recipe.optimizer_names import (
+    check_key,
+    known_optimizer,
+    list_optimizers,
+    with_defaults,
+    without_others,
+)
 from toolkit.recipe.strategy_names import known_strategy, list_names
 from toolkit.recipe.task_names import known_task, list_tasks
 
@@ -162,33 +182,152 @@ class Batch(Section):
     global_size: Positive | None = Field(None, description="micro_size x accumulation x processes")
 
 
+class ParameterGroup(Section):
+    """Parameters with a learning rate or weight decay of their own."""
+
+    match: str = Field(description="regular expression, searched for in the names of the parameters")
+    lr: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="their peak learning rate; default: optimizer.lr. The schedule is the same"
+    )
+    weight_decay: Annotated[float, Field(ge=0)] | None = Field(
+        None, description="of all that match, norms and biases too; default: optimizer.weight_decay and optimizer.decay"
+    )
+
+    @model_validator(mode="after")
+    def _changes_something(self) -> ParameterGroup:
+        try:
+            re.compile(self.match)
+        except re.error as error:
+            raise ValueError(f"`match` is not a regular expression: {error}") from None
+        if self.lr is None and self.weight_decay is None:
+            raise ValueError("set `lr`, `weight_decay` or both")
+        return self
+
+
 class Optimizer(Section):
-    name: Literal["adamw", "adamw8bit"] = Field(
-        "adamw", description="AdamW with decoupled weight decay; adamw8bit: with 8-bit moments, in blocks of 256"
+    name: Annotated[str, AfterValidator(known_optimizer)] = Field(
+        "adamw",
+        description="the optimizer; «Optimizers and schedules» describes each",
+        json_schema_extra=list_optimizers,
     )
     kernel: Literal["fused", "foreach"] = Field(
-        "fused", description="fused: one kernel for all operations; foreach: a few kernels per operation (more memory)"
+        "fused",
+        description="adamw, sgd. fused: one kernel for all operations; foreach: a few kernels per operation (more "
+        "memory)",
     )
     lr: Annotated[float, Field(gt=0)] = Field(2.0e-4, description="peak learning rate")
-    betas: Annotated[list[Beta], Field(min_length=2, max_length=2)] = Field([0.9, 0.999])
-    eps: Annotated[float, Field(gt=0)] = 1.0e-8
+    lr_scaling: Literal["none", "linear", "sqrt"] = Field(
+        "none",
+        description="multiply all learning rates by the ratio of the global batch to base_global_batch, or by its "
+        "square root",
+    )
+    base_global_batch: Positive | None = Field(None, description="the global batch that lr was chosen for")
+    betas: Annotated[list[Beta], Field(min_length=2, max_length=2)] = Field(
+        [0.9, 0.999], description="adamw, adamw8bit, muon (for AdamW's part); lion: [0.9, 0.99]"
+    )
+    eps: Annotated[float, Field(gt=0)] = Field(1.0e-8, description="adamw, adamw8bit, muon (for AdamW's part)")
+    momentum: Beta | None = Field(None, description="sgd: 0.9; muon: 0.95")
+    nesterov: bool | None = Field(None, description="Nesterov momentum. sgd: false; muon: true")
+    ns_steps: Annotated[int, Field(ge=1, le=99)] | None = Field(
+        None, description="muon: iterations of Newton-Schulz; default 5"
+    )
+    adjust_lr_fn: Literal["match_rms_adamw", "original"] | None = Field(
+        None,
+        description="muon: what lr is multiplied by for each matrix. match_rms_adamw (default): 0.2 sqrt(larger side); "
+        "original: sqrt(max(1, rows / columns))",
+    )
+    beta2_decay: Annotated[float, Field(lt=0)] | None = Field(
+        None, description="adafactor: 1 - update^beta2_decay is the decay of the second moment; default -0.8"
+    )
+    clip_threshold: Annotated[float, Field(ge=1)] | None = Field(
+        None, description="adafactor: largest root mean square of an update before it is scaled; default 1"
+    )
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     decay: Literal["matrices", "all"] = Field(
         "matrices", description="weights with weight decay; matrices: excludes norms, biases and embeddings"
     )
+    groups: list[ParameterGroup] = Field(
+        [], description="parameters with a rate or decay of their own; the first group whose pattern matches applies"
+    )
     max_grad_norm: Annotated[float, Field(ge=0)] | None = Field(1.0, description="null or 0: no clipping")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_defaults(cls, values: Any) -> Any:
+        return with_defaults(values)
+
+    @field_validator(
+        "kernel", "betas", "eps", "momentum", "nesterov", "ns_steps", "adjust_lr_fn", "beta2_decay", "clip_threshold"
+    )
+    @classmethod
+    def _own_key(cls, value: Any, info: ValidationInfo) -> Any:
+        """Only written keys are checked: pydantic does not validate defaults."""
+        if "name" in info.data:
+            check_key(info.data["name"], str(info.field_name), value)
+        return value
+
+    @model_validator(mode="after")
+    def _scaling_has_a_base(self) -> Optimizer:
+        if (self.lr_scaling == "none") != (self.base_global_batch is None):
+            raise ValueError("`lr_scaling: linear` or `sqrt` and `base_global_batch` go together; set both or neither")
+        if self.nesterov and not self.momentum:
+            raise ValueError("`nesterov` needs a `momentum` above 0")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_others(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return without_others(self.name, handler(self))
 
 
 class Schedule(Section):
-    name: Literal["cosine", "linear", "constant"] = "cosine"
+    name: Literal["cosine", "linear", "constant", "wsd", "polynomial", "inverse-sqrt"] = Field(
+        "cosine",
+        description="course after the warm-up; «Optimizers and schedules» describes each",
+    )
     warmup_ratio: Fraction | None = Field(None, description="fraction of the steps; or set warmup_steps")
     warmup_steps: Count | None = None
+    min_ratio: Fraction | None = Field(
+        None, description="cosine, polynomial, wsd: the last learning rate as a fraction of the peak; default 0"
+    )
+    power: Annotated[float, Field(gt=0)] | None = Field(None, description="polynomial: the exponent; default 1")
+    decay_ratio: Fraction | None = Field(
+        None, description="wsd: fraction of the steps that decay, rounded up; or set decay_steps"
+    )
+    decay_steps: Positive | None = Field(None, description="wsd: steps that decay, the last of the run")
+    decay_shape: Literal["linear", "cosine", "1-sqrt"] | None = Field(
+        None, description="wsd: course of the decay; default linear"
+    )
+
+    @field_validator("min_ratio", "power", "decay_ratio", "decay_steps", "decay_shape")
+    @classmethod
+    def _own_key(cls, value: Any, info: ValidationInfo) -> Any:
+        owners = SCHEDULE_KEYS[str(info.field_name)]
+        if value is not None and info.data.get("name", owners[0]) not in owners:
+            name = info.data["name"]
+            raise ValueError(f"the schedule {name} does not have this key ({', '.join(owners)}: yes); remove it")
+        return value
 
     @model_validator(mode="after")
     def _one_warmup(self) -> Schedule:
         if self.warmup_ratio is not None and self.warmup_steps is not None:
             raise ValueError("set only one of `warmup_ratio` and `warmup_steps`")
+        if self.name == "wsd" and (self.decay_ratio is None) == (self.decay_steps is None):
+            raise ValueError("wsd needs one of `decay_ratio` and `decay_steps`")
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_others(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {k: v for k, v in handler(self).items() if k not in SCHEDULE_KEYS or v is not None}
+
+
+SCHEDULE_KEYS = {
+    "min_ratio": ("cosine", "polynomial", "wsd"),
+    "power": ("polynomial",),
+    "decay_ratio": ("wsd",),
+    "decay_steps": ("wsd",),
+    "decay_shape": ("wsd",),
+}
+"""Keys that not every schedule has, and the schedules that have each."""
 
 
 class Strategy(Section):

@@ -34,6 +34,8 @@ class Traits:
     """The collectives of the first step on several processes: at least one of each group, by the names of `verify`."""
     torch_optimizer: bool = True
     """The toolkit's torch optimizer performs the step; False: the engine wraps it and keeps float32 master weights."""
+    flat_state: bool = False
+    """The optimizer updates slices of flat tensors, which do not have the rows and columns of the weights."""
     broadcasts: bool = False
     """The first rank's weights are broadcast to the others at the start."""
     continues_without_gradient: bool = True

@@ -16,6 +16,7 @@ from torch.nn import functional
 from toolkit.data.collate import MicroBatch
 from toolkit.recipe.resolve import Resolved
 from toolkit.reference.order import NATURAL, Order, fused_loss, summed_by_module
+from toolkit.reference.rules import plain_matrices, plain_rules
 from toolkit.tasks import task_of
 from toolkit.tasks.labels import Labels
 
@@ -31,7 +32,7 @@ of the float32 weights, whose 16-bit gradients are summed in float32 (DeepSpeed'
 
 
 class PlainLoop:
-    """A model, the gradient of a window, AdamW.
+    """A model, the gradient of a window, the optimizer's formula in float64.
 
     ``weights``: what trains, by name: the model's own parameters, or with ``compute="copy"`` float32 masters of
     them. After ``backward``, ``gradients`` holds the gradient of the window's loss, which is the mean over its
@@ -62,17 +63,12 @@ class PlainLoop:
         self.gradients: dict[str, torch.Tensor] = {}
         self.magnitudes: dict[str, torch.Tensor] = {}
         self.norm = self.coefficient = 0.0
-        settings = resolved.recipe.optimizer
-        self.optimizer = torch.optim.AdamW(
-            [
-                {"params": [w], "weight_decay": settings.weight_decay if name in decayed else 0.0}
-                for name, w in self.weights.items()
-            ],
-            lr=settings.lr,
-            betas=(settings.betas[0], settings.betas[1]),
-            eps=settings.eps,
-            foreach=False,
-        )
+        shapes = {name: tuple(w.shape) for name, w in self.weights.items()}
+        self.matrices = plain_matrices(model, resolved)
+        self.rules = plain_rules(resolved.recipe.optimizer, shapes, decayed, self.matrices)
+        self.states: dict[str, dict[str, torch.Tensor]] = {}
+        """The optimizer's state of each weight, in its dtype."""
+        self.updates = 0
 
     def backward(self, step: int, window: Window, loss_scale: float = 1.0) -> list[float]:
         """Compute the gradient of one window; returns each micro-batch's loss, summed over its supervised tokens."""
@@ -108,18 +104,26 @@ class PlainLoop:
             _add(self.magnitudes, {name: gradient.abs() for name, gradient in found.items()})
         _add(part, {name: gradient.clone() for name, gradient in found.items()})
 
+    @torch.no_grad()
     def update(self, lr: float) -> None:
-        """Clip, step, forget the gradients."""
+        """Clip, step, forget the gradients. ``lr``: of weights that no group of the recipe matches."""
         self.norm = sum(g.double().pow(2).sum().item() for g in self.gradients.values()) ** 0.5
         limit = self.resolved.max_grad_norm
         # torch.nn.utils.clip_grad_norm_ adds the same 1e-6
         self.coefficient = min(1.0, limit / (self.norm + 1e-6)) if limit > 0 else 1.0
-        for name, weight in self.weights.items():
-            weight.grad = self.gradients[name] * self.coefficient if name in self.gradients else None
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        self.updates += 1
+        for name, gradient in self.gradients.items():
+            rule, weight = self.rules[name], self.weights[name]
+            after = rule.formula.step(
+                weight,
+                gradient * self.coefficient,
+                self.states.get(name),
+                count=self.updates,
+                lr=lr * rule.factor,
+                weight_decay=rule.weight_decay,
+            )
+            weight.copy_(after.weight)
+            self.states[name] = {key: moment.to(weight.dtype) for key, moment in after.moments.items()}
         if self.compute == "copy":
             self.set_weights(self.weights)
 

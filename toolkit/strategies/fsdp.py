@@ -108,6 +108,7 @@ class Fsdp1(_Fsdp):
     # InternalTorchDynamoError: «attempting to assign a gradient of size» other than the tensor's (torch 2.13.0).
     traits = Traits(
         precedence=5,
+        flat_state=True,
         continues_without_gradient=False,
         validated=frozenset(),
         why_no_compile=(

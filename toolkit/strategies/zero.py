@@ -24,6 +24,7 @@ _ZERO: dict[str, Any] = {
     "autocast": False,
     "same_operations": True,
     "torch_optimizer": False,
+    "flat_state": True,
     "broadcasts": True,
     "validated": frozenset({"offload"}),
 }

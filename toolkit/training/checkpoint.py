@@ -21,7 +21,7 @@ from toolkit.disk import flush_to_disk
 from toolkit.errors import InputError, RunFailed
 from toolkit.recipe.earlier import recipe_version
 from toolkit.results import versions
-from toolkit.strategies.engines.base import MOMENTS, OptimizerState
+from toolkit.strategies.engines.base import OptimizerState
 from toolkit.training.identity import check_recipe, identity
 from toolkit.training.loop import Progress, sum_over_ranks
 from toolkit.training.saving import Background
@@ -99,8 +99,8 @@ def begin(
             weights.add(name, weight)
             if state is not None:
                 steps[name] = state.step
-                for key in MOMENTS:
-                    moments.add(f"{name}.{key}", state.moments[key])
+                for key, moment in state.moments.items():
+                    moments.add(f"{name}.{key}", moment)
         extra = engine.extra_state()
     except BaseException:
         background.finish()
@@ -185,7 +185,7 @@ def load(session: Session, folder: Path) -> Progress:
             raise InputError(f"{folder}: recipe mismatch: it has no tensor {name}")
         state = None
         if name in manifest["optimizer_steps"]:
-            tensors = {key: moments.get(f"{name}.{key}") for key in MOMENTS}
+            tensors = {key: moments.get(f"{name}.{key}") for key in session.engine.moment_keys(name)}
             state = OptimizerState(manifest["optimizer_steps"][name], tensors)
         session.engine.load(name, weights.get(name), state)
     session.engine.load_extra_state(manifest["extra"])

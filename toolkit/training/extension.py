@@ -33,20 +33,22 @@ def check_length(
     extend: bool,
     source: str,
     folder: Path,
+    rate_factor: float = 1.0,
 ) -> str | None:
     """Compare the recipe's length with that of the checkpoint ``folder``; returns a note for the user, or None if it is
     equal.
 
     ``saved``: the checkpoint's recipe. ``source``: the file of ``recipe``. If the learning rates of the completed steps
     are the same under both lengths, the run equals the one that ``recipe`` describes. Otherwise ``extend`` is required,
-    and ``progress`` records the change for every later checkpoint.
+    and ``progress`` records the change for every later checkpoint. ``rate_factor``: of the learning rates that are
+    shown (``Resolved.rate_factor``).
 
     Raises InputError if ``extend`` is required and missing, or if more steps are completed than ``recipe`` has.
     """
     there, here = (total_steps(one.run, steps_per_epoch, source) for one in (saved, recipe))
     if there == here:
         return None
-    before, after, updates = _rates(saved, there), _rates(recipe, here), progress.updates
+    before, after, updates = _rates(saved, there, rate_factor), _rates(recipe, here, rate_factor), progress.updates
     key = _length(recipe.run)
     if here < progress.step:
         raise InputError(
@@ -82,8 +84,8 @@ def check_length(
     return f"{doing} from {there} to {here} steps; learning rates: {told or 'no step is left'}{old}"
 
 
-def _rates(recipe: Recipe, total: int) -> Rate:
-    schedule, peak = recipe.schedule, recipe.optimizer.lr
+def _rates(recipe: Recipe, total: int, factor: float) -> Rate:
+    schedule, peak = recipe.schedule, recipe.optimizer.lr * factor
     warmup = schedule.warmup_steps
     if warmup is None:
         warmup = math.ceil((schedule.warmup_ratio or 0.0) * total)  # as Resolved.warmup

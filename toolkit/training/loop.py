@@ -86,14 +86,15 @@ def train(
             marks.at(at, "reading ahead", untimed=first)
         marks.at(at, "optimizer step", untimed=first)
         engine.unscale()
-        lr = learning_rate(recipe.schedule, recipe.optimizer.lr, progress.updates, warmup, total_steps)
+        lr = learning_rate(recipe.schedule, resolved.lr, progress.updates, warmup, total_steps)
         if guard and guard.before_the_step and guard.judge(_mean(loss, tokens, resolved)):
             step = engine.skip()
         else:
             step = engine.step(lr)
         progress.step += 1
         progress.updates += not step.skipped
-        after_step(Pending(progress.step, loss, tokens, step.grad_norm, lr, step.skipped))
+        groups = engine.group_rates() if recipe.optimizer.groups else None
+        after_step(Pending(progress.step, loss, tokens, step.grad_norm, lr, step.skipped, groups))
         if stop and stop.after():
             return
         first = False

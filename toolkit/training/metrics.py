@@ -26,6 +26,15 @@ class StepRecord:
     tokens: int
     tokens_per_second: float
     skipped: bool
+    group_lrs: list[float] | None = None
+    """Of ``optimizer.groups``, in their order; None if the recipe has none. ``lr`` is that of all other parameters."""
+
+    def line(self) -> dict[str, Any]:
+        """The line of metrics.jsonl."""
+        values = asdict(self)
+        if self.group_lrs is None:
+            del values["group_lrs"]
+        return values
 
 
 @dataclass
@@ -38,6 +47,7 @@ class Pending:
     grad_norm: torch.Tensor
     lr: float
     skipped: bool
+    group_lrs: list[float] | None = None
 
 
 class MetricsLog:
@@ -73,14 +83,21 @@ class MetricsLog:
         self.seconds += elapsed
         records = [
             StepRecord(
-                p.step, _finite(loss / max(1, count)), _finite(norm), p.lr, int(count), round(rate, 1), p.skipped
+                p.step,
+                _finite(loss / max(1, count)),
+                _finite(norm),
+                p.lr,
+                int(count),
+                round(rate, 1),
+                p.skipped,
+                p.group_lrs,
             )
             for p, loss, count, norm in zip(self._pending, losses, tokens, norms, strict=True)
         ]
         self._pending = []
         self.last = records[-1]
         if self._file:
-            self._file.writelines(json.dumps(asdict(record)) + "\n" for record in records)
+            self._file.writelines(json.dumps(record.line()) + "\n" for record in records)
             self._file.flush()
         return records
 

@@ -162,6 +162,7 @@ def _check_length(
         extend=extend,
         source=resolved.source,
         folder=start,
+        rate_factor=resolved.rate_factor,
     )
 
 

@@ -18,7 +18,7 @@ from toolkit.model.head_loss import fuse_head
 from toolkit.model.load import cast_inputs, load_base, load_processor, pad_token_of, set_dtypes
 from toolkit.model.nf4 import base_linears, quantise_base, weight_count
 from toolkit.model.unreached import freeze, unreached
-from toolkit.optim.adamw import decayed_names
+from toolkit.optim.groups import check_groups, decayed_names, hidden_matrices
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import strategy_of
@@ -103,8 +103,11 @@ def prepare_model(resolved: Resolved, pad_token_id: int | None = None, together:
     store = HostStore() if resolved.recipe.activation_offload else None
     checkpoint_blocks(blocks, resolved.recipe.activation_checkpointing, store)
     model.train()
-    decayed = decayed_names(model, resolved.recipe.optimizer)
-    return Prepared(model, resolved, decayed, blocks, bases, products, idle)
+    optimizer = resolved.recipe.optimizer
+    decayed = decayed_names(model, optimizer)
+    matrices = hidden_matrices(model, task_of(resolved.recipe.model.task).heads)
+    check_groups(optimizer, (name for name, p in model.named_parameters() if p.requires_grad), resolved.source)
+    return Prepared(model, resolved, decayed, blocks, bases, products, matrices, idle)
 
 
 def open_session(resolved: Resolved, **accelerator_options: Any) -> Session:

@@ -143,7 +143,9 @@ def compare(case: Case, found: Pass, threads: int) -> None:
         *products(ranks, resolved),
         forward(found.parts, reference, replayed),
         gradient(ranks, reference.noise, replayed, case.overflow_step),
-        *optimizer_stages(ranks, resolved, reference.decayed, case.steps, case.overflow_step),
+        *optimizer_stages(
+            ranks, resolved, reference.decayed, case.steps, case.overflow_step, matrices=reference.loop.matrices
+        ),
         cross_rank(ranks),
     ]
     found.claims = engagement(ranks, case, resolved, reference, found.stages)

@@ -12,6 +12,7 @@ from toolkit.errors import InputError, RunFailed
 from toolkit.launch.group import WorkerGroup
 from toolkit.launch.job import check_machine
 from toolkit.machine import cpu_count
+from toolkit.optimizers import with_optimizer
 from toolkit.recipe.load import recipe_from, source_of
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
@@ -45,6 +46,8 @@ def with_needs(resolved: Resolved, needs: dict[str, Any]) -> Resolved:
     if not needs:
         return resolved
     values = resolved.recipe.model_dump(mode="json")
+    if name := needs.get("optimizer", {}).get("name"):
+        values["optimizer"] = with_optimizer(values["optimizer"], name)
     merge(values, needs)
     return resolve(Recipe.model_validate(values), resolved.source, device=resolved.device)
 

@@ -15,13 +15,16 @@ import torch
 from torch import nn
 
 from toolkit.errors import RunFailed
-from toolkit.optim.adamw import make_adamw
+from toolkit.optim.adamw import step_count
+from toolkit.optim.groups import make_optimizer
+from toolkit.optimizers import optimizer_kind
 from toolkit.recipe.resolve import Resolved
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+"""Adam's moments, for traces of other tools."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,8 @@ class Prepared:
     """QLoRA: the quantised weights, elements by name."""
     products: list[str] = field(default_factory=list)
     """``fp8: true``: names of the linear layers that multiply in float8, before adapters wrapped them."""
+    matrices: frozenset[str] = frozenset()
+    """Names of the trainable hidden matrices."""
 
     unreached: list[str] = field(default_factory=list)
     """Weights that no output depends on, frozen."""
@@ -74,7 +79,10 @@ class Step:
 
 @dataclass
 class OptimizerState:
-    """AdamW's state of one parameter, whole, float32 unless the recipe is bf16-pure, on the CPU."""
+    """The optimizer's state of one parameter, whole, float32 unless the recipe is bf16-pure, on the CPU.
+
+    ``step``: 0 for optimizers that do not count steps. ``moments``: tensors by the optimizer's own names.
+    """
 
     step: int
     moments: dict[str, torch.Tensor]
@@ -103,6 +111,7 @@ class Engine:
         self.dtypes = {name: p.dtype for name, p in prepared.model.named_parameters()}
         self.blocks = prepared.blocks
         self.config = prepared.model.config
+        self.matrices = prepared.matrices
         self.gradient_divisor = self.resolved.data_size
         self.scaler = self._make_scaler() if self.resolved.precision.loss_scaling else None
         self.engage(prepared)
@@ -166,9 +175,16 @@ class Engine:
         return norm
 
     def set_lr(self, lr: float) -> None:
-        """Set the learning rate of every group; schedules are functions of the step, never objects with state."""
+        """Set the learning rate of every group, a multiple of ``lr``, that of parameters which no group of the recipe
+        matches; schedules are functions of the step, never objects with state."""
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group.get("lr_factor", 1.0)
+
+    def group_rates(self) -> list[float]:
+        """The learning rate of each of the recipe's groups of parameters, as the optimizer has it now."""
+        found = {group["group"]: float(group["lr"]) for group in self.optimizer.param_groups
+                 if group.get("group") is not None}  # fmt: skip
+        return [found[number] for number in sorted(found)]
 
     @property
     def loss_scale(self) -> float:
@@ -196,12 +212,14 @@ class Engine:
         raise NotImplementedError
 
     def full_state(self, name: str, scales: bool = False, main_only: bool = False) -> OptimizerState | None:
-        """AdamW's whole state of the parameter; None before its first update. ``scales``: instead of moments that are
-        kept in 8 bits, the scale of each element."""
+        """The optimizer's whole state of the parameter; None before its first update, or if it has none.
+
+        ``scales``: instead of moments that are kept in 8 bits, the scale of each element.
+        """
         raise NotImplementedError
 
     def load(self, name: str, weight: torch.Tensor, state: OptimizerState | None) -> None:
-        """Set the whole weight, and AdamW's state unless None."""
+        """Set the whole weight, and the optimizer's state unless None."""
         raise NotImplementedError
 
     @contextlib.contextmanager
@@ -218,6 +236,15 @@ class Engine:
         if self.scaler and "scaler" in state:
             self.scaler.load_state_dict(dict(state["scaler"]))
 
+    def moment_keys(self, name: str) -> tuple[str, ...]:
+        """Names of the tensors in the optimizer's state of the parameter."""
+        optimizer = self.resolved.recipe.optimizer
+        return optimizer_kind(optimizer.name).tensors(optimizer, self.shapes[name], name in self.matrices)
+
+    def counts_steps(self, name: str) -> bool:
+        """Whether the optimizer's state of the parameter has a count of steps."""
+        return optimizer_kind(self.resolved.recipe.optimizer.name).counts(name in self.matrices)
+
     # ------------------------------------------------------------------ shared by subclasses
 
     def _reads(self, main_only: bool) -> bool:
@@ -225,7 +252,11 @@ class Engine:
         return not main_only or self.accelerator.is_main_process
 
     def _make_optimizer(self, parameters: Mapping[str, nn.Parameter], decayed: frozenset[str]) -> torch.optim.Optimizer:
-        return make_adamw(parameters, decayed, self.resolved.recipe.optimizer, fused=True)
+        return make_optimizer(parameters, decayed, self.matrices, self.resolved.recipe.optimizer, fused=True)
+
+    def _started(self, name: str, parameter: torch.Tensor, state: OptimizerState) -> dict[str, Any]:
+        """The count of steps for a loaded state, if the optimizer counts them."""
+        return {"step": step_count(self.optimizer, parameter, state.step)} if self.counts_steps(name) else {}
 
     def _make_scaler(self) -> Any:
         return torch.amp.GradScaler(self.device.type, init_scale=self._initial_scale())
@@ -240,6 +271,11 @@ def on_host(tensor: torch.Tensor, values: bool = True) -> torch.Tensor:
     """A copy of ``tensor`` on the CPU; without ``values`` its shape and dtype alone, on the meta device."""
     tensor = tensor.detach()
     return tensor.to("cpu", copy=True) if values else torch.empty_like(tensor, device="meta")
+
+
+def counted_steps(state: Mapping[str, Any]) -> int:
+    """The count of steps in an optimizer's state of one parameter; 0 if it has none."""
+    return int(state["step"].item()) if "step" in state else 0
 
 
 def connected_claim(world_size: int, device: torch.device) -> Claim:

@@ -13,9 +13,16 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from toolkit.errors import InputError
-from toolkit.optim.adamw import make_adamw, step_count
 from toolkit.optim.adamw8bit import dense_moment, moment_dtype
-from toolkit.strategies.engines.base import MOMENTS, Claim, Engine, OptimizerState, Prepared, connected_claim
+from toolkit.optim.groups import make_optimizer
+from toolkit.strategies.engines.base import (
+    Claim,
+    Engine,
+    OptimizerState,
+    Prepared,
+    connected_claim,
+    counted_steps,
+)
 from toolkit.strategies.fsdp import FsdpSettings
 
 
@@ -83,7 +90,7 @@ class Fsdp1Engine(Engine):
     def _make_optimizer(self, parameters: Mapping[str, nn.Parameter], decayed: frozenset[str]) -> torch.optim.Optimizer:
         # torch 2.13.0: fused AdamW cannot subtract ShardedGradScaler's found_inf, of shape (1,), from its step.
         fused = not self.resolved.precision.loss_scaling
-        return make_adamw(parameters, decayed, self.resolved.recipe.optimizer, fused=fused)
+        return make_optimizer(parameters, decayed, self.matrices, self.resolved.recipe.optimizer, fused=fused)
 
     def clip(self, max_norm: float) -> torch.Tensor:
         assert isinstance(self.model, FullyShardedDataParallel)
@@ -129,14 +136,15 @@ class Fsdp1Engine(Engine):
 
     def full_state(self, name: str, scales: bool = False, main_only: bool = False) -> OptimizerState | None:
         state = self.optimizer.state.get(self.parameters[name]) or {}
-        steps = torch.tensor(float(state["step"].item()) if state else -1.0, device=self.device)
+        keys = self.moment_keys(name)
+        steps = torch.tensor(float(counted_steps(state)) if state else -1.0, device=self.device)
         dist.all_reduce(steps, op=dist.ReduceOp.MAX)
-        if steps.item() < 0:
+        if steps.item() < 0 or not keys:
             return None
         parameter = self.parameters[name]
         empty = parameter.new_empty(0, dtype=moment_dtype(self.optimizer, parameter))
         moments = {
-            key: self._whole(name, dense_moment(state.get(key, empty), parameter, scales), main_only) for key in MOMENTS
+            key: self._whole(name, dense_moment(state.get(key, empty), parameter, scales), main_only) for key in keys
         }
         return OptimizerState(int(steps.item()), moments)
 
@@ -153,8 +161,8 @@ class Fsdp1Engine(Engine):
         if state is not None:
             dtype = moment_dtype(self.optimizer, parameter)
             self.optimizer.state[parameter] = {
-                "step": step_count(self.optimizer, parameter, state.step),
-                **{key: part(state.moments[key], dtype) for key in MOMENTS},
+                **self._started(name, parameter, state),
+                **{key: part(moment, dtype) for key, moment in state.moments.items()},
             }
 
     def _sizes(self, local: torch.Tensor) -> list[int]:

@@ -11,9 +11,16 @@ from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils._pytree import tree_map_only
 
-from toolkit.optim.adamw import step_count
 from toolkit.optim.adamw8bit import dense_moment, moment_dtype
-from toolkit.strategies.engines.base import MOMENTS, Claim, Engine, OptimizerState, Prepared, connected_claim, on_host
+from toolkit.optimizers import optimizer_kind
+from toolkit.strategies.engines.base import (
+    Claim,
+    Engine,
+    OptimizerState,
+    Prepared,
+    connected_claim,
+    on_host,
+)
 from toolkit.strategies.fsdp import FsdpSettings
 from toolkit.tasks import task_of
 
@@ -99,12 +106,13 @@ class Fsdp2Engine(Engine):
 
     def full_state(self, name: str, scales: bool = False, main_only: bool = False) -> OptimizerState | None:
         parameter = self.parameters[name]
-        state = self.optimizer.state.get(parameter)
-        if not state:
+        state, keys = self.optimizer.state.get(parameter), self.moment_keys(name)
+        if not state or not keys:
             return None
         reads = self._reads(main_only)
-        moments = {key: _whole(dense_moment(state[key], parameter, scales), reads) for key in MOMENTS}
-        return OptimizerState(int(_whole(state["step"]).item()), moments)
+        moments = {key: _whole(dense_moment(state[key], parameter, scales), reads) for key in keys}
+        steps = int(_whole(state["step"]).item()) if "step" in state else 0
+        return OptimizerState(steps, moments)
 
     def load(self, name: str, weight: torch.Tensor, state: OptimizerState | None) -> None:
         parameter = self.parameters[name]
@@ -112,9 +120,13 @@ class Fsdp2Engine(Engine):
             parameter.copy_(_split(weight, parameter))
         if state is not None:
             dtype = moment_dtype(self.optimizer, parameter)
+            whole = optimizer_kind(self.resolved.recipe.optimizer.name).factored
             self.optimizer.state[parameter] = {
-                "step": step_count(self.optimizer, parameter, state.step),
-                **{key: _split(state.moments[key], parameter, dtype) for key in MOMENTS},
+                **self._started(name, parameter, state),
+                **{
+                    key: moment.to(parameter.device, dtype) if whole else _split(moment, parameter, dtype)
+                    for key, moment in state.moments.items()
+                },
             }
 
 

@@ -9,9 +9,16 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from toolkit.optim.adamw import step_count
 from toolkit.optim.adamw8bit import dense_moment, moment_dtype
-from toolkit.strategies.engines.base import MOMENTS, Claim, Engine, OptimizerState, Prepared, connected_claim, on_host
+from toolkit.strategies.engines.base import (
+    Claim,
+    Engine,
+    OptimizerState,
+    Prepared,
+    connected_claim,
+    counted_steps,
+    on_host,
+)
 
 
 class SingleEngine(Engine):
@@ -42,12 +49,12 @@ class SingleEngine(Engine):
 
     def full_state(self, name: str, scales: bool = False, main_only: bool = False) -> OptimizerState | None:
         parameter = self.parameters[name]
-        state = self.optimizer.state.get(parameter)
-        if not state:
+        state, keys = self.optimizer.state.get(parameter), self.moment_keys(name)
+        if not state or not keys:
             return None
         reads = self._reads(main_only)
-        moments = {key: on_host(dense_moment(state[key], parameter, scales, reads), reads) for key in MOMENTS}
-        return OptimizerState(int(state["step"].item()), moments)
+        moments = {key: on_host(dense_moment(state[key], parameter, scales, reads), reads) for key in keys}
+        return OptimizerState(counted_steps(state), moments)
 
     def load(self, name: str, weight: torch.Tensor, state: OptimizerState | None) -> None:
         parameter = self.parameters[name]
@@ -56,8 +63,8 @@ class SingleEngine(Engine):
         if state is not None:
             dtype = moment_dtype(self.optimizer, parameter)
             self.optimizer.state[parameter] = {
-                "step": step_count(self.optimizer, parameter, state.step),
-                **{key: state.moments[key].to(parameter.device, dtype).clone() for key in MOMENTS},
+                **self._started(name, parameter, state),
+                **{key: moment.to(parameter.device, dtype).clone() for key, moment in state.moments.items()},
             }
 
 

@@ -15,7 +15,6 @@ from toolkit.model.nf4 import nf4_layers
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies import strategy_of
 from toolkit.strategies.engines.base import (
-    MOMENTS,
     Claim,
     Engine,
     OptimizerState,
@@ -128,8 +127,8 @@ class ZeroEngine(Engine):
 
     def full_state(self, name: str, scales: bool = False, main_only: bool = False) -> OptimizerState | None:
         reads = self._reads(main_only)
-        moments = {key: self.tensors.moment(self.parameters[name], key, reads) for key in MOMENTS}
-        if any(moment is None for moment in moments.values()):
+        moments = {key: self.tensors.moment(self.parameters[name], key, reads) for key in self.moment_keys(name)}
+        if not moments or any(moment is None for moment in moments.values()):
             return None
         return OptimizerState(self.tensors.step_count(), {k: m for k, m in moments.items() if m is not None})
 
@@ -137,9 +136,9 @@ class ZeroEngine(Engine):
         parameter = self.parameters[name]
         self.tensors.set_weight(parameter, weight)
         if state is not None:
-            self.tensors.make_state()
-            for key in MOMENTS:
-                self.tensors.set_moment(parameter, key, state.moments[key])
+            self.tensors.make_state(self.moment_keys(name), counts=self.counts_steps(name))
+            for key, moment in state.moments.items():
+                self.tensors.set_moment(parameter, key, moment)
             self.tensors.set_step_count(state.step)
 
     @contextlib.contextmanager

@@ -5,6 +5,7 @@ DeepSpeed's own accessors do the reading (``deepspeed.utils.safe_get_full_*``) a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from toolkit.optim.adamw import step_count
-from toolkit.strategies.engines.base import MOMENTS, on_host
+from toolkit.strategies.engines.base import on_host
 
 
 class ZeroTensors:
@@ -42,7 +43,7 @@ class ZeroTensors:
     def moment(self, parameter: nn.Parameter, key: str, reads: bool = True) -> torch.Tensor | None:
         from deepspeed.utils import safe_get_full_optimizer_state
 
-        if not self._has_state():
+        if not self._has_state(key):
             return None
         self._link_state()
         dtype = next(state[key].dtype for state in self.inner.state.values() if key in state)
@@ -93,13 +94,14 @@ class ZeroTensors:
                 return list(getattr(self.zero, attribute))
         raise AssertionError(f"unknown ZeRO optimizer {type(self.zero).__name__}")
 
-    def make_state(self) -> None:
-        """Give the inner optimizer zero state before its first step, so that there is state to write to."""
+    def make_state(self, keys: Sequence[str], counts: bool) -> None:
+        """Give the inner optimizer zero state before its first step, so that there is state to write to. ``counts``: it
+        has a count of steps."""
         for flat in self.masters():
             if flat not in self.inner.state:
                 self.inner.state[flat] = {
-                    "step": step_count(self.inner, flat, 0),
-                    **{key: torch.zeros_like(flat) for key in MOMENTS},
+                    **({"step": step_count(self.inner, flat, 0)} if counts else {}),
+                    **{key: torch.zeros_like(flat) for key in keys},
                 }
         self._link_state()
 
@@ -119,5 +121,5 @@ class ZeroTensors:
             if "step" in state:
                 state["step"].fill_(float(step))
 
-    def _has_state(self) -> bool:
-        return any(all(key in state for key in MOMENTS) for state in self.inner.state.values())
+    def _has_state(self, key: str) -> bool:
+        return any(isinstance(state.get(key), torch.Tensor) for state in self.inner.state.values())

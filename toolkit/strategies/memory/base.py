@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from toolkit.optimizers import optimizer_kind
 from toolkit.recipe.resolve import Resolved
 
 EMBED, TAIL = -2, -1
@@ -44,6 +45,10 @@ class Weight:
     """Bytes if it is stored quantised; None: in the frozen or trained dtype."""
     statistics: int = 0
     """Bytes of its quantisation statistics, whole on every device."""
+    group: int = -1
+    """Number of its group in the recipe's ``optimizer.groups``; -1: in none."""
+    matrix: bool = False
+    """Whether it is a matrix of a hidden layer that trains."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +94,12 @@ class Holdings:
         )
 
     def groups(self) -> int:
-        """Groups of the optimizer: with decay and without, those that are not empty."""
-        return len({w.decays for unit, _ in self.units() for w in unit if w.trains})
+        """Groups of the optimizer, those that are not empty."""
+        return len(self.group_keys())
+
+    def group_keys(self) -> list[tuple[int, bool]]:
+        """The groups of the optimizer: the recipe's and all other weights, each with decay and without."""
+        return sorted({(w.group, w.decays) for unit, _ in self.units() for w in unit if w.trains}, reverse=True)
 
 
 class MemoryModel:
@@ -109,6 +118,7 @@ class MemoryModel:
         self.holdings = holdings
         self.resolved = resolved
         self.ranks = resolved.world_size
+        self.optimizer = optimizer_kind(resolved.recipe.optimizer.name)
         self.compute = BYTES[precision.compute]
         self.trained = BYTES[precision.trainable]
         self.frozen = BYTES[precision.frozen]
@@ -161,8 +171,8 @@ class MemoryModel:
 
     def step(self) -> int:
         """Bytes that exist only during the optimizer's step."""
-        if self.resolved.recipe.optimizer.name != "adamw8bit":
-            return 0
+        if not self.optimizer.packed:
+            return self.temporary()
         # Moments are unpacked for the length of a stretch of one weight (toolkit/optim/adamw8bit.py).
         largest = max((w.numel for unit, _ in self.holdings.units() for w in unit if w.trains), default=0)
         return _UNPACKED * min(largest, _STRETCH)
@@ -176,7 +186,7 @@ class MemoryModel:
         this rank's part of a packed moment unpacked. On the rank that takes most, the one that writes."""
         largest = max((w.numel for unit, _ in self.holdings.units() for w in unit if w.trains), default=0)
         whole = self.assembled * largest
-        if self.resolved.recipe.optimizer.name != "adamw8bit":
+        if not self.optimizer.packed:
             return whole
         part = -(-largest // self.ranks) if self.assembled else largest
         # toolkit/optim/adamw8bit.py: codes as int32 while they are looked up; then the part and the whole.
@@ -185,11 +195,26 @@ class MemoryModel:
     # ---- shared
 
     def moments(self, elements: int) -> int:
-        """Bytes of both moments of this many elements. In 8 bits: a code per element and a float32 scale per 256
-        (arXiv:2110.02861; toolkit/optim/adamw8bit.py)."""
-        if self.resolved.recipe.optimizer.name == "adamw8bit":
+        """Bytes of the optimizer's state of this many elements, a part of all that train. In 8 bits: a code per element
+        and a float32 scale per 256 (arXiv:2110.02861; toolkit/optim/adamw8bit.py). A factored state is whole on every
+        device (toolkit/optim/adafactor.py)."""
+        if self.optimizer.packed:
             return 2 * (elements + 4 * -(-elements // 256))
-        return 2 * elements * self.trained
+        state = sum(
+            count * int(self.optimizer.state(w.shape, w.matrix, self.trained))
+            for unit, count in self.holdings.units()
+            for w in unit
+            if w.trains
+        )
+        if not self.optimizer.tensors(self.resolved.recipe.optimizer, (1, 1), True):
+            return 0  # SGD without momentum
+        return state if self.optimizer.factored else -(-state * elements // max(1, self.trains))
+
+    def temporary(self) -> int:
+        """Bytes that updating the weight that takes most needs for that time alone."""
+        weights = [w for unit, _ in self.holdings.units() for w in unit if w.trains]
+        ranks = self.ranks if "weights" in self.resolved.traits.shards else 1
+        return int(max((self.optimizer.temporary(w.shape, w.matrix, self.trained, ranks) for w in weights), default=0))
 
     def host_loading(self) -> tuple[int, int]:
         """Host memory of loading: bytes for each process, and bytes that a node's processes share. Every process

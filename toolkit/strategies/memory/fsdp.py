@@ -119,6 +119,11 @@ class _FsdpMemory(MemoryModel):
         counted with the activations, ``part`` bytes of them this device's."""
         raise NotImplementedError
 
+    def step(self) -> int:
+        # The last reduction is complete, and its buffers are free.
+        self.buffers = self.gathered = 0
+        return super().step()
+
     def copied_by_gloo(self, size: int) -> int:
         """Bytes of the copy that gloo, on a CPU, makes of an input of ``size`` bytes (ProcessGroupGloo.cpp,
         ``reduce_scatter``: an all-reduce of a clone)."""

@@ -12,8 +12,8 @@ _FLATTENED = 500_000_000
 
 
 class ZeroMemory(MemoryModel):
-    """What the three stages share: master weights and two moments in the trained dtype, sharded (arXiv:1910.02054,
-    section 5), on the device or on the host. ``part``: trained elements per rank, rounded up."""
+    """What the three stages share: master weights and the optimizer's state in the trained dtype, sharded
+    (arXiv:1910.02054, section 5), on the device or on the host. ``part``: trained elements per rank, rounded up."""
 
     compute_as: ClassVar[Compute] = "cast"
     settings: ZeroSettings
@@ -22,7 +22,7 @@ class ZeroMemory(MemoryModel):
         self.settings = self.resolved.settings
         self.offload = self.resolved.recipe.strategy.offload
         part = -(-self.trains // self.ranks)
-        state = part * self.trained * 3  # master weights and two moments
+        state = part * self.trained + self.moments(part)  # master weights too
         if self.offload == "none":
             self.resident["optimizer"] = state
         else:
@@ -52,8 +52,8 @@ class ZeroMemory(MemoryModel):
         part begins or ends in, whole (stage_1_and_2.py, ``copy_grads_in_partition``)."""
         blocks = (EMBED, *range(len(self.holdings.order)), TAIL)
         most = [0] * self.ranks
-        for decays in (True, False):
-            sizes = [w.numel for b in blocks for w in self.holdings.unit(b) if w.trains and w.decays == decays]
+        for key in self.holdings.group_keys():
+            sizes = [w.numel for b in blocks for w in self.holdings.unit(b) if w.trains and (w.group, w.decays) == key]
             part = -(-sum(sizes) // self.ranks)
             at = 0
             for size in sizes:
@@ -61,6 +61,17 @@ class ZeroMemory(MemoryModel):
                     most[rank] += size
                 at += size
         return max(most) * self.trained
+
+    def temporary(self) -> int:
+        """The optimizer updates a group's part of the flat weights at once."""
+        sizes: dict[tuple[int, bool], int] = {}
+        for unit, count in self.holdings.units():
+            for w in unit:
+                if w.trains:
+                    sizes[w.group, w.decays] = sizes.get((w.group, w.decays), 0) + count * w.numel
+        return int(
+            max((self.optimizer.temporary((n,), False, self.trained, self.ranks) for n in sizes.values()), default=0)
+        )
 
     def norm_in_double(self) -> int:
         """Bytes of the largest weight's part in float64, in which its norm is computed (``get_norm_dtype``)."""
@@ -131,8 +142,8 @@ class Zero2Memory(ZeroMemory):
         without decay are split each for itself, in the order of the model."""
         found: set[tuple[int, str]] = set()
         blocks = (EMBED, *range(len(self.holdings.order)), TAIL)
-        for decays in (True, False):
-            own = [(b, w) for b in blocks for w in self.holdings.unit(b) if w.trains and w.decays == decays]
+        for key in self.holdings.group_keys():
+            own = [(b, w) for b in blocks for w in self.holdings.unit(b) if w.trains and (w.group, w.decays) == key]
             left = -(-sum(w.numel for _, w in own) // self.ranks)
             for block, weight in reversed(own):
                 if left > 0 and weight.numel > self.settings.reduce_bucket:
@@ -186,4 +197,4 @@ class Zero2Memory(ZeroMemory):
         return moment
 
     def step(self) -> int:
-        return self.norm_in_double()
+        return max(self.norm_in_double(), self.temporary())

@@ -146,4 +146,4 @@ class Zero3Memory(ZeroMemory):
         return copies * size
 
     def step(self) -> int:
-        return self.norm_in_double()
+        return max(self.norm_in_double(), self.temporary())

@@ -12,7 +12,7 @@ import torch
 
 from toolkit.errors import InputError
 from toolkit.recipe.resolve import Resolved
-from toolkit.recipe.schema import Recipe
+from toolkit.recipe.schema import Batch, Recipe
 from toolkit.reference.schedule import plain_learning_rate
 from toolkit.strategies import resolve
 from toolkit.tasks import task_of
@@ -50,8 +50,20 @@ def twin_recipe(resolved: Resolved, *, full_size: bool) -> dict[str, Any]:
     values["data"] |= {"train": "built-in", "eval": None, "workers": 0, "streaming": False}
     values["run"] |= {"max_steps": STEPS, "epochs": None, "save_every": 0, "eval_every": 0, "trackers": []}
     values["machine"]["device"] = resolved.device
-    values["schedule"] |= _warmed_up(resolved)
+    values["schedule"] |= _warmed_up(resolved) | _decayed(resolved)
+    if resolved.recipe.optimizer.base_global_batch is not None:
+        # The same learning rate: the twin's batch is smaller, so it has a smaller base.
+        small = Batch.model_validate(values["batch"])
+        samples = (small.micro_size or 1) * (small.accumulation or 1) * resolved.data_size
+        base = resolved.recipe.optimizer.base_global_batch * samples / resolved.global_size
+        values["optimizer"]["base_global_batch"] = max(1, round(base))
     return values
+
+
+def _decayed(resolved: Resolved) -> dict[str, Any]:
+    """``wsd``: the last steps of the case decay, as many as come before them at most."""
+    steps = resolved.recipe.schedule.decay_steps
+    return {} if steps is None else {"decay_steps": min(steps, STEPS // 2)}
 
 
 def _warmed_up(resolved: Resolved) -> dict[str, Any]:

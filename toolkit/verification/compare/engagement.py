@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from toolkit.data.collate import sample_spans
+from toolkit.optimizers import optimizer_kind
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies.engines.base import Claim
 from toolkit.strategies.engines.float8 import FLOAT8_LAYERS
@@ -52,8 +53,11 @@ def _trainable(ranks: Sequence[RankTrace], reference: Reference) -> list[Claim]:
 def _dtypes(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
     precision = resolved.precision
     wanted = {"weight": precision.trainable, "gradient": precision.trainable, "state": precision.trainable}
-    if resolved.recipe.optimizer.name == "adamw8bit":
+    if optimizer_kind(resolved.recipe.optimizer.name).packed:
         wanted["state"] = "uint8"
+    optimizer = optimizer_kind(resolved.recipe.optimizer.name)
+    if not optimizer.tensors(resolved.recipe.optimizer, (1, 1), False):
+        del wanted["state"]  # SGD without momentum
     if ranks[0].dtypes.get("frozen"):
         wanted["frozen"] = precision.frozen
     words = {"weight": "trained weights", "gradient": "summed gradients", "state": "optimizer state",

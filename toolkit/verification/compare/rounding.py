@@ -49,13 +49,6 @@ def update_bound(before: torch.Tensor, change: torch.Tensor, eps: float) -> floa
     return eps * (1.5 * largest / size + 8) if size else 0.0
 
 
-def terms(before: torch.Tensor | None, added: torch.Tensor, beta: float) -> torch.Tensor:
-    """The absolute values that a moment is the sum of, element by element, float64: the moment ``before``, and what the
-    step adds (the gradient or its square)."""
-    new = (1 - beta) * added.double().abs()
-    return new if before is None else beta * before.double().abs() + new
-
-
 def moment_bound(summed: torch.Tensor, right: torch.Tensor, eps: float) -> float:
     """Of a moment's error in the 2-norm, relative to ``right``: four roundings of its terms."""
     size = right.norm().item()

@@ -1,7 +1,9 @@
 """Clip, update, optimizer state and schedule: the optimizer's step, from the candidate's own gradient and state.
 
-The coefficient that clipping really applied is read from Adam's first moment, which under every engine becomes
-``beta1 * m + (1 - beta1) * coefficient * gradient``.
+The coefficient that clipping really applied is read from a state tensor that is linear in the gradient, for example
+Adam's first moment, which under every engine becomes ``beta1 * m + (1 - beta1) * coefficient * gradient``. Where the
+optimizer has none (SGD without momentum, Adafactor), the step is compared with the coefficient that is right, so a
+wrong one shows in the update or in the state.
 """
 
 from __future__ import annotations
@@ -13,13 +15,14 @@ import torch
 
 from toolkit.optim.adamw8bit import SIGNED
 from toolkit.recipe.resolve import Resolved
-from toolkit.reference.adamw import AdamWStep, adamw_step
-from toolkit.reference.schedule import plain_learning_rate
+from toolkit.reference.optimizers.base import After
+from toolkit.reference.rules import Rule, plain_rules
+from toolkit.reference.schedule import plain_learning_rate, plain_peak
 from toolkit.strategies.engines.base import OptimizerState
 from toolkit.verification.compare.measure import Measure, Stage
 from toolkit.verification.compare.noise import SAFETY, relative_error
 from toolkit.verification.compare.packed import distance, half_cells
-from toolkit.verification.compare.rounding import FEW, Fit, moment_bound, terms, update_bound
+from toolkit.verification.compare.rounding import FEW, Fit, moment_bound, update_bound
 from toolkit.verification.record.trace import RankTrace, StepTrace, Tensors
 
 States = dict[str, OptimizerState | None]
@@ -32,21 +35,25 @@ def optimizer_stages(
     total: int,
     overflow_step: int | None,
     begun: int = 0,
+    matrices: frozenset[str] = frozenset(),
 ) -> list[Stage]:
-    """The stages clip, update, optimizer-state and schedule. ``begun``: updates before the first of these steps."""
+    """The stages clip, update, optimizer-state and schedule. ``begun``: updates before the first of these steps.
+    ``matrices``: the trained hidden matrices."""
     clip, update, state, schedule = Stage("clip"), Stage("update"), Stage("optimizer-state"), Stage("schedule")
     run = ranks[0].run
     weights, states = run.weights, run.states
+    shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
+    rules = plain_rules(resolved.recipe.optimizer, shapes, decayed, matrices)
     clipped, updates = [], begun
     for taken in run.steps:
         forced = taken.step == overflow_step
         kind = "step-not-skipped" if forced else "step-skipped"
         schedule.measures.append(Measure(kind, taken.step, float(taken.skipped != forced), 0.0))
-        schedule.measures.append(_lr(taken, resolved, updates, total))
+        schedule.measures += _rates(taken, resolved, rules, updates, total)
         if taken.skipped:
             _compare_unchanged(taken, weights, states, update, state)
         else:
-            one = _OneStep(taken, weights, states, resolved, decayed, updates)
+            one = _OneStep(taken, weights, states, resolved, rules, updates)
             one.clip(clip)
             one.update(update)
             one.state(state)
@@ -64,13 +71,24 @@ def optimizer_stages(
     return [clip, update, state, schedule]
 
 
-def _lr(taken: StepTrace, resolved: Resolved, updates: int, total: int) -> Measure:
-    right = plain_learning_rate(resolved, updates, total)
-    peak = resolved.recipe.optimizer.lr
-    error = max((abs(lr - right) for lr in taken.lr), default=math.inf) / peak
-    # Both are float64 formulas of the same line or cosine.
-    facts = {"seen": ", ".join(f"{lr:.6g}" for lr in taken.lr), "expected": right}
-    return Measure("learning-rate", taken.step, error, 1e-12, facts=facts)
+def _rates(taken: StepTrace, resolved: Resolved, rules: dict[str, Rule], updates: int, total: int) -> list[Measure]:
+    """The learning rate of the step, and of each group of the recipe."""
+    right, peak = plain_learning_rate(resolved, updates, total), plain_peak(resolved)
+    factors = {rule.group: rule.factor for rule in rules.values()}
+    if set(factors) <= {None}:
+        error = max((abs(lr - right) for lr in taken.lr), default=math.inf) / peak
+        # Both are float64 formulas of the same line or cosine.
+        facts = {"seen": ", ".join(f"{lr:.6g}" for lr in taken.lr), "expected": right}
+        return [Measure("learning-rate", taken.step, error, 1e-12, facts=facts)]
+    found = []
+    for number, factor in sorted(factors.items(), key=lambda item: (item[0] is not None, item[0])):
+        seen = sorted({taken.rates.get(name, math.inf) for name, rule in rules.items() if rule.group == number})
+        error = max(abs(lr - right * factor) for lr in seen) / (peak * factor)
+        shown = {"seen": ", ".join(f"{lr:.6g}" for lr in seen), "expected": right * factor}
+        kind = "learning-rate" if number is None else "group-learning-rate"
+        facts = shown if number is None else shown | {"group": number, "base": right}
+        found.append(Measure(kind, taken.step, error, 1e-12, facts=facts))
+    return found
 
 
 def _compare_unchanged(taken: StepTrace, weights: Tensors, states: States, update: Stage, state: Stage) -> None:
@@ -95,14 +113,12 @@ class _OneStep:
         weights: Tensors,
         states: States,
         resolved: Resolved,
-        decayed: frozenset[str],
+        rules: dict[str, Rule],
         updates: int,
     ) -> None:
         self.taken, self.weights, self.states = taken, weights, states
-        self.settings = resolved.recipe.optimizer
         self.limit = resolved.max_grad_norm
-        self.decayed, self.updates = decayed, updates
-        self.beta1 = self.settings.betas[0]
+        self.rules, self.updates = rules, updates
         self.eps = torch.finfo(getattr(torch, resolved.precision.trainable)).eps
         self.gradients = {
             name: torch.zeros_like(weights[name]) if g is None else g for name, g in taken.gradient.items()
@@ -112,8 +128,7 @@ class _OneStep:
         # Pairwise summation of n squares errs by at most log2(n) roundings (Higham, «Accuracy and Stability», 4.2).
         self.rounding = math.log2(max(2, elements)) * self.eps
         self.expected_coefficient = min(1.0, self.limit / (self.norm + 1e-6)) if self.limit > 0 else 1.0
-        self.lr = taken.lr[0] if taken.lr else 0.0
-        self.correct = [self._torch_step(fused=fused) for fused in (False, True)]
+        self.correct = self._correct_steps()
         self.fits = {name: self._fit([name], taken.states) for name in self.gradients}
         whole = self._fit(list(self.gradients), taken.states)
         self.whole = whole
@@ -122,7 +137,8 @@ class _OneStep:
         packed = any(state is not None and state.scales for state in taken.states.values())
         applied = self.expected_coefficient if whole is None or packed else whole.value
         # It is then not read but computed from a norm that is rounded itself: the root halves the sum's rounding.
-        self.unread = self.rounding / 2 if packed and self.expected_coefficient < 1 else 0.0
+        unread = packed or whole is None
+        self.unread = self.rounding / 2 if unread and self.expected_coefficient < 1 else 0.0
         near_one = abs(applied - 1.0) <= self.rounding
         self.coefficient = 1.0 if near_one and self.expected_coefficient == 1.0 else applied
         self.right = {name: self._float64_step(name, self.coefficient) for name in self.gradients}
@@ -143,7 +159,8 @@ class _OneStep:
             if fit is None:
                 continue
             others = [self._fit(members, states) for _, states in self.correct]
-            noise = max(abs(o.value - self.expected_coefficient) for o in others if o) / self.expected_coefficient
+            off = (abs(o.value - self.expected_coefficient) for o in others if o)
+            noise = max(off, default=0.0) / self.expected_coefficient
             spread, chance = fit.spread
             noise = max(noise, spread / self.expected_coefficient / SAFETY, self.rounding)
             noise += self._packing(members) / self.expected_coefficient / SAFETY
@@ -155,11 +172,11 @@ class _OneStep:
     def update(self, stage: Stage) -> None:
         """The change of every weight."""
         for name, before in self.weights.items():
-            right = self.right[name].weight - before.double()
-            exact = self.right_expected[name].weight - before.double()
-            noise = max(relative_error(w[name].double() - before.double(), exact) for w, _ in self.correct)
+            right = self.right[name].weight.double() - before.double()
+            exact = self.right_expected[name]
+            noise = max(_off(w[name], before, exact) for w, _ in self.correct)
             noise = max(noise, self.eps) if noise != math.inf else math.inf
-            error = relative_error(self.taken.weights[name].double() - before.double(), right)
+            error = _off(self.taken.weights[name], before, self.right[name])
             allowed = SAFETY * noise if noise != math.inf else 0.0
             if before.numel() < FEW:
                 allowed = max(allowed, update_bound(before, right, self.eps))
@@ -167,18 +184,22 @@ class _OneStep:
             stage.measures.append(Measure("update", self.taken.step, error, tolerance, name, min(noise, 1e9)))
 
     def state(self, stage: Stage) -> None:
-        """Both moments of every weight, and the step count."""
+        """Every tensor of every weight's state, and the step count."""
         step = self.taken.step
         for name, after in self.taken.states.items():
-            if after is None:
+            formula = self.rules[name].formula
+            if not formula.keys:
+                continue
+            if after is None or set(after.moments) != set(formula.keys):
                 stage.measures.append(Measure("state-missing", step, math.inf, 0.0, name))
                 continue
-            off = abs(after.step - (self.updates + 1))
-            counts = {"seen": after.step, "expected": self.updates + 1}
-            stage.measures.append(Measure("step-count", step, off, 0.0, name, facts=counts))
-            for key in ("exp_avg", "exp_avg_sq"):
-                right = getattr(self.right[name], key)
-                exact = getattr(self.right_expected[name], key)
+            if formula.counts:
+                off = abs(after.step - (self.updates + 1))
+                counts = {"seen": after.step, "expected": self.updates + 1}
+                stage.measures.append(Measure("step-count", step, off, 0.0, name, facts=counts))
+            for key in formula.keys:
+                right = self.right[name].moments[key]
+                exact = self.right_expected[name].moments[key]
                 noise = self.eps
                 for _, states in self.correct:
                     other = states[name]
@@ -187,7 +208,7 @@ class _OneStep:
                 if after.scales is None:
                     error = relative_error(after.moments[key], right)
                     which = {"moment": key}
-                    limit = max(SAFETY * noise, moment_bound(self._terms(name, key), right, self.eps))
+                    limit = max(SAFETY * noise, moment_bound(self._terms(name, key), right, self.eps)) + 2 * self.unread
                     stage.measures.append(Measure("moment", step, error, limit, name, noise, facts=which))
                     continue
                 # What the step computes is as near as ever; what it keeps is the code of that.
@@ -197,36 +218,47 @@ class _OneStep:
                     stage.measures.append(Measure(kind, step, error, limit, name, noise, facts={"moment": key}))
 
     def _fit(self, names: list[str], states: States) -> Fit | None:
-        """Least squares for c in ``m' - beta1 m = (1 - beta1) c g``, and the deviation that its residual leaves."""
+        """Least squares for c in ``what the state shows = gain c g``, and the deviation that its residual leaves."""
         across = along = bound = fourth = 0.0
         pairs = []
         for name in names:
-            after, before = states[name], self.states[name]
-            gradient = self.gradients[name].double()
+            after, before, rule = states[name], self.states[name], self.rules[name]
             if after is None:
                 continue
-            moved = after.moments["exp_avg"].double()
-            if before is not None:
-                moved = moved - self.beta1 * before.moments["exp_avg"].double()
-            moved = moved / (1 - self.beta1)
+            shown = rule.formula.shown(
+                self.weights[name],
+                None if before is None else before.moments,
+                after.moments,
+                count=self.updates + 1,
+                weight_decay=rule.weight_decay,
+            )
+            if shown is None:
+                continue
+            gradient = self.gradients[name].double()
+            moved = shown.contribution / shown.gain
             across += (moved * gradient).sum().item()
             along += (gradient * gradient).sum().item()
             fourth += gradient.pow(4).sum().item()
-            bound += (self._terms(name, "exp_avg") * gradient.abs()).sum().item()
+            bound += (self._terms(name, shown.key) * gradient.abs()).sum().item() / shown.gain
             pairs.append((moved, gradient))
         if not along:
             return None
         value = across / along
         # Rounding grows with the element, so each residual counts with its own size (White, Econometrica 48, 1980).
         spread = sum(((moved - value * gradient) * gradient).pow(2).sum().item() for moved, gradient in pairs)
-        bound *= 2 * self.eps / (1 - self.beta1)
+        bound *= 2 * self.eps
         return Fit(value, math.sqrt(spread) / along, bound / along, along * along / fourth if fourth else 0.0)
 
     def _terms(self, name: str, key: str) -> torch.Tensor:
-        beta1, beta2 = self.settings.betas
-        gradient, before = self.gradients[name].double() * self.expected_coefficient, self.states[name]
-        kept = None if before is None else before.moments[key]
-        return terms(kept, gradient, beta1) if key == "exp_avg" else terms(kept, gradient * gradient, beta2)
+        before, rule = self.states[name], self.rules[name]
+        return rule.formula.terms(
+            key,
+            self.weights[name],
+            self.gradients[name].double() * self.expected_coefficient,
+            None if before is None else before.moments,
+            count=self.updates + 1,
+            weight_decay=rule.weight_decay,
+        )
 
     def _packing(self, names: list[str]) -> float:
         """By how much rounding to codes can move the fitted coefficient: no element by more than half its cell."""
@@ -234,52 +266,59 @@ class _OneStep:
         for name in names:
             after, gradient = self.taken.states[name], self.gradients[name].double()
             if after is not None and after.scales is not None:
+                gain = 1 - self.rules[name].formula.betas[0]  # type: ignore[attr-defined]  # AdamW alone is packed
                 cells = half_cells(after.moments["exp_avg"], after.scales["exp_avg"], signed=True)
-                moved += (cells * gradient.abs()).sum().item()
+                moved += (cells * gradient.abs()).sum().item() / gain
                 along += gradient.pow(2).sum().item()
-        return moved / along / (1 - self.beta1) if along else 0.0
+        return moved / along if along else 0.0
 
-    def _float64_step(self, name: str, coefficient: float) -> AdamWStep:
-        before = self.states[name]
-        settings = self.settings
-        return adamw_step(
+    def _rate(self, name: str) -> float:
+        """The learning rate that the candidate used for a weight."""
+        base = self.taken.lr[0] if self.taken.lr else 0.0
+        return self.taken.rates.get(name, base)
+
+    def _float64_step(self, name: str, coefficient: float) -> After:
+        before, rule = self.states[name], self.rules[name]
+        return rule.formula.step(
             self.weights[name],
             self.gradients[name].double() * coefficient,
-            None if before is None else before.moments["exp_avg"],
-            None if before is None else before.moments["exp_avg_sq"],
-            step=self.updates + 1,
-            lr=self.lr,
-            betas=(settings.betas[0], settings.betas[1]),
-            eps=settings.eps,
-            weight_decay=settings.weight_decay if name in self.decayed else 0.0,
+            None if before is None else before.moments,
+            count=self.updates + 1,
+            lr=self._rate(name),
+            weight_decay=rule.weight_decay,
+            eps=self.eps,
         )
 
-    def _torch_step(self, *, fused: bool) -> tuple[Tensors, States]:
-        """The same step by torch's AdamW in the recipe's own dtype: correct, and rounded as such steps are."""
-        settings = self.settings
-        weights = {name: weight.clone() for name, weight in self.weights.items()}
-        optimizer = torch.optim.AdamW(
-            [
-                {"params": [w], "weight_decay": settings.weight_decay if name in self.decayed else 0.0}
-                for name, w in weights.items()
-            ],
-            lr=self.lr,
-            betas=(settings.betas[0], settings.betas[1]),
-            eps=settings.eps,
-            fused=fused,
-            foreach=False,
-        )
-        for name, weight in weights.items():
-            weight.grad = (self.gradients[name] * self.expected_coefficient).to(weight.dtype)
-            before = self.states[name]
-            if before is not None:
-                optimizer.state[weight] = {
-                    "step": torch.tensor(float(self.updates)),
-                    **{key: moment.to(weight.dtype).clone() for key, moment in before.moments.items()},
-                }
-        optimizer.step()
-        states: States = {
-            name: OptimizerState(self.updates + 1, {key: optimizer.state[w][key] for key in ("exp_avg", "exp_avg_sq")})
-            for name, w in weights.items()
-        }
-        return weights, states
+    def _correct_steps(self) -> list[tuple[Tensors, States]]:
+        """The same step by correct implementations in the recipe's own dtype: rounded as such steps are."""
+        found: list[tuple[Tensors, States]] = []
+        for name, weight in self.weights.items():
+            before, rule = self.states[name], self.rules[name]
+            steps = rule.formula.correct(
+                weight,
+                (self.gradients[name] * self.expected_coefficient).to(weight.dtype),
+                None if before is None else before.moments,
+                count=self.updates + 1,
+                lr=self._rate(name),
+                weight_decay=rule.weight_decay,
+            )
+            for at, after in enumerate(steps):
+                if at == len(found):
+                    found.append(({}, {}))
+                found[at][0][name] = after.weight
+                found[at][1][name] = OptimizerState(self.updates + 1, after.moments)
+        # A weight whose formula has fewer implementations than another's is there in all with its first.
+        for weights, states in found:
+            for name in self.weights:
+                weights.setdefault(name, found[0][0][name])
+                states.setdefault(name, found[0][1][name])
+        return found
+
+
+def _off(weight: torch.Tensor, before: torch.Tensor, right: After) -> float:
+    """How far the change of a weight is from the right one, beyond what the formula leaves open; relative, 2-norm."""
+    change, exact = weight.double() - before.double(), right.weight.double() - before.double()
+    if right.slack is None:
+        return relative_error(change, exact)
+    beyond = ((change - exact).abs() - right.slack).clamp(min=0)
+    return relative_error(exact + beyond, exact)

@@ -75,6 +75,10 @@ KINDS: dict[str, tuple[str, str]] = {
     "step-skipped": ("skipped step", "skipped"),
     "step-not-skipped": ("skipped step", "not skipped"),
     "learning-rate": ("learning rate", "learning rate {seen}, {expected:.6g} expected"),
+    "group-learning-rate": (
+        "learning rate of group {group}",
+        "learning rate {seen} of the parameters of optimizer.groups[{group}], {expected:.6g} expected",
+    ),
     # cross-rank
     "frozen-weight": ("{name}", "a frozen weight changed on ranks {ranks}"),
     "steps-taken": ("steps taken", "a rank stopped early"),

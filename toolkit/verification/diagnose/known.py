@@ -186,6 +186,14 @@ _STEP = {
                              "AReaL#1292"),
     "moments-not-nearest": Known("8-bit moments are not the nearest codes of their values",
                                  "{count} moments, first {first}"),
+    "group-rate-ignored": Known(
+        "the learning rate of a parameter group is ignored",
+        "the parameters of optimizer.groups[{group}] have {seen}, the rate of all others, instead of {expected:.6g}",
+    ),
+    "update-of-a-shard": Known(
+        "the optimizer orthogonalises each rank's shard instead of the whole matrix",
+        "the changes of all {count} wrong weights are those of {ranks} shards, first {first}",
+    ),
     "scheduler-on-skipped-step": Known("the scheduler advances on steps that an overflow skips",
                                        "step {step} has the learning rate of one update later", "accelerate#4242"),
     "learning-rate-of-another-update": Known("the learning rate is that of another update",

@@ -32,6 +32,8 @@ GATHERED_BY_DEEPSPEED = Applies(
 )
 GATHERED_BY_TORCH = Applies(lambda strategy: "weights" in strategy.traits.shards and strategy.traits.torch_optimizer)
 TORCH_OPTIMIZER = Applies(lambda strategy: strategy.traits.torch_optimizer)
+SHARDED_TENSORS = Applies(lambda strategy: "weights" in strategy.traits.shards and not strategy.traits.flat_state)
+"""Each weight is sharded on its own, so an optimizer can gather it."""
 NOT_BROADCAST = Applies(lambda strategy: strategy.traits.distributed and not strategy.traits.broadcasts)
 WITHOUT_GRADIENT = Applies(lambda strategy: strategy.traits.continues_without_gradient)
 """Training continues where a weight gets no gradient."""

@@ -43,16 +43,16 @@ class MomentsUnpacked(Fault):
     def inject(self, patch: Patch, case: Any) -> None:
         import torch
 
-        from toolkit.optim import adamw
+        from toolkit.optim import adamw8bit
 
         def make(right: Any) -> Any:
-            def wrong(groups: Any, **options: Any) -> Any:
+            def wrong(groups: Any, optimizer: Any, *, fused: bool) -> Any:
                 self.reached()
-                return torch.optim.AdamW(groups, **options)
+                return torch.optim.AdamW(groups, lr=optimizer.lr, betas=tuple(optimizer.betas), eps=optimizer.eps)
 
             return wrong
 
-        patch(adamw, "_in_8_bits", make)
+        patch(adamw8bit, "build", make)
 
 
 class OptimizerBf16State(Fault):
@@ -65,7 +65,7 @@ class OptimizerBf16State(Fault):
     def inject(self, patch: Patch, case: Any) -> None:
         def round_state(optimizer: Any) -> None:
             for state in optimizer.state.values():
-                for key in ("exp_avg", "exp_avg_sq"):
+                for key in {"exp_avg", "exp_avg_sq"} & state.keys():
                     state[key].copy_(state[key].bfloat16())
                     self.reached()
 

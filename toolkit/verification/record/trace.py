@@ -31,7 +31,8 @@ class StepTrace:
     """One optimizer step of one rank. Tensors are whole, on the CPU, and kept by rank 0 only; digests by all.
 
     ``gradient``: unscaled, before clipping, None where the parameter has none. ``weights``, ``states``: after the
-    step. ``copies``: digests of the whole live parameters, where this rank holds them whole.
+    step. ``copies``: digests of the whole live parameters, where this rank holds them whole. ``lr``: every learning
+    rate of the step; ``rates``: by parameter, where the optimizer's groups name theirs.
     """
 
     step: int
@@ -43,6 +44,7 @@ class StepTrace:
     norm: float = float("nan")
     skipped: bool = False
     lr: list[float] = field(default_factory=list)
+    rates: dict[str, float] = field(default_factory=dict)
     weights: Tensors = field(default_factory=dict)
     states: dict[str, OptimizerState | None] = field(default_factory=dict)
     copies: dict[str, str] = field(default_factory=dict)

@@ -16,6 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from toolkit.optim.adamw8bit import stored_dtype
+from toolkit.optimizers import optimizer_kind
 from toolkit.strategies.engines.base import Engine, Step
 from toolkit.training import loop
 from toolkit.training.loop import Progress
@@ -57,7 +58,7 @@ class SessionTracer:
         self._frozen_parameters = {
             name: p for name, p in session.engine.model.named_parameters() if not p.requires_grad
         }
-        self._packed = session.resolved.recipe.optimizer.name == "adamw8bit"
+        self._packed = optimizer_kind(session.resolved.recipe.optimizer.name).packed
         self._step: StepTrace | None = None
         self._forced_from: float | None = None
 
@@ -165,6 +166,8 @@ class SessionTracer:
             self._forced_from = None
         step.norm, step.skipped = plain(taken.grad_norm), bool(taken.skipped)
         step.lr = sorted({float(group["lr"]) for group in self.engine.optimizer.param_groups})
+        groups = self.engine.optimizer.param_groups
+        step.rates = {name: float(group["lr"]) for group in groups for name in group.get("names", ())}
         step.weights, step.states, step.copies = self._tensors()
         self.trace.steps.append(step)
         self._step = None

@@ -66,6 +66,7 @@ class WatchedFsdp1(WatchedScript):
         reader.parameters, reader.optimizer, reader.shapes = self.parameters, self.optimizer, shapes
         reader.device = next(iter(self.parameters.values())).device
         reader.resolved = SimpleNamespace(world_size=dist.get_world_size())
+        reader.moment_keys = lambda name: MOMENTS
         self.reader = reader
 
     def weights(self) -> Tensors:

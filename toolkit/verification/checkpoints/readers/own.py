@@ -8,6 +8,7 @@ from typing import Any
 
 from toolkit.errors import InputError
 from toolkit.optim.schedule import learning_rate
+from toolkit.recipe.rates import rate_factor
 from toolkit.training.identity import saved_recipe
 from toolkit.training.tensor_folder import MANIFEST, read_manifest
 from toolkit.verification.checkpoints.contents import MOMENTS, Checkpoint, Tensors
@@ -48,11 +49,12 @@ def _add_rates(found: Checkpoint, manifest: dict[str, Any]) -> None:
         found.notes.append(f"the learning rate is not known: {error}")
         return
     found.compute = {"bf16": "bfloat16", "bf16-pure": "bfloat16", "fp16": "float16"}.get(recipe.precision, "float32")
-    found.peak = recipe.optimizer.lr
+    batch = manifest.get("identity", {}).get("global_size") or recipe.optimizer.base_global_batch or 1
+    found.peak = recipe.optimizer.lr * rate_factor(recipe.optimizer, batch)
     total, schedule = recipe.run.max_steps, recipe.schedule
     if total is None or found.step is None:
         return
     warmup = schedule.warmup_steps
     if warmup is None:
         warmup = math.ceil((schedule.warmup_ratio or 0.0) * total)
-    found.learning_rate = (learning_rate(schedule, recipe.optimizer.lr, found.step, warmup, total),)
+    found.learning_rate = (learning_rate(schedule, found.peak, found.step, warmup, total),)

