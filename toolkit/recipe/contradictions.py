@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from toolkit.recipe.adapter_methods import METHODS
+from toolkit.recipe.adapter_options import adapter_problems
 from toolkit.recipe.schema import Data, Recipe
 from toolkit.recipe.traits import Traits
 from toolkit.tasks import task_of
@@ -10,6 +12,9 @@ from toolkit.tasks import task_of
 def contradictions(recipe: Recipe, traits: Traits) -> list[str]:
     """A message for each contradiction, which begins with the key; empty if there is none."""
     found = []
+    if recipe.adapter is not None:
+        found += [f"{'.'.join(path)}: {why}" for path, why in adapter_problems(recipe.adapter)]
+        found += _prompts(recipe)
     if recipe.run.max_steps is None and recipe.run.epochs is None:
         found.append("run: set max_steps or epochs")
     task = task_of(recipe.model.task)
@@ -49,5 +54,32 @@ def contradictions(recipe: Recipe, traits: Traits) -> list[str]:
         found.append(
             f"optimizer.name: under {recipe.strategy.name} DeepSpeed stores moments as slices of one flat "
             "tensor, which does not hold 8-bit codes and scales; use fsdp2 (shards like zero3), or ddp"
+        )
+    return found
+
+
+def _prompts(recipe: Recipe) -> list[str]:
+    """What virtual tokens, and keys and values in front of a layer's own, exclude."""
+    assert recipe.adapter is not None
+    method = METHODS[recipe.adapter.method]
+    if method.prompt is None:
+        return []
+    found = []
+    if recipe.model.task != "causal-lm":
+        found.append(
+            f"adapter.method: {method.name} requires model.task: causal-lm (it is {recipe.model.task}): elsewhere PEFT "
+            "0.21.2 drops the virtual tokens, or the head reads another position; use lora"
+        )
+    if recipe.data.packing:
+        found.append(
+            f"data.packing: {method.name} puts its virtual tokens in front of a row, so only the first of its packed "
+            "samples would see them; set it to false"
+        )
+    if recipe.loss == "fused" and method.prompt == "tokens":
+        found.append(f"loss: fused requires an output for each label, but {method.name} adds virtual tokens; set plain")
+    if recipe.activation_checkpointing != "none" and method.prompt == "cache":
+        found.append(
+            f"activation_checkpointing: a recomputed block would append its keys and values to those of {method.name} "
+            "once more; set none, or use prompt-tuning"
         )
     return found

@@ -8,6 +8,7 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from toolkit.recipe.adapter_methods import list_methods, method_names
 from toolkit.recipe.schema import Recipe
 from toolkit.recipe.strategy_names import list_names, strategy_names
 from toolkit.recipe.task_names import list_tasks
@@ -58,7 +59,7 @@ def _table(fields: list[tuple[str, Any]]) -> str:
     for name, field in fields:
         default = "required" if field.default is PydanticUndefined else f"`{_shown(field.default)}`"
         shown = _type(field.annotation)
-        for extra, names in ((list_names, strategy_names), (list_tasks, task_names)):
+        for extra, names in ((list_names, strategy_names), (list_tasks, task_names), (list_methods, method_names)):
             if field.json_schema_extra is extra:
                 shown = " \\| ".join(names())
         rows.append(f"| `{name}` | {shown} | {default} | {field.description or ''} |")

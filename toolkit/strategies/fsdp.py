@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.errors import InputError
+from toolkit.recipe.adapter_methods import METHODS
 from toolkit.recipe.resolve import Decisions, Resolved
 from toolkit.recipe.traits import Traits
 from toolkit.strategies.base import Strategy
@@ -37,11 +38,13 @@ class _Fsdp(Strategy):
                 "set it, for example strategy: {wrap: [LlamaDecoderLayer]}, or use zero3, which does not need it"
             )
         adapter = resolved.recipe.adapter
-        if self.version == 1 and adapter is not None and adapter.method == "dora":
+        if self.version == 1 and adapter is not None and not METHODS[adapter.method].layers_called:
+            reads = (
+                "the weights of the layer it wraps" if adapter.method == "dora" else "its weights outside of a layer"
+            )
             raise InputError(
-                f"{resolved.source}: adapter.method: dora reads the weights of the layer it wraps, "
-                "which fsdp1 has already sharded "
-                "(PEFT 0.21.2, tuners/lora/dora.py); fsdp2 and every other strategy support it, or use lora"
+                f"{resolved.source}: adapter.method: {adapter.method} reads {reads}, which fsdp1 has already sharded "
+                "(PEFT 0.21.2); fsdp2 and every other strategy support it, or use lora"
             )
         if resolved.recipe.strategy.offload != "none" and resolved.device == "cpu":
             raise InputError(

@@ -141,6 +141,8 @@ def _forward(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnos
     ranks = {m.rank for m in wrong}
     if case.recipe["data"]["packing"] and _leaks(found, measure):
         return Diagnosis("packed-samples-attend", {"step": measure.step + 1})
+    if (rank := _without_prompt(found, measure)) is not None:
+        return Diagnosis("prompt-missing", {"step": measure.step + 1, "rank": rank})
     reference = found.reference
     if reference and ranks and 0 not in ranks and reference.dropout_matters(0, found.ranks[0].run.weights):
         return Diagnosis("dropout-mask-shared")
@@ -168,6 +170,24 @@ def _leaks(found: Pass, measure: Measure) -> bool:
         if micro.micro >= len(taken) or abs(taken[micro.micro].loss - loss) > LEAK_FITS * abs(loss):
             return False
     return True
+
+
+def _without_prompt(found: Pass, measure: Measure) -> int | None:
+    """The first rank whose losses of a step are those of the model without its virtual tokens; None if there is
+    none."""
+    reference, step = found.reference, measure.step
+    if reference is None:
+        return None
+    run = found.ranks[0].run
+    weights = run.weights if step == 0 else run.steps[step - 1].weights
+    losses = reference.losses_without_prompt(step, weights)
+    for rank, part in enumerate(found.parts):
+        taken = part.run.steps[step].micros
+        own = [loss for (at, _), loss in zip(reference.windows[step], losses, strict=False) if at == rank]
+        pairs = list(zip(taken, own, strict=False))
+        if pairs and all(abs(micro.loss - loss) <= LEAK_FITS * abs(loss) for micro, loss in pairs):
+            return rank
+    return None
 
 
 def _across(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnosis | None:
