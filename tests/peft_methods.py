@@ -13,7 +13,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,8 @@ class Row:
     name: str
     adapter: dict[str, Any]
     model: dict[str, Any]
+    sections: dict[str, Any] = field(default_factory=dict)
+    """Further keys of the recipe."""
 
 
 def rows() -> Iterator[Row]:
@@ -67,6 +69,11 @@ def rows() -> Iterator[Row]:
         ("lora, experts", {"target_modules": ["q_proj"], "options": {"target_parameters": experts}}, mixtral),
     ):
         yield Row(name, {"method": "lora", "r": 4} | extra, model)
+    # Dtypes are looked at again when a block is recomputed.
+    for name in ("vera", "hra", "prompt-tuning"):
+        method = METHODS[name]
+        options = {"method": name, "options": dict(method.required)}
+        yield Row(f"{name}, checkpointing", options, llama, {"activation_checkpointing": "full"})
 
 
 def cell(row: Row, strategy: str, group: WorkerGroup) -> dict[str, Any]:
@@ -78,6 +85,7 @@ def cell(row: Row, strategy: str, group: WorkerGroup) -> dict[str, Any]:
         "machine": {"processes": 1 if strategy == "single" else 2},
         "batch": {"micro_size": 2, "accumulation": 2},
         "precision": "bf16",
+        **row.sections,
     }
     started = time.perf_counter()
     try:
@@ -91,8 +99,10 @@ def cell(row: Row, strategy: str, group: WorkerGroup) -> dict[str, Any]:
         return {"verdict": "error", "why": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
     found: dict[str, Any] = {"verdict": outcome.verdict, "seconds": round(time.perf_counter() - started, 1)}
     if outcome.verdict != "equivalent":
-        found["why"] = str(outcome.failure or outcome.difference or outcome.unproven)[:600]
-        found["cause"] = outcome.diagnosis.id if outcome.diagnosis else None
+        found["why"] = outcome.failure or "; ".join(f"{one.claim}: {one.seen}" for one in outcome.unproven)
+        if outcome.difference is not None:
+            name, stage, measure = outcome.difference
+            found["why"] = f"{name.name} pass, {stage.name}: {measure.sentence}"
     return found
 
 
@@ -124,8 +134,8 @@ _HEAD = """\
 # PEFT methods
 
 Each method under each strategy, compared with the plain loop by [`toolkit verify`](../verify.md): two processes on a
-CPU, a tiny Llama (Mixtral for experts), in float32 and in bf16. Under strategies that shard weights also a checkpoint, its
-resumption, and an export that PEFT loads again (and merges, where the method merges). *refused*: an error before
+CPU, a tiny Llama (Mixtral for experts), in float32 and in bf16. Under strategies that shard weights also a checkpoint,
+its resumption, and an export that PEFT loads again (and merges, where the method merges). *refused*: an error before
 training, with the reason below.
 [Choose a PEFT method](../how-to/choose-a-peft-method.md) describes the methods.
 

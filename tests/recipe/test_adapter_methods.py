@@ -73,6 +73,7 @@ def test_a_recipe_survives_being_written_and_read(name: str) -> None:
             6,
             "changes the base weights, which qlora stores",
         ),
+        ("  method: qlora\n  options:\n    use_dora: true", 6, "DoRA reads the base weights, which qlora packs"),
         ("  method: vera\n  options:\n    lora_ga_config: {}", 6, "vera has no option lora_ga_config"),
         ("  method: lora\n  options:\n    kasa_config: {}", 6, "adds a term to the loss"),
         ("  method: prompt-tuning", 3, "prompt-tuning requires num_virtual_tokens, for example {num_virtual_tokens"),

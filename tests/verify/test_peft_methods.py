@@ -39,7 +39,9 @@ REFUSED_UNDER = {
     (row.name, strategy)
     for row in ROWS.values()
     for strategy in STRATEGIES
-    if strategy == "fsdp1" and (not METHODS[row.adapter["method"]].layers_called or row.name == "lora, experts")
+    if (strategy == "fsdp2" and METHODS[row.adapter["method"]].hooks)
+    or strategy == "fsdp1"
+    and (not METHODS[row.adapter["method"]].layers_called or row.name == "lora, experts")
 }
 
 

@@ -49,6 +49,8 @@ class Method:
     adapter reads."""
     shares: bool = False
     """Several layers read one trained weight."""
+    hooks: bool = False
+    """It changes gradients in hooks on its weights; a strategy that replaces the weights never runs them."""
     starts_from: bool = True
     """Training can start from a saved adapter (``adapter.path``): everything that trains is saved."""
     twin: Mapping[str, int] = field(default_factory=dict)
@@ -70,9 +72,10 @@ def _prompt(name: str, prompt: Prompt = "tokens", **own: Any) -> Method:
         "required": {"num_virtual_tokens": 20},
         "twin": {"num_virtual_tokens": 8},
         "merges": False,
+        "layers_called": True,
         "refused": {"modules_to_save": "under virtual tokens the whole model stays frozen"},
     } | own
-    return Method(name=name, peft_type=_peft_type(name), keys={}, prompt=prompt, layers_called=True, **values)
+    return Method(name=name, peft_type=_peft_type(name), keys={}, prompt=prompt, **values)
 
 
 def _peft_type(name: str) -> str:
@@ -123,7 +126,7 @@ METHODS: dict[str, Method] = {
             "adds an orthogonality term to the loss and reads whole gradients after each step, which no strategy "
             "keeps; use lora, or dora",
         ),
-        _refused("adamss", "chooses the weights that train from whole gradients after each step; use lora"),
+        _refused("adamss", "needs scikit-learn to choose its subspaces and is not verified; use lora"),
         Method(
             name="adaption-prompt",
             peft_type="ADAPTION_PROMPT",
@@ -135,7 +138,7 @@ METHODS: dict[str, Method] = {
         _linear("beft", r=False, merges=False),
         _linear("boft", r=False, dropout="boft_dropout", twin={"boft_block_size": 4, "boft_block_num": 4}),
         _linear("c3a", r=False, twin={"block_size": 16}),
-        _prompt("cartridge", "cache", twin={"num_virtual_tokens": 8, "num_frozen_tokens": 2}),
+        _prompt("cartridge", "cache", layers_called=False, twin={"num_virtual_tokens": 8, "num_frozen_tokens": 2}),
         _refused("cpt", "weights the loss by positions of a prompt of its own; use prompt-tuning"),
         _linear("deft", alpha="alpha", dropout="deft_dropout"),
         _linear("delora"),
@@ -153,9 +156,9 @@ METHODS: dict[str, Method] = {
         _linear("miss", dropout="miss_dropout", twin={"r": 8}),
         _refused("multitask-prompt-tuning", "needs the number of a task with each sample; use prompt-tuning"),
         _linear("oft", layers_called=True, twin={"r": 4, "oft_block_size": 16}),
-        _linear("osf", r=False),
+        _linear("osf", r=False, hooks=True),
         _prompt("p-tuning", starts_from=False),
-        _linear("peanut", layers_called=True),
+        _linear("peanut"),
         _refused("poly", "needs the number of a task with each sample; use lora"),
         _prompt("prefix-tuning", "cache"),
         _prompt("prompt-tuning"),

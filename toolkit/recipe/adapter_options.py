@@ -96,6 +96,8 @@ def _problem(method: Method, key: str, value: Any, known: dict[str, Option]) -> 
     own = {its: ours for ours, its in method.keys.items()}
     if key in own:
         return f"is set by adapter.{own[key]}; remove it here"
+    if method.name == "qlora" and key == "use_dora":
+        return "DoRA reads the base weights, which qlora packs in 4 bits; use adapter.method: dora, or qlora without it"
     if key in method.fixed or (method.peft_type == "LORA" and key == "use_dora"):
         return f"is set by adapter.method ({'lora or dora' if method.peft_type == 'LORA' else method.name}); remove it"
     if key in method.refused:

@@ -46,6 +46,11 @@ class _Fsdp(Strategy):
                 f"{resolved.source}: adapter.method: {adapter.method} reads {reads}, which fsdp1 has already sharded "
                 "(PEFT 0.21.2); fsdp2 and every other strategy support it, or use lora"
             )
+        if adapter is not None and METHODS[adapter.method].hooks:
+            raise InputError(
+                f"{resolved.source}: adapter.method: {adapter.method} projects gradients in hooks on its weights, which "
+                f"{self.name} replaces by shards: they would never run (PEFT 0.21.2); use zero3, or lora"
+            )
         if resolved.recipe.strategy.offload != "none" and resolved.device == "cpu":
             raise InputError(
                 f"{resolved.source}: strategy.offload: FSDP offloads from a GPU, but machine.device is cpu; "

@@ -128,7 +128,7 @@ def _forward(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnos
     wrong = stage.wrong
     starts = [m.name for m in wrong if m.kind == "initial-weight"]
     if starts:
-        adapter = all("lora_" in name for name in starts)
+        adapter = case.recipe["adapter"] is not None and not any("modules_to_save" in name for name in starts)
         facts = {"count": len(starts), "first": starts[0]}
         return Diagnosis("adapter-initialisation" if adapter else "initial-weights-differ", facts)
     if not math.isfinite(measure.error) and measure.kind == "loss" and found.replayed:
