@@ -51,6 +51,8 @@ def rows() -> Iterator[Row]:
         adapter: dict[str, Any] = {"method": name}
         if method.required:
             adapter["options"] = dict(method.required)
+        if name == "trainable-tokens":
+            adapter["options"] = {"token_indices": [5, 7, 9]}
         if "dropout" in method.keys and name in ("lora", "vera", "hira"):
             adapter["dropout"] = 0.1
         yield Row(name, adapter, llama)
@@ -69,6 +71,8 @@ def rows() -> Iterator[Row]:
         ("lora, experts", {"target_modules": ["q_proj"], "options": {"target_parameters": experts}}, mixtral),
     ):
         yield Row(name, {"method": "lora", "r": 4} | extra, model)
+    # Blocks beyond the second, with a module that all of them call.
+    yield Row("lily, 4 layers", {"method": "lily", "r": 4}, {"config": LLAMA | {"num_hidden_layers": 4}})
     # Dtypes are looked at again when a block is recomputed.
     for name in ("vera", "hra", "prompt-tuning"):
         method = METHODS[name]

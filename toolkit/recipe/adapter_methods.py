@@ -48,7 +48,7 @@ class Method:
     """Its trained weights are those of modules that are called, which FSDP1 gathers; False: of containers that an
     adapter reads."""
     shares: bool = False
-    """Several layers read one trained weight."""
+    """Its trained weights are in one container of the whole model, which the layers of every block read."""
     hooks: bool = False
     """It changes gradients in hooks on its weights; a strategy that replaces the weights never runs them."""
     starts_from: bool = True
@@ -149,7 +149,7 @@ METHODS: dict[str, Method] = {
         _linear("hira", dropout="hira_dropout"),
         _linear("hra", twin={"r": 8}),
         _linear("ia3", r=False, defaults={}),
-        _linear("lily", merges=False, shares=True),
+        _linear("lily", merges=False),
         _linear("ln-tuning", r=False, defaults={}, layers_called=True),
         _linear("loha", alpha="alpha"),
         _linear("lokr", alpha="alpha"),
@@ -169,7 +169,7 @@ METHODS: dict[str, Method] = {
         _refused("shadow", "trains a second model with a loss of its own; use lora"),
         _linear("shira", twin={"r": 4}),
         _linear("supertuning", alpha="lora_alpha", dropout="lora_dropout"),
-        _linear("tinylora", dropout="tinylora_dropout"),
+        _linear("tinylora", dropout="tinylora_dropout", shares=True),
         Method(
             name="trainable-tokens",
             peft_type="TRAINABLE_TOKENS",

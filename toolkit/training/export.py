@@ -172,10 +172,17 @@ def _write(model: Any, recipe: Recipe, folder: Path, *, merged: bool) -> str:
         model.save_pretrained(folder)
         _name_base(folder, recipe)
         return "adapter"
-    whole: Any = merge_dequantised(model) if recipe.adapter.method == "qlora" else model.merge_and_unload()
+    whole: Any = merge_dequantised(model) if recipe.adapter.method == "qlora" else _merged(model)
     whole.config.use_cache = True
     whole.save_pretrained(folder)
     return "merged model"
+
+
+def _merged(model: Any) -> Any:
+    try:
+        return model.merge_and_unload()
+    except (RuntimeError, ValueError, NotImplementedError) as error:  # a bias for layers that have none, say
+        raise InputError(f"--merged: PEFT cannot merge this adapter: {error}; export the adapter alone") from None
 
 
 def _name_base(folder: Path, recipe: Recipe) -> None:

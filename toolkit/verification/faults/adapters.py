@@ -55,7 +55,7 @@ class ExpertsSkipped(Fault):
     title = "the adapters of experts get no gradient"
     reference = "peft 0.21.2: ParamWrapper computes its update beside the layer's call"
     stages = ("gradient", "update", "engagement")
-    diagnoses = ("tensors-do-not-train",)
+    diagnoses = ("no-gradient", "tensors-do-not-train")
     strategies = WITHOUT_GRADIENT
     needs: ClassVar = {
         "model": {"path": None, "revision": None, "config": _MIXTRAL},

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from toolkit.errors import InputError
 from toolkit.model.load import load_base
 from toolkit.model.nf4 import base_linears, quantise_base
 from toolkit.recipe.adapter_methods import METHODS
@@ -48,7 +49,10 @@ def exported_answers(resolved: Resolved, checkpoint: Path, samples: RaggedSample
     if not METHODS[recipe.adapter.method].merges:
         return answers
     base = trained.get_base_model()
-    export._write(trained, recipe, folder / "merged", merged=True)
+    try:
+        export._write(trained, recipe, folder / "merged", merged=True)
+    except InputError:  # as `toolkit export --merged` says
+        return answers
     answers["merged"] = _load(base, folder / "merged", recipe)(**inputs).logits
     return answers
 
