@@ -71,8 +71,6 @@ def rows() -> Iterator[Row]:
         ("lora, experts", {"target_modules": ["q_proj"], "options": {"target_parameters": experts}}, mixtral),
     ):
         yield Row(name, {"method": "lora", "r": 4} | extra, model)
-    # Blocks beyond the second, with a module that all of them call.
-    yield Row("lily, 4 layers", {"method": "lily", "r": 4}, {"config": LLAMA | {"num_hidden_layers": 4}})
     # Dtypes are looked at again when a block is recomputed.
     for name in ("vera", "hra", "prompt-tuning"):
         method = METHODS[name]

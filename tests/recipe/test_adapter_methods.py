@@ -106,12 +106,29 @@ PREFIX = PROMPT | {"method": "prefix-tuning"}
 
 
 @pytest.mark.parametrize(
+    ("method", "strategy", "told"),
+    [
+        ("dora", "fsdp1", "dora reads the weights of the layer it wraps, which fsdp1 has already sharded"),
+        ("vera", "fsdp1", "vera reads its weights outside of a layer, which fsdp1 has already sharded"),
+        ("vblora", "fsdp2", "the trained weights of vblora belong to several blocks, and fsdp2 shards each block"),
+        ("osf", "fsdp2", "osf projects gradients in hooks on its weights, which fsdp2 replaces by shards"),
+    ],
+)
+def test_what_fsdp_cannot_shard_is_refused(method: str, strategy: str, told: str, tmp_path: Path) -> None:
+    values = recipe_dict(tmp_path, adapter={"method": method}, strategy={"name": strategy})
+    with pytest.raises(InputError) as caught:
+        resolve(Recipe.model_validate(values), "recipe.yaml", device="cpu")
+    assert f"recipe.yaml: adapter.method: {told}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("adapter", "sections", "told"),
     [
         (PROMPT, {"data": {"packing": True}}, "data.packing: prompt-tuning puts its virtual tokens in front of a row"),
         (PROMPT, {"loss": "fused"}, "loss: fused requires an output for each label"),
         (PROMPT, {"model": {"task": "sequence-classification"}}, "requires model.task: causal-lm"),
         (PREFIX, {"activation_checkpointing": "full"}, "a recomputed block would append its keys and values"),
+        ({"method": "hra"}, {"fp8": True, "precision": "bf16"}, "fp8: replaces the calls of linear layers, but hra"),
         ({"method": "hra", "alpha": 3.0}, {}, "adapter.alpha: hra has no such setting"),
         (None, {"model": {"config": LLAMA | {"quantization_config": {"quant_method": "awq", "bits": 4}}}},
          "model.config: its weights are quantised already (awq)"),

@@ -17,10 +17,12 @@ from toolkit.errors import InputError
 from toolkit.model.adapters import add_adapter
 from toolkit.model.load import load_base
 from toolkit.recipe.adapter_methods import METHODS
+from toolkit.recipe.schema import Adapter
 from toolkit.training.card import model_card
 from toolkit.training.export import _write
 from toolkit.training.loss import loss_sum
 from toolkit.training.session import prepare_model
+from toolkit.verification.cases.twin import twin_adapter
 
 
 def resolved(root: Path, adapter: dict[str, Any], **sections: Any) -> Any:
@@ -91,6 +93,20 @@ def test_an_export_answers_as_the_trained_adapter(adapter: dict[str, Any], tiny_
         if METHODS[adapter["method"]].merges:
             merged = model.merge_and_unload()(**tensors).logits
             assert torch.allclose(merged, live, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.why_not is None])
+def test_what_several_blocks_share_is_known(method: str, tiny_root: Path) -> None:
+    """FSDP shards each block by itself: on a model of two blocks it may work by luck."""
+    config = LLAMA | {"num_hidden_layers": 4}
+    asked = Adapter.model_validate({"method": method, "options": dict(METHODS[method].required)})
+    recipe = resolved(tiny_root, twin_adapter(asked.model_dump(), config), model={"config": config})
+    model: Any = add_adapter(load_base(recipe, 0), recipe)
+    blocks: dict[int, set[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if parameter.requires_grad and ".layers." in name:
+            blocks.setdefault(id(parameter), set()).add(name.split(".layers.")[1].split(".")[0])
+    assert METHODS[method].shares == any(len(found) > 1 for found in blocks.values())
 
 
 def test_experts_with_fused_weights_are_adapted(tiny_root: Path) -> None:

@@ -40,7 +40,7 @@ REFUSED = {name for name, method in METHODS.items() if method.why_not is not Non
 def refused_under(row: Row, strategy: str) -> bool:
     """What the table of methods says about FSDP, whose units gather their weights around a call."""
     method = METHODS[row.adapter["method"]]
-    apart = not method.layers_called or row.name == "lora, experts"
+    apart = not method.layers_called or row.name in ("lora, experts", "lora, new tokens")
     fsdp1 = strategy == "fsdp1" and apart
     return fsdp1 or (strategy in ("fsdp1", "fsdp2") and (method.shares or method.hooks))
 

@@ -48,7 +48,7 @@ class Method:
     """Its trained weights are those of modules that are called, which FSDP1 gathers; False: of containers that an
     adapter reads."""
     shares: bool = False
-    """Its trained weights are in one container of the whole model, which the layers of every block read."""
+    """Layers of several blocks read one trained weight."""
     hooks: bool = False
     """It changes gradients in hooks on its weights; a strategy that replaces the weights never runs them."""
     starts_from: bool = True
@@ -149,7 +149,7 @@ METHODS: dict[str, Method] = {
         _linear("hira", dropout="hira_dropout"),
         _linear("hra", twin={"r": 8}),
         _linear("ia3", r=False, defaults={}),
-        _linear("lily", merges=False),
+        _linear("lily", merges=False, shares=True),
         _linear("ln-tuning", r=False, defaults={}, layers_called=True),
         _linear("loha", alpha="alpha"),
         _linear("lokr", alpha="alpha"),

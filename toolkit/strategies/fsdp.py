@@ -59,6 +59,11 @@ class _Fsdp(Strategy):
                 f"{resolved.source}: adapter.method: {method.name} projects gradients in hooks on its weights, "
                 f"which {self.name} replaces by shards: they would never run (PEFT 0.21.2); use zero3, or lora"
             )
+        if self.version == 1 and resolved.recipe.adapter.options.get("trainable_token_indices"):
+            raise InputError(
+                f"{resolved.source}: adapter.options.trainable_token_indices: PEFT 0.21.2 reads the embedding outside "
+                "of its call, which fsdp1 has already sharded; use fsdp2, or modules_to_save: [embed_tokens]"
+            )
         if self.version == 1 and not method.layers_called:
             reads = "the weights of the layer it wraps" if method.name == "dora" else "its weights outside of a layer"
             raise InputError(
