@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -65,7 +66,14 @@ def rows() -> Iterator[Row]:
         ("lora, PiSSA", {"options": {"init_lora_weights": "pissa"}}, llama),
         ("lora, OLoRA", {"options": {"init_lora_weights": "olora"}}, llama),
         ("lora, MiCA", {"options": {"init_lora_weights": "mica"}}, llama),
-        ("lora, some layers", {"options": {"layers_to_transform": [1], "rank_pattern": {"q_proj": 2}}}, llama),
+        (
+            "lora, some layers",
+            {
+                "target_modules": ["q_proj", "v_proj"],
+                "options": {"layers_to_transform": [1], "rank_pattern": {"q_proj": 2}},
+            },
+            llama,
+        ),
         ("lora, bias", {"options": {"lora_bias": True}}, llama),
         ("lora, new tokens", {"options": {"trainable_token_indices": [5, 7]}}, llama),
         ("lora, experts", {"target_modules": ["q_proj"], "options": {"target_parameters": experts}}, mixtral),
@@ -109,26 +117,26 @@ def cell(row: Row, strategy: str, group: WorkerGroup) -> dict[str, Any]:
 
 
 def table(results: dict[str, dict[str, dict[str, Any]]]) -> str:
-    """The page in Markdown."""
+    """The page in Markdown, rows in the order of ``rows``. Reasons that differ in the method alone are one."""
     strategies = [name for name in STRATEGIES if any(name in found for found in results.values())]
     reasons: dict[str, int] = {}
     lines = [f"| | {' | '.join(strategies)} |", f"| --- |{' --- |' * len(strategies)}"]
-    for name, found in results.items():
+    for row in rows():
         cells = []
         for strategy in strategies:
-            one = found.get(strategy)
+            one = results.get(row.name, {}).get(strategy)
             if one is None:
                 cells.append("")
             elif one["verdict"] == "equivalent":
                 cells.append("equivalent")
             else:
-                number = reasons.setdefault(one["why"], len(reasons) + 1)
+                why = re.sub(rf"\b{row.adapter['method']}\b", "*method*", one["why"], count=2)
+                number = reasons.setdefault(why, len(reasons) + 1)
                 cells.append(f"{one['verdict']} [{number}](#{number})")
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+        lines.append(f"| {row.name} | {' | '.join(cells)} |")
     notes = [f'{number}. <a id="{number}"></a>{why}' for why, number in reasons.items()]
-    told = ", ".join(
-        f"{name} {versions()[name]}" for name in ("torch", "peft", "transformers", "deepspeed", "accelerate")
-    )
+    packages = ("torch", "peft", "transformers", "deepspeed", "accelerate")
+    told = ", ".join(f"{name} {versions()[name]}" for name in packages)
     return _HEAD.format(versions=told) + "\n".join(lines) + "\n\n## Reasons\n\n" + "\n".join(notes) + "\n"
 
 
@@ -141,7 +149,8 @@ its resumption, and an export that PEFT loads again (and merges, where the metho
 training, with the reason below.
 [Choose a PEFT method](../how-to/choose-a-peft-method.md) describes the methods.
 
-Measured with {versions}; written by `python -m tests.peft_methods -o docs/measurements/peft-methods.md`.
+Measured with {versions};
+written by `python -m tests.peft_methods -o docs/measurements/peft-methods.md`.
 
 """
 

@@ -82,6 +82,7 @@ def test_a_recipe_survives_being_written_and_read(name: str) -> None:
             4,
             "adapter.dropout: is not possible with",
         ),
+        ("  target_modules: all-linear\n  options: {layers_to_transform: [1]}", 4, "PEFT requires a list of names"),
         ("  method: adalora", 4, "adapter.method: adalora adds an orthogonality term"),
         ("  method: x-lora", 4, "did you mean xlora?"),
         ("  method: p-tuning\n  path: a\n", 5, "adapter.path: a saved p-tuning adapter holds the virtual tokens"),

@@ -84,6 +84,12 @@ def adapter_problems(adapter: Adapter) -> list[Problem]:
             "is not possible with options.target_parameters: PEFT adapts the weight itself, not its input; set it to 0"
         )
         found.append(((*at, "dropout"), told))
+    if adapter.options.get("layers_to_transform") is not None and isinstance(adapter.target_modules, str):
+        told = (
+            "with options.layers_to_transform PEFT requires a list of names, for example [q_proj, v_proj]; here it is "
+            f"{adapter.target_modules!r}"
+        )
+        found.append(((*at, "target_modules"), told))
     known = options_of(method.name)
     for key, value in adapter.options.items():
         why = _problem(method, key, value, known)

@@ -164,7 +164,10 @@ class Reference:
         return seen
 
     def backward_reaches(self) -> list[bool]:
-        """Of each block, whether a gradient goes through it: something trains in it or before it in the model."""
+        """Of each block, whether a gradient goes through it: something trains in it or before it in the model, as
+        virtual tokens do, wherever their parameters are named."""
+        if self.loop.virtual_tokens():
+            return [True] * len(self.blocks)
         order = [name for name, _ in self.loop.model.named_parameters()]
         first = min((order.index(name) for name in self.first), default=len(order))
         ends = [
