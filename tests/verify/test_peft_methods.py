@@ -89,7 +89,7 @@ def test_an_adapter_that_does_not_act_is_found(
     [
         ({"options": {"layers_to_transform": [10, 11]}}, {"layers_to_transform": [1]}),
         ({"options": {"layers_to_transform": [0, 11]}}, {"layers_to_transform": [0]}),
-        ({"options": {"trainable_token_indices": [3, 903]}}, {"trainable_token_indices": [3, 103]}),
+        ({"options": {"trainable_token_indices": [3, 903]}}, {"trainable_token_indices": [3, 112]}),
         ({"method": "c3a", "options": {}}, {"block_size": 16}),
         ({"method": "c3a", "options": {"block_size": 8}}, {"block_size": 8}),
         ({"method": "prompt-tuning", "options": {"num_virtual_tokens": 50, "prompt_tuning_init": "TEXT",

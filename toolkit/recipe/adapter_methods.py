@@ -123,8 +123,8 @@ METHODS: dict[str, Method] = {
         _linear("qlora", layers_called=True, **_LORA),
         _refused(
             "adalora",
-            "adds an orthogonality term to the loss and reads whole gradients after each step, which no strategy "
-            "keeps; use lora, or dora",
+            "adds an orthogonality term to the loss and reads whole gradients after each step, which are sharded; use "
+            "lora, or dora",
         ),
         _refused("adamss", "needs scikit-learn to choose its subspaces and is not verified; use lora"),
         Method(

@@ -137,10 +137,11 @@ def _default(method: Method, key: str, cap: int) -> int | None:
 
 
 def _within(indices: Any, vocabulary: int) -> Any:
-    """Token ids within the twin's vocabulary, each once."""
+    """Token ids within the twin's vocabulary, each once; the first three may be padding and the like."""
     if isinstance(indices, dict):
         return {name: _within(own, vocabulary) for name, own in indices.items()}
-    return list(dict.fromkeys(index % vocabulary for index in indices))
+    inside = (index if index < vocabulary else 3 + index % (vocabulary - 3) for index in indices)
+    return list(dict.fromkeys(inside))
 
 
 def _is_small(config: dict[str, Any]) -> bool:
