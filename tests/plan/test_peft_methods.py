@@ -8,11 +8,14 @@ import pytest
 
 from plan.cells import LLAMA, Cell
 from plan.truth import measured, resolved_from
+from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
 from toolkit.planning.predict import Planner
 from toolkit.planning.skeleton import build
 from toolkit.recipe.adapter_methods import METHODS
+from toolkit.recipe.schema import Adapter
 from toolkit.training.session import prepare_model
+from toolkit.verification.cases.twin import twin_adapter
 
 EIGHT = LLAMA | {"num_hidden_layers": 8}
 SOME_LAYERS: dict[str, Any] = {
@@ -24,15 +27,17 @@ SOME_LAYERS |= {"target_modules": ["q_proj", "v_proj"]}
 REGEX = {"method": "lora", "r": 4, "target_modules": r".*layers\.(1|7)\.self_attn\.[qv]_proj"}
 
 
+UNPLANNED = {"frod", "loha", "lokr", "shira", "vblora", "waveft"}
+"""Created from, or computed by, the values of weights."""
+
+
 def sections(adapter: dict[str, Any], strategy: str = "single", length: int = 32) -> dict[str, Any]:
     return Cell("llama", False, strategy, "none", length).recipe() | {"adapter": adapter}
 
 
 def adapter_of(name: str) -> dict[str, Any]:
-    options = dict(METHODS[name].required) | {"c3a": {"block_size": 16}, "adaption-prompt": {"adapter_layers": 2}}.get(
-        name, {}
-    )
-    return {"method": name, "options": options} | ({"r": 4} if "r" in METHODS[name].keys else {})
+    asked = Adapter.model_validate({"method": name, "options": dict(METHODS[name].required)})
+    return twin_adapter(asked.model_dump(), LLAMA)
 
 
 @pytest.mark.parametrize(
@@ -58,11 +63,16 @@ def test_what_trains_and_what_is_projected_is_counted_as_in_the_whole_model(adap
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.why_not is None])
 def test_every_method_is_planned(name: str) -> None:
+    """Or refused, where an adapter depends on the values of weights."""
     resolved = resolved_from(sections(adapter_of(name)))
+    if name in UNPLANNED:
+        with pytest.raises(InputError, match="toolkit bench RECIPE"):
+            Planner.of(resolved, 32).memory(resolved)
+        return
     planner = Planner.of(resolved, 32)
+    assert planner.memory(resolved).peak > 0
     model = prepare_model(resolved, 0).model
     assert planner.skeleton.holdings.elements(True) == sum(p.numel() for p in model.parameters() if p.requires_grad)
-    assert planner.memory(resolved).peak > 0
 
 
 @pytest.mark.parametrize(

@@ -97,13 +97,3 @@ def vera_multiplies_16_bits_by_32() -> str:
     except RuntimeError as error:
         return str(error)
     return ""
-
-
-def a_prompt_without_a_task_is_dropped() -> bool:
-    """peft 0.21.2, PeftModel.forward, which a model without a task type has: whether a prompt changes its outputs."""
-    from peft import PromptTuningConfig, get_peft_model
-
-    model = get_peft_model(upstream._llama(), PromptTuningConfig(num_virtual_tokens=4)).eval()
-    tokens = upstream._tokens()
-    with torch.no_grad():
-        return torch.equal(model(input_ids=tokens).logits, model.get_base_model()(input_ids=tokens).logits)

@@ -36,11 +36,6 @@ def test_peft_keeps_projections_in_float32() -> None:
     assert "same dtype" in adapter_traps.vera_multiplies_16_bits_by_32()
 
 
-def test_peft_drops_a_prompt_without_a_task_type() -> None:
-    """Refused in recipe/contradictions.py: _prompts."""
-    assert adapter_traps.a_prompt_without_a_task_is_dropped()
-
-
 def test_deepspeed_links_parameters_in_another_order(group: WorkerGroup) -> None:
     """Worked around in verification/loops/zero_links.py."""
     assert group.run(upstream.zero2_links_in_another_order)[0] == [True, False, False, True]

@@ -19,6 +19,7 @@ from toolkit.model.fp8 import convert
 from toolkit.model.load import switch_off_cache
 from toolkit.model.nf4 import base_linears, nf4_layers, quantise_base
 from toolkit.optim.adamw import decayed_names
+from toolkit.recipe.adapter_methods import METHODS
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Adapter
 from toolkit.strategies.memory.base import Holdings, Weight
@@ -58,7 +59,7 @@ def build(resolved: Resolved) -> Skeleton:
     own = {id(buffer) for buffer in model.buffers()}
     whole = adapter is not None and _differs_by_layer(adapter)
     if whole:
-        model = add_adapter(model, resolved)  # before blocks are removed: what a block gets depends on its number
+        model = _adapted(model, resolved)  # before blocks are removed: what a block gets depends on its number
     blocks = find_blocks(model, resolved.blocks, resolved.source) if resolved.blocks else []
     kept, order = _choose(blocks)
     _cut(model, {name for name, _ in blocks} - kept)
@@ -66,13 +67,27 @@ def build(resolved: Resolved) -> Skeleton:
     if resolved.recipe.fp8:
         convert(model, find_blocks(model, resolved.blocks, resolved.source), resolved)
     if adapter is not None and not whole:
-        model = add_adapter(model, resolved)
+        model = _adapted(model, resolved)
     if linears:
         quantise_base(model, linears, resolved, sizes_only=True)
     model.train()
     short = find_blocks(model, resolved.blocks, resolved.source) if resolved.blocks else []
     buffers += _projections(model, short, order, own)
     return Skeleton(model.config, _count(model, short, order, buffers, resolved), model, short, resolved)
+
+
+def _adapted(model: nn.Module, resolved: Resolved) -> nn.Module:
+    try:
+        return add_adapter(model, resolved)
+    except InputError as error:
+        if "meta" not in str(error):
+            raise
+        assert resolved.recipe.adapter is not None
+        name = resolved.recipe.adapter.method
+        raise InputError(
+            f"{resolved.source}: adapter.method: {name} is created from the values of weights, which a plan "
+            "does not have. Measure it in place: toolkit bench RECIPE"
+        ) from None
 
 
 _NUMBERED = ("layers_to_transform", "adapter_layers", "exclude_modules", "rank_pattern", "alpha_pattern",
@@ -85,7 +100,7 @@ def _differs_by_layer(adapter: Adapter) -> bool:
     named = [targets] if isinstance(targets, str) and targets != "all-linear" else targets
     numbered = isinstance(named, list) and any(character.isdigit() for name in named for character in name)
     pattern = isinstance(targets, str) and targets != "all-linear"
-    return numbered or pattern or any(adapter.options.get(key) for key in _NUMBERED)
+    return METHODS[adapter.method].shares or numbered or pattern or any(adapter.options.get(key) for key in _NUMBERED)
 
 
 def _projections(model: nn.Module, short: list[tuple[str, nn.Module]], order: list[int], own: set[int]) -> int:

@@ -67,8 +67,8 @@ def _prompts(recipe: Recipe) -> list[str]:
     found = []
     if recipe.model.task != "causal-lm":
         found.append(
-            f"adapter.method: {method.name} requires model.task: causal-lm (it is {recipe.model.task}): elsewhere PEFT "
-            "0.21.2 drops the virtual tokens, or the head reads another position; use lora"
+            f"adapter.method: {method.name} requires model.task: causal-lm (it is {recipe.model.task}); with "
+            "other tasks it is not verified; use lora"
         )
     if recipe.data.packing:
         found.append(

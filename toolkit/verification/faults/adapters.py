@@ -11,7 +11,6 @@ from toolkit.verification.faults.helpers import LORA
 class PromptDropped(Fault):
     id = "prompt-dropped"
     title = "one rank trains without the virtual tokens"
-    reference = "peft 0.21.2: PeftModel.forward, without a task type"
     stages = ("forward",)
     diagnoses = ("prompt-missing",)
     strategies = DISTRIBUTED
