@@ -82,3 +82,18 @@ def all_linear_takes_the_head_of_a_token_classifier() -> str:
     except TypeError as error:
         return str(error)
     return ""
+
+
+def vera_multiplies_16_bits_by_32() -> str:
+    """peft 0.21.2 keeps VeRA's frozen projections in float32 where a strategy casts the weights to 16 bits: the
+    error."""
+    from peft import VeraConfig, get_peft_model
+
+    model = get_peft_model(upstream._llama(), VeraConfig(r=4, target_modules=["q_proj"]))
+    for parameter in model.parameters():
+        parameter.data = parameter.data.bfloat16()
+    try:
+        model(input_ids=upstream._tokens())
+    except RuntimeError as error:
+        return str(error)
+    return ""

@@ -10,6 +10,8 @@ import torch
 from transformers import AutoConfig
 
 from families import EVERY_FAMILY
+from media import IMAGE_CLASSIFIERS, SEEING, WHISPER
+from toolkit.data.collate import drawn_features
 from toolkit.launch.group import WorkerGroup
 from toolkit.recipe.resolve import Resolved
 from toolkit.tasks import task_file, task_names, task_of
@@ -34,11 +36,22 @@ def labelling(task: str, family: str) -> dict[str, Any]:
 
 def test_every_file_of_the_package_is_a_task() -> None:
     assert set(task_names()) == {
-        "causal-lm", "masked-lm", "seq2seq-lm", "sequence-classification", "token-classification",
+        "causal-lm", "image-classification", "image-text-to-text", "masked-lm", "seq2seq-lm", "sequence-classification",
+        "speech-seq2seq", "token-classification",
     }  # fmt: skip
     for name in task_names():
         assert task_of(name).name == name
         assert task_file(name).is_file()
+
+
+def _config(task: str) -> dict[str, Any]:
+    seen = {
+        "image-classification": IMAGE_CLASSIFIERS["vit"],
+        "speech-seq2seq": WHISPER,
+        "image-text-to-text": SEEING["qwen3_vl"],
+    }
+    family = {"seq2seq-lm": "t5", "causal-lm": "llama"}.get(task, "bert")
+    return seen.get(task) or EVERY_FAMILY[family]["config"]
 
 
 @pytest.mark.parametrize("task", task_names())
@@ -46,8 +59,7 @@ def test_the_loss_is_transformers_own(task: str) -> None:
     """Its mean over the supervised labels of one micro-batch, times their number."""
     import transformers
 
-    family = {"seq2seq-lm": "t5", "causal-lm": "llama"}.get(task, "bert")
-    config = AutoConfig.for_model(**EVERY_FAMILY[family]["config"], num_labels=3)
+    config = AutoConfig.for_model(**_config(task), num_labels=3)
     torch.manual_seed(0)
     model = getattr(transformers, task_of(task).auto_class).from_config(config).eval()
     ids = torch.randint(3, 90, (3, 7))
@@ -55,6 +67,14 @@ def test_the_loss_is_transformers_own(task: str) -> None:
     if labels.ndim == 2:
         labels[0, 3:], labels[1, 0] = IGNORED, IGNORED
     tensors = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    if (media := task_of(task).media) is not None:
+        tensors = (tensors if media.tokens else {}) | drawn_features(task_of(task), config.to_dict(), 3, 0)
+    if media is not None and media.in_text is not None:
+        image = torch.tensor([media.in_text(config.to_dict(), 1)]).expand(3, -1)
+        tensors["input_ids"] = torch.cat([image, ids], 1)
+        tensors["attention_mask"] = torch.ones_like(tensors["input_ids"])
+        tensors["mm_token_type_ids"] = (tensors["input_ids"] == config.image_token_id).long()
+        labels = torch.cat([torch.full_like(image, IGNORED), labels], 1)
     own = model(**tensors, labels=labels).loss
     predicted = labels[:, 1:] if task_of(task).labels is Labels.NEXT else labels
     ours = loss_sum(model, config, tensors | {"labels": labels}, task)

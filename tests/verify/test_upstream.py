@@ -27,8 +27,13 @@ def test_zero2_links_the_moments_of_one_group(group: WorkerGroup) -> None:
 
 
 def test_peft_wraps_the_head_of_a_token_classifier() -> None:
-    """Worked around in model/adapters.py: lora_config."""
+    """Worked around in model/adapters.py: _leave_heads."""
     assert "modules_to_save cannot be applied" in adapter_traps.all_linear_takes_the_head_of_a_token_classifier()
+
+
+def test_peft_keeps_projections_in_float32() -> None:
+    """Worked around in model/adapters.py: _round_projections."""
+    assert "same dtype" in adapter_traps.vera_multiplies_16_bits_by_32()
 
 
 def test_deepspeed_links_parameters_in_another_order(group: WorkerGroup) -> None:

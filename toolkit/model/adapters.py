@@ -1,47 +1,75 @@
-"""LoRA and DoRA by PEFT, on any model."""
+"""Adapters by PEFT, on any model."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from toolkit.errors import InputError
+from toolkit.recipe.adapter_methods import METHODS, Method
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Adapter
 from toolkit.tasks import task_of
 
 if TYPE_CHECKING:
-    from peft import LoraConfig, PeftModel
+    from peft import PeftConfig, PeftModel
+
+_REFUSALS = (OSError, ValueError, RuntimeError, TypeError, ImportError, KeyError, AttributeError, NotImplementedError,
+             AssertionError, IndexError)  # fmt: skip
+"""What PEFT's methods raise about options and models that they cannot use."""
 
 
 def add_adapter(model: nn.Module, resolved: Resolved) -> PeftModel:
     """Wrap ``model`` so that only its adapter (and ``modules_to_save``) is trained; initialised from ``run.seed``.
-    Raises InputError if ``target_modules`` or ``modules_to_save`` match nothing."""
+
+    Random projections that a method keeps frozen are drawn from the same seed, or from one in its options: every
+    process, and every resumed run, has the same. Raises InputError if ``target_modules`` or ``modules_to_save`` match
+    nothing, and if PEFT cannot create the adapter.
+    """
     from peft import PeftModel, get_peft_model
 
     adapter = resolved.recipe.adapter
     assert adapter is not None
     _check_targets(model, adapter, resolved.source)
+    if adapter.path is not None:
+        _check_path(adapter, adapter.path, resolved.source)
+    own = {id(buffer) for buffer in model.buffers()}
     torch.manual_seed(resolved.recipe.run.seed)
     where = f"{resolved.source}: adapter"
     try:
         if adapter.path is not None:
             adapted = PeftModel.from_pretrained(model, adapter.path, is_trainable=True)
         else:
-            adapted = get_peft_model(model, lora_config(adapter, resolved.recipe.model.task, model))
-    except (OSError, ValueError, RuntimeError, TypeError) as error:
-        raise InputError(f"{where}{'.path' if adapter.path else ''}: {str(error).splitlines()[0]}") from None
+            adapted = get_peft_model(model, peft_config(adapter, resolved.recipe.model.task, model))
+    except _REFUSALS as error:
+        key = ".path" if adapter.path else "" if METHODS[adapter.method].peft_type == "LORA" else f" ({adapter.method})"
+        raise InputError(f"{where}{key}: {_first_line(error)}") from None
     if resolved.precision.mixed:
-        _leave_inputs(adapted)
+        method = METHODS[adapter.method]
+        if method.peft_type == "LORA" or method.layers_called:
+            _leave_inputs(adapted)
+        _round_projections(adapted, own, getattr(torch, resolved.precision.frozen))
     return adapted
+
+
+def _round_projections(model: nn.Module, own: set[int], dtype: torch.dtype) -> None:
+    """Store the floating buffers of an adapter (the frozen projections of VeRA, RandLoRA and others) in the dtype of
+    frozen weights, as PEFT expects them where adapters compute in 16 bits. ``own``: ids of the model's own buffers."""
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if id(buffer) not in own and buffer.is_floating_point():
+                module._buffers[name] = buffer.to(dtype)
 
 
 def _leave_inputs(model: nn.Module) -> None:
     """PEFT casts an adapter's input to its weight's dtype as it finds it. Under mixed precision that is float32
     or 16 bits depending on what FSDP has gathered just then, so that recomputation differs from the forward
-    (peft 0.21.2, torch 2.13.0: CheckpointError). The products run in 16 bits either way."""
+    (peft 0.21.2, torch 2.13.0: CheckpointError). The products run in 16 bits either way. Methods that read their
+    weights themselves find them gathered, and some (DEFT) need the cast."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     for module in model.modules():
@@ -49,28 +77,43 @@ def _leave_inputs(model: nn.Module) -> None:
             module.cast_input_dtype_enabled = False
 
 
-def lora_config(adapter: Adapter, task: str, model: nn.Module) -> LoraConfig:
+def peft_config(adapter: Adapter, task: str, model: nn.Module) -> PeftConfig:
     """PEFT's config for a recipe's adapter section."""
-    from peft import LoraConfig
+    from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
+    from peft.utils import PeftType
 
-    # peft 0.21.2: all-linear leaves out the head of a sequence classifier, but not that of a token classifier, which
-    # is then both wrapped and to be trained whole: TypeError.
+    method = METHODS[adapter.method]
+    made = PEFT_TYPE_TO_CONFIG_MAPPING[PeftType(method.peft_type)]
+    values: dict[str, Any] = {"task_type": task_of(task).peft_type, **method.fixed, **adapter.options}
+    for key, name in method.keys.items():
+        value = getattr(adapter, key)
+        if value is not None and value != []:
+            # alpha may be a float in a recipe; most of PEFT's configs have an int.
+            values[name] = int(value) if key == "alpha" and value == int(value) else value
+    if values.get("target_modules") == "all-linear":
+        _leave_heads(values, made, task, model)
     about = task_of(task)
-    heads = [name for name in about.heads if hasattr(model, name)]
-    # PEFT trains a classifier's new head whole where it has a type for the task; it has none for images.
-    whole = list(adapter.modules_to_save) or (heads if about.classes and about.peft_type is None else [])
-    return LoraConfig(
-        task_type=about.peft_type,
-        r=adapter.r,
-        lora_alpha=adapter.alpha,
-        lora_dropout=adapter.dropout,
-        target_modules=adapter.target_modules,
-        modules_to_save=whole or None,
-        exclude_modules=heads or None if adapter.target_modules == "all-linear" else None,
-        use_dora=adapter.method == "dora",
+    if about.classes and about.peft_type is None and "modules_to_save" in made.__dataclass_fields__:
+        # PEFT trains a classifier's new head whole where it has a type for the task; it has none for images.
+        values["modules_to_save"] = values.get("modules_to_save") or [n for n in about.heads if hasattr(model, n)]
+    if "ensure_weight_tying" in made.__dataclass_fields__:
         # A saved copy of a tied embedding would leave the head with the old weights.
-        ensure_weight_tying=_ties(model) and bool(adapter.modules_to_save),
-    )
+        values["ensure_weight_tying"] = _ties(model) and bool(adapter.modules_to_save)
+    return made(**values)
+
+
+def _leave_heads(values: dict[str, Any], made: Any, task: str, model: nn.Module) -> None:
+    """peft 0.21.2: all-linear leaves out the head of a sequence classifier, but not that of a token classifier, which
+    is then both wrapped and to be trained whole: TypeError."""
+    heads = [name for name in task_of(task).heads if hasattr(model, name)]
+    if not heads:
+        return
+    if "exclude_modules" in made.__dataclass_fields__:
+        values.setdefault("exclude_modules", heads)
+        return
+    values["target_modules"] = [
+        name for name, module in model.named_modules() if _is_linear(module) and name.split(".")[0] not in heads
+    ]
 
 
 def _ties(model: nn.Module) -> bool:
@@ -83,12 +126,50 @@ def _check_targets(model: nn.Module, adapter: Adapter, source: str) -> None:
     for wanted in adapter.modules_to_save:
         if not any(name == wanted or name.endswith(f".{wanted}") for name in names):
             problems.append(f"{source}: adapter.modules_to_save: no module is named {wanted!r}" + _candidates(model))
+        elif METHODS[adapter.method].peft_type != "LORA" and _is_tied(model, wanted):
+            problems.append(
+                f"{source}: adapter.modules_to_save: {wanted} shares its weight with another module, and under "
+                f"{adapter.method} PEFT would train a copy of one of them; remove it, or use adapter.method: lora"
+            )
     if isinstance(adapter.target_modules, list):
         for wanted in adapter.target_modules:
             if not any(name == wanted or name.endswith(f".{wanted}") for name in names):
                 problems.append(f"{source}: adapter.target_modules: {wanted!r} matches no module" + _candidates(model))
+    for wanted in adapter.options.get("target_parameters") or []:
+        if not any(name == wanted or name.endswith(f".{wanted}") for name, _ in model.named_parameters()):
+            problems.append(
+                f"{source}: adapter.options.target_parameters: {wanted!r} matches no parameter" + _fused(model)
+            )
     if problems:
         raise InputError(*problems)
+
+
+def _is_tied(model: nn.Module, wanted: str) -> bool:
+    owners: dict[int, int] = {}
+    for _, parameter in model.named_parameters(remove_duplicate=False):
+        owners[id(parameter)] = owners.get(id(parameter), 0) + 1
+    return any(
+        owners[id(parameter)] > 1
+        for name, module in model.named_modules()
+        if name == wanted or name.endswith(f".{wanted}")
+        for parameter in module.parameters()
+    )
+
+
+def _check_path(adapter: Adapter, path: str, source: str) -> None:
+    """Raise InputError if the saved adapter is one of another method: PEFT would train that one."""
+    file = Path(path).expanduser() / "adapter_config.json"
+    try:
+        saved = json.loads(file.read_text(encoding="utf-8")).get("peft_type")
+    except (OSError, ValueError, AttributeError):
+        return  # on the hub, or broken: PEFT says so
+    method: Method = METHODS[adapter.method]
+    if saved is not None and saved != method.peft_type:
+        theirs = str(saved).lower().replace("_", "-")
+        raise InputError(
+            f"{source}: adapter.path: {path} is an adapter of method {theirs}, but adapter.method is {method.name}; "
+            f"set adapter.method: {theirs}"
+        )
 
 
 def _candidates(model: nn.Module) -> str:
@@ -96,5 +177,16 @@ def _candidates(model: nn.Module) -> str:
     return f"; linear layers of this model: {', '.join(sorted(ends))}"
 
 
+def _fused(model: nn.Module) -> str:
+    """The weights of experts that are one tensor, by the last parts of their names."""
+    ends = {".".join(name.split(".")[-2:]) for name, parameter in model.named_parameters() if parameter.ndim == 3}
+    return f"; weights of three dimensions in this model: {', '.join(sorted(ends)) or 'none'}"
+
+
 def _is_linear(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

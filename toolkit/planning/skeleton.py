@@ -19,8 +19,9 @@ from toolkit.model.fp8 import convert
 from toolkit.model.load import switch_off_cache
 from toolkit.model.nf4 import base_linears, nf4_layers, quantise_base
 from toolkit.optim.groups import decayed_names, group_of, hidden_matrices
+from toolkit.recipe.adapter_methods import METHODS
 from toolkit.recipe.resolve import Resolved
-from toolkit.recipe.schema import Optimizer
+from toolkit.recipe.schema import Adapter, Optimizer
 from toolkit.strategies.memory.base import Holdings, Weight
 from toolkit.tasks import task_of
 
@@ -54,20 +55,65 @@ def build(resolved: Resolved) -> Skeleton:
     code of its own, and if the model has none of the blocks, the adapter's target modules, or layers for ``fp8``.
     """
     model = _meta_model(resolved)
-    blocks = find_blocks(model, resolved.blocks, resolved.source) if resolved.blocks else []
+    adapter = resolved.recipe.adapter
     buffers = sum(b.numel() * b.element_size() for b in model.buffers())
+    own = {id(buffer) for buffer in model.buffers()}
+    whole = adapter is not None and _differs_by_layer(adapter)
+    if whole:
+        model = _adapted(model, resolved)  # before blocks are removed: what a block gets depends on its number
+    blocks = find_blocks(model, resolved.blocks, resolved.source) if resolved.blocks else []
     kept, order = _choose(blocks)
     _cut(model, {name for name, _ in blocks} - kept)
     linears = {} if resolved.base_storage is None else base_linears(model, resolved)
     if resolved.recipe.fp8:
         convert(model, find_blocks(model, resolved.blocks, resolved.source), resolved)
-    if resolved.recipe.adapter is not None:
-        model = add_adapter(model, resolved)
+    if adapter is not None and not whole:
+        model = _adapted(model, resolved)
     if linears:
         quantise_base(model, linears, resolved, sizes_only=True)
     model.train()
     short = find_blocks(model, resolved.blocks, resolved.source) if resolved.blocks else []
+    buffers += _projections(model, short, order, own)
     return Skeleton(model.config, _count(model, short, order, buffers, resolved), model, short, resolved)
+
+
+def _adapted(model: nn.Module, resolved: Resolved) -> nn.Module:
+    try:
+        return add_adapter(model, resolved)
+    except InputError as error:
+        if "meta" not in str(error):
+            raise
+        assert resolved.recipe.adapter is not None
+        name = resolved.recipe.adapter.method
+        raise InputError(
+            f"{resolved.source}: adapter.method: {name} is created from the values of weights, which a plan "
+            "does not have. Measure it in place: toolkit bench RECIPE"
+        ) from None
+
+
+_NUMBERED = ("layers_to_transform", "adapter_layers", "exclude_modules", "rank_pattern", "alpha_pattern",
+             "lambda_pattern", "n_frequency_pattern", "block_size_pattern")  # fmt: skip
+
+
+def _differs_by_layer(adapter: Adapter) -> bool:
+    """Whether blocks of one kind may get different adapters. An adapter for the whole model takes longer to create."""
+    targets = adapter.target_modules
+    named = [targets] if isinstance(targets, str) and targets != "all-linear" else targets
+    numbered = isinstance(named, list) and any(character.isdigit() for name in named for character in name)
+    pattern = isinstance(targets, str) and targets != "all-linear"
+    return METHODS[adapter.method].shares or numbered or pattern or any(adapter.options.get(key) for key in _NUMBERED)
+
+
+def _projections(model: nn.Module, short: list[tuple[str, nn.Module]], order: list[int], own: set[int]) -> int:
+    """Bytes of an adapter's buffers (frozen projections, indices) in the whole model; one that layers share is counted
+    once. ``own``: ids of the base model's buffers."""
+    total = 0
+    for name, buffer in model.named_buffers():
+        if id(buffer) in own:
+            continue
+        kind = next((at for at, (block, _) in enumerate(short) if name.startswith(f"{block}.")), None)
+        total += buffer.numel() * buffer.element_size() * (1 if kind is None else order.count(kind))
+    return total
 
 
 def _meta_model(resolved: Resolved) -> nn.Module:

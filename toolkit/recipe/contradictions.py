@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from toolkit.optimizers import optimizer_kind
+from toolkit.recipe.adapter_methods import METHODS
+from toolkit.recipe.adapter_options import adapter_problems
 from toolkit.recipe.schema import Data, Recipe
 from toolkit.recipe.traits import Traits
 from toolkit.tasks import task_of
@@ -11,6 +13,9 @@ from toolkit.tasks import task_of
 def contradictions(recipe: Recipe, traits: Traits) -> list[str]:
     """A message for each contradiction, which begins with the key; empty if there is none."""
     found = []
+    if recipe.adapter is not None:
+        found += [f"{'.'.join(path)}: {why}" for path, why in adapter_problems(recipe.adapter)]
+        found += _prompts(recipe)
     if recipe.run.max_steps is None and recipe.run.epochs is None:
         found.append("run: set max_steps or epochs")
     task = task_of(recipe.model.task)
@@ -56,4 +61,31 @@ def contradictions(recipe: Recipe, traits: Traits) -> list[str]:
         )
     if (schedule.decay_ratio or 0.0) + (schedule.warmup_ratio or 0.0) > 1:
         found.append("schedule.decay_ratio: with warmup_ratio it is more than the whole run; lower one of them")
+    return found
+
+
+def _prompts(recipe: Recipe) -> list[str]:
+    """What virtual tokens, and keys and values in front of a layer's own, exclude."""
+    assert recipe.adapter is not None
+    method = METHODS[recipe.adapter.method]
+    if method.prompt is None:
+        return []
+    found = []
+    if recipe.model.task != "causal-lm":
+        found.append(
+            f"adapter.method: {method.name} requires model.task: causal-lm (it is {recipe.model.task}); with "
+            "other tasks it is not verified; use lora"
+        )
+    if recipe.data.packing:
+        found.append(
+            f"data.packing: {method.name} puts its virtual tokens in front of a row, so only the first of its packed "
+            "samples would see them; set it to false"
+        )
+    if recipe.loss == "fused" and method.prompt == "tokens":
+        found.append(f"loss: fused requires an output for each label, but {method.name} adds virtual tokens; set plain")
+    if recipe.activation_checkpointing != "none" and method.prompt == "cache":
+        found.append(
+            f"activation_checkpointing: a recomputed block would append its keys and values to those of {method.name} "
+            "once more; set none, or use prompt-tuning"
+        )
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from toolkit.machine import compute_capabilities
+from toolkit.recipe.adapter_methods import METHODS, Method
 from toolkit.recipe.model_facts import ModelFacts
 from toolkit.recipe.quantisable import kept_elsewhere
 from toolkit.recipe.schema import Recipe
@@ -25,6 +26,11 @@ def why_not_fp8(recipe: Recipe, facts: ModelFacts, blocks: tuple[str, ...]) -> s
         )
     if recipe.adapter is not None and recipe.adapter.method == "qlora":
         return "needs weights of 16 bits or more, but qlora stores the base in 4 bits; use adapter.method: lora"
+    if recipe.adapter is not None and _multiplies_itself(METHODS[recipe.adapter.method]):
+        return (
+            f"replaces the calls of linear layers, but {recipe.adapter.method} may multiply their weights itself; use "
+            "adapter.method: lora"
+        )
     if not blocks:
         return (
             "converts the linear layers of the model's blocks, but the class of the blocks is not known; set it "
@@ -39,6 +45,11 @@ def why_not_fp8(recipe: Recipe, facts: ModelFacts, blocks: tuple[str, ...]) -> s
     if (width := facts.hidden_size) is not None and width % MULTIPLE:
         return f"needs layer sizes that are multiples of {MULTIPLE}, but this model's width is {width}; use bf16"
     return None
+
+
+def _multiplies_itself(method: Method) -> bool:
+    """Whether an adapter of this method may read the weight of the layer that it wraps, and not call the layer."""
+    return method.peft_type != "LORA" and method.prompt is None
 
 
 def why_no_fp8_device(device: str) -> str | None:

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from toolkit.errors import InputError, Place
+from toolkit.recipe.adapter_options import adapter_problems
 from toolkit.recipe.positions import Document, KeyPath, parse, read
 from toolkit.recipe.schema import Recipe
 
@@ -56,9 +57,12 @@ def recipe_yaml(recipe: Recipe) -> str:
 def validate(document: Document) -> Recipe:
     """Check a parsed document against the schema; raises InputError with all its mistakes."""
     try:
-        return Recipe.model_validate(document.value)
+        recipe = Recipe.model_validate(document.value)
     except ValidationError as error:
         raise InputError(*(_explain(item, document) for item in error.errors())) from None
+    if recipe.adapter is not None and (found := adapter_problems(recipe.adapter)):
+        raise InputError(*(f"{document.place(path)}: {'.'.join(path)}: {why}" for path, why in found))
+    return recipe
 
 
 def recipe_sha256(recipe: Recipe) -> str:

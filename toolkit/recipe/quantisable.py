@@ -25,6 +25,26 @@ def why_not_quantisable(facts: ModelFacts) -> str | None:
     return None
 
 
+_DEQUANTISED = ("mxfp4", "fp8")
+"""``quant_method`` of checkpoints that transformers dequantises on loading, if asked or without their kernels."""
+
+
+def why_not_trainable(facts: ModelFacts) -> str | None:
+    """Why a checkpoint that is quantised already cannot be trained; None if it is not, or is dequantised on loading."""
+    found = (facts.config or {}).get("quantization_config")
+    if not isinstance(found, dict):
+        return None
+    kind = str(found.get("quant_method") or "").lower()
+    if kind in _DEQUANTISED:
+        return None
+    if not kind and (found.get("load_in_4bit") or found.get("load_in_8bit")):
+        kind = "bitsandbytes"
+    return (
+        f"its weights are quantised already ({kind or 'unknown method'}), and packed weights cannot be sharded or "
+        "compared with a plain loop; set the original model (adapter.method: qlora quantises it to 4 bits)"
+    )
+
+
 def kept_elsewhere(facts: ModelFacts) -> str | None:
     """What stores weights of the model's blocks other than linear layers, or None."""
     return next((found for source in model_sources(facts) if (found := _elsewhere(source)) is not None), None)

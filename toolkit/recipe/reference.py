@@ -9,13 +9,19 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from toolkit.optimizers import optimizer_names
+from toolkit.recipe.adapter_methods import list_methods, method_names
 from toolkit.recipe.optimizer_names import list_optimizers
 from toolkit.recipe.schema import Recipe
 from toolkit.recipe.strategy_names import list_names, strategy_names
 from toolkit.recipe.task_names import list_tasks
 from toolkit.tasks import task_names
 
-_LISTS = ((list_names, strategy_names), (list_tasks, task_names), (list_optimizers, optimizer_names))
+_LISTS = (
+    (list_names, strategy_names),
+    (list_tasks, task_names),
+    (list_optimizers, optimizer_names),
+    (list_methods, method_names),
+)
 
 _HEAD = """\
 # The recipe

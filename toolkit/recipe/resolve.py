@@ -18,7 +18,7 @@ from toolkit.recipe.load import recipe_sha256
 from toolkit.recipe.model_facts import ModelFacts, block_classes, model_facts, supports_sdpa
 from toolkit.recipe.needs import cpus_per_node, why_no_tokenizer
 from toolkit.recipe.packable import why_not_packable
-from toolkit.recipe.quantisable import why_not_quantisable
+from toolkit.recipe.quantisable import why_not_quantisable, why_not_trainable
 from toolkit.recipe.rates import rate_factor, why_no_wsd, why_rate
 from toolkit.recipe.schema import Batch, PrecisionName, Recipe
 from toolkit.recipe.traits import Traits
@@ -177,6 +177,8 @@ def resolve_values(
         )
     if recipe.fp8 and (reason := why_not_fp8(recipe, facts, blocks)):
         raise InputError(f"{source}: fp8: {reason}, or set fp8: false")
+    if reason := why_not_trainable(facts):
+        raise InputError(f"{source}: model.{'path' if recipe.model.path else 'config'}: {reason}")
     if recipe.fp8:
         decide("fp8", "e4m3, gradients e5m2", "one dynamic scale per tensor; not in training_args.json")
     if (reason := why_no_tokenizer(recipe)) is not None:

@@ -19,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from toolkit.recipe.adapter_methods import METHODS, known_method, list_methods
 from toolkit.recipe.optimizer_names import (
     check_key,
     known_optimizer,
@@ -80,16 +81,39 @@ class Tokenizer(Section):
 
 
 class Adapter(Section):
-    method: Literal["lora", "dora", "qlora"] = Field(
+    method: Annotated[str, AfterValidator(known_method)] = Field(
         "lora",
-        description="PEFT method (dora: not under fsdp1; qlora: lora with the linear weights of the base in 4 bits)",
+        description="PEFT method: how-to/choose-a-peft-method.md compares them (qlora: lora with the linear weights of "
+        "the base in 4 bits)",
+        json_schema_extra=list_methods,
     )
-    r: Positive = Field(16, description="rank of the update")
-    alpha: Annotated[float, Field(gt=0)] = Field(32, description="the update is scaled by alpha / r")
-    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(0.0, description="dropout before the first adapter matrix")
-    target_modules: str | list[str] = Field("all-linear", description="all-linear, a regular expression or names")
+    r: Positive | None = Field(None, description="rank of the update, where the method has one; default: 16 for LoRA, "
+        "else PEFT's")  # fmt: skip
+    alpha: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="the update is scaled by alpha / r; default: 32 for LoRA, else PEFT's"
+    )
+    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] | None = Field(
+        None, description="dropout before the first adapter matrix; default: 0 for LoRA, else PEFT's"
+    )
+    target_modules: str | list[str] | None = Field(
+        None,
+        description="all-linear, a regular expression or names; default: all-linear, or PEFT's for the model where the "
+        "method adapts other layers (ia3, ln-tuning, trainable-tokens)",
+    )
     modules_to_save: list[str] = Field([], description="modules that are fully trained and saved with the adapter")
+    options: dict[str, Any] = Field(
+        {}, description="further fields of PEFT's config class of the method, for example {use_rslora: true}"
+    )
     path: str | None = Field(None, description="an adapter to start from, saved by PEFT or by `toolkit export`")
+
+    @model_validator(mode="after")
+    def _defaults_of_the_method(self) -> Adapter:
+        """Values that the recipe leaves open; they do not count as set. A key that the method does not take stays None,
+        so that one that is written can be refused."""
+        for key, value in METHODS[self.method].defaults.items():
+            if getattr(self, key) is None:
+                self.__dict__[key] = value
+        return self
 
 
 class DataSource(Section):

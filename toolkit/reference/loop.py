@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from toolkit.data.collate import MicroBatch
+from toolkit.recipe.adapter_methods import METHODS
 from toolkit.recipe.resolve import Resolved
 from toolkit.reference.order import NATURAL, Order, fused_loss, summed_by_module
 from toolkit.reference.rules import plain_matrices, plain_rules
@@ -85,7 +86,7 @@ class PlainLoop:
                 if parts[place] != part:
                     continue
                 self.seed(step, micro.micro, rank)
-                with self._autocast(), summed_by_module(self.model, self.order, self.blocks):
+                with self.autocast(), summed_by_module(self.model, self.order, self.blocks):
                     loss = self.loss_sum(micro)
                 (loss * (scale / tokens)).backward()
                 losses[place] = loss.item()
@@ -135,8 +136,9 @@ class PlainLoop:
             if self.compute == "copy":
                 self.trained[name].copy_(weight)
 
-    def loss_sum(self, micro: MicroBatch) -> torch.Tensor:
-        """Cross-entropy summed over a micro-batch's supervised tokens, in float32."""
+    def loss_sum(self, micro: MicroBatch, virtual_tokens: int | None = None) -> torch.Tensor:
+        """Cross-entropy summed over a micro-batch's supervised tokens, in float32. ``virtual_tokens``: outputs in front
+        of the sample's; default: as many as the recipe's adapter adds."""
         layout = task_of(self.resolved.recipe.model.task).labels
         inputs = {name: tensor for name, tensor in micro.tensors.items() if name != "labels"}
         labels = micro.tensors["labels"]
@@ -153,6 +155,8 @@ class PlainLoop:
         else:
             output = self.model(**inputs)
             logits = output.logits.to(self.loss_dtype)
+            if (virtual := self.virtual_tokens() if virtual_tokens is None else virtual_tokens) > 0:
+                logits = logits[:, virtual:]
             if layout is Labels.NEXT:
                 logits, labels = logits[:, :-1], labels[:, 1:]
             loss = functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=-100, reduction="sum")
@@ -162,7 +166,15 @@ class PlainLoop:
             loss = loss + self.config.router_aux_loss_coef * balance * (labels != -100).sum()
         return loss
 
-    def _autocast(self) -> torch.autocast:
+    def virtual_tokens(self) -> int:
+        """Outputs in front of a sample's own: of a prompt that is learned with it."""
+        adapter = self.resolved.recipe.adapter
+        if adapter is None or METHODS[adapter.method].prompt != "tokens":
+            return 0
+        return int(adapter.options["num_virtual_tokens"])
+
+    def autocast(self) -> torch.autocast:
+        """The context of every forward: active where products run in another dtype than the weights."""
         device = next(self.model.parameters()).device.type
         return torch.autocast(device, dtype=self.compute_dtype, enabled=self.compute == "autocast")
 

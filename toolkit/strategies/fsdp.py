@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.errors import InputError
+from toolkit.recipe.adapter_methods import METHODS
 from toolkit.recipe.resolve import Decisions, Resolved
 from toolkit.recipe.traits import Traits
 from toolkit.strategies.base import Strategy
@@ -36,17 +37,38 @@ class _Fsdp(Strategy):
                 f"{resolved.source}: strategy.wrap: {self.name} needs the class of the model's blocks ({why}); "
                 "set it, for example strategy: {wrap: [LlamaDecoderLayer]}, or use zero3, which does not need it"
             )
-        adapter = resolved.recipe.adapter
-        if self.version == 1 and adapter is not None and adapter.method == "dora":
-            raise InputError(
-                f"{resolved.source}: adapter.method: dora reads the weights of the layer it wraps, "
-                "which fsdp1 has already sharded "
-                "(PEFT 0.21.2, tuners/lora/dora.py); fsdp2 and every other strategy support it, or use lora"
-            )
+        self._check_adapter(resolved)
         if resolved.recipe.strategy.offload != "none" and resolved.device == "cpu":
             raise InputError(
                 f"{resolved.source}: strategy.offload: FSDP offloads from a GPU, but machine.device is cpu; "
                 "set offload: none, or machine.device: cuda to write files for a machine with GPUs"
+            )
+
+    def _check_adapter(self, resolved: Resolved) -> None:
+        """Weights are gathered in units, around the calls of their modules; parameters are replaced by shards."""
+        if resolved.recipe.adapter is None:
+            return
+        method = METHODS[resolved.recipe.adapter.method]
+        if method.shares:
+            raise InputError(
+                f"{resolved.source}: adapter.method: the trained weights of {method.name} belong to several blocks, "
+                f"and {self.name} shards each block by itself; use zero3, or lora"
+            )
+        if method.hooks:
+            raise InputError(
+                f"{resolved.source}: adapter.method: {method.name} projects gradients in hooks on its weights, "
+                f"which {self.name} replaces by shards: they would never run (PEFT 0.21.2); use zero3, or lora"
+            )
+        if self.version == 1 and resolved.recipe.adapter.options.get("trainable_token_indices"):
+            raise InputError(
+                f"{resolved.source}: adapter.options.trainable_token_indices: PEFT 0.21.2 reads the embedding outside "
+                "of its call, which fsdp1 has already sharded; use fsdp2, or modules_to_save: [embed_tokens]"
+            )
+        if self.version == 1 and not method.layers_called:
+            reads = "the weights of the layer it wraps" if method.name == "dora" else "its weights outside of a layer"
+            raise InputError(
+                f"{resolved.source}: adapter.method: {method.name} reads {reads}, which fsdp1 has already sharded "
+                "(PEFT 0.21.2); fsdp2 and every other strategy support it, or use lora"
             )
 
     def settings(self, resolved: Resolved, decide: Decisions) -> FsdpSettings:

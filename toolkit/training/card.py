@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from toolkit.recipe.schema import Recipe
+from toolkit.recipe.schema import Adapter, Recipe
 from toolkit.tasks import task_of
 
 
@@ -20,7 +20,7 @@ def model_card(kind: str, recipe: Recipe, manifest: dict[str, Any], run: Path) -
         head["base_model"] = recipe.model.path
     head["pipeline_tag"] = task_of(recipe.model.task).pipeline
     adapter = recipe.adapter
-    trained = "full (all weights)" if adapter is None else f"{adapter.method}, r {adapter.r}, alpha {adapter.alpha:g}"
+    trained = "full (all weights)" if adapter is None else _settings(adapter)
     if adapter is not None and adapter.method == "qlora":
         trained += "; base model's linear weights in 4 bits (NF4, double quantisation, blocks of 64)"
     rows = {
@@ -42,6 +42,16 @@ def model_card(kind: str, recipe: Recipe, manifest: dict[str, Any], run: Path) -
         f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n# {run.name}\n\n| | |\n| --- | --- |\n{table}\n\n"
         f"## Recipe\n\n```yaml\n{text}```\n\nMade with deepspeed-accelerate-toolkit; {versions}.\n"
     )
+
+
+def _settings(adapter: Adapter) -> str:
+    """The method, and its rank and scale where it has them."""
+    parts = [adapter.method]
+    if adapter.r is not None:
+        parts.append(f"r {adapter.r}")
+    if adapter.alpha is not None:
+        parts.append(f"alpha {adapter.alpha:g}")
+    return ", ".join(parts + [f"{key} {value}" for key, value in adapter.options.items()])
 
 
 def _without_places(recipe: Recipe) -> dict[str, Any]:

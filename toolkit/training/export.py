@@ -14,6 +14,7 @@ from torch import nn
 from toolkit.errors import InputError, RunFailed
 from toolkit.model.load import load_processor, pad_token_of
 from toolkit.model.silence import silence_libraries
+from toolkit.recipe.adapter_methods import METHODS
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.results import CommandResult, Result, write_json
@@ -112,6 +113,10 @@ def export(
         raise InputError(f"{output}: already exists; choose a new folder")
     if merged and recipe.adapter is None:
         raise InputError("--merged: this run trained every weight, so there is no adapter to merge")
+    if merged and recipe.adapter is not None and not METHODS[recipe.adapter.method].merges:
+        raise InputError(
+            f"--merged: {recipe.adapter.method} cannot be merged into the base weights; export the adapter alone"
+        )
     quantised = recipe.adapter is not None and recipe.adapter.method == "qlora"
     if merged and quantised and not dequantise:
         raise InputError(
@@ -167,10 +172,17 @@ def _write(model: Any, recipe: Recipe, folder: Path, *, merged: bool) -> str:
         model.save_pretrained(folder)
         _name_base(folder, recipe)
         return "adapter"
-    whole: Any = merge_dequantised(model) if recipe.adapter.method == "qlora" else model.merge_and_unload()
+    whole: Any = merge_dequantised(model) if recipe.adapter.method == "qlora" else _merged(model)
     whole.config.use_cache = True
     whole.save_pretrained(folder)
     return "merged model"
+
+
+def _merged(model: Any) -> Any:
+    try:
+        return model.merge_and_unload()
+    except (RuntimeError, ValueError, NotImplementedError) as error:  # a bias for layers that have none, say
+        raise InputError(f"--merged: PEFT cannot merge this adapter: {error}; export the adapter alone") from None
 
 
 def _name_base(folder: Path, recipe: Recipe) -> None:

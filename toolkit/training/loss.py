@@ -19,7 +19,8 @@ def loss_sum(model: nn.Module, config: Any, tensors: Mapping[str, torch.Tensor],
 
     ``tensors``: ``input_ids`` and ``attention_mask`` (batch, length) int64, ``labels`` (batch, length) int64
     with -100 where not supervised, (batch,) for classification. Logits are taken to float32 first, as
-    transformers does. ``config`` is the transformers config of the model inside ``model``.
+    transformers does; those of an adapter's virtual tokens are left out. ``config`` is the transformers config of the
+    model inside ``model``.
     """
     inputs = {name: tensor for name, tensor in tensors.items() if name != "labels"}
     labels = tensors["labels"]
@@ -29,6 +30,10 @@ def loss_sum(model: nn.Module, config: Any, tensors: Mapping[str, torch.Tensor],
     with wanted_loss(labels) as wanted:
         output = model(**inputs)
     logits = output.logits
+    if layout is Labels.NEXT and logits.shape[1] > labels.shape[1] and not wanted.answered:
+        # Virtual tokens (prompt tuning) stand in front of the sample. Nothing is learned at them: the first token
+        # stays unsupervised, as without them.
+        logits = logits[:, -labels.shape[1] :]
     if wanted.answered:  # the head has given the loss itself
         return logits + _router_loss(config, output, labels[:, 1:])
     if layout is Labels.NEXT:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from toolkit.recipe.resolve import Resolved
+from toolkit.recipe.schema import Adapter
 from toolkit.verification.cases.case import STEPS
 from toolkit.verification.compare.measure import STAGES, Measure, Stage
 from toolkit.verification.outcome import Outcome
@@ -15,11 +16,7 @@ def headline(resolved: Resolved, twin: Resolved | None = None) -> str:
     """What is verified."""
     recipe = resolved.recipe
     name = recipe.model.path or (recipe.model.config or {}).get("model_type", "model")
-    adapter = (
-        f"{recipe.adapter.method.upper().replace('LORA', 'LoRA').replace('DORA', 'DoRA')} r{recipe.adapter.r}"
-        if recipe.adapter
-        else "all weights"
-    )
+    adapter = _told_adapter(recipe.adapter) if recipe.adapter else "all weights"
     backend = "gloo" if resolved.device == "cpu" else "nccl"
     where = (
         f"{resolved.world_size} processes ({resolved.device}, {backend})"
@@ -34,6 +31,11 @@ def headline(resolved: Resolved, twin: Resolved | None = None) -> str:
     if resolved.accumulation > 1:
         parts.append(f"accumulation {resolved.accumulation}")
     return _wrapped("verify  ", parts)
+
+
+def _told_adapter(adapter: Adapter) -> str:
+    name = {"lora": "LoRA", "dora": "DoRA", "qlora": "QLoRA"}.get(adapter.method, adapter.method)
+    return f"{name} r{adapter.r}" if adapter.r is not None else name
 
 
 def twin_line(outcome: Outcome) -> str:

@@ -18,7 +18,7 @@ from toolkit.strategies import resolve
 from toolkit.tasks import task_of
 from toolkit.verification.cases.case import FULL_WINDOWS, OVERFLOW_STEP, STEPS, Case, PassName
 from toolkit.verification.cases.samples import ragged_samples
-from toolkit.verification.cases.twin import twin_config
+from toolkit.verification.cases.twin import twin_adapter, twin_config
 from toolkit.verification.compare.replay import Reference
 
 _MICRO, _ACCUMULATION = 2, 4
@@ -43,7 +43,7 @@ def twin_recipe(resolved: Resolved, *, full_size: bool) -> dict[str, Any]:
         values["batch"] |= {"micro_size": min(_MICRO, resolved.micro_size), "global_size": None,
                             "accumulation": min(_ACCUMULATION, resolved.accumulation)}  # fmt: skip
         if values["adapter"]:
-            values["adapter"]["path"] = None
+            values["adapter"] = twin_adapter(values["adapter"], values["model"]["config"])
         if values["data"]["packing"]:
             values["data"]["max_length"] = min(PACKED_LENGTH, values["data"]["max_length"])
     values["tokenizer"]["path"] = values["tokenizer"]["path"] or "none"

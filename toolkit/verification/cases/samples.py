@@ -75,6 +75,7 @@ def ragged_samples(resolved: Resolved, config: dict[str, Any], full_windows: int
     # All but one of a window's micro-batches, the last of them with a single sample.
     short = min((resolved.accumulation - 2) * row + 1 if resolved.accumulation > 1 else 1, resolved.global_size - 1)
     drawn = Drawn(draw, ids, longest, recipe.model.num_labels or 2, recipe.data.format)
+    learned = _learned_tokens(recipe)
     examples: dict[tuple[int, ...], Example] = {}
     wanted = full_windows * resolved.global_size + short
     while (rows := _row_count(examples, recipe)) != wanted:
@@ -85,10 +86,19 @@ def ragged_samples(resolved: Resolved, config: dict[str, Any], full_windows: int
             examples[(len(examples),)] = Example([], labels, features=task.media.draw(config, draw))
             continue
         tokens = draw.choices(ids, k=draw.randint(_SHORTEST, longest))
+        if learned:  # the only rows of the embedding that train: each sample has one of them
+            tokens[draw.randrange(len(tokens))] = draw.choice(learned)
         example = Example(tokens, task.draw(drawn, tokens))
         examples[tuple(tokens)] = example if images is None else images.among(example, draw, first=not examples)
     masking = Masking(recipe.data.mask_probability, ids[-1], ids[-1], recipe.run.seed) if task.masks else None
     return RaggedSamples(list(examples.values()), task.name, pad_id, masking)
+
+
+def _learned_tokens(recipe: Recipe) -> list[int]:
+    """Token ids whose embeddings an adapter trains, in order."""
+    options = recipe.adapter.options if recipe.adapter else {}
+    found = options.get("token_indices") or options.get("trainable_token_indices") or []
+    return sorted({index for part in found.values() for index in part} if isinstance(found, dict) else set(found))
 
 
 def _row_count(examples: dict[tuple[int, ...], Example], recipe: Recipe) -> int:

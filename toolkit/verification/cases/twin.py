@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from toolkit.errors import InputError
+from toolkit.recipe.adapter_methods import METHODS, REBUILT, Method
+from toolkit.recipe.adapter_options import options_of
 
 _WIDTH, _HEADS, _HEAD_DIM = 64, 4, 16
 _LAYERS = 2
@@ -100,6 +102,59 @@ def twin_config(config: dict[str, Any]) -> dict[str, Any]:
         if isinstance(twin.get(name), dict):
             twin[name] = _narrowed(twin[name])
     return _narrowed(twin)
+
+
+_TEXT = ("prompt_tuning_init_text", "tokenizer_name_or_path", "tokenizer_kwargs")
+_OF_THE_MODEL = ("token_dim", "num_attention_heads", "num_layers")
+
+
+def twin_adapter(adapter: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+    """A recipe's adapter for the twin with ``config``: sizes that its layers have, layers and tokens that it has."""
+    method = METHODS[adapter["method"]]
+    options = {key: value for key, value in adapter["options"].items() if key not in (*_TEXT, *_OF_THE_MODEL)}
+    twin = dict(adapter) | {"path": None, "options": options}
+    caps = dict(method.twin)
+    start = options.get("init_lora_weights")
+    if isinstance(start, str) and start.startswith(REBUILT):
+        caps["r"] = 8
+    for key, cap in caps.items():
+        own = twin if key in method.keys else options
+        value = min(own[key], cap) if own.get(key) is not None else _default(method, key, cap)
+        if value is not None:
+            own[key] = value
+    if options.get("prompt_tuning_init") == "TEXT":
+        options["prompt_tuning_init"] = "RANDOM"  # the text's tokens are not in the twin's vocabulary
+    if options.get("layers_to_transform") is not None:
+        layers = next((config[key] for key in _LAYER_KEYS if isinstance(config.get(key), int)), _LAYERS)
+        asked = options["layers_to_transform"]
+        kept = [layer for layer in (asked if isinstance(asked, list) else [asked]) if layer < layers]
+        options["layers_to_transform"] = kept or [layers - 1]
+    vocabulary = config.get("vocab_size", _VOCABULARY)
+    for key in ("token_indices", "trainable_token_indices"):
+        if options.get(key):
+            options[key] = _within(options[key], vocabulary)
+    if adapter["path"] is not None:
+        for key, example in method.required.items():
+            options.setdefault(key, min(example, caps.get(key, example)) if isinstance(example, int) else example)
+    return twin
+
+
+def _default(method: Method, key: str, cap: int) -> int | None:
+    """The value of an option that the recipe does not set, no larger than ``cap``; None: PEFT's own is smaller, or
+    turns it off."""
+    default = options_of(method.name).get(key)
+    number = int(default.default) if default is not None and default.default.isdecimal() else None
+    if key == "r":
+        return cap if number is None and method.name != "oft" else None
+    return None if number is None or number <= cap else cap
+
+
+def _within(indices: Any, vocabulary: int) -> Any:
+    """Token ids within the twin's vocabulary, each once; the first three may be padding and the like."""
+    if isinstance(indices, dict):
+        return {name: _within(own, vocabulary) for name, own in indices.items()}
+    inside = (index if index < vocabulary else 3 + index % (vocabulary - 3) for index in indices)
+    return list(dict.fromkeys(inside))
 
 
 def _is_small(config: dict[str, Any]) -> bool:

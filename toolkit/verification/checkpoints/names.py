@@ -14,7 +14,12 @@ _WRAPPERS = {
     "_checkpoint_wrapped_module": "activation checkpointing",
     "base_layer": "PEFT",
 }
-_ADAPTER_PARTS = ("lora_", "modules_to_save", "ia3_", "vera_", "oft_", "boft_", "hada_", "token_adapter")
+_ADAPTER_PARTS = (
+    "lora_", "modules_to_save", "ia3_", "vera_", "oft_", "boft_", "hada_", "lokr_", "token_adapter", "beft_", "c3a_",
+    "deft_", "delora_", "fourierft_", "frod_", "glora_", "gralora_", "hira_", "hra_", "lily_", "ln_tuning_", "miss_",
+    "osf_", "peanut_", "prompt_encoder", "psoft_", "pvera_", "randlora_", "road_", "shira_", "supertuning_",
+    "tinylora_", "trainable_tokens_", "unilora_", "vblora_", "waveft_",
+)  # fmt: skip
 
 
 def canonical(names: Iterable[str]) -> tuple[dict[str, str], tuple[str, ...]]:

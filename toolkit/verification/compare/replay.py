@@ -7,6 +7,7 @@ import random
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -165,7 +166,10 @@ class Reference:
         return seen
 
     def backward_reaches(self) -> list[bool]:
-        """Of each block, whether a gradient goes through it: something trains in it or before it in the model."""
+        """Of each block, whether a gradient goes through it: something trains in it or before it in the model, as
+        virtual tokens do, wherever their parameters are named."""
+        if self.loop.virtual_tokens():
+            return [True] * len(self.blocks)
         order = [name for name, _ in self.loop.model.named_parameters()]
         first = min((order.index(name) for name in self.first), default=len(order))
         ends = [
@@ -188,6 +192,23 @@ class Reference:
             everything = torch.ones_like(micro.tensors["input_ids"])  # a mask given: positions tell nothing apart
             blind.append((rank, replace(micro, tensors=micro.tensors | {"attention_mask": everything})))
         return self.loop.backward(step, blind)
+
+    def losses_without_prompt(self, step: int, weights: dict[str, torch.Tensor]) -> list[float]:
+        """Loss of each micro-batch if the adapter's virtual tokens were not there; [] for other adapters."""
+        if self.loop.virtual_tokens() == 0:
+            return []
+        self.set_weights(weights)
+        adapted: Any = self.loop.model
+        self.loop.model = adapted.get_base_model()
+        losses = []
+        try:
+            with torch.no_grad(), self.loop.autocast():
+                for rank, micro in self.windows[step]:
+                    self.loop.seed(step, micro.micro, rank)
+                    losses.append(self.loop.loss_sum(micro, virtual_tokens=0).item())
+            return losses
+        finally:
+            self.loop.model = adapted
 
     def _run(self, groups: Grouped, step: int, loss_scale: float) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
         losses = self.loop.backward(step, [(0, micro) for micro, _ in groups], loss_scale)

@@ -129,7 +129,7 @@ def _forward(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnos
     wrong = stage.wrong
     starts = [m.name for m in wrong if m.kind == "initial-weight"]
     if starts:
-        adapter = all("lora_" in name for name in starts)
+        adapter = case.recipe["adapter"] is not None and not any("modules_to_save" in name for name in starts)
         facts = {"count": len(starts), "first": starts[0]}
         return Diagnosis("adapter-initialisation" if adapter else "initial-weights-differ", facts)
     if not math.isfinite(measure.error) and measure.kind == "loss" and found.replayed:
@@ -142,6 +142,8 @@ def _forward(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnos
     ranks = {m.rank for m in wrong}
     if case.recipe["data"]["packing"] and _leaks(found, measure):
         return Diagnosis("packed-samples-attend", {"step": measure.step + 1})
+    if (rank := _without_prompt(found, measure)) is not None:
+        return Diagnosis("prompt-missing", {"step": measure.step + 1, "rank": rank})
     reference = found.reference
     if reference and ranks and 0 not in ranks and reference.dropout_matters(0, found.ranks[0].run.weights):
         return Diagnosis("dropout-mask-shared")
@@ -169,6 +171,24 @@ def _leaks(found: Pass, measure: Measure) -> bool:
         if micro.micro >= len(taken) or abs(taken[micro.micro].loss - loss) > LEAK_FITS * abs(loss):
             return False
     return True
+
+
+def _without_prompt(found: Pass, measure: Measure) -> int | None:
+    """The first rank whose losses of a step are those of the model without its virtual tokens; None if there is
+    none."""
+    reference, step = found.reference, measure.step
+    if reference is None:
+        return None
+    run = found.ranks[0].run
+    weights = run.weights if step == 0 else run.steps[step - 1].weights
+    losses = reference.losses_without_prompt(step, weights)
+    for rank, part in enumerate(found.parts):
+        taken = part.run.steps[step].micros
+        own = [loss for (at, _), loss in zip(reference.windows[step], losses, strict=False) if at == rank]
+        pairs = list(zip(taken, own, strict=False))
+        if pairs and all(abs(micro.loss - loss) <= LEAK_FITS * abs(loss) for micro, loss in pairs):
+            return rank
+    return None
 
 
 def _across(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnosis | None:

@@ -92,6 +92,10 @@ _FORWARD = {
         "packed samples attend to each other",
         "step {step}: the losses are those of rows in which every sample attends to those before it",
     ),
+    "prompt-missing": Known(
+        "micro-batches are computed without the adapter's virtual tokens",
+        "step {step}: the losses of rank {rank} are those of the model without them",
+    ),
     "dropout-mask-shared": Known(
         "all ranks use the same dropout mask",
         "losses of the first rank agree, those of other ranks do not, and dropout is on", "transformers#31412",

@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 
+from toolkit.errors import InputError
 from toolkit.model.load import input_weight, load_base
 from toolkit.model.nf4 import base_linears, quantise_base
+from toolkit.recipe.adapter_methods import METHODS
 from toolkit.recipe.resolve import Resolved
 from toolkit.tasks import task_of
 from toolkit.tasks.labels import Labels
@@ -44,8 +46,13 @@ def exported_answers(resolved: Resolved, checkpoint: Path, samples: RaggedSample
         quantise_base(fresh, base_linears(fresh, resolved), resolved)
     adapted = PeftModel.from_pretrained(fresh, str(folder / "adapter")).eval()
     answers["exported"] = adapted(**inputs).logits
+    if not METHODS[recipe.adapter.method].merges:
+        return answers
     base = trained.get_base_model()
-    export._write(trained, recipe, folder / "merged", merged=True)
+    try:
+        export._write(trained, recipe, folder / "merged", merged=True)
+    except InputError:  # as `toolkit export --merged` says
+        return answers
     answers["merged"] = _load(base, folder / "merged", recipe)(**inputs).logits
     return answers
 
