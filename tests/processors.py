@@ -1,0 +1,53 @@
+"""Processors of tiny models that see or hear, made here: a tokenizer of letters and the model's own image processor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+CHAT = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+    "{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for part in m['content'] %}"
+    "{% if part['type'] == 'image' %}{image}{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_WORDS = ("<|im_start|>", "<|im_end|>", "<image>", "<start_of_image>", "<end_of_image>", "<image_soft_token>")
+
+
+def letters(special: tuple[str, ...] = _WORDS, **named: str) -> Any:
+    """A fast tokenizer of bytes with the special tokens of chats and images."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE(vocab={letter: at for at, letter in enumerate(alphabet)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<pad>", extra_special_tokens=list(special)
+    )
+    for name, word in named.items():
+        setattr(tokenizer, name, word)
+        setattr(tokenizer, f"{name}_id", tokenizer.convert_tokens_to_ids(word))
+    return tokenizer
+
+
+def llava() -> Any:
+    from transformers import CLIPImageProcessor, LlavaProcessor
+
+    tokenizer = letters(image_token="<image>")
+    images = CLIPImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
+    return LlavaProcessor(
+        images, tokenizer, patch_size=8, vision_feature_select_strategy="default",
+        num_additional_image_tokens=1, chat_template=CHAT.replace("{image}", "<image>\n"),
+    )  # fmt: skip
+
+
+def gemma3() -> Any:
+    from transformers import Gemma3ImageProcessor, Gemma3Processor
+
+    named = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
+    tokenizer = letters(**named)
+    images = Gemma3ImageProcessor(size={"height": 32, "width": 32})
+    return Gemma3Processor(
+        images, tokenizer, image_seq_length=4, chat_template=CHAT.replace("{image}", "<start_of_image>")
+    )
