@@ -16,6 +16,9 @@ IMAGE_CLASSIFIERS: dict[str, dict[str, Any]] = {
     },
     "dinov2": {"model_type": "dinov2", **_NARROW, "image_size": 28, "patch_size": 14},
 }  # fmt: skip
+RESNET: dict[str, Any] = {
+    "model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic",
+}  # fmt: skip
 WHISPER: dict[str, Any] = {
     "model_type": "whisper", "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
     "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "vocab_size": 96, "num_mel_bins": 8,

@@ -7,8 +7,12 @@ from typing import Any
 
 import pytest
 
-from media import IMAGE_CLASSIFIERS, SEEING, WHISPER
+from media import IMAGE_CLASSIFIERS, RESNET, SEEING, WHISPER
+from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
+from toolkit.model.load import load_base
+from toolkit.model.unreached import freeze, unreached
+from toolkit.planning.skeleton import build
 from toolkit.recipe.resolve import Resolved
 from toolkit.verification.run import verify
 
@@ -48,3 +52,30 @@ def test_it_is_equal_to_the_plain_loop(name: str, strategy: str, recipe: Make, g
     lora = {"r": 2} if strategy in ("zero3", "ddp") and name in QUICK else None
     outcome = verify(recipe(strategy, adapter=lora, precision="bf16", **CASES[name]), group=group, time_limit=120)
     assert outcome.verdict == "equivalent", (outcome.difference, outcome.failure, outcome.unproven)
+
+
+def test_batch_normalisation_is_refused(recipe: Make) -> None:
+    """Each rank would have its own statistics, and a checkpoint none."""
+    model = {"config": RESNET, "task": "image-classification", "num_labels": 3}
+    with pytest.raises(InputError) as caught:
+        load_base(recipe("ddp", model=model, data={"format": "image"}))
+    assert "model: resnet has batch normalisation (resnet.embedder.embedder.normalization)" in str(caught.value)
+
+
+def test_weights_that_no_output_depends_on_are_not_trained(recipe: Make) -> None:
+    """LLaVA takes the output of the vision tower's last layer but one."""
+    model = load_base(recipe("ddp", **CASES["llava"]))
+    resolved = recipe("ddp", **CASES["llava"])
+    names = unreached(model, resolved)
+    assert any("vision_tower" in name and "layers.1." in name for name in names)
+    assert not any("layers.0." in name or "language_model" in name for name in names)
+    freeze(model, names)
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert trained.isdisjoint(names)
+    assert trained
+
+
+def test_plan_refuses_what_it_cannot_trace(recipe: Make) -> None:
+    with pytest.raises(InputError) as caught:
+        build(recipe("ddp", **CASES["qwen3_vl"]))
+    assert "plan cannot trace image-text-to-text" in str(caught.value)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from toolkit.data.collate import MicroBatch, drawn_features, sample_spans
+from toolkit.data.media import kinds_of_config
 from toolkit.data.spread import takes_one_row
 from toolkit.recipe.resolve import Resolved
 from toolkit.tasks import task_of
@@ -63,7 +64,13 @@ def full_rows(resolved: Resolved, config: Any, rank: int) -> Iterator[list[Micro
                 window.append(_of_media(resolved, config, task, rank, step, micro))
                 continue
             ids = torch.randint(3, text.vocab_size, shape, generator=draw)
-            tensors = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
+            features = drawn_features(task, config.to_dict(), shape[0], rank)
+            if task.media is not None and task.media.in_text is not None:
+                image = torch.tensor(task.media.in_text(config.to_dict(), 1))
+                ids[:, : len(image)] = image
+                token = image.mode().values
+                features |= {name: (ids == token).long() for name in kinds_of_config(task, config)}
+            tensors = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()} | features
             if task.classes:
                 tensors["labels"] = torch.zeros(shape[:1] if task.labels is Labels.SAMPLE else shape, dtype=torch.int64)
             labels = tensors["labels"]

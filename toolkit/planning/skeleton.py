@@ -54,6 +54,12 @@ def build(resolved: Resolved) -> Skeleton:
     Only the config is loaded. Raises InputError if the config is not available or no model can be built from it without
     code of its own, and if the model has none of the blocks, the adapter's target modules, or layers for ``fp8``.
     """
+    media = task_of(resolved.recipe.model.task).media
+    if media is not None and media.tokens:
+        raise InputError(
+            f"{resolved.source}: model.task: plan cannot trace {resolved.recipe.model.task}: how many patches an image "
+            "has is decided while it is computed; measure with toolkit bench"
+        )
     model = _meta_model(resolved)
     adapter = resolved.recipe.adapter
     buffers = sum(b.numel() * b.element_size() for b in model.buffers())
