@@ -64,8 +64,9 @@ def full_rows(resolved: Resolved, config: Any, rank: int) -> Iterator[list[Micro
                 window.append(_of_media(resolved, config, task, rank, step, micro))
                 continue
             ids = torch.randint(3, text.vocab_size, shape, generator=draw)
-            features = drawn_features(task, config.to_dict(), shape[0], rank)
+            features: dict[str, torch.Tensor] = {}
             if task.media is not None and task.media.in_text is not None:
+                features = drawn_features(task, config.to_dict(), shape[0], rank)
                 image = torch.tensor(task.media.in_text(config.to_dict(), 1))
                 ids[:, : len(image)] = image
                 token = image.mode().values

@@ -30,12 +30,12 @@ def loss_sum(model: nn.Module, config: Any, tensors: Mapping[str, torch.Tensor],
     with wanted_loss(labels) as wanted:
         output = model(**inputs)
     logits = output.logits
-    if layout is Labels.NEXT and logits.shape[1] > labels.shape[1] and not wanted.answered:
+    if wanted.answered:  # the head has given the loss itself
+        return logits + _router_loss(config, output, labels[:, 1:])
+    if layout is Labels.NEXT and logits.shape[1] > labels.shape[1]:
         # Virtual tokens (prompt tuning) stand in front of the sample. Nothing is learned at them: the first token
         # stays unsupervised, as without them.
         logits = logits[:, -labels.shape[1] :]
-    if wanted.answered:  # the head has given the loss itself
-        return logits + _router_loss(config, output, labels[:, 1:])
     if layout is Labels.NEXT:
         # Labels move, logits stay: to leave out their last position would copy them, and once more in the backward.
         labels = functional.pad(labels[:, 1:], (0, 1), value=-100)
