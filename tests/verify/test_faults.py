@@ -31,7 +31,7 @@ from toolkit.verification.run import verify
         ("data-dropped-tail", "ddp", "ledger", "remainder-dropped"),
         ("labels-unmasked", "ddp", "ledger", "wrong-labels"),
         ("optimizer-stale", "ddp", "optimizer-state", "other-parameters-updated"),
-        ("group-rate-ignored", "ddp", "schedule", "group-rate-ignored"),
+        ("group-rate-ignored", "ddp", "schedule", "rate-of-a-group"),
         ("muon-of-a-shard", "fsdp2", "update", "update-of-a-shard"),
         ("tied-weights-split", "single", "gradient", "tied-weights-separate"),
         ("packing-leak", "single", "forward", "packed-samples-attend"),

@@ -81,7 +81,8 @@ def shuffled(window: Window, draw: random.Random) -> Grouped:
     for at in draw.sample(range(len(window)), len(window)):
         _, micro = window[at]
         order = draw.sample(range(len(micro.tensors["labels"])), len(micro.tensors["labels"]))
-        found.append((_together([_row(micro, row) for row in order]), [at]))
+        mixed = _together([_row(micro, row) for row in order])
+        found.append((replace(mixed, supervised=micro.supervised), [at]))
     return found
 
 

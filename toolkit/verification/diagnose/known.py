@@ -190,7 +190,7 @@ _STEP = {
                              "AReaL#1292"),
     "moments-not-nearest": Known("8-bit moments are not the nearest codes of their values",
                                  "{count} moments, first {first}"),
-    "group-rate-ignored": Known(
+    "rate-of-a-group": Known(
         "the learning rate of a parameter group is ignored",
         "the parameters of optimizer.groups[{group}] have {seen}, the rate of all others, instead of {expected:.6g}",
     ),

@@ -117,7 +117,7 @@ def schedule_cause(found: Pass, case: Case, stage: Stage, measure: Measure) -> D
     resolved = case.resolved()
     ignored = [m for m in stage.wrong if m.kind == "group-learning-rate"]
     if ignored and all(abs(float(m.facts["seen"]) / m.facts["base"] - 1) < 1e-5 for m in ignored):
-        return Diagnosis("group-rate-ignored", {key: ignored[0].facts[key] for key in ("group", "seen", "expected")})
+        return Diagnosis("rate-of-a-group", {key: ignored[0].facts[key] for key in ("group", "seen", "expected")})
     updates = 0
     for taken in found.ranks[0].run.steps:
         right = plain_learning_rate(resolved, updates, case.steps)

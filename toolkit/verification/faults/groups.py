@@ -11,7 +11,7 @@ class GroupRateIgnored(Fault):
     id = "group-rate-ignored"
     title = "a parameter group's learning rate is overwritten by that of all others"
     stages = ("schedule",)
-    diagnoses = ("group-rate-ignored",)
+    diagnoses = ("rate-of-a-group",)
 
     @classmethod
     def needs_of(cls, resolved: Any) -> dict[str, Any]:
