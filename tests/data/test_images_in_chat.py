@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from media import SEEING
 from tiny import recipe_dict
 from toolkit.data.collate import Slot, collate
 from toolkit.data.formats import Formatter
-from toolkit.data.loader import open_data
+from toolkit.data.loader import TrainLoader, open_data
 from toolkit.data.rows import Row
 from toolkit.errors import InputError
 from toolkit.recipe.schema import Recipe
@@ -164,3 +165,34 @@ def test_other_parts_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         formatter.examples(row(tmp_path, value))
     assert "is of type video; this task takes text and images" in str(caught.value)
+
+
+def test_a_stream_computes_an_image_in_every_micro_batch(processor: Any, tmp_path: Path, pictures: list[str]) -> None:
+    text = {"messages": [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]}
+    rows = [text, text, conversation(("image", pictures[0]), "what?"), text]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    streamed = recipe(tmp_path, streaming=True, shuffle=False)
+    samples = open_data(streamed, "train", processor)
+    loader = TrainLoader(samples, streamed, micro_size=1, accumulation=2, data_size=1, data_rank=0, device_type="cpu")
+    micros = [micro for window in itertools.islice(loader, 2) for micro in window]
+    assert len(micros) == 4
+    assert all("pixel_values" in micro.tensors for micro in micros)
+
+
+def test_tokenised_conversations_with_images_are_cached(processor: Any, tmp_path: Path, pictures: list[str]) -> None:
+    (tmp_path / "train.jsonl").write_text(json.dumps(conversation(("image", pictures[0]), "what?")) + "\n")
+    own = recipe(tmp_path, cache=str(tmp_path / "cache"))
+    made, again = (open_data(own, "train", processor) for _ in range(2))
+    assert (made.came.came, again.came.came) == ("made", "cache")
+    assert (made[0].input_ids, made[0].media) == (again[0].input_ids, again[0].media)
+    assert np.array_equal(made[0].features["pixel_values"], again[0].features["pixel_values"])
+
+
+def test_an_image_of_another_size_than_when_it_was_tokenised(tmp_path: Path, pictures: list[str]) -> None:
+    processor = processors.llava()
+    (tmp_path / "train.jsonl").write_text(json.dumps(conversation(("image", pictures[0]), "what?")) + "\n")
+    samples = open_data(recipe(tmp_path), "train", processor)
+    processor.num_additional_image_tokens += 1  # more tokens for the same image
+    with pytest.raises(InputError) as caught:
+        samples[0]
+    assert "takes 17 tokens now and took 16 when its sample was tokenised" in str(caught.value)

@@ -196,3 +196,38 @@ def test_an_empty_recording_is_an_error_at_its_row(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         open_data(recipe, "train", Speech())
     assert "train.jsonl:1: audio: 0.wav: not a readable recording: it is empty" in str(caught.value)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_image_that_is_deleted_while_the_run_goes_on(tmp_path: Path, image_processor: Any, workers: int) -> None:
+    """An error in words, from a worker process too, where an exception would be a traceback."""
+    recipe = images(tmp_path, workers=workers)
+    samples = open_data(recipe, "train", image_processor)
+    (tmp_path / "1.png").unlink()
+    with pytest.raises(InputError) as caught:
+        first_window(recipe, samples)
+    assert str(caught.value) == (
+        f"{tmp_path / '1.png'}: not a readable image: [Errno 2] No such file or directory: '{tmp_path / '1.png'}'; "
+        "restore the file, or remove its sample"
+    )
+
+
+def test_a_transcript_beyond_the_decoders_positions_is_an_error_at_its_row(tmp_path: Path) -> None:
+    recipe = speech(tmp_path, [16000])
+    (tmp_path / "train.jsonl").write_text(json.dumps({"audio": "0.wav", "text": "la" * 40}) + "\n")
+    with pytest.raises(InputError) as caught:
+        open_data(recipe, "train", Speech())
+    assert "train.jsonl:1: text: 81 tokens, but the decoder has 48 positions" in str(caught.value)
+    short = recipe.model_copy(update={"data": recipe.data.model_copy(update={"max_length": 48})})
+    assert len(open_data(short, "train", Speech())[0].labels) == 48  # type: ignore[arg-type]
+
+
+def test_the_tokenizers_options_reach_it(tmp_path: Path) -> None:
+    import processors
+    from toolkit.model.load import load_processor
+
+    processors.letters().save_pretrained(tmp_path)
+    values = recipe_dict(
+        tmp_path / "train.jsonl", tokenizer={"path": str(tmp_path), "options": {"pad_token": "<|im_end|>"}}
+    )
+    assert load_processor(Recipe.model_validate(values)).pad_token == "<|im_end|>"

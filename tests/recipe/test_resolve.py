@@ -146,3 +146,25 @@ def test_a_strategy_is_found_by_its_file() -> None:
 def test_files_for_gpus_are_resolved_without_one(tiny_root: Path) -> None:
     recipe = recipe_dict(tiny_root, strategy={"name": "zero3", "offload": "all"}, machine={"device": "cuda"})
     assert resolve(Recipe.model_validate(recipe)).device == "cuda"
+
+
+@pytest.mark.parametrize(
+    ("config", "asked", "expected"),
+    [
+        ({"model_type": "llama"}, None, "sdpa"),
+        ({"model_type": "gemma2"}, None, "eager"),
+        ({"model_type": "convnext"}, None, "eager"),
+        ({"model_type": "gemma2"}, "sdpa", "sdpa"),  # refused where the model is loaded, with the recipe's key
+    ],
+)
+def test_the_attention_is_what_the_model_supports(
+    config: dict[str, Any], asked: str | None, expected: str, tiny_root: Path
+) -> None:
+    values = recipe_dict(tiny_root)
+    values["model"] = {"config": config, "attention": asked}
+    resolved = resolve(Recipe.model_validate(values), "recipe", device="cpu")
+    assert resolved.recipe.model.attention == expected
+    told = [decision.reason for decision in resolved.decisions if decision.key == "model.attention"]
+    assert told == (
+        [f"{config['model_type']} has no sdpa in the installed transformers"] if expected == "eager" else []
+    )

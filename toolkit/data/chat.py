@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from toolkit.data.chat_template import ChatTemplate
+from toolkit.data.images import encode_with_images
 from toolkit.data.rows import Row
 from toolkit.data.spans import Marks, agreed, common, first_lost
 from toolkit.data.template_dialect import Message
@@ -267,35 +268,17 @@ class Chat:
     def encode_with_images(
         self, row: Row, piece: Piece, images: list[Any]
     ) -> tuple[list[int], list[bool], list[tuple[int, int]]]:
-        """``encode`` of a piece with ``images``, and where the tokens of each are: first and behind the last.
-
-        The processor writes an image's tokens in the place of its token in the text. None of them is supervised.
-        Raises InputError at the row if text and images do not match.
-        """
-        processor = self._processor
-        if piece.text.count(processor.image_token) != len(images):
-            told = f"{piece.text.count(processor.image_token)} times {processor.image_token} for {len(images)} images"
-            raise row.error("messages", told)
+        """``encode`` of a piece with ``images``, and where the tokens of each are: first and behind the last. None of
+        them is supervised. Raises InputError at the row if text and images do not match."""
+        token = self.image_token
+        if (places := piece.text.count(token)) != len(images):
+            raise row.error("messages", f"{token} is in its text {places} times, for {len(images)} images")
         if not images:
             return *self._tokenise(piece.text, piece.spans or ()), []
         try:
-            made = processor(
-                text=[piece.text], images=images, add_special_tokens=False, return_offsets_mapping=True,
-                return_text_replacement_offsets=True,
-            )  # fmt: skip
+            return encode_with_images(self._processor, piece.text, images, piece.spans or ())
         except (ValueError, TypeError, IndexError) as error:
             raise row.error("messages", f"the processor rejects this sample: {str(error).splitlines()[0]}") from None
-        replaced = made["text_replacement_offsets"][0]
-        spans = [(_moved(start, replaced), _moved(end, replaced)) for start, end in piece.spans or ()]
-        inserted = [one["new_span"] for one in replaced]
-        offsets = made["offset_mapping"][0]
-        of_image = [_touches(at, inserted) for at in offsets]
-        supervised = [_touches(at, spans) and not image for at, image in zip(offsets, of_image, strict=True)]
-        places = []
-        for span in inserted:
-            mine = [index for index, at in enumerate(offsets) if _touches(at, [span])]
-            places.append((mine[0], mine[-1] + 1))
-        return list(made["input_ids"][0]), supervised, places
 
     def is_blank(self, token: int) -> bool:
         """Whether a token is only white space, as templates write after a turn."""
@@ -320,17 +303,3 @@ class Chat:
             ids += piece
             supervised += [number % 2 == 1] * len(piece)
         return ids, supervised
-
-
-def _touches(at: tuple[int, int], spans: Sequence[tuple[int, int]]) -> bool:
-    return any(at[0] < end and at[1] > start for start, end in spans)
-
-
-def _moved(place: int, replaced: Sequence[dict[str, Any]]) -> int:
-    """A place in the text, in the text where images have been written."""
-    moved = place
-    for one in replaced:
-        end = one["span"][1]
-        if end <= place:
-            moved = place - end + one["new_span"][1]
-    return moved

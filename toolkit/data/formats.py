@@ -103,8 +103,24 @@ class Formatter:
         return self.chat.about(counts)
 
     def build(self, row: Row, fields: dict[str, Any]) -> Example:
-        """Tokenise one sample of ``fields``, and cut it at ``max_length``."""
-        return self.cut(self.whole(row, fields))
+        """Tokenise one sample of ``fields``, and cut it at ``max_length``. Raises InputError at the row if its target
+        is longer than the decoder's table of positions."""
+        example = self.cut(self.whole(row, fields))
+        most = self._positions
+        if most is not None and not isinstance(example.labels, int) and len(example.labels) > most:
+            raise row.error(
+                self.needed["text"],
+                f"{len(example.labels)} tokens, but the decoder has {most} positions; remove this sample, or set "
+                f"data.max_length: {most}",
+            )
+        return example
+
+    @functools.cached_property
+    def _positions(self) -> int | None:
+        """Tokens that a decoder behind recordings can write at most."""
+        if self.reader is None or self.reader.media.kind != "audio":
+            return None
+        return (model_facts(self._model).config or {}).get("max_target_positions")
 
     def whole(self, row: Row, fields: dict[str, Any]) -> Example:
         """Tokenise one sample of ``fields``, of any length."""

@@ -1,8 +1,9 @@
-"""Images in conversations: from the parts of a message to the place where the chat template writes them."""
+"""Images in conversations: from the parts of a message to the place where the chat template writes them, and to their
+tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from toolkit.data.rows import Row
@@ -68,3 +69,41 @@ class ImageText:
         if self.leads:
             return self.text * content.count(MARK) + content.replace(MARK, "")
         return content.replace(MARK, self.text)
+
+
+Span = tuple[int, int]
+
+
+def encode_with_images(
+    processor: Any, text: str, images: list[Any], spans: Sequence[Span]
+) -> tuple[list[int], list[bool], list[Span]]:
+    """Ids of ``text``, in which the processor writes the tokens of each image in the place of its own token; for each
+    id whether it is within ``spans`` (characters of ``text``) and of no image; and where the tokens of each image are,
+    first and behind the last. Raises what the processor raises."""
+    made = processor(
+        text=[text], images=images, add_special_tokens=False, return_offsets_mapping=True,
+        return_text_replacement_offsets=True,
+    )  # fmt: skip
+    replaced = made["text_replacement_offsets"][0]
+    moved = [(_moved(start, replaced), _moved(end, replaced)) for start, end in spans]
+    inserted, offsets = [one["new_span"] for one in replaced], made["offset_mapping"][0]
+    within = [_touches(at, moved) and not _touches(at, inserted) for at in offsets]
+    places = []
+    for span in inserted:
+        mine = [index for index, at in enumerate(offsets) if _touches(at, [span])]
+        places.append((mine[0], mine[-1] + 1))
+    return list(made["input_ids"][0]), within, places
+
+
+def _touches(at: Span, spans: Sequence[Span]) -> bool:
+    return any(at[0] < end and at[1] > start for start, end in spans)
+
+
+def _moved(place: int, replaced: Sequence[dict[str, Any]]) -> int:
+    """A place in the text, in the text where images have been written."""
+    moved = place
+    for one in replaced:
+        end = one["span"][1]
+        if end <= place:
+            moved = place - end + one["new_span"][1]
+    return moved

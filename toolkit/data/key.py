@@ -19,7 +19,7 @@ READ_WHOLE = 64 * 2**20
 """Data files up to this size are hashed by content, larger ones by path, size and times."""
 _ENCODING = (
     "formats.py", "chat.py", "chat_template.py", "spans.py", "template_dialect.py", "messages.py", "text.py",
-    "fields.py", "rows.py", "files.py", "sources.py", "columns.py",
+    "fields.py", "rows.py", "files.py", "sources.py", "columns.py", "images.py", "media.py",
 )  # fmt: skip
 _DAY = "strftime_now"
 
@@ -40,6 +40,7 @@ def cache_key(recipe: Recipe, source: Source, tokenizer: Any, label_names: list[
         "template_kwargs": recipe.data.chat_template_kwargs,
         "turns": recipe.data.turns,
         "tokenizer": _tokenizer(tokenizer),
+        "tokenizer_options": recipe.tokenizer.options,
         "versions": _versions(),
         "encoding": [_hash((Path(__file__).parent / name).read_bytes()) for name in _ENCODING],
         "samples": _hash(task_file(recipe.model.task).read_bytes()),
@@ -64,7 +65,12 @@ def _template(recipe: Recipe, tokenizer: Any) -> list[Any] | None:
         return None
     from toolkit.data.preflight import read_template
 
-    text = read_template(recipe.data.chat_template) if recipe.data.chat_template else tokenizer.get_chat_template()
+    # Of a model that sees, the processor has the template; its tokenizer may have one, too.
+    own = getattr(tokenizer, "tokenizer", tokenizer)
+    text = getattr(tokenizer, "chat_template", None) if own is not tokenizer else None
+    if recipe.data.chat_template:
+        text = read_template(recipe.data.chat_template)
+    text = text or own.get_chat_template()
     # Such a template writes the day into every sample.
     return [text, datetime.date.today().isoformat() if _DAY in text else None]
 

@@ -111,20 +111,28 @@ def eval_batches(
         batches = eval_stream(samples, spread, pad_to_multiple_of)
     else:
         data = _Collated(samples, pad_to_multiple_of)
-        batches = (data[slot] for slot in _epoch_slots(range(len(samples)), spread))
+        batches = (data.collated(slot) for slot in _epoch_slots(range(len(samples)), spread))
     for batch in batches:
         yield batch.pin_memory() if device_type == "cuda" else batch
 
 
-class _Collated(Dataset[MicroBatch]):
-    """Samples by slot: a worker looks up samples and pads them."""
+class _Collated(Dataset[MicroBatch | Failure]):
+    """Samples by slot: a worker looks up samples and pads them. An error leaves the worker as a value: as an exception
+    it would be a traceback."""
 
     def __init__(self, samples: MapSamples | MixedSamples, pad_to_multiple_of: int | None) -> None:
         self._samples, self._multiple = samples, pad_to_multiple_of
 
-    def __getitem__(self, slot: Slot) -> MicroBatch:
-        examples = [self._samples[index] for index in slot.sample_ids]
+    def __getitem__(self, slot: Slot) -> MicroBatch | Failure:
+        try:
+            return self.collated(slot)
+        except InputError as error:
+            return Failure(error.problems)
+
+    def collated(self, slot: Slot) -> MicroBatch:
+        """The micro-batch of ``slot``; raises InputError if an image or a recording can no longer be read."""
         samples = self._samples
+        examples = [samples[index] for index in slot.sample_ids]
         blank = samples.blank if needs_blank(examples, samples.task) else None
         return collate(examples, slot, samples.task, samples.pad_id, self._multiple, samples.masking, blank)
 

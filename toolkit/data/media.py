@@ -51,8 +51,13 @@ class MediaReader:
         return found
 
     def decode(self, found: bytes) -> Any:
-        """The image, or the samples of the recording, of a reference."""
-        return _DECODE[self.media.kind](_stream(found), self.processor)
+        """The image, or the samples of the recording, of a reference. Raises InputError if it can no longer be read."""
+        try:
+            return _DECODE[self.media.kind](_stream(found), self.processor)
+        except Exception as error:  # it could be opened when the data was; a decoder fails in the ways of its format
+            what = found[1:].decode() if found[:1] == _PATH else "the data"
+            told = f"not a readable {_NAMES[self.media.kind]}: {_reason(error)}"
+            raise InputError(f"{what}: {told}; restore the file, or remove its sample") from None
 
     def features(self, media: Sequence[bytes], ids: Sequence[int] = ()) -> Features:
         """What the processor makes of one sample's ``media``: float32 or int64 arrays by their names. ``ids``: the
@@ -63,12 +68,24 @@ class MediaReader:
             if decoded:
                 text = self._whole.image_token * len(decoded)
                 made = self._whole(text=[text], images=decoded, return_tensors="np")
+                self._check_places(media, ids, made["input_ids"][0])
                 found |= _arrays({name: value for name, value in made.items() if name not in _OF_TOKENS})
             return found
         options: dict[str, Any] = {"return_tensors": "np"}
         if self.media.kind == "audio":
             options["sampling_rate"] = self.processor.sampling_rate
         return _arrays(self.processor(decoded, **options))
+
+    def _check_places(self, media: Sequence[bytes], ids: Sequence[int], own: Sequence[int]) -> None:
+        """Raise InputError if an image has another size than when its sample was tokenised (and cached)."""
+        image = set(self._whole.image_token_ids)
+        there, wanted = (sum(int(token) in image for token in tokens) for tokens in (ids, own))
+        if there != wanted:
+            names = ", ".join(one[1:].decode() for one in media if one[:1] == _PATH) or "an image of the data"
+            raise InputError(
+                f"{names}: takes {wanted} tokens now and took {there} when its sample was tokenised; set data.cache to "
+                "another folder, or to false"
+            )
 
     @functools.cached_property
     def _kinds(self) -> tuple[str, ...]:

@@ -91,11 +91,7 @@ class MapSamples:
         found = Example(
             self._columns.input_ids(index), answer, bool(self._columns.cut[index]), self._columns.media_of(index)
         )
-        return (
-            found
-            if self.reader is None
-            else replace(found, features=self.reader.features(found.media, found.input_ids))
-        )
+        return with_features(found, self.reader)
 
     @functools.cached_property
     def blank(self) -> Example | None:
@@ -204,12 +200,7 @@ class StreamSamples:
     def build(self, row: Row, fields: dict[str, Any]) -> Example:
         """Tokenise one sample of ``rows``."""
         formatter = self._parts[fields["part"]][1]
-        found = formatter.build(row, fields)
-        return (
-            found
-            if formatter.reader is None
-            else replace(found, features=formatter.reader.features(found.media, found.input_ids))
-        )
+        return with_features(formatter.build(row, fields), formatter.reader)
 
     @functools.cached_property
     def blank(self) -> Example | None:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from torch.utils.data import IterableDataset
 
-from toolkit.data.collate import MicroBatch, Slot, collate, packed_slot
+from toolkit.data.collate import MicroBatch, Slot, collate, needs_blank, packed_slot
 from toolkit.data.formats import Example
 from toolkit.data.order import deal, shuffler
 from toolkit.data.packing import packed_stream
@@ -137,9 +137,8 @@ def _micro_batches(
         mine = ranks[spread.data_rank]
         slot = Slot([number for number, _, _ in mine], epoch, window, micro, len(dealt))
         examples = [samples.build(row, fields) for _, row, fields in mine]
-        yield collate(
-            examples, slot, samples.task, samples.pad_id, multiple, samples.masking, None if examples else samples.blank
-        )
+        blank = samples.blank if needs_blank(examples, samples.task) else None
+        yield collate(examples, slot, samples.task, samples.pad_id, multiple, samples.masking, blank)
 
 
 def _packed_batches(
@@ -151,6 +150,5 @@ def _packed_batches(
         numbers = [[number for number, _ in row] for row in mine]
         slot = packed_slot(numbers, epoch, window, micro, len(dealt), spread.one_row)
         examples = [example for row in mine for _, example in row]
-        yield collate(
-            examples, slot, samples.task, samples.pad_id, multiple, samples.masking, None if examples else samples.blank
-        )
+        blank = samples.blank if needs_blank(examples, samples.task) else None
+        yield collate(examples, slot, samples.task, samples.pad_id, multiple, samples.masking, blank)

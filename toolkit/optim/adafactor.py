@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from toolkit.optim.each import EachParameter
 from toolkit.optim.whole import part_of, whole
 from toolkit.recipe.schema import Optimizer
 
@@ -20,18 +21,9 @@ def build(groups: list[dict[str, Any]], optimizer: Optimizer, *, fused: bool) ->
     return kind(groups, lr=optimizer.lr, beta2_decay=optimizer.beta2_decay, d=optimizer.clip_threshold)
 
 
-class ShardedAdafactor(torch.optim.Adafactor):
+class ShardedAdafactor(EachParameter, torch.optim.Adafactor):  # type: ignore[misc]
     """Adafactor over DTensors: each weight and its gradient are gathered, updated whole by torch's own Adafactor, and
     this rank keeps its part. The state, a mean per row and column, is whole on every rank."""
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One update of every parameter that has a gradient; every rank calls it."""
-        assert closure is None
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._step(parameter, group)
 
     def _step(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
         """A function of its own: what it gathered is freed before the next weight is gathered."""

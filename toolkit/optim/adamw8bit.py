@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from toolkit.optim.each import EachParameter
 from toolkit.recipe.schema import Optimizer
 
 BLOCK = 256
@@ -93,7 +94,7 @@ class Moment8:
         self.scales[first : first + len(scales)] = scales
 
 
-class AdamW8bit(torch.optim.Optimizer):
+class AdamW8bit(EachParameter, torch.optim.Optimizer):  # type: ignore[misc]
     """The step is taken with the moments in float32, which are packed after it. ``state[p]``: ``step``, ``exp_avg`` and
     ``exp_avg_sq``, Moment8 each; a tensor that is put in their place is packed by the next step."""
 
@@ -103,14 +104,6 @@ class AdamW8bit(torch.optim.Optimizer):
             for parameter in group["params"]:
                 for signed in SIGNED.values():
                     _tensors(signed, local(parameter).device)  # copied to the device here and not in the first step
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        assert closure is None
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._step(parameter, group)
 
     def _step(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
         weight, gradient = local(parameter).view(-1), local(parameter.grad).reshape(-1)

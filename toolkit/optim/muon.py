@@ -8,6 +8,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from toolkit.errors import InputError
+from toolkit.optim.each import EachParameter
 from toolkit.optim.whole import part_of, whole
 from toolkit.recipe.schema import Optimizer
 
@@ -62,18 +63,9 @@ class MuonWithAdamW(torch.optim.Optimizer):
             part.step()
 
 
-class ShardedMuon(torch.optim.Muon):
+class ShardedMuon(EachParameter, torch.optim.Muon):  # type: ignore[misc]
     """Muon over DTensors: the momentum stays sharded; of each matrix the interpolated momentum is gathered,
     orthogonalised whole by torch's own Muon, and this rank's part of the result is added."""
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One update of every parameter that has a gradient; every rank calls it."""
-        assert closure is None
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._step(parameter, group)
 
     def _step(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
         gradient, state = parameter.grad, self.state[parameter]
