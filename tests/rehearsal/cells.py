@@ -19,11 +19,21 @@ TRAINED: dict[str, dict[str, Any]] = {"full": {}, "lora": LORA, "qlora": QLORA}
 
 @dataclass(frozen=True)
 class Call:
-    """A function of this package, named from it on, to be called in one of its processes. ``long``: before others."""
+    """A function of this package, named from it on, to be called in the process of ``local_rank``: that of the first
+    argument if it is a cell. ``long``: before others."""
 
     function: str
     args: tuple[Any, ...] = ()
     long: bool = False
+    local_rank: int | None = None
+
+    def process(self) -> int:
+        """The local rank that the process of this call has for all its life."""
+        if self.local_rank is not None:
+            return self.local_rank
+        cell = self.args[0]
+        assert isinstance(cell, Cell), f"{self.function}: say local_rank"
+        return cell.rank % 8
 
 
 @dataclass(frozen=True)

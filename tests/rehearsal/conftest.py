@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rehearsal import shim, worker
-from rehearsal.cells import Call, Cell
+from rehearsal.cells import Call
 
 _LIMIT_S = 800
 """Of a machine that does much else; none takes more than a minute of an idle one."""
@@ -30,7 +30,7 @@ class Stage:
 
     def _begin(self, call: Call) -> Future[Any]:
         if call not in self._coming:
-            rank = _local_rank(call)
+            rank = call.process()
             if rank not in self._pools:
                 self._pools[rank] = ProcessPoolExecutor(1, get_context("spawn"), worker.start)
             self._coming[call] = self._pools[rank].submit(worker.make, call, self._root)
@@ -44,15 +44,6 @@ class Stage:
         """End the processes."""
         for pool in self._pools.values():
             pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _local_rank(call: Call) -> int:
-    """Of the first cell that is called with; 0 if there is none."""
-    for value in call.args:
-        for one in value if isinstance(value, list | tuple) else [value]:
-            if isinstance(one, Cell):
-                return one.rank % 8
-    return 0
 
 
 @pytest.fixture(scope="session")

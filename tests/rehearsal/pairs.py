@@ -9,6 +9,9 @@ from typing import Any
 from rehearsal.cells import Cell
 from rehearsal.rehearse import Outcome, in_turn
 
+RANK = 7
+"""Of every job here."""
+
 
 def every_pair(names: Sequence[str]) -> list[str]:
     """A sequence in which each name follows each once, itself too: a round trip over every edge (Hierholzer)."""
@@ -55,18 +58,18 @@ def differences(cells: list[Cell], root: str) -> list[tuple[str, str, str]]:
 
 def of_strategies(names: Sequence[str], root: str) -> list[tuple[str, str, str]]:
     """Each strategy after each."""
-    return differences([Cell(name, rank=7) for name in every_pair(names)], root)
+    return differences([Cell(name, rank=RANK) for name in every_pair(names)], root)
 
 
 def of_precisions(names: Sequence[str], precisions: Sequence[str], root: str) -> list[tuple[str, str, str]]:
     """Each strategy in one precision after another."""
-    cells = [Cell(name, precision=precision, rank=7) for name in names for precision in precisions]
+    cells = [Cell(name, precision=precision, rank=RANK) for name in names for precision in precisions]
     return differences(cells, root)
 
 
 def then_offload(names: Sequence[str], root: str) -> list[tuple[str, str, str]]:
     """Each strategy, then fsdp2 with everything on the host: its gradients are summed there."""
-    offload = Cell("fsdp2", "offload-all", rank=7, sections={"strategy": {"offload": "all"}})
+    offload = Cell("fsdp2", "offload-all", rank=RANK, sections={"strategy": {"offload": "all"}})
     found = []
     for name in names:
         found += differences([replace(offload, strategy=name, option="plain", sections={}), offload], root)

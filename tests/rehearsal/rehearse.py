@@ -36,6 +36,8 @@ from toolkit.training.metrics import MetricsLog, Pending
 from toolkit.training.session import Session, open_session
 from toolkit.training.stop import Stop
 
+_OF_THIS_PROCESS: list[int] = []
+"""Local rank of each job so far."""
 _RANK_KEYS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 
@@ -113,6 +115,8 @@ def watching(outcome: Outcome) -> Iterator[Watch]:
 def as_rank(rank: int, world: int, alone: bool) -> Iterator[None]:
     """The environment of one process of a launched job; ``single`` is not launched."""
     local = rank % device.COUNT
+    _OF_THIS_PROCESS.append(local)
+    assert set(_OF_THIS_PROCESS) == {local}, f"torch remembers the first device of a process: {_OF_THIS_PROCESS}"
     given = {"RANK": rank, "LOCAL_RANK": local, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": min(world, device.COUNT)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29577", "TOOLKIT_SHARED_GROUP": "1"}
     for key in _RANK_KEYS:

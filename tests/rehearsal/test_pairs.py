@@ -9,6 +9,8 @@ import pytest
 from rehearsal.cells import STRATEGIES, Call
 
 _GROUP = tuple(name for name in STRATEGIES if name != "single")
+_RANK = 7
+"""Of every job in ``pairs``."""
 _SLOW = {"every strategy after every other", "another precision"}
 """Minutes on an idle core."""
 _JOBS = {
@@ -23,7 +25,9 @@ _JOBS = {
     "call",
     [
         pytest.param(
-            Call(f"pairs.{name}", tuple(args), long=True), id=id, marks=[pytest.mark.slow] if id in _SLOW else []
+            Call(f"pairs.{name}", tuple(args), long=True, local_rank=_RANK),
+            id=id,
+            marks=[pytest.mark.slow] if id in _SLOW else [],
         )
         for id, (name, *args) in _JOBS.items()
     ],
