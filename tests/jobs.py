@@ -48,16 +48,7 @@ def resolved_from(recipe: dict[str, Any]) -> Resolved:
 def loader_for(resolved: Resolved, rank: int, start: int = 0) -> TrainLoader:
     tokenizer = load_tokenizer(resolved.recipe)
     samples = open_data(resolved.recipe, "train", tokenizer)
-    return TrainLoader(
-        samples,
-        resolved.recipe,
-        micro_size=resolved.micro_size,
-        accumulation=resolved.accumulation,
-        data_size=resolved.data_size,
-        data_rank=resolved.data_rank(rank),
-        device_type="cpu",
-        start_window=start,
-    )
+    return TrainLoader.of(resolved, samples, resolved.data_rank(rank), start)
 
 
 def train_job(

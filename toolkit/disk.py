@@ -1,10 +1,21 @@
-"""Flush files to disk, and hash them."""
+"""Write files, flush them to disk, and hash them."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 from pathlib import Path
+
+from toolkit.errors import InputError
+
+
+def write_text(target: str | Path, text: str) -> None:
+    """Write a file that the user named, and make its folder; raises InputError if that cannot be."""
+    try:
+        Path(target).parent.mkdir(parents=True, exist_ok=True)
+        Path(target).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{target}: {error.strerror}") from None
 
 
 def file_sha256(path: Path) -> str:

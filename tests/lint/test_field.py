@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.lint.app import app
+from tests.lint.folder import put
 from toolkit.linting.engine import lint
 from toolkit.linting.examples import args, ds, fsdp1, lora, zero
 from toolkit.linting.files.load import load, read_sources
@@ -79,18 +80,6 @@ fsdp:
 """
 OTHERS = {"axolotl": AXOLOTL, "llamafactory": LLAMAFACTORY, "open-instruct": OPEN_INSTRUCT, "swift": SWIFT,
           "torchtune": TORCHTUNE}  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
-def put(files: Files) -> list[str]:
-    for name, text in files.items():
-        Path(name).parent.mkdir(parents=True, exist_ok=True)
-        Path(name).write_text(text)
-    return list(files)
 
 
 def found(files: Files, reader: Reader | None = None, severity: str = "") -> set[str]:

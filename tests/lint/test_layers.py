@@ -31,11 +31,6 @@ def three(folder: Path, content: Files, key: str) -> tuple[Answer, Answer, Answe
     return found
 
 
-@pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 def same(answer: Answer, run: Any) -> None:
     """The answer is what ``run()`` returns, or says that it raises."""
     if answer.fails:

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from tests.lint import real_packages as real
 from tests.lint.app import app
+from tests.lint.folder import put
 from toolkit.errors import InputError, RunFailed
 from toolkit.linting.engine import lint
 from toolkit.linting.examples import args, ds, fsdp, fsdp1, fsdp2, multi_gpu, zero
@@ -19,17 +20,6 @@ from toolkit.migration.run import migrate
 
 _FILE = ("deepspeed_config_file: ds.json",)
 _GATHER = {"stage3_gather_16bit_weights_on_model_save": True}
-
-
-@pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
-def put(files: Files) -> list[str]:
-    for name, text in files.items():
-        Path(name).write_text(text, encoding="utf-8")
-    return list(files)
 
 
 def config(files: Files) -> dict:

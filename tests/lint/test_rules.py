@@ -22,11 +22,6 @@ def write(folder: Path, files: Files) -> list[str]:
     return list(files)
 
 
-@pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 @by_code
 def test_failing_example_is_found_where_it_stands(rule: Rule, tmp_path: Path) -> None:
     report = lint(write(tmp_path, rule.fails), reader=rule.reader)

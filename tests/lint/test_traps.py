@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.lint import real_packages as real
+from tests.lint.folder import put
 from toolkit.linting.engine import lint
 from toolkit.linting.examples import args, ds, fsdp, fsdp1, fsdp2, lora, multi_gpu, zero
 from toolkit.linting.files.load import load
@@ -218,17 +218,6 @@ TRAPS = [
         fsdp1("fsdp_cpu_ram_efficient_loading: true", "fsdp_sync_module_states: true"),
     ),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
-def put(files: Files) -> list[str]:
-    for name, text in files.items():
-        Path(name).write_text(text, encoding="utf-8")
-    return list(files)
 
 
 @pytest.mark.parametrize("trap", TRAPS, ids=lambda trap: trap.name)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from toolkit.disk import write_text
 from toolkit.errors import InputError
 from toolkit.results import CommandResult, Result, write_json
 from toolkit.strategies import strategies
@@ -46,13 +47,13 @@ def bench_command(request: Request) -> int:
 
     log = Path("runs/bench") / f"{Path(request.recipe).stem}.log"
     page = Path(request.page) if request.page else log.with_suffix(".html")
-    _write(page, "")  # what cannot be written is reported before anything is measured
+    write_text(page, "")  # what cannot be written is reported before anything is measured
     say = (lambda line: None) if request.json_target == "-" else _say
     measured = measure(request, say, log)
     document = measured.to_json()
     for line in table(document):
         say(line)
-    _write(page, bench_page(document, Path(request.recipe).stem))
+    write_text(page, bench_page(document, Path(request.recipe).stem))
     say(f"report: {page}")
     if request.json_target:
         write_json(document, request.json_target)
@@ -178,14 +179,6 @@ def _check(request: Request) -> None:
         raise InputError("--find-batch: finds the micro-batch of one recipe; compare other cells in a separate run")
     if request.tflops is not None and request.tflops <= 0:
         raise InputError(f"--tflops {request.tflops:g}: TFLOP/s must be above 0")
-
-
-def _write(page: Path, text: str) -> None:
-    try:
-        page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{page}: {error.strerror}") from None
 
 
 def _named(names: tuple[str, ...]) -> list[str]:

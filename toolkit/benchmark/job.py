@@ -145,15 +145,7 @@ class _Run:
         resolved, rank = self.resolved, session.data_rank
         if self.order.full:
             return full_rows(resolved, session.engine.config, rank)
-        return TrainLoader(
-            open_data(resolved.recipe, "train", session.tokenizer),
-            resolved.recipe,
-            micro_size=resolved.micro_size,
-            accumulation=resolved.accumulation,
-            data_size=resolved.data_size,
-            data_rank=rank,
-            device_type=resolved.device,
-        )
+        return TrainLoader.of(resolved, open_data(resolved.recipe, "train", session.tokenizer), rank)
 
     def _watched_windows(self, windows: Iterable[list[MicroBatch]], session: Session) -> Iterator[list[MicroBatch]]:
         source = iter(windows)

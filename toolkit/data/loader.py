@@ -18,6 +18,7 @@ from toolkit.data.samples import MapSamples, MixedSamples, Samples, StreamSample
 from toolkit.data.spread import Spread, takes_one_row
 from toolkit.data.stream import Failure, TrainStream, eval_stream
 from toolkit.errors import InputError
+from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 
 __all__ = ["TrainLoader", "eval_batches", "open_data"]
@@ -71,6 +72,20 @@ class TrainLoader:
             self._data = _Collated(samples, pad_to_multiple_of)
             self._slots = slots = MapSlots(samples.lengths(), recipe, spread)
             self.steps_per_epoch = slots.steps_per_epoch
+
+    @classmethod
+    def of(cls, resolved: Resolved, samples: Samples, data_rank: int, start_window: int = 0) -> TrainLoader:
+        """The loader of a run of ``resolved``, on its device."""
+        return cls(
+            samples,
+            resolved.recipe,
+            micro_size=resolved.micro_size,
+            accumulation=resolved.accumulation,
+            data_size=resolved.data_size,
+            data_rank=data_rank,
+            device_type=resolved.device,
+            start_window=start_window,
+        )
 
     def __iter__(self) -> Iterator[list[MicroBatch]]:
         loader = DataLoader(

@@ -6,12 +6,12 @@ import os
 import sys
 import warnings
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from toolkit.data.fields import needed_fields
 from toolkit.data.files import local_files
 from toolkit.data.sources import check_local, named_sources
+from toolkit.disk import write_text
 from toolkit.errors import InputError
 from toolkit.recipe.load import recipe_from, source_of
 from toolkit.recipe.needs import why_no_tokenizer
@@ -46,7 +46,7 @@ def data_command(request: Request) -> int:
     if request.page:
         from toolkit.report.data_page import data_page
 
-        _write(request.page, data_page(found))
+        write_text(request.page, data_page(found))
     if request.json_target:
         write_json(found.to_json(), request.json_target)
     if request.json_target != "-":
@@ -84,11 +84,3 @@ def inspect(request: Request) -> Inspected:
     found = measure(resolved, tokenizer, which=which, samples=request.samples, only=only, rows=request.rows)
     document = result.finish(recipe_sha256=resolved.sha256, device=None, only=only, **found.fields)
     return Inspected(document, 2 if document["refused"] else 0, resolved, found.shown, found.arrangements)
-
-
-def _write(target: str, text: str) -> None:
-    try:
-        Path(target).parent.mkdir(parents=True, exist_ok=True)
-        Path(target).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{target}: {error.strerror}") from None

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from toolkit.disk import write_text
 from toolkit.errors import InputError
 from toolkit.planning.hardware import Device, device_named
 from toolkit.planning.unneeded import without
@@ -65,7 +66,7 @@ def plan_command(request: Request) -> int:
         page = plan_page(
             found.search, found.candidates, found.chosen, found.change, found.scaled, found.to_json()["assumptions"]
         )
-        _write(request.page, page)
+        write_text(request.page, page)
     if request.json_target:
         write_json(found.to_json(), request.json_target)
     if request.json_target != "-":
@@ -253,15 +254,7 @@ def _write_recipe(resolved: Resolved, target: str) -> None:
 
     values = resolved.recipe.model_dump(mode="json", exclude_defaults=True)
     values["batch"] = {"micro_size": resolved.micro_size, "accumulation": resolved.accumulation}
-    _write(target, yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
-
-
-def _write(target: str, text: str) -> None:
-    try:
-        Path(target).parent.mkdir(parents=True, exist_ok=True)
-        Path(target).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{target}: {error.strerror}") from None
+    write_text(target, yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
 
 
 def _assumptions(asked: Resolved, device: Device) -> list[str]:

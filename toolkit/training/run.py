@@ -135,17 +135,7 @@ def run(
 
 
 def _loader(session: Session, samples: Any, start: int) -> TrainLoader:
-    resolved = session.resolved
-    return TrainLoader(
-        samples,
-        resolved.recipe,
-        micro_size=resolved.micro_size,
-        accumulation=resolved.accumulation,
-        data_size=resolved.data_size,
-        data_rank=session.data_rank,
-        device_type=resolved.device,
-        start_window=start,
-    )
+    return TrainLoader.of(session.resolved, samples, session.data_rank, start)
 
 
 def _check_length(

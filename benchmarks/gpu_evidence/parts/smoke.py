@@ -78,15 +78,7 @@ def _candidate(resolved: Any, samples: Any) -> dict[str, Any]:
     from toolkit.training.session import engage
 
     session = engage(resolved, make_accelerator(resolved), None, samples.pad_id)
-    loader = TrainLoader(
-        samples,
-        resolved.recipe,
-        micro_size=resolved.micro_size,
-        accumulation=resolved.accumulation,
-        data_size=1,
-        data_rank=0,
-        device_type=resolved.device,
-    )
+    loader = TrainLoader.of(resolved, samples, data_rank=0)
     found: dict[str, Any] = {"losses": [], "norms": [], "skipped": [], "loss_scales": []}
     engine: Any = session.engine
     step = engine.step

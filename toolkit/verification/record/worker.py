@@ -9,11 +9,13 @@ import shutil
 from collections.abc import Callable, Iterator
 from copy import copy
 from pathlib import Path
+from typing import cast
 
 import torch
 import torch.distributed as dist
 
 from toolkit.data.loader import TrainLoader
+from toolkit.data.samples import MapSamples
 from toolkit.errors import RunFailed
 from toolkit.model.checkpointing import host_stores, recomputed_calls
 from toolkit.model.compiling import compilation
@@ -117,17 +119,8 @@ def _open(resolved: Resolved, case: Case) -> Session:
 
 
 def _train(session: Session, case: Case, progress: Progress, after_step: Callable[[Pending], None]) -> None:
-    resolved = session.resolved
-    loader = TrainLoader(
-        case.samples,  # type: ignore[arg-type]  # stands where MapSamples does
-        resolved.recipe,
-        micro_size=resolved.micro_size,
-        accumulation=resolved.accumulation,
-        data_size=resolved.data_size,
-        data_rank=session.data_rank,
-        device_type=resolved.device,
-        start_window=progress.step,
-    )
+    samples = cast(MapSamples, case.samples)  # stands where one does
+    loader = TrainLoader.of(session.resolved, samples, session.data_rank, progress.step)
     loop.train(session, loader, case.steps, progress, after_step)
 
 
