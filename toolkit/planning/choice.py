@@ -14,7 +14,7 @@ EQUAL = 0.01
 """Candidates within this fraction of the fastest time are equally fast: the time model is not more precise."""
 
 FASTEST = "fastest that fits"
-ROOMIEST = f"among equals (within {EQUAL:.0%}) the one with the most free memory".replace("%", " %")
+ROOMIEST = f"most free memory of those within {EQUAL:.0%} of the fastest".replace("%", " %")
 SIMPLEST = "simplest that fits (times are unknown)"
 
 

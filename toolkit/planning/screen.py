@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from toolkit.counts import trained_share
 from toolkit.planning.candidate import Candidate
 from toolkit.planning.choice import choose, why_chosen
 from toolkit.planning.hardware import GIB
@@ -41,8 +42,7 @@ def show(
             "per micro-batch"
         )
     out.write(
-        f"plan  {name} · {holdings.elements(True) / 1e6:,.1f} M of {holdings.elements() / 1e9:.2f} B "
-        "parameters trainable · "
+        f"plan  {name} · {trained_share(holdings.elements(True), holdings.elements())} · "
         f"{recipe.precision} · {rows} · global batch {asked.global_size}\n"
         f"      {asked.world_size} × {device.name}, {device.memory:.1f} GiB ({search.usable / GIB:.1f} usable)\n\n"
     )
@@ -103,7 +103,7 @@ def _line(candidate: Candidate, label: int, why: str | None) -> str:
         notes.append("this recipe")
     if candidate.unmeasured:
         notes.append(f"{', '.join(candidate.unmeasured)}: not validated")
-    return text + (f"  ← {', '.join(notes)}" if notes else "")
+    return text + (f"  ← {'; '.join(notes)}" if notes else "")
 
 
 def _bar(candidate: Candidate) -> str:

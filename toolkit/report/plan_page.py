@@ -6,6 +6,7 @@ import html
 from collections.abc import Sequence
 from typing import Any
 
+from toolkit.counts import trained_share
 from toolkit.planning.candidate import Candidate
 from toolkit.planning.choice import EQUAL, why_chosen
 from toolkit.planning.hardware import GIB
@@ -56,7 +57,7 @@ def plan_page(
 def _facts(search: Search) -> str:
     asked, holdings = search.asked, search.planner.skeleton.holdings
     return (
-        f"{holdings.elements(True) / 1e6:,.1f} M of {holdings.elements() / 1e9:.2f} B parameters trainable, "
+        f"{trained_share(holdings.elements(True), holdings.elements())}, "
         f"{asked.recipe.precision}, length {search.planner.length}, global batch {asked.global_size}; "
         f"{asked.world_size} × {search.device.name} of {search.device.memory:.1f} GiB, "
         f"{search.usable / GIB:.1f} usable"

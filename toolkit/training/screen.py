@@ -12,6 +12,7 @@ from typing import Any, TextIO, cast
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from toolkit.counts import trained_share
 from toolkit.launch.failure import SCREEN_VARIABLE
 from toolkit.launch.files import parts
 from toolkit.recipe.resolve import Resolved
@@ -114,17 +115,10 @@ def headline(resolved: Resolved, trainable: int, total: int) -> str:
     return (
         f"{resolved.recipe.strategy.name} · {processes} {where} · {resolved.recipe.precision} · "
         f"global batch {resolved.global_size} = {resolved.micro_size} micro × {resolved.accumulation} accumulation × "
-        f"{parts(resolved)} · {_count(trainable)} of {_count(total)} parameters trainable"
+        f"{parts(resolved)} · {trained_share(trainable, total)}"
     )
 
 
 def engaged_line(claims: list[Claim]) -> str:
     """The evidence that the strategy is active, in one line."""
     return "active: " + " · ".join(f"{claim.claim} {claim.seen}" for claim in claims)
-
-
-def _count(number: int) -> str:
-    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.4g} {unit}"
-    return str(number)
