@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from toolkit.linting.context import LintContext, number, true
-from toolkit.linting.edits import remove
-from toolkit.linting.examples import args, ds
+from toolkit.linting.edits import add, remove, set_value
+from toolkit.linting.examples import acc, args, ds
 from toolkit.linting.model import Diagnostic
 from toolkit.linting.near import meant, nearest
 from toolkit.linting.registry import rule
 
+_THREE = acc(
+    "distributed_type: DEEPSPEED",
+    "num_processes: 3",
+    "deepspeed_config:",
+    "  deepspeed_config_file: ds.json",
+)
 _SELECTIVE = {"selective": True, "use_reentrant": False}
 
 
@@ -158,3 +164,37 @@ def selective_under_zero_3(context: LintContext) -> Iterator[Diagnostic]:
                 "twice in the recomputation; "
                 "zero_optimization.memory_efficient_linear: false is right with any",
             )
+
+
+@rule(
+    "DS226",
+    "note",
+    source="measured: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py:average_tensor (div_ before reduce_scatter)",
+    fails=_THREE | ds(2, bf16={"enabled": True}, communication_data_type="fp32"),
+    passes=_THREE | ds(2, bf16={"enabled": True}, communication_data_type="fp32", zero={"reduce_scatter": False}),
+)
+def divided_in_16_bits(context: LintContext) -> Iterator[Diagnostic]:
+    """communication_data_type: fp32 does not keep ZeRO-2 from dividing gradients in 16 bits.
+
+    With reduce_scatter, the default, each rank's gradient is divided by the number of ranks before it is cast to
+    communication_data_type and added up. Two, four or eight ranks change the exponent alone. Three round every element
+    once more: each gradient is 1.6e-3 off in bf16. Without reduce_scatter the sum is divided in fp32, and as much is
+    sent.
+    """
+    processes, scatter = context.processes, context.ds("zero_optimization.reduce_scatter")
+    if context.zero_stage != 2 or processes is None or processes.value < 1 or "deepspeed" not in context.kinds:
+        return
+    ranks, rest = divmod(processes.value, context.parallel_extra)
+    half = next((key for key in ("bf16.enabled", "fp16.enabled") if true(context.deepspeed.get(key))), None)
+    off = scatter is not None and not true(scatter.value)
+    if context.deepspeed.get("communication_data_type") not in ("fp32", "float32", "torch.float32"):
+        return  # the sum itself is rounded to 16 bits
+    if rest or ranks & (ranks - 1) == 0 or half is None or off:
+        return
+    fix = set_value(scatter, False) if scatter else add(context.deepspeed, "zero_optimization", "reduce_scatter", False)
+    yield Diagnostic(
+        scatter or context.ds("zero_optimization.stage"),
+        f"gradients are divided by {ranks} ranks in 16 bits before they are added up; reduce_scatter: false divides "
+        "their sum, for the same traffic",
+        fix,
+    )
