@@ -54,6 +54,7 @@ class Cell:
     attention: str = "sdpa"
     offload: str = "none"
     optimizer: str = "adamw"
+    kernel: str | None = None
 
     @property
     def name(self) -> str:
@@ -64,6 +65,7 @@ class Cell:
         more += [self.attention] if self.attention != "sdpa" else []
         more += [f"offload-{self.offload}"] if self.offload != "none" else []
         more += [self.optimizer] if self.optimizer != "adamw" else []
+        more += [self.kernel] if self.kernel else []
         return "-".join([self.model, kind, self.strategy, self.checkpointing, size, self.precision, *more])
 
     @property
@@ -83,7 +85,8 @@ class Cell:
             "batch": {"micro_size": self.micro, "accumulation": self.accumulation},
             "adapter": LORA if self.lora else None,
             "precision": self.precision,
-            "optimizer": {"name": self.optimizer},
+            "optimizer": {"name": self.optimizer}
+            | ({"kernel": self.kernel, "weight_decay": 0.1} if self.kernel else {}),
             "activation_checkpointing": self.checkpointing,
             "strategy": {"name": self.strategy, "offload": self.offload},
             "machine": {"device": "cpu", "processes": 1 if self.strategy == "single" else 2},
@@ -108,6 +111,9 @@ BUILT += [
     *(Cell("llama", False, s, "full", 16, micro=1, optimizer="lion") for s in STRATEGIES if s != "single"),
     *(Cell("llama", False, s, "full", 16, micro=1, optimizer="muon") for s in ("single", "ddp", "fsdp2")),
     *(Cell("llama", False, s, "full", 16, micro=1, optimizer="adafactor") for s in ("single", "ddp", "fsdp2")),
+    # A kernel that copies all that it updates.
+    *(Cell("llama", False, s, "full", 16, micro=1, kernel="foreach") for s in STRATEGIES),
+    *(Cell("llama", False, s, "full", 16, micro=1, optimizer="sgd", kernel="foreach") for s in ("single", "fsdp2")),
 ]
 HELD_OUT = [
     *(Cell("qwen3", False, s, "none", 256, micro=1) for s in STRATEGIES),

@@ -17,6 +17,11 @@ def adam_arguments(optimizer: Any) -> dict[str, Any]:
     return {"adam_beta1": beta1, "adam_beta2": beta2, "adam_epsilon": optimizer.eps}
 
 
+def _copies(optimizer: Any, decays: bool) -> int:
+    # torch 2.13.0 optim/adam.py, ``_multi_tensor_adam``: the roots of the second moments.
+    return int(optimizer.kernel == "foreach")
+
+
 OPTIMIZER = OptimizerKind(
     name="adamw",
     title="AdamW with decoupled weight decay",
@@ -25,5 +30,6 @@ OPTIMIZER = OptimizerKind(
     formula="toolkit.reference.optimizers.adamw:AdamW",
     keys=("kernel", "betas", "eps"),
     lr="2e-4",
+    copies=_copies,
     trainer=_trainer,
 )

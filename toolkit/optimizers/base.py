@@ -70,6 +70,9 @@ class OptimizerKind:
     temporary: Callable[[tuple[int, ...], bool, int, int], float] = lambda shape, matrix, size, ranks: 0.0
     """Bytes that exist only while one weight is updated: takes its shape, whether it is a hidden matrix, the bytes of
     an element in the trained dtype, and the number of ranks that its tensors are sharded over."""
+    copies: Callable[[Any, bool], int] = lambda optimizer, decays: 0
+    """Copies that a step makes of all tensors of a parameter group at once, in the trained dtype: takes the recipe's
+    section and whether the group has weight decay."""
     passes: int = 7
     """How often a step reads or writes a tensor of the weights' size: weight, gradient and each state tensor."""
     flops: Callable[[Any, tuple[int, ...], bool], float] = lambda optimizer, shape, matrix: 0.0

@@ -16,6 +16,11 @@ def _trainer(optimizer: Any) -> dict[str, Any]:
     return {"optim": "sgd", "optim_args": f"momentum={optimizer.momentum},nesterov={nesterov}"}
 
 
+def _copies(optimizer: Any, decays: bool) -> int:
+    # torch 2.13.0 optim/sgd.py, ``_multi_tensor_sgd``: gradients with the decayed weights added.
+    return int(optimizer.kernel == "foreach" and decays and optimizer.weight_decay > 0)
+
+
 OPTIMIZER = OptimizerKind(
     name="sgd",
     title="stochastic gradient descent with momentum",
@@ -27,6 +32,7 @@ OPTIMIZER = OptimizerKind(
     lr="0.1 for normalised networks; for transformers it is searched for",
     state=lambda shape, matrix, size: float(elements(shape) * size),
     tensors=lambda optimizer, shape, matrix: ("momentum_buffer",) if optimizer.momentum else (),
+    copies=_copies,
     passes=5,
     counts=lambda matrix: False,
     settings=_settings,

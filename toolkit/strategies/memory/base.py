@@ -214,7 +214,32 @@ class MemoryModel:
         """Bytes that updating the weight that takes most needs for that time alone."""
         weights = [w for unit, _ in self.holdings.units() for w in unit if w.trains]
         ranks = self.ranks if "weights" in self.resolved.traits.shards else 1
-        return int(max((self.optimizer.temporary(w.shape, w.matrix, self.trained, ranks) for w in weights), default=0))
+        most = max((self.optimizer.temporary(w.shape, w.matrix, self.trained, ranks) for w in weights), default=0)
+        return int(most) + self.group_copies()
+
+    def group_copies(self) -> int:
+        """Bytes that a step copies of the tensors of one parameter group, of the group where they are most; 0 if the
+        state is updated on the host."""
+        if self.resolved.recipe.strategy.offload != "none":
+            return 0
+        ranks = self.ranks if "optimizer" in self.resolved.traits.shards else 1
+        section = self.resolved.recipe.optimizer
+        return max(
+            (
+                self.optimizer.copies(section, decays) * -(-size // ranks) * self.trained
+                for (_, decays), size in self.group_sizes().items()
+            ),
+            default=0,
+        )
+
+    def group_sizes(self) -> dict[tuple[int, bool], int]:
+        """Elements that train, by group of the optimizer."""
+        sizes: dict[tuple[int, bool], int] = {}
+        for unit, count in self.holdings.units():
+            for w in unit:
+                if w.trains:
+                    sizes[w.group, w.decays] = sizes.get((w.group, w.decays), 0) + count * w.numel
+        return sizes
 
     def host_loading(self) -> tuple[int, int]:
         """Host memory of loading: bytes for each process, and bytes that a node's processes share. Every process

@@ -64,14 +64,9 @@ class ZeroMemory(MemoryModel):
 
     def temporary(self) -> int:
         """The optimizer updates a group's part of the flat weights at once."""
-        sizes: dict[tuple[int, bool], int] = {}
-        for unit, count in self.holdings.units():
-            for w in unit:
-                if w.trains:
-                    sizes[w.group, w.decays] = sizes.get((w.group, w.decays), 0) + count * w.numel
-        return int(
-            max((self.optimizer.temporary((n,), False, self.trained, self.ranks) for n in sizes.values()), default=0)
-        )
+        sizes = self.group_sizes().values()
+        most = max((self.optimizer.temporary((n,), False, self.trained, self.ranks) for n in sizes), default=0)
+        return int(most) + self.group_copies()
 
     def norm_in_double(self) -> int:
         """Bytes of the largest weight's part in float64, in which its norm is computed (``get_norm_dtype``)."""
