@@ -183,13 +183,14 @@ def plan(
     every: bool = False,
     scale: bool = False,
     calibrate: bool = False,
+    loop: str = "toolkit",
 ) -> Planned:
     """Predict peak memory and time of every strategy, and choose the fastest that fits.
 
     ``recipe`` may also be a model's config.json or folder. ``gpu``: a name of the device table, for example h100, or
     ``memory``: GiB per device. ``gpus``, ``nodes``: override the recipe's. ``headroom``: fraction of the memory to keep
     free. ``every``: keep candidates that cannot win. ``scale``: predict 1 to 1,024 devices. ``calibrate``: measure the
-    rates of this machine.
+    rates of this machine. ``loop``: toolkit, trainer (of the installed transformers) or trainer-4.48.
 
     Raises InputError if the input cannot be used, RunFailed if calibration fails.
     """
@@ -208,6 +209,7 @@ def plan(
             every=every,
             scale=scale,
             calibrate=calibrate,
+            loop=loop,
         )
     )
 

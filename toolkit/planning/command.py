@@ -27,6 +27,7 @@ from toolkit.strategies import resolve
 
 if TYPE_CHECKING:
     from toolkit.planning.candidate import Candidate
+    from toolkit.planning.loops import Loop
     from toolkit.planning.search import Search
 
 
@@ -52,6 +53,7 @@ class Request:
     output: str | None = None
     json_target: str | None = None
     page: str | None = None
+    loop: str = "toolkit"
 
 
 def plan_command(request: Request) -> int:
@@ -127,6 +129,9 @@ def _plan(request: Request, kept: Callable[[], None]) -> Planned:
     device = _device(request, recipe)
     source = source_of(request.recipe)
     asked = resolve(recipe, source, device="cpu" if device.name == "cpu" else "cuda")
+    from toolkit.planning.loops import LOOPS, check_loop
+
+    check_loop(request.loop, recipe)
     from toolkit.planning.choice import choose, other_training, smallest_change, why_chosen
     from toolkit.planning.search import Search
     from toolkit.planning.time import Rates
@@ -144,7 +149,7 @@ def _plan(request: Request, kept: Callable[[], None]) -> Planned:
               file=sys.stderr, flush=True)  # fmt: skip
         device, rates = calibrated(asked, device, rates, log)
     with without("bitsandbytes"):
-        search = Search(asked, device, request.headroom, rates)
+        search = Search(asked, device, request.headroom, rates, request.loop)
         kept()
         candidates = search.all(request.every)
         chosen = choose(candidates)
@@ -166,7 +171,8 @@ def _plan(request: Request, kept: Callable[[], None]) -> Planned:
         chosen_because=None if chosen is None else why_chosen(candidates, chosen),
         smallest_change=change,
         usable_bytes=search.usable,
-        assumptions=_assumptions(asked, device),
+        loop=request.loop,
+        assumptions=[*_assumptions(asked, device), *_of_loop(LOOPS[request.loop], request.loop)],
         traced_slowly=search.planner.slowly,
         scale=scaled,
     )
@@ -255,6 +261,10 @@ def _write_recipe(resolved: Resolved, target: str) -> None:
     values = resolved.recipe.model_dump(mode="json", exclude_defaults=True)
     values["batch"] = {"micro_size": resolved.micro_size, "accumulation": resolved.accumulation}
     write_text(target, yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+
+
+def _of_loop(loop: Loop, name: str) -> list[str]:
+    return [] if name == "toolkit" else [f"the loop of {loop.title}: {loop.source}"]
 
 
 def _assumptions(asked: Resolved, device: Device) -> list[str]:

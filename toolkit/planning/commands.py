@@ -32,6 +32,9 @@ def plan(
     every: Annotated[bool, typer.Option("--all", help="show every candidate")] = False,
     scale: Annotated[bool, typer.Option("--scale", help="predict 1 to 1024 devices")] = False,
     calibrate: Annotated[bool, typer.Option("--calibrate", help="measure the rates on this machine")] = False,
+    loop: Annotated[
+        str, typer.Option(metavar="NAME", help="the training loop: toolkit, trainer, trainer-4.48")
+    ] = "toolkit",
     output: Annotated[
         str | None, typer.Option("-o", "--output", metavar="FILE", help="write the chosen recipe to FILE")
     ] = None,
@@ -45,6 +48,6 @@ def plan(
 
     request = Request(
         recipe, tuple(overrides or ()), gpu, memory, gpus, nodes, gpu_table, link, lora, length, micro,
-        headroom, every, scale, calibrate, output, json_target, page,
+        headroom, every, scale, calibrate, output, json_target, page, loop,
     )  # fmt: skip
     raise typer.Exit(plan_command(request))

@@ -27,13 +27,14 @@ class Planner:
     resolved: Resolved
     length: int
     skeleton: Skeleton
+    loop: str = "toolkit"
     traces: dict[Shape, Traced] = field(default_factory=dict)
     expanded: dict[tuple[Shape, bool], list[Point]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, resolved: Resolved, length: int) -> Planner:
+    def of(cls, resolved: Resolved, length: int, loop: str = "toolkit") -> Planner:
         """Create the model's skeleton. Raises InputError if the model cannot be built from its config."""
-        return cls(resolved, length, build(resolved))
+        return cls(resolved, length, build(resolved), loop)
 
     def memory(self, resolved: Resolved) -> Memory:
         """Peak memory of ``resolved``, a variant of this planner's recipe, on one device.
@@ -78,6 +79,7 @@ class Planner:
             self._same_as(compute),
             fused=recipe.loss == "fused",
             masked=masks_rows(resolved),
+            loop=self.loop,
         )
 
     def _segments(self, shape: Shape) -> list[Segment]:

@@ -30,6 +30,8 @@ def show(
     scaled: list[dict[str, Any]] | None,
 ) -> None:
     """Print the plan to standard output."""
+    from toolkit.planning.loops import LOOPS
+
     asked = search.asked
     recipe, device = asked.recipe, search.device
     holdings = search.planner.skeleton.holdings
@@ -64,6 +66,8 @@ def show(
         )
     if scaled:
         out.write("\n" + _scale_table(scaled))
+    if request.loop != "toolkit":
+        out.write(f"planned for the loop of {LOOPS[request.loop].title}\n")
     if asked.device == "cuda":
         out.write("not measured on a GPU yet: context and rates are assumptions, see docs/planning.md\n")
     if chosen is not None:

@@ -9,6 +9,7 @@ from typing import Any
 from toolkit.errors import InputError
 from toolkit.planning.candidate import Candidate
 from toolkit.planning.hardware import GIB, Device
+from toolkit.planning.loops import check_loop
 from toolkit.planning.predict import Planner
 from toolkit.planning.time import Rates, step_seconds
 from toolkit.recipe.resolve import Resolved
@@ -24,13 +25,14 @@ WORKSPACE = 32 * 2**20
 class Search:
     """Candidates of one recipe on one device."""
 
-    def __init__(self, asked: Resolved, device: Device, headroom: float, rates: Rates) -> None:
+    def __init__(self, asked: Resolved, device: Device, headroom: float, rates: Rates, loop: str = "toolkit") -> None:
         self.asked = asked
         self.device = device
         self.rates = rates
         self.headroom = headroom
         self.usable = int(device.bytes * (1 - headroom))
-        self.planner = Planner.of(asked, asked.recipe.data.max_length)
+        self.loop = loop
+        self.planner = Planner.of(asked, asked.recipe.data.max_length, loop)
 
     def candidate(self, resolved: Resolved, asked: bool = False, planner: Planner | None = None) -> Candidate:
         """Predict one. Raises InputError if the model cannot be traced."""
@@ -71,6 +73,8 @@ class Search:
                 enough.add((name, micro))
             else:
                 too_large[name, offload, kind] = micro
+        if self.loop != "toolkit":
+            return found  # other loops have neither
         if not found[0].fits:
             found += self._fused(found)
         if not any(c.fits for c in found):
@@ -115,7 +119,7 @@ class Search:
     def shorter(self, length: int, rows: int) -> Iterator[tuple[str, Candidate]]:
         """The asked way with shorter rows; packed, first with so many more of them that a step has as many tokens."""
         recipe, asked = self.asked.recipe, self.asked
-        planner = Planner(asked, length, self.planner.skeleton)
+        planner = Planner(asked, length, self.planner.skeleton, self.loop)
         told = f"data.max_length={length}"
         if recipe.data.packing:
             micro = asked.micro_size * rows
@@ -130,7 +134,8 @@ class Search:
         values = self.asked.recipe.model_dump(exclude_unset=True) | top
         try:
             asked = resolve(Recipe.model_validate(values), self.asked.source, device=self.asked.device)
-            return Search(asked, self.device, self.headroom, self.rates)
+            check_loop(self.loop, asked.recipe)
+            return Search(asked, self.device, self.headroom, self.rates, self.loop)
         except InputError:
             return None
 

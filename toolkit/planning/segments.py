@@ -22,6 +22,8 @@ class Shape:
     """Whether the head answers with the loss (``loss: fused``)."""
     masked: bool = False
     """Whether rows hold several samples that a mask keeps apart."""
+    loop: str = "toolkit"
+    """The training loop whose loss it is; see toolkit/planning/loops.py."""
 
     @property
     def autocast(self) -> bool:

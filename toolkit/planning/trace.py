@@ -23,6 +23,7 @@ from toolkit.model.head_loss import multiplied_by
 from toolkit.model.nf4 import Nf4Linear
 from toolkit.planning.autocast import ActedAutocast, NotActedOut
 from toolkit.planning.head import acted_head
+from toolkit.planning.loops import LOOPS
 from toolkit.planning.segment_tracer import Counter, SegmentTracer
 from toolkit.planning.segments import OUTSIDE, Shape, Traced
 from toolkit.planning.skeleton import Skeleton
@@ -30,7 +31,6 @@ from toolkit.planning.target import TargetKernels
 from toolkit.recipe.resolve import Precision
 from toolkit.tasks import task_of
 from toolkit.tasks.labels import Labels
-from toolkit.training.loss import loss_sum
 
 
 def trace(skeleton: Skeleton, shape: Shape, precision: Precision, device: str, task: str) -> Traced:
@@ -99,7 +99,7 @@ def _run(
         with kernels.acting(), acted.acting() if acted else contextlib.nullcontext(), _rows(shape.masked):
             factor = torch.full((), 1.0 / shape.length)
             with cast, _head(model, skeleton, shape, kernels), multiplied_by(factor):
-                loss = loss_sum(model, skeleton.config, tensors, task)
+                loss = LOOPS[shape.loop].loss(model, skeleton.config, tensors, task)
             recorder.move(OUTSIDE, backward=True)
             weighted = loss * factor
             weighted.backward()

@@ -1,0 +1,59 @@
+"""Plans for other training loops than the toolkit's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from plan.cells import LLAMA, Cell
+from plan.trainer import trainer_peak
+from toolkit.errors import InputError
+from toolkit.launch.group import WorkerGroup
+from toolkit.planning.loops import check_loop
+from toolkit.planning.predict import Planner
+from toolkit.recipe.schema import Recipe
+from toolkit.strategies import resolve
+
+WIDE = LLAMA | {"vocab_size": 8000, "num_hidden_layers": 2}
+"""Its logits are the peak."""
+
+
+def planner(loop: str, device: str = "cuda", precision: str = "bf16", **sections: Any) -> Planner:
+    values = Cell("llama", False, "single", "none", 64, accumulation=1, precision=precision).recipe() | sections
+    values["model"] = {"config": WIDE}
+    return Planner.of(resolve(Recipe.model_validate(values), device=device), 64, loop)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_the_trainers_memory_is_what_it_takes(precision: str) -> None:
+    """The Trainer itself, of the installed transformers, on the CPU."""
+    made = planner("trainer", "cpu", precision)
+    with WorkerGroup(1) as lone:
+        [real] = lone.run(trainer_peak, WIDE, made.resolved.micro_size, 64, precision == "bf16")
+    assert made.memory(made.resolved).peak == pytest.approx(real, rel=0.05)
+
+
+def test_the_trainer_of_transformers_4_48_copies_the_logits_once_more() -> None:
+    peaks = {}
+    for loop in ("trainer", "trainer-4.48"):
+        made = planner(loop)
+        peaks[loop] = made.memory(made.resolved).phases["loss"]
+    micro, length, words = 2, 64, 8000
+    # A float32 copy of all but the last position. What else is computed of the logits is without that position then:
+    # two rows of 128 less, in up to three tensors.
+    assert peaks["trainer-4.48"] - peaks["trainer"] == pytest.approx(4 * micro * (length - 1) * words, rel=3 * 2 / 126)
+
+
+@pytest.mark.parametrize(
+    ("loop", "sections", "message"),
+    [
+        ("trainr", {}, "--loop trainr: is not one of toolkit, trainer, trainer-4.48"),
+        ("trainer", {"loss": "fused"}, "--loop trainer: transformers' Trainer has no loss: fused"),
+        ("trainer", {"optimizer": {"name": "muon"}}, "--loop trainer: transformers' Trainer has no optimizer muon"),
+    ],
+)
+def test_what_a_loop_cannot_train_is_an_error(loop: str, sections: dict[str, Any], message: str) -> None:
+    values = Cell("llama", False, "single", "none", 64).recipe() | sections
+    with pytest.raises(InputError, match=message):
+        check_loop(loop, Recipe.model_validate(values))
