@@ -1,12 +1,14 @@
 """An engine: a model prepared for training by one strategy, its optimizer, and access to its whole tensors.
 
-The loop calls ``forward``, ``backward``, ``step``; checkpoints and `verify` read and write whole tensors by name,
-however they are sharded. This module has the parts that all engines share.
+The loop calls ``forward``, ``backward``, ``step``. `verify` reads and writes whole tensors by name, however they are
+sharded; checkpoints the pieces that each rank owns. This module has the parts that all engines share.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -19,6 +21,7 @@ from toolkit.optim.adamw import step_count
 from toolkit.optim.groups import make_optimizer
 from toolkit.optimizers import optimizer_kind
 from toolkit.recipe.resolve import Resolved
+from toolkit.strategies.engines.pieces import Owned, Piece, Saved, Values, span
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -108,6 +111,8 @@ class Engine:
         self.accelerator = accelerator
         self.device: torch.device = accelerator.device
         self.shapes = {name: tuple(p.shape) for name, p in prepared.trainable().items()}
+        ends = itertools.accumulate(math.prod(shape) for shape in self.shapes.values())
+        self._ends = dict(zip(self.shapes, ends, strict=True))
         self.dtypes = {name: p.dtype for name, p in prepared.model.named_parameters()}
         self.blocks = prepared.blocks
         self.config = prepared.model.config
@@ -199,7 +204,7 @@ class Engine:
 
     # ------------------------------------------------------------------ whole tensors, by name; every rank calls
     #
-    # ``main_only``: only rank 0 has use for the values, as when it writes a checkpoint. The other ranks take part in
+    # ``main_only``: only rank 0 has use for the values, as when `verify` records them. The other ranks take part in
     # the collectives and copy nothing to the host; they return tensors of the same shape and dtype without memory (on
     # the meta device).
 
@@ -221,6 +226,41 @@ class Engine:
     def load(self, name: str, weight: torch.Tensor, state: OptimizerState | None) -> None:
         """Set the whole weight, and the optimizer's state unless None."""
         raise NotImplementedError
+
+    # ------------------------------------------------------------------ this rank's pieces, by name; no communication
+
+    def pieces(self, name: str) -> Owned:
+        """What this rank owns of the trained weight (of the master copy if there is one) and of its moments.
+
+        Each element is owned by one rank: ranks that hold copies divide them. Values are views where the strategy keeps
+        the tensors itself, on the device that they are kept on.
+        """
+        raise NotImplementedError
+
+    def load_pieces(self, name: str, saved: Saved) -> None:
+        """Set what this rank holds of the weight, and of the optimizer's state where it was saved, reading no more."""
+        state = None
+        if saved.step is not None:
+            state = OptimizerState(saved.step, {key: saved.moment(key, None) for key in self.moment_keys(name)})
+        self.load(name, saved.weight(None), state)
+
+    def _share(self, name: str) -> Piece:
+        """This rank's part of a tensor that every rank holds. The ranks divide all trained elements, in the model's
+        order, into equal ranges, so that few tensors are cut."""
+        rank, world = self.accelerator.process_index, self.accelerator.num_processes
+        total, size = max(self._ends.values()), math.prod(self.shapes[name])
+        before = self._ends[name] - size
+        first, last = total * rank // world - before, total * (rank + 1) // world - before
+        return span(min(max(first, 0), size), min(max(last, 0), size))
+
+    def _divided(self, name: str, tensor: torch.Tensor) -> Values:
+        """This rank's part of a tensor that every rank holds, a view of it if it is contiguous. A moment of another
+        shape than the weight's belongs to the rank that has the weight's first element."""
+        piece = self._share(name)
+        flat = tensor.detach().reshape(-1)
+        if tuple(tensor.shape) != self.shapes[name]:
+            piece = span(0, flat.numel() if piece.start[0] == 0 and piece.numel else 0)
+        return owned(piece, flat[piece.start[0] : piece.start[0] + piece.numel])
 
     @contextlib.contextmanager
     def gathered(self) -> Iterator[nn.Module]:
@@ -271,6 +311,11 @@ def on_host(tensor: torch.Tensor, values: bool = True) -> torch.Tensor:
     """A copy of ``tensor`` on the CPU; without ``values`` its shape and dtype alone, on the meta device."""
     tensor = tensor.detach()
     return tensor.to("cpu", copy=True) if values else torch.empty_like(tensor, device="meta")
+
+
+def owned(piece: Piece, values: torch.Tensor) -> Values:
+    """One piece, or none where it is empty."""
+    return [(piece, values)] if piece.numel else []
 
 
 def counted_steps(state: Mapping[str, Any]) -> int:

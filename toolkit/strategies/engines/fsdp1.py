@@ -22,7 +22,9 @@ from toolkit.strategies.engines.base import (
     Prepared,
     connected_claim,
     counted_steps,
+    owned,
 )
+from toolkit.strategies.engines.pieces import Owned, Piece, Saved, span
 from toolkit.strategies.fsdp import FsdpSettings
 
 
@@ -80,6 +82,7 @@ class Fsdp1Engine(Engine):
         plugin.auto_wrap_policy = functools.partial(_own_unit, blocks=frozenset(self.resolved.blocks), apart=apart)
         self.model = self.accelerator.prepare_model(prepared.model)
         self.parameters = {_clean(name): p for name, p in self.model.named_parameters() if p.requires_grad}
+        self._places = _places(self.model)
         self.optimizer = self._make_optimizer(self.parameters, prepared.decayed)
 
     def _make_scaler(self) -> Any:
@@ -165,6 +168,32 @@ class Fsdp1Engine(Engine):
                 **{key: part(moment, dtype) for key, moment in state.moments.items()},
             }
 
+    def pieces(self, name: str) -> Owned:
+        parameter, piece = self.parameters[name], self._places[id(self.parameters[name])]
+        state, keys = self.optimizer.state.get(parameter), self.moment_keys(name)
+        moments = {key: dense_moment(state[key], parameter) for key in keys} if state else {}
+        return Owned(
+            owned(piece, parameter.detach().reshape(-1)),
+            {key: owned(piece, moment.reshape(-1)) for key, moment in moments.items()},
+            dict.fromkeys(moments, self.shapes[name]),
+            counted_steps(state) if state and keys else None,
+        )
+
+    def load_pieces(self, name: str, saved: Saved) -> None:
+        parameter, piece = self.parameters[name], self._places[id(self.parameters[name])]
+        with torch.no_grad():
+            parameter.copy_(saved.weight(piece).view(parameter.shape))
+        if saved.step is None:
+            return
+        dtype = moment_dtype(self.optimizer, parameter)
+        self.optimizer.state[parameter] = {
+            **self._started(name, parameter, OptimizerState(saved.step, {})),
+            **{
+                key: saved.moment(key, piece).to(parameter.device, dtype).view(parameter.shape)
+                for key in self.moment_keys(name)
+            },
+        }
+
     def _sizes(self, local: torch.Tensor) -> list[int]:
         sizes = torch.zeros(self.resolved.world_size, device=self.device, dtype=torch.int64)
         sizes[dist.get_rank()] = local.numel()
@@ -211,6 +240,19 @@ def _own_unit(module: nn.Module, recurse: bool, nonwrapped_numel: int, *, blocks
         return True
     own = list(module.parameters(recurse=False))
     return apart and not list(module.children()) and any(p.requires_grad for p in own)
+
+
+def _places(model: nn.Module) -> dict[int, Piece]:
+    """By a parameter's id, which elements of the flattened weight this rank holds, by FSDP's layout (torch 2.13.0)."""
+    found = {}
+    for unit in FullyShardedDataParallel.fsdp_modules(model):
+        if unit._handle is None:
+            continue
+        flat: Any = unit._handle.flat_param
+        for parameter, info in zip(flat._params, flat._shard_param_infos, strict=True):
+            ends = (info.intra_param_start_idx, info.intra_param_end_idx + 1) if info.in_shard else (0, 0)
+            found[id(parameter)] = span(*ends)
+    return found
 
 
 def _trained_twice(model: nn.Module) -> list[str]:

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.utils._pytree import tree_map_only
 
-from toolkit.optim.adamw8bit import dense_moment, moment_dtype
+from toolkit.optim.adamw8bit import dense_moment, local, moment_dtype
 from toolkit.optimizers import optimizer_kind
 from toolkit.strategies.engines.base import (
     Claim,
@@ -20,7 +21,9 @@ from toolkit.strategies.engines.base import (
     Prepared,
     connected_claim,
     on_host,
+    owned,
 )
+from toolkit.strategies.engines.pieces import Owned, Piece, Saved, Values, box
 from toolkit.strategies.fsdp import FsdpSettings
 from toolkit.tasks import task_of
 
@@ -128,6 +131,64 @@ class Fsdp2Engine(Engine):
                     for key, moment in state.moments.items()
                 },
             }
+
+    def pieces(self, name: str) -> Owned:
+        parameter = self.parameters[name]
+        state, keys = self.optimizer.state.get(parameter), self.moment_keys(name)
+        moments = {key: dense_moment(state[key], parameter) for key in keys} if state else {}
+        return Owned(
+            self._owned(name, parameter),
+            {key: self._owned(name, moment) for key, moment in moments.items()},
+            {key: tuple(moment.shape) for key, moment in moments.items()},
+            int(local(state.get("step", torch.zeros(()))).item()) if state and keys else None,
+        )
+
+    def _owned(self, name: str, tensor: torch.Tensor) -> Values:
+        """A shard is owned by the first of the ranks that hold it."""
+        if not isinstance(tensor, DTensor):
+            return self._divided(name, tensor)
+        places = zip(tensor.device_mesh.get_coordinate() or (), tensor.placements, strict=True)
+        first = all(at == 0 for at, placement in places if placement.is_replicate())
+        return owned(_piece(tensor), local(tensor).detach().reshape(-1)) if first else []
+
+    def load_pieces(self, name: str, saved: Saved) -> None:
+        parameter = self.parameters[name]
+        factored = optimizer_kind(self.resolved.recipe.optimizer.name).factored
+        if not isinstance(parameter, DTensor):
+            super().load_pieces(name, saved)
+            return
+        piece, mine = _piece(parameter), local(parameter)
+        with torch.no_grad():
+            mine.copy_(saved.weight(piece).view(mine.shape))
+        if saved.step is None:
+            return
+        dtype = moment_dtype(self.optimizer, parameter)
+        moments = {}
+        for key in self.moment_keys(name):
+            if factored:
+                moments[key] = saved.moment(key, None).to(parameter.device, dtype)
+            else:
+                part = saved.moment(key, piece).to(mine.device, dtype).view(mine.shape)
+                moments[key] = _like(part, parameter)
+        started = self._started(name, parameter, OptimizerState(saved.step, {}))
+        self.optimizer.state[parameter] = {**started, **moments}
+
+
+def _piece(tensor: DTensor) -> Piece:
+    """Which part of the whole this rank holds."""
+    size, start = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return box(tuple(start), tuple(size), tuple(tensor.shape))
+
+
+def _like(part: torch.Tensor, parameter: DTensor) -> DTensor:
+    return DTensor.from_local(
+        part,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
 
 
 def _cast_root_inputs(model: nn.Module, dtype: torch.dtype) -> None:

@@ -19,6 +19,7 @@ from toolkit.strategies.engines.base import (
     counted_steps,
     on_host,
 )
+from toolkit.strategies.engines.pieces import Owned
 
 
 class SingleEngine(Engine):
@@ -66,6 +67,17 @@ class SingleEngine(Engine):
                 **self._started(name, parameter, state),
                 **{key: moment.to(parameter.device, dtype).clone() for key, moment in state.moments.items()},
             }
+
+    def pieces(self, name: str) -> Owned:
+        parameter = self.parameters[name]
+        state, keys = self.optimizer.state.get(parameter), self.moment_keys(name)
+        moments = {key: dense_moment(state[key], parameter) for key in keys} if state else {}
+        return Owned(
+            self._divided(name, parameter),
+            {key: self._divided(name, moment) for key, moment in moments.items()},
+            {key: tuple(moment.shape) for key, moment in moments.items()},
+            counted_steps(state) if state and keys else None,
+        )
 
 
 class DdpEngine(SingleEngine):

@@ -22,6 +22,7 @@ from toolkit.strategies.engines.base import (
     Step,
     connected_claim,
 )
+from toolkit.strategies.engines.pieces import Owned, Saved
 from toolkit.strategies.engines.zero_state import ZeroTensors
 from toolkit.strategies.zero import ZeroSettings
 
@@ -140,6 +141,25 @@ class ZeroEngine(Engine):
             for key, moment in state.moments.items():
                 self.tensors.set_moment(parameter, key, moment)
             self.tensors.set_step_count(state.step)
+
+    def pieces(self, name: str) -> Owned:
+        parameter, keys = self.parameters[name], self.moment_keys(name)
+        moments = self.tensors.own_moments(parameter, keys)
+        return Owned(
+            self.tensors.own(parameter),
+            moments or {},
+            dict.fromkeys(moments or {}, self.shapes[name]),
+            self.tensors.step_count() if keys and moments is not None else None,
+        )
+
+    def load_pieces(self, name: str, saved: Saved) -> None:
+        parameter, keys = self.parameters[name], self.moment_keys(name)
+        self.tensors.load_weight(parameter, saved.weight)
+        if saved.step is not None:
+            self.tensors.make_state(keys, counts=self.counts_steps(name))
+            for key in keys:
+                self.tensors.load_moment(parameter, key, saved.moment)
+            self.tensors.set_step_count(saved.step)
 
     @contextlib.contextmanager
     def gathered(self) -> Iterator[nn.Module]:

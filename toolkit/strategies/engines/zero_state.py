@@ -5,7 +5,7 @@ DeepSpeed's own accessors do the reading (``deepspeed.utils.safe_get_full_*``) a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch import nn
 
 from toolkit.optim.adamw import step_count
-from toolkit.strategies.engines.base import on_host
+from toolkit.strategies.engines.base import on_host, owned
+from toolkit.strategies.engines.pieces import Piece, Values, span
 
 
 class ZeroTensors:
@@ -74,14 +75,84 @@ class ZeroTensors:
                 utils.safe_set_full_optimizer_state(parameter, value.to(self.device), key)
             return
         # DeepSpeed 0.19.8 cannot write a whole tensor whose size the ranks do not divide; its local setter can.
-        size = parameter.partition_numel()  # type: ignore[attr-defined]  # DeepSpeed adds this
-        padded = torch.zeros(size * dist.get_world_size(), dtype=torch.float32)
-        padded[: value.numel()] = value.reshape(-1)
-        mine = padded[size * dist.get_rank() :][:size].to(self.device)
-        if key is None:
-            utils.safe_set_local_fp32_param(parameter, mine)
+        piece = self._piece(parameter)
+        self._set_partition(parameter, key, value.reshape(-1)[piece.start[0] :][: piece.numel])
+
+    # ------------------------------------------------------------------ this rank's partition; no communication
+
+    def own(self, parameter: nn.Parameter, key: str | None = None) -> Values:
+        """This rank's part of the master weight, or of a moment: a view, or with stage 3's offload a copy on the
+        device."""
+        piece = self._piece(parameter)
+        if not piece.numel:
+            return []
+        values = self._partition(parameter, key)
+        return owned(piece, values.detach().reshape(-1)[: piece.numel])
+
+    def own_moments(self, parameter: nn.Parameter, keys: Sequence[str]) -> dict[str, Values] | None:
+        """This rank's part of each moment; None before the first update."""
+        if not keys or not all(self._has_state(key) for key in keys):
+            return None
+        self._link_state()
+        return {key: self.own(parameter, key) for key in keys}
+
+    def load_weight(self, parameter: nn.Parameter, read: Callable[[Piece | None], torch.Tensor]) -> None:
+        """Set this rank's part of the master weight, and what it holds of the copy that the next forward uses: below
+        stage 3 all of it."""
+        piece = self._piece(parameter)
+        if self.stage < 3:
+            weight = read(None)
+            if piece.numel:
+                self._partition(parameter, None).copy_(weight.reshape(-1)[piece.start[0] :][: piece.numel])
+            parameter.data.copy_(weight)
+            return
+        mine = read(piece)
+        self._set_partition(parameter, None, mine)
+        shard: Any = parameter
+        shard.ds_tensor.data[: piece.numel].copy_(mine)
+        shard.partition(param_list=[parameter])  # a small weight is kept whole: the next forward gathers it again
+
+    def load_moment(self, parameter: nn.Parameter, key: str, read: Callable[[str, Piece | None], torch.Tensor]) -> None:
+        """Set this rank's part of a moment."""
+        piece = self._piece(parameter)
+        if self.stage == 3:
+            self._set_partition(parameter, key, read(key, piece))
+        elif piece.numel:
+            self._partition(parameter, key).copy_(read(key, piece))
+
+    def _piece(self, parameter: Any) -> Piece:
+        """Which elements of the flattened weight this rank updates."""
+        if self.stage == 3:
+            size, total = parameter.partition_numel(), parameter.ds_numel
+            start = min(size * dist.get_rank(), total)
+            return span(start, min(start + size, total))
+        if parameter._hp_mapping is None:
+            return span(0, 0)
+        address = parameter._hp_mapping.lp_fragment_address
+        return span(address.start, address.start + address.numel)
+
+    def _partition(self, parameter: Any, key: str | None) -> torch.Tensor:
+        """What this rank updates, flat; under stage 3 padded to equal sizes on all ranks."""
+        from deepspeed import utils
+
+        if self.stage < 3:
+            found: torch.Tensor = parameter._hp_mapping.get_hp_fragment(key)
+        elif key is None:
+            found = utils.safe_get_local_fp32_param(parameter)
         else:
-            utils.safe_set_local_optimizer_state(parameter, mine, key)
+            found = utils.safe_get_local_optimizer_state(parameter, key)
+        return found.detach()
+
+    def _set_partition(self, parameter: Any, key: str | None, values: torch.Tensor) -> None:
+        """Stage 3: set what this rank updates, zeros in the padding."""
+        from deepspeed import utils
+
+        mine = torch.zeros(parameter.partition_numel(), dtype=torch.float32)
+        mine[: values.numel()] = values
+        if key is None:
+            utils.safe_set_local_fp32_param(parameter, mine.to(self.device))
+        else:
+            utils.safe_set_local_optimizer_state(parameter, mine.to(self.device), key)
 
     def masters(self) -> list[torch.Tensor]:
         """The flat partitions of master weights that this rank updates."""
