@@ -127,8 +127,8 @@ def compare_logits() -> None:
 
     from toolkit.recipe.load import load_recipe
     from toolkit.strategies import resolve
-    from toolkit.training.checkpoint import newest
     from toolkit.training.export import trained_model
+    from toolkit.training.finding import newest
 
     overrides = ["strategy.name=single", "machine.processes=1"]
     resolved = resolve(load_recipe(RECIPES / "lora.yaml", overrides), "lora.yaml")

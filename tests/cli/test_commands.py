@@ -183,7 +183,7 @@ def test_a_second_run_in_a_live_folder_is_refused(here: Path) -> None:
 def test_a_damaged_checkpoint_is_told_on_resume(here: Path) -> None:
     saving = ["run.save_every=2", "run.max_steps=4"]
     assert call("train", "r.yaml", *saving, cwd=here).returncode == 0
-    weights = here / "run/checkpoints/step-00000004/weights-00001.safetensors"
+    weights = here / "run/checkpoints/step-00000004/weights-00000-00001.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
     again = call("train", "r.yaml", *saving, "--resume", cwd=here)
     assert again.returncode == 0

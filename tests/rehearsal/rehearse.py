@@ -13,6 +13,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from toolkit.data.loader import TrainLoader, eval_batches, open_data
 from toolkit.errors import InputError
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve
+from toolkit.strategies.engines.pieces import Saved
 from toolkit.training import checkpoint, loop
 from toolkit.training.guard import LossGuard
 from toolkit.training.loop import Progress
@@ -254,19 +256,29 @@ def _read_gradients(session: Session, watch: Watch) -> None:
 
 
 def _save_and_load(session: Session, progress: Progress, watch: Watch) -> None:
-    """Through a checkpoint's files on rank 0, whose values are zeros; by hand on the others, which write none."""
+    """Through a checkpoint's files, whose values are zeros. Rank 0 reads a sealed one; no other rank is here to seal
+    what the last one writes, which reads its pieces by hand."""
     engine = session.engine
     folder = Path(tempfile.mkdtemp(prefix="rehearsal-"))
+    main = session.accelerator.is_main_process
+    if not main:
+        (folder / f".step-{progress.step:08d}.writing").mkdir()
     try:
         watch.stage = "save"
         saved = checkpoint.begin(session, folder, progress)
         target = saved.settle(session)
         watch.stage = "load"
-        if session.accelerator.is_main_process:
+        if main:
             checkpoint.load(session, target)
             return
-        for name in engine.shapes:
-            weight, state = engine.full_weight(name), engine.full_state(name)
-            engine.load(name, weight, state)
+        for name, shape in engine.shapes.items():
+            mine = engine.pieces(name)
+            sizes = {None: shape, **mine.shapes}
+            dtype = engine.full_weight(name).dtype
+
+            def read(key: str | None, piece: Any, sizes: Any = sizes, dtype: Any = dtype) -> torch.Tensor:
+                return torch.zeros(sizes.get(key, sizes[None]) if piece is None else piece.size, dtype=dtype)
+
+            engine.load_pieces(name, Saved(mine.step, partial(read, None), read))
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -16,7 +16,7 @@ from toolkit.optim.adamw8bit import BLOCK, SIGNED, AdamW8bit, Moment8, table
 from toolkit.planning.live import LiveBytes
 from toolkit.reference.optimizers.adamw import adamw_step
 from toolkit.strategies.memory.base import _UNPACKED
-from toolkit.training.checkpoint import newest
+from toolkit.training.finding import newest
 from toolkit.verification.compare.packed import distance
 from toolkit.verification.matrix import what_caught
 from toolkit.verification.run import verify

@@ -11,14 +11,14 @@ import pytest
 from jobs import resolved_from
 from signalled import TOOLKIT
 from tiny import recipe_dict
-from toolkit.training import checkpoint
+from toolkit.training import checkpoint, finding
 from toolkit.training.export import export_command
 from toolkit.training.loop import Progress
 from toolkit.training.session import open_session
 
 
 def names(folder: Path) -> list[int]:
-    return [int(path.name.removeprefix("step-")) for path in checkpoint.all_checkpoints(folder)]
+    return [int(path.name.removeprefix("step-")) for path in finding.all_checkpoints(folder)]
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def run(tiny_root: Path, tmp_path: Path) -> Path:
 
 
 def test_the_best_is_kept_beside_the_newest(run: Path, tmp_path: Path) -> None:
-    assert checkpoint.best(run / "checkpoints") == run / "checkpoints/step-00000002"
+    assert finding.best(run / "checkpoints") == run / "checkpoints/step-00000002"
     (run / "metrics.jsonl").write_text(json.dumps({"step": 2, "loss": 1.5}) + "\n")
     (run / "verify.json").write_text(json.dumps({"verdict": "equivalent"}))
     export_command(str(run), str(tmp_path / "out"), False, None, best=True)

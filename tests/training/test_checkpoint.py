@@ -14,9 +14,10 @@ from jobs import Run, resolved_from, train_job, worst
 from tiny import LLAMA, recipe_dict
 from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
-from toolkit.training.checkpoint import newest
 from toolkit.training.export import export, trained_model
-from toolkit.training.tensor_folder import read_manifest, write_manifest
+from toolkit.training.finding import newest
+from toolkit.training.manifest import read_manifest, write_manifest
+from toolkit.training.tensor_folder import read_index
 
 SPREAD = ["ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2"]
 
@@ -83,8 +84,9 @@ def saved(tiny_root: Path, group: WorkerGroup, tmp_path_factory: pytest.TempPath
 def test_only_the_adapter_is_saved_and_none_of_it_empty(saved: Path) -> None:
     manifest = read_manifest(saved)
     assert manifest["step"] == 3
-    assert manifest["weights"]
-    assert all(".lora_A." in name or ".lora_B." in name for name in manifest["weights"])
+    weights, _ = read_index(saved, manifest)
+    assert weights
+    assert all(".lora_A." in name or ".lora_B." in name for name in weights)
     model = trained_model(resolved_from(json.loads((saved / "recipe.json").read_text())), saved)
     for name, parameter in model.named_parameters():
         if ".lora_" in name:
@@ -97,7 +99,7 @@ def test_a_damaged_checkpoint_is_said_and_passed_over(saved: Path, tmp_path: Pat
     shutil.copytree(saved, good)
     write_manifest(good, read_manifest(good) | {"step": 2})
     shutil.copytree(saved, bad)
-    weights, moments = bad / "weights-00001.safetensors", bad / "moments-00001.safetensors"
+    weights, moments = bad / "weights-00000-00001.safetensors", bad / "moments-00000-00001.safetensors"
     match harm:
         case "flip":
             content = bytearray(weights.read_bytes())

@@ -20,7 +20,7 @@ from toolkit.data.loader import open_data
 from toolkit.launch.group import WorkerGroup
 from toolkit.model.load import load_tokenizer
 from toolkit.recipe.schema import Recipe
-from toolkit.training.checkpoint import newest
+from toolkit.training.finding import newest
 from toolkit.verification.run import verify
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tool_calling"

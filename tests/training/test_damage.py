@@ -14,7 +14,7 @@ from jobs import resolved_from, train_job
 from tiny import recipe_dict
 from toolkit.errors import InputError
 from toolkit.recipe.schema import Recipe
-from toolkit.training.checkpoint import newest, whole_manifest
+from toolkit.training.finding import newest, whole_manifest
 from toolkit.training.identity import check_recipe
 
 Saved = dict[str, Path]
@@ -88,7 +88,7 @@ def swap_inside(bad: Path, saved: Saved, draw: random.Random) -> str:
 def swap_from(bad: Path, saved: Saved, draw: random.Random) -> str:
     """A file of the same name and size out of another checkpoint."""
     source = saved[draw.choice(["later", "other data"])]
-    file = draw.choice(["weights-00001.safetensors", "moments-00001.safetensors"])
+    file = draw.choice(["weights-00000-00001.safetensors", "moments-00000-00001.safetensors"])
     shutil.copy(source / file, bad / file)
     return f"{file} of {source}"
 

@@ -17,11 +17,11 @@ from tiny import recipe_dict
 from toolkit.errors import InputError
 from toolkit.launch.job import train as launch
 from toolkit.recipe.schema import Recipe
-from toolkit.training import checkpoint
+from toolkit.training import finding
 from toolkit.training.identity import FREE, check_recipe
+from toolkit.training.manifest import read_manifest
 from toolkit.training.rank import main as job
 from toolkit.training.run import run
-from toolkit.training.tensor_folder import read_manifest
 
 PAGE = Path(__file__).parents[2] / "docs" / "training.md"
 
@@ -58,9 +58,9 @@ def train(values: dict[str, Any], tmp_path: Path, *, resume: bool = True, extend
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    newest = checkpoint.newest(folder / "checkpoints")
+    newest = finding.newest(folder / "checkpoints")
     assert newest is not None
-    return dict(checkpoint.tensors_of(newest))
+    return dict(finding.tensors_of(newest))
 
 
 def same(first: Path, second: Path) -> bool:

@@ -24,8 +24,8 @@ from toolkit.reference import fp8 as definition
 from toolkit.reference.fp8 import E4M3, E5M2, Format, RoundedLinear
 from toolkit.strategies.engines.base import Claim
 from toolkit.strategies.engines.float8 import FLOAT8_LAYERS, product_claim
-from toolkit.training.checkpoint import newest
 from toolkit.training.export import export
+from toolkit.training.finding import newest
 from toolkit.training.session import prepare_model
 from toolkit.verification import screen
 from toolkit.verification.compare.engagement import _float8

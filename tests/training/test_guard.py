@@ -16,7 +16,7 @@ from toolkit.errors import RunFailed
 from toolkit.launch.group import WorkerGroup
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Run
-from toolkit.training import checkpoint, loop
+from toolkit.training import finding, loop
 from toolkit.training.guard import IN_A_ROW, SPAN, LossGuard
 from toolkit.training.run import run
 from toolkit.training.session import open_session
@@ -85,8 +85,8 @@ def bad_run(resolved: Resolved, where: str) -> tuple[list[dict[str, Any]], dict[
     torch.distributed.barrier()
     folder = Path(resolved.recipe.run.output_dir)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    last = checkpoint.newest(folder / "checkpoints")
-    return lines, dict(checkpoint.tensors_of(last)) if last else {}, message
+    last = finding.newest(folder / "checkpoints")
+    return lines, dict(finding.tensors_of(last)) if last else {}, message
 
 
 def without_window(resolved: Resolved, left_out: list[int], steps: int) -> dict[str, torch.Tensor]:
@@ -146,7 +146,7 @@ def test_it_stops_and_says_so(strategy: str, tiny_root: Path, tmp_path: Path, gr
     lines, _, message = group.run(bad_run, resolved, strategy)[0]
     assert message.startswith(f"step {BAD_STEP}: the loss is not finite")
     assert lines[-1]["step"] == BAD_STEP
-    assert checkpoint.newest(tmp_path / "run/checkpoints") == tmp_path / f"run/checkpoints/step-{BAD_STEP - 1:08d}"
+    assert finding.newest(tmp_path / "run/checkpoints") == tmp_path / f"run/checkpoints/step-{BAD_STEP - 1:08d}"
 
 
 def test_there_may_be_nothing_to_go_back_to(tiny_root: Path, tmp_path: Path, group: WorkerGroup) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from ranks import finish, kill, start_ranks
 from signalled import steps, write_recipe
-from toolkit.training.checkpoint import newest, whole_manifest
+from toolkit.training.finding import newest, whole_manifest
 
 KILLS = int(os.environ.get("TOOLKIT_KILLS", "100"))
 """Over all seven strategies."""

@@ -17,13 +17,13 @@ from tiny import recipe_dict
 from toolkit.errors import RunFailed
 from toolkit.launch.group import WorkerGroup
 from toolkit.recipe.resolve import Resolved
-from toolkit.training import checkpoint
+from toolkit.training import checkpoint, finding
 from toolkit.training.loop import Progress, train
 from toolkit.training.session import open_session
 
 
-def save_without_room(resolved: Resolved, folder: str, limit: int) -> tuple[str, str, str]:
-    """A good checkpoint, then one for which a file may have ``limit`` bytes on rank 0, then a good one again."""
+def save_without_room(resolved: Resolved, folder: str, limit: int, rank: int) -> tuple[str, str, str]:
+    """A good checkpoint, then one for which a file may have ``limit`` bytes on a rank, then a good one again."""
     session = open_session(resolved)
     progress = Progress()
     train(session, loader_for(resolved, session.accelerator.process_index), 1, progress, lambda pending: None)
@@ -31,7 +31,7 @@ def save_without_room(resolved: Resolved, folder: str, limit: int) -> tuple[str,
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     progress.step += 1
     message = ""
-    if session.accelerator.is_main_process:
+    if session.accelerator.process_index == rank:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
     try:
         checkpoint.save(session, Path(folder), progress)
@@ -44,21 +44,22 @@ def save_without_room(resolved: Resolved, folder: str, limit: int) -> tuple[str,
     return message, left, checkpoint.save(session, Path(folder), progress).name
 
 
+@pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("limit", [0, 20_000])
 @pytest.mark.parametrize("strategy", ["zero3", pytest.param("fsdp2", marks=pytest.mark.slow)])
 def test_no_room_fails_alike_on_every_rank_and_keeps_the_last_good_one(
-    strategy: str, limit: int, tiny_root: Path, tmp_path: Path, group: WorkerGroup
+    strategy: str, limit: int, rank: int, tiny_root: Path, tmp_path: Path, group: WorkerGroup
 ) -> None:
     resolved = resolved_from(recipe_dict(tiny_root, strategy={"name": strategy}))
-    answers = group.run(save_without_room, resolved, str(tmp_path), limit)
+    answers = group.run(save_without_room, resolved, str(tmp_path), limit, rank)
     assert answers[0] == answers[1]
     message, left, later = answers[0]
-    assert message.startswith(f"{tmp_path}/step-00000002: cannot be written: ")
+    assert message.startswith(f"{tmp_path}/step-00000002: cannot be written: {'rank 1: ' if rank else ''}")
     assert "File too large" in message
     assert f"the latest checkpoint is {tmp_path}/step-00000001 (intact)" in message
     assert left == "step-00000001", "nothing half-written stays"
     assert later == "step-00000002", "with room again it is saved"
-    checkpoint.whole_manifest(tmp_path / "step-00000001")
+    finding.whole_manifest(tmp_path / "step-00000001")
 
 
 @pytest.fixture

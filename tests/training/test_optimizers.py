@@ -27,7 +27,7 @@ from toolkit.reference.optimizers import formula_for
 from toolkit.reference.optimizers.muon import newton_schulz
 from toolkit.reference.rules import plain_matrices
 from toolkit.strategies import strategies
-from toolkit.training.checkpoint import newest
+from toolkit.training.finding import newest
 from toolkit.training.identity import check_recipe
 from toolkit.verification.run import verify
 

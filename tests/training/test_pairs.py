@@ -12,7 +12,7 @@ from jobs import Run, resolved_from, train_job, worst
 from tiny import recipe_dict
 from toolkit.launch.group import WorkerGroup
 from toolkit.recipe.resolve import Resolved
-from toolkit.training.checkpoint import newest
+from toolkit.training.finding import newest
 
 PLACES = [("single", 1)] + [
     (strategy, world) for strategy in ("ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2") for world in (1, 2, 3)

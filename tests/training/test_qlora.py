@@ -22,8 +22,8 @@ from toolkit.recipe.resolve import Resolved
 from toolkit.reference.nf4 import nf4_values
 from toolkit.strategies.engines.quantised import base_claims
 from toolkit.training import merge
-from toolkit.training.checkpoint import newest
 from toolkit.training.export import export, trained_model
+from toolkit.training.finding import newest
 from toolkit.training.session import open_session, prepare_model
 from toolkit.verification.matrix import what_caught
 from toolkit.verification.run import verify

@@ -19,7 +19,7 @@ from tiny import recipe_dict
 from toolkit.errors import RunFailed
 from toolkit.launch.group import WorkerGroup
 from toolkit.recipe.resolve import Resolved
-from toolkit.training import checkpoint, loop
+from toolkit.training import checkpoint, finding, loop
 from toolkit.training.run import run
 from toolkit.training.saving import Background
 from toolkit.training.steps import Steps
@@ -110,8 +110,8 @@ def test_training_goes_on_and_the_checkpoint_is_of_its_step(
     assert group.run(run_beside, recipe(tiny_root, apart, strategy, async_save=False), "none") == [("", 5)] * 2
     for step in (2, 4, 5):
         name = f"checkpoints/step-{step:08d}"
-        right = dict(checkpoint.tensors_of(apart / name))
-        seen = dict(checkpoint.tensors_of(beside / name))
+        right = dict(finding.tensors_of(apart / name))
+        seen = dict(finding.tensors_of(beside / name))
         assert seen.keys() == right.keys()
         assert all(torch.equal(seen[key], right[key]) for key in right)
 
@@ -134,4 +134,4 @@ def test_a_full_disk_ends_the_run_at_the_next_step(tiny_root: Path, tmp_path: Pa
 def test_a_run_that_fails_finishes_what_it_was_saving(tiny_root: Path, tmp_path: Path, group: WorkerGroup) -> None:
     answers = group.run(run_beside, recipe(tiny_root, tmp_path / "run", "fsdp2"), "crash")
     assert all("not finite" in message for message, _ in answers)
-    checkpoint.whole_manifest(tmp_path / "run/checkpoints/step-00000002")
+    finding.whole_manifest(tmp_path / "run/checkpoints/step-00000002")

@@ -1,4 +1,4 @@
-"""Whole tensors for a checkpoint: only rank 0 copies them to the host, and no device holds more than it must."""
+"""Whole tensors for `verify`: only rank 0 copies them to the host. A checkpoint's pieces: each rank copies its own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from toolkit.launch.group import WorkerGroup
 from toolkit.planning.predict import Planner
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies import strategy_of
-from toolkit.strategies.engines.base import MOMENTS
+from toolkit.strategies.engines.base import MOMENTS, on_host
 from toolkit.training.loop import Progress, train
 from toolkit.training.session import open_session
 
@@ -61,6 +61,10 @@ class Read:
     """Bytes that were made while the weight was put together for rank 0, the answer included."""
     held: int
     """Elements of this rank's own slice of the weight."""
+    pieces: int
+    """Bytes that were made while this rank's piece of the weight was found and copied to the host."""
+    own: int
+    """Bytes of that piece."""
     same: bool
     """Whether what rank 0 reads alone is what all ranks read."""
 
@@ -72,6 +76,8 @@ def read_job(resolved: Resolved) -> Read:
     everyone, state = engine.full_weight(LARGEST), engine.full_state(LARGEST)
     with Made() as made:
         weight = engine.full_weight(LARGEST, main_only=True)
+    with Made() as pieces:
+        copies = [on_host(values) for _, values in engine.pieces(LARGEST).weight]
     alone = engine.full_state(LARGEST, main_only=True)
     assert state is not None
     assert alone is not None
@@ -85,6 +91,8 @@ def read_job(resolved: Resolved) -> Read:
         {tensor.device.type for tensor in tensors},
         made.bytes,
         (parameter.to_local() if hasattr(parameter, "to_local") else parameter).numel(),
+        pieces.bytes,
+        sum(copy.numel() * copy.element_size() for copy in copies),
         not session.accelerator.is_main_process or all(map(torch.equal, tensors, wholes)),
     )
 
@@ -97,14 +105,24 @@ def test_only_rank_0_copies_whole_tensors_to_the_host(strategy: str, tiny_root: 
     assert main.shapes == other.shapes == [(4096, 32)] * 3
     assert main.dtypes == other.dtypes == {"torch.float32"}
     assert (main.devices, other.devices) == ({"cpu"}, {"meta"})
-    planned = strategy_of(resolved).memory_model()(Planner.of(resolved, 48).skeleton.holdings, resolved).saving()
     on_device = 0 if strategy == "ddp" else WHOLE
-    assert planned == on_device
     # FSDP1 on a CPU returns what it put together; elsewhere the host's copy is of the same memory here.
     on_host = 0 if strategy == "fsdp1" else WHOLE
     assert abs(main.made - on_device - on_host) <= SMALL
     arriving = 4 * main.held if strategy == "fsdp1" else on_device
     assert abs(other.made - arriving) <= SMALL
+
+
+@pytest.mark.parametrize("strategy", SPREAD)
+def test_a_checkpoint_gathers_nothing(strategy: str, tiny_root: Path, group: WorkerGroup) -> None:
+    resolved = resolved_from(recipe_dict(tiny_root, strategy={"name": strategy}, model={"config": WIDE}))
+    reads = group.run(read_job, resolved, timeout=240)
+    assert sum(read.own for read in reads) == WHOLE
+    for read in reads:
+        assert read.own < 0.6 * WHOLE
+        assert read.own <= read.pieces <= read.own + SMALL, "one copy of what it owns, and nothing else"
+    planned = strategy_of(resolved).memory_model()(Planner.of(resolved, 48).skeleton.holdings, resolved).saving()
+    assert planned == 0
 
 
 def test_adamw8bit_unpacks_a_moment_where_it_is_read(tiny_root: Path, group: WorkerGroup) -> None:

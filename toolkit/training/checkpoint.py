@@ -1,4 +1,5 @@
-"""Checkpoints: whole tensors by name, in the same format for every strategy, so that any other can resume.
+"""Checkpoints: every rank's pieces of the trained tensors, by name, so that any strategy can resume them on any number
+of processes.
 
 A folder is written under a temporary name, sealed with a manifest, then renamed: it is complete or does not exist.
 Dropout and data order are functions of the step, so no random state is saved.
@@ -7,53 +8,61 @@ Dropout and data order are functions of the step, so no random state is saved.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from toolkit.disk import flush_to_disk
 from toolkit.errors import InputError, RunFailed
 from toolkit.recipe.earlier import recipe_version
 from toolkit.results import versions
-from toolkit.strategies.engines.base import OptimizerState
+from toolkit.strategies.engines.pieces import Saved
+from toolkit.training.finding import all_checkpoints, first_valid, keep_some, whole_manifest
 from toolkit.training.identity import check_recipe, identity
 from toolkit.training.loop import Progress, sum_over_ranks
+from toolkit.training.manifest import MANIFEST
 from toolkit.training.saving import Background
+from toolkit.training.sealing import Ending, Part, join_parts, note_part, seal, wait_for_folder
 from toolkit.training.session import Session
-from toolkit.training.tensor_folder import (
-    MANIFEST,
-    TensorReader,
-    TensorWriter,
-    read_manifest,
-    write_manifest,
-)
-
-SCHEMA = "toolkit.checkpoint/1"
+from toolkit.training.tensor_folder import SCHEMA, TensorReader, TensorWriter, read_index
 
 
 class Saving:
-    """A checkpoint in progress; rank 0 is writing it to disk."""
+    """A checkpoint in progress: every rank is writing its part to disk, and rank 0 seals it."""
 
-    def __init__(self, target: Path, writing: Path, background: Background) -> None:
+    def __init__(self, target: Path, writing: Path, background: Background, part: PartDone, ending: Ending) -> None:
         self.target, self._writing, self._background = target, writing, background
+        self._part, self._ending = part, ending
 
     def settle(self, session: Session) -> Path:
         """Wait until it is complete and renamed; every rank calls it.
 
         Raises RunFailed on every rank if it cannot be written; earlier checkpoints are intact.
         """
-        _together(session, self.finish(), self.target, self._writing)
+        self._part.wait()
+        _together(session, self._background.problem, self.target, self._give_up)
+        _together(session, self._background.finish(), self.target, self._give_up)
         return self.target
 
+    def _give_up(self) -> None:
+        self._ending.failed.set()
+        self._background.finish()
+        shutil.rmtree(self._writing, ignore_errors=True)
+
     def finish(self) -> str | None:
-        """Wait for this rank's part; returns the error, if any."""
+        """Wait for this rank's part, and on rank 0 for the others'; returns the error, if any."""
+        self._ending.closing.set()
         return self._background.finish()
+
+
+PartDone = threading.Event
+"""Set when this rank's files are complete, or cannot be written."""
 
 
 def save(session: Session, folder: Path, progress: Progress, eval_loss: float | None = None) -> Path:
@@ -68,46 +77,44 @@ def begin(
     eval_loss: float | None = None,
     failed: Callable[[], None] | None = None,
 ) -> Saving:
-    """Put every trained tensor together and give it to rank 0's disk, as ``folder/step-N``; every rank calls it.
+    """Give this rank's pieces of every trained tensor to its disk, as part of ``folder/step-N``; every rank calls it.
 
-    Returns when the last tensor is handed over: weights may change from then on. Rank 0 holds at most a tensor more
-    than four files of 1 GiB: weights and moments that are collected, one file that waits and one that is written.
+    Returns when the last piece is handed over: weights may change from then on. A rank holds no more copies than its
+    pieces, and at most four files of 1 GiB: weights and moments that are collected, one file that waits and one that is
+    written. Nothing is gathered.
 
     ``eval_loss``: of these weights, where they were evaluated; the best checkpoint is kept. ``failed`` is called, by
-    a thread of rank 0, where it cannot be written. Raises RunFailed on every rank where a trained tensor comes back
-    empty or of another shape: nothing empty is ever saved.
+    a thread of a rank that cannot write. Raises RunFailed on every rank where the folder cannot be made.
     """
-    engine, main = session.engine, session.accelerator.is_main_process
+    engine, rank, world = session.engine, session.accelerator.process_index, session.accelerator.num_processes
     target = folder / f"step-{progress.step:08d}"
     writing = folder / f".{target.name}.writing"
-    background = Background(failed)
-    weights = TensorWriter(writing, "weights", background)
-    moments = TensorWriter(writing, "moments", background)
-    if main:
+    part, done, ending = Part(), PartDone(), Ending()
+    background = Background(partial(_tell, done, failed))
+    if rank == 0:
         background.now(_make_anew, writing)
-    steps: dict[str, int] = {}
+    _together(session, background.problem, target, background.finish)
+    background.now(wait_for_folder, writing)
+    weights, moments = (
+        TensorWriter(writing, f"{kind}-{rank:05d}", background, part.files) for kind in ("weights", "moments")
+    )
     try:
         for name, shape in engine.shapes.items():
-            weight = engine.full_weight(name, main_only=True)
-            state = engine.full_state(name, main_only=True)
-            if tuple(weight.shape) != shape or weight.numel() == 0:
-                raise RunFailed(
-                    f"{name}: shape {tuple(weight.shape)} differs from the trained {shape}; nothing was saved"
-                )
-            if not main:
-                continue
-            weights.add(name, weight)
-            if state is not None:
-                steps[name] = state.step
-                for key, moment in state.moments.items():
-                    moments.add(f"{name}.{key}", moment)
+            mine = engine.pieces(name)
+            weights.add(name, shape, mine.weight)
+            for key, moment in mine.moments.items():
+                moments.add(f"{name}.{key}", mine.shapes[key], moment)
+            if mine.step is not None:
+                part.steps[name] = mine.step
         extra = engine.extra_state()
     except BaseException:
         background.finish()
         raise
-    if main:
-        weights.flush()
-        moments.flush()
+    weights.flush()
+    moments.flush()
+    background(note_part, writing, rank, (weights, moments), part)
+    background(done.set)
+    if rank == 0:
         recipe = session.resolved.recipe.model_dump(mode="json")
         manifest = {
             "schema": SCHEMA,
@@ -121,15 +128,19 @@ def begin(
             "strategy": session.resolved.recipe.strategy.name,
             "world_size": session.resolved.world_size,
             "versions": versions(),
-            "weights": weights.index,
-            "moments": moments.index,
-            "optimizer_steps": steps,
             "label_names": session.label_names,
             "extra": extra,
         }
-        background(_seal, writing, target, recipe, manifest)
-        background(_keep, folder, session.resolved.recipe.run.keep)
-    return Saving(target, writing, background)
+        keys = {name: engine.moment_keys(name) for name in engine.shapes}
+        background(_seal, writing, target, recipe, manifest, world, ending, dict(engine.shapes), keys)
+        background(keep_some, folder, session.resolved.recipe.run.keep)
+    return Saving(target, writing, background, done, ending)
+
+
+def _tell(done: PartDone, failed: Callable[[], None] | None) -> None:
+    done.set()
+    if failed is not None:
+        failed()
 
 
 def _make_anew(folder: Path) -> None:
@@ -137,27 +148,45 @@ def _make_anew(folder: Path) -> None:
     folder.mkdir(parents=True)
 
 
-def _seal(writing: Path, target: Path, recipe: dict[str, Any], manifest: dict[str, Any]) -> None:
-    (writing / "recipe.json").write_text(json.dumps(recipe, indent=1) + "\n", encoding="utf-8")
-    write_manifest(writing, manifest)
-    shutil.rmtree(target, ignore_errors=True)
-    os.replace(writing, target)
-    flush_to_disk(target.parent)  # the name too, before an older checkpoint goes
+def _seal(writing: Path, target: Path, recipe: Any, manifest: Any, world: int, ending: Ending, *trained: Any) -> None:
+    seal(writing, target, recipe, manifest, join_parts(writing, world, ending), *trained)
 
 
-def _together(session: Session, problem: str | None, target: Path, writing: Path) -> None:
-    """Wait for rank 0; raises RunFailed on every rank if it could not write."""
-    failed = sum_over_ranks(torch.tensor(float(problem is not None), device=session.engine.device))
-    if not failed.item():
-        return
-    if session.accelerator.is_main_process:
-        shutil.rmtree(writing, ignore_errors=True)
-        cure = "Make the folder writable" if problem == os.strerror(errno.EACCES) else "Free disk space"
-        problem = f"{target}: cannot be written: {problem}; {_kept_before(target)}. {cure}, then resume with --resume"
-    told = [problem]
+def first_problem(session: Session, problem: str | None) -> tuple[int, str] | None:
+    """The lowest rank that has a problem, and the problem; None if no rank has one. Every rank calls it."""
+    rank, world = session.accelerator.process_index, session.accelerator.num_processes
+    flags = [float(other == rank and problem is not None) for other in range(world)]
+    summed = sum_over_ranks(torch.tensor(flags, device=session.engine.device)).tolist()
+    failing = next((other for other, flag in enumerate(summed) if flag), None)
+    return None if failing is None else (failing, str(_from_rank(session, failing, problem)))
+
+
+def _from_rank(session: Session, rank: int, value: Any) -> Any:
+    """What ``rank`` gives as ``value``, a small object; every rank calls it."""
+    told = [value]
     if dist.is_initialized():
-        dist.broadcast_object_list(told, src=0, device=session.engine.device)
-    raise RunFailed(str(told[0]))
+        dist.broadcast_object_list(told, src=rank, device=session.engine.device)
+    return told[0]
+
+
+_CURES = {errno.EACCES: "Make the folder writable", errno.EROFS: "Make the folder writable",
+          errno.ENOSPC: "Free disk space", errno.EDQUOT: "Free disk space", errno.EFBIG: "Free disk space"}  # fmt: skip
+
+
+def _together(session: Session, problem: str | None, target: Path, give_up: Callable[[], Any]) -> None:
+    """Wait for every rank; if one could not write, all ``give_up``, and RunFailed is raised on each."""
+    found = first_problem(session, problem)
+    if found is None:
+        return
+    give_up()
+    rank, why = found
+    message = None
+    if session.accelerator.is_main_process:
+        where = f"rank {rank}: " if rank else ""
+        cure = next((cure for code, cure in _CURES.items() if os.strerror(code) in why), "")
+        then = f"{cure}, then resume" if cure else "Resume"
+        message = f"{target}: cannot be written: {where}{why}; {_kept_before(target)}. {then} with --resume"
+    raise RunFailed(str(_from_rank(session, 0, message)))
 
 
 def _kept_before(target: Path) -> str:
@@ -170,78 +199,44 @@ def _kept_before(target: Path) -> str:
 
 
 def load(session: Session, folder: Path) -> Progress:
-    """Load weights, moments and progress from a checkpoint; every rank calls it.
+    """Load weights, moments and progress from a checkpoint; every rank calls it, and reads what it holds.
 
     Raises InputError if it is damaged, or if the recipe cannot resume it. `check_length` compares the run's length.
     """
-    manifest = whole_manifest(folder)
-    if manifest.get("schema") != SCHEMA:
-        raise InputError(f"{folder}: has schema {manifest.get('schema')}, this version reads {SCHEMA}")
+    manifest = _checked_by_all(session, folder)
+    weights, moments = (TensorReader(folder, index) for index in read_index(folder, manifest))
     check_recipe(folder, manifest, session.resolved.recipe, session.resolved.source)
-    weights = TensorReader(folder, manifest["weights"])
-    moments = TensorReader(folder, manifest["moments"])
-    for name in session.engine.shapes:
+    for name, shape in session.engine.shapes.items():
         if name not in weights:
             raise InputError(f"{folder}: recipe mismatch: it has no tensor {name}")
-        state = None
-        if name in manifest["optimizer_steps"]:
-            tensors = {key: moments.get(f"{name}.{key}") for key in session.engine.moment_keys(name)}
-            state = OptimizerState(manifest["optimizer_steps"][name], tensors)
-        session.engine.load(name, weights.get(name), state)
+        if weights.index[name].shape != shape:
+            raise InputError(f"{folder}: recipe mismatch: {name}: {weights.index[name].shape}, the model has {shape}")
+        step = manifest["optimizer_steps"].get(name)
+        session.engine.load_pieces(name, Saved(step, partial(weights.get, name), partial(_moment, moments, name)))
     session.engine.load_extra_state(manifest["extra"])
     extensions = list(manifest.get("extensions", []))  # a key that earlier versions did not write
     return Progress(manifest["step"], manifest["updates"], list(manifest["recent"]), extensions)
 
 
-def whole_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a valid checkpoint under its own name; raises InputError."""
-    manifest = read_manifest(folder)
-    if folder.name.startswith("step-") and folder.name != f"step-{manifest['step']:08d}":
-        raise InputError(f"{folder}: contains step {manifest['step']}; the folder was renamed or swapped")
+def _moment(moments: TensorReader, name: str, key: str, piece: Any) -> torch.Tensor:
+    return moments.get(f"{name}.{key}", piece)
+
+
+def _checked_by_all(session: Session, folder: Path) -> dict[str, Any]:
+    """``whole_manifest``, with the files divided over the ranks; raises InputError on every rank."""
+    problem, manifest = None, {}
+    try:
+        rank, world = session.accelerator.process_index, session.accelerator.num_processes
+        manifest = whole_manifest(folder, (rank, world))
+    except InputError as error:
+        problem = str(error)
+    if (found := first_problem(session, problem)) is not None:
+        raise InputError(found[1])
     return manifest
 
 
-def newest(folder: Path, tell: Any = print) -> Path | None:
-    """The latest valid checkpoint; invalid ones are reported and skipped."""
-    for candidate in reversed(all_checkpoints(folder)):
-        try:
-            whole_manifest(candidate)
-        except InputError as error:
-            tell(f"skipping an invalid checkpoint: {error}")
-            continue
-        return candidate
-    return None
-
-
-def all_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints of a run, oldest first."""
-    return sorted(folder.glob("step-*")) if folder.is_dir() else []
-
-
-def tensors_of(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """The trained weights of a checkpoint, one after another; raises InputError if it is damaged."""
-    manifest = whole_manifest(folder)
-    reader = TensorReader(folder, manifest["weights"])
-    for name in reader.names():
-        yield name, reader.get(name)
-
-
-def best(folder: Path) -> Path | None:
-    """The checkpoint with the lowest held-out loss, of those that were evaluated when saved."""
-    losses: dict[Path, float] = {}
-    for candidate in all_checkpoints(folder):
-        try:
-            loss = read_manifest(candidate, deep=False)["eval_loss"]
-        except InputError:
-            continue
-        if loss is not None:
-            losses[candidate] = loss
-    return min(losses, key=losses.__getitem__, default=None)
-
-
-def _keep(folder: Path, newest: int) -> None:
-    """Delete all checkpoints except the latest ones and the best one."""
-    good = best(folder)
-    for old in all_checkpoints(folder)[:-newest]:
-        if old != good:
-            shutil.rmtree(old, ignore_errors=True)
+def newest_for(session: Session, folder: Path, tell: Any) -> Path | None:
+    """``newest`` of a folder that all ranks read; every rank calls it, and hashes a part of the files."""
+    candidates = [path.name for path in reversed(all_checkpoints(folder))]
+    names: list[str] = _from_rank(session, 0, candidates)
+    return first_valid((folder / name for name in names), tell, partial(_checked_by_all, session))

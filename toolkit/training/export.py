@@ -20,8 +20,8 @@ from toolkit.recipe.schema import Recipe
 from toolkit.results import CommandResult, Result, write_json
 from toolkit.strategies import resolve, simplest
 from toolkit.training.card import model_card
-from toolkit.training.checkpoint import best as best_checkpoint
-from toolkit.training.checkpoint import newest, tensors_of, whole_manifest
+from toolkit.training.finding import best as best_checkpoint
+from toolkit.training.finding import newest, tensors_of, whole_manifest
 from toolkit.training.identity import saved_recipe
 from toolkit.training.merge import merge_dequantised
 from toolkit.training.session import prepare_model

@@ -17,10 +17,11 @@ from toolkit.launch.signals import attempt, handled, name_of
 from toolkit.model.compiling import compilation
 from toolkit.recipe.resolve import Resolved
 from toolkit.results import Result
-from toolkit.training import checkpoint
+from toolkit.training import checkpoint, finding
 from toolkit.training.extension import check_length, total_steps
 from toolkit.training.identity import saved_recipe
 from toolkit.training.loop import Progress, counted_once, sum_over_ranks, train
+from toolkit.training.manifest import read_manifest
 from toolkit.training.metrics import MetricsLog, peak_memory_bytes, truncate_metrics
 from toolkit.training.screen import Screen, engaged_line, headline
 from toolkit.training.session import Session, open_session
@@ -62,7 +63,7 @@ def run(
     samples = open_data(session.data_recipe, "train", session.tokenizer)
     session.label_names = samples.label_names
     passed_over: list[str] = []
-    start = checkpoint.newest(folder / "checkpoints", passed_over.append) if resume else None
+    start = checkpoint.newest_for(session, folder / "checkpoints", passed_over.append) if resume else None
     progress = checkpoint.load(session, start) if start else Progress()
     loader = _loader(session, samples, progress.step)
     total = total_steps(recipe.run, loader.steps_per_epoch, resolved.source)
@@ -117,7 +118,7 @@ def run(
         compile=compilation().to_json() if recipe.compile else None,
         checkpoint=str(steps.saved or start) if steps.saved or start else None,
         eval_loss=steps.eval_loss,
-        best_checkpoint=_named(checkpoint.best(folder / "checkpoints")),
+        best_checkpoint=_named(finding.best(folder / "checkpoints")),
     )
     if main:
         (folder / "result.json").write_text(json.dumps(answer, indent=2) + "\n", encoding="utf-8")
@@ -143,7 +144,7 @@ def _check_length(
 ) -> str | None:
     """Call ``check_length``; every rank calls it with the same data."""
     resolved = session.resolved
-    saved = saved_recipe(start, checkpoint.read_manifest(start, deep=False))
+    saved = saved_recipe(start, read_manifest(start, deep=False))
     return check_length(
         saved,
         resolved.recipe,

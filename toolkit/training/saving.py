@@ -10,6 +10,8 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+from toolkit.errors import RunFailed
+
 _WAITING = 1
 """Maximum number of queued files while one is written. If the disk is slower than the save, the save waits, so memory
 is bounded."""
@@ -45,7 +47,7 @@ class Background:
             action(*arguments)
         except OSError as error:
             self.problem = error.strerror or str(error)
-        except SafetensorError as error:
+        except (SafetensorError, RunFailed) as error:
             self.problem = str(error)
         except Exception as error:  # raised in a thread nobody would see it: told as the reason, on every rank
             self.problem = f"{type(error).__name__}: {error}"

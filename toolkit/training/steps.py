@@ -12,6 +12,7 @@ from toolkit.model.compiling import compilation, told
 from toolkit.training import checkpoint
 from toolkit.training.guard import LossGuard, no_way_back, refusal
 from toolkit.training.loop import Progress, evaluate
+from toolkit.training.manifest import read_manifest
 from toolkit.training.metrics import MetricsLog, Pending, StepRecord, peak_memory_bytes
 from toolkit.training.screen import Screen
 from toolkit.training.session import Session
@@ -42,7 +43,7 @@ class Steps:
         self.guard = LossGuard(self.run, progress.recent)
         self.saved: Path | None = None
         # A checkpoint that was evaluated is not evaluated again, nor told twice.
-        self.eval_loss: float | None = checkpoint.read_manifest(start, deep=False)["eval_loss"] if start else None
+        self.eval_loss: float | None = read_manifest(start, deep=False)["eval_loss"] if start else None
         self._evaluated = 0 if self.eval_loss is None else progress.step
         self._whole = progress.step if start else 0
         """The last saved step, or the step that the run started with."""
@@ -131,7 +132,7 @@ class Steps:
     def _roll_back(self, step: int, reason: str) -> None:
         self.marks.at(step, "rolling back", untimed=True)
         self._settle()
-        start = checkpoint.newest(self.folder / "checkpoints", self.view.say)
+        start = checkpoint.newest_for(self.session, self.folder / "checkpoints", self.view.say)
         if start is None:
             raise no_way_back(step, reason)
         back = checkpoint.load(self.session, start)

@@ -1,10 +1,17 @@
-"""Named tensors in a folder of safetensors files of bounded size, with a manifest to validate them."""
+"""Pieces of named tensors in safetensors files of bounded size: each rank writes its own, any rank reads any.
+
+``index.json`` says which elements of which tensor are in which file. A piece is stored flat, in the order of its
+elements, under the tensor's name where it is all of the tensor.
+"""
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from io import RawIOBase
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,106 +20,196 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from toolkit.disk import file_sha256, flush_to_disk
-from toolkit.errors import InputError
+from toolkit.errors import InputError, RunFailed
+from toolkit.strategies.engines.base import on_host
+from toolkit.strategies.engines.pieces import Piece, Shape, Values, cut, overlap, whole
+from toolkit.training.manifest import read_bytes
 
-MANIFEST = "manifest.json"
-_SEAL = "manifest_sha256"
-SHARD_BYTES = 1024**3
+INDEX = "index.json"
+SCHEMA = "toolkit.checkpoint/2"
+EARLIER = "toolkit.checkpoint/1"
+"""Whole tensors, written by rank 0; their index is in the manifest."""
+FILE_BYTES = 1024**3
+
+
+@dataclass
+class Entry:
+    """One tensor: which piece of it is in which file."""
+
+    shape: Shape
+    dtype: torch.dtype
+    pieces: list[tuple[str, Piece]] = field(default_factory=list)
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    def to_json(self) -> dict[str, Any]:
+        pieces = [[file, *_numbers(piece)] for file, piece in self.pieces]
+        return {"shape": list(self.shape), "dtype": str(self.dtype).removeprefix("torch."), "pieces": pieces}
+
+    @classmethod
+    def from_json(cls, found: dict[str, Any]) -> Entry:
+        pieces = [(file, _piece(start, size)) for file, start, size in found["pieces"]]
+        return cls(tuple(found["shape"]), getattr(torch, found["dtype"]), pieces)
+
+
+Index = dict[str, Entry]
+
+
+def _numbers(piece: Piece) -> tuple[Any, Any]:
+    """A range as two numbers, a box as two lists."""
+    return (piece.start[0], piece.size[0]) if piece.flat else (list(piece.start), list(piece.size))
+
+
+def _piece(start: Any, size: Any) -> Piece:
+    return Piece((start,), (size,)) if isinstance(start, int) else Piece(tuple(start), tuple(size))
+
+
+def stored_name(name: str, piece: Piece, shape: Shape) -> str:
+    """The name of a piece in its file; ``name[start:stop]`` if it is not the whole tensor."""
+    if piece == whole(shape):
+        return name
+    ends = (f"{start}:{start + size}" for start, size in zip(piece.start, piece.size, strict=True))
+    return f"{name}[{','.join(ends)}]"
 
 
 class TensorWriter:
-    """Collects tensors and writes a file for each GiB: a save never buffers more.
+    """Collects the pieces of one rank and writes a file for each GiB: a save never buffers more.
 
-    ``write`` performs the actions, here or in its own thread. Tensors must be the caller's own copies.
+    ``write`` performs the actions, here or in its own thread. ``files``: size and SHA-256 of what is written.
     """
 
-    def __init__(self, folder: Path, stem: str, write: Callable[..., None]) -> None:
-        self.folder = folder
-        self.stem = stem
-        self.write = write
-        self.index: dict[str, str] = {}
+    def __init__(self, folder: Path, stem: str, write: Callable[..., None], files: dict[str, Any]) -> None:
+        self.folder, self.stem, self.write, self.files = folder, stem, write, files
+        self.index: Index = {}
         self._waiting: dict[str, torch.Tensor] = {}
-        self._bytes = 0
+        self._bytes = self._number = 0
 
-    def add(self, name: str, tensor: torch.Tensor) -> None:
-        self._waiting[name] = tensor.contiguous()
-        self._bytes += tensor.numel() * tensor.element_size()
-        if self._bytes >= SHARD_BYTES:
+    def add(self, name: str, shape: Shape, values: Values) -> None:
+        """This rank's pieces of a tensor, copied to the host one part after another. Raises RunFailed for a piece
+        without its values."""
+        for piece, tensor in values:
+            if tensor.numel() != piece.numel:
+                raise RunFailed(
+                    f"{name}: {tensor.numel()} elements where {piece.numel} are trained here; nothing was saved"
+                )
+            entry = self.index.setdefault(name, Entry(shape, tensor.dtype))
+            flat, most = tensor.detach().reshape(-1), FILE_BYTES // tensor.element_size()
+            for part, at in cut(piece, most):
+                self._collect(stored_name(name, part, shape), on_host(flat[at]))
+                entry.pieces.append((self._file(), part))
+
+    def _collect(self, name: str, part: torch.Tensor) -> None:
+        size = part.numel() * part.element_size()
+        if self._bytes + size > FILE_BYTES:
             self.flush()
+        self._waiting[name] = part
+        self._bytes += size
+
+    def _file(self) -> str:
+        return f"{self.stem}-{self._number + 1:05d}.safetensors"
 
     def flush(self) -> None:
-        if not self._waiting:
-            return
-        number = len(set(self.index.values())) + 1
-        file = f"{self.stem}-{number:05d}.safetensors"
-        self.write(save_file, self._waiting, self.folder / file, {"format": "pt"})
-        self.index |= dict.fromkeys(self._waiting, file)
-        self._waiting, self._bytes = {}, 0
+        """Hand over what is collected."""
+        if self._waiting:
+            self.write(_write, self._waiting, self.folder / self._file(), self.files)
+            self._waiting, self._bytes = {}, 0
+            self._number += 1
+
+
+def _write(tensors: dict[str, torch.Tensor], path: Path, files: dict[str, Any]) -> None:
+    save_file(tensors, path, {"format": "pt"})
+    flush_to_disk(path)
+    files[path.name] = {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
 
 
 class TensorReader:
-    """Reads single tensors of a folder by its index."""
+    """Reads pieces of a folder's tensors, and of their files no more than these pieces. Files are read, not mapped: no
+    page of them stays in memory, and one that shrinks ends in an error instead of a signal."""
 
-    def __init__(self, folder: Path, index: dict[str, str]) -> None:
+    def __init__(self, folder: Path, index: Index) -> None:
         self.folder = folder
         self.index = index
-        self._open: dict[str, Any] = {}
+        self._offsets: dict[str, dict[str, int]] = {}
 
     def __contains__(self, name: str) -> bool:
         return name in self.index
 
-    def get(self, name: str) -> torch.Tensor:
-        file = self.index[name]
-        if file not in self._open:
-            self._open[file] = safe_open(self.folder / file, framework="pt")
-        return self._open[file].get_tensor(name)
+    def get(self, name: str, piece: Piece | None = None) -> torch.Tensor:
+        """The elements of a piece in a tensor of its own, flat if it is a range; without ``piece`` the whole tensor.
+        Raises InputError if the checkpoint lacks one of them."""
+        entry = self.index[name]
+        wanted = piece or whole(entry.shape)
+        found, count = torch.empty(wanted.numel, dtype=entry.dtype), 0
+        for file, there in entry.pieces:
+            runs = overlap(wanted, there, entry.shape)
+            if (first := next(runs, None)) is not None:
+                count += self._read(file, stored_name(name, there, entry.shape), chain([first], runs), found)
+        if count != wanted.numel:
+            raise InputError(f"{self.folder}: {name}: {count} of {wanted.numel} elements are in its files")
+        return found.view(entry.shape if piece is None else piece.size)
+
+    def _read(self, file: str, name: str, runs: Iterable[tuple[int, int, int]], found: torch.Tensor) -> int:
+        """Read runs of a stored piece into ``found``; returns how many elements were there."""
+        content, size = memoryview(found.view(torch.uint8).numpy()), found.element_size()  # type: ignore[arg-type]
+        count = 0
+        with (self.folder / file).open("rb", buffering=0) as opened:
+            if file not in self._offsets:
+                self._offsets[file] = _offsets(opened)
+            begin = self._offsets[file][name]
+            for at, place, length in runs:
+                opened.seek(begin + place * size)
+                rest = content[at * size : (at + length) * size]
+                while rest and (read := opened.readinto(rest)):  # a read gives 2 GiB at most
+                    rest = rest[read:]
+                count += length - len(rest) // size
+        return count
 
     def names(self) -> Iterator[str]:
         return iter(self.index)
 
 
-def write_manifest(folder: Path, content: dict[str, Any]) -> None:
-    """Seal ``folder``: size and SHA-256 of every file in it, flushed to the disk before the manifest is, and the
-    manifest's own."""
-    files = {}
-    for path in sorted(p for p in folder.iterdir() if p.name != MANIFEST):
-        flush_to_disk(path)
-        files[path.name] = {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
-    whole = content | {"files": files}
-    manifest = folder / MANIFEST
-    manifest.write_text(json.dumps(whole | {_SEAL: _digest(whole)}, indent=1) + "\n", encoding="utf-8")
-    flush_to_disk(manifest)
-    flush_to_disk(folder)
+def _offsets(file: RawIOBase) -> dict[str, int]:
+    """Where each tensor of a safetensors file begins: the library tells no one."""
+    size = int.from_bytes(file.read(8) or b"", "little")
+    header = json.loads(file.read(size) or b"")
+    return {name: 8 + size + one["data_offsets"][0] for name, one in header.items() if name != "__metadata__"}
 
 
-def _digest(manifest: dict[str, Any]) -> str:
-    """SHA-256 of a manifest's contents, independent of formatting."""
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+def read_index(folder: Path, manifest: dict[str, Any]) -> tuple[Index, Index]:
+    """Weights and moments of a checkpoint whose manifest was read; raises InputError."""
+    schema = manifest.get("schema")
+    if schema == EARLIER:
+        return _from_headers(folder, manifest["weights"]), _from_headers(folder, manifest["moments"])
+    if schema != SCHEMA:
+        raise InputError(f"{folder}: has schema {schema}, this version reads {SCHEMA} and {EARLIER}")
+    found = json.loads(read_bytes(folder, INDEX, manifest))
+    weights, moments = ({name: Entry.from_json(one) for name, one in found[kind].items()} for kind in found)
+    return weights, moments
 
 
-def read_manifest(folder: Path, *, deep: bool = True) -> dict[str, Any]:
-    """The manifest of a valid folder; raises InputError with the first file that differs.
+def _from_headers(folder: Path, files: dict[str, str]) -> Index:
+    """The index of whole tensors from the headers of their files."""
+    index = {}
+    for file in dict.fromkeys(files.values()):
+        with safe_open(folder / file, framework="pt") as opened:
+            for name in (name for name, place in files.items() if place == file):
+                tensor = opened.get_tensor(name)  # mapped, not read
+                shape = tuple(tensor.shape)
+                index[name] = Entry(shape, tensor.dtype, [(file, whole(shape))])
+    return {name: index[name] for name in files}
 
-    ``deep`` reads every byte; without it only the sizes are compared.
-    """
-    path = folder / MANIFEST
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-        seal = manifest.pop(_SEAL, None)
-        files = manifest["files"]
-    except FileNotFoundError:
-        raise InputError(f"{folder}: no {MANIFEST}: not a checkpoint, or an incomplete one") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path}: damaged: {error}") from None
-    if seal != _digest(manifest):
-        raise InputError(f"{path}: damaged: it does not match its checksum (or an earlier version wrote it)")
-    for name, expected in files.items():
-        file = folder / name
-        if not file.is_file():
-            raise InputError(f"{file}: missing from the checkpoint")
-        size = file.stat().st_size
-        if size != expected["bytes"]:
-            raise InputError(f"{file}: damaged: {size} bytes, expected {expected['bytes']}")
-        if deep and file_sha256(file) != expected["sha256"]:
-            raise InputError(f"{file}: damaged: checksum mismatch")
-    return manifest
+
+def incomplete(index: Index, expected: Iterable[tuple[str, Shape]]) -> str | None:
+    """The first tensor that is missing or of which elements are missing or written twice; None if there is none."""
+    for name, shape in expected:
+        entry = index.get(name)
+        if entry is None or entry.shape != shape:
+            return f"{name}: {'missing' if entry is None else f'shape {entry.shape}'} where {shape} is trained"
+        count = sum(piece.numel for _, piece in entry.pieces)
+        flat = sorted((piece.start[0], piece.size[0]) for _, piece in entry.pieces if piece.flat)
+        apart = any(one[0] + one[1] > other[0] for one, other in pairwise(flat))
+        if count != entry.numel or entry.numel == 0 or apart:
+            return f"{name}: {count} elements where {entry.numel} are trained" + (", some twice" if apart else "")
+    return None

@@ -21,7 +21,7 @@ from toolkit.optim.adamw import step_count
 from toolkit.optim.groups import make_optimizer
 from toolkit.optimizers import optimizer_kind
 from toolkit.recipe.resolve import Resolved
-from toolkit.strategies.engines.pieces import Owned, Piece, Saved, Values, span
+from toolkit.strategies.engines.pieces import Owned, Piece, Saved, Values, span, whole
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -227,15 +227,25 @@ class Engine:
         """Set the whole weight, and the optimizer's state unless None."""
         raise NotImplementedError
 
-    # ------------------------------------------------------------------ this rank's pieces, by name; no communication
+    # ------------------------------------------------------------------ this rank's pieces, by name; every rank calls
 
     def pieces(self, name: str) -> Owned:
         """What this rank owns of the trained weight (of the master copy if there is one) and of its moments.
 
         Each element is owned by one rank: ranks that hold copies divide them. Values are views where the strategy keeps
-        the tensors itself, on the device that they are kept on.
+        the tensors itself, on the device that they are kept on. An engine that only has whole tensors leaves this as it
+        is: rank 0 owns them.
         """
-        raise NotImplementedError
+        weight, state = self.full_weight(name, main_only=True), self.full_state(name, main_only=True)
+        moments = {} if state is None else state.moments
+        if not self.accelerator.is_main_process:
+            return Owned([], {}, {}, None)
+        return Owned(
+            [(whole(tuple(weight.shape)), weight)],
+            {key: [(whole(tuple(moment.shape)), moment)] for key, moment in moments.items()},
+            {key: tuple(moment.shape) for key, moment in moments.items()},
+            None if state is None else state.step,
+        )
 
     def load_pieces(self, name: str, saved: Saved) -> None:
         """Set what this rank holds of the weight, and of the optimizer's state where it was saved, reading no more."""

@@ -126,8 +126,6 @@ class MemoryModel:
         self.trains = holdings.elements(True)
         self.freezes = holdings.elements(False)
         self.overlap = resolved.device == "cuda"
-        self.assembled = self.trained
-        """Bytes per element of a tensor that is assembled from shards for a checkpoint."""
         self.gathered = self.gradients = self.buffers = 0
         self.resident: dict[str, int] = {"parameters": 0, "gradients": 0, "optimizer": 0, "communication": 0}
         self.host: dict[str, int] = {}
@@ -182,15 +180,13 @@ class MemoryModel:
         return self.resident["parameters"]
 
     def saving(self) -> int:
-        """What putting one weight or moment together takes temporarily, beside what stays: the largest one whole, and
-        this rank's part of a packed moment unpacked. On the rank that takes most, the one that writes."""
-        largest = max((w.numel for unit, _ in self.holdings.units() for w in unit if w.trains), default=0)
-        whole = self.assembled * largest
+        """What copying this rank's pieces to the host takes temporarily, beside what stays: nothing, but where moments
+        are packed, this rank's part of the largest one unpacked."""
         if not self.optimizer.packed:
-            return whole
-        part = -(-largest // self.ranks) if self.assembled else largest
-        # toolkit/optim/adamw8bit.py: codes as int32 while they are looked up; then the part and the whole.
-        return max(8 * part, 4 * part + whole)
+            return 0
+        largest = max((w.numel for unit, _ in self.holdings.units() for w in unit if w.trains), default=0)
+        part = -(-largest // self.ranks) if "optimizer" in self.resolved.traits.shards else largest
+        return 8 * part  # toolkit/optim/adamw8bit.py: codes as int32 while they are looked up
 
     # ---- shared
 

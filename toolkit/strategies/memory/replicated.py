@@ -13,7 +13,6 @@ class SingleMemory(MemoryModel):
     def account(self) -> None:
         self.resident["parameters"] = self.trains * self.trained + self.frozen_bytes()
         self.resident["optimizer"] = self.moments(self.trains)
-        self.assembled = 0
 
 
 class DdpMemory(SingleMemory):

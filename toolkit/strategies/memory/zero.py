@@ -28,8 +28,6 @@ class ZeroMemory(MemoryModel):
         else:
             self.host["optimizer"] = state
         self.part = part
-        if self.settings.stage < 3:
-            self.assembled = 4  # whatever the dtype (tensor_fragment.py, ``get_full_hp_param``)
         self.account_weights()
 
     def account_offload(self) -> None:
@@ -42,6 +40,13 @@ class ZeroMemory(MemoryModel):
         self.host["gradients"] = self.part * self.trained
         self.host["communication"] = self.part * self.compute + room
         self.resident["communication"] += room
+
+    def saving(self) -> int:
+        """Stage 3 reads a part of a tensor that is on the host through the device (stage3.py,
+        ``get_local_fp32_param``)."""
+        if self.settings.stage < 3 or self.offload == "none":
+            return super().saving()
+        return -(-self.largest() // self.ranks) * self.trained
 
     def largest(self) -> int:
         """Elements of the largest weight that trains."""

@@ -88,13 +88,13 @@ class ResumeStepLost(Fault):
         from toolkit.training import checkpoint
 
         def state(right: Any) -> Any:
-            def wrong(step: int, moments: Any) -> Any:
+            def wrong(step: int | None, *read: Any) -> Any:
                 self.reached()
-                return right(0, moments)
+                return right(None if step is None else 0, *read)
 
             return wrong
 
-        patch(checkpoint, "OptimizerState", state)
+        patch(checkpoint, "Saved", state)
 
 
 class SaveEmptyAdapter(Fault):
@@ -111,11 +111,12 @@ class SaveEmptyAdapter(Fault):
         from toolkit.training.tensor_folder import TensorWriter
 
         def add(right: Any) -> Any:
-            def wrong(writer: Any, name: str, tensor: torch.Tensor) -> None:
+            def wrong(writer: Any, name: str, shape: Any, values: Any) -> None:
                 lost = name.endswith("lora_B.default.weight")
                 if lost:
                     self.reached()
-                right(writer, name, torch.zeros_like(tensor) if lost else tensor)
+                    values = [(piece, torch.zeros_like(tensor)) for piece, tensor in values]
+                right(writer, name, shape, values)
 
             return wrong
 
@@ -132,9 +133,9 @@ class SaveStale(Fault):
         from toolkit.training.tensor_folder import TensorWriter
 
         def add(right: Any) -> Any:
-            def wrong(writer: Any, name: str, tensor: Any) -> None:
+            def wrong(writer: Any, name: str, shape: Any, values: Any) -> None:
                 self.reached()
-                right(writer, name, tensor.bfloat16().to(tensor.dtype))
+                right(writer, name, shape, [(piece, t.bfloat16().to(t.dtype)) for piece, t in values])
 
             return wrong
 

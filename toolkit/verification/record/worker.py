@@ -24,7 +24,7 @@ from toolkit.model.nf4 import nf4_layers
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies.engines.base import NotActive
 from toolkit.strategies.engines.connect import make_accelerator
-from toolkit.training import checkpoint, loop
+from toolkit.training import checkpoint, finding, loop
 from toolkit.training.loop import Progress
 from toolkit.training.metrics import Pending
 from toolkit.training.session import Session, engage
@@ -98,7 +98,7 @@ def _resume(case: Case, trace: RankTrace) -> None:
     resolved = case.resolved()
     session = _open(resolved, case)
     checkpoints = case.folder / "checkpoints"
-    newest = checkpoint.newest(checkpoints)
+    newest = finding.newest(checkpoints)
     assert newest is not None
     progress = checkpoint.load(session, newest)
     recorder = SessionTracer(

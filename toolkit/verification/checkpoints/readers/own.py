@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,9 @@ from toolkit.errors import InputError
 from toolkit.optim.schedule import learning_rate
 from toolkit.recipe.rates import rate_factor
 from toolkit.training.identity import saved_recipe
-from toolkit.training.tensor_folder import MANIFEST, read_manifest
-from toolkit.verification.checkpoints.contents import MOMENTS, Checkpoint, Tensors
-from toolkit.verification.checkpoints.readers.files import load_safetensors
+from toolkit.training.manifest import MANIFEST, read_manifest
+from toolkit.training.tensor_folder import Index, TensorReader, read_index
+from toolkit.verification.checkpoints.contents import MOMENTS, Checkpoint, StoredTensor, Tensors
 
 
 def is_own(folder: Path) -> bool:
@@ -24,9 +25,10 @@ def read_own(folder: Path) -> Checkpoint:
     manifest = read_manifest(folder)
     found = Checkpoint(folder, f"toolkit, {manifest.get('strategy', '?')}", trained_only=True)
     found.step = manifest["updates"]
-    found.weights = _tensors(folder, manifest["weights"])
-    found.order = tuple(manifest["weights"])
-    stored = _tensors(folder, manifest["moments"])
+    weights, moments = read_index(folder, manifest)
+    found.weights = _tensors(folder, weights)
+    found.order = tuple(weights)
+    stored = _tensors(folder, moments)
     for moment in MOMENTS:
         ending = f".{moment}"
         found.moments[moment] = {
@@ -36,9 +38,9 @@ def read_own(folder: Path) -> Checkpoint:
     return found
 
 
-def _tensors(folder: Path, index: dict[str, str]) -> Tensors:
-    files = {file: load_safetensors(folder / file) for file in sorted(set(index.values()))}
-    return {name: files[file][name] for name, file in index.items()}
+def _tensors(folder: Path, index: Index) -> Tensors:
+    reader = TensorReader(folder, index)
+    return {name: StoredTensor(one.shape, one.dtype, partial(reader.get, name)) for name, one in index.items()}
 
 
 def _add_rates(found: Checkpoint, manifest: dict[str, Any]) -> None:

@@ -1,0 +1,86 @@
+"""``manifest.json``: what a checkpoint contains, and size and SHA-256 of its files to validate them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from toolkit.disk import file_sha256, flush_to_disk
+from toolkit.errors import InputError
+
+MANIFEST = "manifest.json"
+_SEAL = "manifest_sha256"
+Share = tuple[int, int]
+"""A rank and the number of ranks that hash the files between them."""
+
+
+def write_manifest(folder: Path, content: dict[str, Any], known: dict[str, Any] | None = None) -> None:
+    """Seal ``folder``: size and SHA-256 of every file in it, flushed to the disk before the manifest is, and the
+    manifest's own. ``known``: those of files that are flushed and hashed already. Raises OSError if one of these is
+    missing or has another size."""
+    files = {}
+    for path in sorted(p for p in folder.iterdir() if p.name != MANIFEST):
+        size = path.stat().st_size
+        if known is None or path.name not in known:
+            flush_to_disk(path)
+            files[path.name] = {"bytes": size, "sha256": file_sha256(path)}
+        elif known[path.name]["bytes"] != size:
+            raise OSError(f"{path.name} has {size} bytes, {known[path.name]['bytes']} were written")
+        else:
+            files[path.name] = known[path.name]
+    if lost := sorted(set(known or ()) - set(files)):
+        raise OSError(f"{lost[0]} is not in the folder: every process needs the same run.output_dir")
+    whole = content | {"files": files}
+    manifest = folder / MANIFEST
+    manifest.write_text(json.dumps(whole | {_SEAL: _digest(whole)}, indent=1) + "\n", encoding="utf-8")
+    flush_to_disk(manifest)
+    flush_to_disk(folder)
+
+
+def _digest(manifest: dict[str, Any]) -> str:
+    """SHA-256 of a manifest's contents, independent of formatting."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def read_manifest(folder: Path, *, deep: bool = True, share: Share = (0, 1)) -> dict[str, Any]:
+    """The manifest of a valid folder; raises InputError with the first file that differs.
+
+    ``deep`` reads every byte; without it only the sizes are compared. ``share``: of the files, this rank reads its
+    part.
+    """
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        seal = manifest.pop(_SEAL, None)
+        files = manifest["files"]
+    except FileNotFoundError:
+        raise InputError(f"{folder}: no {MANIFEST}: not a checkpoint, or an incomplete one") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{path}: damaged: {error}") from None
+    if seal != _digest(manifest):
+        raise InputError(f"{path}: damaged: it does not match its checksum (or an earlier version wrote it)")
+    rank, world = share
+    for number, (name, expected) in enumerate(files.items()):
+        file = folder / name
+        if not file.is_file():
+            raise InputError(f"{file}: missing from the checkpoint")
+        size = file.stat().st_size
+        if size != expected["bytes"]:
+            raise InputError(f"{file}: damaged: {size} bytes, expected {expected['bytes']}")
+        if deep and number % world == rank and file_sha256(file) != expected["sha256"]:
+            raise InputError(f"{file}: damaged: checksum mismatch")
+    return manifest
+
+
+def read_bytes(folder: Path, name: str, manifest: dict[str, Any]) -> bytes:
+    """A file of the checkpoint; raises InputError if it is not what the manifest says, also where the manifest was
+    read without ``deep`` or by several ranks."""
+    try:
+        content = (folder / name).read_bytes()
+    except OSError as error:
+        raise InputError(f"{folder / name}: {error.strerror}") from None
+    if hashlib.sha256(content).hexdigest() != manifest["files"][name]["sha256"]:
+        raise InputError(f"{folder / name}: damaged: checksum mismatch")
+    return content
