@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,11 +63,11 @@ def pad_token_of(processor: Any) -> int | None:
     return getattr(getattr(processor, "tokenizer", processor), "pad_token_id", None)
 
 
-def load_base(resolved: Resolved, pad_token_id: int | None = None) -> nn.Module:
+def load_base(resolved: Resolved, pad_token_id: int | None = None, *, empty: bool = False) -> nn.Module:
     """The model before adapters, on the CPU, identical in every process: random weights come from ``run.seed``.
 
-    Weights are float32, or the frozen dtype if only an adapter is trained. Raises InputError if the model cannot be
-    loaded.
+    Weights are float32, or the frozen dtype if only an adapter is trained. ``empty``: without memory for them (on the
+    meta device). Raises InputError if the model cannot be loaded.
     """
     import transformers
 
@@ -80,11 +81,14 @@ def load_base(resolved: Resolved, pad_token_id: int | None = None) -> nn.Module:
     }
     try:
         if spec.path is not None:
+            if empty:
+                options["device_map"] = {"": "meta"}
             model = auto.from_pretrained(spec.path, config=config, dtype=dtype, revision=spec.revision, **options)
         else:
             # Drawn in float32 and cast after: the same numbers in every precision.
             torch.manual_seed(resolved.recipe.run.seed)
-            model = auto.from_config(config, dtype=torch.float32, **options).to(dtype)
+            with torch.device("meta") if empty else contextlib.nullcontext():
+                model = auto.from_config(config, dtype=torch.float32, **options).to(dtype)
     except (OSError, ValueError, ImportError) as error:
         if (told := _attention_problem(error, resolved)) is not None:
             raise InputError(told) from None

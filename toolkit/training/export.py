@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from toolkit.errors import InputError, RunFailed
-from toolkit.model.load import load_processor, pad_token_of
+from toolkit.model.load import load_base, load_processor, pad_token_of
 from toolkit.model.silence import silence_libraries
 from toolkit.recipe.adapter_methods import METHODS
 from toolkit.recipe.resolve import Resolved
@@ -25,6 +25,8 @@ from toolkit.training.finding import newest, tensors_of, whole_manifest
 from toolkit.training.identity import saved_recipe
 from toolkit.training.merge import merge_dequantised
 from toolkit.training.session import prepare_model
+from toolkit.training.streaming import sources, write_model
+from toolkit.training.tensor_folder import TensorReader, read_index
 
 
 def export_command(
@@ -127,11 +129,15 @@ def export(
         raise InputError("--dequantise: requires --merged and a run with adapter.method: qlora")
     resolved = resolve(_alone(recipe), str(folder), device="cpu")
     tokenizer = load_processor(recipe)
-    model = trained_model(resolved, folder, pad_token_of(tokenizer))
-    _name_classes(model, manifest.get("label_names"))  # a key that earlier versions did not write
+    names = manifest.get("label_names")  # a key that earlier versions did not write
     writing = output.with_name(f".{output.name}.writing")
     shutil.rmtree(writing, ignore_errors=True)
-    kind = _write(model, recipe, writing, merged=merged)
+    if _write_in_turn(resolved, folder, manifest, pad_token_of(tokenizer), names, writing):
+        kind = "full model"
+    else:
+        model = trained_model(resolved, folder, pad_token_of(tokenizer))
+        _name_classes(model, names)
+        kind = _write(model, recipe, writing, merged=merged)
     tokenizer.save_pretrained(writing)
     card = model_card(kind, recipe, manifest, folder.absolute().parents[1])
     (writing / "README.md").write_text(card, encoding="utf-8")
@@ -139,6 +145,36 @@ def export(
         output.rmdir()
     writing.rename(output)
     return kind, resolved
+
+
+def _write_in_turn(
+    resolved: Resolved,
+    folder: Path,
+    manifest: dict[str, Any],
+    pad_token_id: int | None,
+    names: list[str] | None,
+    writing: Path,
+) -> bool:
+    """Write a model that was trained whole, one tensor after another; False, and nothing is written, where a tensor is
+    not in the checkpoint (weights that no output depends on, buffers) or transformers saves several as one."""
+    if resolved.recipe.adapter is not None:
+        return False
+    reader = TensorReader(folder, read_index(folder, manifest)[0])
+    model: Any = load_base(resolved, pad_token_id, empty=True)
+    dtype = getattr(torch, resolved.precision.trainable)
+    model = model.to(dtype)
+    parts = sources(model)
+    if parts is None or any(part.name not in reader for part in parts):
+        return False
+    shapes = {part.name: model.get_parameter(part.name).shape for part in parts}
+    wrong = next((name for name, shape in shapes.items() if reader.index[name].shape != shape), None)
+    wrong = wrong or next((name for name in reader.names() if name not in shapes), None)
+    if wrong is not None:
+        raise RunFailed(f"{folder}: {wrong}: the model has no tensor of this name and shape")
+    _name_classes(model, names)
+    model.config.use_cache = True
+    write_model(model, parts, lambda name: reader.get(name).to(dtype), writing)
+    return True
 
 
 def _name_classes(model: Any, names: list[str] | None) -> None:

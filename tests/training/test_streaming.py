@@ -1,0 +1,135 @@
+"""A model that was trained whole is exported one tensor after another, as ``save_pretrained`` writes it, to the bit."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from jobs import resolved_from, train_job
+from tiny import LLAMA, recipe_dict
+from toolkit.launch.group import WorkerGroup
+from toolkit.training import export as exporting
+from toolkit.training import streaming
+from toolkit.training.finding import newest
+
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": LLAMA | {"tie_word_embeddings": False},
+    "tied": LLAMA | {"tie_word_embeddings": True},
+    "experts": {
+        "model_type": "mixtral", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 300, "num_local_experts": 4,
+    },
+}  # fmt: skip
+
+
+def content(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    tensors = {}
+    for file in folder.glob("*.safetensors"):
+        tensors |= load_file(file)
+    return tensors, {file.name: json.loads(file.read_text()) for file in folder.glob("*config.json")}
+
+
+@pytest.mark.parametrize("from_folder", [False, True])
+@pytest.mark.parametrize("name", list(MODELS))
+def test_the_files_are_those_of_save_pretrained(
+    name: str, from_folder: bool, tiny_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    model: dict[str, Any] = {"config": MODELS[name]}
+    if from_folder:
+        torch.manual_seed(1)
+        AutoModelForCausalLM.from_config(AutoConfig.for_model(**MODELS[name])).save_pretrained(tmp_path / "base")
+        model = {"path": str(tmp_path / "base"), "config": None}
+    sections: dict[str, Any] = {"strategy": {"name": "single"}, "machine": {"processes": 1}, "adapter": None}
+    recipe = recipe_dict(tiny_root, model=model, **sections)
+    train_job(resolved_from(recipe), 1, str(tmp_path / "run/checkpoints"), None, 4)
+    written: list[str] = []
+    write = exporting.write_model
+    monkeypatch.setattr(exporting, "write_model", lambda *args: (written.append("model"), write(*args)))
+    exporting.export(tmp_path / "run", tmp_path / "out")
+    assert written == ["model"], "not one tensor after another"
+    monkeypatch.setattr(exporting, "sources", lambda model: None)
+    exporting.export(tmp_path / "run", tmp_path / "whole")
+    found, expected = content(tmp_path / "out"), content(tmp_path / "whole")
+    assert found[1] == expected[1]
+    assert found[0].keys() == expected[0].keys()
+    assert all(torch.equal(found[0][key], tensor) for key, tensor in expected[0].items())
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {p.name for p in (tmp_path / "whole").iterdir()}
+    # In several files, with an index.
+    monkeypatch.undo()
+    monkeypatch.setattr(streaming, "FILE_BYTES", 20_000)
+    exporting.export(tmp_path / "run", tmp_path / "split")
+    assert len(list((tmp_path / "split").glob("model-*-of-*.safetensors"))) > 2
+    split = AutoModelForCausalLM.from_pretrained(tmp_path / "split").state_dict()
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "whole").state_dict()
+    assert all(torch.equal(split[key], tensor) for key, tensor in whole.items())
+
+
+def test_a_weight_that_is_not_in_the_checkpoint_comes_from_the_base(
+    tiny_root: Path, group: WorkerGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = recipe_dict(tiny_root, strategy={"name": "fsdp2"}, adapter=None)
+    group.run(train_job, resolved_from(recipe), 1, str(tmp_path / "run/checkpoints"), None, 4)
+    folder = newest(tmp_path / "run/checkpoints")
+    assert folder is not None
+    monkeypatch.setattr(exporting, "write_model", lambda *args: pytest.fail("it was written all the same"))
+    found = streaming.sources
+
+    def with_a_buffer(model: Any) -> Any:
+        return [*(found(model) or []), streaming.Source("position_ids", {})]
+
+    monkeypatch.setattr(exporting, "sources", with_a_buffer)
+    assert exporting.export(folder, tmp_path / "out")[0] == "full model"
+
+
+VOCABULARY, WIDTH = 65_536, 256
+ONE = 4 * VOCABULARY * WIDTH
+"""Bytes of the embedding, and of the head."""
+
+_PEAK = """
+import json, resource, sys, torch
+from pathlib import Path
+from toolkit.training import export as exporting
+from toolkit.model.silence import silence_libraries
+silence_libraries()
+import peft, transformers, accelerate  # the empty process
+from transformers import AutoModelForCausalLM, AutoTokenizer
+if sys.argv[4] == "whole":
+    exporting.sources = lambda model: None
+exporting.export(Path(sys.argv[1]), Path(sys.argv[2]))  # a tiny one first: everything is imported
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+exporting.export(Path(sys.argv[3]), Path(sys.argv[2] + "-large"))
+print(json.dumps(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before))
+"""
+
+
+def test_memory_is_that_of_two_tensors(tiny_root: Path, tmp_path: Path) -> None:
+    """A model of five tensors of 64 MiB; the whole one would take all of them."""
+    large = LLAMA | {
+        "vocab_size": VOCABULARY, "hidden_size": WIDTH, "intermediate_size": VOCABULARY, "num_hidden_layers": 1,
+        "tie_word_embeddings": False,
+    }  # fmt: skip
+    for name, config in {"tiny": LLAMA, "large": large}.items():
+        recipe = recipe_dict(
+            tiny_root, strategy={"name": "single"}, machine={"processes": 1}, adapter=None, model={"config": config},
+            optimizer={"name": "sgd"}, data={"max_length": 16},
+        )  # fmt: skip
+        train_job(resolved_from(recipe), 0, str(tmp_path / name / "checkpoints"), None, 4)
+    peaks = {}
+    for how in ("streamed", "whole"):
+        arguments = [str(tmp_path / "tiny"), str(tmp_path / f"out-{how}"), str(tmp_path / "large"), how]
+        done = subprocess.run([sys.executable, "-c", _PEAK, *arguments], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        peaks[how] = json.loads(done.stdout.splitlines()[-1]) / ONE
+    assert peaks["streamed"] < 2.2, peaks  # two tensors, and the allocator's pages
+    assert peaks["whole"] > 4, peaks
+    written = sum(path.stat().st_size for path in (tmp_path / "out-streamed-large").glob("*.safetensors"))
+    assert written / ONE == pytest.approx(5, rel=0.02)

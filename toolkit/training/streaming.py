@@ -1,0 +1,111 @@
+"""A whole model from a checkpoint to the files that from_pretrained loads, one tensor after another: the model itself
+has no memory, and a file is written while its tensors are read."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from toolkit.disk import flush_to_disk
+
+FILE_BYTES = 5 * 10**9
+"""Of one file, unless a tensor is larger."""
+Tensors = dict[str, torch.Tensor]
+_NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+          torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8", torch.bool: "BOOL"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Source:
+    """One tensor of a model, and the tensors that transformers saves it as (names, without memory)."""
+
+    name: str
+    saved: Tensors
+
+    @property
+    def bytes(self) -> int:
+        return sum(_bytes(tensor) for tensor in self.saved.values())
+
+
+def sources(model: Any) -> list[Source] | None:
+    """The tensors of a model without memory, each with those that ``save_pretrained`` makes of it (transformers 5.23.0:
+    fused experts are saved one by one). None where it makes one out of several: those are not written in turn."""
+    from transformers.core_model_loading import revert_weight_conversion
+    from transformers.modeling_utils import remove_tied_weights_from_state_dict
+
+    ignored = model._keys_to_ignore_on_save or ()
+    state = {name: tensor for name, tensor in model.state_dict().items() if name not in ignored}
+    state = remove_tied_weights_from_state_dict(state, model)
+    found = [Source(name, revert_weight_conversion(model, {name: tensor})) for name, tensor in state.items()]
+    together = revert_weight_conversion(model, dict(state))
+    apart = {name: tensor.shape for source in found for name, tensor in source.saved.items()}
+    same = apart == {name: tensor.shape for name, tensor in together.items()}
+    return found if same and sum(len(source.saved) for source in found) == len(apart) else None
+
+
+def write_model(model: Any, parts: list[Source], read: Callable[[str], torch.Tensor], folder: Path) -> None:
+    """Write config and weights as ``save_pretrained`` does. ``read`` gives a tensor of the model by name, in the dtype
+    of the model; one at a time is in memory, and what is saved of it."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    model.save_pretrained(folder, state_dict={})
+    # Wider elements first: each tensor begins at a multiple of its element's size.
+    parts = sorted(parts, key=lambda part: -max(tensor.element_size() for tensor in part.saved.values()))
+    files = _divided(parts)
+    names = [f"model-{number + 1:05d}-of-{len(files):05d}.safetensors" for number in range(len(files))]
+    if len(files) == 1:
+        names = ["model.safetensors"]
+    for name, held in zip(names, files, strict=True):
+        with (folder / name).open("wb") as file:
+            file.write(_header(held))
+            for part in held:
+                made = revert_weight_conversion(model, {part.name: read(part.name)})
+                for key, expected in part.saved.items():
+                    tensor = made.pop(key)
+                    if (tensor.shape, tensor.dtype) != (expected.shape, expected.dtype):
+                        raise AssertionError(f"{key}: {tensor.dtype} {tuple(tensor.shape)}")
+                    file.write(memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy()))
+                    del tensor
+        flush_to_disk(folder / name)
+    if len(files) > 1:
+        places = {key: name for name, held in zip(names, files, strict=True) for part in held for key in part.saved}
+        total = {"total_size": sum(part.bytes for part in parts)}
+        index = json.dumps({"metadata": total, "weight_map": dict(sorted(places.items()))}, indent=2)
+        (folder / "model.safetensors.index.json").write_text(index + "\n", encoding="utf-8")
+
+
+def _divided(parts: list[Source]) -> list[list[Source]]:
+    files: list[list[Source]] = [[]]
+    size = 0
+    for part in parts:
+        if files[-1] and size + part.bytes > FILE_BYTES:
+            files.append([])
+            size = 0
+        files[-1].append(part)
+        size += part.bytes
+    return files
+
+
+def _header(parts: list[Source]) -> bytes:
+    """The beginning of a safetensors file with these tensors in this order. The library writes whole files from memory;
+    of what it documents as its format this is all."""
+    content: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for part in parts:
+        for name, tensor in part.saved.items():
+            end = at + _bytes(tensor)
+            content[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, end]}
+            at = end
+    text = json.dumps(content, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return math.prod(tensor.shape) * tensor.element_size()
