@@ -35,9 +35,13 @@ def elements(piece: Piece, shape: tuple[int, ...]) -> list[int]:
 
 SHAPE = (3, 4, 5)
 PIECES = [
-    span(0, 60), span(7, 23), span(59, 60), span(0, 1), box((1, 0, 0), (2, 4, 5), SHAPE),
-    box((0, 1, 0), (3, 2, 5), SHAPE), box((0, 0, 1), (3, 4, 2), SHAPE), box((1, 1, 1), (1, 2, 3), SHAPE), box((2, 3, 1), (1, 1, 4), SHAPE),
-]  # fmt: skip
+    *(span(0, 60), span(7, 23), span(59, 60), span(0, 1)),
+    box((1, 0, 0), (2, 4, 5), SHAPE),
+    box((0, 1, 0), (3, 2, 5), SHAPE),
+    box((0, 0, 1), (3, 4, 2), SHAPE),
+    box((1, 1, 1), (1, 2, 3), SHAPE),
+    box((2, 3, 1), (1, 1, 4), SHAPE),
+]
 
 
 @pytest.mark.parametrize(("one", "other"), list(itertools.product(PIECES, PIECES)))
