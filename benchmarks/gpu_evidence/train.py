@@ -166,9 +166,9 @@ def cheap_weights() -> Iterator[None]:
 
     right = sessions.load_base
 
-    def load(resolved: Resolved, pad_token_id: int | None = None) -> torch.nn.Module:
+    def load(resolved: Resolved, pad_token_id: int | None = None, *, empty: bool = False) -> torch.nn.Module:
         with no_init_weights():
-            model = right(resolved, pad_token_id)
+            model = right(resolved, pad_token_id, empty=empty)
         model.tie_weights()  # type: ignore[operator]  # left out with the initialisation
         _fill(model)
         return model

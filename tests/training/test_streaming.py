@@ -95,7 +95,7 @@ ONE = 4 * VOCABULARY * WIDTH
 """Bytes of the embedding, and of the head."""
 
 _PEAK = """
-import json, resource, sys, torch
+import json, sys, torch
 from pathlib import Path
 from toolkit.training import export as exporting
 from toolkit.model.silence import silence_libraries
@@ -104,8 +104,9 @@ import peft, transformers, accelerate  # the empty process
 from transformers import AutoModelForCausalLM, AutoTokenizer
 exporting.export(Path(sys.argv[1]), Path(sys.argv[3]) / "tiny")  # a tiny one first: everything is imported
 
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def peak():  # of this program alone: a process's ru_maxrss begins with that of the one that started it
+    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
+    return int(line.split()[1]) * 1024
 
 before = peak()
 exporting.export(Path(sys.argv[2]), Path(sys.argv[3]) / "streamed")

@@ -120,7 +120,10 @@ def test_a_checkpoint_gathers_nothing(strategy: str, tiny_root: Path, group: Wor
     assert sum(read.own for read in reads) == WHOLE
     for read in reads:
         assert read.own < 0.6 * WHOLE
-        assert read.own <= read.pieces <= read.own + SMALL, "one copy of what it owns, and nothing else"
+        # torch 2.13.0 numbers a DTensor's rows to say where it begins (distributed/tensor/_utils.py): 8 bytes for each
+        # of 2,048, for the weight and two moments.
+        numbers = 3 * 8 * 2048 if strategy == "fsdp2" else 0
+        assert read.own <= read.pieces <= read.own + numbers + SMALL, "one copy of what it owns, and nothing else"
     planned = strategy_of(resolved).memory_model()(Planner.of(resolved, 48).skeleton.holdings, resolved).saving()
     assert planned == 0
 
