@@ -7,6 +7,7 @@ from toolkit.importing.training_arguments import TRAINING_ARGUMENTS
 
 RULES: dict[str, Rule] = {
     **TRAINING_ARGUMENTS,
+    **off("smoothed labels: its trainers have losses of their own", "label_smoothing_factor"),
     **parts(
         "rlhf_type task_type tuner_type model model_revision attn_impl use_hf lora_rank lora_alpha lora_dropout "
         "target_modules modules_to_save use_dora adapters quant_bits quant_method dataset val_dataset template system "

@@ -49,6 +49,10 @@ def training_args(resolved: Resolved) -> dict[str, Any]:
         # deepspeed 0.19.8); elsewhere reentrant ones pass no gradient to an adapter.
         reentrant = resolved.traits.reentrant_adapters and recipe.adapter is not None
         arguments |= {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": reentrant}}
+    if recipe.label_smoothing:
+        arguments["label_smoothing_factor"] = recipe.label_smoothing
+    if recipe.model.neftune_alpha is not None:
+        arguments["neftune_noise_alpha"] = recipe.model.neftune_alpha
     arguments |= {"max_steps": run.max_steps} if run.max_steps else {"num_train_epochs": run.epochs}
     return arguments
 

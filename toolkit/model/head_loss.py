@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn import functional
 
 from toolkit.errors import InputError
+from toolkit.model.loss_terms import CROSS_ENTROPY, LossTerms
 from toolkit.recipe.resolve import Resolved
 from toolkit.tasks.labels import IGNORED
 
@@ -28,6 +29,7 @@ the products to outweigh that (at 128k tokens of vocabulary, 500 rows); a CPU is
 @dataclass
 class _Wanted:
     labels: torch.Tensor
+    terms: LossTerms
     answered: bool = False
 
 
@@ -50,10 +52,10 @@ def multiplied_by(factor: torch.Tensor) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def wanted_loss(labels: torch.Tensor) -> Iterator[_Wanted]:
-    """Context in which a fused head returns the summed cross-entropy against ``labels`` (batch, length), which are not
-    shifted; ``answered`` shows whether one did."""
-    wanted = _Wanted(labels)
+def wanted_loss(labels: torch.Tensor, terms: LossTerms = CROSS_ENTROPY) -> Iterator[_Wanted]:
+    """Context in which a fused head returns the summed cross-entropy, with ``terms``, against ``labels`` (batch,
+    length), which are not shifted; ``answered`` shows whether one did."""
+    wanted = _Wanted(labels, terms)
     token = _WANTED.set(wanted)
     try:
         yield wanted
@@ -106,14 +108,19 @@ class HeadLoss:
         targets = functional.pad(wanted.labels[:, 1:], (0, 1), value=IGNORED).reshape(-1)
         flat = hidden.reshape(-1, hidden.shape[-1])
         if self.kernel == "liger":
-            return _liger(flat, self.head.weight, self.head.bias, targets)
-        return linear_cross_entropy(flat, self.head.weight, self.head.bias, targets)
+            return _liger(flat, self.head.weight, self.head.bias, targets, wanted.terms)
+        return linear_cross_entropy(flat, self.head.weight, self.head.bias, targets, wanted.terms)
 
 
 def linear_cross_entropy(
-    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
+    terms: LossTerms = CROSS_ENTROPY,
 ) -> torch.Tensor:
-    """Cross-entropy of ``hidden @ weight.T + bias`` against ``targets``, summed over those that are not -100.
+    """Cross-entropy of ``hidden @ weight.T + bias`` against ``targets``, with ``terms``, summed over those that are not
+    -100.
 
     ``hidden`` (tokens, width), ``weight`` (vocabulary, width), ``targets`` (tokens,) int64; a float32 scalar. Products
     run in the dtype that they would (autocast's, else the weight's), softmax and sums in float32.
@@ -124,7 +131,7 @@ def linear_cross_entropy(
         kept = (targets != IGNORED).nonzero().squeeze(1)
         if kept.numel() < targets.numel():
             hidden, targets = hidden.index_select(0, kept), targets.index_select(0, kept)
-    return _ChunkedLoss.apply(hidden, weight, bias, targets, known_factor(), dtype, torch.is_grad_enabled())
+    return _ChunkedLoss.apply(hidden, weight, bias, targets, known_factor(), dtype, torch.is_grad_enabled(), terms)
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -142,6 +149,7 @@ class _ChunkedLoss(torch.autograd.Function):
         factor: torch.Tensor | None,
         dtype: torch.dtype,
         differentiable: bool,
+        terms: LossTerms,
     ) -> torch.Tensor:
         needs = [differentiable and need for need in ctx.needs_input_grad[:3]]
         head = weight.to(dtype)
@@ -160,15 +168,30 @@ class _ChunkedLoss(torch.autograd.Function):
             picked = logits.gather(1, right)
             highest = logits.amax(-1, keepdim=True)
             # In place from here on. Probabilities as quotients err by roundings alone; as exp(logit - logsumexp) they
-            # would err by roundings of numbers the size of the loss.
-            exponentials = logits.sub_(highest).exp_()
+            # would err by roundings of numbers the size of the loss. With smoothing e the loss is logsumexp
+            # - (1 - e) label's logit - e mean logit; its gradient: softmax - (1 - e) at the label - e / classes.
+            logits.sub_(highest)
+            spread = logits.mean(-1, keepdim=True) if terms.smoothing else None
+            exponentials = logits.exp_()
             sums = exponentials.sum(-1, keepdim=True)
-            losses = (sums.log() + (highest - picked)).squeeze(1)
+            logarithms = sums.log()
+            if spread is None:
+                losses = logarithms + (highest - picked)
+            else:
+                losses = logarithms + (1 - terms.smoothing) * (highest - picked) - terms.smoothing * spread
+            denominators = logarithms + highest  # logsumexp
+            if terms.z_loss:
+                losses = losses + terms.z_loss * denominators.square()
+            losses = losses.squeeze(1)
             total += losses.masked_fill(~supervised, 0.0).sum()
             if not any(needs):
                 continue
             gradient = exponentials.div_(sums)
-            gradient.scatter_add_(1, right, torch.full_like(sums, -1.0))
+            if terms.z_loss:
+                gradient.mul_(1 + 2 * terms.z_loss * denominators)
+            gradient.scatter_add_(1, right, torch.full_like(sums, terms.smoothing - 1.0))
+            if terms.smoothing:
+                gradient.sub_(terms.smoothing / weight.shape[0])
             gradient.masked_fill_(~supervised.unsqueeze(1), 0.0)
             if factor is not None:
                 gradient.mul_(factor)
@@ -196,16 +219,18 @@ class _ChunkedLoss(torch.autograd.Function):
             of_hidden,
             None if of_weight is None else (of_weight * left).to(ctx.dtypes[0]),
             None if of_bias is None else (of_bias * left).to(ctx.dtypes[1]),
-            *[None] * 4,
+            *[None] * 5,
         )
 
 
 def _liger(
-    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor, terms: LossTerms
 ) -> torch.Tensor:
     from liger_kernel.transformers.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyLoss
 
-    loss = LigerFusedLinearCrossEntropyLoss(ignore_index=IGNORED, reduction="sum")
+    loss = LigerFusedLinearCrossEntropyLoss(
+        ignore_index=IGNORED, reduction="sum", label_smoothing=terms.smoothing, lse_square_scale=terms.z_loss
+    )
     if torch.is_autocast_enabled("cuda"):
         dtype = torch.get_autocast_dtype("cuda")
         hidden, weight = hidden.to(dtype), weight.to(dtype)

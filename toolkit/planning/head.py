@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from toolkit.model import head_loss
+from toolkit.model.loss_terms import CROSS_ENTROPY, LossTerms
 from toolkit.recipe.resolve import Resolved
 
 LIGER_UNKNOWN = "loss from liger_kernel"
@@ -34,7 +35,11 @@ def acted_head(model: nn.Module, resolved: Resolved, device: str, rows: int) -> 
         forward.kernel = "chunked"
 
     def acted(
-        hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        terms: LossTerms = CROSS_ENTROPY,
     ) -> torch.Tensor:
         """``linear_cross_entropy`` where nobody can look which tokens are supervised: all but the last of a row."""
         half = torch.is_autocast_enabled("cpu")
@@ -43,7 +48,7 @@ def acted_head(model: nn.Module, resolved: Resolved, device: str, rows: int) -> 
             kept = torch.zeros(targets.numel() - rows, dtype=torch.int64)
             hidden, targets = hidden.index_select(0, kept), targets.index_select(0, kept)
         factor, wanted = head_loss.known_factor(), torch.is_grad_enabled()
-        return head_loss._ChunkedLoss.apply(hidden, weight, bias, targets, factor, dtype, wanted)
+        return head_loss._ChunkedLoss.apply(hidden, weight, bias, targets, factor, dtype, wanted, terms)
 
     right, chunk = head_loss.linear_cross_entropy, dict(head_loss.CHUNK_BYTES)
     head_loss.linear_cross_entropy = acted

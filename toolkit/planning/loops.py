@@ -15,13 +15,14 @@ from torch import nn
 from torch.nn import functional
 
 from toolkit.errors import InputError
+from toolkit.model.loss_terms import LossTerms
 from toolkit.optimizers import optimizer_kind
 from toolkit.recipe.schema import Recipe
 from toolkit.tasks import task_of
 from toolkit.tasks.labels import Labels
 from toolkit.training.loss import loss_sum
 
-Loss = Callable[[nn.Module, Any, Mapping[str, torch.Tensor], str], torch.Tensor]
+Loss = Callable[[nn.Module, Any, Mapping[str, torch.Tensor], str, LossTerms], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -33,15 +34,19 @@ class Loop:
     source: str
 
 
-def _trainer(model: nn.Module, config: Any, tensors: Mapping[str, torch.Tensor], task: str) -> torch.Tensor:
+def _trainer(
+    model: nn.Module, config: Any, tensors: Mapping[str, torch.Tensor], task: str, terms: LossTerms
+) -> torch.Tensor:
     output = model(**tensors)
     loss = output.loss
     return _returned(output, loss)
 
 
-def _trainer_4_48(model: nn.Module, config: Any, tensors: Mapping[str, torch.Tensor], task: str) -> torch.Tensor:
+def _trainer_4_48(
+    model: nn.Module, config: Any, tensors: Mapping[str, torch.Tensor], task: str, terms: LossTerms
+) -> torch.Tensor:
     if task_of(task).labels is not Labels.NEXT:
-        return _trainer(model, config, tensors, task)
+        return _trainer(model, config, tensors, task, terms)
     output = model(**{name: tensor for name, tensor in tensors.items() if name != "labels"})
     labels = tensors["labels"][..., 1:].contiguous()
     logits = output.logits.float()
@@ -81,9 +86,15 @@ def check_loop(name: str, recipe: Recipe) -> None:
         ("loss", recipe.loss, "plain"),
         ("activation_offload", recipe.activation_offload, False),
         ("fp8", recipe.fp8, False),
+        ("z_loss", recipe.z_loss, 0.0),
     ):
         if value != default:
             raise InputError(f"--loop {name}: {title} has no {key}: {str(value).lower()}; plan it with {key}={default}")
+    if recipe.label_smoothing:
+        raise InputError(
+            f"--loop {name}: plan does not know what memory {title} takes for label smoothing; plan it with "
+            "label_smoothing=0"
+        )
     kind = optimizer_kind(recipe.optimizer.name)
     if kind.trainer(recipe.optimizer) is None:
         raise InputError(f"--loop {name}: {title} has no optimizer {kind.name}")

@@ -11,6 +11,7 @@ import torch
 
 from toolkit.data.collate import drawn_features
 from toolkit.model.head_loss import multiplied_by
+from toolkit.model.loss_terms import LossTerms
 from toolkit.planning.live import LiveBytes
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies import strategy_of
@@ -77,6 +78,7 @@ def _train(
     del prepared
     close("engage")
     tensors = random_batch(engine.config, resolved, length, engine.device)
+    terms = LossTerms.of(resolved.recipe)
     weight = torch.full((), 1.0 / (resolved.micro_size * length), device=engine.device)
     for step in range(1, steps + 1):
         begun = time.perf_counter()
@@ -84,7 +86,7 @@ def _train(
             last = micro == resolved.accumulation - 1
             with engine.accumulating(last):
                 with engine.autocast(), multiplied_by(weight):
-                    loss = loss_sum(engine.model, engine.config, tensors, resolved.recipe.model.task)
+                    loss = loss_sum(engine.model, engine.config, tensors, resolved.recipe.model.task, terms)
                 close(f"step{step}.forward{micro}")
                 engine.backward(loss * weight, last)
             del loss

@@ -69,6 +69,7 @@ def step_of(recipe: dict[str, Any], device: str, length: int = TOKENS, exchange:
     import torch
 
     from toolkit.model.head_loss import multiplied_by
+    from toolkit.model.loss_terms import LossTerms
     from toolkit.planning.measure import random_batch
     from toolkit.strategies.engines.connect import make_accelerator
     from toolkit.training.loss import loss_sum
@@ -81,12 +82,13 @@ def step_of(recipe: dict[str, Any], device: str, length: int = TOKENS, exchange:
             prepare_model(resolved, pad_token_id=0), make_accelerator(resolved)
         )
         tensors = random_batch(engine.config, resolved, length, engine.device)
+        terms = LossTerms.of(resolved.recipe)
         weight = torch.full((), 1.0 / (resolved.micro_size * length), device=engine.device)
 
         def micro(last: bool) -> None:
             with engine.accumulating(last and exchange):
                 with engine.autocast(), multiplied_by(weight):
-                    loss = loss_sum(engine.model, engine.config, tensors, resolved.recipe.model.task)
+                    loss = loss_sum(engine.model, engine.config, tensors, resolved.recipe.model.task, terms)
                 engine.backward(loss * weight, last and exchange)
 
         def update() -> None:

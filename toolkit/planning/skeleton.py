@@ -16,6 +16,7 @@ from toolkit.errors import InputError
 from toolkit.model.adapters import add_adapter
 from toolkit.model.checkpointing import find_blocks
 from toolkit.model.fp8 import convert
+from toolkit.model.freezing import freeze_matching
 from toolkit.model.load import switch_off_cache
 from toolkit.model.nf4 import base_linears, nf4_layers, quantise_base
 from toolkit.optim.groups import decayed_names, group_of, hidden_matrices
@@ -64,11 +65,13 @@ def build(resolved: Resolved) -> Skeleton:
     adapter = resolved.recipe.adapter
     buffers = sum(b.numel() * b.element_size() for b in model.buffers())
     own = {id(buffer) for buffer in model.buffers()}
-    whole = adapter is not None and _differs_by_layer(adapter)
+    freeze = resolved.recipe.model.freeze
+    whole = adapter is not None and (_differs_by_layer(adapter) or bool(freeze))
     if whole:
         model = _adapted(model, resolved)  # before blocks are removed: what a block gets depends on its number
+    freeze_matching(model, freeze, resolved.source)  # before blocks are removed: patterns may name layers
     blocks = find_blocks(model, resolved.blocks, resolved.source) if resolved.blocks else []
-    kept, order = _choose(blocks)
+    kept, order = _choose(model, blocks)
     _cut(model, {name for name, _ in blocks} - kept)
     linears = {} if resolved.base_storage is None else base_linears(model, resolved)
     if resolved.recipe.fp8:
@@ -156,9 +159,9 @@ def _meta_model(resolved: Resolved) -> nn.Module:
 
 
 def _signature(name: str, block: nn.Module) -> Any:
-    """Two blocks of one signature hold and compute the same: class, weights, and the settings that a config
-    varies from layer to layer (sliding or full attention, dense or experts)."""
-    shapes = tuple((key, tuple(p.shape)) for key, p in block.named_parameters())
+    """Two blocks of one signature hold and compute the same: class, weights (trained or not), and the settings that a
+    config varies from layer to layer (sliding or full attention, dense or experts)."""
+    shapes = tuple((key, tuple(p.shape), p.requires_grad) for key, p in block.named_parameters())
     settings = []
     for key, module in block.named_modules():
         for attribute in ("attention_type", "layer_type", "is_sliding", "sliding_window", "use_rope", "is_decoder"):
@@ -167,16 +170,20 @@ def _signature(name: str, block: nn.Module) -> Any:
     return (name.rsplit(".", 1)[0], type(block).__name__, shapes, tuple(settings))
 
 
-def _choose(blocks: list[tuple[str, nn.Module]]) -> tuple[set[str], list[int]]:
+def _choose(model: nn.Module, blocks: list[tuple[str, nn.Module]]) -> tuple[set[str], list[int]]:
     """The names of the blocks that stay, one of each kind, and the kind of every block. The first of each list is a
-    kind of its own: frozen embeddings ask for no gradient of its input, so that it saves less than the others."""
+    kind of its own: frozen embeddings ask for no gradient of its input, so that it saves less than the others. So are
+    blocks in front of which nothing is trained."""
+    names = {name: at for at, (name, _) in enumerate(model.named_parameters())}
+    first = min((names[name] for name, p in model.named_parameters() if p.requires_grad), default=len(names))
     kinds: dict[Any, int] = {}
     kept: set[str] = set()
     order = []
     lists_seen: set[str] = set()
     for name, block in blocks:
         parent = name.rsplit(".", 1)[0]
-        signature = (_signature(name, block), parent in lists_seen)
+        own = [at for key, at in names.items() if key.startswith(f"{name}.")]
+        signature = (_signature(name, block), parent in lists_seen, first < min(own, default=0))
         lists_seen.add(parent)
         if signature not in kinds:
             kinds[signature] = len(kinds)

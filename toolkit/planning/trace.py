@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from toolkit.errors import InputError
 from toolkit.model.head_loss import multiplied_by
+from toolkit.model.loss_terms import CROSS_ENTROPY, LossTerms
 from toolkit.model.nf4 import Nf4Linear
 from toolkit.planning.autocast import ActedAutocast, NotActedOut
 from toolkit.planning.head import acted_head
@@ -99,7 +100,8 @@ def _run(
         with kernels.acting(), acted.acting() if acted else contextlib.nullcontext(), _rows(shape.masked):
             factor = torch.full((), 1.0 / shape.length)
             with cast, _head(model, skeleton, shape, kernels), multiplied_by(factor):
-                loss = LOOPS[shape.loop].loss(model, skeleton.config, tensors, task)
+                terms = LossTerms.of(skeleton.resolved.recipe) if skeleton.resolved else CROSS_ENTROPY
+                loss = LOOPS[shape.loop].loss(model, skeleton.config, tensors, task, terms)
             recorder.move(OUTSIDE, backward=True)
             weighted = loss * factor
             weighted.backward()

@@ -8,6 +8,7 @@ from toolkit.recipe.adapter_options import adapter_problems
 from toolkit.recipe.schema import Data, Recipe
 from toolkit.recipe.traits import Traits
 from toolkit.tasks import task_of
+from toolkit.tasks.labels import Labels
 
 
 def contradictions(recipe: Recipe, traits: Traits) -> list[str]:
@@ -19,6 +20,13 @@ def contradictions(recipe: Recipe, traits: Traits) -> list[str]:
     if recipe.run.max_steps is None and recipe.run.epochs is None:
         found.append("run: set max_steps or epochs")
     task = task_of(recipe.model.task)
+    if recipe.z_loss and task.labels is Labels.SAMPLE:
+        found.append(f"z_loss: is a mean over tokens, but {task.name} has one label per sample; set it to 0")
+    if recipe.model.neftune_alpha is not None and (task.media is not None or task.labels is Labels.TARGET):
+        found.append(
+            f"model.neftune_alpha: the noise is defined for one sequence of tokens, and {task.name} has other inputs; "
+            "remove it"
+        )
     if recipe.data.packing and not task.packs:
         found.append(f"data.packing: requires model.task: causal-lm (it is {task.name}); set it to false")
     if recipe.data.packing and recipe.data.group_by_length:

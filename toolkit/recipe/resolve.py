@@ -183,6 +183,17 @@ def resolve_values(
         decide("fp8", "e4m3, gradients e5m2", "one dynamic scale per tensor; not in training_args.json")
     if (reason := why_no_tokenizer(recipe)) is not None:
         decide("tokenizer.path", None, f"{reason} before training")
+    if recipe.model.neftune_alpha is not None:
+        why = "times 1 / sqrt(tokens of the sample x width); in training_args.json: of the padded length"
+        decide("model.neftune_alpha", recipe.model.neftune_alpha, why)
+    if recipe.label_smoothing:
+        decide("label_smoothing", recipe.label_smoothing, "training only: held-out losses are without it")
+    if recipe.z_loss:
+        decide("z_loss", recipe.z_loss, "training only; not in training_args.json: the Trainer has no z-loss")
+    if recipe.model.freeze:
+        decide(
+            "model.freeze", " | ".join(recipe.model.freeze), "not in training_args.json: the Trainer has no such key"
+        )
     clip = recipe.optimizer.max_grad_norm or 0.0
     decide("max_grad_norm", clip, "written to every file: engines otherwise clip at their default, 1.0")
     _optimizer(recipe, global_size, decide)

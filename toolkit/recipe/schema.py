@@ -41,6 +41,17 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
+def _pattern(value: str) -> str:
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise ValueError(f"{value!r} is not a regular expression: {error}") from None
+    return value
+
+
+Pattern = Annotated[str, AfterValidator(_pattern)]
+
+
 class Section(BaseModel):
     """Base of all sections: unknown keys are errors, and types are strict."""
 
@@ -63,6 +74,14 @@ class Model(Section):
     trust_remote_code: bool = Field(False, description="run Python code that comes with the model")
     revision: str | None = Field(None, description="branch, tag or commit of a hub model")
     num_labels: Positive | None = Field(None, description="number of classes, for tasks whose labels are classes")
+    neftune_alpha: Annotated[float, Field(gt=0)] | None = Field(
+        None,
+        description="NEFTune: noise of alpha / sqrt(tokens x width) on the input embeddings while training",
+    )
+    freeze: list[Pattern] = Field(
+        [],
+        description="regular expressions, searched for in the names of parameters; those that match are not trained",
+    )
 
     @model_validator(mode="after")
     def _one_source(self) -> Model:
@@ -431,6 +450,14 @@ class Recipe(Section):
     )
     loss: LossName = Field(
         "plain", description="fused: computed from the hidden states, without materialising all logits"
+    )
+    label_smoothing: Fraction = Field(
+        0.0, description="share of each label that is spread evenly over all classes, while training"
+    )
+    z_loss: Annotated[float, Field(ge=0)] = Field(
+        0.0,
+        description="coefficient of the mean squared logsumexp of the logits of supervised tokens, added to the loss "
+        "while training; PaLM has 1e-4",
     )
     fp8: bool = Field(
         False,

@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from toolkit.data.collate import MicroBatch
 from toolkit.recipe.adapter_methods import METHODS
 from toolkit.recipe.resolve import Resolved
+from toolkit.reference.extras import Extras
 from toolkit.reference.order import NATURAL, Order, fused_loss, summed_by_module
 from toolkit.reference.rules import plain_matrices, plain_rules
 from toolkit.tasks import task_of
@@ -59,6 +59,7 @@ class PlainLoop:
                 parameter.data = parameter.data.to(self.compute_dtype)
         self.loss_dtype = torch.float32
         self.order: Order = NATURAL
+        self.extras = Extras.of(resolved.recipe)
         self.blocks: list[nn.Module] = []
         """The model's repeated blocks, for orders that sum by them."""
         self.gradients: dict[str, torch.Tensor] = {}
@@ -137,8 +138,8 @@ class PlainLoop:
                 self.trained[name].copy_(weight)
 
     def loss_sum(self, micro: MicroBatch, virtual_tokens: int | None = None) -> torch.Tensor:
-        """Cross-entropy summed over a micro-batch's supervised tokens, in float32. ``virtual_tokens``: outputs in front
-        of the sample's; default: as many as the recipe's adapter adds."""
+        """Cross-entropy, with ``extras``, summed over a micro-batch's supervised tokens, in float32.
+        ``virtual_tokens``: outputs in front of the sample's; default: as many as the recipe's adapter adds."""
         layout = task_of(self.resolved.recipe.model.task).labels
         inputs = {name: tensor for name, tensor in micro.tensors.items() if name != "labels"}
         labels = micro.tensors["labels"]
@@ -150,16 +151,20 @@ class PlainLoop:
             first = torch.full_like(labels[:, :1], config.pad_token_id if start is None else start)
             shifted = torch.cat([first, labels[:, :-1]], dim=1)
             inputs["decoder_input_ids"] = shifted.masked_fill(shifted == -100, config.pad_token_id or 0)
+        extras = self.extras
         if self.order.fused:
-            output, loss = fused_loss(self.model, inputs, labels)
+            with extras.on_embeddings(self.model, inputs):
+                output, loss = fused_loss(self.model, inputs, labels, extras.smoothing, extras.z_loss)
         else:
-            output = self.model(**inputs)
+            with extras.on_embeddings(self.model, inputs):
+                output = self.model(**inputs)
             logits = output.logits.to(self.loss_dtype)
             if (virtual := self.virtual_tokens() if virtual_tokens is None else virtual_tokens) > 0:
                 logits = logits[:, virtual:]
+            everywhere = logits.flatten(0, -2)
             if layout is Labels.NEXT:
                 logits, labels = logits[:, :-1], labels[:, 1:]
-            loss = functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=-100, reduction="sum")
+            loss = extras.loss(logits.flatten(0, -2), labels.flatten(), everywhere)
         balance = getattr(output, "aux_loss", None)
         if isinstance(balance, torch.Tensor):
             # A mixture of experts' balance loss is a mean over the micro-batch: weighted by tokens, as the rest is.

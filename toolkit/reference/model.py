@@ -4,6 +4,8 @@ checkpointed, never wrapped."""
 
 from __future__ import annotations
 
+import re
+
 import torch
 from torch import nn
 
@@ -24,10 +26,18 @@ def plain_model(resolved: Resolved, pad_token_id: int | None = None) -> nn.Modul
         round_products(model, resolved)
     if resolved.recipe.adapter is not None:
         model = add_adapter(model, resolved)
+    for parameter in _matching(model, resolved.recipe.model.freeze):
+        parameter.requires_grad_(False)
     idle = unreached(model, resolved)
     set_dtypes(model, resolved.precision.trainable, resolved.precision.frozen)
     freeze(model, idle)
     return model.to(torch.device(resolved.device)).train()
+
+
+def _matching(model: nn.Module, patterns: list[str]) -> list[nn.Parameter]:
+    """Parameters with a name in which a pattern of ``model.freeze`` is found."""
+    expressions = [re.compile(pattern) for pattern in patterns]
+    return [p for name, p in model.named_parameters() if any(e.search(name) is not None for e in expressions)]
 
 
 def plain_decayed(model: nn.Module, resolved: Resolved) -> frozenset[str]:

@@ -101,10 +101,13 @@ class _Linear(torch.autograd.Function):
         return grad.matmul(weight) if needed[0] else None, of_weight, of_bias
 
 
-def fused_loss(model: Any, inputs: dict[str, torch.Tensor], labels: torch.Tensor) -> tuple[Any, torch.Tensor]:
+def fused_loss(
+    model: Any, inputs: dict[str, torch.Tensor], labels: torch.Tensor, smoothing: float = 0.0, coefficient: float = 0.0
+) -> tuple[Any, torch.Tensor]:
     """The model's output, and the cross-entropy summed over supervised tokens, whose hidden states alone meet the head.
 
-    ``labels`` (batch, length), not shifted. The head has to be one linear layer whose product is what the model gives.
+    ``labels`` (batch, length), not shifted. ``smoothing``: of the labels; ``coefficient``: of the z-loss. The head has
+    to be one linear layer whose product is what the model gives.
     """
     head = model.get_output_embeddings()
     kept = getattr(head, "modules_to_save", None)
@@ -120,7 +123,7 @@ def fused_loss(model: Any, inputs: dict[str, torch.Tensor], labels: torch.Tensor
         output = model(**inputs)
     finally:
         handle.remove()
-    loss: torch.Tensor = _Quotients.apply(output.logits.float(), targets.index_select(0, rows))
+    loss: torch.Tensor = _Quotients.apply(output.logits.float(), targets.index_select(0, rows), smoothing, coefficient)
     return output, loss
 
 
@@ -129,15 +132,27 @@ class _Quotients(torch.autograd.Function):
     divided by their sum, where torch's own are exponentials of logarithms."""
 
     @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def forward(
+        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, smoothing: float, coefficient: float
+    ) -> torch.Tensor:
         at, highest = targets.unsqueeze(1), logits.amax(-1, keepdim=True)
         exponentials = (logits - highest).exp()
         sums = exponentials.sum(-1, keepdim=True)
-        ctx.save_for_backward(exponentials / sums, at)
-        return (sums.log() + (highest - logits.gather(1, at))).sum()
+        logsumexp = sums.log() + highest
+        ctx.save_for_backward(exponentials / sums, at, logsumexp)
+        ctx.terms = smoothing, coefficient
+        if not smoothing and not coefficient:
+            return (sums.log() + (highest - logits.gather(1, at))).sum()
+        right = (1 - smoothing) * logits.gather(1, at) + smoothing * logits.mean(-1, keepdim=True)
+        return (logsumexp - right + coefficient * logsumexp**2).sum()
 
     @staticmethod
     def backward(ctx: Any, *outer: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        probabilities, at = ctx.saved_tensors
-        gradient = probabilities.scatter_add(1, at, torch.full_like(probabilities[:, :1], -1.0))
-        return gradient * outer[0], None
+        probabilities, at, logsumexp = ctx.saved_tensors
+        smoothing, coefficient = ctx.terms
+        if coefficient:
+            probabilities = probabilities * (1 + 2 * coefficient * logsumexp)
+        gradient = probabilities.scatter_add(1, at, torch.full_like(logsumexp, smoothing - 1.0))
+        if smoothing:
+            gradient = gradient - smoothing / probabilities.shape[1]
+        return gradient * outer[0], None, None, None

@@ -202,6 +202,7 @@ def trained_model(resolved: Resolved, folder: Path, pad_token_id: int | None = N
 def _write(model: Any, recipe: Recipe, folder: Path, *, merged: bool) -> str:
     if recipe.adapter is None:
         model.config.use_cache = True
+        _one_dtype(model)
         model.save_pretrained(folder)
         return "full model"
     if not merged:
@@ -212,6 +213,14 @@ def _write(model: Any, recipe: Recipe, folder: Path, *, merged: bool) -> str:
     whole.config.use_cache = True
     whole.save_pretrained(folder)
     return "merged model"
+
+
+def _one_dtype(model: nn.Module) -> None:
+    """Frozen weights (``model.freeze``) in the dtype of the trained ones, which their values fit into."""
+    dtype = next(p.dtype for p in model.parameters() if p.requires_grad)
+    for parameter in model.parameters():
+        if not parameter.requires_grad and parameter.is_floating_point():
+            parameter.data = parameter.data.to(dtype)
 
 
 def _merged(model: Any) -> Any:

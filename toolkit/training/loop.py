@@ -11,6 +11,7 @@ import torch.distributed as dist
 from toolkit.data.ahead import feed
 from toolkit.data.collate import MicroBatch
 from toolkit.model.head_loss import multiplied_by
+from toolkit.model.loss_terms import LossTerms
 from toolkit.optim.schedule import learning_rate
 from toolkit.recipe.resolve import Resolved
 from toolkit.training.guard import LossGuard
@@ -51,7 +52,7 @@ def train(
     gradient is the full batch's, however ragged the micro-batches are.
     """
     resolved, engine = session.resolved, session.engine
-    recipe = resolved.recipe
+    recipe, terms = resolved.recipe, LossTerms.of(resolved.recipe)
     warmup = resolved.warmup(total_steps)
     marks = marks or Marks()
     engine.skip_not_finite = guard is not None and guard.before_the_step
@@ -79,7 +80,7 @@ def train(
             with engine.accumulating(last):
                 marks.at(at, f"micro-batch {micro.micro + 1}, forward", untimed=first)
                 with engine.autocast(), multiplied_by(weight):
-                    micro_loss = loss_sum(engine.model, engine.config, micro.tensors, recipe.model.task)
+                    micro_loss = loss_sum(engine.model, engine.config, micro.tensors, recipe.model.task, terms)
                 marks.at(at, f"micro-batch {micro.micro + 1}, backward", untimed=first)
                 engine.backward(micro_loss * weight, last)
             loss += micro_loss.detach()
@@ -108,7 +109,7 @@ def _mean(loss: torch.Tensor, tokens: torch.Tensor, resolved: Resolved) -> float
 
 @torch.no_grad()
 def evaluate(session: Session, batches: Iterable[MicroBatch]) -> tuple[float, int]:
-    """Mean loss over the supervised tokens of every sample, and their number; every rank calls it."""
+    """Mean cross-entropy over the supervised tokens of every sample, and their number; every rank calls it."""
     engine = session.engine
     total = torch.zeros(2, dtype=torch.float64, device=engine.device)
     engine.model.eval()

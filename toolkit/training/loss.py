@@ -10,12 +10,19 @@ from torch import nn
 from torch.nn import functional
 
 from toolkit.model.head_loss import wanted_loss
+from toolkit.model.loss_terms import CROSS_ENTROPY, LossTerms
 from toolkit.tasks import task_of
-from toolkit.tasks.labels import Labels
+from toolkit.tasks.labels import IGNORED, Labels
 
 
-def loss_sum(model: nn.Module, config: Any, tensors: Mapping[str, torch.Tensor], task: str) -> torch.Tensor:
-    """Cross-entropy summed over the supervised tokens of one micro-batch: a float32 scalar.
+def loss_sum(
+    model: nn.Module,
+    config: Any,
+    tensors: Mapping[str, torch.Tensor],
+    task: str,
+    terms: LossTerms = CROSS_ENTROPY,
+) -> torch.Tensor:
+    """Cross-entropy, with ``terms``, summed over the supervised tokens of one micro-batch: a float32 scalar.
 
     ``tensors``: ``input_ids`` and ``attention_mask`` (batch, length) int64, ``labels`` (batch, length) int64
     with -100 where not supervised, (batch,) for classification. Logits are taken to float32 first, as
@@ -27,7 +34,7 @@ def loss_sum(model: nn.Module, config: Any, tensors: Mapping[str, torch.Tensor],
     layout = task_of(task).labels
     if layout is Labels.TARGET:
         inputs["decoder_input_ids"] = _decoder_inputs(config, labels)
-    with wanted_loss(labels) as wanted:
+    with wanted_loss(labels, terms) as wanted:
         output = model(**inputs)
     logits = output.logits
     if wanted.answered:  # the head has given the loss itself
@@ -38,11 +45,19 @@ def loss_sum(model: nn.Module, config: Any, tensors: Mapping[str, torch.Tensor],
         logits = logits[:, -labels.shape[1] :]
     if layout is Labels.NEXT:
         # Labels move, logits stay: to leave out their last position would copy them, and once more in the backward.
-        labels = functional.pad(labels[:, 1:], (0, 1), value=-100)
+        labels = functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
+    flat, targets = logits.reshape(-1, logits.shape[-1]).float(), labels.reshape(-1)
     loss = functional.cross_entropy(
-        logits.reshape(-1, logits.shape[-1]).float(), labels.reshape(-1), ignore_index=-100, reduction="sum"
+        flat, targets, ignore_index=IGNORED, reduction="sum", label_smoothing=terms.smoothing
     )
+    if terms.z_loss:
+        loss = loss + terms.z_loss * squared_logsumexp(flat, targets)
     return loss + _router_loss(config, output, labels)
+
+
+def squared_logsumexp(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The squared logsumexp of ``logits`` (tokens, classes), summed over the tokens that have a target."""
+    return logits.logsumexp(-1).square().masked_fill(targets == IGNORED, 0.0).sum()
 
 
 def _decoder_inputs(config: Any, labels: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ from typing import Any, TextIO
 import torch
 import torch.distributed as dist
 
+from toolkit.counts import count
 from toolkit.data.loader import TrainLoader, open_data
 from toolkit.errors import Stopped
 from toolkit.launch.signals import attempt, handled, name_of
@@ -115,6 +116,7 @@ def run(
         tokens_per_second=round(recorder.tokens / recorder.seconds, 1) if recorder.seconds else None,
         peak_memory_bytes=[int(peak) for peak in peaks],
         tokenised=_came(samples),
+        frozen=[frozen.to_json() for frozen in session.frozen],
         compile=compilation().to_json() if recipe.compile else None,
         checkpoint=str(steps.saved or start) if steps.saved or start else None,
         eval_loss=steps.eval_loss,
@@ -168,6 +170,9 @@ def _introduce(view: Screen, session: Session, samples: Any, start: Path | None,
     if unreached := session.unreached:
         some = f"{unreached[0]}{', ...' if len(unreached) > 1 else ''}"
         view.say(f"note: {len(unreached)} weights that the output does not depend on are not trained ({some})")
+    for frozen in session.frozen:
+        much = f"{frozen.tensors} tensors, {count(frozen.parameters)} parameters"
+        view.say(f"note: model.freeze: {frozen.pattern!r} freezes {much}")
     for note in samples.notes:
         view.say(f"note: {note}")
     if (came := _came(samples)) is not None and came["from"] != "memory":

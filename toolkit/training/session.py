@@ -13,7 +13,9 @@ from toolkit.model.activation_offload import HostStore
 from toolkit.model.adapters import add_adapter
 from toolkit.model.checkpointing import checkpoint_blocks, find_blocks
 from toolkit.model.compiling import compile_blocks
+from toolkit.model.embedding_noise import add_embedding_noise
 from toolkit.model.fp8 import check_device, convert
+from toolkit.model.freezing import Frozen, freeze_matching
 from toolkit.model.head_loss import fuse_head
 from toolkit.model.load import cast_inputs, load_base, load_processor, pad_token_of, set_dtypes
 from toolkit.model.nf4 import base_linears, quantise_base, weight_count
@@ -48,6 +50,8 @@ class Session:
     """Parameters of the whole model, frozen ones included."""
     unreached: list[str] = field(default_factory=list)
     """Weights that no output depends on, and that are not trained for that."""
+    frozen: list[Frozen] = field(default_factory=list)
+    """What each pattern of ``model.freeze`` has frozen."""
     label_names: list[str] | None = None
     """The classes' names in order, where the data names them: exported with the model."""
 
@@ -68,11 +72,11 @@ class Session:
 
 
 def prepare_model(resolved: Resolved, pad_token_id: int | None = None, together: bool = False) -> Prepared:
-    """Model, float8 products, adapter, quantised base, dtypes, compiling, checkpointing, in this order; nothing is
-    spread yet.
+    """Model, float8 products, adapter, frozen weights, quantised base, dtypes, compiling, checkpointing, in this order;
+    nothing is spread yet.
 
-    Products come before adapters, whose own small matrices stay as they are. Adapters come before dtypes, since they
-    decide what trains, and checkpointing after all, since it takes the blocks' forwards as they then are.
+    Products come before adapters, whose own small matrices stay as they are. Adapters and freezing come before dtypes,
+    since they decide what trains, and checkpointing after all, since it takes the blocks' forwards as they then are.
     ``together``: every rank calls it, so that they can divide work between them.
     """
     model: nn.Module = load_base(resolved, pad_token_id)
@@ -84,6 +88,7 @@ def prepare_model(resolved: Resolved, pad_token_id: int | None = None, together:
         products = convert(model, find_blocks(model, resolved.blocks, resolved.source), resolved)
     if resolved.recipe.adapter is not None:
         model = add_adapter(model, resolved)
+    frozen = freeze_matching(model, resolved.recipe.model.freeze, resolved.source)
     idle = unreached(model, resolved)
     if resolved.base_storage is not None:
         quantise_base(model, linears, resolved, together)
@@ -93,6 +98,8 @@ def prepare_model(resolved: Resolved, pad_token_id: int | None = None, together:
     casts = not (resolved.traits.autocast and resolved.precision.mixed)
     if casts and task_of(resolved.recipe.model.task).media is not None:
         cast_inputs(model, getattr(torch, resolved.precision.compute))
+    if resolved.recipe.model.neftune_alpha is not None:
+        add_embedding_noise(model, resolved.recipe.model.neftune_alpha)
     if resolved.loss_kernel != "plain":
         fuse_head(model, resolved)
     blocks = []
@@ -107,7 +114,7 @@ def prepare_model(resolved: Resolved, pad_token_id: int | None = None, together:
     decayed = decayed_names(model, optimizer)
     matrices = hidden_matrices(model, task_of(resolved.recipe.model.task).heads)
     check_groups(optimizer, (name for name, p in model.named_parameters() if p.requires_grad), resolved.source)
-    return Prepared(model, resolved, decayed, blocks, bases, products, matrices, idle)
+    return Prepared(model, resolved, decayed, blocks, bases, products, matrices, idle, frozen)
 
 
 def open_session(resolved: Resolved, **accelerator_options: Any) -> Session:
@@ -139,7 +146,7 @@ def engage(
         told = "; ".join(f"{claim.claim}: {claim.seen}, expected {claim.expected}" for claim in failed)
         raise NotActive(f"{resolved.recipe.strategy.name} is not active: {told}", failed)
     allow_hours()
-    return Session(resolved, tokenizer, accelerator, engine, claims, weights, prepared.unreached)
+    return Session(resolved, tokenizer, accelerator, engine, claims, weights, prepared.unreached, prepared.frozen)
 
 
 def seed_micro_batch(seed: int, step: int, micro: int, rank: int) -> None:

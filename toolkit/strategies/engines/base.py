@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from toolkit.errors import RunFailed
+from toolkit.model.freezing import Frozen
 from toolkit.optim.adamw import step_count
 from toolkit.optim.groups import make_optimizer
 from toolkit.optimizers import optimizer_kind
@@ -66,6 +67,8 @@ class Prepared:
 
     unreached: list[str] = field(default_factory=list)
     """Weights that no output depends on, frozen."""
+    frozen: list[Frozen] = field(default_factory=list)
+    """What each pattern of ``model.freeze`` has frozen."""
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Trainable parameters by name, in the model's order, tied ones once."""

@@ -79,6 +79,12 @@ class Fsdp1Engine(Engine):
                 f"its own unit, but the adapter of {name}, the fused weights of experts, is read from outside of it; "
                 "use fsdp2, or set adapter.target_modules to the attention's layers"
             )
+        if prepared.frozen and (names := _frozen_in_part(prepared.model, frozenset(self.resolved.blocks))):
+            raise InputError(
+                f"{self.resolved.source}: model.freeze: fsdp1 shards the weights of a layer as one flat parameter, so "
+                f"they are all trained or all frozen, but here {names[0]} is trained and {names[1]} is not; freeze or "
+                "train both, or use fsdp2"
+            )
         plugin.auto_wrap_policy = functools.partial(_own_unit, blocks=frozenset(self.resolved.blocks), apart=apart)
         self.model = self.accelerator.prepare_model(prepared.model)
         self.parameters = {_clean(name): p for name, p in self.model.named_parameters() if p.requires_grad}
@@ -262,6 +268,22 @@ def _trained_twice(model: nn.Module) -> list[str]:
         if parameter.requires_grad:
             names.setdefault(id(parameter), []).append(name)
     return next((shared for shared in names.values() if len(shared) > 1), [])
+
+
+def _frozen_in_part(model: nn.Module, blocks: frozenset[str]) -> tuple[str, str] | None:
+    """A trained and a frozen parameter that would be in one flat parameter; None if there are none."""
+    units: dict[str, dict[bool, str]] = {}
+
+    def walk(module: nn.Module, name: str, unit: str) -> None:
+        if _own_unit(module, False, 0, blocks=blocks, apart=True):
+            unit = name
+        for key, parameter in module.named_parameters(prefix=name, recurse=False):
+            units.setdefault(unit, {}).setdefault(parameter.requires_grad, key)
+        for key, child in module.named_children():
+            walk(child, f"{name}.{key}" if name else key, unit)
+
+    walk(model, "", "")
+    return next(((found[True], found[False]) for found in units.values() if len(found) > 1), None)
 
 
 def _read_from_outside(model: nn.Module) -> str:

@@ -27,8 +27,9 @@ def engagement(
     claims += _dtypes(ranks, resolved)
     claims += _block_inputs(ranks, reference)
     claims += _recomputation(ranks, resolved, reference)
-    claims += _offloaded(ranks, resolved)
+    claims += _offloaded(ranks, resolved, reference)
     claims += _fused(ranks, resolved)
+    claims += _noised(ranks, resolved)
     claims += _compiled(ranks, resolved)
     claims += _float8(ranks, resolved, reference)
     claims += _collectives(ranks, resolved)
@@ -97,15 +98,16 @@ def _recomputation(ranks: Sequence[RankTrace], resolved: Resolved, reference: Re
     return claims
 
 
-def _offloaded(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
-    """Each block's input went to the host in each forward, and came back for its backward."""
+def _offloaded(ranks: Sequence[RankTrace], resolved: Resolved, reference: Reference) -> list[Claim]:
+    """Each block's input went to the host in each forward, and came back for its backward, if it has one."""
     if not resolved.recipe.activation_offload:
         return []
     claims = []
     for rank in ranks:
         right = rank.forwards * len(rank.recomputed)
         sent, returned = (sum(store[at] for store in rank.offloaded) for at in (0, 1))
-        ok = sent >= right > 0 and returned == sent
+        kept = rank.forwards * reference.backward_reaches().count(False)
+        ok = sent >= right > 0 and sent - kept <= returned <= sent
         if rank.rank == 0 or not ok:
             seen = f"{sent} sent, {returned} returned, {sum(s[2] for s in rank.offloaded)} bytes"
             claims.append(
@@ -120,6 +122,14 @@ def _fused(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
     ok = all(rank.fused == rank.forwards > 0 for rank in ranks)
     seen = ", ".join(f"{rank.fused} of {rank.forwards}" for rank in ranks)
     return [Claim("fused-loss", "losses without logits", "every micro-batch", seen, ok)]
+
+
+def _noised(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
+    if resolved.recipe.model.neftune_alpha is None:
+        return []
+    ok = all(rank.noised == rank.forwards > 0 for rank in ranks)
+    seen = ", ".join(f"{rank.noised} of {rank.forwards}" for rank in ranks)
+    return [Claim("embedding-noise", "embeddings with noise", "every micro-batch", seen, ok)]
 
 
 def _compiled(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:

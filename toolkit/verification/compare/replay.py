@@ -13,6 +13,7 @@ import torch
 
 from toolkit.model.checkpointing import find_blocks
 from toolkit.model.load import input_weight
+from toolkit.reference.extras import Extras
 from toolkit.reference.fp8 import rounded_layers, shaken, unrounded
 from toolkit.reference.loop import PlainLoop, Window
 from toolkit.reference.model import plain_decayed, plain_model
@@ -192,6 +193,14 @@ class Reference:
             everything = torch.ones_like(micro.tensors["input_ids"])  # a mask given: positions tell nothing apart
             blind.append((rank, replace(micro, tensors=micro.tensors | {"attention_mask": everything})))
         return self.loop.backward(step, blind)
+
+    def losses_with(self, step: int, weights: dict[str, torch.Tensor], extras: Extras) -> list[float]:
+        """Loss of each micro-batch with other ``extras`` than the recipe's."""
+        right, self.loop.extras = self.loop.extras, extras
+        try:
+            return self.gradient(step, weights)[0]
+        finally:
+            self.loop.extras = right
 
     def losses_without_prompt(self, step: int, weights: dict[str, torch.Tensor]) -> list[float]:
         """Loss of each micro-batch if the adapter's virtual tokens were not there; [] for other adapters."""

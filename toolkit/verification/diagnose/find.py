@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+from toolkit.reference.extras import Extras
 from toolkit.strategies.engines.base import Claim
 from toolkit.verification.cases.case import FULL_WINDOWS, Case
 from toolkit.verification.compare.ledger import rows_of
@@ -73,6 +75,7 @@ _CLAIMS = {
     "frozen": "frozen-weight-changes",
     "tied": "tied-weights-separate",
     "dtype": "wrong-dtype",
+    "embedding-noise": "noise-missing",
 }
 """The diagnosis by the claim without evidence."""
 _CAUSES_OF_DIFFERENCES = {"block-inputs", "float8-layers", "float8-products"}
@@ -139,6 +142,8 @@ def _forward(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnos
         return Diagnosis("model-mixes-packed-samples")
     if case.recipe["adapter"] and case.recipe["adapter"]["method"] == "qlora" and not case.recipe["data"]["packing"]:
         return Diagnosis("base-unpacked-wrong")
+    if (cause := _other_extras(found, measure)) is not None:
+        return cause
     ranks = {m.rank for m in wrong}
     if case.recipe["data"]["packing"] and _leaks(found, measure):
         return Diagnosis("packed-samples-attend", {"step": measure.step + 1})
@@ -171,6 +176,46 @@ def _leaks(found: Pass, measure: Measure) -> bool:
         if micro.micro >= len(taken) or abs(taken[micro.micro].loss - loss) > LEAK_FITS * abs(loss):
             return False
     return True
+
+
+def _other_extras(found: Pass, measure: Measure) -> Diagnosis | None:
+    """A mistake in label smoothing, z-loss or noise that explains the wrong losses of a step."""
+    reference, step = found.reference, measure.step
+    if reference is None or found.replayed is None or measure.kind != "loss":
+        return None
+    own = reference.loop.extras
+    run = found.ranks[0].run
+    weights = run.weights if step == 0 else run.steps[step - 1].weights
+    for cause, facts, extras in _mistakes(own):
+        wrong = reference.losses_with(step, weights, extras)
+        rows = zip(reference.windows[step], found.replayed.losses[step], wrong, strict=True)
+        seen = [
+            (found.parts[rank].run.steps[step].micros[micro.micro].loss, right, other)
+            for (rank, micro), right, other in rows
+            if micro.supervised and micro.micro < len(found.parts[rank].run.steps[step].micros)
+        ]
+        if all(abs(loss - other) <= EXTRAS_FIT * abs(loss - right) for loss, right, other in seen):
+            return Diagnosis(cause, facts | {"step": step + 1})
+    return None
+
+
+EXTRAS_FIT = 0.05
+"""A mistake explains a difference if it leaves at most this share of it, in every micro-batch."""
+
+
+def _mistakes(own: Extras) -> list[tuple[str, dict[str, object], Extras]]:
+    found: list[tuple[str, dict[str, object], Extras]] = []
+    if own.smoothing:
+        found.append(("loss-term-missing", {"term": "label_smoothing"}, replace(own, smoothing=0.0)))
+    if own.z_loss:
+        found.append(("loss-term-missing", {"term": "z_loss"}, replace(own, z_loss=0.0)))
+        found.append(("z-loss-of-every-token", {}, replace(own, z_everywhere=True)))
+    if own.smoothing and own.z_loss:
+        both = replace(own, smoothing=0.0, z_loss=0.0)
+        found.append(("loss-term-missing", {"term": "label_smoothing and z_loss"}, both))
+    if own.alpha:
+        found.append(("noise-of-padded-length", {}, replace(own, padded_length=True)))
+    return found
 
 
 def _without_prompt(found: Pass, measure: Measure) -> int | None:

@@ -92,6 +92,19 @@ _FORWARD = {
         "packed samples attend to each other",
         "step {step}: the losses are those of rows in which every sample attends to those before it",
     ),
+    "loss-term-missing": Known(
+        "a term of the loss is set and not applied", "step {step}: the losses are those without {term}",
+    ),
+    "z-loss-of-every-token": Known(
+        "the z-loss counts tokens that have no label",
+        "step {step}: the losses are those with the z-loss of padding and prompts too",
+    ),
+    "noise-of-padded-length": Known(
+        "the noise on embeddings depends on how a batch is padded",
+        "step {step}: the losses are those with noise scaled by the padded length, not by each sample's own",
+        "transformers 5.23.0, integrations/neftune.py",
+    ),
+    "noise-missing": Known("noise on the embeddings is set and not added in every forward", _MISSING),
     "prompt-missing": Known(
         "micro-batches are computed without the adapter's virtual tokens",
         "step {step}: the losses of rank {rank} are those of the model without them",

@@ -81,6 +81,8 @@ class RankTrace:
     forwards: int = 0
     fused: int = 0
     """Forwards whose head answered with the loss in place of logits."""
+    noised: int = 0
+    """Forwards whose embeddings had noise."""
     offloaded: list[tuple[int, int, int]] = field(default_factory=list)
     """Of each store of activations: tensors sent to the host, come back, and bytes sent."""
     compiled: Compilation | None = None

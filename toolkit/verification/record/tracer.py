@@ -108,13 +108,13 @@ class SessionTracer:
             yield
 
     def _watched_loss(self, loss_sum: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        def watched(model: Any, config: Any, tensors: Any, task: Any) -> torch.Tensor:
+        def watched(model: Any, config: Any, tensors: Any, task: Any, *terms: Any) -> torch.Tensor:
             if self._step is None:
                 self._begin()
             assert self._step is not None
             self._mark(f"forward of micro-batch {len(self._step.micros)}")
             with self._counting(), self._watching_inputs():
-                loss = loss_sum(model, config, tensors, task)
+                loss = loss_sum(model, config, tensors, task, *terms)
             kept = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
             self._step.micros.append(MicroTrace(kept, float(loss.detach().item())))
             return loss

@@ -19,6 +19,7 @@ from toolkit.data.samples import MapSamples
 from toolkit.errors import RunFailed
 from toolkit.model.checkpointing import host_stores, recomputed_calls
 from toolkit.model.compiling import compilation
+from toolkit.model.embedding_noise import noised_calls
 from toolkit.model.head_loss import fused_calls
 from toolkit.model.nf4 import nf4_layers
 from toolkit.recipe.resolve import Resolved
@@ -72,6 +73,7 @@ def _run(case: Case, trace: RankTrace) -> None:
         _train(session, case, progress, after_step)
     trace.forwards = sum(len(step.micros) for step in run.steps)
     trace.fused = fused_calls(session.engine.model)
+    trace.noised = noised_calls(session.engine.model)
     trace.compiled = copy(compilation()) if resolved.recipe.compile else None
     trace.offloaded = [(s.moved, s.returned, s.bytes_out) for s in host_stores(session.engine.blocks)]
     trace.recomputed = recomputed_calls(session.engine.blocks)

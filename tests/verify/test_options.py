@@ -1,0 +1,63 @@
+"""Options of training are proven under every strategy: frozen parameters, label smoothing, z-loss, noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from test_equivalent import STRATEGIES, check
+
+from families import FAMILIES
+from toolkit.errors import InputError
+from toolkit.launch.group import WorkerGroup
+from toolkit.recipe.resolve import Resolved
+from toolkit.verification.run import verify
+
+FREEZE = ["embed_tokens", r"layers\.0\."]
+ALL: dict[str, Any] = {"label_smoothing": 0.1, "z_loss": 1e-3}
+FAST = ("ddp", "zero3", "fsdp1", "fsdp2")
+
+
+@pytest.mark.parametrize(
+    "strategy", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in STRATEGIES]
+)
+def test_all_options_together(strategy: str, recipe: Callable[..., Resolved], group: WorkerGroup) -> None:
+    model = recipe(strategy).recipe.model.config
+    options = ALL | {"model": {"config": model, "freeze": FREEZE, "neftune_alpha": 5.0}}
+    outcome = verify(recipe(strategy, precision="bf16", **options), group=group, time_limit=300)
+    check(outcome)
+    claims = {claim.id: claim for claim in outcome.passes[-1].claims}
+    assert claims["trainable"].seen == "11"  # of 21: one embedding and the nine tensors of a block are frozen
+    assert claims["embedding-noise"].ok
+
+
+def test_all_options_alone_and_fused(recipe: Callable[..., Resolved], lone_group: WorkerGroup) -> None:
+    model = recipe("single").recipe.model.config
+    options = ALL | {"loss": "fused", "model": {"config": model, "freeze": FREEZE, "neftune_alpha": 5.0}}
+    check(verify(recipe("single", precision="bf16", **options), group=lone_group, time_limit=300))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["zero1", "zero3", "fsdp2"])
+def test_terms_of_a_fused_loss(strategy: str, recipe: Callable[..., Resolved], group: WorkerGroup) -> None:
+    check(verify(recipe(strategy, precision="bf16", loss="fused", **ALL), group=group, time_limit=300))
+
+
+@pytest.mark.slow
+def test_noise_on_packed_rows(recipe: Callable[..., Resolved], group: WorkerGroup) -> None:
+    model = recipe("fsdp2").recipe.model.config
+    options = {"data": {"packing": True}, "model": {"config": model, "neftune_alpha": 5.0}}
+    check(verify(recipe("fsdp2", **options), group=group, time_limit=300))
+
+
+@pytest.mark.slow
+def test_smoothed_classes(recipe: Callable[..., Resolved], group: WorkerGroup) -> None:
+    model = FAMILIES["bert"] | {"task": "sequence-classification", "num_labels": 3, "neftune_alpha": 5.0}
+    check(verify(recipe("zero2", model=model, label_smoothing=0.2), group=group, time_limit=300))
+
+
+def test_fsdp1_has_one_flat_parameter_for_a_layer(recipe: Callable[..., Resolved], group: WorkerGroup) -> None:
+    model = {"config": FAMILIES["gpt2"]["config"] | {"tie_word_embeddings": False}, "freeze": ["bias$"]}
+    with pytest.raises(InputError, match=r"model\.freeze: fsdp1 shards the weights of a layer as one flat parameter"):
+        verify(recipe("fsdp1", model=model), group=group, time_limit=300)

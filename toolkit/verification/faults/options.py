@@ -1,0 +1,90 @@
+"""Options of training that are set and not applied, or applied otherwise."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from toolkit.verification.faults.base import Fault, Patch
+
+
+class FreezeIgnored(Fault):
+    id = "freeze-ignored"
+    title = "parameters that the recipe freezes are trained"
+    stages = ("gradient", "engagement")
+    diagnoses = ("frozen-weight-trains", "other-parameters-train")
+    needs: ClassVar = {"model": {"freeze": ["mlp|fc|lin"]}, "adapter": None}
+
+    def inject(self, patch: Patch, case: Any) -> None:
+        from toolkit.training import session
+
+        def freeze_matching(right: Any) -> Any:
+            def wrong(model: Any, patterns: Any, source: str) -> Any:
+                self.reached()
+                return []
+
+            return wrong
+
+        patch(session, "freeze_matching", freeze_matching)
+
+
+class LabelSmoothingIgnored(Fault):
+    id = "label-smoothing-ignored"
+    title = "label smoothing is set and not applied"
+    stages = ("forward",)
+    diagnoses = ("loss-term-missing",)
+    needs: ClassVar = {"label_smoothing": 0.1}
+
+    def inject(self, patch: Patch, case: Any) -> None:
+        from dataclasses import replace
+
+        from toolkit.model.loss_terms import LossTerms
+
+        def of(right: Any) -> Any:
+            def wrong(recipe: Any) -> Any:
+                self.reached()
+                return replace(right(recipe), smoothing=0.0)
+
+            return staticmethod(wrong)
+
+        patch(LossTerms, "of", of)
+
+
+class ZLossUnmasked(Fault):
+    id = "z-loss-unmasked"
+    title = "the z-loss counts tokens without labels too"
+    stages = ("forward",)
+    diagnoses = ("z-loss-of-every-token",)
+    needs: ClassVar = {"z_loss": 1.0e-3, "loss": "plain"}
+
+    def inject(self, patch: Patch, case: Any) -> None:
+        from toolkit.training import loss
+
+        def squared_logsumexp(right: Any) -> Any:
+            def wrong(logits: Any, targets: Any) -> Any:
+                self.reached()
+                return right(logits, targets.clamp(min=0))
+
+            return wrong
+
+        patch(loss, "squared_logsumexp", squared_logsumexp)
+
+
+class NoiseOfPaddedLength(Fault):
+    id = "neftune-padded-length"
+    title = "NEFTune's noise is scaled by the padded length of a batch"
+    reference = "transformers 5.23.0, integrations/neftune.py"
+    stages = ("forward",)
+    diagnoses = ("noise-of-padded-length",)
+    needs: ClassVar = {"model": {"neftune_alpha": 5.0}, "data": {"packing": False}}
+
+    def inject(self, patch: Patch, case: Any) -> None:
+        from toolkit.model import embedding_noise
+
+        def noise_scale(right: Any) -> Any:
+            def wrong(tensors: Any, alpha: float, width: int) -> Any:
+                self.reached()
+                return right({"input_ids": tensors["input_ids"]}, alpha, width)
+
+            return wrong
+
+        patch(embedding_noise, "noise_scale", noise_scale)
