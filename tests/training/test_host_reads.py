@@ -26,6 +26,10 @@ from toolkit.training.stop import Stop
 STOP = ("toolkit/training/stop.py", ["tolist"])
 """On a GPU the flags lie in pinned host memory, and what is waited for is the begin of the step."""
 
+OPTIONS: dict[str, Any] = {
+    "label_smoothing": 0.1, "z_loss": 1e-3, "model": {"neftune_alpha": 5.0, "freeze": ["embed_tokens"]},
+}  # fmt: skip
+
 LORA: dict[str, Any] = {"adapter": {"r": 4, "dropout": 0.1}, "precision": "bf16", "activation_checkpointing": "full"}
 
 
@@ -68,6 +72,8 @@ def single(tiny_root: Path) -> Callable[..., Resolved]:
     {"activation_checkpointing": "selective"},
     {"precision": "bf16", "fp8": True},
     {"optimizer": {"max_grad_norm": 0.0}},
+    OPTIONS,
+    {"data": {"packing": True}, **OPTIONS},
 ])  # fmt: skip
 def test_nothing_in_a_step_waits(single: Callable[..., Resolved], sections: dict[str, Any]) -> None:
     reads = reads_of_a_step(single(**sections))

@@ -101,6 +101,7 @@ def test_an_export_has_one_dtype(tiny_root: Path, tmp_path: Path) -> None:
     assert kept == {torch.bfloat16}
     checkpoint.save(session, tmp_path / "run/checkpoints", Progress(1, 1))
     export(tmp_path / "run", tmp_path / "out")
+    assert "| trained | full; frozen: names that match 'layers.0' |" in (tmp_path / "out/README.md").read_text()
     from safetensors.torch import load_file
 
     assert {t.dtype for t in load_file(tmp_path / "out/model.safetensors").values()} == {torch.float32}

@@ -50,6 +50,9 @@ def contradictions(recipe: Recipe, traits: Traits) -> list[str]:
         found.append(f"data.mask_probability: requires model.task: masked-lm; here it is {task.name}")
     if recipe.run.eval_every and recipe.data.eval is None:
         found.append("run.eval_every: data.eval is not set; set it, or set eval_every: 0")
+    if recipe.run.early_stopping is not None and not recipe.eval_interval:
+        why = "data.eval is not set" if recipe.data.eval is None else "run.eval_every is 0"
+        found.append(f"run.early_stopping: needs evaluations, but {why}; set it, or remove run.early_stopping")
     if recipe.activation_offload and recipe.activation_checkpointing != "full":
         found.append(
             f"activation_offload: requires activation_checkpointing: full (it is {recipe.activation_checkpointing})"

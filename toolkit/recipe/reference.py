@@ -45,6 +45,8 @@ def reference() -> str:
         for key, inner in section.model_fields.items():
             if (listed := _listed(inner.annotation)) is not None:
                 parts.append(f"### {name}.{key} as a list\n\n{_table(list(listed.model_fields.items()))}")
+            elif (nested := _section(inner.annotation)) is not None:
+                parts.append(f"### {name}.{key}\n\n{_table(list(nested.model_fields.items()))}")
     parts.append(f"## Top-level keys\n\n{_table(plain)}")
     return "\n".join(parts)
 

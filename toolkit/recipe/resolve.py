@@ -183,6 +183,9 @@ def resolve_values(
         decide("fp8", "e4m3, gradients e5m2", "one dynamic scale per tensor; not in training_args.json")
     if (reason := why_no_tokenizer(recipe)) is not None:
         decide("tokenizer.path", None, f"{reason} before training")
+    if (early := recipe.run.early_stopping) is not None:
+        rule = f"after {early.patience} evaluations without improvement by more than {early.min_delta:g}"
+        decide("run.early_stopping", rule, "not in training_args.json: use EarlyStoppingCallback")
     if recipe.model.neftune_alpha is not None:
         why = "times 1 / sqrt(tokens of the sample x width); in training_args.json: of the padded length"
         decide("model.neftune_alpha", recipe.model.neftune_alpha, why)

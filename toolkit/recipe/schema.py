@@ -391,6 +391,15 @@ class Machine(Section):
     nodes: Positive = 1
 
 
+class EarlyStopping(Section):
+    """When a run ends before its last step."""
+
+    patience: Positive = Field(description="evaluations in a row without improvement, after which the run ends")
+    min_delta: Annotated[float, Field(ge=0)] = Field(
+        0.0, description="an evaluation improves if its loss is lower than the best so far by more than this"
+    )
+
+
 class Run(Section):
     max_steps: Positive | None = Field(None, description="optimizer steps; or set epochs")
     epochs: Positive | None = None
@@ -403,6 +412,9 @@ class Run(Section):
     eval_every: Count | None = Field(
         None,
         description="optimizer steps between evaluations, and one at the end; 0: never; null: 500 if data.eval is set",
+    )
+    early_stopping: EarlyStopping | None = Field(
+        None, description="end the run when the held-out loss no longer improves: {patience, min_delta}"
     )
     trackers: list[str] = Field([], description="trackers, by their accelerate name: tensorboard, wandb, ...")
     on_bad_loss: Literal["stop", "skip", "rollback"] = Field(

@@ -20,9 +20,12 @@ def model_card(kind: str, recipe: Recipe, manifest: dict[str, Any], run: Path) -
         head["base_model"] = recipe.model.path
     head["pipeline_tag"] = task_of(recipe.model.task).pipeline
     adapter = recipe.adapter
-    trained = "full (all weights)" if adapter is None else _settings(adapter)
+    everything = "full" if recipe.model.freeze else "full (all weights)"
+    trained = everything if adapter is None else _settings(adapter)
     if adapter is not None and adapter.method == "qlora":
         trained += "; base model's linear weights in 4 bits (NF4, double quantisation, blocks of 64)"
+    if recipe.model.freeze:
+        trained += f"; frozen: names that match {', '.join(map(repr, recipe.model.freeze))}"
     rows = {
         "base model": base,
         "contents": kind,

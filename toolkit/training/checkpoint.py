@@ -23,6 +23,7 @@ from toolkit.errors import InputError, RunFailed
 from toolkit.recipe.earlier import recipe_version
 from toolkit.results import versions
 from toolkit.strategies.engines.pieces import Saved
+from toolkit.training.early_stopping import Improvement
 from toolkit.training.finding import all_checkpoints, first_valid, keep_some, whole_manifest
 from toolkit.training.identity import check_recipe, identity
 from toolkit.training.loop import Progress, sum_over_ranks
@@ -122,6 +123,7 @@ def begin(
             "updates": progress.updates,
             "recent": list(progress.recent),
             "extensions": list(progress.extensions),
+            "improvement": progress.improvement.to_json(),
             "eval_loss": eval_loss,
             "recipe_version": recipe_version(),
             "identity": identity(recipe),
@@ -214,8 +216,9 @@ def load(session: Session, folder: Path) -> Progress:
         step = manifest["optimizer_steps"].get(name)
         session.engine.load_pieces(name, Saved(step, partial(weights.get, name), partial(_moment, moments, name)))
     session.engine.load_extra_state(manifest["extra"])
-    extensions = list(manifest.get("extensions", []))  # a key that earlier versions did not write
-    return Progress(manifest["step"], manifest["updates"], list(manifest["recent"]), extensions)
+    # Keys that earlier versions did not write.
+    extensions, improvement = list(manifest.get("extensions", [])), Improvement(**manifest.get("improvement", {}))
+    return Progress(manifest["step"], manifest["updates"], list(manifest["recent"]), improvement, extensions)
 
 
 def _moment(moments: TensorReader, name: str, key: str, piece: Any) -> torch.Tensor:

@@ -21,6 +21,7 @@ FREE: dict[str, set[str] | None] = {
         "save_every",
         "keep",
         "eval_every",
+        "early_stopping",
         "trackers",
         "on_bad_loss",
         "loss_spike",

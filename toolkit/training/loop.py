@@ -14,6 +14,7 @@ from toolkit.model.head_loss import multiplied_by
 from toolkit.model.loss_terms import LossTerms
 from toolkit.optim.schedule import learning_rate
 from toolkit.recipe.resolve import Resolved
+from toolkit.training.early_stopping import Improvement
 from toolkit.training.guard import LossGuard
 from toolkit.training.loss import loss_sum
 from toolkit.training.metrics import Pending
@@ -30,6 +31,8 @@ class Progress:
     updates: int = 0
     recent: list[float] = field(default_factory=list)
     """Recent losses, for the spike check."""
+    improvement: Improvement = field(default_factory=Improvement)
+    """Of the held-out loss, for ``run.early_stopping``."""
     extensions: list[dict[str, int]] = field(default_factory=list)
     """Length changes that changed the schedule: after which ``step``, ``from_steps`` and ``to_steps``."""
 
@@ -45,7 +48,8 @@ def train(
     guard: LossGuard | None = None,
     marks: Marks | None = None,
 ) -> None:
-    """Take optimizer steps until ``total_steps``, or until all ranks have agreed to ``stop``. ``after_step`` logs,
+    """Take optimizer steps until ``total_steps``, until ``run.early_stopping`` ends the run, or until all ranks have
+    agreed to ``stop``. ``after_step`` logs,
     evaluates and saves; ``guard`` may skip a step for its loss; ``marks`` are told how far this rank is.
 
     The loss of a window is the mean over the supervised tokens of all its micro-batches on all ranks, so its
@@ -58,7 +62,7 @@ def train(
     engine.skip_not_finite = guard is not None and guard.before_the_step
     first = True  # it compiles, opens connections and allocates
     for window, micros in feed(windows, engine.device):
-        if progress.step >= total_steps:
+        if progress.step >= total_steps or progress.improvement.ends(recipe.run.early_stopping):
             return
         at = progress.step + 1
         marks.at(at, "counting tokens", untimed=first)

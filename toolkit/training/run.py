@@ -19,6 +19,7 @@ from toolkit.model.compiling import compilation
 from toolkit.recipe.resolve import Resolved
 from toolkit.results import Result
 from toolkit.training import checkpoint, finding
+from toolkit.training.early_stopping import Improvement
 from toolkit.training.extension import check_length, total_steps
 from toolkit.training.identity import saved_recipe
 from toolkit.training.loop import Progress, counted_once, sum_over_ranks, train
@@ -75,7 +76,7 @@ def run(
     view = Screen(screen if main else None, total, progress.step)
     for damage in passed_over:
         view.say(damage)
-    _introduce(view, session, samples, start, resume)
+    _introduce(view, session, samples, start, resume, progress.improvement)
     if length:
         view.say(length)
     if main:
@@ -116,6 +117,7 @@ def run(
         tokens_per_second=round(recorder.tokens / recorder.seconds, 1) if recorder.seconds else None,
         peak_memory_bytes=[int(peak) for peak in peaks],
         tokenised=_came(samples),
+        ended_early=progress.improvement.ends(recipe.run.early_stopping),
         frozen=[frozen.to_json() for frozen in session.frozen],
         compile=compilation().to_json() if recipe.compile else None,
         checkpoint=str(steps.saved or start) if steps.saved or start else None,
@@ -159,7 +161,9 @@ def _check_length(
     )
 
 
-def _introduce(view: Screen, session: Session, samples: Any, start: Path | None, resume: bool) -> None:
+def _introduce(
+    view: Screen, session: Session, samples: Any, start: Path | None, resume: bool, improvement: Improvement
+) -> None:
     trained = sum(math.prod(shape) for shape in session.engine.shapes.values())
     view.say(headline(session.resolved, trained, session.weights))
     view.say(engaged_line(session.claims))
@@ -182,6 +186,8 @@ def _introduce(view: Screen, session: Session, samples: Any, start: Path | None,
         view.say(f"restarted automatically, attempt {attempt() + 1}")
     if start:
         view.say(f"resumed from {start}")
+        if improvement.ends(session.resolved.recipe.run.early_stopping):
+            view.say(f"{improvement.told()}: the run had ended; raise patience to continue")
     elif resume:
         view.say("no checkpoint to resume from: starting at step 0")
 

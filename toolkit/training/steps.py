@@ -158,6 +158,11 @@ class Steps:
         self.eval_loss = loss if math.isfinite(loss) else None  # JSON has no NaN
         step = self._evaluated = self.progress.step
         self.view.say(f"  step {step}: held-out loss {loss:.4f} over {tokens:,} tokens")
+        if (early := self.run.early_stopping) is not None:
+            # The loss was summed over ranks in float64: every rank has the same, and decides the same.
+            self.progress.improvement.judge(self.eval_loss, step, early)
+            if self.progress.improvement.ends(early):
+                self.view.say(f"  step {step}: {self.progress.improvement.told()}: the run ends")
         if self.run.trackers:
             session.accelerator.log({"eval_loss": loss}, step=step)
         if session.accelerator.is_main_process:

@@ -49,6 +49,7 @@ def twin_recipe(resolved: Resolved, *, full_size: bool) -> dict[str, Any]:
     values["tokenizer"]["path"] = values["tokenizer"]["path"] or "none"
     values["data"] |= {"train": "built-in", "eval": None, "workers": 0, "streaming": False}
     values["run"] |= {"max_steps": STEPS, "epochs": None, "save_every": 0, "eval_every": 0, "trackers": []}
+    values["run"]["early_stopping"] = None  # nothing is evaluated
     values["machine"]["device"] = resolved.device
     values["schedule"] |= _warmed_up(resolved) | _decayed(resolved)
     if resolved.recipe.optimizer.base_global_batch is not None:
