@@ -339,18 +339,19 @@ def export(
     best: bool = False,
     push: str | None = None,
     dequantise: bool = False,
+    ema: bool = False,
 ) -> Exported:
     """Write a folder that from_pretrained (and PEFT) loads, from a checkpoint or a run folder.
 
     ``merged``: merge the adapter into the base model. ``best``: use the checkpoint with the lowest held-out loss
     instead of the latest. ``push``: upload to this hub repository. ``dequantise``: required with ``merged`` for a 4-bit
-    base.
+    base. ``ema``: the averages of ``run.ema`` in place of the weights.
 
     Raises InputError if the checkpoint or the folder cannot be used, RunFailed if the upload fails.
     """
     from toolkit.training.export import export_checkpoint
 
-    return export_checkpoint(checkpoint, output, merged=merged, best=best, push=push, dequantise=dequantise)
+    return export_checkpoint(checkpoint, output, merged=merged, best=best, push=push, dequantise=dequantise, ema=ema)
 
 
 @contextlib.contextmanager

@@ -76,6 +76,7 @@ def export(
     merged: Annotated[bool, typer.Option("--merged", help="merge the adapter into the base model")] = False,
     dequantise: Annotated[bool, typer.Option("--dequantise", help="qlora: merge into dequantised weights")] = False,
     best: Annotated[bool, typer.Option("--best", help="the checkpoint with the lowest held-out loss")] = False,
+    ema: Annotated[bool, typer.Option("--ema", help="the averages of run.ema in place of the weights")] = False,
     push: Annotated[
         str | None, typer.Option("--push", metavar="REPO", help="upload to a private hub repository")
     ] = None,
@@ -84,7 +85,7 @@ def export(
     """Export a checkpoint for from_pretrained and PEFT. The folder has a model card."""
     from toolkit.training.export import export_command
 
-    export_command(checkpoint, output, merged, json_target, best=best, push=push, dequantise=dequantise)
+    export_command(checkpoint, output, merged, json_target, best=best, push=push, dequantise=dequantise, ema=ema)
 
 
 @app.command()

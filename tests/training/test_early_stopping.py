@@ -15,8 +15,9 @@ from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import EarlyStopping
-from toolkit.training import checkpoint
 from toolkit.training.early_stopping import Improvement
+from toolkit.training.finding import newest, tensors_of
+from toolkit.training.manifest import read_manifest
 from toolkit.training.run import run
 
 
@@ -45,9 +46,9 @@ def no_improvement(root: Path, folder: Path, patience: int = 2, **sections: Any)
 
 
 def whole(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    last = checkpoint.newest(folder / "checkpoints")
+    last = newest(folder / "checkpoints")
     assert last is not None
-    return checkpoint.read_manifest(last), dict(checkpoint.tensors_of(last))
+    return read_manifest(last), dict(tensors_of(last))
 
 
 def test_a_resumed_run_ends_where_the_uninterrupted_one_does(tiny_root: Path, tmp_path: Path) -> None:

@@ -53,6 +53,7 @@ from toolkit.verification.run import verify
         ("optimizer-bf16-state", "single", "optimizer-state", "moments-in-bf16"),
         ("lr-steps-per-process", "zero2", "schedule", "scheduler-per-process"),
         ("overflow-not-shared", "ddp", "cross-rank", "skip-disagreement"),
+        ("resume-average-lost", "fsdp2", "round-trip", "average-not-restored"),
         ("save-stale", "single", "round-trip", "saved-16-bit-copy"),
         ("resume-data-replayed", "single", "round-trip", "resumed-samples"),
         ("merge-wrong", "single", "round-trip", "export-differs"),

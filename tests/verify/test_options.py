@@ -1,4 +1,4 @@
-"""Options of training are proven under every strategy: frozen parameters, label smoothing, z-loss, noise."""
+"""Options of training are proven under every strategy: frozen parameters, label smoothing, z-loss, noise, averages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from toolkit.recipe.resolve import Resolved
 from toolkit.verification.run import verify
 
 FREEZE = ["embed_tokens", r"layers\.0\."]
-ALL: dict[str, Any] = {"label_smoothing": 0.1, "z_loss": 1e-3}
+ALL: dict[str, Any] = {"label_smoothing": 0.1, "z_loss": 1e-3, "run": {"ema": {"decay": 0.99, "every": 2, "start": 1}}}
 FAST = ("ddp", "zero3", "fsdp1", "fsdp2")
 
 
@@ -30,6 +30,14 @@ def test_all_options_together(strategy: str, recipe: Callable[..., Resolved], gr
     claims = {claim.id: claim for claim in outcome.passes[-1].claims}
     assert claims["trainable"].seen == "11"  # of 21: one embedding and the nine tensors of a block are frozen
     assert claims["embedding-noise"].ok
+    for one in outcome.passes:
+        for name, least in (("update", 5 * 11), ("round-trip", 3 * 11)):
+            stage = next(stage for stage in one.stages if stage.name == name)
+            averages = [m for m in stage.measures if m.kind == "average"]
+            assert len(averages) == least
+            if name == "update":
+                # A tenth of a change would be seen wherever there is one.
+                assert all(m.tolerance < 0.1 for m in averages if m.step >= 1 and m.error < m.tolerance)
 
 
 def test_all_options_alone_and_fused(recipe: Callable[..., Resolved], lone_group: WorkerGroup) -> None:

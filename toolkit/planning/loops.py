@@ -90,6 +90,8 @@ def check_loop(name: str, recipe: Recipe) -> None:
     ):
         if value != default:
             raise InputError(f"--loop {name}: {title} has no {key}: {str(value).lower()}; plan it with {key}={default}")
+    if recipe.run.ema is not None:
+        raise InputError(f"--loop {name}: {title} has no run.ema; plan it with run.ema=null")
     if recipe.label_smoothing:
         raise InputError(
             f"--loop {name}: plan does not know what memory {title} takes for label smoothing; plan it with "

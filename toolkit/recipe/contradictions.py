@@ -53,6 +53,8 @@ def contradictions(recipe: Recipe, traits: Traits) -> list[str]:
     if recipe.run.early_stopping is not None and not recipe.eval_interval:
         why = "data.eval is not set" if recipe.data.eval is None else "run.eval_every is 0"
         found.append(f"run.early_stopping: needs evaluations, but {why}; set it, or remove run.early_stopping")
+    if recipe.run.ema is not None and recipe.precision == "bf16-pure":
+        found.append("run.ema: averages float32 weights, and precision: bf16-pure has none; use bf16")
     if recipe.activation_offload and recipe.activation_checkpointing != "full":
         found.append(
             f"activation_offload: requires activation_checkpointing: full (it is {recipe.activation_checkpointing})"

@@ -186,6 +186,9 @@ def resolve_values(
     if (early := recipe.run.early_stopping) is not None:
         rule = f"after {early.patience} evaluations without improvement by more than {early.min_delta:g}"
         decide("run.early_stopping", rule, "not in training_args.json: use EarlyStoppingCallback")
+    if (ema := recipe.run.ema) is not None:
+        rule = f"decay {ema.decay:g}, every {ema.every} updates, after {ema.start}"
+        decide("run.ema", rule, "4 bytes per trained parameter, sharded as the weights; not in training_args.json")
     if recipe.model.neftune_alpha is not None:
         why = "times 1 / sqrt(tokens of the sample x width); in training_args.json: of the padded length"
         decide("model.neftune_alpha", recipe.model.neftune_alpha, why)

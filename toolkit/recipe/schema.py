@@ -400,6 +400,16 @@ class EarlyStopping(Section):
     )
 
 
+class Ema(Section):
+    """An exponential moving average of the trained weights."""
+
+    decay: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
+        0.999, description="the average becomes decay x average + (1 - decay) x weights"
+    )
+    every: Positive = Field(1, description="updates between two changes of the average")
+    start: Count = Field(0, description="updates before the average begins; until then it equals the weights")
+
+
 class Run(Section):
     max_steps: Positive | None = Field(None, description="optimizer steps; or set epochs")
     epochs: Positive | None = None
@@ -415,6 +425,9 @@ class Run(Section):
     )
     early_stopping: EarlyStopping | None = Field(
         None, description="end the run when the held-out loss no longer improves: {patience, min_delta}"
+    )
+    ema: Ema | None = Field(
+        None, description="keep a float32 moving average of the trained weights, for toolkit export --ema"
     )
     trackers: list[str] = Field([], description="trackers, by their accelerate name: tensorboard, wandb, ...")
     on_bad_loss: Literal["stop", "skip", "rollback"] = Field(

@@ -24,7 +24,7 @@ from toolkit.recipe.earlier import recipe_version
 from toolkit.results import versions
 from toolkit.strategies.engines.pieces import Saved
 from toolkit.training.early_stopping import Improvement
-from toolkit.training.finding import all_checkpoints, first_valid, keep_some, whole_manifest
+from toolkit.training.finding import AVERAGE, all_checkpoints, first_valid, keep_some, whole_manifest
 from toolkit.training.identity import check_recipe, identity
 from toolkit.training.loop import Progress, sum_over_ranks
 from toolkit.training.manifest import MANIFEST
@@ -107,6 +107,10 @@ def begin(
                 moments.add(f"{name}.{key}", mine.shapes[key], moment)
             if mine.step is not None:
                 part.steps[name] = mine.step
+        if session.average is not None:
+            with session.average.swapped():
+                for name, shape in engine.shapes.items():
+                    moments.add(f"{name}.{AVERAGE}", shape, engine.pieces(name).weight)
         extra = engine.extra_state()
     except BaseException:
         background.finish()
@@ -134,7 +138,8 @@ def begin(
             "extra": extra,
         }
         keys = {name: engine.moment_keys(name) for name in engine.shapes}
-        background(_seal, writing, target, recipe, manifest, world, ending, dict(engine.shapes), keys)
+        averages = {} if session.average is None else {f"{n}.{AVERAGE}": shape for n, shape in engine.shapes.items()}
+        background(_seal, writing, target, recipe, manifest, world, ending, dict(engine.shapes), keys, averages)
         background(keep_some, folder, session.resolved.recipe.run.keep)
     return Saving(target, writing, background, done, ending)
 
@@ -208,6 +213,12 @@ def load(session: Session, folder: Path) -> Progress:
     manifest = _checked_by_all(session, folder)
     weights, moments = (TensorReader(folder, index) for index in read_index(folder, manifest))
     check_recipe(folder, manifest, session.resolved.recipe, session.resolved.source)
+    if session.average is not None:
+        # Before the weights: loading sets what a forward uses, too.
+        with session.average.swapped():
+            for name in session.engine.shapes:
+                average = partial(moments.get, f"{name}.{AVERAGE}")
+                session.engine.load_pieces(name, Saved(None, average, partial(_moment, moments, name)))
     for name, shape in session.engine.shapes.items():
         if name not in weights:
             raise InputError(f"{folder}: recipe mismatch: it has no tensor {name}")

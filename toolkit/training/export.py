@@ -21,12 +21,11 @@ from toolkit.results import CommandResult, Result, write_json
 from toolkit.strategies import resolve, simplest
 from toolkit.training.card import model_card
 from toolkit.training.finding import best as best_checkpoint
-from toolkit.training.finding import newest, tensors_of, whole_manifest
+from toolkit.training.finding import newest, tensors_of, trained_tensors, whole_manifest
 from toolkit.training.identity import saved_recipe
 from toolkit.training.merge import merge_dequantised
 from toolkit.training.session import prepare_model
 from toolkit.training.streaming import sources, write_model
-from toolkit.training.tensor_folder import TensorReader, read_index
 
 
 def export_command(
@@ -38,10 +37,11 @@ def export_command(
     best: bool = False,
     push: str | None = None,
     dequantise: bool = False,
+    ema: bool = False,
 ) -> None:
     """Write ``output`` from a checkpoint, or from the latest (or best) one of a run, and ``push`` it to the hub. Raises
     InputError, and RunFailed if the upload fails."""
-    done = export_checkpoint(checkpoint, output, merged=merged, best=best, push=push, dequantise=dequantise)
+    done = export_checkpoint(checkpoint, output, merged=merged, best=best, push=push, dequantise=dequantise, ema=ema)
     if json_target != "-":
         print(f"wrote {output}: {done.kind}, with its tokenizer and model card")
         if push:
@@ -67,16 +67,18 @@ def export_checkpoint(
     best: bool = False,
     push: str | None = None,
     dequantise: bool = False,
+    ema: bool = False,
 ) -> Exported:
     """Write ``output``, a folder that from_pretrained (and PEFT) loads, from a checkpoint or a run's folder.
 
     ``merged``: merge the adapter into the base; ``dequantise``: with a 4-bit base, into its dequantised weights.
-    ``best``: of a run the best checkpoint by evaluation, not the newest. ``push``: upload to this repository of the
-    hub. Raises InputError if the checkpoint or the folder cannot be used, RunFailed if it cannot be pushed.
+    ``best``: of a run the best checkpoint by evaluation, not the newest. ``ema``: the averages of ``run.ema`` in place
+    of the weights. ``push``: upload to this repository of the hub. Raises InputError if the checkpoint or the folder
+    cannot be used, RunFailed if it cannot be pushed.
     """
     result = Result("export")
     silence_libraries()
-    kind, resolved = export(Path(checkpoint), Path(output), merged=merged, best=best, dequantise=dequantise)
+    kind, resolved = export(Path(checkpoint), Path(output), merged=merged, best=best, dequantise=dequantise, ema=ema)
     if push:
         push_folder(str(output), push)
     fields = {"kind": kind, "output": str(output), "pushed": push}
@@ -101,7 +103,13 @@ def push_folder(folder: str, repository: str) -> None:
 
 
 def export(
-    source: Path, output: Path, *, merged: bool = False, best: bool = False, dequantise: bool = False
+    source: Path,
+    output: Path,
+    *,
+    merged: bool = False,
+    best: bool = False,
+    dequantise: bool = False,
+    ema: bool = False,
 ) -> tuple[str, Resolved]:
     """Write adapter, merged or full model; returns the kind, and the recipe it was trained with.
 
@@ -132,14 +140,14 @@ def export(
     names = manifest.get("label_names")  # a key that earlier versions did not write
     writing = output.with_name(f".{output.name}.writing")
     shutil.rmtree(writing, ignore_errors=True)
-    if _write_in_turn(resolved, folder, manifest, pad_token_of(tokenizer), names, writing):
+    if _write_in_turn(resolved, folder, manifest, pad_token_of(tokenizer), names, writing, average=ema):
         kind = "full model"
     else:
-        model = trained_model(resolved, folder, pad_token_of(tokenizer))
+        model = trained_model(resolved, folder, pad_token_of(tokenizer), average=ema)
         _name_classes(model, names)
         kind = _write(model, recipe, writing, merged=merged)
     tokenizer.save_pretrained(writing)
-    card = model_card(kind, recipe, manifest, folder.absolute().parents[1])
+    card = model_card(kind if not ema else f"{kind}, averaged weights", recipe, manifest, folder.absolute().parents[1])
     (writing / "README.md").write_text(card, encoding="utf-8")
     if output.exists():
         output.rmdir()
@@ -154,26 +162,28 @@ def _write_in_turn(
     pad_token_id: int | None,
     names: list[str] | None,
     writing: Path,
+    *,
+    average: bool,
 ) -> bool:
     """Write a model that was trained whole, one tensor after another; False, and nothing is written, where a tensor is
     not in the checkpoint (weights that no output depends on, buffers) or transformers saves several as one."""
     if resolved.recipe.adapter is not None:
         return False
-    reader = TensorReader(folder, read_index(folder, manifest)[0])
+    trained, reader, suffix = trained_tensors(folder, manifest, average)
     model: Any = load_base(resolved, pad_token_id, empty=True)
     dtype = getattr(torch, resolved.precision.trainable)
     model = model.to(dtype)
     parts = sources(model)
-    if parts is None or any(part.name not in reader for part in parts):
+    if parts is None or any(part.name not in trained for part in parts):
         return False
     shapes = {part.name: model.get_parameter(part.name).shape for part in parts}
-    wrong = next((name for name, shape in shapes.items() if reader.index[name].shape != shape), None)
-    wrong = wrong or next((name for name in reader.names() if name not in shapes), None)
+    wrong = next((name for name, shape in shapes.items() if reader.index[name + suffix].shape != shape), None)
+    wrong = wrong or next((name for name in trained if name not in shapes), None)
     if wrong is not None:
         raise RunFailed(f"{folder}: {wrong}: the model has no tensor of this name and shape")
     _name_classes(model, names)
     model.config.use_cache = True
-    write_model(model, parts, lambda name: reader.get(name).to(dtype), writing)
+    write_model(model, parts, lambda name: reader.get(name + suffix).to(dtype), writing)
     return True
 
 
@@ -183,13 +193,15 @@ def _name_classes(model: Any, names: list[str] | None) -> None:
         model.config.id2label, model.config.label2id = own, {name: at for at, name in own.items()}
 
 
-def trained_model(resolved: Resolved, folder: Path, pad_token_id: int | None = None) -> nn.Module:
-    """The recipe's model with a checkpoint's weights, complete, on the CPU."""
+def trained_model(
+    resolved: Resolved, folder: Path, pad_token_id: int | None = None, *, average: bool = False
+) -> nn.Module:
+    """The recipe's model with a checkpoint's weights, or their averages, complete, on the CPU."""
     model = prepare_model(resolved, pad_token_id).model
     parameters = dict(model.named_parameters())
     missing = {name for name, parameter in parameters.items() if parameter.requires_grad}
     with torch.no_grad():
-        for name, tensor in tensors_of(folder):
+        for name, tensor in tensors_of(folder, average):
             if name not in parameters or parameters[name].shape != tensor.shape:
                 raise RunFailed(f"{folder}: {name}: the model has no tensor of this name and shape")
             parameters[name].copy_(tensor)

@@ -13,6 +13,9 @@ from toolkit.errors import InputError
 from toolkit.training.manifest import Share, read_manifest
 from toolkit.training.tensor_folder import TensorReader, read_index
 
+AVERAGE = "ema"
+"""``run.ema``: the average of a weight is the tensor NAME.ema beside the weight's moments."""
+
 
 def whole_manifest(folder: Path, share: Share = (0, 1)) -> dict[str, Any]:
     """The manifest of a valid checkpoint under its own name; raises InputError. ``share``: see ``read_manifest``."""
@@ -44,11 +47,25 @@ def all_checkpoints(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-*")) if folder.is_dir() else []
 
 
-def tensors_of(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """The trained weights of a checkpoint, one after another; raises InputError if it is damaged."""
-    reader = TensorReader(folder, read_index(folder, whole_manifest(folder))[0])
-    for name in reader.names():
-        yield name, reader.get(name)
+def tensors_of(folder: Path, average: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
+    """The trained weights of a checkpoint, or with ``average`` their moving averages, one after another; raises
+    InputError if it is damaged or has none."""
+    names, reader, suffix = trained_tensors(folder, whole_manifest(folder), average)
+    for name in names:
+        yield name, reader.get(name + suffix)
+
+
+def trained_tensors(
+    folder: Path, manifest: dict[str, Any], average: bool = False
+) -> tuple[list[str], TensorReader, str]:
+    """Names of the trained weights of a checkpoint, the reader that has them, or with ``average`` their moving
+    averages, and what it has behind each name. Raises InputError if there are no averages."""
+    weights, moments = read_index(folder, manifest)
+    if not average:
+        return list(weights), TensorReader(folder, weights), ""
+    if any(f"{name}.{AVERAGE}" not in moments for name in weights):
+        raise InputError(f"{folder}: --ema: it has no average of the weights: the run had no run.ema")
+    return list(weights), TensorReader(folder, moments), f".{AVERAGE}"
 
 
 def best(folder: Path) -> Path | None:

@@ -98,6 +98,8 @@ def train(
             step = engine.step(lr)
         progress.step += 1
         progress.updates += not step.skipped
+        if session.average is not None and not step.skipped:
+            session.average.update(progress.updates)
         groups = engine.group_rates() if recipe.optimizer.groups else None
         after_step(Pending(progress.step, loss, tokens, step.grad_norm, lr, step.skipped, groups))
         if stop and stop.after():

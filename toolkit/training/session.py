@@ -30,6 +30,7 @@ from toolkit.strategies.engines.float8 import product_claim
 from toolkit.strategies.engines.process_group import allow_hours
 from toolkit.strategies.engines.quantised import base_claims
 from toolkit.tasks import task_of
+from toolkit.training.average import Average
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -50,6 +51,8 @@ class Session:
     """Parameters of the whole model, frozen ones included."""
     unreached: list[str] = field(default_factory=list)
     """Weights that no output depends on, and that are not trained for that."""
+    average: Average | None = None
+    """``run.ema``: the moving average of the trained weights."""
     frozen: list[Frozen] = field(default_factory=list)
     """What each pattern of ``model.freeze`` has frozen."""
     label_names: list[str] | None = None
@@ -146,7 +149,11 @@ def engage(
         told = "; ".join(f"{claim.claim}: {claim.seen}, expected {claim.expected}" for claim in failed)
         raise NotActive(f"{resolved.recipe.strategy.name} is not active: {told}", failed)
     allow_hours()
-    return Session(resolved, tokenizer, accelerator, engine, claims, weights, prepared.unreached, prepared.frozen)
+    settings = resolved.recipe.run.ema
+    average = None if settings is None else Average(engine, settings)
+    return Session(
+        resolved, tokenizer, accelerator, engine, claims, weights, prepared.unreached, average, prepared.frozen
+    )
 
 
 def seed_micro_batch(seed: int, step: int, micro: int, rank: int) -> None:

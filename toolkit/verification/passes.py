@@ -144,7 +144,13 @@ def compare(case: Case, found: Pass, threads: int) -> None:
         forward(found.parts, reference, replayed),
         gradient(ranks, reference.noise, replayed, case.overflow_step),
         *optimizer_stages(
-            ranks, resolved, reference.decayed, case.steps, case.overflow_step, matrices=reference.loop.matrices
+            ranks,
+            resolved,
+            reference.decayed,
+            case.steps,
+            case.overflow_step,
+            matrices=reference.loop.matrices,
+            ema=resolved.recipe.run.ema,
         ),
         cross_rank(ranks),
     ]

@@ -199,6 +199,11 @@ class Engine:
         """The factor that the loss is multiplied by under fp16; 1 elsewhere."""
         return self.scaler.get_scale() if self.scaler else 1.0
 
+    def masters(self) -> list[torch.Tensor]:
+        """The weights that this rank updates, as its optimizer holds them: float32 unless the recipe is bf16-pure. To
+        be asked for each time: FSDP1 makes new views of its shards."""
+        return [p.to_local() if hasattr(p, "to_local") else p.data for p in self.parameters.values()]
+
     # ------------------------------------------------------------------ evidence that the strategy is active
 
     def evidence(self) -> list[Claim]:

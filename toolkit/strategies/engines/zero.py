@@ -77,6 +77,9 @@ class ZeroEngine(Engine):
             self.engine.step()
         return Step(torch.tensor(float("nan")), skipped=True)
 
+    def masters(self) -> list[torch.Tensor]:
+        return self.tensors.masters()
+
     @property
     def loss_scale(self) -> float:
         scaler = getattr(self.optimizer, "loss_scaler", None)

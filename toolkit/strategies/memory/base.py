@@ -193,7 +193,11 @@ class MemoryModel:
     def moments(self, elements: int) -> int:
         """Bytes of the optimizer's state of this many elements, a part of all that train. In 8 bits: a code per element
         and a float32 scale per 256 (arXiv:2110.02861; toolkit/optim/adamw8bit.py). A factored state is whole on every
-        device (toolkit/optim/adafactor.py)."""
+        device (toolkit/optim/adafactor.py). ``run.ema`` adds a float32 average of each element."""
+        return self._state(elements) + (4 * elements if self.resolved.recipe.run.ema is not None else 0)
+
+    def _state(self, elements: int) -> int:
+        """Bytes of the optimizer's state alone."""
         if self.optimizer.packed:
             return 2 * (elements + 4 * -(-elements // 256))
         state = sum(

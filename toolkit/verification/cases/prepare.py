@@ -50,6 +50,9 @@ def twin_recipe(resolved: Resolved, *, full_size: bool) -> dict[str, Any]:
     values["data"] |= {"train": "built-in", "eval": None, "workers": 0, "streaming": False}
     values["run"] |= {"max_steps": STEPS, "epochs": None, "save_every": 0, "eval_every": 0, "trackers": []}
     values["run"]["early_stopping"] = None  # nothing is evaluated
+    if (ema := values["run"]["ema"]) is not None:
+        # Within a few steps the average begins, and changes by more than it is rounded.
+        ema |= {"decay": min(ema["decay"], 0.9), "every": min(ema["every"], 2), "start": min(ema["start"], 1)}
     values["machine"]["device"] = resolved.device
     values["schedule"] |= _warmed_up(resolved) | _decayed(resolved)
     if resolved.recipe.optimizer.base_global_batch is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -66,6 +66,7 @@ def round_trip(ranks: Sequence[RankTrace], windows: Sequence[Window], task: str,
         stage.measures.append(Measure("resume", SAVE_AFTER, float("inf"), 0.0))
         return stage
     stage.measures += _tensors(SAVE_AFTER, "reloaded", whole[0], resumed.weights, resumed.states, 0.0)
+    stage.measures += _averages(SAVE_AFTER, "reloaded", whole[0], resumed.averages, 0.0)
     runs = [rank.resumed or RunTrace() for rank in ranks]
     stage.measures += [replace(m, phase="resumed") for m in resumed_ledger(runs, windows, task, SAVE_AFTER)]
     for straight, again in zip(whole[1:], resumed.steps, strict=True):
@@ -83,6 +84,7 @@ def round_trip(ranks: Sequence[RankTrace], windows: Sequence[Window], task: str,
                 error = float("inf") if other is None else _error(other, gradient)
             stage.measures.append(Measure("gradient-after-resume", step, error, tolerance, name, phase="resumed"))
         stage.measures += _tensors(step, "resumed", straight, again.weights, again.states, tolerance)
+        stage.measures += _averages(step, "resumed", straight, again.averages, tolerance)
     stage.measures += _exported(ranks[0].exported)
     if ranks[0].run.frozen != resumed.frozen:
         stage.measures.append(Measure("frozen-weights", SAVE_AFTER, 1.0, 0.0))
@@ -123,6 +125,16 @@ def _tensors(
         for key, moment in mine.moments.items():
             off = _error(theirs.moments[key], moment)
             found.append(Measure("moment", step, off, tolerance, name, facts={"moment": key}, phase=phase))
+    return found
+
+
+def _averages(
+    step: int, phase: str, right: StepTrace, averages: Mapping[str, torch.Tensor], tolerance: float
+) -> list[Measure]:
+    found = []
+    for name, average in right.averages.items():
+        error = _error(averages[name], average) if name in averages else float("inf")
+        found.append(Measure("average", step, error, tolerance, name, phase=phase))
     return found
 
 

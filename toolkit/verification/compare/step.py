@@ -15,6 +15,8 @@ import torch
 
 from toolkit.optim.adamw8bit import SIGNED
 from toolkit.recipe.resolve import Resolved
+from toolkit.recipe.schema import Ema
+from toolkit.reference.average import plain_average
 from toolkit.reference.optimizers.base import After
 from toolkit.reference.rules import Rule, plain_rules
 from toolkit.reference.schedule import plain_learning_rate, plain_peak
@@ -36,15 +38,16 @@ def optimizer_stages(
     overflow_step: int | None,
     begun: int = 0,
     matrices: frozenset[str] = frozenset(),
+    ema: Ema | None = None,
 ) -> list[Stage]:
     """The stages clip, update, optimizer-state and schedule. ``begun``: updates before the first of these steps.
-    ``matrices``: the trained hidden matrices."""
+    ``matrices``: the trained hidden matrices. ``ema``: the recipe's ``run.ema``."""
     clip, update, state, schedule = Stage("clip"), Stage("update"), Stage("optimizer-state"), Stage("schedule")
     run = ranks[0].run
     weights, states = run.weights, run.states
     shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
     rules = plain_rules(resolved.recipe.optimizer, shapes, decayed, matrices)
-    clipped, updates = [], begun
+    clipped, updates, averages = [], begun, run.averages
     for taken in run.steps:
         forced = taken.step == overflow_step
         kind = "step-not-skipped" if forced else "step-skipped"
@@ -60,6 +63,9 @@ def optimizer_stages(
             updates += 1
             if one.expected_coefficient < 1:
                 clipped.append(taken.step + 1)
+        if ema is not None:
+            update.measures += _averages(taken, averages, ema, updates)
+            averages = taken.averages or averages
         weights, states = taken.weights, taken.states
     if resolved.max_grad_norm > 0:
         clip.summary = f"steps {', '.join(map(str, clipped))} clipped" if clipped else "no step clipped"
@@ -88,6 +94,26 @@ def _rates(taken: StepTrace, resolved: Resolved, rules: dict[str, Rule], updates
         kind = "learning-rate" if number is None else "group-learning-rate"
         facts = shown if number is None else shown | {"group": number, "base": right}
         found.append(Measure(kind, taken.step, error, 1e-12, facts=facts))
+    return found
+
+
+def _averages(taken: StepTrace, before: Tensors, settings: Ema, updates: int) -> list[Measure]:
+    """The change of each weight's average, or that there is none where the step was skipped."""
+    found = []
+    eps = torch.finfo(torch.float32).eps
+    for name, weight in taken.weights.items():
+        if taken.skipped or name not in taken.averages:
+            missing = not taken.skipped
+            found.append(Measure("average", taken.step, math.inf if missing else 0.0, 0.0, name))
+            continue
+        right = plain_average(before[name], weight, updates, settings)
+        # The average errs by three roundings of numbers of its own size: those of the difference from the weight, of
+        # what is added of it, and of the sum.
+        change = (right - before[name].double()).norm().item()
+        rounding = 3 * eps * max(right.norm().item(), weight.double().norm().item())
+        error = (taken.averages[name].double() - right).norm().item()
+        scale = change or 1.0
+        found.append(Measure("average", taken.step, error / scale, rounding / scale, name, eps))
     return found
 
 

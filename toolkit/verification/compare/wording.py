@@ -63,6 +63,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "tensor-coefficient": ("{name}", "gradients were multiplied by {seen:.7g}, {expected:.7g} expected"),
     # update
     "update": ("{name}", ""),
+    "average": ("{name} average", "the moving average of the weights"),
     "update-of-skipped-step": ("{name}", "a skipped step changed it"),
     # optimizer-state
     "state-missing": ("{name}", "no optimizer state"),

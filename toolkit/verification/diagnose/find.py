@@ -255,6 +255,8 @@ def _round_trip(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diag
         return Diagnosis("step-count-not-restored", facts)
     if "frozen-weights" in kinds:
         return Diagnosis("frozen-weights-not-restored", facts)
+    if kinds == {"average"}:
+        return Diagnosis("average-not-restored", facts)
     if wrong[0].kind == "logits":
         return Diagnosis("export-differs", facts | {"what": wrong[0].name})
     resumed = found.ranks[0].resumed

@@ -38,6 +38,10 @@ def update_cause(found: Pass, case: Case, stage: Stage, measure: Measure) -> Dia
     """From what the weights did in place of the right update."""
     run = found.ranks[0].run
     step = measure.step
+    if averages := [m for m in stage.wrong if m.step == step and m.kind == "average"]:
+        others = [m for m in stage.wrong if m.step == step and m.kind != "average"]
+        if not others:
+            return Diagnosis("average-wrong", {"count": len(averages), "first": averages[0].name})
     before = run.weights if step == 0 else run.steps[step - 1].weights
     after = run.steps[step].weights
     wrong = [m.name for m in stage.wrong if m.step == step]

@@ -48,6 +48,8 @@ class StepTrace:
     weights: Tensors = field(default_factory=dict)
     states: dict[str, OptimizerState | None] = field(default_factory=dict)
     copies: dict[str, str] = field(default_factory=dict)
+    averages: Tensors = field(default_factory=dict)
+    """``run.ema``: after the step."""
 
 
 @dataclass
@@ -57,6 +59,7 @@ class RunTrace:
     weights: Tensors = field(default_factory=dict)
     copies: dict[str, str] = field(default_factory=dict)
     states: dict[str, OptimizerState | None] = field(default_factory=dict)
+    averages: Tensors = field(default_factory=dict)
     frozen: dict[str, str] = field(default_factory=dict)
     frozen_after: dict[str, str] = field(default_factory=dict)
     steps: list[StepTrace] = field(default_factory=list)

@@ -69,7 +69,11 @@ class SessionTracer:
         if self.overflow_step is not None and engine.loss_scale > self.loss_scale:
             _set_scale(engine, self.loss_scale)
         self.trace.weights, self.trace.states, self.trace.copies = self._tensors()
+        self.trace.averages = self._averages()
         self.trace.frozen = self._frozen()
+        average: Any = self.session.average
+        if average is not None:
+            average.update = self._watched_update(average.update)
         loss_sum, backward, unscale, step = loop.loss_sum, engine.backward, engine.unscale, engine.step
         loop.loss_sum = self._watched_loss(loss_sum)
         engine.backward = self._watched_backward(backward)
@@ -81,6 +85,8 @@ class SessionTracer:
         finally:
             loop.loss_sum = loss_sum
             del engine.backward, engine.unscale, engine.step
+            if average is not None:
+                del average.update
         self.trace.frozen_after = self._frozen()
 
     @contextlib.contextmanager
@@ -197,6 +203,21 @@ class SessionTracer:
             if self.main:
                 weights[name], states[name] = weight, state
         return weights, states, copies
+
+    def _watched_update(self, update: Callable[[int], None]) -> Callable[[int], None]:
+        def watched(updates: int) -> None:
+            update(updates)
+            self.trace.steps[-1].averages = self._averages()
+
+        return watched
+
+    def _averages(self) -> dict[str, torch.Tensor]:
+        """Of ``run.ema``, as a checkpoint reads them; rank 0 has them."""
+        if self.session.average is None:
+            return {}
+        with self.session.average.swapped():
+            whole = {name: self.engine.full_weight(name, main_only=True) for name in self.engine.shapes}
+        return whole if self.main else {}
 
     def _frozen(self) -> dict[str, str]:
         return {name: digest(_local(p)) for name, p in self._frozen_parameters.items()}
