@@ -1,4 +1,4 @@
-"""Tiny models of many families, by their transformers config."""
+"""Tiny models of many families, by their transformers config. `python -m tests.families OUT.md` verifies them."""
 
 from __future__ import annotations
 
@@ -151,3 +151,47 @@ EVERY_FAMILY: dict[str, dict[str, Any]] = {
     "modernbert": _labelling("modernbert", local_attention=8, pad_token_id=0, cls_token_id=1, sep_token_id=2),
 }  # fmt: skip
 """Small enough to verify in a second or two: what `python -m tests.fuzz_recipes` draws from."""
+
+_SCANNED = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 2, "mamba_d_state": 8, "mamba_chunk_size": 8}
+_BOTH = ["linear_attention", "full_attention"]
+HYBRIDS: dict[str, dict[str, Any]] = {
+    "mamba": _causal("mamba", {}, hidden_size=32, num_hidden_layers=2, state_size=8, vocab_size=96, time_step_rank=4),
+    "mamba2": _causal(
+        "mamba2", {}, hidden_size=32, num_hidden_layers=2, state_size=8, vocab_size=96, num_heads=8, head_dim=8,
+        n_groups=2, chunk_size=8,
+    ),
+    "falcon_h1": _causal("falcon_h1", head_dim=8, mamba_d_ssm=64, **_SCANNED),
+    "bamba": _causal("bamba", attn_layer_indices=[1], **_SCANNED),
+    "jamba": _causal(
+        "jamba", mamba_d_state=8, mamba_dt_rank=4, num_experts=2, attn_layer_period=2, attn_layer_offset=1,
+        expert_layer_period=2, expert_layer_offset=1,
+    ),
+    "nemotron_h": _causal(
+        "nemotron_h", head_dim=8, mamba_num_heads=8, mamba_head_dim=8, n_groups=2, ssm_state_size=8, chunk_size=8,
+        layers_block_type=["mamba", "attention"],
+    ),
+    "granitemoehybrid": _causal(
+        "granitemoehybrid", num_local_experts=4, num_experts_per_tok=2, shared_intermediate_size=32,
+        layer_types=["mamba", "attention"], **_SCANNED,
+    ),
+    "qwen3_next": _causal(
+        "qwen3_next", head_dim=8, num_experts=4, shared_expert_intermediate_size=32, linear_num_key_heads=2,
+        linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=8, layer_types=_BOTH, **_ROUTED,
+    ),
+    "lfm2_moe": _causal(
+        "lfm2_moe", layer_types=["conv", "full_attention"], num_experts=4, num_dense_layers=1, **_ROUTED
+    ),
+    "minimax": _causal(
+        "minimax", head_dim=8, num_local_experts=4, num_experts_per_tok=2, layer_types=_BOTH, block_size=8
+    ),
+}  # fmt: skip
+"""State-space and linear-attention layers, some beside attention: verified by `python -m tests.families`."""
+
+if __name__ == "__main__":
+    import sys
+    from pathlib import Path
+
+    sys.path.insert(0, str(Path(__file__).parent))
+    from family_table import main
+
+    sys.exit(main())

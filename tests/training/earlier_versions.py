@@ -112,8 +112,8 @@ def write() -> Path:
     with WorkerGroup(2) as group:
         for strategy in STRATEGIES:
             resolved, target = resolved_from(recipe_of(strategy)), folder / strategy
-            group.run(train_here, resolved, SAVED_AT, str(target), None, STEPS)
-            whole = group.run(train_here, resolved, STEPS, None, None, STEPS)[0]
+            group.run(train_here, resolved, SAVED_AT, str(target), None, STEPS, timeout=900)
+            whole = group.run(train_here, resolved, STEPS, None, None, STEPS, timeout=900)[0]
             tensors = {**{f"weight.{n}": w for n, w in whole.weights.items()}, **whole.moments}
             save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, target / "end.safetensors")
             (target / "losses.json").write_text(json.dumps(whole.losses) + "\n")

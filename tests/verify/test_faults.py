@@ -30,6 +30,8 @@ from toolkit.verification.run import verify
         ("data-duplicated", "zero2", "ledger", "samples-repeated"),
         ("data-dropped-tail", "ddp", "ledger", "remainder-dropped"),
         ("labels-unmasked", "ddp", "ledger", "wrong-labels"),
+        ("image-tokens-masked", "ddp", "ledger", "image-tokens-supervised"),
+        ("batch-norm-local", "fsdp2", "forward", "batch-statistics-of-each-rank"),
         ("optimizer-stale", "ddp", "optimizer-state", "other-parameters-updated"),
         ("group-rate-ignored", "ddp", "schedule", "rate-of-a-group"),
         ("freeze-ignored", "ddp", "gradient", "frozen-weight-trains"),

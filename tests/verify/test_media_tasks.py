@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from media import IMAGE_CLASSIFIERS, RESNET, SEEING, WHISPER
+from media import IMAGE_CLASSIFIERS, SEEING, WHISPER
 from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
 from toolkit.model.load import load_base
@@ -52,14 +52,6 @@ def test_it_is_equal_to_the_plain_loop(name: str, strategy: str, recipe: Make, g
     lora = {"r": 2} if strategy in ("zero3", "ddp") and name in QUICK else None
     outcome = verify(recipe(strategy, adapter=lora, precision="bf16", **CASES[name]), group=group, time_limit=120)
     assert outcome.verdict == "equivalent", (outcome.difference, outcome.failure, outcome.unproven)
-
-
-def test_batch_normalisation_is_refused(recipe: Make) -> None:
-    """Each rank would have its own statistics, and a checkpoint none."""
-    model = {"config": RESNET, "task": "image-classification", "num_labels": 3}
-    with pytest.raises(InputError) as caught:
-        load_base(recipe("ddp", model=model, data={"format": "image"}))
-    assert "model: resnet has batch normalisation (resnet.embedder.embedder.normalization)" in str(caught.value)
 
 
 def test_weights_that_no_output_depends_on_are_not_trained(recipe: Make) -> None:

@@ -23,6 +23,7 @@ from torch.utils.checkpoint import (
 
 from toolkit.errors import InputError
 from toolkit.model.activation_offload import HostStore
+from toolkit.model.batch_norm import recomputing
 from toolkit.recipe.schema import CheckpointingName
 
 # Results worth keeping: matrix products and attention cost the most to compute again. By name: what is not there in
@@ -139,18 +140,26 @@ class _Recomputed:
         self.block = block
         self.options = options
         self.calls = 0
+        self._forward_runs = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not (self.block.training and torch.is_grad_enabled()):
             return self.forward(*args, **kwargs)
         # torch saves a checkpoint's positional tensors as any operation saves its inputs, within these hooks; what the
         # block itself saves is dropped by hooks of its own.
-        with contextlib.nullcontext() if self.store is None else self.store.keeping():
-            return checkpoint(self._counted, *args, **self.options, **kwargs)
+        self._forward_runs = True
+        try:
+            with contextlib.nullcontext() if self.store is None else self.store.keeping():
+                return checkpoint(self._counted, *args, **self.options, **kwargs)
+        finally:
+            self._forward_runs = False
 
     def _counted(self, *args: Any, **kwargs: Any) -> Any:
         self.calls += 1
-        return self.forward(*args, **kwargs)
+        if self._forward_runs:
+            return self.forward(*args, **kwargs)
+        with recomputing():
+            return self.forward(*args, **kwargs)
 
 
 def recomputed_calls(blocks: Sequence[tuple[str, nn.Module]]) -> list[int]:

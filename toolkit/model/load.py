@@ -100,20 +100,8 @@ def load_base(resolved: Resolved, pad_token_id: int | None = None, *, empty: boo
         raise InputError(
             f"{resolved.source}: model.config: {config.model_type} cannot be built from it: {what}"
         ) from None
-    _refuse_batch_statistics(model, resolved)
     switch_off_cache(model)
     return model
-
-
-def _refuse_batch_statistics(model: nn.Module, resolved: Resolved) -> None:
-    """Statistics of a batch would be each rank's own, and running ones are in no checkpoint."""
-    name = next((n for n, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)), None)
-    if name is not None:
-        kind = resolved.facts.model_type or "this model"
-        raise InputError(
-            f"{resolved.source}: model: {kind} has batch normalisation ({name}), whose statistics the toolkit does not "
-            "synchronise over ranks nor save; use a model with layer normalisation, for example vit, swin or convnext"
-        )
 
 
 def _attention_problem(error: Exception, resolved: Resolved) -> str | None:

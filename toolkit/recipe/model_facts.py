@@ -148,6 +148,11 @@ def supports_sdpa(facts: ModelFacts) -> bool:
     return not sources or any(_marked_sdpa(source) for source in sources)
 
 
+def has_batch_norm(facts: ModelFacts) -> bool:
+    """Whether the model's code makes layers of batch normalisation; False where it is not known."""
+    return any("nn.BatchNorm" in source.read_text(encoding="utf-8") for source in model_sources(facts))
+
+
 @functools.cache
 def _marked_sdpa(source: Path) -> bool:
     for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):

@@ -15,13 +15,14 @@ from toolkit.recipe.contradictions import contradictions
 from toolkit.recipe.fp8able import why_not_fp8
 from toolkit.recipe.fusable import why_not_fusable
 from toolkit.recipe.load import recipe_sha256
-from toolkit.recipe.model_facts import ModelFacts, block_classes, model_facts, supports_sdpa
+from toolkit.recipe.model_facts import ModelFacts, block_classes, has_batch_norm, model_facts, supports_sdpa
 from toolkit.recipe.needs import cpus_per_node, why_no_tokenizer
 from toolkit.recipe.packable import why_not_packable
 from toolkit.recipe.quantisable import why_not_quantisable, why_not_trainable
 from toolkit.recipe.rates import rate_factor, why_no_wsd, why_rate
 from toolkit.recipe.schema import Batch, PrecisionName, Recipe
 from toolkit.recipe.traits import Traits
+from toolkit.tasks import task_of
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,8 @@ class Resolved:
     loss_kernel: str = "plain"
     """Implementation of ``loss: fused``: «chunked», the toolkit's own, or «liger»; «plain» otherwise."""
 
+    batch_norm: str = "synchronised"
+    """What layers of batch normalisation normalise in training, where the model has any."""
     base_storage: str | None = None
     """``adapter.method: qlora``: the dtype whose elements the base's 4-bit weights are packed in; None without."""
 
@@ -221,6 +224,7 @@ def resolve_values(
         blocks=blocks,
         warmup_steps=_warmup(recipe, decide),
         loss_kernel=_loss_kernel(recipe, device, decide),
+        batch_norm=_batch_norm(recipe, facts, source, decide),
         base_storage=_base_storage(recipe, precision, traits, decide),
     )
 
@@ -233,6 +237,21 @@ def _with_attention(recipe: Recipe, facts: ModelFacts, decide: Decisions) -> Rec
     if not supports_sdpa(facts):
         name = decide("model.attention", "eager", f"{facts.model_type} has no sdpa in the installed transformers")
     return recipe.model_copy(update={"model": recipe.model.model_copy(update={"attention": name})})
+
+
+def _batch_norm(recipe: Recipe, facts: ModelFacts, source: str, decide: Decisions) -> str:
+    asked, why = recipe.model.batch_norm, None
+    media = task_of(recipe.model.task).media
+    if recipe.adapter is not None:
+        why = "an adapter is saved without the base's statistics"
+    elif media is not None and media.in_text is not None:
+        why = "micro-batches without an image compute a blank one, which no statistic may hold"
+    if why and asked not in (None, "frozen"):
+        raise InputError(f"{source}: model.batch_norm: {asked}: {why}; remove the key, or set frozen")
+    mode = asked or ("frozen" if why else "synchronised")
+    if has_batch_norm(facts) and asked is None:
+        decide("model.batch_norm", mode, why or "one micro-batch of all ranks together, as the full batch computes it")
+    return mode
 
 
 def _batch(batch: Batch, data_size: int, decide: Decisions, problems: list[str]) -> tuple[int, int, int]:

@@ -33,6 +33,7 @@ from toolkit.recipe.task_names import known_task, list_tasks
 PrecisionName = Literal["fp32", "bf16", "fp16", "bf16-pure"]
 CheckpointingName = Literal["none", "full", "selective"]
 LossName = Literal["plain", "fused"]
+BatchNormName = Literal["synchronised", "local", "frozen"]
 
 Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
@@ -70,6 +71,12 @@ class Model(Section):
         None,
         description="attention implementation, by its transformers name: eager, sdpa, flash_attention_2, ...; null: "
         "sdpa if the model supports it, else eager",
+    )
+    batch_norm: BatchNormName | None = Field(
+        None,
+        description="what batch normalisation normalises in training: `synchronised`, a micro-batch of all ranks "
+        "together; `local`, each rank's own, which trains another model than the full batch does; `frozen`, by the "
+        "model's running statistics; null: synchronised, or frozen with an adapter and for images in text",
     )
     trust_remote_code: bool = Field(False, description="run Python code that comes with the model")
     revision: str | None = Field(None, description="branch, tag or commit of a hub model")

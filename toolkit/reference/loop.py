@@ -6,6 +6,8 @@ strategies, accelerate or DeepSpeed.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -15,6 +17,7 @@ from torch import nn
 from toolkit.data.collate import MicroBatch
 from toolkit.recipe.adapter_methods import METHODS
 from toolkit.recipe.resolve import Resolved
+from toolkit.reference.batch_norm import Meeting, plain_layers, replicas
 from toolkit.reference.extras import Extras
 from toolkit.reference.order import NATURAL, Order, fused_loss, summed_by_module
 from toolkit.reference.rules import plain_matrices, plain_rules
@@ -71,6 +74,8 @@ class PlainLoop:
         self.states: dict[str, dict[str, torch.Tensor]] = {}
         """The optimizer's state of each weight, in its dtype."""
         self.updates = 0
+        self.batch_norms = plain_layers(model)
+        self._replicas: list[nn.Module] = []
 
     def backward(self, step: int, window: Window, loss_scale: float = 1.0) -> list[float]:
         """Compute the gradient of one window; returns each micro-batch's loss, summed over its supervised tokens."""
@@ -81,12 +86,17 @@ class PlainLoop:
         losses = [0.0] * len(window)
         # A part of the sum after the other: two gradients in memory, however many ranks there are.
         parts = [rank if self.order.first == "rank" else micro.micro for rank, micro in window]
+        if self._joint():
+            self._backward_together(step, window, parts, scale / tokens, losses)
+            return self._finished(scale, losses)
         for part in dict.fromkeys(parts):
             gradients: dict[str, torch.Tensor] = {}
             for place, (rank, micro) in enumerate(window):
                 if parts[place] != part:
                     continue
                 self.seed(step, micro.micro, rank)
+                for layer in self.batch_norms.values():
+                    layer.counts, layer.updates = bool(micro.sample_ids), rank == 0
                 with self.autocast(), summed_by_module(self.model, self.order, self.blocks):
                     loss = self.loss_sum(micro)
                 (loss * (scale / tokens)).backward()
@@ -94,14 +104,66 @@ class PlainLoop:
                 self._collect(gradients)
                 self.model.zero_grad(set_to_none=True)
             _add(self.gradients, gradients)
+        return self._finished(scale, losses)
+
+    def _joint(self) -> bool:
+        """Whether the micro-batches of all ranks have batch statistics in common."""
+        return self.resolved.world_size > 1 and any(one.mode == "synchronised" for one in self.batch_norms.values())
+
+    def _backward_together(
+        self, step: int, window: Window, parts: Sequence[int], scale: float, losses: list[float]
+    ) -> None:
+        """``backward`` where the same micro-batch of all ranks is one batch to layers of batch normalisation."""
+        sums: dict[int, dict[str, torch.Tensor]] = {part: {} for part in parts}
+        for number in dict.fromkeys(micro.micro for _, micro in window):
+            places = [place for place, (_, micro) in enumerate(window) if micro.micro == number]
+            models = self._models(len(places))
+            meeting = Meeting(len(places))
+
+            def forward(at: int, models: Any = models, places: Any = places, meeting: Any = meeting) -> torch.Tensor:
+                rank, micro = window[places[at]]
+                model = models[at]
+                for layer in plain_layers(model).values():
+                    layer.meeting, layer.rank = meeting, at
+                    layer.counts, layer.updates = bool(micro.sample_ids), True
+                self.seed(step, micro.micro, rank)
+                with self.autocast():
+                    return self.loss_sum(micro, model=model)
+
+            with contextlib.ExitStack() as orders:
+                for model in models:
+                    blocks = _same(model, self.model, self.blocks)
+                    orders.enter_context(summed_by_module(model, self.order, blocks))
+                found = meeting.run([functools.partial(forward, at) for at in range(len(places))])
+            for layer in (layer for model in models for layer in plain_layers(model).values()):
+                layer.meeting = None
+            sum((loss * scale for loss in found[1:]), found[0] * scale).backward()
+            for place, loss, model in zip(places, found, models, strict=True):
+                losses[place] = loss.item()
+                own = {n: p for n, p in model.named_parameters() if p.requires_grad}
+                self._collect(sums[parts[place]], own)
+                model.zero_grad(set_to_none=True)
+        for part in sums.values():
+            _add(self.gradients, part)
+
+    def _models(self, ranks: int) -> list[nn.Module]:
+        """The model, and further ones that share its memory, in its mode."""
+        if len(self._replicas) < ranks:
+            self._replicas = replicas(self.model, ranks)
+        for model in self._replicas:
+            model.train(self.model.training)
+        return self._replicas[:ranks]
+
+    def _finished(self, scale: float, losses: list[float]) -> list[float]:
         if scale != 1.0:
             for tensor in (*self.gradients.values(), *self.magnitudes.values()):
                 tensor.div_(scale)
         return losses
 
-    def _collect(self, part: dict[str, torch.Tensor]) -> None:
+    def _collect(self, part: dict[str, torch.Tensor], trained: dict[str, nn.Parameter] | None = None) -> None:
         """Add the parameters' gradients to a part of the window's, in the dtype that the weights are kept in."""
-        found = {n: p.grad.to(self.weights[n].dtype) for n, p in self.trained.items() if p.grad is not None}
+        found = {n: p.grad.to(self.weights[n].dtype) for n, p in (trained or self.trained).items()
+                 if p.grad is not None}  # fmt: skip
         if self.order.by_collective:
             _add(self.magnitudes, {name: gradient.abs() for name, gradient in found.items()})
         _add(part, {name: gradient.clone() for name, gradient in found.items()})
@@ -137,9 +199,13 @@ class PlainLoop:
             if self.compute == "copy":
                 self.trained[name].copy_(weight)
 
-    def loss_sum(self, micro: MicroBatch, virtual_tokens: int | None = None) -> torch.Tensor:
+    def loss_sum(
+        self, micro: MicroBatch, virtual_tokens: int | None = None, model: nn.Module | None = None
+    ) -> torch.Tensor:
         """Cross-entropy, with ``extras``, summed over a micro-batch's supervised tokens, in float32.
-        ``virtual_tokens``: outputs in front of the sample's; default: as many as the recipe's adapter adds."""
+        ``virtual_tokens``: outputs in front of the sample's; default: as many as the recipe's adapter adds. ``model``:
+        another one than ``self.model``."""
+        model = model or self.model
         layout = task_of(self.resolved.recipe.model.task).labels
         inputs = {name: tensor for name, tensor in micro.tensors.items() if name != "labels"}
         labels = micro.tensors["labels"]
@@ -153,11 +219,11 @@ class PlainLoop:
             inputs["decoder_input_ids"] = shifted.masked_fill(shifted == -100, config.pad_token_id or 0)
         extras = self.extras
         if self.order.fused:
-            with extras.on_embeddings(self.model, inputs):
-                output, loss = fused_loss(self.model, inputs, labels, extras.smoothing, extras.z_loss)
+            with extras.on_embeddings(model, inputs):
+                output, loss = fused_loss(model, inputs, labels, extras.smoothing, extras.z_loss)
         else:
-            with extras.on_embeddings(self.model, inputs):
-                output = self.model(**inputs)
+            with extras.on_embeddings(model, inputs):
+                output = model(**inputs)
             logits = output.logits.to(self.loss_dtype)
             if (virtual := self.virtual_tokens() if virtual_tokens is None else virtual_tokens) > 0:
                 logits = logits[:, virtual:]
@@ -182,6 +248,12 @@ class PlainLoop:
         """The context of every forward: active where products run in another dtype than the weights."""
         device = next(self.model.parameters()).device.type
         return torch.autocast(device, dtype=self.compute_dtype, enabled=self.compute == "autocast")
+
+
+def _same(copied: nn.Module, model: nn.Module, modules: Sequence[nn.Module]) -> list[nn.Module]:
+    """``modules`` of ``model`` as a copy has them."""
+    wanted = {id(module) for module in modules}
+    return [copied.get_submodule(name) for name, module in model.named_modules() if id(module) in wanted]
 
 
 def _add(total: dict[str, torch.Tensor], more: dict[str, torch.Tensor]) -> None:

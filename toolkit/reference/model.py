@@ -13,6 +13,7 @@ from toolkit.model.adapters import add_adapter
 from toolkit.model.load import load_base, set_dtypes
 from toolkit.model.unreached import freeze, unreached
 from toolkit.recipe.resolve import Resolved
+from toolkit.reference.batch_norm import plain_batch_norm
 from toolkit.reference.fp8 import round_products
 from toolkit.reference.nf4 import dequantised_base
 
@@ -29,6 +30,7 @@ def plain_model(resolved: Resolved, pad_token_id: int | None = None) -> nn.Modul
     for parameter in _matching(model, resolved.recipe.model.freeze):
         parameter.requires_grad_(False)
     idle = unreached(model, resolved)
+    plain_batch_norm(model, resolved.batch_norm)
     set_dtypes(model, resolved.precision.trainable, resolved.precision.frozen)
     freeze(model, idle)
     return model.to(torch.device(resolved.device)).train()

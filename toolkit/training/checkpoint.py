@@ -20,9 +20,10 @@ import torch
 import torch.distributed as dist
 
 from toolkit.errors import InputError, RunFailed
+from toolkit.model.batch_norm import statistics
 from toolkit.recipe.earlier import recipe_version
 from toolkit.results import versions
-from toolkit.strategies.engines.pieces import Saved
+from toolkit.strategies.engines.pieces import Saved, Shape, whole
 from toolkit.training.early_stopping import Improvement
 from toolkit.training.finding import AVERAGE, all_checkpoints, first_valid, keep_some, whole_manifest
 from toolkit.training.identity import check_recipe, identity
@@ -99,6 +100,8 @@ def begin(
     weights, moments = (
         TensorWriter(writing, f"{kind}-{rank:05d}", background, part.files) for kind in ("weights", "moments")
     )
+    beside: dict[str, Shape] = {}
+    """Averages and running statistics, which stand beside the moments."""
     try:
         for name, shape in engine.shapes.items():
             mine = engine.pieces(name)
@@ -111,6 +114,10 @@ def begin(
             with session.average.swapped():
                 for name, shape in engine.shapes.items():
                     moments.add(f"{name}.{AVERAGE}", shape, engine.pieces(name).weight)
+                    beside[f"{name}.{AVERAGE}"] = shape
+        for name, value in engine.statistics().items() if rank == 0 else ():
+            beside[name] = tuple(value.shape)
+            moments.add(name, beside[name], [(whole(beside[name]), value)])
         extra = engine.extra_state()
     except BaseException:
         background.finish()
@@ -138,8 +145,7 @@ def begin(
             "extra": extra,
         }
         keys = {name: engine.moment_keys(name) for name in engine.shapes}
-        averages = {} if session.average is None else {f"{n}.{AVERAGE}": shape for n, shape in engine.shapes.items()}
-        background(_seal, writing, target, recipe, manifest, world, ending, dict(engine.shapes), keys, averages)
+        background(_seal, writing, target, recipe, manifest, world, ending, dict(engine.shapes), keys, beside)
         background(keep_some, folder, session.resolved.recipe.run.keep)
     return Saving(target, writing, background, done, ending)
 
@@ -226,6 +232,10 @@ def load(session: Session, folder: Path) -> Progress:
             raise InputError(f"{folder}: recipe mismatch: {name}: {weights.index[name].shape}, the model has {shape}")
         step = manifest["optimizer_steps"].get(name)
         session.engine.load_pieces(name, Saved(step, partial(weights.get, name), partial(_moment, moments, name)))
+    for name in statistics(session.engine.batch_norms):
+        if name not in moments:
+            raise InputError(f"{folder}: recipe mismatch: it has no running statistic {name}")
+    session.engine.load_statistics(moments.get)
     session.engine.load_extra_state(manifest["extra"])
     # Keys that earlier versions did not write.
     extensions, improvement = list(manifest.get("extensions", [])), Improvement(**manifest.get("improvement", {}))

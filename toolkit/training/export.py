@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from toolkit.errors import InputError, RunFailed
+from toolkit.model.batch_norm import batch_norms, statistics
 from toolkit.model.load import load_base, load_processor, pad_token_of
 from toolkit.model.silence import silence_libraries
 from toolkit.recipe.adapter_methods import METHODS
@@ -26,6 +27,7 @@ from toolkit.training.identity import saved_recipe
 from toolkit.training.merge import merge_dequantised
 from toolkit.training.session import prepare_model
 from toolkit.training.streaming import sources, write_model
+from toolkit.training.tensor_folder import TensorReader, read_index
 
 
 def export_command(
@@ -206,6 +208,11 @@ def trained_model(
                 raise RunFailed(f"{folder}: {name}: the model has no tensor of this name and shape")
             parameters[name].copy_(tensor)
             missing.discard(name)
+    running = TensorReader(folder, read_index(folder, whole_manifest(folder))[1])
+    for name, value in statistics(batch_norms(model)).items():
+        if name not in running:
+            raise RunFailed(f"{folder}: {name}: the checkpoint has no such running statistic")
+        value.copy_(running.get(name))
     if missing:
         raise RunFailed(f"{folder}: {len(missing)} trained tensors are missing, for example {sorted(missing)[0]}")
     return model.eval()

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from toolkit.data.ahead import feed
 from toolkit.data.collate import MicroBatch
+from toolkit.model.batch_norm import counting, from_first_rank
 from toolkit.model.head_loss import multiplied_by
 from toolkit.model.loss_terms import LossTerms
 from toolkit.optim.schedule import learning_rate
@@ -81,7 +82,7 @@ def train(
         for micro in micros:
             last = micro.micro == micro.micro_count - 1
             seed_micro_batch(recipe.run.seed, progress.step, micro.micro, session.data_rank)
-            with engine.accumulating(last):
+            with engine.accumulating(last), counting(bool(micro.sample_ids)):
                 marks.at(at, f"micro-batch {micro.micro + 1}, forward", untimed=first)
                 with engine.autocast(), multiplied_by(weight):
                     micro_loss = loss_sum(engine.model, engine.config, micro.tensors, recipe.model.task, terms)
@@ -118,6 +119,7 @@ def evaluate(session: Session, batches: Iterable[MicroBatch]) -> tuple[float, in
     """Mean cross-entropy over the supervised tokens of every sample, and their number; every rank calls it."""
     engine = session.engine
     total = torch.zeros(2, dtype=torch.float64, device=engine.device)
+    from_first_rank(engine.batch_norms)
     engine.model.eval()
     try:
         for micro in batches:

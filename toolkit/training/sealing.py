@@ -127,17 +127,17 @@ def seal(
     part: Part,
     shapes: dict[str, Shape],
     keys: dict[str, tuple[str, ...]],
-    averages: dict[str, Shape],
+    beside: dict[str, Shape],
 ) -> None:
-    """Write index and manifest and give the folder its name. ``keys``: of each parameter's moments. ``averages``: what
-    stands beside the moments, by name.
+    """Write index and manifest and give the folder its name. ``keys``: of each parameter's moments. ``beside``: what
+    stands beside the moments, by name: averages of weights, running statistics.
 
     Raises RunFailed if a trained tensor is not complete: nothing empty is ever saved.
     """
     names = {f"{name}.{key}": name for name in shapes if name in part.steps for key in keys[name]}
     # A factored moment has a shape of its own.
     moments = [(m, part.moments[m].shape if m in part.moments else shapes[name]) for m, name in names.items()]
-    moments += averages.items()
+    moments += beside.items()
     problem = incomplete(part.weights, shapes.items()) or incomplete(part.moments, moments)
     if problem is not None:
         raise RunFailed(f"{problem}; nothing was saved")

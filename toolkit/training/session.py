@@ -11,6 +11,7 @@ from torch import nn
 
 from toolkit.model.activation_offload import HostStore
 from toolkit.model.adapters import add_adapter
+from toolkit.model.batch_norm import convert as convert_batch_norm
 from toolkit.model.checkpointing import checkpoint_blocks, find_blocks
 from toolkit.model.compiling import compile_blocks
 from toolkit.model.embedding_noise import add_embedding_noise
@@ -83,6 +84,8 @@ def prepare_model(resolved: Resolved, pad_token_id: int | None = None, together:
     ``together``: every rank calls it, so that they can divide work between them.
     """
     model: nn.Module = load_base(resolved, pad_token_id)
+    asked = resolved.recipe.model.batch_norm is not None
+    convert_batch_norm(model, resolved.batch_norm, asked, resolved.source)
     linears = {} if resolved.base_storage is None else base_linears(model, resolved)
     products: list[str] = []
     bases = {name: linear.weight.numel() for name, linear in linears.items()}

@@ -55,7 +55,8 @@ def with_needs(resolved: Resolved, needs: dict[str, Any]) -> Resolved:
 def merge(values: dict[str, Any], over: dict[str, Any]) -> None:
     """Set what ``over`` says in ``values``, section by section."""
     for key, value in over.items():
-        if isinstance(value, dict) and isinstance(values.get(key), dict):
+        # A config is a whole model: of another one's nothing stays.
+        if isinstance(value, dict) and isinstance(values.get(key), dict) and key != "config":
             merge(values[key], value)
         else:
             values[key] = value
@@ -109,6 +110,7 @@ def verify(
                 found = run_pass(case, group, fresh or group, time_limit, data)
                 if folder is not None:
                     _keep_logs(Path(temporary), folder, name)
+            outcome.notes += [note for note in _notes(found) if note not in outcome.notes]
             reached = reached or found.fault_reached
             outcome.passes.append(found)
             if outcome.diagnosis is None and (found.different or found.unproven):
@@ -125,6 +127,18 @@ def verify(
             f"--fault {fault}: this recipe never runs the code that the fault breaks, so nothing was tested"
         )
     return outcome
+
+
+def _notes(found: Pass) -> list[str]:
+    """What the recipe asks for that is not the full batch's training, which the plain loop then is not either."""
+    reference = found.reference
+    modes = {layer.mode for layer in reference.loop.batch_norms.values()} if reference else set()
+    if reference is None or modes != {"local"} or reference.resolved.data_size == 1:
+        return []
+    return [
+        f"model.batch_norm: local: each of {reference.resolved.data_size} ranks normalises its own micro-batch, here "
+        "as in the plain loop; this is another training than the full batch's"
+    ]
 
 
 def _keep_logs(case_folder: Path, folder: Path, name: str) -> None:

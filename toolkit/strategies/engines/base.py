@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from toolkit.errors import RunFailed
+from toolkit.model.batch_norm import batch_norms, statistics
 from toolkit.model.freezing import Frozen
 from toolkit.optim.adamw import step_count
 from toolkit.optim.groups import make_optimizer
@@ -120,6 +121,7 @@ class Engine:
         self.blocks = prepared.blocks
         self.config = prepared.model.config
         self.matrices = prepared.matrices
+        self.batch_norms = batch_norms(prepared.model)
         self.gradient_divisor = self.resolved.data_size
         self.scaler = self._make_scaler() if self.resolved.precision.loss_scaling else None
         self.engage(prepared)
@@ -279,6 +281,15 @@ class Engine:
         if tuple(tensor.shape) != self.shapes[name]:
             piece = span(0, flat.numel() if piece.start[0] == 0 and piece.numel else 0)
         return owned(piece, flat[piece.start[0] : piece.start[0] + piece.numel])
+
+    def statistics(self) -> dict[str, torch.Tensor]:
+        """Running statistics of batch normalisation by name, on the CPU; those of this rank."""
+        return {name: on_host(value) for name, value in statistics(self.batch_norms).items()}
+
+    def load_statistics(self, read: Callable[[str], torch.Tensor]) -> None:
+        """Set every running statistic to what ``read`` gives for its name."""
+        for name, value in statistics(self.batch_norms).items():
+            value.copy_(read(name))
 
     @contextlib.contextmanager
     def gathered(self) -> Iterator[nn.Module]:

@@ -69,6 +69,7 @@ def round_trip(ranks: Sequence[RankTrace], windows: Sequence[Window], task: str,
     stage.measures += _averages(SAVE_AFTER, "reloaded", whole[0], resumed.averages, 0.0)
     runs = [rank.resumed or RunTrace() for rank in ranks]
     stage.measures += [replace(m, phase="resumed") for m in resumed_ledger(runs, windows, task, SAVE_AFTER)]
+    stage.measures += _statistics(SAVE_AFTER, "reloaded", whole[0].statistics, resumed.statistics, 0.0)
     for straight, again in zip(whole[1:], resumed.steps, strict=True):
         step = straight.step
         moved = float(straight.lr != again.lr or straight.updates_before != again.updates_before)
@@ -85,6 +86,7 @@ def round_trip(ranks: Sequence[RankTrace], windows: Sequence[Window], task: str,
             stage.measures.append(Measure("gradient-after-resume", step, error, tolerance, name, phase="resumed"))
         stage.measures += _tensors(step, "resumed", straight, again.weights, again.states, tolerance)
         stage.measures += _averages(step, "resumed", straight, again.averages, tolerance)
+        stage.measures += _statistics(step, "resumed", straight.statistics, again.statistics, tolerance)
     stage.measures += _exported(ranks[0].exported)
     if ranks[0].run.frozen != resumed.frozen:
         stage.measures.append(Measure("frozen-weights", SAVE_AFTER, 1.0, 0.0))
@@ -136,6 +138,17 @@ def _averages(
         error = _error(averages[name], average) if name in averages else float("inf")
         found.append(Measure("average", step, error, tolerance, name, phase=phase))
     return found
+
+
+def _statistics(
+    step: int, phase: str, right: dict[str, torch.Tensor], seen: dict[str, torch.Tensor], tolerance: float
+) -> list[Measure]:
+    """Running statistics of batch normalisation, of rank 0."""
+    return [
+        Measure("running-statistic", step, _error(seen[name], value) if name in seen else float("inf"), tolerance, name,
+                phase=phase)
+        for name, value in right.items()
+    ]  # fmt: skip
 
 
 def _error(seen: torch.Tensor, right: torch.Tensor) -> float:

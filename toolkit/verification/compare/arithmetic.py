@@ -31,8 +31,9 @@ def order_of(resolved: Resolved, config: Any = None) -> Order:
     )
 
 
-def why_measured(resolved: Resolved, windows: list[Window], vocabulary: int) -> str | None:
-    """Why a micro-batch's operations may differ from the plain loop's in their order; None if they may not."""
+def why_measured(resolved: Resolved, windows: list[Window], vocabulary: int, statistics: bool = False) -> str | None:
+    """Why a micro-batch's operations may differ from the plain loop's in their order; None if they may not.
+    ``statistics``: whether ranks have batch statistics in common."""
     if not resolved.traits.same_operations:
         return f"{resolved.recipe.strategy.name} may compute in another order"
     if resolved.device != "cpu":
@@ -41,6 +42,8 @@ def why_measured(resolved: Resolved, windows: list[Window], vocabulary: int) -> 
         return "a kernel of float8 products may sum in another order"
     if resolved.recipe.compile:
         return "compiled blocks may compute in another order"
+    if statistics and resolved.world_size > 2:
+        return "a collective adds up batch statistics of more than two ranks"
     if resolved.loss_kernel != "plain":
         supervised = max(micro.supervised for window in windows for _, micro in window)
         if supervised * 4 * vocabulary > CHUNK_BYTES["cpu"]:

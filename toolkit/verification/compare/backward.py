@@ -34,6 +34,8 @@ class Replayed:
     from_natural: list[Deviation] = field(default_factory=list)
     """How far loss and gradient in the candidate's order of operations are from those in the plain loop's own, by
     step; none where the orders are the same."""
+    statistics: list[dict[str, torch.Tensor]] = field(default_factory=list)
+    """Running statistics of batch normalisation after each step."""
     reordered: list[Measure] = field(default_factory=list)
     """In float32, where orders differ: that the candidate's order computes the same."""
 
@@ -55,14 +57,16 @@ def replay(ranks: Sequence[RankTrace], reference: Reference, overflow_step: int 
     """Run the reference over every step that the candidate took; measures the noise on the way, where it is needed."""
     run = ranks[0].run
     replayed = Replayed([], [])
-    weights = run.weights
+    weights, statistics = run.weights, run.statistics
     exact, reorders = reference.measured_because is None, reference.loop.order.within_micro_batches
     float32 = reference.loop.compute_dtype == torch.float32
     noisy = _noisy_steps(ranks, reference, overflow_step) if not exact or float32 else set()
     for step in run.steps:
         reference.forget_products()
         scale = _scale(step.step, overflow_step, step.loss_scale)
+        reference.set_statistics(statistics)
         losses, gradients = reference.gradient(step.step, weights, scale)
+        replayed.statistics.append(reference.statistics())
         replayed.losses.append(losses)
         replayed.gradients.append(gradients)
         if exact:
@@ -79,7 +83,7 @@ def replay(ranks: Sequence[RankTrace], reference: Reference, overflow_step: int 
             replayed.from_natural.append(_deviation(step.step, (losses, gradients), natural))
             if step.step in noisy:
                 replayed.reordered += _reordered(step.step, (losses, gradients), natural, reference.noise)
-        weights = step.weights
+        weights, statistics = step.weights, step.statistics
     return replayed
 
 
@@ -142,6 +146,14 @@ def forward(ranks: Sequence[RankTrace], reference: Reference, replayed: Replayed
             stage.measures.append(
                 Measure("loss", step, error, allowed, "", least, micro.micro, rank, facts, chance=chance)
             )
+    # Means of activations, as the loss is one of what follows from them. Where all sums have one order they are equal
+    # but for the factors of the mean.
+    allowed = 4 * torch.finfo(torch.float32).eps if replayed.bounds else max(tolerance, WITHIN_FLOAT32)
+    for step, expected in enumerate(replayed.statistics):
+        seen_now = ranks[0].run.steps[step].statistics
+        for name, right_value in expected.items():
+            error = relative_error(seen_now[name], right_value) if name in seen_now else float("inf")
+            stage.measures.append(Measure("running-statistic", step, error, allowed, name))
     for step, apart in noise.apart.items():
         stage.measures.append(Measure("loss-samples-apart", step, apart["loss"], tolerance, noise=floor))
     stage.detection_limit = widest

@@ -13,6 +13,7 @@ import torch
 
 from toolkit.model.checkpointing import find_blocks
 from toolkit.model.load import input_weight
+from toolkit.reference.batch_norm import running_statistics
 from toolkit.reference.extras import Extras
 from toolkit.reference.fp8 import rounded_layers, shaken, unrounded
 from toolkit.reference.loop import PlainLoop, Window
@@ -64,7 +65,9 @@ class Reference:
         ]
         self.loop.order = order_of(self.resolved, self.loop.config)
         self.loop.blocks = [block for _, block in self.blocks]
-        self.measured_because: str | None = why_measured(self.resolved, self.windows, self._vocabulary())
+        self.measured_because: str | None = why_measured(
+            self.resolved, self.windows, self._vocabulary(), self._depends_on_batch()
+        )
         """Why the candidate's operations may have another order; None where they may not."""
         self.float8_layers, self.products = 0, (0, 0)
         self.noise = Noise(
@@ -128,7 +131,7 @@ class Reference:
         # Packed samples apart are something to be proven, in float32. No other variant may then join or part samples:
         # in a model that lets them see each other it would be no correct run, and what it differs by no noise.
         proven = packed and self.loop.compute_dtype == torch.float32 and not self._balances_experts()
-        if self._balances_experts():
+        if self._balances_experts() or self._depends_on_batch():
             variants = [shuffled(window, random_orders) for _ in range(DRAWS)]
         else:
             variants = [drawn(window, random_orders, across=bool(at % 2)) for at in range(DRAWS)]
@@ -238,6 +241,34 @@ class Reference:
 
     def _balances_experts(self) -> bool:
         return bool(getattr(self.loop.config, "output_router_logits", False))
+
+    def _depends_on_batch(self) -> bool:
+        """Whether layers of batch normalisation normalise what a micro-batch holds."""
+        return any(layer.mode != "frozen" for layer in self.loop.batch_norms.values())
+
+    def set_statistics(self, statistics: dict[str, torch.Tensor]) -> None:
+        """Take the candidate's running statistics."""
+        for name, own in running_statistics(self.loop.model).items():
+            if name in statistics:
+                own.copy_(statistics[name])
+
+    def statistics(self) -> dict[str, torch.Tensor]:
+        """A copy of the running statistics as they are now, on the CPU."""
+        return {name: own.detach().cpu().clone() for name, own in running_statistics(self.loop.model).items()}
+
+    def losses_with_statistics(self, mode: str, step: int, weights: dict[str, torch.Tensor]) -> list[float]:
+        """Loss of each micro-batch of a step if ``model.batch_norm`` were ``mode``; [] for other models."""
+        layers = self.loop.batch_norms.values()
+        asked = [layer.mode for layer in layers]
+        if not asked:
+            return []
+        try:
+            for layer in layers:
+                layer.mode = mode
+            return self.gradient(step, weights)[0]
+        finally:
+            for layer, own in zip(layers, asked, strict=True):
+                layer.mode = own
 
     @contextlib.contextmanager
     def _without_dropout(self) -> Iterator[None]:

@@ -47,6 +47,7 @@ KINDS: dict[str, tuple[str, str]] = {
         "its {tokens} of {all} supervised tokens weigh {seen:.4g} times what they do in the mean over all",
     ),
     "loss-weight": ("loss", "{seen:.5g} times the mean over supervised tokens"),
+    "running-statistic": ("{name}", "a running statistic of batch normalisation"),
     "loss-samples-apart": ("loss of samples apart", "the plain loop's own: packed samples, against each alone"),
     # gradient
     "gradient": ("{name}", ""),

@@ -6,8 +6,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import torch
+
 from toolkit.reference.extras import Extras
 from toolkit.strategies.engines.base import Claim
+from toolkit.tasks import task_of
+from toolkit.tasks.labels import IGNORED
 from toolkit.verification.cases.case import FULL_WINDOWS, Case
 from toolkit.verification.compare.ledger import rows_of
 from toolkit.verification.compare.measure import Measure, Stage
@@ -112,6 +116,9 @@ def _ledger(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnosi
     if len(ids) > 1 and all(other == ids[0] for other in ids[1:]):
         return Diagnosis("same-samples-on-every-rank", told)
     counts = samples.facts if samples else {"missing": 0, "unexpected": 0, "repeated": 0, "relabelled": 0}
+    if counts["relabelled"] and (at := _labelled_image(found, measure.step)) is not None:
+        rank, count = at
+        return Diagnosis("image-tokens-supervised", {"step": measure.step + 1, "rank": rank, "count": count})
     if counts["relabelled"] or (samples is None and "supervised-tokens" in wrong):
         return Diagnosis("wrong-labels", told)
     if counts["repeated"] and counts["repeated"] == counts["unexpected"] and not counts["missing"]:
@@ -121,6 +128,21 @@ def _ledger(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnosi
     right = len(found.reference.windows[measure.step]) if found.reference else None
     if measure.step == FULL_WINDOWS and micros != right:
         return Diagnosis("remainder-dropped", told)
+    return None
+
+
+def _labelled_image(found: Pass, step: int) -> tuple[int, int] | None:
+    """The first rank that has labels at places of an image, and how many; None if no rank has."""
+    reference = found.reference
+    media = task_of(reference.resolved.recipe.model.task).media if reference else None
+    if reference is None or media is None or media.in_text is None:
+        return None
+    framed = torch.tensor(sorted(set(media.in_text(reference.loop.config.to_dict(), 1))))
+    for rank in found.ranks:
+        tensors = [micro.tensors for micro in rank.run.steps[step].micros]
+        count = sum(int((torch.isin(one["input_ids"], framed) & (one["labels"] != IGNORED)).sum()) for one in tensors)
+        if count:
+            return rank.rank, count
     return None
 
 
@@ -138,6 +160,10 @@ def _forward(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnos
     if not math.isfinite(measure.error) and measure.kind == "loss" and found.replayed:
         finite = all(math.isfinite(loss) for loss in found.replayed.losses[measure.step])
         return Diagnosis("loss-not-finite" if finite else "recipe-diverges", {"measure": measure.sentence})
+    if _rank_statistics(found, measure):
+        return Diagnosis("batch-statistics-of-each-rank", {"step": measure.step + 1, "ranks": len(found.parts)})
+    if all(m.kind == "running-statistic" for m in wrong):
+        return Diagnosis("running-statistics-differ", {"first": measure.tensor, "count": len(wrong)})
     if any(m.kind == "loss-samples-apart" for m in wrong):
         return Diagnosis("model-mixes-packed-samples")
     if case.recipe["adapter"] and case.recipe["adapter"]["method"] == "qlora" and not case.recipe["data"]["packing"]:
@@ -216,6 +242,19 @@ def _mistakes(own: Extras) -> list[tuple[str, dict[str, object], Extras]]:
     if own.alpha:
         found.append(("noise-of-padded-length", {}, replace(own, padded_length=True)))
     return found
+
+
+def _rank_statistics(found: Pass, measure: Measure) -> bool:
+    """Whether the losses of a step are those of layers of batch normalisation that normalise each rank's own."""
+    reference, step = found.reference, measure.step
+    if reference is None or reference.resolved.batch_norm != "synchronised":
+        return False
+    run = found.ranks[0].run
+    weights = run.weights if step == 0 else run.steps[step - 1].weights
+    losses = reference.losses_with_statistics("local", step, weights)
+    taken = [(found.parts[rank].run.steps[step].micros, micro.micro) for rank, micro in reference.windows[step]]
+    pairs = [(micros[at].loss, loss) for (micros, at), loss in zip(taken, losses, strict=False) if at < len(micros)]
+    return bool(pairs) and all(abs(seen - loss) <= LEAK_FITS * abs(loss) for seen, loss in pairs)
 
 
 def _without_prompt(found: Pass, measure: Measure) -> int | None:

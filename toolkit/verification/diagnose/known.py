@@ -113,6 +113,19 @@ _FORWARD = {
         "all ranks use the same dropout mask",
         "losses of the first rank agree, those of other ranks do not, and dropout is on", "transformers#31412",
     ),
+    "batch-statistics-of-each-rank": Known(
+        "batch normalisation normalises each rank's own micro-batch",
+        "step {step}: the losses are those of {ranks} separate micro-batches, not of one over all ranks",
+        "torch's BatchNorm under DDP, FSDP and ZeRO", "model.batch_norm: synchronised",
+    ),
+    "running-statistics-differ": Known(
+        "running statistics of batch normalisation are not those of the batches",
+        "{count} comparisons differ, first {first}; the losses agree",
+    ),
+    "image-tokens-supervised": Known(
+        "tokens that stand for an image are supervised",
+        "step {step}: {count} labels of rank {rank} are at places of an image",
+    ),
     "float8-product-wrong": Known("a float8 product differs from that of its operands: scale, format or layout",
                                   "step {step}: {count} of {all} products ({kinds})"),
 }  # fmt: skip

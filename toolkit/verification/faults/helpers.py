@@ -16,6 +16,20 @@ QLORA = LORA | {"method": "qlora"}
 DROPPING = LORA | {"dropout": 0.1}
 
 
+def whole_model(config: dict[str, Any], task: str, form: str, **keys: Any) -> dict[str, Any]:
+    """``needs`` of a fault that occurs in another task than most recipes have: a tiny model of it, all of which trains,
+    and its samples."""
+    model = {"config": config, "path": None, "task": task, "attention": None, "batch_norm": None, **keys}
+    return {
+        "model": model,
+        "data": {"train": "built-in", "eval": None, "format": form, "fields": {}, "packing": False},
+        "strategy": {"wrap": None},
+        "adapter": None,
+        "loss": "plain",
+        "fp8": False,
+    }
+
+
 def patch_engines(patch: Patch, method: str, make: Callable[[Any], Any]) -> None:
     """Patch ``method`` of every engine class that has its own."""
     from toolkit.strategies.engines import base, fsdp1, fsdp2, replicated, zero

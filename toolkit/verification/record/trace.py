@@ -50,6 +50,8 @@ class StepTrace:
     copies: dict[str, str] = field(default_factory=dict)
     averages: Tensors = field(default_factory=dict)
     """``run.ema``: after the step."""
+    statistics: Tensors = field(default_factory=dict)
+    """Running statistics of batch normalisation after the step, of this rank."""
 
 
 @dataclass
@@ -57,6 +59,7 @@ class RunTrace:
     """A run of one rank, from its first weights on."""
 
     weights: Tensors = field(default_factory=dict)
+    statistics: Tensors = field(default_factory=dict)
     copies: dict[str, str] = field(default_factory=dict)
     states: dict[str, OptimizerState | None] = field(default_factory=dict)
     averages: Tensors = field(default_factory=dict)

@@ -70,6 +70,7 @@ class SessionTracer:
             _set_scale(engine, self.loss_scale)
         self.trace.weights, self.trace.states, self.trace.copies = self._tensors()
         self.trace.averages = self._averages()
+        self.trace.statistics = self.engine.statistics()
         self.trace.frozen = self._frozen()
         average: Any = self.session.average
         if average is not None:
@@ -175,6 +176,7 @@ class SessionTracer:
         groups = self.engine.optimizer.param_groups
         step.rates = {name: float(group["lr"]) for group in groups for name in group.get("names", ())}
         step.weights, step.states, step.copies = self._tensors()
+        step.statistics = self.engine.statistics()
         self.trace.steps.append(step)
         self._step = None
         self._mark("end of the step")

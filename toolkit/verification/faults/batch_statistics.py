@@ -1,0 +1,38 @@
+"""Batch normalisation normalises something else than the micro-batch of all ranks."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from toolkit.verification.faults.base import DISTRIBUTED, Fault, Patch
+from toolkit.verification.faults.helpers import whole_model
+
+_RESNET = {
+    "model_type": "resnet",
+    "embedding_size": 8,
+    "hidden_sizes": [8, 16],
+    "depths": [1, 1],
+    "layer_type": "basic",
+}
+
+
+class BatchNormLocal(Fault):
+    id = "batch-norm-local"
+    title = "batch normalisation normalises each rank's own micro-batch"
+    reference = "torch's BatchNorm under DDP, FSDP and ZeRO"
+    stages = ("forward",)
+    diagnoses = ("batch-statistics-of-each-rank",)
+    strategies = DISTRIBUTED
+    needs: ClassVar = whole_model(_RESNET, "image-classification", "image", num_labels=3)
+
+    def inject(self, patch: Patch, case: Any) -> None:
+        from toolkit.model.batch_norm import BatchNorm
+
+        def synchronised(right: Any) -> Any:
+            def wrong(layer: Any, x: Any) -> Any:
+                self.reached()
+                return layer._of_this_rank(x)
+
+            return wrong
+
+        patch(BatchNorm, "_synchronised", synchronised)
