@@ -125,12 +125,16 @@ def page(results: dict[tuple[str, str, str], dict[str, Any]]) -> str:
     notes: dict[str, int] = {}
     lines: list[str] = []
     group = ""
+    missing = [row.name for row in rows() if not any(name == row.name for name, *_ in results)]
     for row in rows():
+        if row.name in missing:
+            continue
         if row.group != group:
             group = row.group
             lines += [f"\n## {group.capitalize()}\n", f"| | {' | '.join(heads)} |", f"| --- |{' --- |' * len(heads)}"]
         told = [_told(results.get((row.name, *column)), notes) for column in columns]
         lines.append(f"| {row.name} | {' | '.join(told)} |")
+    cells_in_all = sum(len(list(cells(row))) for row in rows())
     counts: dict[str, int] = {}
     for one in results.values():
         counts[one["verdict"]] = counts.get(one["verdict"], 0) + 1
@@ -138,10 +142,13 @@ def page(results: dict[tuple[str, str, str], dict[str, Any]]) -> str:
     text = _HEAD.format(
         date=datetime.date.today().isoformat(),
         versions=", ".join(f"{name} {versions()[name]}" for name in packages),
-        families=len({row.name.partition(",")[0] for row in rows()}),
         counts=", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items())),
+        measured=f"{len(results)} of {cells_in_all} cells are measured"
+        + ("" if len(results) == cells_in_all else "; an empty cell is not"),
     )
     text += "\n".join(lines) + "\n"
+    if missing:
+        text += f"\n## Not measured yet\n\n{', '.join(missing)}.\n"
     if notes:
         text += "\n## Reasons\n\n" + "\n".join(f'{at}. <a id="{at}"></a>{why}' for why, at in notes.items()) + "\n"
     return text
@@ -159,12 +166,15 @@ def _told(one: dict[str, Any] | None, notes: dict[str, int]) -> str:
 _HEAD = """\
 # Model families
 
-{families} model families under four strategies, all weights (*full*) and with LoRA, each compared with the plain loop
-by [`toolkit verify`](../verify.md): two processes on a CPU over gloo, tiny models with random weights, in float32,
-without the round trip through a checkpoint. *refused*: an error before training, with the reason below.
+Model families under four strategies, all weights (*full*) and with LoRA, each compared with the plain loop by
+[`toolkit verify`](../verify.md): two processes on a CPU over gloo, tiny models with random weights, in float32, without
+the round trip through a checkpoint. *refused*: an error before training, with the reason below.
 [Random recipes](fuzz.md) verify the other options of a recipe, [PEFT methods](peft-methods.md) the other adapters.
 
-{counts}. Measured on {date} with {versions}; written by `python -m tests.families docs/measurements/families.md`.
+{measured}: {counts}.
+
+Measured up to {date} with {versions};
+written by `python -m tests.families docs/measurements/families.md`.
 """
 
 

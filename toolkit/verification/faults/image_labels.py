@@ -41,7 +41,10 @@ class ImageTokensMasked(Fault):
         from toolkit.data import loader
         from toolkit.tasks import task_of
         from toolkit.tasks.labels import IGNORED
+        from toolkit.verification.cases.case import Case
 
+        if not isinstance(case, Case):
+            return  # samples of conversations, which this loader does not collate
         config = case.resolved().facts.config
         framed = task_of("image-text-to-text").media.in_text(config, 1)  # type: ignore[union-attr, misc]
         last = max(set(framed), key=framed.count)
