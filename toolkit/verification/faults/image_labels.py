@@ -45,7 +45,7 @@ class ImageTokensMasked(Fault):
 
         if not isinstance(case, Case):
             return  # samples of conversations, which this loader does not collate
-        config = case.resolved().facts.config
+        config: Any = case.resolved().facts.config
         framed = task_of("image-text-to-text").media.in_text(config, 1)  # type: ignore[union-attr, misc]
         last = max(set(framed), key=framed.count)
 
