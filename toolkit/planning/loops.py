@@ -89,7 +89,9 @@ def check_loop(name: str, recipe: Recipe) -> None:
         ("z_loss", recipe.z_loss, 0.0),
     ):
         if value != default:
-            raise InputError(f"--loop {name}: {title} has no {key}: {str(value).lower()}; plan it with {key}={default}")
+            raise InputError(
+                f"--loop {name}: {title} has no {key}: {str(value).lower()}; plan it with {key}={str(default).lower()}"
+            )
     if recipe.run.ema is not None:
         raise InputError(f"--loop {name}: {title} has no run.ema; plan it with run.ema=null")
     if recipe.label_smoothing:

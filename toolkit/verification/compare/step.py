@@ -68,7 +68,8 @@ def optimizer_stages(
             averages = taken.averages or averages
         weights, states = taken.weights, taken.states
     if resolved.max_grad_norm > 0:
-        clip.summary = f"steps {', '.join(map(str, clipped))} clipped" if clipped else "no step clipped"
+        numbers = ", ".join(map(str, clipped))
+        clip.summary = f"clipped in step{'s' * (len(clipped) > 1)} {numbers}" if clipped else "no step clipped"
     else:
         clip.summary = "none asked"
     for stage in (clip, update, state):
