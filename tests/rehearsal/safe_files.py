@@ -36,7 +36,15 @@ def install() -> None:
 
 
 def _seal_alone(
-    writing: Path, target: Path, recipe: Any, manifest: Any, world: int, ending: Any, shapes: Any, keys: Any
+    writing: Path,
+    target: Path,
+    recipe: Any,
+    manifest: Any,
+    world: int,
+    ending: Any,
+    shapes: Any,
+    keys: Any,
+    beside: Any,
 ) -> None:
     """Rank 0's part taken for all ranks' parts."""
     part = join_parts(writing, 1, ending)
@@ -49,4 +57,6 @@ def _seal_alone(
             seen = part.moments.get(f"{name}.{key}", Entry(shape, kept))
             seen.pieces = [("", whole(seen.shape))]
             part.moments[f"{name}.{key}"] = seen
-    seal(writing, target, recipe, manifest, part, shapes, keys)
+    for name, shape in beside.items():
+        part.moments[name].pieces = [("", whole(shape))]
+    seal(writing, target, recipe, manifest, part, shapes, keys, beside)
