@@ -31,7 +31,7 @@ def unreached(model: nn.Module, resolved: Resolved) -> list[str]:
     inputs = {n: t.to(dtype) if t.is_floating_point() else t for n, t in _sample(model, task, config).items()}
     model.eval()
     # An adapter is float32 over a base in 16 bits, and no strategy has cast either yet.
-    with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
+    with torch.enable_grad(), torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
         output = model(**inputs)
     model.train()
     reached = _leaves(output.logits)
