@@ -132,8 +132,14 @@ def test_offloaded_activations_are_proven(tiny_root: Path) -> None:
     ok = {}
     for name, stores in seen.items():
         trace = RankTrace(0, forwards=2, recomputed=[4, 4], offloaded=stores)
-        ok[name] = [claim.ok for claim in _offloaded([trace], resolved)]
+        reference: Any = SimpleNamespace(backward_reaches=lambda: [True, True])
+        ok[name] = [claim.ok for claim in _offloaded([trace], resolved, reference)]
     assert ok == {"right": [True], "none": [False], "not all back": [False], "not all": [False]}
+    # A first block that is frozen, as what is before it, has no backward to come back for.
+    reference.backward_reaches = lambda: [False, True]
+    for stores, right in (([(4, 2, 512)], True), ([(4, 1, 512)], False)):
+        trace = RankTrace(0, forwards=2, recomputed=[4, 4], offloaded=stores)
+        assert [claim.ok for claim in _offloaded([trace], resolved, reference)] == [right]
 
 
 @pytest.mark.parametrize(
