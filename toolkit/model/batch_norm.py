@@ -70,7 +70,6 @@ class BatchNorm(nn.Module):
         mean, var = self.running_mean, self.running_var
         return functional.batch_norm(x, mean, var, _wide(weight), _wide(bias), False, 0.0, self.eps)
 
-    @torch.compiler.disable
     def _synchronised(self, x: torch.Tensor) -> torch.Tensor:
         # Without rows a rank adds nothing to the sums, and takes part in the collectives. Float32: the message of an
         # empty micro-batch has its input's dtype in torch 2.13.0, the others' have float32.
@@ -197,6 +196,9 @@ def convert(model: nn.Module, mode: str, asked: bool, source: str) -> list[str]:
         parent, _, own = name.rpartition(".")
         setattr(model.get_submodule(parent), own, BatchNorm(module, mode))
         found.append(name)
+    if found and not hasattr(BatchNorm._synchronised, "_torchdynamo_disable"):
+        # Not where the class is defined: the decorator imports torch's compiler, a second for every other model too.
+        BatchNorm._synchronised = torch.compiler.disable(BatchNorm._synchronised)  # type: ignore[method-assign]
     if asked and not found:
         raise InputError(f"{source}: model.batch_norm: the model has no batch normalisation; remove the key")
     return found
