@@ -55,8 +55,9 @@ def with_needs(resolved: Resolved, needs: dict[str, Any]) -> Resolved:
 def merge(values: dict[str, Any], over: dict[str, Any]) -> None:
     """Set what ``over`` says in ``values``, section by section."""
     for key, value in over.items():
-        # A config is a whole model: of another one's nothing stays.
-        if isinstance(value, dict) and isinstance(values.get(key), dict) and key != "config":
+        # A config that names its kind is a whole model: of another one's nothing stays.
+        another = key == "config" and isinstance(value, dict) and "model_type" in value
+        if isinstance(value, dict) and isinstance(values.get(key), dict) and not another:
             merge(values[key], value)
         else:
             values[key] = value
