@@ -263,6 +263,7 @@ def _save_and_load(session: Session, progress: Progress, watch: Watch) -> None:
     main = session.accelerator.is_main_process
     if not main:
         (folder / f".step-{progress.step:08d}.writing").mkdir()
+    session.shared_disk = True  # the other ranks of this node's disk are not here to look
     try:
         watch.stage = "save"
         saved = checkpoint.begin(session, folder, progress)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections import Counter
@@ -17,7 +18,7 @@ from toolkit.errors import InputError, RunFailed
 from toolkit.launch.group import WorkerGroup
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies.engines.pieces import box, span
-from toolkit.training import checkpoint, manifest, sealing, tensor_folder
+from toolkit.training import agreement, checkpoint, manifest, sealing, tensor_folder
 from toolkit.training.finding import tensors_of, whole_manifest
 from toolkit.training.loop import Progress, train
 from toolkit.training.sealing import Ending, Part, join_parts, note_part
@@ -132,8 +133,63 @@ def test_an_ending_run_does_not_wait_for_a_killed_rank(tmp_path: Path, monkeypat
 def test_a_node_that_does_not_see_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sealing, "_SEEN_S", 0.1)
     sealing.wait_for_folder(tmp_path)
-    with pytest.raises(RunFailed, match=r"every process needs the same run\.output_dir"):
+    with pytest.raises(RunFailed, match="has not appeared on this node"):
         sealing.wait_for_folder(tmp_path / "elsewhere")
+
+
+def save_on_own_disks(resolved: Resolved, folder: str) -> dict[str, Any]:
+    """Save twice into a folder of each rank's own, as on nodes that share no disk; what lies there, and the weights."""
+    agreement._SEEN_S = 0.1
+    session = open_session(resolved)
+    engine, rank = session.engine, session.accelerator.process_index
+    progress = Progress()
+    own = Path(folder) / f"node-{rank}"
+    try:
+        train(session, loader_for(resolved, rank), 1, progress, lambda pending: None)
+        checkpoint.save(session, own, progress)
+        shared = session.shared_disk
+        train(session, loader_for(resolved, rank, 1), 2, progress, lambda pending: None)
+        checkpoint.save(session, own, progress)
+    finally:
+        agreement._SEEN_S = 10.0
+    here = sorted(path.name for path in own.rglob("*")) if own.exists() else []
+    weights = {name: engine.full_weight(name) for name in engine.shapes}
+    states = {name: engine.full_state(name) for name in engine.shapes}
+    return {"shared": shared, "here": here, "weights": weights, "states": states}
+
+
+def load_from_own_disks(resolved: Resolved, folder: str) -> dict[str, Any]:
+    session = open_session(resolved)
+    own = Path(folder) / f"node-{session.accelerator.process_index}"
+    said: list[str] = []
+    found = checkpoint.newest_for(session, own, said.append)
+    if found is None:
+        return {"said": said}
+    checkpoint.load(session, found)
+    engine = session.engine
+    weights = {name: engine.full_weight(name) for name in engine.shapes}
+    return {"weights": weights, "states": {name: engine.full_state(name) for name in engine.shapes}}
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero2", "zero3", "fsdp1", "fsdp2"])
+def test_nodes_that_share_no_disk(strategy: str, tiny_root: Path, tmp_path: Path, group: WorkerGroup) -> None:
+    recipe = recipe_dict(tiny_root, strategy={"name": strategy}, precision="bf16")
+    resolved = resolved_from(recipe)
+    main, other = group.run(save_on_own_disks, resolved, str(tmp_path))
+    assert (main["shared"], other["shared"]) == (False, False)
+    assert not other["here"], "nothing is left on a disk that no checkpoint is read from"
+    assert {"step-00000001", "step-00000002"} <= set(main["here"])
+    assert not [name for name in main["here"] if "writing" in name or "seen" in name]
+    absent = group.run(load_from_own_disks, resolved, str(tmp_path))
+    assert all("rank 1" in line for line in absent[0]["said"]), absent
+    shutil.copytree(tmp_path / "node-0", tmp_path / "node-1")
+    for answer in group.run(load_from_own_disks, resolved, str(tmp_path)):
+        for name, weight in main["weights"].items():
+            assert torch.equal(answer["weights"][name], weight), name
+            now, then = answer["states"][name], main["states"][name]
+            assert now.step == then.step == 2
+            assert now.moments.keys() == then.moments.keys()
+            assert all(torch.equal(now.moments[key], moment) for key, moment in then.moments.items()), name
 
 
 @pytest.mark.parametrize(

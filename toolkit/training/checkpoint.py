@@ -7,8 +7,6 @@ Dropout and data order are functions of the step, so no random state is saved.
 
 from __future__ import annotations
 
-import errno
-import os
 import shutil
 import threading
 from collections.abc import Callable
@@ -17,18 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from toolkit.errors import InputError, RunFailed
+from toolkit.errors import InputError
 from toolkit.model.batch_norm import statistics
 from toolkit.recipe.earlier import recipe_version
 from toolkit.results import versions
+from toolkit.strategies.engines.base import Engine
 from toolkit.strategies.engines.pieces import Saved, Shape, whole
+from toolkit.training.agreement import all_written, every_rank_sees, first_problem, from_rank, name_of_mark
 from toolkit.training.early_stopping import Improvement
 from toolkit.training.finding import AVERAGE, all_checkpoints, first_valid, keep_some, whole_manifest
 from toolkit.training.identity import check_recipe, identity
-from toolkit.training.loop import Progress, sum_over_ranks
-from toolkit.training.manifest import MANIFEST
+from toolkit.training.loop import Progress
 from toolkit.training.saving import Background
 from toolkit.training.sealing import Ending, Part, join_parts, note_part, seal, wait_for_folder
 from toolkit.training.session import Session
@@ -48,8 +46,8 @@ class Saving:
         Raises RunFailed on every rank if it cannot be written; earlier checkpoints are intact.
         """
         self._part.wait()
-        _together(session, self._background.problem, self.target, self._give_up)
-        _together(session, self._background.finish(), self.target, self._give_up)
+        all_written(session, self._background.problem, self.target, self._give_up)
+        all_written(session, self._background.finish(), self.target, self._give_up)
         return self.target
 
     def _give_up(self) -> None:
@@ -83,7 +81,8 @@ def begin(
 
     Returns when the last piece is handed over: weights may change from then on. A rank holds no more copies than its
     pieces, and at most four files of 1 GiB: weights and moments that are collected, one file that waits and one that is
-    written. Nothing is gathered.
+    written. Nothing is gathered, unless a rank does not see the folder, on a disk of another node: then rank 0 collects
+    each tensor whole and writes them all.
 
     ``eval_loss``: of these weights, where they were evaluated; the best checkpoint is kept. ``failed`` is called, by
     a thread of a rank that cannot write. Raises RunFailed on every rank where the folder cannot be made.
@@ -93,10 +92,15 @@ def begin(
     writing = folder / f".{target.name}.writing"
     part, done, ending = Part(), PartDone(), Ending()
     background = Background(partial(_tell, done, failed))
-    if rank == 0:
+    if session.shared_disk is None:
+        _look_for_the_folder(session, writing, target, background)
+    elif rank == 0:
         background.now(_make_anew, writing)
-    _together(session, background.problem, target, background.finish)
-    background.now(wait_for_folder, writing)
+    all_written(session, background.problem, target, background.finish)
+    alone = not session.shared_disk
+    if not alone:
+        background.now(wait_for_folder, writing)
+    pieces = partial(Engine.pieces, engine) if alone else engine.pieces
     weights, moments = (
         TensorWriter(writing, f"{kind}-{rank:05d}", background, part.files) for kind in ("weights", "moments")
     )
@@ -104,7 +108,7 @@ def begin(
     """Averages and running statistics, which stand beside the moments."""
     try:
         for name, shape in engine.shapes.items():
-            mine = engine.pieces(name)
+            mine = pieces(name)
             weights.add(name, shape, mine.weight)
             for key, moment in mine.moments.items():
                 moments.add(f"{name}.{key}", mine.shapes[key], moment)
@@ -113,7 +117,7 @@ def begin(
         if session.average is not None:
             with session.average.swapped():
                 for name, shape in engine.shapes.items():
-                    moments.add(f"{name}.{AVERAGE}", shape, engine.pieces(name).weight)
+                    moments.add(f"{name}.{AVERAGE}", shape, pieces(name).weight)
                     beside[f"{name}.{AVERAGE}"] = shape
         for name, value in engine.statistics().items() if rank == 0 else ():
             beside[name] = tuple(value.shape)
@@ -124,7 +128,8 @@ def begin(
         raise
     weights.flush()
     moments.flush()
-    background(note_part, writing, rank, (weights, moments), part)
+    if rank == 0 or not alone:
+        background(note_part, writing, rank, (weights, moments), part)
     background(done.set)
     if rank == 0:
         recipe = session.resolved.recipe.model_dump(mode="json")
@@ -145,7 +150,8 @@ def begin(
             "extra": extra,
         }
         keys = {name: engine.moment_keys(name) for name in engine.shapes}
-        background(_seal, writing, target, recipe, manifest, world, ending, dict(engine.shapes), keys, beside)
+        writers = 1 if alone else world
+        background(_seal, writing, target, recipe, manifest, writers, ending, dict(engine.shapes), keys, beside)
         background(keep_some, folder, session.resolved.recipe.run.keep)
     return Saving(target, writing, background, done, ending)
 
@@ -156,6 +162,19 @@ def _tell(done: PartDone, failed: Callable[[], None] | None) -> None:
         failed()
 
 
+def _look_for_the_folder(session: Session, writing: Path, target: Path, background: Background) -> None:
+    """Make the folder, and find whether every rank sees it; every rank calls it, once in a run."""
+    mark = writing / name_of_mark(session)
+    main = session.accelerator.is_main_process
+    if main:
+        background.now(_make_anew, writing)
+        background.now(mark.touch)
+    all_written(session, background.problem, target, background.finish)
+    session.shared_disk = every_rank_sees(session, mark)
+    if main:
+        background.now(mark.unlink)
+
+
 def _make_anew(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -163,52 +182,6 @@ def _make_anew(folder: Path) -> None:
 
 def _seal(writing: Path, target: Path, recipe: Any, manifest: Any, world: int, ending: Ending, *trained: Any) -> None:
     seal(writing, target, recipe, manifest, join_parts(writing, world, ending), *trained)
-
-
-def first_problem(session: Session, problem: str | None) -> tuple[int, str] | None:
-    """The lowest rank that has a problem, and the problem; None if no rank has one. Every rank calls it."""
-    rank, world = session.accelerator.process_index, session.accelerator.num_processes
-    flags = [float(other == rank and problem is not None) for other in range(world)]
-    summed = sum_over_ranks(torch.tensor(flags, device=session.engine.device)).tolist()
-    failing = next((other for other, flag in enumerate(summed) if flag), None)
-    return None if failing is None else (failing, str(_from_rank(session, failing, problem)))
-
-
-def _from_rank(session: Session, rank: int, value: Any) -> Any:
-    """What ``rank`` gives as ``value``, a small object; every rank calls it."""
-    told = [value]
-    if dist.is_initialized():
-        dist.broadcast_object_list(told, src=rank, device=session.engine.device)
-    return told[0]
-
-
-_CURES = {errno.EACCES: "Make the folder writable", errno.EROFS: "Make the folder writable",
-          errno.ENOSPC: "Free disk space", errno.EDQUOT: "Free disk space", errno.EFBIG: "Free disk space"}  # fmt: skip
-
-
-def _together(session: Session, problem: str | None, target: Path, give_up: Callable[[], Any]) -> None:
-    """Wait for every rank; if one could not write, all ``give_up``, and RunFailed is raised on each."""
-    found = first_problem(session, problem)
-    if found is None:
-        return
-    give_up()
-    rank, why = found
-    message = None
-    if session.accelerator.is_main_process:
-        where = f"rank {rank}: " if rank else ""
-        cure = next((cure for code, cure in _CURES.items() if os.strerror(code) in why), "")
-        then = f"{cure}, then resume" if cure else "Resume"
-        message = f"{target}: cannot be written: {where}{why}; {_kept_before(target)}. {then} with --resume"
-    raise RunFailed(str(_from_rank(session, 0, message)))
-
-
-def _kept_before(target: Path) -> str:
-    """Describe the earlier checkpoints. Never raises: the other ranks wait for rank 0's message."""
-    try:
-        whole = [path for path in all_checkpoints(target.parent) if (path / MANIFEST).exists()]
-    except OSError:
-        return "the other checkpoints cannot be read"
-    return f"the latest checkpoint is {whole[-1]} (intact)" if whole else "there is no earlier checkpoint"
 
 
 def load(session: Session, folder: Path) -> Progress:
@@ -255,12 +228,13 @@ def _checked_by_all(session: Session, folder: Path) -> dict[str, Any]:
     except InputError as error:
         problem = str(error)
     if (found := first_problem(session, problem)) is not None:
-        raise InputError(found[1])
+        rank, why = found
+        raise InputError(f"rank {rank}: {why}" if rank else why)
     return manifest
 
 
 def newest_for(session: Session, folder: Path, tell: Any) -> Path | None:
     """``newest`` of a folder that all ranks read; every rank calls it, and hashes a part of the files."""
     candidates = [path.name for path in reversed(all_checkpoints(folder))]
-    names: list[str] = _from_rank(session, 0, candidates)
+    names: list[str] = from_rank(session, 0, candidates)
     return first_valid((folder / name for name in names), tell, partial(_checked_by_all, session))

@@ -5,6 +5,7 @@ The ranks meet in the folder that they write to, so nothing is communicated whil
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -64,13 +65,11 @@ def _note(folder: Path, rank: int) -> Path:
 
 
 def wait_for_folder(folder: Path) -> None:
-    """Wait until this rank sees the folder that rank 0 made; raises RunFailed if it is on another disk."""
+    """Wait until this rank sees the folder that rank 0 made; raises RunFailed if it does not appear."""
     until = time.monotonic() + _SEEN_S
     while not folder.is_dir():
         if time.monotonic() > until:
-            raise RunFailed(
-                "the folder that rank 0 created is not on this node: every process needs the same run.output_dir"
-            )
+            raise RunFailed("the folder that rank 0 created has not appeared on this node, where earlier ones did")
         time.sleep(_POLL_S)
 
 
@@ -116,7 +115,12 @@ def join_parts(folder: Path, world: int, ending: Ending) -> Part:
 
 
 def _bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.iterdir() if path.exists())
+    """Of the files in the folder. One that another rank renames while this one looks counts nothing."""
+    total = 0
+    for path in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            total += path.stat().st_size
+    return total
 
 
 def seal(

@@ -59,6 +59,9 @@ class Session:
     label_names: list[str] | None = None
     """The classes' names in order, where the data names them: exported with the model."""
 
+    shared_disk: bool | None = None
+    """Whether every process sees the folder that rank 0 writes checkpoints to; None before the first."""
+
     @property
     def data_recipe(self) -> Recipe:
         """The recipe with the model's number of classes, which labels are checked against."""

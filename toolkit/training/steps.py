@@ -47,7 +47,7 @@ class Steps:
         self._evaluated = 0 if self.eval_loss is None else progress.step
         self._whole = progress.step if start else 0
         """The last saved step, or the step that the run started with."""
-        self._compiled_told = self._fell_back_told = False
+        self._compiled_told = self._fell_back_told = self._disk_told = False
         self.eval_interval = session.resolved.recipe.eval_interval
         self._eval_samples = open_data(session.data_recipe, "eval", session.tokenizer) if self.eval_interval else None
 
@@ -177,6 +177,12 @@ class Steps:
         self._saving = checkpoint.begin(
             self.session, self.folder / "checkpoints", self.progress, eval_loss, self._give_up
         )
+        if not self._disk_told and not self.session.shared_disk:
+            self.view.say(
+                f"  {self.folder} is not shared by all nodes: rank 0 collects and writes checkpoints alone; "
+                "copy them to every node before --resume"
+            )
+        self._disk_told = True
         if not self.run.async_save:
             self._settle()
 
