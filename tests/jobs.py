@@ -13,7 +13,7 @@ import torch
 
 from toolkit.data.collate import MicroBatch
 from toolkit.data.loader import TrainLoader, open_data
-from toolkit.model.load import load_tokenizer
+from toolkit.model.processor import load_tokenizer
 from toolkit.optim.schedule import learning_rate
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe

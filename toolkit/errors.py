@@ -54,3 +54,9 @@ class Stopped(ToolkitError):
         super().__init__(message)
         self.number = number
         self.exit_code = 128 + number
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message; its class if it has none."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -224,7 +224,7 @@ def test_a_transcript_beyond_the_decoders_positions_is_an_error_at_its_row(tmp_p
 
 def test_the_tokenizers_options_reach_it(tmp_path: Path) -> None:
     import processors
-    from toolkit.model.load import load_processor
+    from toolkit.model.processor import load_processor
 
     processors.letters().save_pretrained(tmp_path)
     values = recipe_dict(

@@ -17,8 +17,8 @@ from tiny import LLAMA, recipe_dict
 from toolkit.errors import InputError
 from toolkit.launch.command import config_command
 from toolkit.launch.job import train
-from toolkit.model.load import load_tokenizer
 from toolkit.model.nf4 import Nf4Linear
+from toolkit.model.processor import load_tokenizer
 from toolkit.planning.command import Request, plan_command
 from toolkit.recipe.load import load_recipe
 from toolkit.verification.run import resolve_recipe

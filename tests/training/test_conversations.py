@@ -18,7 +18,7 @@ from jobs import Run, plain_run, resolved_from, train_job, worst
 from tiny import recipe_dict
 from toolkit.data.loader import open_data
 from toolkit.launch.group import WorkerGroup
-from toolkit.model.load import load_tokenizer
+from toolkit.model.processor import load_tokenizer
 from toolkit.recipe.schema import Recipe
 from toolkit.training.finding import newest
 from toolkit.verification.run import verify

@@ -9,7 +9,7 @@ from jobs import resolved_from, train_job
 from tiny import recipe_dict
 from toolkit.data.loader import open_data
 from toolkit.launch.group import WorkerGroup
-from toolkit.model.load import load_tokenizer
+from toolkit.model.processor import load_tokenizer
 from toolkit.recipe.resolve import Resolved
 
 

@@ -17,7 +17,7 @@ from toolkit.benchmark.rows import Rows, full_rows
 from toolkit.benchmark.work import model_flops
 from toolkit.data.collate import MicroBatch
 from toolkit.data.loader import TrainLoader, open_data
-from toolkit.model.load import load_processor, pad_token_of
+from toolkit.model.processor import load_processor, pad_token_of
 from toolkit.planning.live import LiveBytes
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve

@@ -76,7 +76,7 @@ def inspect(request: Request) -> Inspected:
             check_local(one)
     # Two seconds to import: what needs neither is checked before.
     from toolkit.inspection.measure import Inspected, check_asked, measure
-    from toolkit.model.load import load_processor
+    from toolkit.model.processor import load_processor
 
     only = check_asked(request.samples, request.only, request.rows)
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from toolkit.errors import InputError
+from toolkit.errors import InputError, first_line
+from toolkit.model.new_tokens import trained_rows
 from toolkit.recipe.adapter_methods import METHODS, Method
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Adapter
@@ -44,10 +45,10 @@ def add_adapter(model: nn.Module, resolved: Resolved) -> PeftModel:
         if adapter.path is not None:
             adapted = PeftModel.from_pretrained(model, adapter.path, is_trainable=True)
         else:
-            adapted = get_peft_model(model, peft_config(adapter, resolved.recipe.model.task, model))
+            adapted = get_peft_model(model, peft_config(adapter, resolved, model))
     except _REFUSALS as error:
         key = ".path" if adapter.path else "" if METHODS[adapter.method].peft_type == "LORA" else f" ({adapter.method})"
-        raise InputError(f"{where}{key}: {_first_line(error)}") from None
+        raise InputError(f"{where}{key}: {first_line(error)}") from None
     if resolved.precision.mixed:
         method = METHODS[adapter.method]
         if method.peft_type == "LORA" or method.layers_called:
@@ -77,14 +78,15 @@ def _leave_inputs(model: nn.Module) -> None:
             module.cast_input_dtype_enabled = False
 
 
-def peft_config(adapter: Adapter, task: str, model: nn.Module) -> PeftConfig:
+def peft_config(adapter: Adapter, resolved: Resolved, model: nn.Module) -> PeftConfig:
     """PEFT's config for a recipe's adapter section."""
     from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
     from peft.utils import PeftType
 
-    method = METHODS[adapter.method]
+    method, task = METHODS[adapter.method], resolved.recipe.model.task
     made = PEFT_TYPE_TO_CONFIG_MAPPING[PeftType(method.peft_type)]
-    values: dict[str, Any] = {"task_type": task_of(task).peft_type, **method.fixed, **adapter.options}
+    values: dict[str, Any] = {"task_type": task_of(task).peft_type, **method.fixed, **adapter.options,
+                              **trained_rows(adapter, model, resolved)}  # fmt: skip
     for key, name in method.keys.items():
         value = getattr(adapter, key)
         if value is not None and value != []:
@@ -185,8 +187,3 @@ def _fused(model: nn.Module) -> str:
 
 def _is_linear(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

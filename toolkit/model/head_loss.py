@@ -77,6 +77,11 @@ def fuse_head(model: nn.Module, resolved: Resolved) -> None:
         head = kept["default"]  # PEFT's copy that trains, modules_to_save: [lm_head]
     if type(head) is not nn.Linear:
         what = "an adapter wraps it" if hasattr(head, "base_layer") else f"it is a {type(head).__name__}"
+        if type(head).__name__ == "TrainableTokensWrapper":
+            raise InputError(
+                f"{resolved.source}: loss: fused requires a head that is one linear layer, but the adapter trains the "
+                "rows of new tokens in it; set loss: plain, or adapter.modules_to_save with the embedding and the head"
+            )
         raise InputError(
             f"{resolved.source}: loss: fused requires a head that is one linear layer, but {what}; remove it "
             "from adapter.target_modules (modules_to_save trains it fully), or set loss: plain"

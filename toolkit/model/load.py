@@ -9,58 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from toolkit.data.media import missing_package
-from toolkit.errors import InputError
+from toolkit.errors import InputError, first_line
+from toolkit.model.new_tokens import add_rows
 from toolkit.model.nf4 import nf4_layers
-from toolkit.recipe.needs import why_no_tokenizer
 from toolkit.recipe.resolve import Resolved
-from toolkit.recipe.schema import Recipe
 from toolkit.tasks import task_of
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedTokenizerBase
-
-
-def load_tokenizer(recipe: Recipe) -> PreTrainedTokenizerBase:
-    """The recipe's tokenizer; raises InputError if there is none."""
-    from transformers import AutoTokenizer
-
-    if (reason := why_no_tokenizer(recipe)) is not None:
-        raise InputError(f"tokenizer.path: {reason}")
-    path = recipe.tokenizer.path or recipe.model.path
-    try:
-        return AutoTokenizer.from_pretrained(
-            path, trust_remote_code=recipe.model.trust_remote_code, **recipe.tokenizer.options
-        )
-    except (OSError, ValueError) as error:
-        key = "tokenizer.path" if recipe.tokenizer.path else "model.path"
-        raise InputError(f"{key}: no tokenizer could be loaded from {path}: {_first_line(error)}") from None
-
-
-def load_processor(recipe: Recipe) -> Any:
-    """What the recipe's samples are made with: its tokenizer, or the processor of images or recordings, in which there
-    may be a tokenizer. Raises InputError if there is none."""
-    media = task_of(recipe.model.task).media
-    if media is None:
-        return load_tokenizer(recipe)
-    import transformers
-
-    missing_package(recipe)
-    if (reason := why_no_tokenizer(recipe)) is not None:
-        raise InputError(f"tokenizer.path: {reason}")
-    path = recipe.tokenizer.path or recipe.model.path
-    try:
-        return getattr(transformers, media.processor).from_pretrained(
-            path, trust_remote_code=recipe.model.trust_remote_code, **recipe.tokenizer.options
-        )
-    except (OSError, ValueError, ImportError) as error:
-        key = "tokenizer.path" if recipe.tokenizer.path else "model.path"
-        raise InputError(f"{key}: no processor could be loaded from {path}: {_first_line(error)}") from None
-
-
-def pad_token_of(processor: Any) -> int | None:
-    """The padding token of a tokenizer, or of the one in a processor."""
-    return getattr(getattr(processor, "tokenizer", processor), "pad_token_id", None)
+    from transformers import PretrainedConfig
 
 
 def load_base(resolved: Resolved, pad_token_id: int | None = None, *, empty: bool = False) -> nn.Module:
@@ -92,14 +48,15 @@ def load_base(resolved: Resolved, pad_token_id: int | None = None, *, empty: boo
     except (OSError, ValueError, ImportError) as error:
         if (told := _attention_problem(error, resolved)) is not None:
             raise InputError(told) from None
-        raise InputError(f"model: {spec.path or spec.config}: {_first_line(error)}") from None
+        raise InputError(f"model: {spec.path or spec.config}: {first_line(error)}") from None
     except Exception as error:  # a model's code checks its config in its own way, or not at all
         if spec.path is not None:
             raise
-        what = f"{type(error).__name__}: {_first_line(error)}"
+        what = f"{type(error).__name__}: {first_line(error)}"
         raise InputError(
             f"{resolved.source}: model.config: {config.model_type} cannot be built from it: {what}"
         ) from None
+    add_rows(model, resolved)
     switch_off_cache(model)
     return model
 
@@ -111,7 +68,7 @@ def _attention_problem(error: Exception, resolved: Resolved) -> str | None:
         return None
     asked = resolved.recipe.model.attention
     name = resolved.facts.model_type or "this model"
-    near = "; set model.attention: eager" if asked != "eager" else f": {_first_line(error)}"
+    near = "; set model.attention: eager" if asked != "eager" else f": {first_line(error)}"
     return f"{resolved.source}: model.attention: {name} has no {asked} in the installed transformers{near}"
 
 
@@ -177,17 +134,12 @@ def _config(resolved: Resolved, pad_token_id: int | None) -> PretrainedConfig:
             config = AutoConfig.for_model(**spec.config)
     except Exception as error:  # each config class checks what it was given in its own way
         where = "path" if spec.path else "config"
-        raise InputError(f"{resolved.source}: model.{where}: {_first_line(error)}") from None
+        raise InputError(f"{resolved.source}: model.{where}: {first_line(error)}") from None
     if spec.num_labels is not None:
         config.num_labels = spec.num_labels
     if getattr(config, "pad_token_id", None) is None and pad_token_id is not None:
         config.pad_token_id = pad_token_id  # classification heads look for the last token before the padding
     return config
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 def is_local(path: str) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from toolkit.errors import InputError
+from toolkit.errors import InputError, first_line
 from toolkit.model.adapters import add_adapter
 from toolkit.model.checkpointing import find_blocks
 from toolkit.model.fp8 import convert
@@ -130,6 +130,7 @@ def _meta_model(resolved: Resolved) -> nn.Module:
     from transformers.initialization import no_init_weights
 
     from toolkit.model.load import _config
+    from toolkit.model.new_tokens import add_rows
     from toolkit.tasks import task_of
 
     spec = resolved.recipe.model
@@ -151,9 +152,10 @@ def _meta_model(resolved: Resolved) -> nn.Module:
                 trust_remote_code=spec.trust_remote_code,
             )
     except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        first = first_line(error)
         raise InputError(f"{resolved.source}: model: cannot be built from its config: {first}") from None
     model.tie_weights()  # left out with the initialisation
+    add_rows(model, resolved)
     switch_off_cache(model)
     return model
 

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from toolkit.errors import InputError
+from toolkit.errors import InputError, first_line
 from toolkit.model.head_loss import multiplied_by
 from toolkit.model.loss_terms import CROSS_ENTROPY, LossTerms
 from toolkit.model.nf4 import Nf4Linear
@@ -51,7 +51,7 @@ def trace(skeleton: Skeleton, shape: Shape, precision: Precision, device: str, t
     except (InputError, MemoryError):
         raise
     except Exception as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        first = first_line(error)
         raise InputError(
             f"model: {type(skeleton.model).__name__} cannot be traced without running it ({first[:200]}); "
             "plan cannot tell its activations. Measure it in place: toolkit bench RECIPE"

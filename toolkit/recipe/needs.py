@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from toolkit.recipe.schema import Recipe
 
+NO_TOKENIZER = "none"
+"""``tokenizer.path`` of a recipe whose samples need no tokenizer: `verify` makes its own."""
+
 
 def why_no_tokenizer(recipe: Recipe) -> str | None:
     """Why a recipe has no tokenizer, and what to do; or None. Plans and launch files need none."""

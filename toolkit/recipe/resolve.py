@@ -203,6 +203,9 @@ def resolve_values(
         decide(
             "model.freeze", " | ".join(recipe.model.freeze), "not in training_args.json: the Trainer has no such key"
         )
+    if added := recipe.tokenizer.added:
+        how = "every weight trains" if recipe.adapter is None else "their rows train beside the adapter"
+        decide("tokenizer.add_tokens", len(added), f"{how}; not in training_args.json: add them in your script")
     clip = recipe.optimizer.max_grad_norm or 0.0
     decide("max_grad_norm", clip, "written to every file: engines otherwise clip at their default, 1.0")
     _optimizer(recipe, global_size, decide)

@@ -104,6 +104,24 @@ class Tokenizer(Section):
     options: dict[str, Any] = Field(
         {}, description="options of its class, e.g. {language: german, task: transcribe} for Whisper"
     )
+    add_tokens: list[Annotated[str, Field(min_length=1)]] = Field(
+        [], description="tokens to add; their embeddings are trained, under LoRA too"
+    )
+    add_special_tokens: list[Annotated[str, Field(min_length=1)]] = Field(
+        [], description="the same for tokens that decoded text leaves out, such as <|im_end|>"
+    )
+
+    @model_validator(mode="after")
+    def _each_once(self) -> Tokenizer:
+        twice = next((token for token in self.added if self.added.count(token) > 1), None)
+        if twice is not None:
+            raise ValueError(f"{twice!r} is added twice")
+        return self
+
+    @property
+    def added(self) -> list[str]:
+        """All tokens to add, in the order in which they are added."""
+        return [*self.add_tokens, *self.add_special_tokens]
 
 
 class Adapter(Section):

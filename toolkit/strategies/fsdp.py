@@ -59,10 +59,11 @@ class _Fsdp(Strategy):
                 f"{resolved.source}: adapter.method: {method.name} projects gradients in hooks on its weights, "
                 f"which {self.name} replaces by shards: they would never run (PEFT 0.21.2); use zero3, or lora"
             )
-        if self.version == 1 and resolved.recipe.adapter.options.get("trainable_token_indices"):
+        if self.version == 1 and (key := _rows_key(resolved)) is not None:
             raise InputError(
-                f"{resolved.source}: adapter.options.trainable_token_indices: PEFT 0.21.2 reads the embedding outside "
-                "of its call, which fsdp1 has already sharded; use fsdp2, or modules_to_save: [embed_tokens]"
+                f"{resolved.source}: {key}: PEFT 0.21.2 reads the embedding outside of its call, which fsdp1 has "
+                "already sharded; use fsdp2, or modules_to_save: [embed_tokens], and [embed_tokens, lm_head] if the "
+                "head has weights of its own"
             )
         if self.version == 1 and not method.layers_called:
             reads = "the weights of the layer it wraps" if method.name == "dora" else "its weights outside of a layer"
@@ -151,3 +152,16 @@ class Fsdp2(_Fsdp):
     traits = Traits(
         precedence=4, hybrid=True, validated=frozenset({"fp16"}), sums_input_gradients_by_block=True, **_FSDP
     )
+
+
+def _rows_key(resolved: Resolved) -> str | None:
+    """The key of a recipe whose adapter trains rows of embeddings; None if it has none."""
+    adapter = resolved.recipe.adapter
+    if adapter is None:
+        return None
+    if adapter.options.get("trainable_token_indices"):
+        return "adapter.options.trainable_token_indices"
+    tables = 1 if (resolved.facts.config or {}).get("tie_word_embeddings") else 2
+    if resolved.recipe.tokenizer.added and len(adapter.modules_to_save) < tables:
+        return "tokenizer.add_tokens"
+    return None

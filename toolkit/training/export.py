@@ -13,7 +13,8 @@ from torch import nn
 
 from toolkit.errors import InputError, RunFailed
 from toolkit.model.batch_norm import batch_norms, statistics
-from toolkit.model.load import load_base, load_processor, pad_token_of
+from toolkit.model.load import load_base
+from toolkit.model.processor import load_processor, pad_token_of
 from toolkit.model.silence import silence_libraries
 from toolkit.recipe.adapter_methods import METHODS
 from toolkit.recipe.resolve import Resolved

@@ -27,7 +27,8 @@ def merge_dequantised(adapted: Any) -> nn.Module:
     """
     dequantise_base(adapted)  # the values that were trained on, to the bit
     inputs = _inputs(adapted.config)
-    names = [name for name, module in adapted.get_base_model().named_modules() if hasattr(module, "base_layer")]
+    wrapped = (name for name, module in adapted.get_base_model().named_modules() if hasattr(module, "base_layer"))
+    names = [name.removesuffix(".token_adapter") for name in wrapped]  # within an embedding whose rows train
     with _InFloat32():
         live = adapted(**inputs).logits
     merged: Any = adapted.merge_and_unload()

@@ -18,8 +18,10 @@ from toolkit.model.embedding_noise import add_embedding_noise
 from toolkit.model.fp8 import check_device, convert
 from toolkit.model.freezing import Frozen, freeze_matching
 from toolkit.model.head_loss import fuse_head
-from toolkit.model.load import cast_inputs, load_base, load_processor, pad_token_of, set_dtypes
+from toolkit.model.load import cast_inputs, load_base, set_dtypes
+from toolkit.model.new_tokens import check_trained
 from toolkit.model.nf4 import base_linears, quantise_base, weight_count
+from toolkit.model.processor import load_processor, pad_token_of
 from toolkit.model.unreached import freeze, unreached
 from toolkit.optim.groups import check_groups, decayed_names, hidden_matrices
 from toolkit.recipe.resolve import Resolved
@@ -98,6 +100,7 @@ def prepare_model(resolved: Resolved, pad_token_id: int | None = None, together:
     if resolved.recipe.adapter is not None:
         model = add_adapter(model, resolved)
     frozen = freeze_matching(model, resolved.recipe.model.freeze, resolved.source)
+    check_trained(model, resolved)
     idle = unreached(model, resolved)
     if resolved.base_storage is not None:
         quantise_base(model, linears, resolved, together)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from toolkit.errors import InputError
+from toolkit.recipe.needs import NO_TOKENIZER
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Batch, Recipe
 from toolkit.reference.schedule import plain_learning_rate
@@ -46,7 +47,9 @@ def twin_recipe(resolved: Resolved, *, full_size: bool) -> dict[str, Any]:
             values["adapter"] = twin_adapter(values["adapter"], values["model"]["config"])
         if values["data"]["packing"]:
             values["data"]["max_length"] = min(PACKED_LENGTH, values["data"]["max_length"])
-    values["tokenizer"]["path"] = values["tokenizer"]["path"] or "none"
+    # New tokens follow the twin's own vocabulary.
+    added = resolved.recipe.tokenizer.added
+    values["tokenizer"]["path"] = (None if added else values["tokenizer"]["path"]) or NO_TOKENIZER
     values["data"] |= {"train": "built-in", "eval": None, "workers": 0, "streaming": False}
     values["run"] |= {"max_steps": STEPS, "epochs": None, "save_every": 0, "eval_every": 0, "trackers": []}
     values["run"]["early_stopping"] = None  # nothing is evaluated

@@ -16,6 +16,7 @@ from toolkit.data.order import deal, epoch_order, window_count, windows
 from toolkit.data.packing import by_length, packed_rows
 from toolkit.data.samples import unlabelled
 from toolkit.data.spread import takes_one_row
+from toolkit.model.new_tokens import ROWS, new_tokens
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.reference.loop import Window
@@ -75,7 +76,7 @@ def ragged_samples(resolved: Resolved, config: dict[str, Any], full_windows: int
     # All but one of a window's micro-batches, the last of them with a single sample.
     short = min((resolved.accumulation - 2) * row + 1 if resolved.accumulation > 1 else 1, resolved.global_size - 1)
     drawn = Drawn(draw, ids, longest, recipe.model.num_labels or 2, recipe.data.format)
-    learned = _learned_tokens(recipe)
+    learned = _learned_tokens(resolved)
     examples: dict[tuple[int, ...], Example] = {}
     wanted = full_windows * resolved.global_size + short
     while (rows := _row_count(examples, recipe)) != wanted:
@@ -94,11 +95,13 @@ def ragged_samples(resolved: Resolved, config: dict[str, Any], full_windows: int
     return RaggedSamples(list(examples.values()), task.name, pad_id, masking)
 
 
-def _learned_tokens(recipe: Recipe) -> list[int]:
-    """Token ids whose embeddings an adapter trains, in order."""
-    options = recipe.adapter.options if recipe.adapter else {}
-    found = options.get("token_indices") or options.get("trainable_token_indices") or []
-    return sorted({index for part in found.values() for index in part} if isinstance(found, dict) else set(found))
+def _learned_tokens(resolved: Resolved) -> list[int]:
+    """Ids of new tokens, and those whose embeddings an adapter trains, in order."""
+    options = resolved.recipe.adapter.options if resolved.recipe.adapter else {}
+    found: Any = next((options[key] for key in ROWS if options.get(key)), [])
+    own = {index for part in found.values() for index in part} if isinstance(found, dict) else set(found)
+    new = new_tokens(resolved)
+    return sorted(own.union(() if new is None else new.ids))
 
 
 def _row_count(examples: dict[tuple[int, ...], Example], recipe: Recipe) -> int:

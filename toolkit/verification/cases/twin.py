@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from toolkit.errors import InputError
+from toolkit.model.new_tokens import ROWS
 from toolkit.recipe.adapter_methods import METHODS, REBUILT, Method
 from toolkit.recipe.adapter_options import options_of
 
@@ -130,7 +131,7 @@ def twin_adapter(adapter: dict[str, Any], config: dict[str, Any]) -> dict[str, A
         kept = [layer for layer in (asked if isinstance(asked, list) else [asked]) if layer < layers]
         options["layers_to_transform"] = kept or [layers - 1]
     vocabulary = config.get("vocab_size", _VOCABULARY)
-    for key in ("token_indices", "trainable_token_indices"):
+    for key in ROWS:
         if options.get(key):
             options[key] = _within(options[key], vocabulary)
     if adapter["path"] is not None:

@@ -78,3 +78,29 @@ class ExpertsSkipped(Fault):
             return wrong
 
         patch(ParamWrapper, "get_delta_factors", factors)
+
+
+class NewTokensFrozen(Fault):
+    id = "new-tokens-frozen"
+    title = "the rows of new tokens get no gradient beside an adapter"
+    stages = ("gradient", "update", "engagement")
+    diagnoses = ("no-gradient", "tensors-do-not-train")
+    strategies = WITHOUT_GRADIENT
+    needs: ClassVar = {
+        "tokenizer": {"path": "none", "add_tokens": ["<new>"], "add_special_tokens": []},
+        "adapter": LORA | {"path": None},
+        "data": {"packing": False},
+        "loss": "plain",
+    }
+
+    def inject(self, patch: Patch, case: Any) -> None:
+        from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
+
+        def weights(right: Any) -> Any:
+            def wrong(layer: Any, adapters: Any) -> Any:
+                self.reached()
+                return right(layer, adapters).detach()
+
+            return wrong
+
+        patch(TrainableTokensLayer, "get_merged_weights", weights)

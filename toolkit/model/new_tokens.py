@@ -1,0 +1,131 @@
+"""``tokenizer.add_tokens`` and ``add_special_tokens``: tokens that the base model does not know, and the rows of its
+embeddings that they get."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import nn
+
+from toolkit.errors import InputError
+from toolkit.recipe.adapter_options import options_of
+from toolkit.recipe.needs import NO_TOKENIZER
+from toolkit.recipe.resolve import Resolved
+from toolkit.recipe.schema import Adapter, Recipe
+
+ROWS = ("token_indices", "trainable_token_indices")
+"""PEFT's fields for the rows of an embedding that train: of the method trainable-tokens, and of LoRA."""
+
+
+@dataclass(frozen=True)
+class NewTokens:
+    """``ids``: of the added tokens, in order. ``rows``: that an embedding needs to have one for every token."""
+
+    ids: tuple[int, ...]
+    rows: int
+
+
+def new_tokens(resolved: Resolved) -> NewTokens | None:
+    """The recipe's new tokens; None if it adds none. Raises InputError if its tokenizer cannot be loaded.
+
+    Without a tokenizer, as under `verify` and in plans of a model from ``model.config``, their ids follow those of the
+    vocabulary.
+    """
+    recipe = resolved.recipe
+    count = len(recipe.tokenizer.added)
+    if not count:
+        return None
+    path = recipe.tokenizer.path or recipe.model.path
+    if path not in (None, NO_TOKENIZER):
+        return _in_tokenizer(recipe.model_dump_json(include={"model", "tokenizer"}))
+    config = resolved.facts.config or {}
+    size = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
+    if not isinstance(size, int):
+        raise InputError(f"{resolved.source}: tokenizer.add_tokens: needs a tokenizer; set tokenizer.path")
+    return NewTokens(tuple(range(size, size + count)), size + count)
+
+
+@lru_cache(maxsize=4)
+def _in_tokenizer(sections: str) -> NewTokens:
+    from toolkit.model.processor import load_processor
+
+    recipe = Recipe.model_validate_json(sections[:-1] + ',"data":{"train":"none"}}')
+    processor = load_processor(recipe)
+    tokenizer = getattr(processor, "tokenizer", processor)
+    ids = tokenizer.convert_tokens_to_ids(recipe.tokenizer.added)
+    return NewTokens(tuple(ids), len(tokenizer))
+
+
+def add_rows(model: Any, resolved: Resolved) -> None:
+    """Give the embeddings of ``model`` a row for each new token; one that has enough rows stays as it is.
+
+    New rows are drawn around the mean of the others, from ``run.seed`` (Hewitt, «Initializing New Word Embeddings for
+    Pretrained Language Models», 2021, as transformers does it).
+    """
+    tokens = new_tokens(resolved)
+    if tokens is None or tokens.rows <= _rows_of(model):
+        return
+    torch.manual_seed(resolved.recipe.run.seed)
+    empty = model.get_input_embeddings().weight.is_meta
+    model.resize_token_embeddings(tokens.rows, mean_resizing=not empty)
+
+
+def _rows_of(model: Any) -> int:
+    return int(model.get_input_embeddings().weight.shape[0])
+
+
+def trained_rows(adapter: Adapter, model: nn.Module, resolved: Resolved) -> dict[str, Any]:
+    """Options of ``adapter`` with which PEFT trains the rows of the new tokens, in the input embedding and in a head
+    with weights of its own, beside the rows that the recipe names. Empty if there are none.
+
+    Raises InputError if the method cannot train them, unless the recipe trains the embeddings whole.
+    """
+    tokens = new_tokens(resolved)
+    if tokens is None:
+        return {}
+    tables = [name for name in _tables(model) if name not in adapter.modules_to_save]
+    if not tables:
+        return {}
+    field = next((name for name in ROWS if name in options_of(adapter.method)), None)
+    if field is None:
+        raise InputError(
+            f"{resolved.source}: tokenizer.add_tokens: under adapter.method: {adapter.method} the rows of new tokens "
+            f"would stay as they are drawn; set adapter.modules_to_save: [{', '.join(_tables(model))}], or use lora, "
+            "dora or qlora"
+        )
+    asked = adapter.options.get(field) or []
+    if field == "token_indices":
+        return {field: _union(asked, tokens.ids)}
+    if not isinstance(asked, dict):
+        asked = {_tables(model)[0]: asked} if asked else {}
+    return {field: asked | {name: _union(asked.get(name, ()), tokens.ids) for name in tables}}
+
+
+def _union(asked: Any, ids: tuple[int, ...]) -> list[int]:
+    return list(dict.fromkeys((*asked, *ids)))
+
+
+def _tables(model: Any) -> list[str]:
+    """Last parts of the names of the input embedding, and of a head with weights of its own."""
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    names = {id(module): name.rsplit(".", 1)[-1] for name, module in model.named_modules()}
+    found = [names[id(embedding)]]
+    if head is not None and head.weight is not embedding.weight and head.weight.shape[0] == embedding.weight.shape[0]:
+        found.append(names[id(head)])
+    return found
+
+
+def check_trained(model: nn.Module, resolved: Resolved) -> None:
+    """Raise InputError if ``model.freeze`` keeps the embeddings of new tokens as they are drawn."""
+    if not resolved.recipe.tokenizer.added:
+        return
+    for name in _tables(model):
+        module = next(module for full, module in model.named_modules() if full.rsplit(".", 1)[-1] == name)
+        if not any(parameter.requires_grad for parameter in module.parameters()):
+            raise InputError(
+                f"{resolved.source}: tokenizer.add_tokens: the rows of new tokens in {name} would stay as they are "
+                "drawn: model.freeze matches it"
+            )

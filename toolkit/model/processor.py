@@ -1,0 +1,70 @@
+"""The tokenizer or processor of a recipe: what its samples are made with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from toolkit.data.media import missing_package
+from toolkit.errors import InputError, first_line
+from toolkit.recipe.needs import why_no_tokenizer
+from toolkit.recipe.schema import Recipe
+from toolkit.tasks import task_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def load_tokenizer(recipe: Recipe) -> PreTrainedTokenizerBase:
+    """The recipe's tokenizer; raises InputError if there is none."""
+    from transformers import AutoTokenizer
+
+    if (reason := why_no_tokenizer(recipe)) is not None:
+        raise InputError(f"tokenizer.path: {reason}")
+    path = recipe.tokenizer.path or recipe.model.path
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            path, trust_remote_code=recipe.model.trust_remote_code, **recipe.tokenizer.options
+        )
+        return _with_added(tokenizer, recipe)
+    except (OSError, ValueError) as error:
+        key = "tokenizer.path" if recipe.tokenizer.path else "model.path"
+        raise InputError(f"{key}: no tokenizer could be loaded from {path}: {first_line(error)}") from None
+
+
+def load_processor(recipe: Recipe) -> Any:
+    """What the recipe's samples are made with: its tokenizer, or the processor of images or recordings, in which there
+    may be a tokenizer. Raises InputError if there is none."""
+    media = task_of(recipe.model.task).media
+    if media is None:
+        return load_tokenizer(recipe)
+    import transformers
+
+    missing_package(recipe)
+    if (reason := why_no_tokenizer(recipe)) is not None:
+        raise InputError(f"tokenizer.path: {reason}")
+    path = recipe.tokenizer.path or recipe.model.path
+    try:
+        processor = getattr(transformers, media.processor).from_pretrained(
+            path, trust_remote_code=recipe.model.trust_remote_code, **recipe.tokenizer.options
+        )
+        return _with_added(processor, recipe)
+    except (OSError, ValueError, ImportError) as error:
+        key = "tokenizer.path" if recipe.tokenizer.path else "model.path"
+        raise InputError(f"{key}: no processor could be loaded from {path}: {first_line(error)}") from None
+
+
+def _with_added(processor: Any, recipe: Recipe) -> Any:
+    asked = recipe.tokenizer
+    if not asked.added:
+        return processor
+    tokenizer = processor if hasattr(processor, "add_tokens") else getattr(processor, "tokenizer", None)
+    if tokenizer is None:
+        raise InputError(f"tokenizer.add_tokens: {recipe.model.task} has no tokenizer; remove the key")
+    tokenizer.add_tokens(asked.add_tokens)
+    tokenizer.add_tokens(asked.add_special_tokens, special_tokens=True)
+    return processor
+
+
+def pad_token_of(processor: Any) -> int | None:
+    """The padding token of a tokenizer, or of the one in a processor."""
+    return getattr(getattr(processor, "tokenizer", processor), "pad_token_id", None)
