@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 from families import EVERY_FAMILY
+from fuzz_recipes.newer import add_newer
 
 STRATEGIES = ("single", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2")
 _DROPOUT_KEYS = (
@@ -55,6 +56,7 @@ def draw_recipe(seed: int, families: tuple[str, ...] = tuple(EVERY_FAMILY)) -> t
         recipe["fp8"] = True
     if draw.random() < 0.01:
         recipe["compile"] = True
+    add_newer(recipe, seed)
     return family, {key: value for key, value in recipe.items() if value is not None}
 
 

@@ -57,6 +57,7 @@ def test_a_fifth_of_a_percent_of_one_gradient_in_16_bits_alone_is_found(
     outcome = verify(resolved, group=group, mutation=mutation, round_trip=False, time_limit=120)
     assert not outcome.passes[0].fault_reached
     assert outcome.passes[1].fault_reached
+    assert outcome.failure is None
     assert outcome.difference is not None
     assert (outcome.difference[0].name, outcome.difference[1].name) == ("precision", "gradient")
 

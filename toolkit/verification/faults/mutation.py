@@ -97,7 +97,8 @@ class Mutation(Fault):
             square = tensor.ndim == 2 and tensor.shape[0] == tensor.shape[1]
             return tensor.t().contiguous() if square else tensor.flip(0)
         noise = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(self.seed)).to(tensor.device)
-        return tensor + noise * (self.size * tensor.norm() / noise.norm().clamp(min=1e-30)).to(tensor.dtype)
+        added = noise * (self.size * tensor.float().norm() / noise.norm().clamp(min=1e-30))
+        return (tensor.float() + added).to(tensor.dtype)  # autograd takes no gradient of another dtype
 
     def _moments(self, optimizer: Any) -> None:
         states = [state for state in optimizer.state.values() if "exp_avg_sq" in state]

@@ -1,0 +1,72 @@
+"""Options that random recipes got later, drawn apart so that a seed's recipe is what it was in all else."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+_PATTERNS = ("embed", r"\b(layers|h|layer|block)\.0\.", "norm|ln_", r"bias$", "lora_A", "mlp")
+_METHODS: dict[str, dict[str, Any]] = {
+    "ia3": {},
+    "vera": {"r": 4},
+    "loha": {"r": 2},
+    "lokr": {"r": 2},
+    "hra": {"r": 2},
+    "ln-tuning": {},
+    "prompt-tuning": {"options": {"num_virtual_tokens": 4}},
+    "prefix-tuning": {"options": {"num_virtual_tokens": 4}},
+}
+
+
+def add_newer(recipe: dict[str, Any], seed: int) -> None:
+    """Change ``recipe`` in place: most options in few recipes, some recipes with several."""
+    draw = random.Random(f"newer {seed}")
+    if draw.random() < 0.12:
+        recipe["label_smoothing"] = draw.choice((0.1, 0.3))
+    if draw.random() < 0.08:
+        recipe["z_loss"] = 1.0e-3
+    model = recipe["model"] = dict(recipe["model"])
+    if draw.random() < 0.12:
+        model["freeze"] = draw.sample(_PATTERNS, draw.choice((1, 1, 2)))
+    if draw.random() < 0.08:
+        model["neftune_alpha"] = 5.0
+    if draw.random() < 0.1:
+        recipe["run"] = recipe["run"] | {
+            "ema": {"decay": 0.9, "every": draw.choice((1, 2)), "start": draw.choice((0, 1))}
+        }
+    if draw.random() < 0.12:
+        recipe["tokenizer"] = recipe["tokenizer"] | {"add_tokens": ["<a>", "<b>"], "add_special_tokens": ["<c>"]}
+    if draw.random() < 0.2:
+        recipe["optimizer"] = _optimizer(draw, recipe["optimizer"])
+    if draw.random() < 0.12:
+        group = {"match": draw.choice(_PATTERNS), "lr": 3.0e-3} | draw.choice(({}, {"weight_decay": 0.3}))
+        recipe["optimizer"] = recipe["optimizer"] | {"groups": [group]}
+    if draw.random() < 0.2:
+        recipe["schedule"] = _schedule(draw, recipe["schedule"])
+    if draw.random() < 0.08:
+        method = draw.choice(sorted(_METHODS))
+        recipe["adapter"] = {"method": method, **_METHODS[method]}
+
+
+def _optimizer(draw: random.Random, old: dict[str, Any]) -> dict[str, Any]:
+    name = draw.choice(("muon", "lion", "adafactor", "sgd"))
+    kept = {key: old[key] for key in ("lr", "weight_decay", "decay", "max_grad_norm") if key in old}
+    own: dict[str, Any] = {}
+    if name == "sgd":
+        own = draw.choice(({}, {"momentum": 0.0, "nesterov": False}, {"nesterov": True}))
+    if name == "muon":
+        own = draw.choice(({}, {"adjust_lr_fn": "original"}, {"ns_steps": 3}))
+    return {"name": name, **kept, **own}
+
+
+def _schedule(draw: random.Random, old: dict[str, Any]) -> dict[str, Any]:
+    own = draw.choice(
+        (
+            {"name": "wsd", "decay_ratio": 0.5, "decay_shape": draw.choice(("linear", "cosine", "1-sqrt"))},
+            {"name": "wsd", "decay_steps": 2, "min_ratio": 0.1},
+            {"name": "polynomial", "power": 2.0, "min_ratio": 0.2},
+            {"name": "inverse-sqrt"},
+            {"name": "cosine", "min_ratio": 0.3},
+        )
+    )
+    return {**own, "warmup_steps": old["warmup_steps"]}
