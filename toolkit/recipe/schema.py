@@ -441,9 +441,16 @@ class Run(Section):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     output_dir: str = "runs/run"
     log_every: Positive = Field(1, description="steps between log lines (each synchronises the device once)")
+    group_norms: bool = Field(
+        False,
+        description="log the norms of gradient, update and weights of each of optimizer.groups, and of all others; "
+        "takes a copy of the weights that a process updates",
+    )
     save_every: Count = Field(500, description="optimizer steps between checkpoints, and one at the end; 0: never")
     keep: Positive = Field(2, description="number of latest checkpoints to keep, in addition to the best one")
-    async_save: bool = Field(True, description="continue training while rank 0 writes; buffers at most 4 GiB")
+    async_save: bool = Field(
+        True, description="continue training while checkpoints are written; buffers at most 4 GiB per process"
+    )
     eval_every: Count | None = Field(
         None,
         description="optimizer steps between evaluations, and one at the end; 0: never; null: 500 if data.eval is set",

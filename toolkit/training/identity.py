@@ -18,6 +18,7 @@ FREE: dict[str, set[str] | None] = {
     "run": {
         "output_dir",
         "log_every",
+        "group_norms",
         "save_every",
         "keep",
         "eval_every",

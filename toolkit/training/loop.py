@@ -92,6 +92,8 @@ def train(
             marks.at(at, "reading ahead", untimed=first)
         marks.at(at, "optimizer step", untimed=first)
         engine.unscale()
+        if session.group_norms is not None:
+            session.group_norms.before()
         lr = learning_rate(recipe.schedule, resolved.lr, progress.updates, warmup, total_steps)
         if guard and guard.before_the_step and guard.judge(_mean(loss, tokens, resolved)):
             step = engine.skip()
@@ -102,7 +104,8 @@ def train(
         if session.average is not None and not step.skipped:
             session.average.update(progress.updates)
         groups = engine.group_rates() if recipe.optimizer.groups else None
-        after_step(Pending(progress.step, loss, tokens, step.grad_norm, lr, step.skipped, groups))
+        squares = session.group_norms.after() if session.group_norms is not None else None
+        after_step(Pending(progress.step, loss, tokens, step.grad_norm, lr, step.skipped, groups, squares))
         if stop and stop.after():
             return
         first = False

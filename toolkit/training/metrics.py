@@ -28,13 +28,25 @@ class StepRecord:
     skipped: bool
     group_lrs: list[float] | None = None
     """Of ``optimizer.groups``, in their order; None if the recipe has none. ``lr`` is that of all other parameters."""
+    group_grad_norms: list[float | None] | None = None
+    """``run.group_norms``: 2-norms of each group's gradient before clipping; the last is that of all parameters in no
+    group. None without the key; an entry is null where it was not finite."""
+    group_update_norms: list[float | None] | None = None
+    """Of what the step added to the weights."""
+    group_weight_norms: list[float | None] | None = None
+    """Of the weights before the step."""
+
+    def group_values(self) -> dict[str, float | None]:
+        """The norms of each group as trackers get them."""
+        kinds = {"grad": self.group_grad_norms, "update": self.group_update_norms, "weight": self.group_weight_norms}
+        return {f"{kind}_norm_group_{at}": norm for kind, norms in kinds.items() for at, norm in enumerate(norms or [])}
 
     def line(self) -> dict[str, Any]:
         """The line of metrics.jsonl."""
-        values = asdict(self)
-        if self.group_lrs is None:
-            del values["group_lrs"]
-        return values
+        return {key: value for key, value in asdict(self).items() if value is not None or key in _ALWAYS}
+
+
+_ALWAYS = ("loss", "grad_norm")
 
 
 @dataclass
@@ -48,6 +60,8 @@ class Pending:
     lr: float
     skipped: bool
     group_lrs: list[float] | None = None
+    group_squares: torch.Tensor | None = None
+    """``run.group_norms``: what ``GroupNorms.after`` returns, of this rank."""
 
 
 class MetricsLog:
@@ -91,8 +105,9 @@ class MetricsLog:
                 round(rate, 1),
                 p.skipped,
                 p.group_lrs,
+                *groups,
             )
-            for p, loss, count, norm in zip(self._pending, losses, tokens, norms, strict=True)
+            for p, loss, count, norm, groups in zip(self._pending, losses, tokens, norms, self._groups(), strict=True)
         ]
         self._pending = []
         self.last = records[-1]
@@ -100,6 +115,14 @@ class MetricsLog:
             self._file.writelines(json.dumps(record.line()) + "\n" for record in records)
             self._file.flush()
         return records
+
+    def _groups(self) -> list[list[list[float | None]]]:
+        """Norms by group of every pending step: of gradients, updates, weights; empty lists without them."""
+        squares = [p.group_squares for p in self._pending if p.group_squares is not None]
+        if not squares:
+            return [[] for _ in self._pending]
+        norms = self._sum(torch.stack(squares).double()).sqrt().tolist()
+        return [[[_finite(norm) for norm in kind] for kind in step] for step in norms]
 
     def pause(self) -> None:
         """Exclude the time since the last flush from tokens/s: evaluation and saving are not training."""

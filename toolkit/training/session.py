@@ -34,6 +34,7 @@ from toolkit.strategies.engines.process_group import allow_hours
 from toolkit.strategies.engines.quantised import base_claims
 from toolkit.tasks import task_of
 from toolkit.training.average import Average
+from toolkit.training.group_norms import GroupNorms
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -61,6 +62,8 @@ class Session:
     label_names: list[str] | None = None
     """The classes' names in order, where the data names them: exported with the model."""
 
+    group_norms: GroupNorms | None = None
+    """``run.group_norms``: the norms of each group of parameters."""
     shared_disk: bool | None = None
     """Whether every process sees the folder that rank 0 writes checkpoints to; None before the first."""
 
@@ -161,7 +164,16 @@ def engage(
     settings = resolved.recipe.run.ema
     average = None if settings is None else Average(engine, settings)
     return Session(
-        resolved, tokenizer, accelerator, engine, claims, weights, prepared.unreached, average, prepared.frozen
+        resolved,
+        tokenizer,
+        accelerator,
+        engine,
+        claims,
+        weights,
+        prepared.unreached,
+        average,
+        prepared.frozen,
+        group_norms=GroupNorms(engine) if resolved.recipe.run.group_norms else None,
     )
 
 

@@ -108,6 +108,7 @@ class Steps:
                 values = {"loss": record.loss, "grad_norm": record.grad_norm, "lr": record.lr,
                           "tokens_per_second": record.tokens_per_second}  # fmt: skip
                 values |= {f"lr_group_{at}": lr for at, lr in enumerate(record.group_lrs or [])}
+                values |= record.group_values()
                 self.session.accelerator.log({k: v for k, v in values.items() if v is not None}, step=record.step)
         for record in records:
             if (reason := self._wrong(record)) is not None:

@@ -239,6 +239,18 @@ class Engine:
 
     # ------------------------------------------------------------------ this rank's pieces, by name; every rank calls
 
+    def own_weight(self, name: str) -> Values:
+        """What this rank owns of the trained weight, of the master copy if there is one."""
+        return self._on_main(self.full_weight(name, main_only=True))
+
+    def own_gradient(self, name: str) -> Values:
+        """What this rank owns of the window's gradient, complete and not clipped; nothing if there is none."""
+        gradient = self.full_gradient(name)
+        return [] if gradient is None else self._on_main(gradient)
+
+    def _on_main(self, tensor: torch.Tensor) -> Values:
+        return [(whole(tuple(tensor.shape)), tensor)] if self.accelerator.is_main_process else []
+
     def pieces(self, name: str) -> Owned:
         """What this rank owns of the trained weight (of the master copy if there is one) and of its moments.
 

@@ -24,7 +24,7 @@ from toolkit.strategies.engines.base import (
     counted_steps,
     owned,
 )
-from toolkit.strategies.engines.pieces import Owned, Piece, Saved, span
+from toolkit.strategies.engines.pieces import Owned, Piece, Saved, Values, span
 from toolkit.strategies.fsdp import FsdpSettings
 
 
@@ -173,6 +173,14 @@ class Fsdp1Engine(Engine):
                 **self._started(name, parameter, state),
                 **{key: part(moment, dtype) for key, moment in state.moments.items()},
             }
+
+    def own_weight(self, name: str) -> Values:
+        return owned(self._places[id(self.parameters[name])], self.parameters[name].detach().reshape(-1))
+
+    def own_gradient(self, name: str) -> Values:
+        parameter = self.parameters[name]
+        grad = parameter.grad
+        return [] if grad is None else owned(self._places[id(parameter)], grad.detach().reshape(-1))
 
     def pieces(self, name: str) -> Owned:
         parameter, piece = self.parameters[name], self._places[id(self.parameters[name])]

@@ -132,6 +132,13 @@ class Fsdp2Engine(Engine):
                 },
             }
 
+    def own_weight(self, name: str) -> Values:
+        return self._owned(name, self.parameters[name])
+
+    def own_gradient(self, name: str) -> Values:
+        grad = self.parameters[name].grad
+        return [] if grad is None else self._owned(name, grad)
+
     def pieces(self, name: str) -> Owned:
         parameter = self.parameters[name]
         state, keys = self.optimizer.state.get(parameter), self.moment_keys(name)

@@ -19,7 +19,7 @@ from toolkit.strategies.engines.base import (
     counted_steps,
     on_host,
 )
-from toolkit.strategies.engines.pieces import Owned
+from toolkit.strategies.engines.pieces import Owned, Values
 
 
 class SingleEngine(Engine):
@@ -67,6 +67,13 @@ class SingleEngine(Engine):
                 **self._started(name, parameter, state),
                 **{key: moment.to(parameter.device, dtype).clone() for key, moment in state.moments.items()},
             }
+
+    def own_weight(self, name: str) -> Values:
+        return self._divided(name, self.parameters[name])
+
+    def own_gradient(self, name: str) -> Values:
+        grad = self.parameters[name].grad
+        return [] if grad is None else self._divided(name, grad)
 
     def pieces(self, name: str) -> Owned:
         parameter = self.parameters[name]

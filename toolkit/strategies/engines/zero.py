@@ -22,7 +22,7 @@ from toolkit.strategies.engines.base import (
     Step,
     connected_claim,
 )
-from toolkit.strategies.engines.pieces import Owned, Saved
+from toolkit.strategies.engines.pieces import Owned, Saved, Values
 from toolkit.strategies.engines.zero_state import ZeroTensors
 from toolkit.strategies.zero import ZeroSettings
 
@@ -144,6 +144,14 @@ class ZeroEngine(Engine):
             for key, moment in state.moments.items():
                 self.tensors.set_moment(parameter, key, moment)
             self.tensors.set_step_count(state.step)
+
+    def own_weight(self, name: str) -> Values:
+        return self.tensors.own(self.parameters[name])
+
+    def own_gradient(self, name: str) -> Values:
+        return [
+            (piece, part.float() / self.loss_scale) for piece, part in self.tensors.own_gradient(self.parameters[name])
+        ]
 
     def pieces(self, name: str) -> Owned:
         parameter, keys = self.parameters[name], self.moment_keys(name)

@@ -89,6 +89,24 @@ class ZeroTensors:
         values = self._partition(parameter, key)
         return owned(piece, values.detach().reshape(-1)[: piece.numel])
 
+    def own_gradient(self, parameter: Any) -> Values:
+        """This rank's part of the accumulated gradient, loss scale still in it; nothing if there is none."""
+        piece = self._piece(parameter)
+        if not piece.numel:
+            return []
+        if self.stage == 3:
+            from deepspeed.utils import safe_get_local_grad
+
+            found = safe_get_local_grad(parameter)
+        else:
+            found = parameter._hp_mapping.get_lp_grad_fragment(parameter._index_in_param_group)
+        if found is None:
+            return []
+        flat = found.detach().reshape(-1)
+        # BF16_Optimizer keeps a whole gradient on each rank.
+        first = piece.start[0] if self.stage < 3 and flat.numel() == parameter.numel() else 0
+        return owned(piece, flat[first : first + piece.numel])
+
     def own_moments(self, parameter: nn.Parameter, keys: Sequence[str]) -> dict[str, Values] | None:
         """This rank's part of each moment; None before the first update."""
         if not keys or not all(self._has_state(key) for key in keys):

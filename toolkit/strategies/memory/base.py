@@ -215,7 +215,14 @@ class MemoryModel:
         weights = [w for unit, _ in self.holdings.units() for w in unit if w.trains]
         ranks = self.ranks if "weights" in self.resolved.traits.shards else 1
         most = max((self.optimizer.temporary(w.shape, w.matrix, self.trained, ranks) for w in weights), default=0)
-        return int(most) + self.group_copies()
+        return int(most) + self.group_copies() + self._norm_copies()
+
+    def _norm_copies(self) -> int:
+        """``run.group_norms``: a copy of the weights that this rank owns, as it is before the step
+        (toolkit/training/group_norms.py). Ranks that hold the same weights divide them."""
+        if not self.resolved.recipe.run.group_norms or self.resolved.recipe.strategy.offload != "none":
+            return 0
+        return -(-self.trains // self.resolved.world_size) * self.trained
 
     def group_copies(self) -> int:
         """Bytes that a step copies of the tensors of one parameter group, of the group where they are most; 0 if the
