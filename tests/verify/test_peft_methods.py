@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -49,6 +50,19 @@ def refused_under(row: Row, strategy: str) -> bool:
 @pytest.mark.parametrize(("name", "strategy"), QUICK)
 def test_a_method_is_equal_to_the_plain_loop(name: str, strategy: str, group: WorkerGroup) -> None:
     check(ROWS[name], strategy, group)
+
+
+PURE = [name for name in METHODS if name not in REFUSED]
+
+
+@pytest.mark.group
+@pytest.mark.parametrize(
+    "name", [name if name == "vera" else pytest.param(name, marks=pytest.mark.slow) for name in PURE]
+)
+def test_a_method_in_16_bits_alone(name: str, group: WorkerGroup) -> None:
+    """Frozen projections (VeRA, RandLoRA) stayed in float32 under bf16-pure: the first forward ended in an error."""
+    row = replace(ROWS[name], sections=ROWS[name].sections | {"precision": "bf16-pure"})
+    check(row, "ddp", group)
 
 
 @pytest.mark.slow

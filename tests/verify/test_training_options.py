@@ -65,6 +65,13 @@ def test_smoothed_classes(recipe: Callable[..., Resolved], group: WorkerGroup) -
     check(verify(recipe("zero2", model=model, label_smoothing=0.2), group=group, time_limit=300))
 
 
+def test_a_recipe_that_trains_nothing_is_an_error(recipe: Callable[..., Resolved], lone_group: WorkerGroup) -> None:
+    model = recipe("single").recipe.model.config
+    made = recipe("single", model={"config": model, "freeze": ["proj"]}, adapter={"target_modules": ["q_proj"]})
+    with pytest.raises(InputError, match=r"model\.freeze: the patterns match every trainable parameter"):
+        verify(made, group=lone_group, time_limit=300)
+
+
 def test_fsdp1_has_one_flat_parameter_for_a_layer(recipe: Callable[..., Resolved], group: WorkerGroup) -> None:
     model = {"config": FAMILIES["gpt2"]["config"] | {"tie_word_embeddings": False}, "freeze": ["bias$"]}
     with pytest.raises(InputError, match=r"model\.freeze: fsdp1 shards the weights of a layer as one flat parameter"):

@@ -53,7 +53,7 @@ def add_adapter(model: nn.Module, resolved: Resolved) -> PeftModel:
         method = METHODS[adapter.method]
         if method.peft_type == "LORA" or method.layers_called:
             _leave_inputs(adapted)
-        _round_projections(adapted, own, getattr(torch, resolved.precision.frozen))
+    _round_projections(adapted, own, getattr(torch, resolved.precision.frozen))
     return adapted
 
 

@@ -9,6 +9,7 @@ import re
 import torch
 from torch import nn
 
+from toolkit.errors import InputError
 from toolkit.model.adapters import add_adapter
 from toolkit.model.load import load_base, set_dtypes
 from toolkit.model.unreached import freeze, unreached
@@ -29,6 +30,10 @@ def plain_model(resolved: Resolved, pad_token_id: int | None = None) -> nn.Modul
         model = add_adapter(model, resolved)
     for parameter in _matching(model, resolved.recipe.model.freeze):
         parameter.requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise InputError(
+            f"{resolved.source}: model.freeze: the patterns match every trainable parameter: nothing is left"
+        )
     idle = unreached(model, resolved)
     plain_batch_norm(model, resolved.batch_norm)
     set_dtypes(model, resolved.precision.trainable, resolved.precision.frozen)
