@@ -66,8 +66,8 @@ def linear4bit(model: nn.Module) -> Iterator[None]:
     where that is not the one computed in."""
     own = Nf4Linear.forward
 
-    def forward(layer: Nf4Linear, input: torch.Tensor) -> torch.Tensor:
-        return own(layer, input).to(input.dtype)
+    def forward(self: Nf4Linear, input: torch.Tensor) -> torch.Tensor:
+        return own(self, input).to(input.dtype)
 
     Nf4Linear.forward = forward  # type: ignore[method-assign]
     try:
@@ -120,7 +120,7 @@ def with_loss(function: Callable[..., torch.Tensor]) -> Loss:
     ) -> torch.Tensor:
         if task_of(task).labels is not Labels.NEXT:
             return _trainer(model, config, tensors, task, terms)
-        base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+        base: Any = getattr(model, "get_base_model", lambda: model)()
         base.loss_function = function
         try:
             return _trainer(model, config, tensors, task, terms)
