@@ -184,13 +184,18 @@ def plan(
     scale: bool = False,
     calibrate: bool = False,
     loop: str = "toolkit",
+    fit: Sequence[str] = (),
+    explain: bool = False,
+    price: Sequence[str] = (),
 ) -> Planned:
     """Predict peak memory and time of every strategy, and choose the fastest that fits.
 
     ``recipe`` may also be a model's config.json or folder. ``gpu``: a name of the device table, for example h100, or
     ``memory``: GiB per device. ``gpus``, ``nodes``: override the recipe's. ``headroom``: fraction of the memory to keep
     free. ``every``: keep candidates that cannot win. ``scale``: predict 1 to 1,024 devices. ``calibrate``: measure the
-    rates of this machine. ``loop``: toolkit, trainer (of the installed transformers) or trainer-4.48.
+    rates of this machine. ``loop``: toolkit, trainer (of the installed transformers) or trainer-4.48. ``fit``: inverse
+    questions, of length, micro, model, gpus and gpu. ``explain``: where the bytes are. ``price``: of an hour of a
+    device, «2.5» or «h100=2.5».
 
     Raises InputError if the input cannot be used, RunFailed if calibration fails.
     """
@@ -210,6 +215,9 @@ def plan(
             scale=scale,
             calibrate=calibrate,
             loop=loop,
+            fit=tuple(fit),
+            explain=explain,
+            price=tuple(price),
         )
     )
 

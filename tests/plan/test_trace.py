@@ -231,3 +231,16 @@ def test_where_weights_alone_are_too_much_one_candidate_tells() -> None:
     ddp = [c for c in search.all() if c.resolved.recipe.strategy.name == "ddp" and not c.asked]
     assert [(c.resolved.recipe.activation_checkpointing, c.resolved.micro_size) for c in ddp] == [("full", 1)]
     assert len([c for c in search.all(every=True) if c.resolved.recipe.strategy.name == "ddp"]) > 5
+
+
+def test_dropout_on_a_gpu_keeps_a_byte_for_each_element() -> None:
+    kept = []
+
+    def packed(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor.dtype)
+        return tensor
+
+    hidden = torch.ones(4, 8, dtype=torch.bfloat16, requires_grad=True)
+    with TargetKernels("cuda").acting(), torch.autograd.graph.saved_tensors_hooks(packed, lambda tensor: tensor):
+        torch.nn.Dropout(0.5)(hidden)
+    assert kept == [torch.bool]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolkit.disk import write_text
 from toolkit.errors import InputError
-from toolkit.planning.hardware import Device, device_named
+from toolkit.planning.hardware import Device, device_named, devices
 from toolkit.planning.unneeded import without
 from toolkit.recipe.load import apply_overrides, recipe_from, source_of, validate
 from toolkit.recipe.positions import parse
@@ -26,9 +26,14 @@ from toolkit.results import CommandResult, Result, write_json
 from toolkit.strategies import resolve
 
 if TYPE_CHECKING:
+    from toolkit.planning.answers import Answers
     from toolkit.planning.candidate import Candidate
     from toolkit.planning.loops import Loop
     from toolkit.planning.search import Search
+
+
+QUESTIONS = ("length", "micro", "gpus", "gpu", "model")
+"""What ``--fit`` answers; see toolkit/planning/questions.py."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,9 @@ class Request:
     json_target: str | None = None
     page: str | None = None
     loop: str = "toolkit"
+    fit: tuple[str, ...] = ()
+    explain: bool = False
+    price: tuple[str, ...] = ()
 
 
 def plan_command(request: Request) -> int:
@@ -72,7 +80,7 @@ def plan_command(request: Request) -> int:
     if request.json_target:
         write_json(found.to_json(), request.json_target)
     if request.json_target != "-":
-        show(found.search, found.candidates, found.chosen, found.change, request, found.scaled)
+        show(found.search, found.candidates, found.chosen, found.change, request, found.scaled, found.answers)
     return found.exit_code
 
 
@@ -88,6 +96,7 @@ class Planned(CommandResult):
     change: str | None
     """The smallest change that makes the recipe fit; None if it fits, or if no change is sufficient."""
     scaled: list[dict[str, Any]] | None = None
+    answers: Answers | None = None
 
     @property
     def fits(self) -> bool:
@@ -161,6 +170,10 @@ def _plan(request: Request, kept: Callable[[], None]) -> Planned:
         from toolkit.planning.scale import on_paper
 
         scaled = on_paper(search)
+    from toolkit.planning.answers import answers
+
+    with without("bitsandbytes"):
+        told = answers(search, chosen, request.fit, request.explain, request.price, devices(request.gpu_table))
     if request.output and chosen is not None:
         _write_recipe(chosen.resolved, request.output)
     document = result.finish(
@@ -175,8 +188,9 @@ def _plan(request: Request, kept: Callable[[], None]) -> Planned:
         assumptions=[*_assumptions(asked, device), *_of_loop(LOOPS[request.loop], request.loop)],
         traced_slowly=search.planner.slowly,
         scale=scaled,
+        **told.to_json(),
     )
-    return Planned(document, 0 if candidates[0].fits else 1, search, candidates, chosen, change, scaled)
+    return Planned(document, 0 if candidates[0].fits else 1, search, candidates, chosen, change, scaled, told)
 
 
 def read_recipe(request: Request) -> Recipe:
@@ -233,6 +247,9 @@ def _check(request: Request) -> None:
         )
     if request.memory is not None and request.memory <= 0:
         raise InputError(f"--memory {request.memory:g}: GiB per device must be above 0")
+    for question in request.fit:
+        if question not in QUESTIONS:
+            raise InputError(f"--fit {question}: is not one of {', '.join(QUESTIONS)}")
     if not 0 <= request.headroom < 1:
         raise InputError(f"--headroom {request.headroom:g}: a fraction of the memory, from 0 to below 1")
     if (request.gpus or 1) * (request.nodes or 1) > 1024:
@@ -244,6 +261,8 @@ def _device(request: Request, recipe: Recipe) -> Device:
         return device_named(request.gpu, request.memory, request.gpu_table)
     if recipe.machine.device == "cpu":
         return _this_machine(recipe.machine.processes)
+    if "gpu" in request.fit:
+        return max(devices(request.gpu_table).values(), key=lambda device: device.memory)
     raise InputError(
         "--gpu: the device is not set; use --gpu NAME (for example h100) or --memory GIB; "
         "a recipe with machine.device: cpu uses this machine"

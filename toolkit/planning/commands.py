@@ -35,6 +35,14 @@ def plan(
     loop: Annotated[
         str, typer.Option(metavar="NAME", help="the training loop: toolkit, trainer, trainer-4.48")
     ] = "toolkit",
+    fit: Annotated[
+        list[str] | None,
+        typer.Option(metavar="WHAT", help="the most that fits: length, micro, model; or what it needs: gpus, gpu"),
+    ] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="where the bytes are, and what more would cost")] = False,
+    price: Annotated[
+        list[str] | None, typer.Option(metavar="[NAME=]NUMBER", help="price of an hour of one device, for costs")
+    ] = None,
     output: Annotated[
         str | None, typer.Option("-o", "--output", metavar="FILE", help="write the chosen recipe to FILE")
     ] = None,
@@ -49,5 +57,6 @@ def plan(
     request = Request(
         recipe, tuple(overrides or ()), gpu, memory, gpus, nodes, gpu_table, link, lora, length, micro,
         headroom, every, scale, calibrate, output, json_target, page, loop,
+        tuple(fit or ()), explain, tuple(price or ()),
     )  # fmt: skip
     raise typer.Exit(plan_command(request))

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from toolkit.data.spread import takes_one_row
 from toolkit.planning.head import chunk_rows
+from toolkit.planning.loops import LOOPS, Loop
 from toolkit.planning.memory import Memory, walk
-from toolkit.planning.profile import Point, expand, held_bytes, interpolate
+from toolkit.planning.profile import Point, expand, held_bytes, interpolate, leaking
 from toolkit.planning.segments import Segment, Shape, Traced
 from toolkit.planning.skeleton import Skeleton, build
 from toolkit.planning.trace import trace
-from toolkit.recipe.resolve import Resolved
+from toolkit.recipe.resolve import Precision, Resolved
 from toolkit.recipe.schema import CheckpointingName
 from toolkit.strategies import strategy_of
 from toolkit.strategies.memory.base import Compute
@@ -27,14 +29,15 @@ class Planner:
     resolved: Resolved
     length: int
     skeleton: Skeleton
-    loop: str = "toolkit"
+    loop: Loop = LOOPS["toolkit"]
     traces: dict[Shape, Traced] = field(default_factory=dict)
     expanded: dict[tuple[Shape, bool], list[Point]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, resolved: Resolved, length: int, loop: str = "toolkit") -> Planner:
+    def of(cls, resolved: Resolved, length: int, loop: str | Loop = "toolkit") -> Planner:
         """Create the model's skeleton. Raises InputError if the model cannot be built from its config."""
-        return cls(resolved, length, build(resolved), loop)
+        found = LOOPS[loop] if isinstance(loop, str) else loop
+        return cls(resolved, length, build(resolved), found)
 
     def memory(self, resolved: Resolved) -> Memory:
         """Peak memory of ``resolved``, a variant of this planner's recipe, on one device.
@@ -42,11 +45,15 @@ class Planner:
         Raises InputError if the model cannot be traced.
         """
         strategy = strategy_of(resolved)
+        resolved = replace(resolved, precision=self.loop.precision(resolved))
         held = strategy.memory_model()(self.skeleton.holdings, resolved)
         shape, away = self._shape(resolved, held.compute_as), resolved.recipe.activation_offload
         if (shape, away) not in self.expanded:
             self.expanded[shape, away] = list(expand(self._segments(shape), self.skeleton.holdings.order, away))
-        return walk(self.expanded[shape, away], held, resolved.accumulation)
+        points: Iterable[Point] = self.expanded[shape, away]
+        if self.loop.reentrant and held.leaks_inputs and shape.checkpointing == "full":
+            points = leaking(points, self._segments(shape), self.skeleton.holdings.order)
+        return walk(points, held, resolved.accumulation)
 
     def held(self, resolved: Resolved) -> int:
         """Bytes that blocks hold from their forward to their backward, wherever these are."""
@@ -64,6 +71,11 @@ class Planner:
         """The short model's segments at ``micro`` samples, with the loss of this planner's recipe."""
         shape = self._shape(self.resolved, compute)
         return self._segments(replace(shape, checkpointing=kind, micro=micro))
+
+    @property
+    def precision(self) -> Precision:
+        """The dtypes of the loop that is planned for."""
+        return self.loop.precision(self.resolved)
 
     @property
     def slowly(self) -> list[str]:
@@ -109,16 +121,15 @@ class Planner:
         frozen = self.skeleton.holdings.elements(False)
         if compute == "deepspeed-linear" and not frozen:
             return "cast"
-        if compute == "autocast" and not self.resolved.precision.mixed:
+        precision = self.precision
+        if compute == "autocast" and not precision.mixed and precision.compute == precision.trainable:
             return "cast"
         return compute
 
     def _trace(self, shape: Shape) -> Traced:
         if shape not in self.traces:
             recipe = self.resolved.recipe
-            self.traces[shape] = trace(
-                self.skeleton, shape, self.resolved.precision, self.resolved.device, recipe.model.task
-            )
+            self.traces[shape] = trace(self.skeleton, shape, self.precision, self.resolved.device, recipe.model.task)
         return self.traces[shape]
 
 

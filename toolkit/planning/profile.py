@@ -8,8 +8,8 @@ with what the missing blocks hold added.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from toolkit.planning.segments import OUTSIDE, Gradient, Segment, Traced
 from toolkit.strategies.memory.base import EMBED, TAIL
@@ -117,6 +117,17 @@ def expand(segments: list[Segment], order: Sequence[int], away: bool = False) ->
     else:
         yield Point(EMBED, True, "enter", 0)
         yield Point(EMBED, True, "leave", 0)
+
+
+def leaking(points: Iterable[Point], segments: list[Segment], order: Sequence[int]) -> Iterator[Point]:
+    """Points of a backward in which every block's input and its gradient stay until the backward ends, as FSDP1 keeps
+    those of frozen weights under reentrant checkpointing (toolkit/strategies/memory/fsdp.py). The gradient that a block
+    is given is the one of the input after it, which is counted already."""
+    held = next(s for s in segments if s.block == OUTSIDE and s.backward).held
+    sizes = [held.get(kind, 0) for kind in order]
+    for point in points:
+        done = sizes[max(point.block, -1) + 1 :] if point.backward and point.block != TAIL else []
+        yield replace(point, live=point.live + sum(done) + sum(done[1:])) if done else point
 
 
 def held_bytes(segments: list[Segment], order: Sequence[int]) -> int:

@@ -13,6 +13,7 @@ from toolkit.planning.search import Search
 from toolkit.recipe.load import source_of
 
 if TYPE_CHECKING:
+    from toolkit.planning.answers import Answers
     from toolkit.planning.command import Request
 
 _WIDTH = 24
@@ -28,6 +29,7 @@ def show(
     change: str | None,
     request: Request,
     scaled: list[dict[str, Any]] | None,
+    answers: Answers | None = None,
 ) -> None:
     """Print the plan to standard output."""
     from toolkit.planning.loops import LOOPS
@@ -66,6 +68,8 @@ def show(
         )
     if scaled:
         out.write("\n" + _scale_table(scaled))
+    if answers is not None:
+        out.write("".join(f"{line}\n" for line in answers.lines()))
     if request.loop != "toolkit":
         out.write(f"planned for the loop of {LOOPS[request.loop].title}\n")
     if asked.device == "cuda":

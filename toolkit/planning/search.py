@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,6 +34,12 @@ class Search:
         self.usable = int(device.bytes * (1 - headroom))
         self.loop = loop
         self.planner = Planner.of(asked, asked.recipe.data.max_length, loop)
+
+    def on(self, device: Device) -> Search:
+        """The same search on another device, with the traces of this one."""
+        other = copy.copy(self)
+        other.device, other.usable = device, int(device.bytes * (1 - self.headroom))
+        return other
 
     def candidate(self, resolved: Resolved, asked: bool = False, planner: Planner | None = None) -> Candidate:
         """Predict one. Raises InputError if the model cannot be traced."""
@@ -119,7 +126,7 @@ class Search:
     def shorter(self, length: int, rows: int) -> Iterator[tuple[str, Candidate]]:
         """The asked way with shorter rows; packed, first with so many more of them that a step has as many tokens."""
         recipe, asked = self.asked.recipe, self.asked
-        planner = Planner(asked, length, self.planner.skeleton, self.loop)
+        planner = Planner(asked, length, self.planner.skeleton, self.planner.loop)
         told = f"data.max_length={length}"
         if recipe.data.packing:
             micro = asked.micro_size * rows

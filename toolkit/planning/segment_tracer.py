@@ -13,6 +13,7 @@ from torch.utils.flop_counter import flop_registry
 from toolkit.model.checkpointing import checkpoint_blocks
 from toolkit.planning.autocast import ActedAutocast
 from toolkit.planning.live import LiveBytes
+from toolkit.planning.reentrant import checkpointed
 from toolkit.planning.segments import OUTSIDE, Gradient, Segment
 from toolkit.recipe.schema import CheckpointingName
 
@@ -71,11 +72,17 @@ class SegmentTracer:
         segment.flops, self._counted = total - self._counted, total
 
     @contextlib.contextmanager
-    def watching(self, model: nn.Module, blocks: list[nn.Module], kind: CheckpointingName) -> Iterator[None]:
+    def watching(
+        self, model: nn.Module, blocks: list[nn.Module], kind: CheckpointingName, reentrant: bool = False
+    ) -> Iterator[None]:
         """Checkpointing on the blocks, a note at every entry and exit, and gradients taken away once they are
         complete: how long they stay is the strategy's business."""
         handles: list[Any] = []
-        checkpoint_blocks([("", block) for block in blocks], kind)
+        stack = contextlib.ExitStack()
+        if reentrant and kind == "full":
+            stack.enter_context(checkpointed(model, blocks))
+        else:
+            checkpoint_blocks([("", block) for block in blocks], kind)
         for index, block in enumerate(blocks):
             handles.append(block.register_forward_pre_hook(self._entering(index)))
             after = index + 1 if index + 1 < len(blocks) else OUTSIDE
@@ -86,6 +93,7 @@ class SegmentTracer:
         try:
             yield
         finally:
+            stack.close()
             for handle in handles:
                 handle.remove()
             for block in blocks:

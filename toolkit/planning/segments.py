@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from toolkit.planning.loops import LOOPS, Loop
 from toolkit.recipe.schema import CheckpointingName
 from toolkit.strategies.memory.base import Compute
 
@@ -22,8 +23,8 @@ class Shape:
     """Whether the head answers with the loss (``loss: fused``)."""
     masked: bool = False
     """Whether rows hold several samples that a mask keeps apart."""
-    loop: str = "toolkit"
-    """The training loop whose loss it is; see toolkit/planning/loops.py."""
+    loop: Loop = LOOPS["toolkit"]
+    """The training loop whose loss it is."""
 
     @property
     def autocast(self) -> bool:

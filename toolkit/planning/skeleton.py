@@ -141,8 +141,10 @@ def _meta_model(resolved: Resolved) -> nn.Module:
         )
     config = _config(resolved, 0)
     attention = spec.attention or "sdpa"
-    if attention.startswith("flash_attention") or attention == "flex_attention":
-        attention = "sdpa"  # saves the same tensors; the packages that run it need not be here
+    if attention.startswith("flash_attention"):
+        attention = _flash()
+    elif attention == "flex_attention":
+        attention = "sdpa"  # saves the same tensors
     try:
         with torch.device("meta"), no_init_weights():
             model = getattr(transformers, task_of(spec.task).auto_class).from_config(
@@ -158,6 +160,19 @@ def _meta_model(resolved: Resolved) -> nn.Module:
     add_rows(model, resolved)
     switch_off_cache(model)
     return model
+
+
+def _flash() -> str:
+    """transformers' name of an attention that saves what a flash kernel does, whose package need not be here: sdpa,
+    which gets no mask, not even for a sliding window."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import flash_attention_mask
+
+    name = "planned_lengths"
+    AttentionInterface.register(name, sdpa_attention_forward)
+    AttentionMaskInterface.register(name, flash_attention_mask)
+    return name
 
 
 def _signature(name: str, block: nn.Module) -> Any:

@@ -41,6 +41,7 @@ class TargetKernels:
         if self.cuda:
             replacements |= {name: _in_float32(getattr(functional, name)) for name in _FLOAT32}
             replacements["scaled_dot_product_attention"] = self._attend
+            replacements["dropout"] = _dropout
         if self.deepspeed_linear:
             replacements["linear"] = _KeepsInput.apply
         if hasattr(functional, "grouped_mm"):
@@ -145,6 +146,14 @@ class _Experts(torch.autograd.Function):
             rows.t().matmul(grad)  # counted; its result, of one expert's shape, is gone at once
             of_experts = torch.empty_like(experts)
         return of_rows, of_experts
+
+
+def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+    """On a GPU one kernel, which keeps a byte for each element (aten/src/ATen/native/Dropout.cpp,
+    ``is_fused_kernel_acceptable``); a CPU keeps a mask in the input's dtype."""
+    if training and not inplace and 0 < p < 1:
+        return torch.native_dropout(input, p, True)[0]
+    return torch.dropout_(input, p, training) if inplace else torch.dropout(input, p, training)
 
 
 def _bias(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,6 @@ from toolkit.model.loss_terms import CROSS_ENTROPY, LossTerms
 from toolkit.model.nf4 import Nf4Linear
 from toolkit.planning.autocast import ActedAutocast, NotActedOut
 from toolkit.planning.head import acted_head
-from toolkit.planning.loops import LOOPS
 from toolkit.planning.segment_tracer import Counter, SegmentTracer
 from toolkit.planning.segments import OUTSIDE, Shape, Traced
 from toolkit.planning.skeleton import Skeleton
@@ -89,19 +88,23 @@ def _run(
     meta: bool,
 ) -> None:
     blocks = [block for _, block in skeleton.blocks]
-    mixed = shape.autocast and precision.mixed
+    mixed = precision.mixed and (shape.autocast or precision.everywhere)
     acted = ActedAutocast() if meta and mixed else None
-    with recorder.watching(model, blocks, shape.checkpointing), Counter(recorder.owner, acted) as live:
+    with (
+        recorder.watching(model, blocks, shape.checkpointing, shape.loop.reentrant),
+        Counter(recorder.owner, acted) as live,
+    ):
         live.born_before([*model.parameters(), *model.buffers()])
         recorder.begin(live)
         tensors = _batch(skeleton.config, shape, task)
         dtype = getattr(torch, precision.compute)
         cast = torch.autocast("cpu", dtype=dtype) if mixed else contextlib.nullcontext()
-        with kernels.acting(), acted.acting() if acted else contextlib.nullcontext(), _rows(shape.masked):
+        acting = acted.acting() if acted else contextlib.nullcontext()
+        with kernels.acting(), acting, shape.loop.acting(model), _rows(shape.masked):
             factor = torch.full((), 1.0 / shape.length)
             with cast, _head(model, skeleton, shape, kernels), multiplied_by(factor):
                 terms = LossTerms.of(skeleton.resolved.recipe) if skeleton.resolved else CROSS_ENTROPY
-                loss = LOOPS[shape.loop].loss(model, skeleton.config, tensors, task, terms)
+                loss = shape.loop.loss(model, skeleton.config, tensors, task, terms)
             recorder.move(OUTSIDE, backward=True)
             weighted = loss * factor
             weighted.backward()
@@ -162,7 +165,9 @@ def _empty_weights(model: nn.Module, precision: Precision, autocast: bool) -> It
     kept: list[tuple[nn.Module, str, Any, bool]] = []
     made: dict[int, nn.Parameter] = {}
     unpacking: list[tuple[Nf4Linear, Any]] = []
-    compute, trained, frozen = (getattr(torch, d) for d in (precision.compute, precision.trainable, precision.frozen))
+    compute, trained, frozen, vectors = (
+        getattr(torch, d) for d in (precision.compute, precision.trainable, precision.frozen, precision.vectors)
+    )
     try:
         for module in model.modules():
             for name, parameter in list(module._parameters.items()):
@@ -172,13 +177,14 @@ def _empty_weights(model: nn.Module, precision: Precision, autocast: bool) -> It
                 if id(parameter) not in made:
                     dtype = parameter.dtype
                     if dtype.is_floating_point:
-                        dtype = frozen if not parameter.requires_grad else trained if autocast else compute
+                        own = frozen if parameter.ndim > 1 else vectors
+                        dtype = own if not parameter.requires_grad else trained if autocast else compute
                     data = torch.empty(parameter.shape, dtype=dtype)
                     made[id(parameter)] = nn.Parameter(data, requires_grad=parameter.requires_grad)
                 module._parameters[name] = made[id(parameter)]
             if isinstance(module, Nf4Linear):
                 unpacking.append((module, module.statistics))
-                module.statistics = module.empty_statistics(frozen)
+                module.statistics = module.empty_statistics(getattr(torch, precision.unpacked))
             for name, buffer in list(module._buffers.items()):
                 if buffer is not None:
                     kept.append((module, name, buffer, False))

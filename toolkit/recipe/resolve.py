@@ -49,6 +49,21 @@ class Precision:
         """Whether matrix products use another dtype than the trained weights."""
         return self.compute != self.trainable
 
+    @property
+    def everywhere(self) -> bool:
+        """Whether a strategy that casts weights to ``compute`` runs autocast too."""
+        return False
+
+    @property
+    def vectors(self) -> str:
+        """The dtype of frozen weights of one dimension, as norms have."""
+        return self.frozen
+
+    @property
+    def unpacked(self) -> str:
+        """The dtype that 4-bit weights are unpacked in."""
+        return self.frozen
+
 
 PRECISIONS: dict[PrecisionName, Precision] = {
     "fp32": Precision("float32", "float32", "float32"),

@@ -135,6 +135,12 @@ class MemoryModel:
 
     # ---- to override
 
+    @property
+    def leaks_inputs(self) -> bool:
+        """Whether blocks' inputs, with their gradients, stay until the backward ends, where checkpointing is
+        reentrant."""
+        return False
+
     def account(self) -> None:
         """Fill ``resident`` (and ``host``). Called by the constructor, before buffers and statistics are added."""
         raise NotImplementedError

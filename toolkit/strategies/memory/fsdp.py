@@ -176,6 +176,13 @@ class Fsdp1Memory(_FsdpMemory):
     """A flat parameter per block, and one of all that stands in no block, which is the root's and stays gathered
     for the whole pass (_runtime_utils.py, ``_post_forward_reshard``) and is reduced at its end."""
 
+    @property
+    def leaks_inputs(self) -> bool:
+        # torch 2.4 to 2.13, _runtime_utils.py, ``_register_post_backward_reshard_only_hook``: a frozen unit hangs a
+        # hook on its input that holds the input's own node; reentrant checkpointing makes that input a leaf, which the
+        # node holds, with its gradient, until ``_finalize_params`` takes the hook away.
+        return bool(self.freezes)
+
     def whole(self, block: int) -> int:
         if block == EMBED:
             return super().whole(EMBED) + super().whole(TAIL)

@@ -1,0 +1,76 @@
+"""``python -m benchmarks.outside MEASUREMENTS.jsonl [-o TABLE.md]``: every exact row of the collection, predicted from
+what it says about its configuration; nothing is fitted to a row. The collection is not part of this repository."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import warnings
+from collections import Counter
+from pathlib import Path
+
+from benchmarks.outside.allocator import DEVICE, fit, fitted_half
+from benchmarks.outside.rows import GIB, Row, held_against
+
+
+def table(rows: list[Row]) -> list[str]:
+    """Allocated memory of exact rows; rows that ran out of memory; the process; what is left out."""
+    told = [row for row in rows if row.measured and not row.left_out]
+    lines = [_summary(told), "", "| row | configuration | measured GiB | predicted GiB | error |"]
+    lines += ["| --- | --- | --- | --- | --- |"]
+    lines += [f"| {r.id} | {r.what} | {r.measured:.2f} | {r.predicted / GIB:.2f} | {r.error:+.2%} |" for r in told]
+    lines += ["", *_process(told, [row for row in rows if not row.measured and not row.left_out])]
+    lines += ["", "| source | left out because | exact rows | out of memory |", "| --- | --- | --- | --- |"]
+    reasons = Counter((row.source, row.left_out) for row in rows if row.left_out and row.exact)
+    failed = Counter((row.source, row.left_out) for row in rows if row.left_out and not row.exact)
+    lines += [f"| {s} | {why} | {reasons[s, why]} | {failed[s, why]} |" for s, why in sorted({*reasons, *failed})]
+    return lines
+
+
+def _summary(told: list[Row]) -> str:
+    errors = [row.error for row in told]
+    within = sum(abs(error) <= 0.01 for error in errors)
+    low = sum(error < -0.05 for error in errors)
+    return (
+        f"{len(told)} rows: median error {statistics.median(map(abs, errors)):.2%}, {within} within 1%, from "
+        f"{min(errors):+.1%} to {max(errors):+.1%}; {low} more than 5% too low."
+    )
+
+
+def _process(told: list[Row], failed: list[Row]) -> list[str]:
+    rows = [row for row in told if row.process]
+    if sum(map(fitted_half, rows)) < 10:
+        return []
+    model, other = fit(rows), [row for row in rows if not fitted_half(row)]
+    ends = [(row, *model.interval(row.predicted / GIB)) for row in other]
+    inside = sum(low <= row.process <= high for row, low, high in ends)
+    full = [row for row in failed if model.interval(row.predicted / GIB)[1] >= DEVICE]
+    over = sum(row.predicted / GIB >= DEVICE for row in failed)
+    lines = [
+        f"Process (nvidia-smi) by allocated, fitted on {len(rows) - len(other)} rows: {model.middle:.2f}, from "
+        f"{model.low:.2f} to {model.high:.2f} for eight of ten. Of the other {len(other)}, {inside} are inside.",
+        "",
+        f"Out of memory: {over} of {len(failed)} rows are predicted to allocate more than the device has; "
+        f"{len(full)} reach it within the interval of the process.",
+    ]
+    lines += [f"Not said: {row.id} ({row.what}: {row.predicted / GIB:.1f} GiB)" for row in failed if row not in full]
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("measurements", type=Path)
+    parser.add_argument("-o", "--output", type=Path)
+    given = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    rows = [json.loads(line) for line in given.measurements.read_text(encoding="utf-8").splitlines()]
+    text = "\n".join(table(held_against(rows, lambda told: print(told, file=sys.stderr)))) + "\n"
+    sys.stdout.write(text)
+    if given.output:
+        given.output.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""What a process takes beyond the bytes of its tensors, fitted on one half of the rows and told on the other.
+
+The peak that nvidia-smi shows is a factor of ``max_memory_allocated``: the allocator's cache, fragmentation, the CUDA
+context, NCCL's buffers. It depends on the order of allocations, which a plan does not have, so it is an interval.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.outside.rows import GIB, Row
+
+DEVICE = 79.15
+"""GiB that torch sees of an A100 80GB."""
+
+
+@dataclass(frozen=True)
+class Allocator:
+    """``low``, ``middle``, ``high``: factors of the allocated bytes, a tenth, half and nine tenths of the rows that it
+    was fitted on."""
+
+    low: float
+    middle: float
+    high: float
+
+    def interval(self, allocated: float) -> tuple[float, float]:
+        """GiB from and to; no more than the device has, where something is freed first."""
+        return self.low * allocated, min(DEVICE, self.high * allocated)
+
+
+def fitted_half(row: Row) -> bool:
+    """Whether a row is one of those that are fitted to: by its id, so that the halves stay the same."""
+    return hashlib.sha256(row.id.encode()).digest()[0] % 2 == 0
+
+
+def fit(rows: Sequence[Row]) -> Allocator:
+    """Quantiles over the half of ``rows`` that is fitted to. Raises ValueError with less than ten of them."""
+    factors = [row.process / row.predicted * GIB for row in rows if fitted_half(row)]
+    if len(factors) < 10:
+        raise ValueError(f"{len(factors)} rows to fit an allocator to; at least 10 are needed")
+    tenths = statistics.quantiles(factors, n=10)
+    return Allocator(tenths[0], tenths[4], tenths[8])

@@ -1,0 +1,117 @@
+"""``plan --fit``, ``--explain`` and ``--price``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plan.cells import LLAMA
+from toolkit.errors import InputError
+from toolkit.planning.answers import prices_of
+from toolkit.planning.command import Planned, Request, make_plan
+from toolkit.planning.hardware import devices
+from toolkit.planning.predict import Planner
+from toolkit.planning.questions import largest
+from toolkit.recipe.schema import Recipe
+from toolkit.strategies import resolve
+
+SIZES = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 16, "vocab_size": 32000}
+BIG = LLAMA | SIZES | {"max_position_embeddings": 100_000}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(BIG))
+    return str(file)
+
+
+def planned(config: str, **options: Any) -> Planned:
+    return make_plan(Request(config, **({"length": 1024, "memory": 10.0} | options)))
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2, 3, 7, 8, 99, 100, 101])
+def test_the_largest_that_fits_is_found(limit: int) -> None:
+    assert largest(lambda size: size <= limit, 100) == min(limit, 100)
+
+
+def test_the_longest_rows_and_largest_micro_batch_fit_and_the_next_do_not(config: str) -> None:
+    found = planned(config, fit=("length", "micro"))
+    length, micro = (one["answer"] for one in found.to_json()["fit"])
+    search = found.search
+    assert length % 64 == 0
+    assert 1024 < length < 100_000
+    for rows, fits in ((length, True), (length + 64, False)):
+        planner = Planner(search.asked, rows, search.planner.skeleton)
+        assert search.candidate(search.asked, planner=planner).fits == fits
+    assert micro > 1
+    values = search.asked.recipe.model_dump(exclude_unset=True)
+    for size, fits in ((micro, True), (micro + 1, False)):
+        batch = {"micro_size": size, "accumulation": search.asked.accumulation}
+        variant = resolve(Recipe.model_validate(values | {"batch": batch}), device="cuda")
+        assert search.candidate(variant).fits == fits
+
+
+def test_the_largest_model_of_a_shape_and_the_fewest_devices(config: str) -> None:
+    found = planned(config, memory=4.0, fit=("model", "gpus"))
+    model, devices_ = found.to_json()["fit"]
+    assert not found.fits
+    assert 0 < model["answer"] < SIZES["num_hidden_layers"]
+    assert model["peak_bytes"] <= model["usable_bytes"]
+    assert devices_["answer"] in (2, 4, 8)
+    assert f"--gpus {devices_['answer']} --nodes 1 strategy.name={devices_['strategy']}" == devices_["change"]
+
+
+def test_the_cheapest_device_that_fits_needs_no_device(config: str) -> None:
+    [free] = planned(config, memory=None, fit=("gpu",)).to_json()["fit"]
+    assert free["change"] == f"--gpu {free['answer']}"
+    fitting = [d for d in devices().values() if d.memory >= devices()[free["answer"]].memory]
+    assert len(fitting) > 1
+    prices = ("h100=1", "a100-80gb=1000")
+    [priced] = planned(config, memory=None, fit=("gpu",), price=prices).to_json()["fit"]
+    assert priced["answer"] == "h100"
+    assert priced["cost_per_step"] == pytest.approx(priced["seconds_per_step"] / 3600)
+
+
+def test_a_price_gives_the_cost_of_the_chosen(config: str) -> None:
+    document = planned(config, memory=None, gpu="h100", gpus=2, price=("3.6",)).to_json()
+    chosen = document["candidates"][document["chosen"]]
+    assert document["cost"]["step"] == pytest.approx(chosen["seconds_per_step"] * 0.001 * 2)
+    assert document["cost"]["run"] == pytest.approx(500 * document["cost"]["step"])
+    assert planned(config, price=("3.6",)).to_json()["cost"] is None  # a device with unknown rates
+
+
+def test_an_explanation_says_where_the_bytes_are(config: str) -> None:
+    found = planned(config, memory=2.0, explain=True)
+    told = found.to_json()["explain"]
+    assert sum(told["breakdown"].values()) == told["peak_bytes"]
+    assert told["bytes_per_token"] > 0
+    assert told["bytes_per_row"] >= 1024 * told["bytes_per_token"] * 0.5
+    assert found.answers is not None
+    assert found.answers.lines()[-1].startswith("why it does not fit:")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fit": ("lengths",)}, "--fit lengths: is not one of length, micro, gpus, gpu, model"),
+        ({"price": ("cheap",)}, "--price cheap: a number, or NAME=NUMBER"),
+        ({"price": ("h100=-1",)}, "--price h100=-1: must be above 0"),
+        ({"price": ("h900=1",)}, "--price h900=1: h900 is not in the table of devices"),
+    ],
+)
+def test_what_cannot_be_asked_is_an_error(config: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        planned(config, **options)
+
+
+def test_devices_are_no_question_for_a_cpu(config: str) -> None:
+    with pytest.raises(InputError, match="--fit gpus: the recipe is for a CPU"):
+        make_plan(Request(config, ("machine.device=cpu", "precision=fp32"), length=64, fit=("gpus",)))
+
+
+def test_a_price_without_a_name_is_of_the_device() -> None:
+    assert prices_of(["2.5", "H100=4"], "16 GiB", devices()) == {"16 GiB": 2.5, "h100": 4.0}

@@ -1,0 +1,241 @@
+"""Inverse questions of a plan: the longest rows, largest micro-batch or model, the fewest devices and the cheapest
+device that fit, by prediction alone."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from toolkit.errors import InputError
+from toolkit.planning.candidate import Candidate
+from toolkit.planning.choice import choose
+from toolkit.planning.hardware import GIB, Device
+from toolkit.planning.predict import Planner
+from toolkit.planning.search import Search
+from toolkit.recipe.resolve import Resolved
+from toolkit.recipe.schema import Recipe
+from toolkit.strategies import resolve, strategies
+
+_STEP = 64
+"""Lengths are told as multiples of it."""
+_ROWS, _LAYERS, _DEVICES = 4096, 1024, 1024
+
+
+@dataclass(frozen=True)
+class Answer:
+    """``value``: the number or name that was asked for; None if nothing fits. ``text``: the answer in a line.
+    ``change``: overrides, or flags, that plan it. ``candidate``: what it takes."""
+
+    question: str
+    value: int | str | None
+    text: str
+    change: str | None = None
+    candidate: Candidate | None = None
+    cost: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The answer for the command's JSON; ``cost_per_step`` in the currency of the prices."""
+        found = self.candidate
+        return {
+            "question": self.question,
+            "answer": self.value,
+            "text": self.text,
+            "change": self.change,
+            "strategy": None if found is None else found.resolved.recipe.strategy.name,
+            "peak_bytes": None if found is None else found.peak,
+            "usable_bytes": None if found is None else found.usable,
+            "seconds_per_step": None if found is None or found.seconds is None else found.seconds.total,
+            "cost_per_step": self.cost,
+        }
+
+
+def answer(question: str, search: Search, table: Iterable[Device], prices: dict[str, float]) -> Answer:
+    """Answer one of toolkit.planning.command's QUESTIONS for the recipe of ``search``. ``prices``: of an hour of a
+    device, by its name. Raises InputError where it has no answer: a model that cannot be traced, a CPU."""
+    if search.asked.device == "cpu" and question in ("gpu", "gpus"):
+        raise InputError(f"--fit {question}: the recipe is for a CPU (machine.device); name a device with --gpu NAME")
+    if question == "gpu":
+        return _gpu(search, table, prices)
+    return {"length": _length, "micro": _micro, "gpus": _gpus, "model": _model}[question](search)
+
+
+def cost(candidate: Candidate, price: float | None) -> float | None:
+    """What a step costs on all devices at ``price`` an hour; None if the price or the time is not known."""
+    if price is None or candidate.seconds is None:
+        return None
+    return candidate.seconds.total / 3600 * price * candidate.resolved.world_size
+
+
+def largest(fits: Callable[[int], bool], highest: int) -> int:
+    """The largest number from 1 to ``highest`` of those that fit, all smaller ones too; 0 if 1 does not."""
+    low, high = 0, 1
+    while high < highest and fits(high):
+        low, high = high, min(2 * high, highest)
+    if high == highest and fits(high):
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _found(search: Search, highest: int, at: Callable[[int], Candidate]) -> tuple[int, Candidate | None]:
+    known: dict[int, Candidate] = {}
+
+    def fits(size: int) -> bool:
+        known[size] = at(size)
+        return known[size].fits
+
+    best = largest(fits, highest)
+    return best, known.get(best)
+
+
+def _length(search: Search) -> Answer:
+    config = search.planner.skeleton.config
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    limit = int(getattr(text, "max_position_embeddings", 0) or 0) or 1 << 20
+
+    def at(steps: int) -> Candidate:
+        planner = Planner(search.asked, min(steps * _STEP, limit), search.planner.skeleton, search.planner.loop)
+        return search.candidate(search.asked, planner=planner)
+
+    steps, found = _found(search, -(-limit // _STEP), at)
+    if found is None:
+        return Answer("length", None, f"rows of {_STEP} tokens do not fit")
+    length = min(steps * _STEP, limit)
+    more = ", the model's own limit" if length == limit else ""
+    return Answer("length", length, f"rows of up to {length:,} tokens fit{more}", f"data.max_length={length}", found)
+
+
+def _micro(search: Search) -> Answer:
+    def at(micro: int) -> Candidate:
+        batch = {"micro_size": micro, "accumulation": search.asked.accumulation}
+        return search.candidate(_variant(search, batch=batch))
+
+    micro, found = _found(search, _ROWS, at)
+    if found is None:
+        return Answer("micro", None, "a micro-batch of one row does not fit")
+    return Answer("micro", micro, f"micro-batches of up to {micro} rows fit", f"batch.micro_size={micro}", found)
+
+
+def _gpus(search: Search) -> Answer:
+    asked = search.asked.recipe.strategy.name
+    count = 1
+    while count <= _DEVICES:
+        fitting = [c for c in on_devices(search, count) if c.fits]
+        own = [c for c in fitting if c.resolved.recipe.strategy.name == asked]
+        if best := choose(own or fitting):
+            machine, name = best.resolved.recipe.machine, best.resolved.recipe.strategy.name
+            change = f"--gpus {machine.processes} --nodes {machine.nodes} strategy.name={name}"
+            return Answer("gpus", count, f"{count} × {search.device.name} under {name}", change, best)
+        count *= 2
+    return Answer("gpus", None, f"{_DEVICES} × {search.device.name} are too few under every strategy")
+
+
+def on_devices(search: Search, count: int) -> Iterable[Candidate]:
+    """The recipe under every strategy on ``count`` devices, at most 8 a node, with its micro-batch and accumulation."""
+    per_node = min(count, 8)
+    batch = {"micro_size": search.asked.micro_size, "accumulation": search.asked.accumulation}
+    own = search.asked.recipe.model_dump(exclude_unset=True)
+    machine = own.get("machine", {}) | {"processes": per_node, "nodes": count // per_node}
+    for name, strategy in strategies().items():
+        if strategy.traits.distributed != (count > 1):
+            continue
+        with contextlib.suppress(InputError):  # an adapter that a strategy cannot shard, say
+            yield search.candidate(_variant(search, strategy={"name": name}, machine=machine, batch=batch))
+
+
+def _gpu(search: Search, table: Iterable[Device], prices: dict[str, float]) -> Answer:
+    fitting = []
+    for device in table:
+        one = search.on(device)
+        candidate = one.candidate(search.asked)
+        if candidate.fits:
+            fitting.append((device, candidate, cost(candidate, prices.get(device.name))))
+    if not fitting:
+        return Answer("gpu", None, "no device of the table is large enough")
+    priced = [one for one in fitting if one[2] is not None]
+    if priced:
+        device, candidate, paid = min(priced, key=lambda one: one[2] or 0.0)
+        why = f"cheapest of {len(priced)} that fit and have a price, {paid:.4g} a step"
+    else:
+        device, candidate, paid = min(fitting, key=lambda one: (one[0].memory, one[0].bf16))
+        why = f"smallest of {len(fitting)} that fit"
+    return Answer("gpu", device.name, f"{device.name}, the {why}", f"--gpu {device.name}", candidate, paid)
+
+
+def _model(search: Search) -> Answer:
+    config = search.asked.facts.config
+    if config is None or "num_hidden_layers" not in config:
+        raise InputError("--fit model: the model's config has no num_hidden_layers to change")
+    kept = {key: value for key, value in config.items() if key not in ("layer_types", "_name_or_path")}
+    counted: dict[int, int] = {}
+
+    def at(layers: int) -> Candidate:
+        model = search.asked.recipe.model.model_dump(exclude_unset=True, exclude={"path"})
+        varied = _variant(search, model=model | {"config": kept | {"num_hidden_layers": layers}})
+        planner = Planner.of(varied, search.planner.length, search.planner.loop)
+        counted[layers] = planner.skeleton.holdings.elements()
+        return search.candidate(varied, planner=planner)
+
+    layers, found = _found(search, _LAYERS, at)
+    if found is None:
+        return Answer("model", None, "one layer of this width does not fit")
+    text = f"{layers} layers of this width fit, {counted[layers] / 1e9:.2f} billion weights"
+    return Answer("model", layers, text, f"model.config.num_hidden_layers={layers}", found)
+
+
+def _variant(search: Search, **top: Any) -> Resolved:
+    values = search.asked.recipe.model_dump(exclude_unset=True) | top
+    return resolve(Recipe.model_validate(values), search.asked.source, device=search.asked.device)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Where the bytes of the recipe's own candidate are at its peak, and what more tokens or rows would add."""
+
+    candidate: Candidate
+    by_token: float
+    """Bytes for each more token of a row."""
+    by_row: float
+    """Bytes for each more row of a micro-batch."""
+
+    def lines(self) -> list[str]:
+        """The explanation as it is printed."""
+        one, recipe = self.candidate, self.candidate.resolved.recipe
+        terms = sorted(one.breakdown.items(), key=lambda item: -item[1])
+        lines = [f"the peak is {one.peak / GIB:.1f} GiB, in the phase «{one.memory.peak_phase}»:"]
+        lines += [f"  {name:14s}{size / GIB:8.2f} GiB  {size / one.peak:4.0%}" for name, size in terms if size]
+        lines.append(f"1,024 more tokens a row: {1024 * self.by_token / GIB:+.2f} GiB")
+        lines.append(f"one more row a micro-batch: {self.by_row / GIB:+.2f} GiB")
+        if not one.fits:
+            lines.append(f"why it does not fit: {one.reason}")
+            if recipe.activation_checkpointing != "full" and terms[0][0] == "activations":
+                lines.append("activations are most of it: activation_checkpointing=full keeps blocks' inputs alone")
+        return lines
+
+    def to_json(self) -> dict[str, Any]:
+        """The explanation for the command's JSON."""
+        one = self.candidate
+        return {
+            "peak_bytes": one.peak,
+            "peak_phase": one.memory.peak_phase,
+            "breakdown": one.breakdown,
+            "bytes_per_token": round(self.by_token),
+            "bytes_per_row": round(self.by_row),
+            "reason": one.reason,
+        }
+
+
+def explain(search: Search) -> Explanation:
+    """Raises InputError where the model cannot be traced."""
+    own = search.candidate(search.asked, asked=True)
+    length = search.planner.length
+    longer = Planner(search.asked, 2 * length, search.planner.skeleton, search.planner.loop)
+    by_token = (search.candidate(search.asked, planner=longer).peak - own.peak) / length
+    micro = search.asked.micro_size
+    batch = {"micro_size": 2 * micro, "accumulation": search.asked.accumulation}
+    by_row = (search.candidate(_variant(search, batch=batch)).peak - own.peak) / micro
+    return Explanation(own, by_token, by_row)
