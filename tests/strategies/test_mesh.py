@@ -98,6 +98,9 @@ def test_each_axis_is_explained() -> None:
     assert "all processes of a node" in decided["strategy.mesh.shard"].reason
     assert "over the network between nodes" in decided["strategy.mesh.replicate"].reason
     assert decided["strategy.mesh.tensor"].reason == "not supported yet"
+    second = {d.key: d.reason for d in resolved("zero3", {"replicate": 4, "shard": 8}, machine=machine).decisions}
+    assert "second copies of the weights" in second["strategy.mesh.replicate"]
+    assert "sharded over all 32 processes" in second["zero.zero_hpz_partition_size"]
     wide = resolved("fsdp2", {"replicate": 2, "shard": 16}, machine=machine)
     reason = next(d.reason for d in wide.decisions if d.key == "strategy.mesh.shard")
     assert reason.startswith("2 nodes: weights are gathered over the network")

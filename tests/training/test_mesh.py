@@ -65,12 +65,19 @@ def test_twenty_steps_of_two_by_two_equal_the_plain_loop(
     strategy: str, adapter: dict[str, Any] | None, tiny_root: Path, four: WorkerGroup
 ) -> None:
     """Ragged windows, clipping over the whole mesh, two micro-batches a step, recomputed blocks."""
+    limit = 1.0 if adapter is None else 1e-3  # an adapter's gradients are small
     recipe = recipe_for(
-        strategy, tiny_root, SQUARE, adapter=adapter, activation_checkpointing="full", run={"max_steps": 20}
+        strategy,
+        tiny_root,
+        SQUARE,
+        adapter=adapter,
+        activation_checkpointing="full",
+        optimizer={"max_grad_norm": limit},
+        run={"max_steps": 20},
     )
     found = check_against_the_plain_loop(four, recipe, 20)
     assert len(set(found.tokens)) > 5
-    assert any(norm > 1 for norm in found.norms), "clipping is exercised"
+    assert any(norm > limit for norm in found.norms), "clipping is exercised"
 
 
 @pytest.mark.slow
@@ -146,4 +153,5 @@ def test_copies_take_turns_to_write(strategy: str, tiny_root: Path, four: Worker
         for file, piece in entry.pieces:
             written[int(file.split("-")[1])] += piece.numel
     assert sum(written) == total
-    assert all(0.15 * total < mine < 0.35 * total for mine in written), written
+    assert all(written), "no rank leaves writing to the others"
+    assert 0.4 * total < sum(written[:2]) < 0.6 * total, written

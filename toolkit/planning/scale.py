@@ -6,7 +6,7 @@ from typing import Any
 
 from toolkit.planning.search import Search
 from toolkit.recipe.schema import Recipe
-from toolkit.strategies import resolve, simplest, strategies, strategy_of
+from toolkit.strategies import resolve, simplest, strategies
 
 _DEVICES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _PER_NODE = 8
@@ -42,9 +42,7 @@ def _row(search: Search, name: str, per_node: int, nodes: int, hybrid: bool = Fa
         "devices": per_node * nodes,
         "strategy": f"{strategy} hybrid" if hybrid else strategy,
         "mesh": {"replicate": resolved.mesh.replicate, "shard": resolved.mesh.shard},
-        "sent_bytes": strategy_of(resolved)
-        .traffic(resolved, search.planner.skeleton.holdings)
-        .by_axis(resolved.accumulation),
+        "sent_bytes": {axis: round(size) for axis, size in candidate.sent.items()},
         "peak_bytes": candidate.peak,
         "fits": candidate.fits,
         "seconds": None if seconds is None else seconds.total,

@@ -80,8 +80,8 @@ def _instead(recipe: Recipe, world: int, product: int) -> str:
     return f"set replicate and shard to two numbers whose product is {world}"
 
 
-def reasons(mesh: Mesh, machine: Machine) -> dict[str, str]:
-    """Why each axis has its size, for `config --explain`."""
+def reasons(mesh: Mesh, machine: Machine, hybrid: str | None) -> dict[str, str]:
+    """Why each axis has its size, for `config --explain`. ``hybrid``: what has copies, as the strategy's traits say."""
     across = mesh.shard // machine.processes
     if mesh.shard == 1:
         shard = "nothing is sharded"
@@ -92,10 +92,14 @@ def reasons(mesh: Mesh, machine: Machine) -> dict[str, str]:
         shard = f"{whole} processes of a node: weights are gathered within it"
     else:
         shard = f"{across} nodes: weights are gathered over the network between them"
+    over = "" if machine.nodes == 1 else ", over the network between nodes"
     if mesh.replicate == 1:
         replicate = "no copies: gradients are summed by the shards alone"
+    elif mesh.shard == 1:
+        replicate = f"every process holds all of the state: gradients are all-reduced{over}"
+    elif hybrid == "weights":
+        replicate = "second copies of the weights, one in each group of ranks: gradients are reduced over all ranks"
     else:
-        over = "" if machine.nodes == 1 or mesh.shard == 1 else ", over the network between nodes"
         replicate = f"copies of what is sharded, each {mesh.shard} ranks apart: their gradients are all-reduced{over}"
     unserved = dict.fromkeys((axis for axis in AXES if axis not in SERVED), "not supported yet")
     return {"replicate": replicate, "shard": shard, **unserved}

@@ -246,7 +246,7 @@ def _mesh(recipe: Recipe, traits: Traits, world_size: int, decide: Decisions) ->
     if asked is None:
         return Mesh(1, world_size) if traits.shards else Mesh(world_size, 1)
     mesh = Mesh(asked.replicate, asked.shard)
-    for axis, reason in reasons(mesh, recipe.machine).items():
+    for axis, reason in reasons(mesh, recipe.machine, traits.hybrid).items():
         decide(f"strategy.mesh.{axis}", getattr(asked, axis), reason)
     return mesh
 
