@@ -249,7 +249,6 @@ class Fsdp1Engine(Engine):
         local = local.detach().reshape(-1).to(self.device)
         whole = torch.empty(sum(sizes), device=self.device if reads else "meta", dtype=local.dtype)
         start = 0
-        first = dist.get_rank() - self.place
         for at, size in enumerate(sizes):
             place, mine = whole[start : start + size], at == self.place
             start += size
@@ -261,7 +260,7 @@ class Fsdp1Engine(Engine):
                 place = local
             elif not reads:
                 place = local.new_empty(size)
-            dist.broadcast(place, src=first + at, group=self._group)
+            dist.broadcast(place, group_src=at, group=self._group)
         return whole.view(self.shapes[name]) if whole.is_meta else whole.view(self.shapes[name]).cpu()
 
     @contextlib.contextmanager
