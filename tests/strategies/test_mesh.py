@@ -74,6 +74,15 @@ def test_what_a_strategy_cannot_be_is_refused(strategy: str, mesh: dict[str, int
 
 
 @pytest.mark.parametrize("strategy", HYBRIDS)
+def test_offload_with_copies_is_refused(strategy: str) -> None:
+    mesh = {"replicate": 2, "shard": 2}
+    values = resolved(strategy, mesh, machine={"processes": 4, "device": "cuda"}).recipe.model_dump(exclude_unset=True)
+    values["strategy"] |= {"offload": "all"}
+    with pytest.raises(InputError, match=r"strategy\.offload: is not verified with copies"):
+        resolve(Recipe.model_validate(values), device="cuda")
+
+
+@pytest.mark.parametrize("strategy", HYBRIDS)
 def test_a_mesh_keeps_the_data_parallel_size(strategy: str) -> None:
     found = resolved(strategy, {"replicate": 2, "shard": 2})
     assert found.mesh == Mesh(2, 2)

@@ -84,6 +84,11 @@ class Strategy:
                 f"{where}.shard: with 1 {self.name} has nothing to shard; set a larger number, or use a strategy that "
                 "keeps all weights in every process (ddp)"
             )
+        if mesh.hybrid and resolved.recipe.strategy.offload != "none":
+            raise InputError(
+                f"{resolved.source}: strategy.offload: is not verified with copies (strategy.mesh.replicate); set "
+                "offload: none, or remove strategy.mesh"
+            )
         if mesh.hybrid and not self.traits.hybrid:
             raise InputError(
                 f"{where}.replicate: {self.name} shards over all processes, and the packages have no hybrid of it; set "
