@@ -31,10 +31,17 @@ def group() -> Iterator[WorkerGroup]:
         yield workers
 
 
+@pytest.fixture(scope="session")
+def four() -> Iterator[WorkerGroup]:
+    """Four connected processes: the least for ranks that hold parts and ranks that hold copies. For slow tests."""
+    with WorkerGroup(4) as workers:
+        yield workers
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that start processes or train are marked, so that `make test-quick` can leave them out."""
     rooms = {"benchmarks", "plan", "training", "verify"}
     for item in items:
-        starts = {"group", "here"} & set(getattr(item, "fixturenames", ()))
+        starts = {"group", "here", "four"} & set(getattr(item, "fixturenames", ()))
         if starts or rooms & set(item.path.parts):
             item.add_marker(pytest.mark.group)

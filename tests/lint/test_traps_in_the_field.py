@@ -16,7 +16,7 @@ import yaml
 from tests.lint import real_packages as real
 from tests.lint.test_traps import accept, put
 from toolkit.linting.engine import lint
-from toolkit.linting.examples import acc, args, ds, fsdp2, lora, multi_gpu, shell, zero
+from toolkit.linting.examples import acc, args, ds, fsdp1, fsdp2, lora, multi_gpu, shell, zero
 from toolkit.linting.model import Files, Reader
 
 _GATHER = {"stage3_gather_16bit_weights_on_model_save": True}
@@ -120,6 +120,34 @@ def sizes(files: Files) -> Any:
 
     with patch.dict(os.environ, launch(files)):
         return ParallelismConfig()
+
+
+def sizes_under(files: Files) -> Any:
+    """accelerate's own check of the sizes for the strategy of the file."""
+    from types import SimpleNamespace
+
+    from accelerate.utils import DistributedType
+
+    written = yaml.safe_load(files["accelerate.yaml"])
+    made, two = sizes(files), written.get("fsdp_config", {}).get("fsdp_version") == 2
+    kind = DistributedType[written["distributed_type"]]
+    made._validate_accelerator(
+        SimpleNamespace(
+            is_fsdp2=two,
+            multi_device=kind == DistributedType.MULTI_GPU,
+            distributed_type=kind,
+            num_processes=written["num_processes"],
+            is_main_process=True,
+        )
+    )
+    return made
+
+
+def test_sizes_are_taken_where_nothing_is_sharded() -> None:
+    """LT519: under MULTI_GPU accelerate says nothing, and prepares DDP."""
+    files = multi_gpu("parallelism_config:", "  parallelism_config_dp_shard_size: 2")
+    assert [found.code for found in lint(put(files)).findings if found.severity == "error"] == ["LT519"]
+    assert sizes_under(files).dp_shard_size == 2
 
 
 def adapter(files: Files) -> Any:
@@ -285,6 +313,13 @@ TRAPS = [
         parallel("cp_size: 2", "cp_backend: nccl"),
         parallel("cp_size: 2", "cp_backend: torch"),
         sizes,
+    ),
+    Trap(
+        "LT519",
+        "accelerate.yaml:5",
+        fsdp1(top=("parallelism_config:", "  parallelism_config_dp_shard_size: 2")),
+        parallel("dp_shard_size: 2"),
+        sizes_under,
     ),
     # Adapter configs by method.
     Trap("LR812", "adapter_config.json:2", lora(peft_type="LORAA"), lora(peft_type="LORA"), adapter),

@@ -55,6 +55,14 @@ class Cell:
     offload: str = "none"
     optimizer: str = "adamw"
     kernel: str | None = None
+    mesh: tuple[int, int] | None = None
+    """strategy.mesh: replicate and shard."""
+
+    @property
+    def processes(self) -> int:
+        if self.mesh is not None:
+            return self.mesh[0] * self.mesh[1]
+        return 1 if self.strategy == "single" else 2
 
     @property
     def name(self) -> str:
@@ -66,6 +74,7 @@ class Cell:
         more += [f"offload-{self.offload}"] if self.offload != "none" else []
         more += [self.optimizer] if self.optimizer != "adamw" else []
         more += [self.kernel] if self.kernel else []
+        more += ["mesh-{}x{}".format(*self.mesh)] if self.mesh else []
         return "-".join([self.model, kind, self.strategy, self.checkpointing, size, self.precision, *more])
 
     @property
@@ -88,8 +97,9 @@ class Cell:
             "optimizer": {"name": self.optimizer}
             | ({"kernel": self.kernel, "weight_decay": 0.1} if self.kernel else {}),
             "activation_checkpointing": self.checkpointing,
-            "strategy": {"name": self.strategy, "offload": self.offload},
-            "machine": {"device": "cpu", "processes": 1 if self.strategy == "single" else 2},
+            "strategy": {"name": self.strategy, "offload": self.offload}
+            | ({"mesh": {"replicate": self.mesh[0], "shard": self.mesh[1]}} if self.mesh else {}),
+            "machine": {"device": "cpu", "processes": self.processes},
             "run": {"max_steps": 2, "save_every": 0, "eval_every": 0},
         }
 
@@ -115,6 +125,12 @@ BUILT += [
     *(Cell("llama", False, s, "full", 16, micro=1, kernel="foreach") for s in STRATEGIES),
     *(Cell("llama", False, s, "full", 16, micro=1, optimizer="sgd", kernel="foreach") for s in ("single", "fsdp2")),
 ]
+HYBRID = [
+    Cell("llama", lora, strategy, checkpointing, 128, mesh=(2, 2))
+    for strategy in ("zero3", "fsdp1", "fsdp2")
+    for lora, checkpointing in ((False, "none"), (False, "full"), (True, "full"))
+]
+"""Parts and copies, on four processes."""
 HELD_OUT = [
     *(Cell("qwen3", False, s, "none", 256, micro=1) for s in STRATEGIES),
     *(Cell("qwen3", True, s, "full", 192, micro=3) for s in STRATEGIES),

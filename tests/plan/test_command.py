@@ -252,3 +252,46 @@ def test_what_was_never_measured_is_marked(tmp_path: Path, config: str, capsys: 
     assert unmeasured("strategy.offload=optimizer") == []  # ZeRO's is
     assert unmeasured("model.task=token-classification", "data.format=tokens") == ["token-classification"]
     assert unmeasured() == []
+
+
+MESH_RECIPE = """
+model: {config: {model_type: llama, hidden_size: 64, intermediate_size: 128, num_hidden_layers: 2,
+                 num_attention_heads: 4, num_key_value_heads: 2, vocab_size: 500}}
+tokenizer: {path: none}
+data: {train: none, max_length: 64}
+precision: bf16
+strategy: {name: fsdp2, mesh: {replicate: 4, shard: 8}}
+machine: {device: cuda, processes: 8, nodes: 4}
+run: {max_steps: 2}
+"""
+
+
+def test_a_mesh_is_planned_beside_the_strategies_without_one(tmp_path: Path) -> None:
+    """The recipe's own candidate has its mesh; the others one group of all ranks, as `strategy.mesh=null` gives it."""
+    from toolkit.planning.choice import _differences, _told
+    from toolkit.planning.hardware import device_named
+    from toolkit.planning.search import Search
+    from toolkit.planning.time import Rates
+    from toolkit.recipe.load import load_recipe
+    from toolkit.strategies import resolve
+
+    file = tmp_path / "recipe.yaml"
+    file.write_text(MESH_RECIPE)
+    asked = resolve(load_recipe(file), str(file), device="cuda")
+    search = Search(asked, device_named("h100", None), 0.05, Rates())
+    found = search.all(every=True)
+    own = found[0].as_json()
+    assert (own["asked"], own["mesh"], set(own["sent_bytes"])) == (
+        True,
+        {"replicate": 4, "shard": 8},
+        {"shard", "replicate"},
+    )
+    assert "mesh 4 x 8" in found[0].label
+    alike = [c for c in found if c.label.replace(" mesh 4 x 8", "") == found[0].label.replace(" mesh 4 x 8", "")]
+    assert [c.resolved.mesh.shard for c in alike] == [8, 32]
+    assert alike[1].peak < alike[0].peak
+    assert alike[0].sent["replicate"] < alike[1].sent["all"] / 8
+    assert {c.resolved.mesh.shard for c in found if c.resolved.recipe.strategy.name == "zero3"} == {32}
+    other = next(c for c in found if c.resolved.recipe.strategy.name == "zero2")
+    told = [_told(name, other) for name in _differences(found[0], other)]
+    assert {"strategy.name=zero2", "strategy.mesh=null"} <= set(told)

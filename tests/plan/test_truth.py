@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from plan.cells import BUILT, HELD_OUT, Cell
+from plan.cells import BUILT, HELD_OUT, HYBRID, Cell
 from plan.truth import error, kept, predicted, truth
 from toolkit.launch.group import WorkerGroup
 
@@ -21,13 +21,12 @@ QUICK = [
 
 @pytest.fixture(scope="module")
 def groups() -> Iterator[dict[int, WorkerGroup]]:
-    with WorkerGroup(1) as one, WorkerGroup(2) as two:
-        yield {1: one, 2: two}
+    with WorkerGroup(1) as one, WorkerGroup(2) as two, WorkerGroup(4) as four:  # started where they are used
+        yield {1: one, 2: two, 4: four}
 
 
 def check(cell: Cell, groups: dict[int, WorkerGroup]) -> None:
-    group = groups[1 if cell.strategy == "single" else 2]
-    real = truth(group, cell)
+    real = truth(groups[cell.processes], cell)
     said = predicted(cell)
     assert abs(said / real - 1) < TOLERANCE, f"{cell.name}: predicted {said:,}, measured {real:,}"
 
@@ -38,7 +37,7 @@ def test_quick(cell: Cell, groups: dict[int, WorkerGroup]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cell", [*BUILT, *HELD_OUT], ids=lambda cell: cell.name)
+@pytest.mark.parametrize("cell", [*BUILT, *HYBRID, *HELD_OUT], ids=lambda cell: cell.name)
 def test_matrix(cell: Cell, groups: dict[int, WorkerGroup]) -> None:
     check(cell, groups)
 
@@ -51,10 +50,12 @@ def test_the_matrix_is_large_enough() -> None:
 def test_what_is_kept_is_within_the_tolerance() -> None:
     """The numbers of docs/measurements/plan.md; the slow matrix measures and predicts them anew."""
     cells = kept()["cells"]
-    assert set(cells) == {cell.name for cell in (*BUILT, *HELD_OUT)}
+    assert set(cells) == {cell.name for cell in (*BUILT, *HYBRID, *HELD_OUT)}
     assert {name for name, row in cells.items() if abs(error(row)) >= TOLERANCE} == set()
 
 
-@pytest.mark.parametrize("cell", [BUILT[5], BUILT[30], HELD_OUT[2], HELD_OUT[25]], ids=lambda cell: cell.name)
+@pytest.mark.parametrize(
+    "cell", [BUILT[5], BUILT[30], HYBRID[0], HYBRID[8], HELD_OUT[2], HELD_OUT[25]], ids=lambda cell: cell.name
+)
 def test_predictions_are_still_those_that_are_kept(cell: Cell) -> None:
     assert predicted(cell) == pytest.approx(kept()["cells"][cell.name]["predicted"], rel=0.002)

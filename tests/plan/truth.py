@@ -14,7 +14,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from plan.cells import BUCKET, BUILT, HELD_OUT, Cell
+from plan.cells import BUCKET, BUILT, HELD_OUT, HYBRID, Cell
 
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "docs" / "measurements" / "plan-memory.json"
@@ -72,15 +72,19 @@ def main(*words: str) -> None:
     warnings.filterwarnings("ignore")
     known = kept()["cells"] if kept()["versions"] == versions() else {}
     wanted = [w for w in words if not w.startswith("--")]
-    cells = [(title, cell) for title, group in (("built", BUILT), ("held out", HELD_OUT)) for cell in group]
-    with WorkerGroup(1) as one, WorkerGroup(2) as two:
+    cells = [
+        (title, cell)
+        for title, group in (("built", BUILT), ("hybrid", HYBRID), ("held out", HELD_OUT))
+        for cell in group
+    ]
+    with WorkerGroup(1) as one, WorkerGroup(2) as two, WorkerGroup(4) as four:
+        groups = {1: one, 2: two, 4: four}
         for title, cell in cells:
             chosen = not wanted or any(word in cell.name for word in wanted)
             before = known.get(cell.name, {})
             real = before.get("measured")
             if chosen and (real is None or "--again" in words):
-                group = one if cell.strategy == "single" else two
-                real = truth(group, cell)
+                real = truth(groups[cell.processes], cell)
             if real is None or not chosen:
                 continue
             known[cell.name] = {"kind": title, "measured": real, "predicted": predicted(cell)}
@@ -106,7 +110,7 @@ def write_page(cells: dict[str, Any]) -> None:
     text = PAGE.read_text(encoding="utf-8")
     before, rest = text.split(_BEGIN)
     lines = ["| cells | number | median error | worst |", "| --- | --- | --- | --- |"]
-    for kind in ("built", "held out"):
+    for kind in ("built", "hybrid", "held out"):
         errors = [error(row) for row in cells.values() if row["kind"] == kind]
         if errors:
             median = statistics.median(abs(e) for e in errors)

@@ -156,6 +156,26 @@ def test_fsdp_rounds_rotary_tables_and_frequencies(group: WorkerGroup) -> None:
     assert turned > 0.1  # frequencies are off by up to 2**-9 of themselves: more with longer contexts
 
 
+def test_hpz_groups_outlive_their_engine(group: WorkerGroup) -> None:
+    """Worked around in strategies/engines/zero.py: _forget_second_copies."""
+    told, size = group.run(upstream.hpz_groups_outlive_their_engine)[0]
+    assert "already initialized" in told
+    assert size == 2
+
+
+def test_accelerate_makes_fsdp1_without_a_mesh() -> None:
+    """Worked around in strategies/engines/fsdp1.py: _on_mesh. Hybrid groups are then a node's GPUs."""
+    import inspect
+
+    from accelerate import Accelerator
+
+    source = inspect.getsource(Accelerator.prepare_model)
+    made = source[source.index('"sharding_strategy": fsdp_plugin') : source.index("FSDP(model, **kwargs)")]
+    assert '"auto_wrap_policy"' in made
+    assert '"device_mesh"' not in made
+    assert '"process_group"' not in made
+
+
 def test_zero3_rounds_a_product_before_it_adds_the_bias() -> None:
     """Worked around in strategies/engines/zero.py: _round_once, for good, hence a process of its own here."""
     code = "import upstream; print(upstream.zero3_linear_rounds_twice())"

@@ -424,6 +424,25 @@ def fsdp_rounds_what_rotary_needs(version: int) -> tuple[str, str, float]:
     return seen[0], str(rotary.inv_freq.dtype), turned
 
 
+def hpz_groups_outlive_their_engine() -> tuple[str, int]:
+    """(What DeepSpeed says when hpZ's groups are made a second time in a process, the size of the groups that are still
+    there.)"""
+    import deepspeed
+    from deepspeed.utils import groups
+
+    _connect("deepspeed")
+    deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)
+    groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None
+    groups._create_zero_param_parallel_group(2)
+    try:
+        groups._create_zero_param_parallel_group(1)
+        return "", 0
+    except AssertionError as error:
+        return str(error), groups._get_zero_param_intra_parallel_group().size()
+    finally:
+        groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None
+
+
 def zero3_linear_rounds_twice() -> float:
     """Share of elements in which ZeRO-3's linear differs from torch's in bf16, the same operands given."""
     from deepspeed.runtime.zero.linear import zero3_linear_wrap

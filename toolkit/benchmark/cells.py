@@ -67,7 +67,9 @@ def make_cells(
     check_machine(asked)
     name = asked.recipe.strategy.name
     cells, left_out = [Cell(name, asked, asked=True)], []
-    wanted = [(other, [f"strategy.name={other}"]) for other in strategies if other != name]
+    # A mesh is the asked strategy's.
+    own = ["strategy.mesh=null"] if asked.recipe.strategy.mesh is not None else []
+    wanted = [(other, [f"strategy.name={other}", *own]) for other in strategies if other != name]
     wanted += [(option, option.split(",")) for option in options]
     for label, more in wanted:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,8 @@ class Candidate:
     asked: bool = False
     host_loading: int = 0
     """Bytes of a node's host while all its processes load the model; ``host``: while they train."""
+    sent: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """Bytes that a device sends in a step, by axis of the mesh; ``all``: in collectives of all ranks."""
 
     @property
     def peak(self) -> int:
@@ -45,6 +48,8 @@ class Candidate:
     def label(self) -> str:
         recipe = self.resolved.recipe
         parts: list[str] = [recipe.strategy.name]
+        if self.resolved.mesh.hybrid:
+            parts.append(f"mesh {self.resolved.mesh.replicate} x {self.resolved.mesh.shard}")
         if recipe.strategy.offload != "none":
             parts.append(f"offload {recipe.strategy.offload}")
         if recipe.activation_checkpointing != "none":
@@ -100,6 +105,8 @@ class Candidate:
             "peak_bytes": self.peak,
             "host_bytes": self.host,
             "host_load_bytes": self.host_loading,
+            "mesh": {"replicate": self.resolved.mesh.replicate, "shard": self.resolved.mesh.shard},
+            "sent_bytes": {axis: round(size) for axis, size in self.sent.items()},
             "breakdown": self.breakdown,
             "phases": {name: size + self.reserve for name, size in self.memory.phases.items()},
             "peak_phase": self.memory.peak_phase,

@@ -116,8 +116,8 @@ def own_seconds(
     assert known is not None
     at_end = step.whole - alone.first - alone.last - 2 * per_micro - known.optimizer
     return (
-        per_micro - sum(wire.seconds(size, count) for size, count in traffic.per_micro),
-        at_end - sum(wire.seconds(size, count) for size, count in traffic.at_end),
+        per_micro - sum(wire.seconds(*sent) for sent in traffic.per_micro),
+        at_end - sum(wire.seconds(*sent) for sent in traffic.at_end),
     )
 
 

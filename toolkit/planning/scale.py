@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from toolkit.planning.search import Search
@@ -15,7 +14,8 @@ _PER_NODE = 8
 
 def on_paper(search: Search) -> list[dict[str, Any]]:
     """A row per number of devices and strategy that shards gradients, and one more where it can shard within a node
-    only. Each has the asked micro-batch and accumulation, so that the global batch grows with the devices."""
+    and replicate over nodes. Each has the asked micro-batch and accumulation, so that the global batch grows with the
+    devices."""
     rows = []
     for count in _DEVICES:
         per_node = min(count, _PER_NODE)
@@ -32,28 +32,19 @@ def _row(search: Search, name: str, per_node: int, nodes: int, hybrid: bool = Fa
     values = search.asked.recipe.model_dump(exclude_unset=True)
     alone = per_node * nodes == 1
     strategy = simplest(lambda other: not other.traits.distributed) if alone else name
-    values["strategy"] = {"name": strategy}
-    values["machine"] = values.get("machine", {}) | {"processes": per_node, "nodes": 1 if hybrid else nodes}
+    values["strategy"] = {"name": strategy} | ({"mesh": {"replicate": nodes, "shard": per_node}} if hybrid else {})
+    values["machine"] = values.get("machine", {}) | {"processes": per_node, "nodes": nodes}
     values["batch"] = {"micro_size": search.asked.micro_size, "accumulation": search.asked.accumulation}
     resolved = resolve(Recipe.model_validate(values), search.asked.source, device=search.asked.device)
     candidate = search.candidate(resolved)
     seconds = candidate.seconds
-    if hybrid and seconds is not None:
-        seconds = dataclasses.replace(seconds, exposed=seconds.exposed + _between_nodes(search, nodes, per_node))
     return {
         "devices": per_node * nodes,
         "strategy": f"{strategy} hybrid" if hybrid else strategy,
+        "mesh": {"replicate": resolved.mesh.replicate, "shard": resolved.mesh.shard},
+        "sent_bytes": {axis: round(size) for axis, size in candidate.sent.items()},
         "peak_bytes": candidate.peak,
         "fits": candidate.fits,
         "seconds": None if seconds is None else seconds.total,
         "waiting": None if seconds is None else seconds.exposed / seconds.total,
     }
-
-
-def _between_nodes(search: Search, nodes: int, per_node: int) -> float:
-    """Hybrid sharding sums each part's gradient over the nodes: an all-reduce of 1/per_node of the gradients by
-    every device, over the node's one link."""
-    holdings = search.planner.skeleton.holdings
-    gradients = holdings.elements(True) * 4 / per_node
-    speed = search.rates.between_nodes * 1e9 * search.rates.link / per_node
-    return search.asked.accumulation * 2 * (nodes - 1) / nodes * gradients / speed

@@ -53,7 +53,8 @@ class Search:
         host = (sum(held.host.values()) + away) * resolved.recipe.machine.processes
         own, shared = held.host_loading()
         loading = own * resolved.recipe.machine.processes + shared
-        return Candidate(resolved, memory, reserve, host, seconds, self.device.bytes, self.usable, asked, loading)
+        sent = strategy_of(resolved).traffic(resolved, planner.skeleton.holdings).by_axis(resolved.accumulation)
+        return Candidate(resolved, memory, reserve, host, seconds, self.device.bytes, self.usable, asked, loading, sent)
 
     def all(self, every: bool = False) -> list[Candidate]:
         """The recipe's own candidate, then every other strategy, offload, checkpointing and micro-batch size.
@@ -155,12 +156,13 @@ class Search:
         for name, strategy in strategies().items():
             if strategy.traits.distributed != (self.asked.world_size > 1):
                 continue
-            for offload in strategy.offloads:
+            ways: list[dict[str, Any]] = [{"name": name, "offload": offload} for offload in strategy.offloads]
+            if name == self.asked.recipe.strategy.name and self.asked.mesh.hybrid:
+                ways += [way | {"mesh": None} for way in ways]  # all ranks divide the state: the least memory
+            for way in ways:
                 for kind in ("none", "selective", "full"):
                     for micro in sizes:
-                        variant = self.variant(
-                            {"name": name, "offload": offload}, {"activation_checkpointing": kind}, micro
-                        )
+                        variant = self.variant(way, {"activation_checkpointing": kind}, micro)
                         if variant is not None:
                             yield variant
 
@@ -169,6 +171,8 @@ class Search:
         recipe = self.asked.recipe
         values = recipe.model_dump(exclude_unset=True)
         values["strategy"] = values.get("strategy", {}) | strategy
+        if strategy["name"] != recipe.strategy.name:
+            values["strategy"].pop("mesh", None)  # each strategy's own, unless the recipe asks for one
         values["batch"] = {"micro_size": micro, "global_size": self.asked.global_size}
         try:
             return resolve(Recipe.model_validate(values | top), self.asked.source, device=self.asked.device)
@@ -188,6 +192,7 @@ def _key(resolved: Resolved) -> tuple[Any, ...]:
         recipe.activation_checkpointing,
         resolved.micro_size,
         resolved.accumulation,
+        recipe.strategy.mesh,
         recipe.loss,
         recipe.activation_offload,
     )

@@ -17,6 +17,7 @@ from toolkit.planning.segments import OUTSIDE, Segment
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies import strategy_of
 from toolkit.strategies.memory.base import BYTES, Holdings
+from toolkit.strategies.traffic import Axis
 
 
 @dataclass(frozen=True)
@@ -81,8 +82,8 @@ def step_seconds(
     traffic = strategy_of(resolved).traffic(resolved, holdings)
     wire = Wire(resolved, device, rates)
     own_per_micro, own_at_end = rates.own.get(resolved.recipe.strategy.name, (0.0, 0.0))
-    per_micro = own_per_micro + sum(wire.seconds(size, count) for size, count in traffic.per_micro)
-    at_end = own_at_end + sum(wire.seconds(size, count) for size, count in traffic.at_end)
+    per_micro = own_per_micro + sum(wire.seconds(*sent) for sent in traffic.per_micro)
+    at_end = own_at_end + sum(wire.seconds(*sent) for sent in traffic.at_end)
     hidden_under = micro_batches * ((forward + backward) / speed if traffic.also_forward else backward / speed)
     hideable = micro_batches * per_micro
     if traffic.end_overlaps:
@@ -93,7 +94,7 @@ def step_seconds(
     if not rates.overlap:
         exposed = hideable + at_end
     trained = holdings.elements(True) * BYTES[resolved.precision.trainable]
-    share = trained / resolved.world_size if "optimizer" in resolved.traits.shards else trained
+    share = trained / resolved.state_ranks if "optimizer" in resolved.traits.shards else trained
     # AdamW reads weight, gradient and two moments and writes weight and moments: seven passes.
     kind = optimizer_kind(resolved.recipe.optimizer.name)
     offload = 0.0
@@ -103,7 +104,7 @@ def step_seconds(
         optimizer = kind.passes * share / (rates.host_bandwidth * 1e9)
         offload = 2 * share / (device.pcie * 1e9 * rates.link)
         if resolved.recipe.strategy.offload == "all":
-            weights = holdings.elements() * BYTES[resolved.precision.compute] / resolved.world_size
+            weights = holdings.elements() * BYTES[resolved.precision.compute] / resolved.state_ranks
             offload += 2 * micro_batches * weights / (device.pcie * 1e9 * rates.link)
     optimizer += _whole_updates(resolved, holdings, wire, device.bf16 * 1e12 * rates.compute)
     if away:  # out under the forward, back under the backward
@@ -119,22 +120,25 @@ def _whole_updates(resolved: Resolved, holdings: Holdings, wire: Wire, speed: fl
     seconds = sum(count * kind.flops(section, w.shape, w.matrix) for w, count in trained) / speed
     if "weights" not in resolved.traits.shards:
         return seconds
-    size = BYTES[resolved.precision.trainable] * (resolved.world_size - 1) / resolved.world_size
+    size = BYTES[resolved.precision.trainable] * (resolved.mesh.shard - 1) / resolved.mesh.shard
     gathered = [(kind.gathers(w.matrix) * w.numel, kind.gathers(w.matrix), count) for w, count in trained]
-    return seconds + sum(count * wire.seconds(elements * size, calls) for elements, calls, count in gathered)
+    axis: Axis = "shard" if resolved.mesh.hybrid else "all"
+    return seconds + sum(count * wire.seconds(elements * size, calls, axis) for elements, calls, count in gathered)
 
 
 class Wire:
-    """How long bytes take: a ring goes at the speed of its slowest hop, the one between nodes where there are
-    several, which the devices of a node share."""
+    """How long bytes take: a ring goes at the speed of its slowest hop, the one between nodes where it crosses them.
+    Rings that cross at once share a node's link: of all ranks, or of consecutive ones, there is one in a node; of ranks
+    that hold copies as many as the node has parts."""
 
     def __init__(self, resolved: Resolved, device: Device, rates: Rates) -> None:
-        machine = resolved.recipe.machine
-        speed = device.link * rates.link
-        if machine.nodes > 1:
-            speed = min(speed, rates.between_nodes * rates.link)
-        self.speed = speed * 1e9
-        self.latency = rates.latency * math.log2(max(2, resolved.world_size))
+        machine, mesh = resolved.recipe.machine, resolved.mesh
+        sizes = {"all": resolved.world_size, "shard": mesh.shard, "replicate": mesh.replicate}
+        crosses = {"all": machine.nodes > 1, "shard": mesh.shard > machine.processes, "replicate": machine.nodes > 1}
+        rings = {"all": 1, "shard": 1, "replicate": min(mesh.shard, machine.processes)}
+        within, between = device.link * rates.link, rates.between_nodes * rates.link
+        self.speeds = {axis: 1e9 * (min(within, between / rings[axis]) if crosses[axis] else within) for axis in sizes}
+        self.latencies = {axis: rates.latency * math.log2(max(2, size)) for axis, size in sizes.items()}
 
-    def seconds(self, size: float, collectives: int) -> float:
-        return 0.0 if size == 0 else size / self.speed + collectives * self.latency
+    def seconds(self, size: float, collectives: float, axis: Axis = "all") -> float:
+        return 0.0 if size == 0 else size / self.speeds[axis] + collectives * self.latencies[axis]

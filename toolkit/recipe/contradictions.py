@@ -5,6 +5,7 @@ from __future__ import annotations
 from toolkit.optimizers import optimizer_kind
 from toolkit.recipe.adapter_methods import METHODS
 from toolkit.recipe.adapter_options import adapter_problems
+from toolkit.recipe.mesh import mesh_problems
 from toolkit.recipe.schema import Data, Recipe
 from toolkit.recipe.traits import Traits
 from toolkit.tasks import task_of
@@ -62,6 +63,7 @@ def contradictions(recipe: Recipe, traits: Traits) -> list[str]:
     if not traits.distributed and recipe.machine.processes * recipe.machine.nodes > 1:
         name = recipe.strategy.name
         found.append(f"strategy.name: {name} runs in one process; set machine.processes: 1, or use ddp")
+    found += mesh_problems(recipe)
     kind = optimizer_kind(recipe.optimizer.name)
     if kind.packed and recipe.optimizer.kernel != "fused":
         found.append(f"optimizer.kernel: {kind.name} has its own kernels; remove optimizer.kernel")

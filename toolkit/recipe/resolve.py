@@ -15,6 +15,7 @@ from toolkit.recipe.contradictions import contradictions
 from toolkit.recipe.fp8able import why_not_fp8
 from toolkit.recipe.fusable import why_not_fusable
 from toolkit.recipe.load import recipe_sha256
+from toolkit.recipe.mesh import Mesh, reasons
 from toolkit.recipe.model_facts import ModelFacts, block_classes, has_batch_norm, model_facts, supports_sdpa
 from toolkit.recipe.needs import cpus_per_node, why_no_tokenizer
 from toolkit.recipe.packable import why_not_packable
@@ -100,6 +101,8 @@ class Resolved:
     """Processes, over all nodes."""
     data_size: int
     """Data-parallel size: the number of parts that a window's samples are divided into; a divisor of ``world_size``."""
+    mesh: Mesh
+    """The strategy's own where the recipe has none: one group of all processes, sharded or replicated."""
     micro_size: int
     accumulation: int
     global_size: int
@@ -118,6 +121,11 @@ class Resolved:
     """What layers of batch normalisation normalise in training, where the model has any."""
     base_storage: str | None = None
     """``adapter.method: qlora``: the dtype whose elements the base's 4-bit weights are packed in; None without."""
+
+    @property
+    def state_ranks(self) -> int:
+        """Number of ranks that divide what the strategy shards: gradients, optimizer state, master weights."""
+        return self.world_size if self.traits.hybrid == "weights" else self.mesh.shard
 
     @property
     def ranks_per_part(self) -> int:
@@ -234,6 +242,7 @@ def resolve_values(
         traits=traits,
         world_size=decide("world_size", world_size, "machine.processes x machine.nodes"),
         data_size=data_size,
+        mesh=_mesh(recipe, traits, world_size, decide),
         micro_size=micro,
         accumulation=accumulation,
         global_size=global_size,
@@ -245,6 +254,16 @@ def resolve_values(
         batch_norm=_batch_norm(recipe, facts, source, decide),
         base_storage=_base_storage(recipe, precision, traits, decide),
     )
+
+
+def _mesh(recipe: Recipe, traits: Traits, world_size: int, decide: Decisions) -> Mesh:
+    asked = recipe.strategy.mesh
+    if asked is None:
+        return Mesh(1, world_size) if traits.shards else Mesh(world_size, 1)
+    mesh = Mesh(asked.replicate, asked.shard)
+    for axis, reason in reasons(mesh, recipe.machine, traits.hybrid).items():
+        decide(f"strategy.mesh.{axis}", getattr(asked, axis), reason)
+    return mesh
 
 
 def _with_attention(recipe: Recipe, facts: ModelFacts, decide: Decisions) -> Recipe:

@@ -398,6 +398,21 @@ SCHEDULE_KEYS = {
 """Keys that not every schedule has, and the schedules that have each."""
 
 
+class MeshAxes(Section):
+    """How the processes are divided; the product of all axes is their number."""
+
+    replicate: Positive = Field(
+        1, description="copies of what `shard` divides; between nodes they exchange gradients alone"
+    )
+    shard: Positive = Field(
+        1, description="consecutive ranks that divide weights, gradients and optimizer state; best: those of a node"
+    )
+    context: Positive = Field(1, description="ranks that divide a sequence; not supported yet")
+    tensor: Positive = Field(1, description="ranks that divide each layer; not supported yet")
+    pipeline: Positive = Field(1, description="stages of consecutive layers; not supported yet")
+    expert: Positive = Field(1, description="ranks that divide the experts of a layer; not supported yet")
+
+
 class Strategy(Section):
     name: Annotated[str, AfterValidator(known_strategy)] = Field(
         "single", description="how the training state is distributed over the processes", json_schema_extra=list_names
@@ -408,6 +423,11 @@ class Strategy(Section):
         description="fsdp1, fsdp2: free the gathered weights after the forward; false is faster and larger",
     )
     wrap: list[str] | None = Field(None, description="classes of the model's blocks; default: its _no_split_modules")
+    mesh: MeshAxes | None = Field(
+        None,
+        description="how the processes are divided between kinds of parallelism, e.g. {replicate: 2, shard: 8}; null: "
+        "the strategy's own, one group of all processes",
+    )
 
 
 class Machine(Section):

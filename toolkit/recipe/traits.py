@@ -43,8 +43,9 @@ class Traits:
     precedence: int = 100
     """Among otherwise equal strategies the one with the smallest value is chosen: less communication, less
     complexity."""
-    hybrid: bool = False
-    """Can shard within a node and replicate over nodes."""
+    hybrid: Literal["state", "weights"] | None = None
+    """What `strategy.mesh` can both shard and replicate: the whole training state, or a second copy of the weights
+    alone. None: nothing."""
     validated: frozenset[str] | None = None
     """What `plan`'s predictions were compared with measurements for, beyond plain training: offload, fp16, task names.
     None: nothing was."""

@@ -19,7 +19,7 @@ from toolkit.recipe.traits import Traits
 if TYPE_CHECKING:
     from toolkit.strategies.engines.base import Engine
     from toolkit.strategies.memory.base import Holdings, MemoryModel
-    from toolkit.strategies.traffic import Traffic
+    from toolkit.strategies.traffic import Axis, Traffic
 
 
 class Strategy:
@@ -52,6 +52,10 @@ class Strategy:
         """Communication of one rank in one step."""
         raise NotImplementedError
 
+    def collectives_by_axis(self, resolved: Resolved) -> tuple[tuple[str, Axis], ...]:
+        """The collectives of the first step with a mesh, each by the name of `verify` and its axis."""
+        return ()
+
     def check(self, resolved: Resolved) -> None:
         """Reject what this strategy does not support; raises InputError."""
         offload = resolved.recipe.strategy.offload
@@ -61,6 +65,34 @@ class Strategy:
             raise InputError(
                 f"{resolved.source}: strategy.offload: {self.name} cannot offload {offload!r}; supported: {can}"
                 + (f" ({', '.join(others)} can offload {offload!r})" if others else "")
+            )
+        self._check_mesh(resolved)
+
+    def _check_mesh(self, resolved: Resolved) -> None:
+        mesh, shards = resolved.mesh, bool(self.traits.shards)
+        if resolved.recipe.strategy.mesh is None:
+            return
+        hybrids = ", ".join(name for name, other in REGISTERED.items() if other.traits.hybrid)
+        where = f"{resolved.source}: strategy.mesh"
+        if mesh.shard > 1 and not shards:
+            raise InputError(
+                f"{where}.shard: {self.name} keeps all weights in every process; set shard: 1 and "
+                f"replicate: {resolved.world_size}, or use one of {hybrids}"
+            )
+        if mesh.shard == 1 and mesh.replicate > 1 and shards:
+            raise InputError(
+                f"{where}.shard: with 1 {self.name} has nothing to shard; set a larger number, or use a strategy that "
+                "keeps all weights in every process (ddp)"
+            )
+        if mesh.hybrid and resolved.recipe.strategy.offload != "none":
+            raise InputError(
+                f"{resolved.source}: strategy.offload: is not verified with copies (strategy.mesh.replicate); set "
+                "offload: none, or remove strategy.mesh"
+            )
+        if mesh.hybrid and not self.traits.hybrid:
+            raise InputError(
+                f"{where}.replicate: {self.name} shards over all processes, and the packages have no hybrid of it; set "
+                f"replicate: 1 and shard: {resolved.world_size}, or use one of {hybrids}"
             )
 
     def settings(self, resolved: Resolved, decide: Decisions) -> Any:

@@ -8,11 +8,12 @@ from typing import Any
 
 from toolkit.errors import InputError
 from toolkit.recipe.adapter_methods import METHODS
+from toolkit.recipe.mesh import Mesh
 from toolkit.recipe.resolve import Decisions, Resolved
 from toolkit.recipe.traits import Traits
 from toolkit.strategies.base import Strategy
 from toolkit.strategies.memory.base import Holdings
-from toolkit.strategies.traffic import Traffic, sharded_traffic
+from toolkit.strategies.traffic import Axis, Traffic, sharded_traffic
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,15 @@ class FsdpSettings:
     offload: bool
     blocks: tuple[str, ...]
     state_dict_type: str
+    mesh: Mesh | None = None
+    """The recipe's mesh; None: one group of all processes, without a mesh of the recipe's."""
+
+    @property
+    def sharding_strategy(self) -> str:
+        """FSDP1's name for it."""
+        if self.mesh is not None and self.mesh.hybrid:
+            return "HYBRID_SHARD" if self.reshard else "HYBRID_SHARD_ZERO2"
+        return "FULL_SHARD" if self.reshard else "SHARD_GRAD_OP"
 
 
 class _Fsdp(Strategy):
@@ -75,6 +85,9 @@ class _Fsdp(Strategy):
     def settings(self, resolved: Resolved, decide: Decisions) -> FsdpSettings:
         strategy = resolved.recipe.strategy
         kind = "FULL_STATE_DICT" if self.version == 1 else "SHARDED_STATE_DICT"
+        mesh = resolved.mesh if strategy.mesh is not None else None
+        if self.version == 1 and resolved.mesh.hybrid:
+            self._groups(resolved, decide)
         return FsdpSettings(
             version=decide(
                 "fsdp.version", self.version, "written because the defaults differ: accelerate 1, transformers 2"
@@ -83,7 +96,17 @@ class _Fsdp(Strategy):
             offload=strategy.offload == "all",
             blocks=resolved.blocks,
             state_dict_type=decide("fsdp.state_dict_type", kind, "for other scripts; the toolkit does not use it"),
+            mesh=mesh,
         )
+
+    def _groups(self, resolved: Resolved, decide: Decisions) -> None:
+        """accelerate 1.15.0 has no key for the groups of HYBRID_SHARD, which are then a node's GPUs (torch 2.13.0,
+        _init_utils.py, ``_init_intra_and_inter_node_groups``)."""
+        own = resolved.device == "cuda" and resolved.mesh.shard == resolved.recipe.machine.processes
+        why = "a node's GPUs, torch's own groups" if own else (
+            "set by toolkit train; accelerate.yaml has no key for it, and other scripts would shard over a node's GPUs"
+        )  # fmt: skip
+        decide("fsdp.group_size", resolved.mesh.shard, why)
 
     def accelerate_config(self, resolved: Resolved, folder: Path) -> dict[str, Any]:
         settings: FsdpSettings = resolved.settings
@@ -99,7 +122,7 @@ class _Fsdp(Strategy):
         if settings.version == 1:
             fsdp |= {
                 # accelerate 1.15.0 reads fsdp_reshard_after_forward for version 2 alone
-                "fsdp_sharding_strategy": "FULL_SHARD" if settings.reshard else "SHARD_GRAD_OP",
+                "fsdp_sharding_strategy": settings.sharding_strategy,
                 "fsdp_backward_prefetch": "BACKWARD_PRE",
                 "fsdp_forward_prefetch": False,
                 "fsdp_use_orig_params": True,
@@ -107,7 +130,17 @@ class _Fsdp(Strategy):
             }
         else:
             fsdp["fsdp_reshard_after_forward"] = settings.reshard
+            if settings.mesh is not None:
+                sizes = {"dp_replicate": settings.mesh.replicate, "dp_shard": settings.mesh.shard}
+                sizes |= dict.fromkeys(("tp", "cp", "sp"), 1)
+                axes = {f"parallelism_config_{axis}_size": size for axis, size in sizes.items()}
+                return {"fsdp_config": fsdp, "parallelism_config": axes}
         return {"fsdp_config": fsdp}
+
+    def collectives_by_axis(self, resolved: Resolved) -> tuple[tuple[str, Axis], ...]:
+        if not resolved.mesh.hybrid:
+            return ()
+        return (("all-gather", "shard"), ("reduce-scatter", "shard"), ("all-reduce", "replicate"))
 
     def traffic(self, resolved: Resolved, holdings: Holdings) -> Traffic:
         return sharded_traffic(resolved, holdings)
@@ -119,6 +152,7 @@ _FSDP: dict[str, Any] = {
     "reduces_each_micro_batch": True,
     "shards": frozenset({"optimizer", "gradients", "weights"}),
     "collectives": (("reduce-scatter",), ("all-gather",)),
+    "hybrid": "state",
 }
 
 
@@ -149,9 +183,7 @@ class Fsdp2(_Fsdp):
     version = 2
     engine = "toolkit.strategies.engines.fsdp2:Fsdp2Engine"
     memory = "toolkit.strategies.memory.fsdp:Fsdp2Memory"
-    traits = Traits(
-        precedence=4, hybrid=True, validated=frozenset({"fp16"}), sums_input_gradients_by_block=True, **_FSDP
-    )
+    traits = Traits(precedence=4, validated=frozenset({"fp16"}), sums_input_gradients_by_block=True, **_FSDP)
 
 
 def _rows_key(resolved: Resolved) -> str | None:

@@ -3,33 +3,55 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies.memory.base import BYTES, Holdings
 
+Axis = Literal["all", "shard", "replicate"]
+"""The ranks of a collective: all, those of an axis of the mesh."""
+
+
+class Sent(NamedTuple):
+    """Bytes that a rank sends, in how many collectives, along which axis."""
+
+    size: float
+    collectives: float
+    axis: Axis = "all"
+
 
 @dataclass(frozen=True)
 class Traffic:
-    """Pairs of (bytes that a rank sends, number of collectives), and when they overlap with compute."""
+    """What a rank sends, and when it overlaps with compute. A pair of bytes and collectives is one of all ranks."""
 
-    per_micro: tuple[tuple[float, int], ...] = ()
+    per_micro: tuple[Sent | tuple[float, int], ...] = ()
     """In every micro-batch; overlaps with its backward (and its forward, if ``also_forward``)."""
-    at_end: tuple[tuple[float, int], ...] = ()
+    at_end: tuple[Sent | tuple[float, int], ...] = ()
     """Once per step."""
     end_overlaps: bool = False
     """Whether the communication once per step overlaps with the last backward."""
     also_forward: bool = False
 
+    def by_axis(self, accumulation: int) -> dict[str, float]:
+        """Bytes that a rank sends in one step of so many micro-batches, by axis."""
+        found: dict[str, float] = {}
+        for times, sends in ((accumulation, self.per_micro), (1, self.at_end)):
+            for sent in (Sent(*one) for one in sends):
+                found[sent.axis] = found.get(sent.axis, 0.0) + times * sent.size
+        return {axis: size for axis, size in found.items() if size}
+
 
 class Volumes:
-    """Bytes that a rank sends to move each part of the training state once.
+    """Bytes that a rank sends to move each part of the training state once around a ring of ``ranks`` (all of them by
+    default).
 
     A ring of N ranks sends (N-1)/N of a tensor for an all-gather or a reduce-scatter, and twice that for an all-reduce
     (Patarasuk and Yuan 2009).
     """
 
-    def __init__(self, resolved: Resolved, holdings: Holdings) -> None:
-        ring = (resolved.world_size - 1) / resolved.world_size
+    def __init__(self, resolved: Resolved, holdings: Holdings, ranks: int | None = None) -> None:
+        ranks = ranks or resolved.world_size
+        ring = (ranks - 1) / ranks
         precision = resolved.precision
         self.trained_bytes = holdings.elements(True) * BYTES[precision.trainable]
         """Bytes of all gradients, whole."""
@@ -44,9 +66,28 @@ class Volumes:
 
 def sharded_traffic(resolved: Resolved, holdings: Holdings) -> Traffic:
     """Sharded weights are gathered for the forward and, unless they stay gathered, for the backward; gradients are
-    reduced to their shards."""
-    volumes = Volumes(resolved, holdings)
+    reduced to their shards, and these are summed over the copies where a mesh has any."""
+    mesh = resolved.mesh
+    axis: Axis = "shard" if mesh.hybrid else "all"
+    volumes = Volumes(resolved, holdings, mesh.shard)
     gathers = 2 if resolved.recipe.strategy.reshard_after_forward else 1
-    return Traffic(
-        ((gathers * volumes.weights, gathers * volumes.units), (volumes.gradients, volumes.units)), also_forward=True
+    sends = [
+        Sent(gathers * volumes.weights, gathers * volumes.units, axis),
+        Sent(volumes.gradients, volumes.units, axis),
+    ]
+    if mesh.hybrid:
+        between = 2 * (mesh.replicate - 1) / mesh.replicate
+        sends.append(Sent(between * volumes.trained_bytes / mesh.shard, volumes.units, "replicate"))
+    return Traffic(tuple(sends), also_forward=True)
+
+
+def second_copy_traffic(resolved: Resolved, holdings: Holdings) -> Traffic:
+    """ZeRO-3 with hpZ: weights that train are gathered from all ranks at their first use in a step, and from then on
+    from the group's second copy; frozen ones always from it. Gradients are reduced over all ranks."""
+    group, everywhere = Volumes(resolved, holdings, resolved.mesh.shard), Volumes(resolved, holdings)
+    micro_batches = resolved.accumulation
+    first = Sent(everywhere.trained_copies, everywhere.units)
+    later = Sent(
+        2 * group.weights - group.trained_copies / micro_batches, (2 - 1 / micro_batches) * group.units, "shard"
     )
+    return Traffic((later, Sent(everywhere.gradients, everywhere.units)), at_end=(first,), also_forward=True)

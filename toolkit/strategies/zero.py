@@ -12,7 +12,7 @@ from toolkit.recipe.resolve import Decisions, Resolved
 from toolkit.recipe.traits import Traits
 from toolkit.strategies.base import Strategy
 from toolkit.strategies.memory.base import Holdings
-from toolkit.strategies.traffic import Traffic, Volumes, sharded_traffic
+from toolkit.strategies.traffic import Axis, Traffic, Volumes, second_copy_traffic, sharded_traffic
 
 # Elements per bucket where the model's width is not known: 100 MB of bf16, far below DeepSpeed's default of
 # 5e8, which with overlap_comm takes about 4.5 times its size in extra device memory.
@@ -55,6 +55,8 @@ class Zero3Settings(ZeroSettings):
 
     prefetch_bucket: int
     persistence_threshold: int
+    hpz: int = 1
+    """Ranks that divide a second copy of the weights (ZeRO++, arXiv:2306.10209, hpZ); 1: there is none."""
 
 
 class _Zero(Strategy):
@@ -108,7 +110,17 @@ class _Zero(Strategy):
                 10 * hidden if hidden else 10_000,
                 "10 x hidden_size: norms and biases are not sharded" if hidden else "norms and biases are not sharded",
             ),
+            hpz=self._hpz(resolved, decide),
         )
+
+    def _hpz(self, resolved: Resolved, decide: Decisions) -> int:
+        if not resolved.mesh.hybrid:
+            return 1
+        why = (
+            "strategy.mesh.shard: a second copy of the weights in each group of ranks; gradients and optimizer state "
+            f"are sharded over all {resolved.world_size} processes"
+        )
+        return decide("zero.zero_hpz_partition_size", resolved.mesh.shard, why)
 
     def accelerate_config(self, resolved: Resolved, folder: Path) -> dict[str, Any]:
         config: dict[str, Any] = {
@@ -140,6 +152,8 @@ class _Zero(Strategy):
                 "stage3_max_reuse_distance": 1_000_000_000,
                 "stage3_gather_16bit_weights_on_model_save": True,
             }
+            if settings.hpz > 1:
+                zero["zero_hpz_partition_size"] = settings.hpz
         offload = recipe.strategy.offload
         pinned = {"device": "cpu", "pin_memory": resolved.device == "cuda"}
         if offload != "none":
@@ -236,10 +250,15 @@ class Zero3(_Zero):
             "has no place for it; fsdp2 shards as much and supports it"
         ),
         reentrant_adapters=True,
+        hybrid="weights",
         sums_input_gradients_by_module=True,  # deepspeed 0.19.8, parameter_offload.py
         reduces_each_micro_batch=True,
         **_ZERO,
     )
 
+    def collectives_by_axis(self, resolved: Resolved) -> tuple[tuple[str, Axis], ...]:
+        return (("all-gather", "shard"), ("reduce-scatter", "all")) if resolved.mesh.hybrid else ()
+
     def traffic(self, resolved: Resolved, holdings: Holdings) -> Traffic:
-        return sharded_traffic(resolved, holdings)
+        make = second_copy_traffic if resolved.mesh.hybrid else sharded_traffic
+        return make(resolved, holdings)

@@ -72,7 +72,8 @@ def kill_matrix(
 
 def _cell(resolved: Resolved, fault: str, strategy: str, groups: dict[int, WorkerGroup], time_limit: float) -> Cell:
     started = time.perf_counter()
-    world = max(2, resolved.world_size) if known_strategies()[strategy].traits.distributed else 1
+    distributed = known_strategies()[strategy].traits.distributed
+    world = max(fault_class(fault).processes, resolved.world_size) if distributed else 1
     group = groups.setdefault(world, WorkerGroup(world))
     fresh = groups.setdefault(-world, WorkerGroup(world))
     try:
@@ -100,7 +101,9 @@ def _cell(resolved: Resolved, fault: str, strategy: str, groups: dict[int, Worke
 def with_strategy(resolved: Resolved, strategy: str, world: int) -> Resolved:
     """The recipe under another strategy."""
     values = resolved.recipe.model_dump(mode="json")
-    merge(values, {"strategy": {"name": strategy, "offload": "none"}, "machine": {"processes": world, "nodes": 1},
+    mesh = values["strategy"]["mesh"] if strategy == resolved.recipe.strategy.name else None
+    merge(values, {"strategy": {"name": strategy, "offload": "none", "mesh": mesh},
+                   "machine": {"processes": world, "nodes": 1},
                    "batch": {"global_size": None, "micro_size": resolved.micro_size,
                              "accumulation": resolved.accumulation}})  # fmt: skip
     return resolve(Recipe.model_validate(values), resolved.source, device=resolved.device)

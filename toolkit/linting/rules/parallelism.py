@@ -1,11 +1,11 @@
-"""LT51x: values of parallelism_config that accelerate rejects."""
+"""LT51x: values of parallelism_config that accelerate rejects or does not read."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from toolkit.linting.context import LintContext
-from toolkit.linting.examples import fsdp2
+from toolkit.linting.examples import fsdp2, multi_gpu
 from toolkit.linting.files.tree import Source
 from toolkit.linting.model import Diagnostic, Files, Setting
 from toolkit.linting.registry import rule
@@ -92,3 +92,25 @@ def no_such_backend(context: LintContext) -> Iterator[Diagnostic]:
     setting = _setting(context.accelerate, "cp_backend")
     if setting is not None and setting.value != "torch":
         yield Diagnostic(setting, f"{setting.value!r} is not torch, the only backend of context parallelism")
+
+
+@rule(
+    "LT519",
+    "error",
+    source="accelerate 1.15.0 parallelism_config.py:_validate_accelerator; accelerator.py:prepare_model (DDP)",
+    fails=multi_gpu("parallelism_config:", "  parallelism_config_dp_shard_size: 2"),
+    passes=_parallel("dp_shard_size: 2"),
+)
+def sharded_without_fsdp2(context: LintContext) -> Iterator[Diagnostic]:
+    """dp_shard_size without FSDP2: only FSDP2 reads it.
+
+    Under MULTI_GPU accelerate runs plain DDP and says nothing: every process holds the whole model. Under FSDP1 it
+    rejects the section; hybrid sharding there is fsdp_sharding_strategy: HYBRID_SHARD.
+    """
+    setting = _setting(context.accelerate, "dp_shard_size")
+    if setting is None or _size(context, "dp_shard") == 1 or context.trainer_fsdp:
+        return
+    if context.distributed_type == "MULTI_GPU":
+        yield Diagnostic(setting, "distributed_type is MULTI_GPU: accelerate runs plain DDP, and nothing is sharded")
+    elif context.distributed_type == "FSDP" and context.fsdp_version == 1:
+        yield Diagnostic(setting, "fsdp_version is 1: accelerate accepts parallelism_config for FSDP2 only")

@@ -123,6 +123,7 @@ class Engine:
         self.matrices = prepared.matrices
         self.batch_norms = batch_norms(prepared.model)
         self.gradient_divisor = self.resolved.data_size
+        self.place = self.resolved.mesh.place(accelerator.process_index)
         self.scaler = self._make_scaler() if self.resolved.precision.loss_scaling else None
         self.engage(prepared)
 
@@ -275,6 +276,34 @@ class Engine:
         if saved.step is not None:
             state = OptimizerState(saved.step, {key: saved.moment(key, None) for key in self.moment_keys(name)})
         self.load(name, saved.weight(None), state)
+
+    def _writes(self, name: str) -> bool:
+        """Whether this rank owns its part of a tensor, of those that hold the same part: groups of ranks take turns, so
+        that each writes as many elements of a checkpoint."""
+        mesh = self.resolved.mesh
+        turn = (self._ends[name] - 1) * mesh.replicate // max(1, max(self._ends.values()))
+        return turn == mesh.replica(self.accelerator.process_index)
+
+    def _mesh_claims(self, parts: Sequence[tuple[tuple[int, int], torch.Tensor]]) -> list[Claim]:
+        """Evidence for `strategy.mesh`: of each weight how many ranks hold this part and how many parts there are, and
+        this rank's part; and that copies are equal, by the sum of their bytes. Every rank calls it."""
+        import torch.distributed as dist
+
+        mesh = self.resolved.mesh
+        if self.resolved.recipe.strategy.mesh is None:
+            return []
+        seen = sorted({found for found, _ in parts})
+        told = ", ".join(f"{copies} x {count}" for copies, count in seen) or "none"
+        sums = torch.zeros(mesh.replicate, mesh.shard, dtype=torch.int64, device=self.device)
+        flat = [part.reshape(-1).view(torch.uint8).sum(dtype=torch.int64) for _, part in parts if part.numel()]
+        sums[mesh.replica(self.accelerator.process_index), self.place] = sum(one.to(self.device) for one in flat)
+        dist.all_reduce(sums)
+        same = int((sums == sums[0]).all(0).sum().item())
+        right = f"{mesh.replicate} x {mesh.shard}"
+        return [
+            Claim("mesh", "copies x parts of each weight", right, told, seen == [(mesh.replicate, mesh.shard)]),
+            Claim("mesh-copies", "parts whose copies are equal", str(mesh.shard), str(same), same == mesh.shard),
+        ]
 
     def _share(self, name: str) -> Piece:
         """This rank's part of a tensor that every rank holds. The ranks divide all trained elements, in the model's

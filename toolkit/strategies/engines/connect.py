@@ -77,6 +77,7 @@ def _accelerator(resolved: Resolved, kind: str, options: dict[str, Any]) -> Acce
     if kind == "FSDP":
         engine: Any = strategy_of(resolved).engine_class()
         plugin = engine.plugin(resolved.settings, resolved.precision.compute, resolved.precision.trainable)
+        options = options | engine.accelerator_options(resolved.settings)
         return Accelerator(fsdp_plugin=plugin, mixed_precision="no", **options)
     return Accelerator(cpu=resolved.device == "cpu", mixed_precision="no", **options)
 

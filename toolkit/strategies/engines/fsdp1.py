@@ -50,7 +50,7 @@ class Fsdp1Engine(Engine):
             )
         return FullyShardedDataParallelPlugin(
             fsdp_version=1,
-            sharding_strategy="FULL_SHARD" if settings.reshard else "SHARD_GRAD_OP",
+            sharding_strategy=settings.sharding_strategy,
             cpu_offload=settings.offload,
             auto_wrap_policy="transformer_based_wrap",
             transformer_cls_names_to_wrap=list(settings.blocks),
@@ -64,6 +64,11 @@ class Fsdp1Engine(Engine):
             forward_prefetch=False,
             mixed_precision_policy=policy,
         )
+
+    @staticmethod
+    def accelerator_options(settings: FsdpSettings) -> dict[str, Any]:
+        """What else the Accelerator is made with: nothing."""
+        return {}
 
     def engage(self, prepared: Prepared) -> None:
         plugin = self.accelerator.state.fsdp_plugin
@@ -86,10 +91,23 @@ class Fsdp1Engine(Engine):
                 "train both, or use fsdp2"
             )
         plugin.auto_wrap_policy = functools.partial(_own_unit, blocks=frozenset(self.resolved.blocks), apart=apart)
-        self.model = self.accelerator.prepare_model(prepared.model)
+        mesh = self._device_mesh()
+        self._group = None if mesh is None else mesh.get_group("dp_shard")
+        with _on_mesh(mesh):
+            self.model = self.accelerator.prepare_model(prepared.model)
         self.parameters = {_clean(name): p for name, p in self.model.named_parameters() if p.requires_grad}
         self._places = _places(self.model)
         self.optimizer = self._make_optimizer(self.parameters, prepared.decayed)
+
+    def _device_mesh(self) -> Any:
+        """The recipe's groups, where some ranks hold copies; None: one group of all."""
+        from torch.distributed.device_mesh import init_device_mesh
+
+        mesh = self.resolved.mesh
+        if not mesh.hybrid:
+            return None
+        names = ("dp_replicate", "dp_shard")
+        return init_device_mesh(self.device.type, (mesh.replicate, mesh.shard), mesh_dim_names=names)
 
     def _make_scaler(self) -> Any:
         from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
@@ -110,12 +128,15 @@ class Fsdp1Engine(Engine):
         handles = [unit._handle for unit in units if unit._handle is not None]
         local = sum(handle.flat_param.numel() for handle in handles)
         whole = sum(handle.flat_param._unpadded_unsharded_size.numel() for handle in handles)
-        world = self.resolved.world_size
+        ranks = self.resolved.mesh.shard
         share = local / max(1, whole)
         # Each flat parameter is padded to a multiple of the ranks.
-        ok = bool(handles) and local * world <= whole + len(handles) * world
+        ok = bool(handles) and local * ranks <= whole + len(handles) * ranks
+        parts = [((_copies(unit), unit.world_size), unit._handle.flat_param.detach())
+                 for unit in units if unit._handle is not None]  # fmt: skip
         return [
-            connected_claim(world, self.device),
+            connected_claim(self.resolved.world_size, self.device),
+            *self._mesh_claims(parts),
             Claim(
                 "weights-split",
                 "units wrapped",
@@ -126,7 +147,7 @@ class Fsdp1Engine(Engine):
             Claim(
                 "share-of-weights",
                 "weights held by this process",
-                f"{100 / world:.1f} %",
+                f"{100 / ranks:.1f} %",
                 f"{100 * share:.1f} %",
                 ok,
             ),
@@ -159,7 +180,7 @@ class Fsdp1Engine(Engine):
 
     def load(self, name: str, weight: torch.Tensor, state: OptimizerState | None) -> None:
         parameter = self.parameters[name]
-        start = sum(self._sizes(parameter)[: dist.get_rank()])
+        start = sum(self._sizes(parameter)[: self.place])
 
         def part(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
             flat = tensor.reshape(-1)[start : start + parameter.numel()]
@@ -186,6 +207,8 @@ class Fsdp1Engine(Engine):
         parameter, piece = self.parameters[name], self._places[id(self.parameters[name])]
         state, keys = self.optimizer.state.get(parameter), self.moment_keys(name)
         moments = {key: dense_moment(state[key], parameter) for key in keys} if state else {}
+        if not self._writes(name):
+            piece = span(0, 0)
         return Owned(
             owned(piece, parameter.detach().reshape(-1)),
             {key: owned(piece, moment.reshape(-1)) for key, moment in moments.items()},
@@ -209,23 +232,25 @@ class Fsdp1Engine(Engine):
         }
 
     def _sizes(self, local: torch.Tensor) -> list[int]:
-        sizes = torch.zeros(self.resolved.world_size, device=self.device, dtype=torch.int64)
-        sizes[dist.get_rank()] = local.numel()
-        dist.all_reduce(sizes)
+        """Elements of a parameter by a rank's place in its group."""
+        sizes = torch.zeros(self.resolved.mesh.shard, device=self.device, dtype=torch.int64)
+        sizes[self.place] = local.numel()
+        dist.all_reduce(sizes, group=self._group)
         return sizes.tolist()
 
     def _whole(self, name: str, local: torch.Tensor, main_only: bool = False) -> torch.Tensor:
         """A parameter's slices lie in the order of the ranks; each rank holds a contiguous run of its elements.
 
-        Each owner broadcasts its slice into its place. A rank that reads holds the whole on its device, any other one
-        slice at a time. (NCCL makes a communicator for every pair that sends directly, which takes memory and time.)
+        Each owner broadcasts its slice into its place, within the group of ranks that divide a parameter. A rank that
+        reads holds the whole on its device, any other one slice at a time. (NCCL makes a communicator for every pair
+        that sends directly, which takes memory and time.)
         """
         sizes, reads = self._sizes(local), self._reads(main_only)
         local = local.detach().reshape(-1).to(self.device)
         whole = torch.empty(sum(sizes), device=self.device if reads else "meta", dtype=local.dtype)
         start = 0
-        for rank, size in enumerate(sizes):
-            place, mine = whole[start : start + size], rank == dist.get_rank()
+        for at, size in enumerate(sizes):
+            place, mine = whole[start : start + size], at == self.place
             start += size
             if not size:
                 continue
@@ -235,13 +260,39 @@ class Fsdp1Engine(Engine):
                 place = local
             elif not reads:
                 place = local.new_empty(size)
-            dist.broadcast(place, src=rank)
+            dist.broadcast(place, group_src=at, group=self._group)
         return whole.view(self.shapes[name]) if whole.is_meta else whole.view(self.shapes[name]).cpu()
 
     @contextlib.contextmanager
     def gathered(self) -> Iterator[nn.Module]:
         with FullyShardedDataParallel.summon_full_params(self.model, writeback=False):
             yield self.accelerator.unwrap_model(self.model)
+
+
+@contextlib.contextmanager
+def _on_mesh(mesh: Any) -> Iterator[None]:
+    """Have FSDP made on ``mesh``: accelerate 1.15.0 has no key for it, and HYBRID_SHARD's own groups are a node's
+    GPUs."""
+    if mesh is None:
+        yield
+        return
+    right = FullyShardedDataParallel.__init__
+
+    @functools.wraps(right)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        right(self, *args, **(kwargs | {"device_mesh": mesh}))
+
+    FullyShardedDataParallel.__init__ = init  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        FullyShardedDataParallel.__init__ = right  # type: ignore[method-assign]
+
+
+def _copies(unit: Any) -> int:
+    """Ranks that hold the same part of a unit."""
+    others = getattr(unit, "_inter_node_pg", None)
+    return 1 if others is None else others.size()
 
 
 def _own_unit(module: nn.Module, recurse: bool, nonwrapped_numel: int, *, blocks: frozenset[str], apart: bool) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -60,6 +61,16 @@ class Fsdp2Engine(Engine):
             mixed_precision_policy=policy,
         )
 
+    @staticmethod
+    def accelerator_options(settings: FsdpSettings) -> dict[str, Any]:
+        """What else the Accelerator is made with: the recipe's mesh, as accelerate.yaml has it."""
+        if settings.mesh is None:
+            return {}
+        from accelerate import ParallelismConfig
+
+        sizes = {"dp_replicate_size": settings.mesh.replicate, "dp_shard_size": settings.mesh.shard}
+        return {"parallelism_config": ParallelismConfig(**sizes, tp_size=1, cp_size=1, sp_size=1)}
+
     def engage(self, prepared: Prepared) -> None:
         placeholder = torch.optim.SGD(list(prepared.trainable().values()), lr=0.0)  # accelerate wants both at once
         media = task_of(self.resolved.recipe.model.task).media
@@ -81,9 +92,11 @@ class Fsdp2Engine(Engine):
         whole = sum(p.numel() for p in tensors)
         share = local / max(1, whole)
         # Rows are dealt out in equal chunks, so a rank holds at most a chunk more of each parameter than its part.
-        bound = sum(-(-p.shape[0] // self.resolved.world_size) * (p.numel() // max(1, p.shape[0])) for p in tensors)
+        ranks = self.resolved.mesh.shard
+        bound = sum(-(-p.shape[0] // ranks) * (p.numel() // max(1, p.shape[0])) for p in tensors)
         return [
             connected_claim(self.resolved.world_size, self.device),
+            *self._mesh_claims([(_axes(p), p.to_local().detach()) for p in tensors]),
             Claim(
                 "weights-split",
                 "parameters split",
@@ -94,7 +107,7 @@ class Fsdp2Engine(Engine):
             Claim(
                 "share-of-weights",
                 "weights held by this process",
-                f"{100 / self.resolved.world_size:.1f} %",
+                f"{100 / ranks:.1f} %",
                 f"{100 * share:.1f} %",
                 0 <= local <= bound,
             ),
@@ -151,12 +164,10 @@ class Fsdp2Engine(Engine):
         )
 
     def _owned(self, name: str, tensor: torch.Tensor) -> Values:
-        """A shard is owned by the first of the ranks that hold it."""
+        """A shard is owned by one of the ranks that hold it."""
         if not isinstance(tensor, DTensor):
             return self._divided(name, tensor)
-        places = zip(tensor.device_mesh.get_coordinate() or (), tensor.placements, strict=True)
-        first = all(at == 0 for at, placement in places if placement.is_replicate())
-        return owned(_piece(tensor), local(tensor).detach().reshape(-1)) if first else []
+        return owned(_piece(tensor), local(tensor).detach().reshape(-1)) if self._writes(name) else []
 
     def load_pieces(self, name: str, saved: Saved) -> None:
         parameter = self.parameters[name]
@@ -179,6 +190,13 @@ class Fsdp2Engine(Engine):
                 moments[key] = _like(part, parameter)
         started = self._started(name, parameter, OptimizerState(saved.step, {}))
         self.optimizer.state[parameter] = {**started, **moments}
+
+
+def _axes(tensor: DTensor) -> tuple[int, int]:
+    """How many ranks hold the same part of a tensor, and how many parts there are."""
+    sizes = list(zip(tensor.device_mesh.shape, tensor.placements, strict=True))
+    copies = math.prod(size for size, placement in sizes if placement.is_replicate())
+    return copies, math.prod(size for size, placement in sizes if not placement.is_replicate())
 
 
 def _piece(tensor: DTensor) -> Piece:

@@ -23,12 +23,13 @@ def base_claims(model: nn.Module, bases: Mapping[str, int], resolved: Resolved, 
     stored = torch.tensor(float(sum(_local_bytes(layer.weight) for layer in layers.values())), device=device)
     if spread and dist.is_initialized():
         dist.all_reduce(stored)
+        stored /= resolved.world_size // resolved.state_ranks  # copies of the same part
     weights = sum(layer.in_features * layer.out_features for layer in layers.values())
     bits = 8 * stored.item() / max(1, weights)
     statistics = 8 * sum(layer.statistics_bytes() for layer in layers.values()) / max(1, weights)
     tables = 8 * (16 + 256 + 1) * 4 * len(layers) / max(1, weights)
     # A shard is padded to a whole element on each rank.
-    padding = 8 * len(layers) * resolved.world_size * 8 / max(1, weights)
+    padding = 8 * len(layers) * resolved.state_ranks * 8 / max(1, weights)
     # 8 bits for 64 weights and 32 for 64 x 256 (the paper's 0.127); a layer's last block may be a short one.
     rest = len(layers) * (8 + 32) / max(1, weights)
     fits = 4 <= bits <= 4 + padding and statistics - tables <= 8 / BLOCK + 32 / (BLOCK * NESTED) + rest

@@ -35,6 +35,7 @@ class ZeroEngine(Engine):
         self.parameters = prepared.trainable()
         originals = _lossy_copies(self.parameters, self.resolved.precision.compute)
         if self.resolved.settings.stage == 3:
+            _forget_second_copies()
             _round_once()
             _split(model, self.resolved, self.device)
         optimizer = self._make_optimizer(self.parameters, prepared.decayed)
@@ -120,7 +121,21 @@ class ZeroEngine(Engine):
             split = [p for p in self.engine.module.parameters() if hasattr(p, "ds_tensor")]
             total = len(list(self.engine.module.parameters()))
             claims.append(Claim("weights-split", "parameters split", str(total), str(len(split)), len(split) == total))
+            claims += self._second_copies(split)
         return claims
+
+    def _second_copies(self, split: list[Any]) -> list[Claim]:
+        """hpZ: before the first step every weight has a second copy, divided between the ranks of a group."""
+        copies = [p.ds_secondary_tensor for p in split if getattr(p, "ds_secondary_tensor", None) is not None]
+        if not self.resolved.mesh.hybrid:
+            return []
+        sizes = {(p.ds_secondary_tensor_num_of_groups, p.ds_secondary_tensor_group_size) for p in split}
+        (groups, group), *others = sorted(sizes)
+        axes = (groups, group) if not others else (0, 0)
+        whole = Claim(
+            "mesh", "weights with a second copy", str(len(split)), str(len(copies)), len(copies) == len(split) > 0
+        )
+        return [whole, *self._mesh_claims([(axes, copy) for copy in copies])]
 
     def full_weight(self, name: str, main_only: bool = False) -> torch.Tensor:
         return self.tensors.weight(self.parameters[name], self._reads(main_only))
@@ -210,6 +225,14 @@ def _split(model: nn.Module, resolved: Resolved, device: torch.device) -> None:
     deepspeed.zero.Init(module=model, config_dict_or_path=strategy_of(resolved).deepspeed_config(resolved), dtype=dtype)
     for buffer in model.buffers():
         buffer.data = buffer.data.to(device)
+
+
+def _forget_second_copies() -> None:
+    """hpZ's groups are a global of DeepSpeed 0.19.8 (utils/groups.py), which refuses to make them twice in a process
+    and uses those of an earlier engine, whatever their size and the next engine's configuration."""
+    from deepspeed.utils import groups
+
+    groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None
 
 
 def _round_once() -> None:

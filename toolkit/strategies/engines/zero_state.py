@@ -129,6 +129,7 @@ class ZeroTensors:
         shard: Any = parameter
         shard.ds_tensor.data[: piece.numel].copy_(mine)
         shard.partition(param_list=[parameter])  # a small weight is kept whole: the next forward gathers it again
+        shard.ds_secondary_tensor = None  # hpZ: of the old weights; the next gather makes another
 
     def load_moment(self, parameter: nn.Parameter, key: str, read: Callable[[str, Piece | None], torch.Tensor]) -> None:
         """Set this rank's part of a moment."""

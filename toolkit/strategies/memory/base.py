@@ -117,7 +117,8 @@ class MemoryModel:
         precision = resolved.precision
         self.holdings = holdings
         self.resolved = resolved
-        self.ranks = resolved.world_size
+        self.ranks = resolved.state_ranks
+        """Ranks that divide what the strategy shards."""
         self.optimizer = optimizer_kind(resolved.recipe.optimizer.name)
         self.compute = BYTES[precision.compute]
         self.trained = BYTES[precision.trainable]

@@ -23,6 +23,7 @@ class Zero3Memory(ZeroMemory):
         for unit, count in self.holdings.units():
             parts += count * sum(-(-self._elements(w) // self.ranks) * self._size(w) for w in unit)
             whole += count * sum(self._elements(w) * self._size(w) for w in unit if self._elements(w) < small)
+        parts += self._second_copies()
         if self.offload == "all":
             self.host["parameters"] = parts
             self.resident["parameters"] = whole
@@ -36,6 +37,23 @@ class Zero3Memory(ZeroMemory):
             self.host["gradients"] = 2 * gradients
         self.resident["communication"] = settings.reduce_bucket * self.trained
         self._kept = self._kept_after_forward()
+
+    def _second_copies(self) -> int:
+        """hpZ: this rank's part of the group's second copy of every weight (partition_parameters.py,
+        ``_partition_param_sec``): of frozen ones for the whole run, of those that train from their first use after a
+        step to the next one; small ones that train are whole, and copied once, before the first step."""
+        group, small = self.settings.hpz, self.settings.persistence_threshold
+        if group == 1:
+            return 0
+        kept = [
+            (w, count)
+            for unit, count in self.holdings.units()
+            for w in unit
+            if not w.trains or self._elements(w) >= small
+        ]
+        return sum(
+            count * -(-self._elements(w) // self.ranks) * (self.ranks // group) * self._size(w) for w, count in kept
+        )
 
     def loading(self) -> int:
         # engines/zero.py has each parameter moved whole, then split (partition_parameters.py, ``_zero_init_param``).

@@ -8,6 +8,7 @@ from dataclasses import replace
 from toolkit.data.collate import sample_spans
 from toolkit.optimizers import optimizer_kind
 from toolkit.recipe.resolve import Resolved
+from toolkit.strategies import strategy_of
 from toolkit.strategies.engines.base import Claim
 from toolkit.strategies.engines.float8 import FLOAT8_LAYERS
 from toolkit.verification.cases.case import Case, products_step
@@ -186,6 +187,21 @@ def _collectives(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
     for kinds in resolved.traits.collectives:
         ok = any(seen.get(kind, 0) > 0 for kind in kinds)
         claims.append(Claim("collectives", "collectives in the first step", " or ".join(kinds), told, ok))
+    return claims + _axes(ranks, resolved)
+
+
+def _axes(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
+    """Every rank's collectives run along the axes of the mesh that they belong to. Compiled blocks are watched by the
+    profiler, which does not know the groups."""
+    if resolved.recipe.strategy.mesh is None or resolved.recipe.compile:
+        return []
+    claims = []
+    for kind, axis in strategy_of(resolved).collectives_by_axis(resolved):
+        without = [rank for rank in ranks if not rank.axes.get(f"{kind} {axis}")]
+        shown = (without or ranks)[0]
+        told = ", ".join(f"{count} {what}" for what, count in sorted(shown.axes.items())) or "none"
+        expected = f"{kind} {axis}"
+        claims.append(Claim("mesh-collectives", f"collectives by axis, rank {shown.rank}", expected, told, not without))
     return claims
 
 

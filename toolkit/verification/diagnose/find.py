@@ -17,6 +17,7 @@ from toolkit.verification.compare.ledger import rows_of
 from toolkit.verification.compare.measure import Measure, Stage
 from toolkit.verification.diagnose.diagnosis import Diagnosis
 from toolkit.verification.diagnose.gradient import gradient_cause
+from toolkit.verification.diagnose.mesh import stale_copies
 from toolkit.verification.diagnose.step import clip_cause, schedule_cause, state_cause, update_cause
 from toolkit.verification.passes import Pass
 
@@ -73,6 +74,9 @@ _CLAIMS = {
     "share-of-weights": "strategy-not-active",
     "share-of-state": "strategy-not-active",
     "collectives": "collectives-missing",
+    "mesh": "mesh-not-active",
+    "mesh-copies": "mesh-copies-differ",
+    "mesh-collectives": "mesh-not-active",
     "processes": "processes-not-connected",
     "recomputation": "checkpointing-not-applied",
     "trainable": "other-parameters-train",
@@ -160,6 +164,8 @@ def _forward(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnos
     if not math.isfinite(measure.error) and measure.kind == "loss" and found.replayed:
         finite = all(math.isfinite(loss) for loss in found.replayed.losses[measure.step])
         return Diagnosis("loss-not-finite" if finite else "recipe-diverges", {"measure": measure.sentence})
+    if (cause := stale_copies(found, measure)) is not None:
+        return cause
     if _rank_statistics(found, measure):
         return Diagnosis("batch-statistics-of-each-rank", {"step": measure.step + 1, "ranks": len(found.parts)})
     if all(m.kind == "running-statistic" for m in wrong):

@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from toolkit.recipe.mesh import Mesh
 from toolkit.verification.cases.case import Case
 from toolkit.verification.compare.measure import Measure, Stage
 from toolkit.verification.compare.noise import NO_SIGNAL
@@ -51,7 +52,7 @@ def gradient_cause(found: Pass, case: Case, stage: Stage, measure: Measure) -> D
     if fitted.residual >= bound and (unreduced := _unreduced(micros, taken.gradient, wrong, resolved.data_size)):
         return Diagnosis("tensors-not-reduced", {"count": len(unreduced), "all": len(names), "first": unreduced[0]})
     if fitted.residual < bound:
-        return by_weights(fitted, resolved.accumulation, resolved.data_size)
+        return by_weights(fitted, resolved.accumulation, resolved.data_size, resolved.mesh)
     right_ones = [m.name for m in stage.measures if m.kind == "gradient" and m.ok and m.step == step
                   and m.noise < NO_SIGNAL and m.name in right
                   and not _is_nothing(taken.gradient.get(m.name))]  # fmt: skip
@@ -122,12 +123,13 @@ def _near(weights: list[float], value: float | None) -> bool:
     return abs(aim) > 0.02 and all(abs(w - aim) <= 0.02 * max(1.0, abs(aim)) for w in weights)
 
 
-def by_weights(found: Attribution, accumulation: int, world: int) -> Diagnosis | None:
+def by_weights(found: Attribution, accumulation: int, world: int, mesh: Mesh | None = None) -> Diagnosis | None:
     """The cause that a pattern of weights has; None where all are right."""
+    copies = mesh.replicate if mesh is not None and mesh.hybrid else 1
     known = [w for w in found.weights if w == w]
     facts = {"weights": ", ".join(f"{w:.3g}" for w in known)}
     if _near(known, None):
-        return _uniform(sum(known) / len(known), found, accumulation, world)
+        return _uniform(sum(known) / len(known), found, accumulation, world, copies)
     total = sum(found.tokens)
     count = sum(1 for _ in found.tokens)
     pairs = [(w, t, rank, m) for w, t, (rank, m) in zip(found.weights, found.tokens, found.places, strict=True) if t]
@@ -139,6 +141,11 @@ def by_weights(found: Attribution, accumulation: int, world: int) -> Diagnosis |
         return Diagnosis("mean-per-rank", facts)
     if _match([(w, float(m == last)) for w, _, _, m in pairs]):
         return Diagnosis("only-last-micro-batch", facts)
+    if mesh is not None and copies > 1:
+        # One copy's ranks alone, averaged over them or divided by all.
+        own = [(w, float(mesh.replica(rank) == 0)) for w, _, rank, _ in pairs]
+        if _match(own) or _match([(w, one * copies) for w, one in own]):
+            return Diagnosis("replicas-not-reduced", facts)
     for rank in range(world):
         if _match([(w, float(r == rank) * world) for w, _, r, _ in pairs]) or _match(
             [(w, float(r == rank)) for w, _, r, _ in pairs]
@@ -155,13 +162,15 @@ def _match(pairs: list[tuple[float, float]]) -> bool:
     return all(abs(seen - right) <= 0.02 * max(1.0, abs(right)) for seen, right in pairs)
 
 
-def _uniform(factor: float, found: Attribution, accumulation: int, world: int) -> Diagnosis | None:
+def _uniform(factor: float, found: Attribution, accumulation: int, world: int, copies: int = 1) -> Diagnosis | None:
     tokens, micros = sum(found.tokens), max(m for _, m in found.places) + 1
     rows = [(65536.0, "loss-scale-left")]
     if accumulation > 1:
         rows += [(float(accumulation), "accumulation-summed"), (1 / accumulation, "accumulation-divided-twice")]
         if micros < accumulation:
             rows.insert(0, (micros / accumulation, "short-window-divided-by-full"))
+    if copies > 1:
+        rows += [(float(copies), "replicas-counted-twice"), (1 / copies, "replicas-counted-twice")]
     if world > 1:
         rows += [
             (float(world), "ranks-summed"),

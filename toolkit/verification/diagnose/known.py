@@ -35,6 +35,8 @@ _EVIDENCE = {
         "the strategy is not active: it never calls its collectives", _MISSING,
         "accelerate 1.15.0 on a machine without a GPU runs DDP, or unconnected processes, instead",
     ),
+    "mesh-not-active": Known("the mesh is not active", _MISSING),
+    "mesh-copies-differ": Known("ranks that hold copies of the same part hold different ones", _MISSING),
     "processes-not-connected": Known(
         "the processes are not connected", _MISSING, "accelerate 1.15.0 on a machine without a GPU",
     ),
@@ -76,6 +78,9 @@ _FORWARD = {
     ),
     "initial-weights-differ": Known("ranks start from different weights",
                                     "{count} tensors differ before the first step, first {first}"),
+    "weights-of-an-earlier-step": Known("a step computes with weights of an earlier one",
+                                        "step {step}: the losses are those of the first weights; the second copy of "
+                                        "the weights (hpZ) is stale"),
     "loss-not-finite": Known("the loss is not finite, but the plain loop's is", "{measure}"),
     "recipe-diverges": Known("the recipe diverges: the plain loop's loss is not finite either", "{measure}",
                              remedy="lower optimizer.lr, or set optimizer.max_grad_norm"),
@@ -156,6 +161,9 @@ _GRADIENT = {
                                   "step {step}: optimizer.zero_grad was not called in between"),
     "only-last-micro-batch": Known("only the last micro-batch's gradient is kept", _WEIGHTS,
                                    "DeepSpeed#6550, DeepSpeed#7981"),
+    "replicas-not-reduced": Known("gradients are not reduced over strategy.mesh.replicate: each copy of the model "
+                                  "trains on the samples of its own ranks", _WEIGHTS),
+    "replicas-counted-twice": Known("the gradient is scaled by the size of strategy.mesh.replicate", _SCALED),
     "ranks-not-reduced": Known("gradients are not reduced over the ranks", _WEIGHTS, "DeepSpeed#4321"),
     "last-micro-batch-not-reduced": Known("the last micro-batch is not reduced over the ranks", _WEIGHTS,
                                           "DeepSpeed#7985"),

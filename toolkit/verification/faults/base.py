@@ -39,6 +39,12 @@ WITHOUT_GRADIENT = Applies(lambda strategy: strategy.traits.continues_without_gr
 """Training continues where a weight gets no gradient."""
 
 
+HYBRID = Applies(lambda strategy: strategy.traits.hybrid is not None)
+HYBRID_STATE = Applies(lambda strategy: strategy.traits.hybrid == "state")
+"""Gradients are reduced over the axes of a mesh one after the other."""
+SECOND_COPIES = Applies(lambda strategy: strategy.traits.hybrid == "weights")
+
+
 class Fault:
     """One defect. ``inject`` patches the library or the loop, in the worker, before a session is opened.
 
@@ -54,6 +60,8 @@ class Fault:
     diagnoses: ClassVar[tuple[str, ...]]
     """What may be diagnosed, any of these: keys of ``diagnose.known.KNOWN``."""
     strategies: ClassVar[Applies] = EVERY
+    processes: ClassVar[int] = 2
+    """The least number of processes that it can be seen on, unless the strategy has one."""
     needs: ClassVar[dict[str, Any]] = {}
     """Sections of the recipe without which the fault cannot be, merged over it."""
 

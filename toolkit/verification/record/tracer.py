@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from toolkit.training import loop
 from toolkit.training.loop import Progress
 from toolkit.training.session import Session
 from toolkit.verification.cases.case import CALM_SCALE, products_step
+from toolkit.verification.record.axes import axis_of
 from toolkit.verification.record.block_inputs import BlockInputs, watched_inputs
 from toolkit.verification.record.products import Product, ProductWatch
 from toolkit.verification.record.trace import MicroTrace, RunTrace, StepTrace, digest, plain
@@ -47,6 +48,8 @@ class SessionTracer:
         self.overflow_step, self.marker, self.loss_scale = overflow_step, marker, loss_scale
         self.trace = RunTrace()
         self.collectives: Counter[str] = Counter()
+        self.axes: Counter[str] = Counter()
+        """With a mesh: collectives by kind and axis, «all-reduce replicate»."""
         self.float8 = 0
         """Products in float8 that torch ran in the step where they are counted."""
         self.products: list[Product] = []
@@ -234,12 +237,14 @@ class SessionTracer:
             return _profiled(self._count)
         return _Dispatched(self._count)
 
-    def _count(self, operator: str) -> None:
+    def _count(self, operator: str, arguments: Sequence[Any] = ()) -> None:
         assert self._step is not None
         if operator.startswith(("c10d::", "_c10d_functional::")) and self._step.step == 0:
             for kind, spelled in _KINDS.items():
                 if any(part in operator.lower() for part in spelled):
                     self.collectives[kind] += 1
+                    if arguments and self.engine.resolved.recipe.strategy.mesh is not None:
+                        self.axes[f"{kind} {axis_of(arguments, self.engine.resolved.mesh)}"] += 1
         elif operator.startswith("aten::_scaled_mm") and self._step.step == products_step(self.engine.resolved):
             self.float8 += 1
 
@@ -249,14 +254,14 @@ class SessionTracer:
 
 
 class _Dispatched(TorchDispatchMode):
-    """Tells the name of every operator that is called."""
+    """Tells the name of every operator that is called, and its arguments."""
 
-    def __init__(self, called: Callable[[str], None]) -> None:
+    def __init__(self, called: Callable[[str, Sequence[Any]], None]) -> None:
         super().__init__()
         self.called = called
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.called(func.name())
+        self.called(func.name(), args)
         return func(*args, **(kwargs or {}))
 
 

@@ -79,7 +79,7 @@ def _run(case: Case, trace: RankTrace) -> None:
     trace.recomputed = recomputed_calls(session.engine.blocks)
     trace.float8, trace.products = recorder.float8, recorder.products
     trace.inputs = recorder.inputs
-    trace.collectives = dict(recorder.collectives)
+    trace.collectives, trace.axes = dict(recorder.collectives), dict(recorder.axes)
     trace.dtypes = {what: sorted(names) for what, names in recorder.dtypes.items()}
     trace.dtypes |= _parameter_dtypes(session)
 

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from toolkit.recipe.mesh import Mesh
 from toolkit.strategies.engines.base import MOMENTS, OptimizerState
 from toolkit.verification.loops.watched import Watched, WatchedZero, clean_name, whole
 
@@ -65,7 +66,11 @@ class WatchedFsdp1(WatchedScript):
         reader: Any = object.__new__(Fsdp1Engine)
         reader.parameters, reader.optimizer, reader.shapes = self.parameters, self.optimizer, shapes
         reader.device = next(iter(self.parameters.values())).device
-        reader.resolved = SimpleNamespace(world_size=dist.get_world_size())
+        # Hybrids divide a parameter within a group of ranks.
+        group = units[0].process_group if units else dist.group.WORLD
+        ranks = dist.get_world_size(group)
+        reader.resolved = SimpleNamespace(mesh=Mesh(dist.get_world_size() // ranks, ranks))
+        reader.place, reader._group = dist.get_rank(group), group
         reader.moment_keys = lambda name: MOMENTS
         self.reader = reader
 

@@ -1,0 +1,242 @@
+"""strategy.mesh: what is refused, what is explained, what the launch files say, and what is sent along which axis."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tiny import recipe_dict
+from toolkit.errors import InputError
+from toolkit.launch.files import launch_files, write_files
+from toolkit.recipe.mesh import Mesh
+from toolkit.recipe.resolve import Resolved
+from toolkit.recipe.schema import Recipe
+from toolkit.strategies import resolve, strategy_of
+from toolkit.strategies.memory.base import Holdings, Weight
+
+HYBRIDS = ["fsdp1", "fsdp2", "zero3"]
+
+
+def resolved(strategy: str, mesh: dict[str, int] | None, **sections: Any) -> Resolved:
+    own = {"name": strategy} | ({"mesh": mesh} if mesh is not None else {})
+    sections = {"machine": {"processes": 4}} | sections
+    recipe = recipe_dict(Path("nowhere"), strategy=own, **sections)
+    return resolve(Recipe.model_validate(recipe), "recipe.yaml", device=sections["machine"].get("device", "cpu"))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "machine", "told"),
+    [
+        (
+            {"replicate": 2, "shard": 4},
+            {"processes": 4},
+            r"2 x shard 4 = 8, but there are 4 processes; set replicate: 1",
+        ),
+        ({"replicate": 2}, {"processes": 4}, r"2 x shard 1 = 2, but there are 4 processes; set shard: 2"),
+        ({"replicate": 2, "shard": 3}, {"processes": 4}, r"= 6, but there are 4 processes; set shard: 2"),
+        ({"replicate": 3, "shard": 3}, {"processes": 4}, r"= 9, but .*; set machine\.processes: 9"),
+        ({"shard": 8}, {"processes": 4, "nodes": 3}, r"= 8, but there are 12 processes \(4 x 3 nodes\); set shard: 12"),
+        (
+            {"replicate": 3, "shard": 4},
+            {"processes": 6, "nodes": 2},
+            r"mesh\.shard: groups of 4 .* nodes of 6 processes",
+        ),
+    ],
+)
+def test_a_wrong_product_is_refused_with_the_numbers(mesh: dict[str, int], machine: dict[str, int], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        resolved("fsdp2", mesh, machine=machine)
+
+
+@pytest.mark.parametrize("axis", ["context", "tensor", "pipeline", "expert"])
+def test_an_axis_that_is_not_supported_is_refused_by_name(axis: str) -> None:
+    with pytest.raises(InputError, match=rf"strategy\.mesh\.{axis}: {axis} parallelism is not supported yet"):
+        resolved("fsdp2", {"shard": 2, axis: 2})
+
+
+@pytest.mark.parametrize(
+    ("strategy", "mesh", "told"),
+    [
+        ("ddp", {"shard": 4}, r"mesh\.shard: ddp keeps all weights.*replicate: 4.*fsdp1, fsdp2, zero3|zero3, fsdp1"),
+        ("zero2", {"replicate": 2, "shard": 2}, r"mesh\.replicate: zero2 shards over all processes.*shard: 4"),
+        ("zero1", {"replicate": 2, "shard": 2}, r"mesh\.replicate: zero1 shards over all processes"),
+        *((name, {"replicate": 4}, rf"mesh\.shard: with 1 {name} has nothing to shard") for name in HYBRIDS),
+    ],
+)
+def test_what_a_strategy_cannot_be_is_refused(strategy: str, mesh: dict[str, int], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        resolved(strategy, mesh)
+
+
+@pytest.mark.parametrize("strategy", HYBRIDS)
+def test_offload_with_copies_is_refused(strategy: str) -> None:
+    mesh = {"replicate": 2, "shard": 2}
+    values = resolved(strategy, mesh, machine={"processes": 4, "device": "cuda"}).recipe.model_dump(exclude_unset=True)
+    values["strategy"] |= {"offload": "all"}
+    with pytest.raises(InputError, match=r"strategy\.offload: is not verified with copies"):
+        resolve(Recipe.model_validate(values), device="cuda")
+
+
+@pytest.mark.parametrize("strategy", HYBRIDS)
+def test_a_mesh_keeps_the_data_parallel_size(strategy: str) -> None:
+    found = resolved(strategy, {"replicate": 2, "shard": 2})
+    assert found.mesh == Mesh(2, 2)
+    assert (found.data_size, found.global_size, found.ranks_per_part) == (4, 16, 1)
+    assert [found.data_rank(rank) for rank in range(4)] == [0, 1, 2, 3]
+    assert found.state_ranks == (4 if strategy == "zero3" else 2)
+
+
+def test_without_a_mesh_there_is_one_group_of_all_processes() -> None:
+    assert resolved("fsdp2", None).mesh == Mesh(1, 4)
+    assert resolved("zero2", None).mesh == Mesh(1, 4)
+    assert resolved("ddp", None).mesh == Mesh(4, 1)
+    assert resolved("ddp", {"replicate": 4}).mesh == Mesh(4, 1)
+    assert resolved("zero2", {"shard": 4}).mesh == Mesh(1, 4)
+
+
+def test_each_axis_is_explained() -> None:
+    machine = {"processes": 8, "nodes": 4, "device": "cuda"}
+    decided = {d.key: d for d in resolved("fsdp2", {"replicate": 4, "shard": 8}, machine=machine).decisions}
+    axes = {key.removeprefix("strategy.mesh."): d.value for key, d in decided.items() if "strategy.mesh." in key}
+    assert axes == {"replicate": 4, "shard": 8, "context": 1, "tensor": 1, "pipeline": 1, "expert": 1}
+    assert "all processes of a node" in decided["strategy.mesh.shard"].reason
+    assert "over the network between nodes" in decided["strategy.mesh.replicate"].reason
+    assert decided["strategy.mesh.tensor"].reason == "not supported yet"
+    second = {d.key: d.reason for d in resolved("zero3", {"replicate": 4, "shard": 8}, machine=machine).decisions}
+    assert "second copies of the weights" in second["strategy.mesh.replicate"]
+    assert "sharded over all 32 processes" in second["zero.zero_hpz_partition_size"]
+    wide = resolved("fsdp2", {"replicate": 2, "shard": 16}, machine=machine)
+    reason = next(d.reason for d in wide.decisions if d.key == "strategy.mesh.shard")
+    assert reason.startswith("2 nodes: weights are gathered over the network")
+
+
+def test_torchs_own_groups_of_hybrid_shard_are_a_nodes_gpus() -> None:
+    """accelerate has no key for the group size of fsdp1: it is told where the files say less than the recipe."""
+    node = {"processes": 4, "nodes": 2, "device": "cuda"}
+    told = {}
+    for shard in (4, 2):
+        found = resolved("fsdp1", {"replicate": 8 // shard, "shard": shard}, machine=node)
+        told[shard] = next(d.reason for d in found.decisions if d.key == "fsdp.group_size")
+    assert told[4] == "a node's GPUs, torch's own groups"
+    assert "accelerate.yaml has no key for it" in told[2]
+
+
+# ------------------------------------------------------------------ files
+
+
+def files(strategy: str, mesh: dict[str, int] | None, folder: Path, **strategy_keys: Any) -> dict[str, Any]:
+    found = resolved(strategy, mesh, machine={"processes": 4, "device": "cuda"}, precision="bf16")
+    if strategy_keys:
+        values = found.recipe.model_dump(exclude_unset=True)
+        values["strategy"] |= strategy_keys
+        found = resolve(Recipe.model_validate(values), device="cuda")
+    written = launch_files(found, folder, "recipe.yaml")
+    write_files(written, folder)
+    return {"accelerate": yaml.safe_load(written["accelerate.yaml"]), **written}
+
+
+def test_accelerate_launch_takes_the_mesh(tmp_path: Path) -> None:
+    """Its own parser, and its own ParallelismConfig from the environment that it gives the processes."""
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+    from accelerate.utils.launch import prepare_multi_gpu_env
+
+    files("fsdp2", {"replicate": 2, "shard": 2}, tmp_path)
+    arguments = launch_command_parser().parse_args(["--config_file", str(tmp_path / "accelerate.yaml"), "train.py"])
+    arguments, defaults, _ = _validate_launch_command(arguments)
+    assert defaults.parallelism_config["parallelism_config_dp_replicate_size"] == 2
+    environment = prepare_multi_gpu_env(arguments)
+    assert environment["ACCELERATE_USE_PARALLELISM_CONFIG"] == "true"
+    with pytest.MonkeyPatch.context() as patch:
+        for key, value in environment.items():
+            if key.startswith("PARALLELISM_CONFIG_"):
+                patch.setenv(key, value)
+        from accelerate import ParallelismConfig
+
+        config = ParallelismConfig()
+    assert (config.dp_replicate_size, config.dp_shard_size, config.total_size) == (2, 2, 4)
+    assert config.fsdp_dim_names == ["dp_replicate", "dp_shard_cp"]
+
+
+def test_fsdp1_is_hybrid_in_accelerates_words(tmp_path: Path) -> None:
+    from torch.distributed.fsdp import ShardingStrategy
+
+    mesh = {"replicate": 2, "shard": 2}
+    assert files("fsdp1", mesh, tmp_path)["accelerate"]["fsdp_config"]["fsdp_sharding_strategy"] == "HYBRID_SHARD"
+    kept = files("fsdp1", mesh, tmp_path, reshard_after_forward=False)["accelerate"]
+    assert kept["fsdp_config"]["fsdp_sharding_strategy"] == "HYBRID_SHARD_ZERO2"
+    from toolkit.strategies.engines.fsdp1 import Fsdp1Engine
+
+    for reshard, expected in ((True, "HYBRID_SHARD"), (False, "_HYBRID_SHARD_ZERO2")):
+        found = resolved("fsdp1", mesh)
+        settings = dataclasses.replace(found.settings, reshard=reshard)
+        assert Fsdp1Engine.plugin(settings, "float32", "float32").sharding_strategy == ShardingStrategy[expected]
+
+
+def test_deepspeed_reads_the_size_of_the_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    written = json.loads(files("zero3", {"replicate": 2, "shard": 2}, tmp_path)["deepspeed.json"])
+    parsed = DeepSpeedConfig(written | {"train_batch_size": written["train_batch_size"] // 4})
+    assert parsed.zero_config.zero_hpz_partition_size == 2
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero2", *HYBRIDS])
+def test_without_a_mesh_the_files_name_none(strategy: str, tmp_path: Path) -> None:
+    written = files(strategy, None, tmp_path)
+    assert "parallelism_config" not in written["accelerate.yaml"]
+    assert "HYBRID" not in written["accelerate.yaml"]
+    assert "hpz" not in written.get("deepspeed.json", "")
+
+
+def test_deepspeed_has_no_mics_any_more() -> None:
+    """A canary: where it is back, zero3 could shard all state within a group."""
+    import importlib.util
+
+    assert importlib.util.find_spec("deepspeed.runtime.zero.mics") is None
+
+
+# ------------------------------------------------------------------ what is sent, by axis
+
+
+def holdings(trained: int = 1000, frozen: int = 0) -> Holdings:
+    weights = [Weight("a", (trained,), True, True, trained)]
+    weights += [Weight("b", (frozen,), False, False, frozen)] if frozen else []
+    return Holdings([weights], [0], [], [], False, 0)
+
+
+@pytest.mark.parametrize("strategy", ["fsdp1", "fsdp2"])
+def test_state_is_gathered_within_a_group_and_summed_between_groups(strategy: str) -> None:
+    found = resolved(strategy, {"replicate": 4, "shard": 2}, machine={"processes": 8})
+    sent = strategy_of(found).traffic(found, holdings()).by_axis(found.accumulation)
+    whole = 4 * 1000  # bytes, float32
+    # Per micro-batch: weights gathered twice and gradients reduced once, a half of each; then a half of the gradients
+    # all-reduced between four.
+    assert sent == {"shard": 2 * 3 * whole / 2, "replicate": 2 * 2 * 3 / 4 * whole / 2}
+
+
+def test_second_copies_are_gathered_from_all_ranks_once_in_a_step() -> None:
+    found = resolved("zero3", {"replicate": 2, "shard": 2})
+    assert found.accumulation == 2
+    whole = 4 * 1000
+    sent = strategy_of(found).traffic(found, holdings()).by_axis(found.accumulation)
+    # Two micro-batches gather four times: the first from all four ranks; gradients are reduced over all of them.
+    assert sent == pytest.approx({"all": whole * 3 / 4 + 2 * whole * 3 / 4, "shard": 3 * whole / 2})
+
+
+def test_links_between_nodes_are_shared_by_the_rings_that_cross() -> None:
+    from toolkit.planning.hardware import device_named
+    from toolkit.planning.time import Rates, Wire
+
+    machine = {"processes": 8, "nodes": 16, "device": "cuda"}
+    found = resolved("fsdp2", {"replicate": 16, "shard": 8}, machine=machine)
+    device, rates = device_named("h100", None), Rates()
+    wire = Wire(found, device, rates)
+    assert wire.speeds["shard"] == pytest.approx(device.link * rates.link * 1e9)
+    assert wire.speeds["all"] == pytest.approx(rates.between_nodes * rates.link * 1e9)
+    assert wire.speeds["replicate"] == pytest.approx(wire.speeds["all"] / 8)
