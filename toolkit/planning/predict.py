@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from toolkit.data.spread import takes_one_row
+from toolkit.planning import reuse
 from toolkit.planning.head import chunk_rows
 from toolkit.planning.loops import LOOPS, Loop
 from toolkit.planning.memory import Memory, walk
@@ -35,9 +36,24 @@ class Planner:
 
     @classmethod
     def of(cls, resolved: Resolved, length: int, loop: str | Loop = "toolkit") -> Planner:
-        """Create the model's skeleton. Raises InputError if the model cannot be built from its config."""
+        """Create the model's skeleton, or take a planner that is kept (toolkit/planning/reuse.py).
+
+        Raises InputError if the model cannot be built from its config.
+        """
         found = LOOPS[loop] if isinstance(loop, str) else loop
-        return cls(resolved, length, build(resolved), found)
+        planner = reuse.kept(resolved, length, found)
+        if planner is None:
+            planner = cls(resolved, length, build(resolved), found)
+            reuse.add(planner)
+        return planner
+
+    def of_length(self, length: int) -> Planner:
+        """One for rows of another length, or one that is kept."""
+        planner = reuse.kept(self.resolved, length, self.loop)
+        if planner is None:
+            planner = Planner(self.resolved, length, self.skeleton, self.loop)
+            reuse.add(planner)
+        return planner
 
     def memory(self, resolved: Resolved) -> Memory:
         """Peak memory of ``resolved``, a variant of this planner's recipe, on one device.
