@@ -113,12 +113,12 @@ def _dtypes(row: dict[str, Any]) -> Callable[[Resolved], Precision]:
 
 def _fast_own(logits: torch.Tensor, labels: torch.Tensor, vocab_size: int, **options: Any) -> torch.Tensor:
     losses: torch.Tensor = kernels.FastLoss.apply(logits[..., :-1, :].contiguous().view(-1, vocab_size))
-    return losses.sum()
+    return torch.sum(losses)
 
 
 def _liger(model: nn.Module, config: Any, tensors: Any, task: str, terms: Any) -> torch.Tensor:
     """``lce_forward``: no logits at all."""
-    base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base: Any = getattr(model, "get_base_model", lambda: model)()
     head = base.get_output_embeddings()
     found: list[torch.Tensor] = []
 

@@ -138,14 +138,14 @@ def fast_loss(logits: torch.Tensor, labels: torch.Tensor, vocab_size: int, **opt
     logits = logits.float()
     shifted = logits[..., :-1, :].contiguous()
     losses: torch.Tensor = FastLoss.apply(shifted.view(-1, vocab_size))
-    return losses.sum()
+    return torch.sum(losses)
 
 
 @contextlib.contextmanager
 def fast_kernels(model: nn.Module, *, fused_lora: bool) -> Iterator[None]:
     """``fast_rms_layernorm``, ``fast_rope_embeddings`` and, ``fused_lora``, adapters on 4-bit layers."""
     changed: list[nn.Module] = []
-    base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base: Any = getattr(model, "get_base_model", lambda: model)()
     module = sys.modules[type(base).__module__]
     rotation = getattr(module, "apply_rotary_pos_emb", None)
     try:

@@ -68,7 +68,8 @@ class LinearExperts(nn.Module):
         total = torch.zeros_like(hidden)
         chosen = torch.zeros(rows, dtype=torch.int64)
         for expert in self.experts:
-            one, two, three = expert  # type: ignore[misc]
+            layers: Any = expert
+            one, two, three = layers
             part = hidden.index_select(0, chosen)
             output = two(functional.silu(one(part)) * three(part)) * weights.view(-1)[:rows, None]
             total.index_add_(0, chosen, output.to(hidden.dtype))
