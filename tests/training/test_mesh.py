@@ -17,6 +17,7 @@ from toolkit.launch.group import WorkerGroup
 from toolkit.recipe.resolve import Resolved
 from toolkit.training import checkpoint
 from toolkit.training.finding import newest
+from toolkit.training.loop import sum_over_ranks
 from toolkit.training.manifest import read_manifest
 from toolkit.training.session import open_session
 from toolkit.training.tensor_folder import read_index
@@ -155,3 +156,21 @@ def test_copies_take_turns_to_write(strategy: str, tiny_root: Path, four: Worker
     assert sum(written) == total
     assert all(written), "no rank leaves writing to the others"
     assert 0.4 * total < sum(written[:2]) < 0.6 * total, written
+
+
+def owned_job(resolved: Resolved) -> dict[str, tuple[float, float]]:
+    """By weight: the squares of what all ranks own, added up, and those of the whole weight."""
+    engine = open_session(resolved).engine
+    found = {}
+    for name in engine.shapes:
+        own = sum((values.double().square().sum() for _, values in engine.own_weight(name)), torch.zeros(()).double())
+        found[name] = (float(sum_over_ranks(own)), float(engine.full_weight(name).double().square().sum()))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", HYBRIDS)
+def test_what_ranks_own_is_counted_once(strategy: str, tiny_root: Path, four: WorkerGroup) -> None:
+    """Norms of groups (run.group_norms) are sums over what each rank owns."""
+    for seen, right in four.run(owned_job, resolved_from(recipe_for(strategy, tiny_root, SQUARE)))[0].values():
+        assert seen == pytest.approx(right, rel=1e-9)

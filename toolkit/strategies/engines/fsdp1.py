@@ -196,19 +196,20 @@ class Fsdp1Engine(Engine):
             }
 
     def own_weight(self, name: str) -> Values:
-        return owned(self._places[id(self.parameters[name])], self.parameters[name].detach().reshape(-1))
+        return owned(self._own_piece(name), self.parameters[name].detach().reshape(-1))
+
+    def _own_piece(self, name: str) -> Piece:
+        """Of the ranks that hold copies of a part, one owns it."""
+        return self._places[id(self.parameters[name])] if self._writes(name) else span(0, 0)
 
     def own_gradient(self, name: str) -> Values:
-        parameter = self.parameters[name]
-        grad = parameter.grad
-        return [] if grad is None else owned(self._places[id(parameter)], grad.detach().reshape(-1))
+        grad = self.parameters[name].grad
+        return [] if grad is None else owned(self._own_piece(name), grad.detach().reshape(-1))
 
     def pieces(self, name: str) -> Owned:
-        parameter, piece = self.parameters[name], self._places[id(self.parameters[name])]
+        parameter, piece = self.parameters[name], self._own_piece(name)
         state, keys = self.optimizer.state.get(parameter), self.moment_keys(name)
         moments = {key: dense_moment(state[key], parameter) for key in keys} if state else {}
-        if not self._writes(name):
-            piece = span(0, 0)
         return Owned(
             owned(piece, parameter.detach().reshape(-1)),
             {key: owned(piece, moment.reshape(-1)) for key, moment in moments.items()},
