@@ -13,8 +13,10 @@ from toolkit.inspection import commands as data_commands
 from toolkit.linting import commands as lint_commands
 from toolkit.migration import commands as migrate_commands
 from toolkit.planning import commands as plan_commands
+from toolkit.studio import commands as studio_commands
 from toolkit.verification import commands as verify_commands
 from toolkit.verification.scripts import commands as script_commands
+from toolkit.watching import commands as watch_commands
 
 app = typer.Typer(
     name="toolkit",
@@ -141,4 +143,6 @@ bench_commands.register(app)
 lint_commands.register(app)
 migrate_commands.register(app)
 import_commands.register(app)
+watch_commands.register(app)
+studio_commands.register(app)
 doctor_commands.register(app)

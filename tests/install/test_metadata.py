@@ -17,7 +17,7 @@ DECLARED = {re.sub(r"[-_.]+", "-", r.name).lower(): r for r in map(Requirement, 
 
 # Imported where a feature asks for it, and refused by name where it is not installed; trl where the linter's tables of
 # known keys are built, from what is installed for development.
-OPTIONAL = {"bitsandbytes", "liger-kernel", "pillow", "soundfile", "soxr", "trl"}
+OPTIONAL = {"bitsandbytes", "liger-kernel", "pillow", "soundfile", "soxr", "starlette", "trl", "uvicorn"}
 # Part of a declared distribution's own promise: pydantic releases pydantic-core with itself, transformers bounds
 # tokenizers.
 WITH = {"pydantic-core": "pydantic", "tokenizers": "transformers"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from toolkit.data.spread import takes_one_row
+from toolkit.planning import reuse
 from toolkit.planning.head import chunk_rows
 from toolkit.planning.memory import Memory, walk
 from toolkit.planning.profile import Point, expand, held_bytes, interpolate
@@ -33,8 +34,23 @@ class Planner:
 
     @classmethod
     def of(cls, resolved: Resolved, length: int, loop: str = "toolkit") -> Planner:
-        """Create the model's skeleton. Raises InputError if the model cannot be built from its config."""
-        return cls(resolved, length, build(resolved), loop)
+        """Create the model's skeleton, or take a planner that is kept (toolkit/planning/reuse.py).
+
+        Raises InputError if the model cannot be built from its config.
+        """
+        planner = reuse.kept(resolved, length, loop)
+        if planner is None:
+            planner = cls(resolved, length, build(resolved), loop)
+            reuse.add(planner)
+        return planner
+
+    def of_length(self, length: int) -> Planner:
+        """One for rows of another length, or one that is kept."""
+        planner = reuse.kept(self.resolved, length, self.loop)
+        if planner is None:
+            planner = Planner(self.resolved, length, self.skeleton, self.loop)
+            reuse.add(planner)
+        return planner
 
     def memory(self, resolved: Resolved) -> Memory:
         """Peak memory of ``resolved``, a variant of this planner's recipe, on one device.

@@ -119,7 +119,7 @@ class Search:
     def shorter(self, length: int, rows: int) -> Iterator[tuple[str, Candidate]]:
         """The asked way with shorter rows; packed, first with so many more of them that a step has as many tokens."""
         recipe, asked = self.asked.recipe, self.asked
-        planner = Planner(asked, length, self.planner.skeleton, self.loop)
+        planner = self.planner.of_length(length)
         told = f"data.max_length={length}"
         if recipe.data.packing:
             micro = asked.micro_size * rows

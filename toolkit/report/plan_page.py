@@ -54,6 +54,35 @@ def plan_page(
     ])  # fmt: skip
 
 
+def plan_parts(
+    search: Search,
+    candidates: list[Candidate],
+    chosen: Candidate | None,
+    change: str | None,
+    assumptions: Sequence[str],
+) -> dict[str, str]:
+    """The page in pieces of HTML, for a page around them. Rows of ``bars`` and ``table`` that can be taken over have
+    the candidate's number in ``data-way``."""
+    asked = candidates[0]
+    why = "" if chosen is None else why_chosen(candidates, chosen)
+    pictured = asked if asked.fits or chosen is None else chosen
+    return {
+        "facts": html.escape(_facts(search)),
+        "asked": html.escape(asked.label),
+        "reason": html.escape(asked.reason),
+        "told_change": html.escape(change or ""),
+        "chosen_label": "" if chosen is None else html.escape(chosen.label),
+        "chosen_why": html.escape(why),
+        "size_and_rate": f"{asked.peak / GIB:.1f} of {asked.capacity / GIB:.1f} GiB{_rate(asked)}",
+        "chosen_rate": "" if chosen is None else _rate(chosen).removeprefix(", "),
+        "bars": _bars(best_of_each(candidates, chosen), chosen, why, search, numbers=candidates),
+        "key": _key(with_reserve=True),
+        "step": "".join(step_pictured(pictured, search, why if pictured is chosen else "the recipe")),
+        "table": _table(candidates, chosen, why),
+        "assumptions": "<ul>" + "".join(f"<li>{html.escape(line)}</li>" for line in assumptions) + "</ul>",
+    }
+
+
 def _facts(search: Search) -> str:
     asked, holdings = search.asked, search.planner.skeleton.holdings
     return (
@@ -83,9 +112,15 @@ def _rate(candidate: Candidate) -> str:
     return f", {candidate.seconds.total:.2f} s per step, {tokens / candidate.seconds.total:,.0f} tokens/s"
 
 
-def _bars(shown: Sequence[Candidate], chosen: Candidate | None, why: str, search: Search) -> str:
+def _bars(
+    shown: Sequence[Candidate],
+    chosen: Candidate | None,
+    why: str,
+    search: Search,
+    numbers: Sequence[Candidate] = (),
+) -> str:
     """One bar a strategy, all on one scale: up to half more than the device, so that what is far too large does not
-    press the rest together."""
+    press the rest together. ``numbers``: all candidates, to name each in ``data-way``."""
     capacity = search.device.bytes
     end = min(max([capacity, *(c.peak for c in shown)]) * 1.04, capacity * 1.5)
     marks = (
@@ -107,8 +142,9 @@ def _bars(shown: Sequence[Candidate], chosen: Candidate | None, why: str, search
         note = f" <span class='soft'>{', '.join(notes)}</span>" if notes else ""
         tone = "" if candidate.fits else " bad"
         mark = "" if candidate.fits else "✗ "
+        taken = f" data-way='{numbers.index(candidate)}'" if candidate in numbers and not candidate.asked else ""
         rows.append(
-            f"<div class='name'>{html.escape(candidate.label)}{note}</div>"
+            f"<div class='name'{taken}>{html.escape(candidate.label)}{note}</div>"
             f"<div class='size{tone}'>{mark}{candidate.peak / GIB:.1f} GiB</div>"
             f"<div class='bar{' cut' if candidate.peak > end else ''}'>{''.join(parts)}{marks}</div>"
         )

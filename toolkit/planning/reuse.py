@@ -1,0 +1,63 @@
+"""Planners that are kept between plans of one process: the same model, traced again, is the time of a plan."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from toolkit.recipe.resolve import Resolved
+
+if TYPE_CHECKING:
+    from toolkit.planning.predict import Planner
+
+_kept: OrderedDict[str, Planner] = OrderedDict()
+_limit = 0
+
+# What the candidates of one planner differ in (toolkit/planning/search.py), and what no trace depends on.
+_VARIED = ("strategy", "batch", "activation_checkpointing", "activation_offload", "loss")
+_ELSEWHERE = ("machine", "run", "schedule", "tokenizer")
+
+
+def keep(count: int) -> None:
+    """From now on keep the last ``count`` planners. For a process that plans many times; 0, the default: none."""
+    global _limit
+    _limit = count
+    while len(_kept) > count:
+        _kept.popitem(last=False)
+
+
+def kept(resolved: Resolved, length: int, loop: str) -> Planner | None:
+    """A planner of the same model, training and length, if one is kept."""
+    if not _limit:
+        return None
+    key = _key(resolved, length, loop)
+    if key in _kept:
+        _kept.move_to_end(key)
+    return _kept.get(key)
+
+
+def add(planner: Planner) -> None:
+    """Keep one more, and let the one go that was used longest ago."""
+    if _limit:
+        _kept[_key(planner.resolved, planner.length, planner.loop)] = planner
+        while len(_kept) > _limit:
+            _kept.popitem(last=False)
+
+
+def _key(resolved: Resolved, length: int, loop: str) -> str:
+    values = resolved.recipe.model_dump(mode="json", exclude={*_VARIED, *_ELSEWHERE, "data"})
+    # The rate and the decay's size change no memory; which weights decay, and the optimizer, do.
+    optimizer = {key: value for key, value in values.pop("optimizer").items() if key not in ("lr", "max_grad_norm")}
+    told = {
+        "recipe": values,
+        "optimizer": optimizer,
+        "data": [resolved.recipe.data.packing, resolved.recipe.data.format],
+        "config": resolved.facts.config,
+        "folder": str(resolved.facts.folder),
+        "resolved": [resolved.device, resolved.blocks, vars(resolved.precision), resolved.base_storage,
+                     resolved.loss_kernel, resolved.recipe.strategy.wrap],
+        "length": length,
+        "loop": loop,
+    }  # fmt: skip
+    return json.dumps(told, sort_keys=True, default=str)

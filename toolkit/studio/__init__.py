@@ -1,0 +1,1 @@
+"""`toolkit studio`: a local web page over the Python API. Needs the extra ``studio``; only its command imports it."""

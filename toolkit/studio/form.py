@@ -1,0 +1,122 @@
+"""The form of a recipe, from the recipe's own schema: a new key has its field without a change here."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from toolkit.recipe.json_schema import recipe_schema
+from toolkit.recipe.schema import Recipe
+
+Kind = Literal["choice", "number", "text", "long"]
+
+# What decides about memory and speed, and what a newcomer sets; the rest is below, by section.
+BASICS = (
+    "model.path", "adapter.method", "adapter.r", "data.max_length", "batch.micro_size", "batch.accumulation",
+    "precision", "activation_checkpointing", "loss", "optimizer.name", "strategy.name", "strategy.offload",
+)  # fmt: skip
+_ELSEWHERE = ("machine.processes",)
+"""Beside the device's field."""
+TITLES = {"general": "Precision, memory, loss", "run": "Run and checkpoints"}
+
+
+@dataclass(frozen=True)
+class Field:
+    """``default``: as shown in the empty field; ``long``: YAML of a list or a mapping."""
+
+    key: str
+    kind: Kind
+    default: str
+    help: str
+    choices: tuple[str, ...] = ()
+    whole: bool = False
+    as_text: bool = False
+    """The value is text whatever it looks like: no YAML."""
+
+    @property
+    def name(self) -> str:
+        return self.key.rpartition(".")[2]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Fields under a title."""
+
+    name: str
+    title: str
+    fields: tuple[Field, ...]
+
+
+def form() -> list[Group]:
+    """The basics, then every section with its other keys."""
+    fields = {field.key: field for field in _fields()}
+    groups: dict[str, list[Field]] = {}
+    for key, field in fields.items():
+        if key not in BASICS and key not in _ELSEWHERE:
+            groups.setdefault(key.partition(".")[0] if "." in key else "general", []).append(field)
+    basics = tuple(fields[key] for key in BASICS if key in fields)
+    rest = [Group(name, TITLES.get(name, name.capitalize()), tuple(inner)) for name, inner in groups.items()]
+    return [Group("basics", "Basics", basics), *rest]
+
+
+def text_keys() -> list[str]:
+    """Keys whose values are text, not YAML."""
+    return [field.key for field in _fields() if field.as_text]
+
+
+def _fields() -> list[Field]:
+    schema = recipe_schema()
+    definitions = schema["$defs"]
+    found = []
+    for name, part in schema["properties"].items():
+        inner = _section(part, definitions)
+        annotation = Recipe.model_fields[name]
+        if inner is None:
+            found.append(_field(name, part, definitions))
+            continue
+        # A section that may be absent, such as the adapter, sets no default of its own.
+        optional = annotation.default is None
+        for key, value in inner["properties"].items():
+            found.append(_field(f"{name}.{key}", value, definitions, unset=optional))
+    return found
+
+
+def _section(part: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any] | None:
+    for kind in _kinds(part, definitions):
+        if "properties" in kind:
+            return kind
+    return None
+
+
+def _kinds(part: dict[str, Any], definitions: dict[str, Any]) -> list[dict[str, Any]]:
+    """The types that a value may have, references replaced."""
+    found = []
+    for kind in part.get("anyOf") or part.get("oneOf") or [part]:
+        name = kind.get("$ref", "").rpartition("/")[2]
+        found.append(definitions[name] | {k: v for k, v in kind.items() if k != "$ref"} if name else kind)
+    return found
+
+
+def _field(key: str, part: dict[str, Any], definitions: dict[str, Any], unset: bool = False) -> Field:
+    kinds = [kind for kind in _kinds(part, definitions) if kind.get("type") != "null"]
+    choices = tuple(part.get("enum") or next((kind["enum"] for kind in kinds if "enum" in kind), ()))
+    types = {kind.get("type") for kind in kinds}
+    told = part.get("description", "")
+    default = "" if unset and key != "adapter.method" else _default(part)
+    if types == {"boolean"}:
+        return Field(key, "choice", default, told, ("true", "false"))
+    if choices and all(isinstance(choice, str) for choice in choices):
+        return Field(key, "choice", "none" if unset else default, told, tuple(choices), as_text=True)
+    if types <= {"integer", "number"}:
+        return Field(key, "number", default, told, whole=types == {"integer"})
+    if types == {"string"}:
+        return Field(key, "text", default, told, as_text=True)
+    return Field(key, "text" if "string" in types else "long", default, told)
+
+
+def _default(part: dict[str, Any]) -> str:
+    value = part.get("default")
+    if value is None or value in ({}, []):
+        return ""
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,112 @@
+"""Starts, stops and resumes runs. A run is a process of its own, in a session of its own: it does not notice when the
+server ends, and is found again by the lock on its folder."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from toolkit.disk import write_text
+from toolkit.errors import InputError
+from toolkit.recipe.earlier import read_earlier
+from toolkit.recipe.load import recipe_yaml, validate
+from toolkit.recipe.positions import parse
+from toolkit.studio.edit import FILE, read_mapping
+from toolkit.studio.folders import Folders, read_regular, shown
+from toolkit.watching.runs import MARK, holder
+
+_BESIDE = ".studio"
+"""Next to a run's folder: its recipe and what `toolkit train` printed. A run's own folder must be new."""
+_started: list[subprocess.Popen[bytes]] = []
+
+
+def start(folders: Folders, text: str) -> Path:
+    """Save the recipe next to its run folder and start `toolkit train`; returns the run's folder.
+
+    Raises InputError if the recipe is not valid or its folder is outside, or in use.
+    """
+    read_mapping(text)
+    recipe = validate(parse(text, FILE))
+    if recipe.model.trust_remote_code:
+        raise InputError("model.trust_remote_code: start a run of a model with code of its own in a terminal")
+    folder = folders.inside(os.path.abspath(recipe.run.output_dir))
+    if folder in folders.roots:
+        raise InputError("run.output_dir: a folder inside of the one that studio was started with is expected")
+    if holder(folder) is not None:
+        raise InputError(f"run.output_dir: {shown(recipe.run.output_dir)}: in use by a running job")
+    saved = _beside(folder, "recipe.yaml")
+    write_text(str(saved), text)
+    _launch(folder, [str(saved)])
+    return folder
+
+
+def resume(folders: Folders, name: str) -> Path:
+    """Start `toolkit train --resume` with the recipe that the run has noted. Raises InputError."""
+    folder = folders.inside(name)
+    if holder(folder) is not None:
+        raise InputError(f"{shown(name)}: the run is still running")
+    try:
+        noted = json.loads(read_regular(folder / MARK, 4 << 20))
+        recipe = read_earlier(noted["recipe"], noted["recipe_version"], str(folder / MARK))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise InputError(f"{shown(name)}: {MARK} cannot be read") from None
+    if folders.inside(os.path.abspath(recipe.run.output_dir)) != folder:
+        raise InputError(f"{shown(name)}: its recipe names another folder, {shown(recipe.run.output_dir)}")
+    saved = _beside(folder, "resumed.yaml")
+    write_text(str(saved), recipe_yaml(recipe))
+    _launch(folder, [str(saved), "--resume"])
+    return folder
+
+
+def stop(folders: Folders, name: str) -> int:
+    """Ask the run to save and to end, as Ctrl-C does; returns the process that was asked. Raises InputError."""
+    folder = folders.inside(name)
+    process = holder(folder)
+    if not process or not _is_ours(process):
+        raise InputError(f"{shown(name)}: no running job of this machine holds the folder")
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, signal.SIGTERM)
+    return process
+
+
+def screen_of(folder: Path) -> Path:
+    """The file with what `toolkit train` printed."""
+    return _beside(folder, "screen.log")
+
+
+def reap() -> None:
+    """Take note of runs that have ended, so that none stays behind as a zombie."""
+    _started[:] = [job for job in _started if job.poll() is None]
+
+
+def _beside(folder: Path, name: str) -> Path:
+    return folder.parent / _BESIDE / f"{folder.name}-{name}"
+
+
+def _launch(folder: Path, arguments: list[str]) -> None:
+    reap()
+    screen = screen_of(folder)
+    screen.parent.mkdir(parents=True, exist_ok=True)
+    with screen.open("ab") as output:
+        job = subprocess.Popen(
+            [sys.executable, "-m", "toolkit", "train", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            close_fds=True,
+        )
+    _started.append(job)
+
+
+def _is_ours(process: int) -> bool:
+    """Whether a process is one of the toolkit's: a lock of anything else is not a run's."""
+    try:
+        return b"toolkit" in Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:
+        return False

@@ -1,0 +1,111 @@
+"""Requests of the pages Data, Runs and Reports: only of a local server."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+
+from toolkit.errors import InputError
+from toolkit.studio import jobs
+from toolkit.studio.folders import Folders, shown
+from toolkit.studio.payload import Payload
+from toolkit.studio.reports import find_reports
+from toolkit.watching.runs import Run, Step, find_runs, read_log, read_run
+
+if TYPE_CHECKING:
+    from toolkit.studio.app import Answer, Studio
+
+_POINTS = 1000
+_ONLY = ("", "cut", "unsupervised", "duplicate")
+
+
+def run_routes(studio: Studio) -> dict[str, Answer]:
+    """By the last part of their address."""
+    folders = studio.folders
+
+    async def runs(payload: Payload, request: Request) -> dict[str, Any]:
+        jobs.reap()
+        found = await asyncio.to_thread(lambda: [path for root in folders.roots for path in find_runs(root)])
+        return {"runs": [{"name": str(path), "shown": _short(path, folders)} for path in dict.fromkeys(found)]}
+
+    async def run(payload: Payload, request: Request) -> dict[str, Any]:
+        jobs.reap()
+        paths = [folders.inside(name) for name in payload.names("names", 12)]
+        return {"runs": await asyncio.to_thread(lambda: [told(read_run(path), folders) for path in paths])}
+
+    async def log(payload: Payload, request: Request) -> dict[str, Any]:
+        path, name = folders.inside(payload.text("name", 4096)), payload.text("log", 100)
+        known = await asyncio.to_thread(read_run, path)
+        if name == "screen":
+            return {"text": await asyncio.to_thread(read_log, jobs.screen_of(path))}
+        if name not in known.logs:
+            raise InputError(f"{shown(name)}: the run has no such log")
+        file = folders.inside(str(path / "logs" / name))
+        return {"text": await asyncio.to_thread(read_log, file)}
+
+    async def start(payload: Payload, request: Request) -> dict[str, Any]:
+        return {"name": str(await asyncio.to_thread(jobs.start, folders, payload.text("text")))}
+
+    async def stop(payload: Payload, request: Request) -> dict[str, Any]:
+        return {"process": await asyncio.to_thread(jobs.stop, folders, payload.text("name", 4096))}
+
+    async def resume(payload: Payload, request: Request) -> dict[str, Any]:
+        return {"name": str(await asyncio.to_thread(jobs.resume, folders, payload.text("name", 4096)))}
+
+    async def data(payload: Payload, request: Request) -> dict[str, Any]:
+        only = payload.one_of("only", _ONLY) or None
+        asked = {"text": payload.text("text"), "only": only, "evaluation": payload.flag("evaluation")}
+        found = await studio.heavy.call("data", asked, studio.seconds[1], request.is_disconnected)
+        return {"page": studio.keep(found["page"]), "refused": found["refused"]}
+
+    async def reports(payload: Payload, request: Request) -> dict[str, Any]:
+        return {"reports": await asyncio.to_thread(find_reports, folders)}
+
+    async def open_recipe(payload: Payload, request: Request) -> dict[str, Any]:
+        return {"text": await asyncio.to_thread(folders.text, payload.text("name", 4096), 1 << 20)}
+
+    return {"runs": runs, "run": run, "log": log, "start": start, "stop": stop, "resume": resume, "data": data,
+            "reports": reports, "open": open_recipe}  # fmt: skip
+
+
+def told(run: Run, folders: Folders) -> dict[str, Any]:
+    """A run as the page draws it: at most ``_POINTS`` points a curve."""
+    steps = _thinned(run.steps)
+    last = run.last
+    memory = run.result.get("peak_memory_bytes")
+    return {
+        "name": str(run.folder),
+        "shown": _short(run.folder, folders),
+        "state": run.state,
+        "total": run.total,
+        "strategy": run.strategy,
+        "left": run.seconds_left,
+        "last": None if last is None else asdict(last),
+        "steps": {
+            key: [getattr(step, key) for step in steps]
+            for key in ("step", "loss", "lr", "grad_norm", "tokens_per_second")
+        },
+        "evaluations": run.evaluations[-_POINTS:],
+        "checkpoints": run.checkpoints[-100:],
+        "memory": [int(m) for m in memory[:1024] if isinstance(m, int)] if isinstance(memory, list) else [],
+        "logs": run.logs[:1024],
+        "notes": run.notes,
+    }
+
+
+def _thinned(steps: list[Step]) -> list[Step]:
+    """Every nth step, with the last one: enough points for a screen."""
+    each = -(-len(steps) // _POINTS) or 1
+    kept = steps[::each]
+    return kept if not steps or kept[-1] is steps[-1] else [*kept, steps[-1]]
+
+
+def _short(path: Path, folders: Folders) -> str:
+    for root in folders.roots:
+        if path != root and root in path.parents:
+            return str(path.relative_to(root))
+    return path.name or str(path)
