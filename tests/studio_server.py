@@ -102,3 +102,15 @@ class Server:
             {k.decode("latin-1").lower(): v.decode("latin-1") for k, v in head["headers"]},
             b"".join(m.get("body", b"") for m in sent[1:]),
         )
+
+
+def contrast(a: str, b: str) -> float:
+    """WCAG's contrast of two colours, as `rgb(r, g, b)`."""
+
+    def light(colour: str) -> float:
+        parts = [int(part) / 255 for part in colour.removeprefix("rgb(").removesuffix(")").split(",")]
+        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    high, low = sorted((light(a), light(b)), reverse=True)
+    return (high + 0.05) / (low + 0.05)

@@ -200,14 +200,16 @@ def test_ten_thousand_hostile_requests(local: Server, public: Server, monkeypatc
 _RECIPES = (
     "model: {{path: {p}}}\ndata: {{train: {p}}}\n",
     "model: {{path: {p}}}\ntokenizer: {{path: {p}}}\ndata: {{train: x}}\n",
-    "model: {{config: {{model_type: llama}}}}\nadapter: {{path: {p}}}\ndata: {{train: {p}, chat_template: {p}, cache: {p}}}\n",
+    "model: {{config: {{model_type: llama}}}}\nadapter: {{path: {p}}}\n"
+    "data: {{train: {p}, chat_template: {p}, cache: {p}}}\n",
     "model: {{config: {{model_type: llama, hidden_size: {n}, num_hidden_layers: {n}}}}}\ndata: {{train: {p}}}\n",
     "model: {{path: {p}, trust_remote_code: true}}\ndata: {{train: x}}\nrun: {{output_dir: {p}}}\n",
 )
 _CONFIGS = (
     '{{"zero_optimization": {{"stage": {n}}}, "deepspeed": "{p}"}}',
     "deepspeed: {p}\nper_device_train_batch_size: {n}\n",
-    "compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\ndeepspeed_config: {{deepspeed_config_file: {p}}}\n",
+    "compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\n"
+    "deepspeed_config: {{deepspeed_config_file: {p}}}\n",
     "#!/bin/bash\naccelerate launch --config_file {p} train.py --deepspeed {p}\n",
     "base_model: {p}\ndatasets: [{{path: {p}}}]\n",
     "model_name_or_path: {p}\ndataset: x\ndataset_dir: {p}\nfinetuning_type: lora\nstage: sft\ndeepspeed: {p}\n",

@@ -71,8 +71,33 @@ def _means(text: str, wanted: dict[str, Any]) -> bool:
         return False
 
 
+class _Dumper(yaml.SafeDumper):
+    """PyYAML writes YAML 1.1, where ``1e3`` is text; recipes are YAML 1.2, where it is a number."""
+
+
+def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if _is_plain(value) else '"')
+
+
+_Dumper.add_representer(str, _text)
+
+
+def _is_plain(value: str) -> bool:
+    """Whether PyYAML's way to write a text reads as that text."""
+    try:
+        return parse(yaml.safe_dump(value), "value").value == value
+    except InputError:
+        return False
+
+
 def _dumped(values: dict[str, Any]) -> str:
-    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100) if values else ""
+    if not values:
+        return ""
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+
+
+def _simple(value: Any) -> bool:
+    return not isinstance(value, str) or _is_plain(value)
 
 
 def _in_place(text: str, key: str, value: Any) -> str | None:
@@ -83,7 +108,7 @@ def _in_place(text: str, key: str, value: Any) -> str | None:
         setting = Setting(source, key, entry)
         if value is REMOVED:
             fix = remove(setting)
-        elif entry.node.entries is not None or entry.node.items is not None:
+        elif entry.node.entries is not None or entry.node.items is not None or not _simple(value):
             edit = Edit(FILE, entry.node.start, entry.node.end, json.dumps(value))
             return apply(text, [edit])
         else:

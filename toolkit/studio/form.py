@@ -32,7 +32,7 @@ class Field:
     choices: tuple[str, ...] = ()
     whole: bool = False
     as_text: bool = False
-    """The value is text whatever it looks like: no YAML."""
+    """The value is text whatever it looks like, but for a list or a mapping."""
 
     @property
     def name(self) -> str:
@@ -110,9 +110,8 @@ def _field(key: str, part: dict[str, Any], definitions: dict[str, Any], unset: b
         return Field(key, "choice", "none" if unset else default, told, tuple(choices), as_text=True)
     if types <= {"integer", "number"}:
         return Field(key, "number", default, told, whole=types == {"integer"})
-    if types == {"string"}:
-        return Field(key, "text", default, told, as_text=True)
-    return Field(key, "text" if "string" in types else "long", default, told)
+    as_text = types <= {"string", "array", "object"} and "string" in types
+    return Field(key, "text" if "string" in types else "long", default, told, as_text=as_text)
 
 
 def _default(part: dict[str, Any]) -> str:

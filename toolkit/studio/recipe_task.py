@@ -80,7 +80,8 @@ def _device(checked: Recipe) -> str | None:
 def _change(key: str, value: str | None, as_text: list[str]) -> Change:
     if value is None or not value.strip():
         return key, REMOVED
-    if key in as_text:
+    # A field of text may also take a list, as data.train does; nothing else begins like one.
+    if key in as_text and not value.lstrip().startswith(("[", "{")):
         return key, value
     return key, read_value(value)
 
