@@ -18,15 +18,16 @@ import pytest
 import yaml
 
 from studio_server import contrast
-from tiny import LLAMA, recipe_dict
+from tiny import recipe_dict
 from toolkit.watching.runs import holder, read_run
 
-CHROMIUM = "/usr/bin/chromium"
+# Debian's, and the one of GitHub's runners.
+CHROMIUM = next((path for path in ("/usr/bin/chromium", "/usr/bin/google-chrome") if Path(path).exists()), None)
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-if not Path(CHROMIUM).exists():
-    pytest.skip(f"{CHROMIUM} is not installed", allow_module_level=True)
+if CHROMIUM is None:
+    pytest.skip("Chromium is not installed", allow_module_level=True)
 
-WAIT = 150_000
+WAIT = 400_000
 """Milliseconds: a machine that runs other tests beside may take minutes to import torch."""
 
 
@@ -211,7 +212,7 @@ def test_by_keyboard_alone(address: tuple[str, Path], opened: Open) -> None:
     for _ in range(60):
         if page.evaluate("document.activeElement.id") == "tab-plan":
             break
-        page.keyboard.press("Shift+Tab" if page.evaluate("document.activeElement.className") == "never" else "Tab")
+        page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.id") == "tab-plan"
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
     page.keyboard.press("ArrowRight")
@@ -285,6 +286,6 @@ def test_a_run_is_started_watched_stopped_and_resumed(tmp_path: Path, tiny_root:
         page.get_by_role("button", name="Resume").wait_for()
 
 
-def test_the_colours_of_a_contrast() -> None:
+def test_a_contrast_of_colours() -> None:
     assert contrast("rgb(0, 0, 0)", "rgb(255, 255, 255)") == pytest.approx(21)
-    assert LLAMA["model_type"] == "llama"
+    assert contrast("rgb(119, 119, 119)", "rgb(255, 255, 255)") == pytest.approx(4.48, abs=0.01)
