@@ -15,6 +15,7 @@ from benchmarks.gpu_evidence.meter import Meter, metered, release
 from benchmarks.gpu_evidence.profile import top_kernels
 from benchmarks.gpu_evidence.shapes import Values
 from toolkit.data.collate import MicroBatch
+from toolkit.model.sources import NotByPart
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve
@@ -166,7 +167,11 @@ def cheap_weights() -> Iterator[None]:
 
     right = sessions.load_base
 
-    def load(resolved: Resolved, pad_token_id: int | None = None, *, empty: bool = False) -> torch.nn.Module:
+    def load(
+        resolved: Resolved, pad_token_id: int | None = None, *, empty: bool = False, by_part: bool = False
+    ) -> torch.nn.Module:
+        if by_part:
+            raise NotByPart("its weights are a table of random numbers")
         with no_init_weights():
             model = right(resolved, pad_token_id, empty=empty)
         model.tie_weights()  # type: ignore[operator]  # left out with the initialisation

@@ -241,6 +241,23 @@ def test_the_host_loads_trained_weights_for_every_process_and_frozen_ones_once(t
     assert sizes[8, 1] == pytest.approx(0.5 * sizes[None, 1], rel=0.05)
 
 
+def test_a_strategy_that_shards_weights_loads_no_whole_model(
+    tmp_path: Path, config: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def of_host(strategy: str, *overrides: str, lora: int | None = None) -> float:
+        overrides = (f"strategy.name={strategy}", *overrides)
+        _, result = planned(tmp_path, config, gpu="h100", gpus=4, lora=lora, overrides=overrides)
+        return float(result["candidates"][0]["host_load_bytes"])
+
+    whole = of_host("zero2")
+    for strategy in ("zero3", "fsdp1", "fsdp2"):
+        assert of_host(strategy) < 0.8 * whole, strategy  # a tiny model: its embedding is a large part of it
+        assert of_host(strategy, lora=8) < of_host(strategy)
+        values = of_host(strategy, "adapter.options.init_lora_weights=pissa", lora=8)
+        assert values == of_host("zero2", "adapter.options.init_lora_weights=pissa", lora=8)
+    assert "host memory of a node while its processes load: " in capsys.readouterr().out
+
+
 def test_what_was_never_measured_is_marked(tmp_path: Path, config: str, capsys: pytest.CaptureFixture[str]) -> None:
     def unmeasured(*overrides: str) -> list[str]:
         _, result = planned(tmp_path, config, gpu="h100", gpus=2, overrides=overrides)

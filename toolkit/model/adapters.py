@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,9 @@ import torch
 from torch import nn
 
 from toolkit.errors import InputError, first_line
+from toolkit.model.adapter_sources import adding
 from toolkit.model.new_tokens import trained_rows
+from toolkit.model.sources import NotByPart, has_sources
 from toolkit.recipe.adapter_methods import METHODS, Method
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Adapter
@@ -29,7 +32,8 @@ def add_adapter(model: nn.Module, resolved: Resolved) -> PeftModel:
 
     Random projections that a method keeps frozen are drawn from the same seed, or from one in its options: every
     process, and every resumed run, has the same. Raises InputError if ``target_modules`` or ``modules_to_save`` match
-    nothing, and if PEFT cannot create the adapter.
+    nothing, and if PEFT cannot create the adapter; NotByPart if it needs values that a model lacks that is loaded by
+    part.
     """
     from peft import PeftModel, get_peft_model
 
@@ -41,12 +45,18 @@ def add_adapter(model: nn.Module, resolved: Resolved) -> PeftModel:
     own = {id(buffer) for buffer in model.buffers()}
     torch.manual_seed(resolved.recipe.run.seed)
     where = f"{resolved.source}: adapter"
+    by_part = has_sources(model)
     try:
-        if adapter.path is not None:
-            adapted = PeftModel.from_pretrained(model, adapter.path, is_trainable=True)
-        else:
-            adapted = get_peft_model(model, peft_config(adapter, resolved, model))
+        made: list[Any] = []
+        with adding(model, made) if by_part else contextlib.nullcontext():
+            if adapter.path is not None:
+                made.append(PeftModel.from_pretrained(model, adapter.path, is_trainable=True))
+            else:
+                made.append(get_peft_model(model, peft_config(adapter, resolved, model)))
+        [adapted] = made
     except _REFUSALS as error:
+        if by_part:  # the base has no values: that may be why, or PEFT refuses the whole model, too
+            raise NotByPart("PEFT does not add its adapter to a base without values") from None
         key = ".path" if adapter.path else "" if METHODS[adapter.method].peft_type == "LORA" else f" ({adapter.method})"
         raise InputError(f"{where}{key}: {first_line(error)}") from None
     if resolved.precision.mixed:

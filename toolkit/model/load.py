@@ -10,8 +10,11 @@ import torch
 from torch import nn
 
 from toolkit.errors import InputError, first_line
+from toolkit.model.by_part import recorded
+from toolkit.model.drawing import drawn
 from toolkit.model.new_tokens import add_rows
 from toolkit.model.nf4 import nf4_layers
+from toolkit.model.sources import NotByPart
 from toolkit.recipe.resolve import Resolved
 from toolkit.tasks import task_of
 
@@ -19,11 +22,14 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 
-def load_base(resolved: Resolved, pad_token_id: int | None = None, *, empty: bool = False) -> nn.Module:
+def load_base(
+    resolved: Resolved, pad_token_id: int | None = None, *, empty: bool = False, by_part: bool = False
+) -> nn.Module:
     """The model before adapters, on the CPU, identical in every process: random weights come from ``run.seed``.
 
     Weights are float32, or the frozen dtype if only an adapter is trained. ``empty``: without memory for them (on the
-    meta device). Raises InputError if the model cannot be loaded.
+    meta device). ``by_part``: the same, but they know their source (``sources.py``), and buffers have their values.
+    Raises InputError if the model cannot be loaded, NotByPart if it cannot ``by_part``.
     """
     import transformers
 
@@ -39,16 +45,25 @@ def load_base(resolved: Resolved, pad_token_id: int | None = None, *, empty: boo
         if spec.path is not None:
             if empty:
                 options["device_map"] = {"": "meta"}
-            model = auto.from_pretrained(spec.path, config=config, dtype=dtype, revision=spec.revision, **options)
+            with recorded() if by_part else contextlib.nullcontext() as found:
+                model = auto.from_pretrained(spec.path, config=config, dtype=dtype, revision=spec.revision, **options)
+            if found is not None:
+                found.attach(model)
         else:
             # Drawn in float32 and cast after: the same numbers in every precision.
             torch.manual_seed(resolved.recipe.run.seed)
-            with torch.device("meta") if empty else contextlib.nullcontext():
-                model = auto.from_config(config, dtype=torch.float32, **options).to(dtype)
+            without: Any = drawn(dtype) if by_part else torch.device("meta") if empty else contextlib.nullcontext()
+            with without as made:
+                model = auto.from_config(config, dtype=torch.float32, **options)
+                if by_part:
+                    made.append(model)
+            model = model.to(dtype)
     except (OSError, ValueError, ImportError) as error:
         if (told := _attention_problem(error, resolved)) is not None:
             raise InputError(told) from None
         raise InputError(f"model: {spec.path or spec.config}: {first_line(error)}") from None
+    except NotByPart:
+        raise
     except Exception as error:  # a model's code checks its config in its own way, or not at all
         if spec.path is not None:
             raise

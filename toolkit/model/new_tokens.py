@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from toolkit.errors import InputError
+from toolkit.model.sources import NotByPart, source_of
 from toolkit.recipe.adapter_options import options_of
 from toolkit.recipe.needs import NO_TOKENIZER
 from toolkit.recipe.resolve import Resolved
@@ -63,11 +64,13 @@ def add_rows(model: Any, resolved: Resolved) -> None:
     """Give the embeddings of ``model`` a row for each new token; one that has enough rows stays as it is.
 
     New rows are drawn around the mean of the others, from ``run.seed`` (Hewitt, «Initializing New Word Embeddings for
-    Pretrained Language Models», 2021, as transformers does it).
+    Pretrained Language Models», 2021, as transformers does it). Raises NotByPart if the weights are read by part.
     """
     tokens = new_tokens(resolved)
     if tokens is None or tokens.rows <= _rows_of(model):
         return
+    if source_of(model.get_input_embeddings().weight) is not None:
+        raise NotByPart("the rows of its new tokens are drawn around the mean of all others")
     torch.manual_seed(resolved.recipe.run.seed)
     empty = model.get_input_embeddings().weight.is_meta
     model.resize_token_embeddings(tokens.rows, mean_resizing=not empty)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from toolkit.model.sources import stand_in
 from toolkit.recipe.resolve import Resolved
 from toolkit.tasks import task_of
 from toolkit.tasks.base import Task
@@ -31,11 +32,15 @@ def unreached(model: nn.Module, resolved: Resolved) -> list[str]:
     inputs = {n: t.to(dtype) if t.is_floating_point() else t for n, t in _sample(model, task, config).items()}
     model.eval()
     # An adapter is float32 over a base in 16 bits, and no strategy has cast either yet.
+    asked = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    # Of a model that is loaded by part there are no values: which weights an output depends on needs none.
+    without = {name: stand_in(p) for name, p in model.named_parameters() if p.is_meta}
+    leaves = asked | {name: without[name].requires_grad_() for name in asked.keys() & without.keys()}
     with torch.enable_grad(), torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
-        output = model(**inputs)
+        output = torch.func.functional_call(model, without, (), inputs)
     model.train()
     reached = _leaves(output.logits)
-    return [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in reached]
+    return [name for name in asked if id(leaves[name]) not in reached]
 
 
 def freeze(model: nn.Module, names: list[str]) -> None:

@@ -206,3 +206,9 @@ def known_method(name: str) -> str:
 def list_methods(schema: dict[str, Any]) -> None:
     """Put the names into the JSON schema of the key; for pydantic."""
     schema["enum"] = list(method_names())
+
+
+def adapter_reads_base(adapter: Any) -> bool:
+    """Whether PEFT makes an adapter (the section of a recipe) out of values of the base, so that it must be whole."""
+    start = adapter.options.get("init_lora_weights", True)
+    return bool(METHODS[adapter.method].fixed.get("use_dora")) or not (isinstance(start, bool) or start == "gaussian")

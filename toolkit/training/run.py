@@ -171,6 +171,8 @@ def _introduce(
         view.say(
             "note: fp8: a CPU emulates float8 products by converting every operand back, several times slower than bf16"
         )
+    if session.loaded_whole is not None:
+        view.say(f"note: every process loads the whole model, not its part of it: {session.loaded_whole}")
     if unreached := session.unreached:
         some = f"{unreached[0]}{', ...' if len(unreached) > 1 else ''}"
         view.say(f"note: {len(unreached)} weights that the output does not depend on are not trained ({some})")

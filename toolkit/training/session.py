@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from toolkit.model.activation_offload import HostStore
 from toolkit.model.adapters import add_adapter
@@ -22,6 +23,7 @@ from toolkit.model.load import cast_inputs, load_base, set_dtypes
 from toolkit.model.new_tokens import check_trained
 from toolkit.model.nf4 import base_linears, quantise_base, weight_count
 from toolkit.model.processor import load_processor, pad_token_of
+from toolkit.model.sources import NotByPart
 from toolkit.model.unreached import freeze, unreached
 from toolkit.optim.groups import check_groups, decayed_names, hidden_matrices
 from toolkit.recipe.resolve import Resolved
@@ -59,6 +61,8 @@ class Session:
     """``run.ema``: the moving average of the trained weights."""
     frozen: list[Frozen] = field(default_factory=list)
     """What each pattern of ``model.freeze`` has frozen."""
+    loaded_whole: str | None = None
+    """Why every process loaded the whole model although the strategy shards it; None where each read its part."""
     label_names: list[str] | None = None
     """The classes' names in order, where the data names them: exported with the model."""
 
@@ -84,14 +88,34 @@ class Session:
 
 
 def prepare_model(resolved: Resolved, pad_token_id: int | None = None, together: bool = False) -> Prepared:
-    """Model, float8 products, adapter, frozen weights, quantised base, dtypes, compiling, checkpointing, in this order;
-    nothing is spread yet.
+    """The model of a recipe, ready for its strategy; nothing is sharded yet.
+
+    ``together``: every rank calls it, so that they can divide work between them. Where the strategy shards weights, no
+    rank reads them here: the engine has each read its part (``model/sources.py``). If that is not possible, every rank
+    has the whole model, and ``loaded_whole`` of the result says why.
+    """
+    reason = None
+    if together and "weights" in resolved.traits.shards:
+        try:
+            return _prepared(resolved, pad_token_id, together, by_part=True)
+        except NotByPart as problem:
+            reason = str(problem)
+    return replace(_prepared(resolved, pad_token_id, together, by_part=False), loaded_whole=reason)
+
+
+def _prepared(resolved: Resolved, pad_token_id: int | None, together: bool, by_part: bool) -> Prepared:
+    """Model, float8 products, adapter, frozen weights, quantised base, dtypes, compiling, checkpointing, in this order.
 
     Products come before adapters, whose own small matrices stay as they are. Adapters and freezing come before dtypes,
     since they decide what trains, and checkpointing after all, since it takes the blocks' forwards as they then are.
-    ``together``: every rank calls it, so that they can divide work between them.
     """
-    model: nn.Module = load_base(resolved, pad_token_id)
+    if by_part and resolved.base_storage is not None:
+        raise NotByPart("its weights are packed in 4 bits at the start")
+    if by_part and resolved.recipe.tokenizer.added:
+        raise NotByPart("its embeddings get rows for new tokens")
+    if by_part and is_in_torch_dispatch_mode():
+        raise NotByPart("tensors are fake")  # as in the rehearsal
+    model: nn.Module = load_base(resolved, pad_token_id, by_part=by_part)
     asked = resolved.recipe.model.batch_norm is not None
     convert_batch_norm(model, resolved.batch_norm, asked, resolved.source)
     linears = {} if resolved.base_storage is None else base_linears(model, resolved)
@@ -173,6 +197,7 @@ def engage(
         prepared.unreached,
         average,
         prepared.frozen,
+        prepared.loaded_whole,
         group_norms=GroupNorms(engine) if resolved.recipe.run.group_norms else None,
     )
 

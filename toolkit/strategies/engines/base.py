@@ -70,6 +70,9 @@ class Prepared:
     """Weights that no output depends on, frozen."""
     frozen: list[Frozen] = field(default_factory=list)
     """What each pattern of ``model.freeze`` has frozen."""
+    loaded_whole: str | None = None
+    """Why every process loaded the whole model although the strategy shards it; None where each reads its part: then
+    parameters are on the meta device and have sources (``toolkit/model/sources.py``)."""
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Trainable parameters by name, in the model's order, tied ones once."""

@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from toolkit.errors import InputError
+from toolkit.model.sources import set_values, sources
 from toolkit.optim.adamw8bit import dense_moment, moment_dtype
 from toolkit.optim.groups import make_optimizer
 from toolkit.strategies.engines.base import (
@@ -93,10 +94,15 @@ class Fsdp1Engine(Engine):
         plugin.auto_wrap_policy = functools.partial(_own_unit, blocks=frozenset(self.resolved.blocks), apart=apart)
         mesh = self._device_mesh()
         self._group = None if mesh is None else mesh.get_group("dp_shard")
+        waiting = sources(prepared.model)
+        _lend_memory(prepared.model)
         with _on_mesh(mesh):
             self.model = self.accelerator.prepare_model(prepared.model)
         self.parameters = {_clean(name): p for name, p in self.model.named_parameters() if p.requires_grad}
         self._places = _places(self.model)
+        for name, parameter in self.model.named_parameters():
+            if (source := waiting.get(_clean(name))) is not None:
+                source.fill(parameter.detach().view(-1), self._places[id(parameter)].start[0])
         self.optimizer = self._make_optimizer(self.parameters, prepared.decayed)
 
     def _device_mesh(self) -> Any:
@@ -306,6 +312,18 @@ def _own_unit(module: nn.Module, recurse: bool, nonwrapped_numel: int, *, blocks
         return True
     own = list(module.parameters(recurse=False))
     return apart and not list(module.children()) and any(p.requires_grad for p in own)
+
+
+def _lend_memory(model: nn.Module) -> None:
+    """Give all parameters that are loaded by part the same memory, of the largest of them: FSDP1 makes its flat
+    parameters out of tensors with memory (torch 2.13.0), whatever is in it, and each rank then reads its slices."""
+    largest: dict[torch.dtype, int] = {}
+    waiting = [parameter for parameter in model.parameters() if parameter.is_meta]
+    for parameter in waiting:
+        largest[parameter.dtype] = max(parameter.numel(), largest.get(parameter.dtype, 0))
+    lent = {dtype: torch.empty(size, dtype=dtype) for dtype, size in largest.items()}
+    for parameter in waiting:
+        set_values(parameter, lent[parameter.dtype][: parameter.numel()].view(parameter.shape))
 
 
 def _places(model: nn.Module) -> dict[int, Piece]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.utils._pytree import tree_map_only
 
+from toolkit.model.sources import Source, sources
 from toolkit.optim.adamw8bit import dense_moment, local, moment_dtype
 from toolkit.optimizers import optimizer_kind
 from toolkit.strategies.engines.base import (
@@ -74,8 +75,10 @@ class Fsdp2Engine(Engine):
     def engage(self, prepared: Prepared) -> None:
         placeholder = torch.optim.SGD(list(prepared.trainable().values()), lr=0.0)  # accelerate wants both at once
         media = task_of(self.resolved.recipe.model.task).media
+        waiting = sources(prepared.model)
         with _embeddings_in_the_root(prepared.model, always=media is not None):
             self.model, _ = self.accelerator.prepare(prepared.model, placeholder)
+        _fill(self.model, waiting, self.device)
         if self.resolved.precision.mixed:
             _cast_root_inputs(self.model, getattr(torch, self.resolved.precision.compute))
         self.parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
@@ -197,6 +200,22 @@ def _axes(tensor: DTensor) -> tuple[int, int]:
     sizes = list(zip(tensor.device_mesh.shape, tensor.placements, strict=True))
     copies = math.prod(size for size, placement in sizes if placement.is_replicate())
     return copies, math.prod(size for size, placement in sizes if not placement.is_replicate())
+
+
+@torch.no_grad()
+def _fill(model: nn.Module, waiting: Mapping[str, Source], device: torch.device) -> None:
+    """Give the shards of parameters that had no memory theirs, and read it."""
+    if not waiting:
+        return
+    model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)
+    parameters = dict(model.named_parameters())
+    for name, source in waiting.items():
+        shard = parameters[name]
+        assert isinstance(shard, DTensor)
+        mine, piece = local(shard).detach(), _piece(shard)
+        if not (piece.flat and mine.is_contiguous()):
+            raise AssertionError(f"{name}: {piece} is not one range")
+        source.fill(mine.view(-1), piece.start[0])
 
 
 def _piece(tensor: DTensor) -> Piece:

@@ -6,12 +6,15 @@ import contextlib
 import math
 import weakref
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
 
 from toolkit.model.nf4 import nf4_layers
+from toolkit.model.sources import Source, set_values, source_of, sources
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies import strategy_of
 from toolkit.strategies.engines.base import (
@@ -22,8 +25,8 @@ from toolkit.strategies.engines.base import (
     Step,
     connected_claim,
 )
-from toolkit.strategies.engines.pieces import Owned, Saved, Values
-from toolkit.strategies.engines.zero_state import ZeroTensors
+from toolkit.strategies.engines.pieces import Owned, Piece, Saved, Values
+from toolkit.strategies.engines.zero_state import ZeroTensors, fill_partition
 from toolkit.strategies.zero import ZeroSettings
 
 
@@ -33,6 +36,7 @@ class ZeroEngine(Engine):
     def engage(self, prepared: Prepared) -> None:
         model = prepared.model
         self.parameters = prepared.trainable()
+        waiting = sources(model)
         originals = _lossy_copies(self.parameters, self.resolved.precision.compute)
         if self.resolved.settings.stage == 3:
             _forget_second_copies()
@@ -49,6 +53,14 @@ class ZeroEngine(Engine):
         self.tensors = ZeroTensors(self.engine)
         for name, original in originals.items():
             self.tensors.set_weight(self.parameters[name], original)
+        for name in [name for name in self.parameters if name in waiting] if self._rounds() else []:
+            self.tensors.load_weight(self.parameters[name], partial(_read, waiting[name], self.dtypes[name]))
+
+    def _rounds(self) -> bool:
+        """Whether 16 bits cannot hold a trained weight: DeepSpeed 0.19.8 makes its float32 masters from the 16-bit
+        copy."""
+        precision = self.resolved.precision
+        return precision.compute != precision.trainable
 
     def _make_scaler(self) -> Any:
         return None  # DeepSpeed's own
@@ -210,7 +222,8 @@ class ZeroEngine(Engine):
 
 
 def _split(model: nn.Module, resolved: Resolved, device: torch.device) -> None:
-    """Split every parameter over the ranks, one after another, in the dtype that the engine would give it.
+    """Split every parameter over the ranks, one after another, in the dtype that the engine would give it. Of one that
+    is loaded by part, each rank reads its own.
 
     By default DeepSpeed 0.19.8 moves the whole model to each device before it splits it there
     (``engine._configure_distributed_model``): a model that only fits in shares would never start.
@@ -222,7 +235,20 @@ def _split(model: nn.Module, resolved: Resolved, device: torch.device) -> None:
     for parameter in model.parameters():
         if parameter.is_floating_point() and id(parameter) not in packed:
             parameter.data = parameter.data.to(dtype)
-    deepspeed.zero.Init(module=model, config_dict_or_path=strategy_of(resolved).deepspeed_config(resolved), dtype=dtype)
+
+    def one_by_one(recurse: bool = True) -> Iterator[nn.Parameter]:
+        """Given to DeepSpeed, which has split one when it asks for the next: no more than one is ever whole."""
+        for parameter in list(parameters(recurse)):
+            source = source_of(parameter)
+            if source is not None:
+                set_values(parameter, torch.empty_like(parameter, device=device))
+            yield parameter
+            if source is not None:
+                fill_partition(parameter, source)
+
+    parameters, config = model.parameters, strategy_of(resolved).deepspeed_config(resolved)
+    with mock.patch.object(model, "parameters", one_by_one):
+        deepspeed.zero.Init(module=model, config_dict_or_path=config, dtype=dtype)
     for buffer in model.buffers():
         buffer.data = buffer.data.to(device)
 
@@ -245,6 +271,13 @@ def _round_once() -> None:
         return torch._C._nn.linear(x, weight, bias)  # what nn.functional.linear is while nobody replaces it
 
     LinearFunctionForZeroStage3.forward = staticmethod(linear)
+
+
+def _read(source: Source, dtype: torch.dtype, piece: Piece | None) -> torch.Tensor:
+    assert piece is not None
+    values = torch.empty(piece.numel, dtype=dtype)
+    source.fill(values, piece.start[0])
+    return values
 
 
 @contextlib.contextmanager
@@ -286,5 +319,5 @@ def _lossy_copies(parameters: Mapping[str, nn.Parameter], compute: str) -> dict[
     return {
         name: p.detach().clone()
         for name, p in parameters.items()
-        if not torch.equal(p.detach().to(dtype).to(p.dtype), p)
+        if not p.is_meta and not torch.equal(p.detach().to(dtype).to(p.dtype), p)
     }

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from toolkit.model.sources import Source
 from toolkit.optim.adamw import step_count
 from toolkit.strategies.engines.base import on_host, owned
 from toolkit.strategies.engines.pieces import Piece, Values, span
@@ -142,9 +143,7 @@ class ZeroTensors:
     def _piece(self, parameter: Any) -> Piece:
         """Which elements of the flattened weight this rank updates."""
         if self.stage == 3:
-            size, total = parameter.partition_numel(), parameter.ds_numel
-            start = min(size * dist.get_rank(), total)
-            return span(start, min(start + size, total))
+            return partition(parameter)
         if parameter._hp_mapping is None:
             return span(0, 0)
         address = parameter._hp_mapping.lp_fragment_address
@@ -213,3 +212,16 @@ class ZeroTensors:
 
     def _has_state(self, key: str) -> bool:
         return any(isinstance(state.get(key), torch.Tensor) for state in self.inner.state.values())
+
+
+def partition(parameter: Any) -> Piece:
+    """Stage 3: which elements of the flattened weight this rank has."""
+    size, total = parameter.partition_numel(), parameter.ds_numel
+    start = min(size * dist.get_rank(), total)
+    return span(start, min(start + size, total))
+
+
+def fill_partition(parameter: Any, source: Source) -> None:
+    """Stage 3: read this rank's part of the weight that a forward gathers. The padding stays as it is."""
+    piece = partition(parameter)
+    source.fill(parameter.ds_tensor.data.view(-1)[: piece.numel], piece.start[0])

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from toolkit.optimizers import optimizer_kind
+from toolkit.recipe.adapter_methods import adapter_reads_base
 from toolkit.recipe.resolve import Resolved
 
 EMBED, TAIL = -2, -1
@@ -256,14 +257,33 @@ class MemoryModel:
         return sizes
 
     def host_loading(self) -> tuple[int, int]:
-        """Host memory of loading: bytes for each process, and bytes that a node's processes share. Every process
-        loads the whole model: trained weights into memory of its own, frozen ones in 16 bits by mapping the files,
-        which all of a node see once; frozen ones in 32 bits are copies too."""
+        """Host memory of loading: bytes for each process, and bytes that a node's processes share.
+
+        By part: what stays on the host, and the largest tensor, which is read or drawn whole at most. Otherwise every
+        process loads the whole model: trained weights into memory of its own, frozen ones in 16 bits by mapping the
+        files, which all of a node see once; frozen ones in 32 bits are copies too."""
+        if self.by_part():
+            held = self.host.get("parameters", 0) if self.overlap else self.loading()  # on a CPU the device is the host
+            return held + self.largest(), 0
         frozen = [(w, count) for unit, count in self.holdings.units() for w in unit if not w.trains]
         plain = sum(count * w.numel for w, count in frozen) * self.frozen
         packed = sum(count * (w.packed + w.statistics) for w, count in frozen if w.packed is not None)
         own = self.trains * self.trained + packed
         return (own, plain) if self.frozen == 2 else (own + plain, 0)
+
+    def by_part(self) -> bool:
+        """Whether each process reads its part of the weights alone (toolkit/model/sources.py). 4-bit weights are packed
+        from whole ones, some adapters start from values of the base, and so do rows of new tokens."""
+        adapter = self.resolved.recipe.adapter
+        reads = adapter is not None and adapter_reads_base(adapter)
+        grows = bool(self.resolved.recipe.tokenizer.added)
+        return not (reads or grows or self.resolved.base_storage) and "weights" in self.resolved.traits.shards
+
+    def largest(self) -> int:
+        """Bytes of the largest weight, as it is loaded."""
+        return max(
+            w.numel * (self.trained if w.trains else self.frozen) for unit, _ in self.holdings.units() for w in unit
+        )
 
     def frozen_bytes(self) -> int:
         """Bytes of all frozen weights, whole."""

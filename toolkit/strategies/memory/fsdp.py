@@ -137,6 +137,10 @@ class Fsdp2Memory(_FsdpMemory):
     weights are copied out, and the last one's when the model's forward ends (_fsdp_param_group.py,
     ``wait_for_unshard``; _fsdp_state.py, ``_post_forward``): the fused loss is computed before that."""
 
+    def loading(self) -> int:
+        # Shards are made without values and filled one after another; a whole model is moved unit by unit.
+        return self.resident["parameters"] if self.by_part() else super().loading()
+
     def stays(self, block: int) -> bool:
         return block == TAIL or (block == EMBED and self.holdings.tied) or super().stays(block)
 

@@ -23,7 +23,7 @@ class AdapterInit(Fault):
 
         def add_adapter(right: Any) -> Any:
             def wrong(*args: Any, **kwargs: Any) -> Any:
-                model = right(*args, **kwargs)
+                model = right(*args, **kwargs | {"by_part": False})  # with the values that are changed here
                 for name, matrix in model.named_parameters():
                     if "lora_A" in name:
                         nn.init.normal_(matrix, std=0.02)
@@ -102,7 +102,7 @@ class InitDiffers(Fault):
 
         def load_base(right: Any) -> Any:
             def wrong(*args: Any, **kwargs: Any) -> Any:
-                model = right(*args, **kwargs)
+                model = right(*args, **kwargs | {"by_part": False})  # with the values that are changed here
                 if os.environ["RANK"] != "0":
                     self.reached()
                     with torch.no_grad():

@@ -202,7 +202,7 @@ class TiedWeightsSplit(Fault):
 
         def load_base(right: Any) -> Any:
             def wrong(*args: Any, **kwargs: Any) -> Any:
-                model = right(*args, **kwargs)
+                model = right(*args, **kwargs | {"by_part": False})  # with the values that are changed here
                 head = model.get_output_embeddings()
                 head.weight = nn.Parameter(head.weight.detach().clone())
                 self.reached()

@@ -1,0 +1,246 @@
+"""Random weights of a model from a config, without keeping them: each is drawn again when it is filled.
+
+The model is made on the meta device by transformers' own code, and every operation on tensors without memory is noted.
+Random ones are also performed once, on memory that is dropped, so that the generator has the same state before each as
+where the whole model is drawn: the same numbers, whatever the number of processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from toolkit.model.sources import Made, NotByPart, give, sources
+
+_OVERWRITES = {torch.ops.aten.normal_.default, torch.ops.aten.uniform_.default, torch.ops.aten.zero_.default,
+               torch.ops.aten.fill_.Scalar}  # fmt: skip
+"""What a tensor had before does not matter where all of it is set."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A tensor without memory: where it is in its storage. (The tensor itself is not held: parameters are swapped.)"""
+
+    storage: int
+    bytes: int
+    """Of the storage."""
+    offset: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class _Noted:
+    """An operation, with places for tensors. ``state``: of the generator before it, if it is random."""
+
+    func: Any
+    args: Any
+    kwargs: dict[str, Any]
+    result: Any
+    state: torch.Tensor | None
+
+    def reads(self) -> list[_Place]:
+        return [leaf for leaf in _leaves((self.args, self.kwargs)) if isinstance(leaf, _Place)]
+
+    def overwrites(self) -> bool:
+        """Whether it sets all of its first argument's storage."""
+        [first, *_] = self.args or [None]
+        return self.func in _OVERWRITES and math.prod(first.size) * first.dtype.itemsize == first.bytes
+
+
+class Log(TorchDispatchMode):
+    """The operations on tensors without memory, by the storages that they set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._noted: list[_Noted] = []
+        self._setting: dict[int, list[int]] = defaultdict(list)
+        self._storages: list[Any] = []
+        """Held, so that no other one gets the same number."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if _empty((args, kwargs, result)):
+            random = torch.Tag.nondeterministic_seeded in func.tags
+            self.note(func, args, kwargs, result, _mutated(func, args, kwargs), random)
+        return result
+
+    def note(
+        self, func: Any, args: Any, kwargs: dict[str, Any], result: Any, written: list[torch.Tensor], random: bool
+    ) -> None:
+        """Note what a function did with tensors without memory; ``written``: arguments that it set. A random one is
+        performed on other memory. Raises NotByPart where a tensor has values that no operation made."""
+        state = None
+        if random:
+            if kwargs.get("generator") is not None:
+                raise NotByPart("its code draws from a generator of its own")
+            state = torch.get_rng_state()
+            func(*tree_map(_blank, args), **tree_map(_blank, kwargs))
+        if any(_storage(tensor) not in self._setting for tensor in _empty((args, kwargs))):
+            raise NotByPart("its code makes weights out of values that are not noted")
+        for tensor in [*_empty(result), *written]:
+            storage = _storage(tensor)
+            self._storages.append(tensor.untyped_storage())
+            if self._setting[storage][-1:] != [len(self._noted)]:
+                self._setting[storage].append(len(self._noted))
+        places = (tree_map(_place, values) for values in (args, kwargs, result))
+        self._noted.append(_Noted(func, *places, state))  # type: ignore[call-arg]
+
+    def make(self, place: _Place, dtype: torch.dtype) -> torch.Tensor:
+        """The values of a tensor without memory; ``dtype``: cast to it, if they are floating."""
+        memory: dict[int, torch.UntypedStorage] = {}
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            for number in sorted(self._needed(place.storage, len(self._noted), set())):
+                noted = self._noted[number]
+                real = partial(_real, memory)
+                args, kwargs = tree_map(real, noted.args), tree_map(real, noted.kwargs)
+                if noted.state is not None:
+                    torch.set_rng_state(noted.state)
+                result = noted.func(*args, **kwargs)
+                for empty, values in zip(_leaves(noted.result), tree_leaves(result), strict=True):
+                    if isinstance(empty, _Place) and empty.storage not in memory:
+                        if empty.stride != values.stride() or values.storage_offset():
+                            values = torch.empty_strided(empty.size, empty.stride, dtype=empty.dtype).copy_(values)
+                        memory[empty.storage] = values.untyped_storage()
+            made: torch.Tensor = _real(memory, place)
+        return made.to(dtype) if made.is_floating_point() else made
+
+    def _needed(self, storage: int, before: int, found: set[int]) -> set[int]:
+        """Numbers of the operations that what is in a storage before one of them depends on."""
+        for number in reversed([number for number in self._setting[storage] if number < before]):
+            if number in found:
+                continue
+            found.add(number)
+            noted = self._noted[number]
+            for place in noted.reads():
+                if place.storage != storage:
+                    self._needed(place.storage, number, found)
+            if noted.overwrites():
+                break
+        return found
+
+
+def _empty(values: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor) and leaf.is_meta]
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _mutated(func: Any, args: Any, kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """Arguments that an operation writes to."""
+    found = []
+    for at, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            found.append(args[at] if at < len(args) else kwargs.get(argument.name))
+    return _empty(found)
+
+
+def _blank(value: Any) -> Any:
+    """Memory for a tensor that has none, without values; the CPU for the meta device."""
+    if isinstance(value, torch.Tensor) and value.is_meta:
+        return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="cpu")
+    return _on_host(value)
+
+
+def _on_host(value: Any) -> Any:
+    return torch.device("cpu") if isinstance(value, torch.device) and value.type == "meta" else value
+
+
+def _place(value: Any) -> Any:
+    if not (isinstance(value, torch.Tensor) and value.is_meta):
+        return value
+    storage = value.untyped_storage()
+    size, stride = tuple(value.size()), value.stride()
+    return _Place(storage._cdata, storage.nbytes(), int(value.storage_offset()), size, stride, value.dtype)
+
+
+def _leaves(values: Any) -> list[Any]:
+    return tree_leaves(values, is_leaf=lambda value: isinstance(value, _Place))
+
+
+def _real(memory: dict[int, torch.UntypedStorage], value: Any) -> Any:
+    """A tensor without memory as it is in ``memory`` now."""
+    if not isinstance(value, _Place):
+        return _on_host(value)
+    held = memory.get(value.storage)
+    if held is None:
+        held = memory[value.storage] = torch.UntypedStorage(value.bytes)
+    made = torch.empty(0, dtype=value.dtype)
+    return made.set_(held, value.offset, value.size, value.stride)
+
+
+class _AsOnHost(TorchFunctionMode):
+    """Tensors without memory say that they are on the CPU: initialisations skip the meta device without a word. Those
+    made out of Python's numbers have memory: they would lose their values."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.Tensor.is_meta.__get__:  # type: ignore[attr-defined]
+            return False
+        if func is torch.Tensor.device.__get__:
+            return _on_host(func(*args, **kwargs))
+        if func in (torch.tensor, torch.as_tensor) and kwargs.get("device") is None:
+            kwargs = kwargs | {"device": "cpu"}
+        return func(*args, **kwargs)
+
+
+def _truncated(log: Log) -> Any:
+    """torch's ``trunc_normal_`` does nothing without memory (2.13.0), and it draws until all values are within its
+    bounds: noted as one operation."""
+    draw = torch.nn.init._no_grad_trunc_normal_
+
+    def on_host(*args: Any, **kwargs: Any) -> torch.Tensor:
+        with torch.device("cpu"):
+            return draw(*args, **kwargs)
+
+    def wrapped(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        with torch._C.DisableTorchFunction():
+            if tensor.is_meta:
+                log.note(on_host, (tensor, *args), kwargs, tensor, [tensor], random=True)
+                return tensor
+        return draw(tensor, *args, **kwargs)
+
+    return mock.patch.object(torch.nn.init, draw.__name__, wrapped)
+
+
+@contextlib.contextmanager
+def drawn(dtype: torch.dtype) -> Iterator[list[Any]]:
+    """Context in which a model is made from a config without its random weights; put it in the list.
+
+    Its parameters then have sources of ``dtype``, its buffers their values. Raises NotByPart if its code needs values
+    of weights.
+    """
+    from transformers import modeling_utils
+    from transformers.initialization import meta_device_safe_creation_ops
+
+    log, made = Log(), list[Any]()
+    # transformers 5.23.0 draws nothing if its answer is the meta device (``init_weights``).
+    drawing = mock.patch.object(modeling_utils, "get_torch_context_manager_or_global_device", return_value=None)
+    try:
+        with drawing, torch.device("meta"), meta_device_safe_creation_ops(), _AsOnHost(), _truncated(log), log:
+            yield made
+    except (RuntimeError, NotImplementedError) as error:
+        raise NotByPart(f"its code computes with weights while they are made ({type(error).__name__})") from None
+    for module in made[0].modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.is_meta:
+                module._buffers[name] = log.make(_place(buffer), buffer.dtype)
+    for parameter in made[0].parameters():
+        if parameter.is_meta:
+            give(parameter, Made(partial(log.make, _place(parameter), dtype)))
+    sources(made[0])

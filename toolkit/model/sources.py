@@ -1,0 +1,104 @@
+"""Where the values of a parameter without memory come from: each process reads the elements that it will keep.
+
+A parameter on the meta device has its source as an attribute. Engines shard the parameters, then ``fill`` the shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from toolkit.model.stored import Stored
+
+CHUNK = 2**24
+"""Elements that are read at a time: what is read and cast waits beside the shard."""
+_ATTRIBUTE = "_toolkit_source"
+
+
+class NotByPart(Exception):
+    """Why a model cannot be loaded by part. It is loaded whole then."""
+
+
+class Source(Protocol):
+    """The values of one tensor, in the dtype that the model is loaded in."""
+
+    def fill(self, into: torch.Tensor, start: int) -> None:
+        """Set a flat tensor, on any device, to the elements of the flattened tensor from ``start`` on."""
+
+    def whole(self) -> torch.Tensor:
+        """All of it, on the CPU, in its shape."""
+
+
+@dataclass(frozen=True)
+class Cast:
+    """A tensor of a file in another dtype."""
+
+    stored: Stored
+    dtype: torch.dtype
+
+    def fill(self, into: torch.Tensor, start: int) -> None:
+        for at in range(0, into.numel(), CHUNK):
+            part = into[at : at + CHUNK]
+            part.copy_(self.stored.read(start + at, start + at + part.numel()).to(self.dtype))
+
+    def whole(self) -> torch.Tensor:
+        return self.stored.read(0, self.stored.numel).to(self.dtype).view(self.stored.shape)
+
+
+@dataclass(frozen=True)
+class Made:
+    """A tensor that is made whole each time, out of several or by drawing it."""
+
+    make: Callable[[], torch.Tensor]
+
+    def fill(self, into: torch.Tensor, start: int) -> None:
+        if into.numel():
+            into.copy_(self.whole().reshape(-1)[start : start + into.numel()])
+
+    def whole(self) -> torch.Tensor:
+        return self.make()
+
+
+def give(parameter: torch.Tensor, source: Source) -> None:
+    """Say where the values of a parameter without memory come from."""
+    setattr(parameter, _ATTRIBUTE, source)
+
+
+def source_of(parameter: torch.Tensor) -> Source | None:
+    """None if it has its values itself."""
+    return getattr(parameter, _ATTRIBUTE, None) if parameter.is_meta else None
+
+
+def sources(model: nn.Module) -> dict[str, Source]:
+    """The sources of a model's parameters by name, tied ones once. Raises NotByPart for a tensor that has neither
+    values nor a source."""
+    for name, buffer in model.named_buffers():
+        if buffer.is_meta:
+            raise NotByPart(f"{name} has no values and no source")
+    found = {}
+    for name, parameter in model.named_parameters():
+        if parameter.is_meta:
+            if (source := source_of(parameter)) is None:
+                raise NotByPart(f"{name} has no values and no source")
+            found[name] = source
+    return found
+
+
+def set_values(parameter: nn.Parameter, values: torch.Tensor) -> None:
+    """Give a parameter without memory these values; all who hold it have them. (``parameter.data`` cannot be moved from
+    the meta device.)"""
+    torch.utils.swap_tensors(parameter, nn.Parameter(values, requires_grad=parameter.requires_grad))
+
+
+def has_sources(model: nn.Module) -> bool:
+    """Whether a model is loaded by part."""
+    return any(parameter.is_meta for parameter in model.parameters())
+
+
+def stand_in(like: torch.Tensor, device: Any = "cpu") -> torch.Tensor:
+    """Zeros of a tensor's shape and dtype that take the memory of one element."""
+    return torch.zeros((), dtype=like.dtype, device=device).expand(like.shape)
