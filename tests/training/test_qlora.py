@@ -120,6 +120,21 @@ def packing_job(resolved: Resolved) -> tuple[int, int, list[str]]:
     return packed, len(layers), different
 
 
+def test_layers_that_transformers_keeps_in_float32_are_not_quantised(tiny_root: Path) -> None:
+    """T5's block casts the input of ``wo`` to the dtype of its weight: to bytes, if that is quantised."""
+    config = {"model_type": "t5", "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4,
+              "vocab_size": 300, "decoder_start_token_id": 0, "pad_token_id": 0}  # fmt: skip
+    made = qlora(tiny_root)
+    made |= {"model": {"config": config, "task": "seq2seq-lm"}, "data": made["data"] | {"format": "prompt-completion"}}
+    resolved = resolved_from(made)
+    model = prepare_model(resolved).model
+    names = {part for name in nf4_layers(model) for part in name.split(".")}
+    assert "wi" in names
+    assert "wo" not in names
+    ids = torch.arange(3, 9)[None]
+    assert torch.isfinite(model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids).logits).all()
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_each_rank_packs_a_part_of_the_layers_and_has_the_same_bits(
     precision: str, tiny_root: Path, group: WorkerGroup

@@ -208,13 +208,16 @@ def dequantise_base(model: nn.Module) -> None:
 
 def base_linears(model: nn.Module, resolved: Resolved) -> dict[str, nn.Linear]:
     """The linear layers of a model without adapters that QLoRA quantises: neither the head, which stays as the
-    embeddings do, nor what stands beside the base model (a classifier's), nor what trains (``modules_to_save``)."""
+    embeddings do, nor what stands beside the base model (a classifier's), nor what trains (``modules_to_save``), nor
+    what transformers leaves out (``_keep_in_fp32_modules``: T5's ``wo``, whose block casts its input to the weight's
+    dtype, would get bytes)."""
     adapter = resolved.recipe.adapter
     return dict(_base_linears(model, adapter.modules_to_save if adapter else ()))
 
 
 def _base_linears(model: nn.Module, saved: Sequence[str]) -> Iterator[tuple[str, nn.Linear]]:
     base: Any = getattr(model, "base_model", model)
+    saved = [*saved, *(getattr(base, "_keep_in_fp32_modules", None) or ())]
     inside = {id(module) for module in base.modules()}
     get_head = getattr(model, "get_output_embeddings", lambda: None)
     tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
@@ -224,7 +227,7 @@ def _base_linears(model: nn.Module, saved: Sequence[str]) -> Iterator[tuple[str,
             continue
         if id(module) not in inside or id(module.weight) in tables:
             continue
-        if any(name == wanted or name.endswith(f".{wanted}") for wanted in saved):
+        if any(own == wanted or own.endswith(f".{wanted}") for wanted in saved for own in (name, f"{name}.weight")):
             continue
         yield name, module
 
