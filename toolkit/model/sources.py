@@ -95,8 +95,8 @@ def set_values(parameter: nn.Parameter, values: torch.Tensor) -> None:
 
 
 def has_sources(model: nn.Module) -> bool:
-    """Whether a model is loaded by part."""
-    return any(parameter.is_meta for parameter in model.parameters())
+    """Whether a model is loaded by part. One on the meta device without sources, as a plan has it, is not."""
+    return any(source_of(parameter) is not None for parameter in model.parameters())
 
 
 def stand_in(like: torch.Tensor, device: Any = "cpu") -> torch.Tensor:
