@@ -171,7 +171,7 @@ class Search:
         recipe = self.asked.recipe
         values = recipe.model_dump(exclude_unset=True)
         values["strategy"] = values.get("strategy", {}) | strategy
-        if strategy["name"] != recipe.strategy.name:
+        if strategy.get("name", recipe.strategy.name) != recipe.strategy.name:
             values["strategy"].pop("mesh", None)  # each strategy's own, unless the recipe asks for one
         values["batch"] = {"micro_size": micro, "global_size": self.asked.global_size}
         try:
