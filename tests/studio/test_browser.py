@@ -31,8 +31,9 @@ WAIT = 400_000
 """Milliseconds: a machine that runs other tests beside may take minutes to import torch."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
+    # Playwright runs an event loop in this thread until it ends: other modules have loops of their own.
     with sync_api.sync_playwright() as started:
         opened = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield opened
