@@ -222,6 +222,12 @@ def partition(parameter: Any) -> Piece:
 
 
 def fill_partition(parameter: Any, source: Source) -> None:
-    """Stage 3: read this rank's part of the weight that a forward gathers. The padding stays as it is."""
+    """Stage 3: read this rank's part of the weight that a forward gathers, and with hpZ its part of the group's second
+    copy. The padding stays as it is."""
     piece = partition(parameter)
     source.fill(parameter.ds_tensor.data.view(-1)[: piece.numel], piece.start[0])
+    copy = parameter.ds_secondary_tensor
+    if copy is not None:
+        start = min(copy.numel() * (dist.get_rank() % parameter.ds_secondary_tensor_group_size), parameter.ds_numel)
+        stop = min(start + copy.numel(), parameter.ds_numel)
+        source.fill(copy.data.view(-1)[: stop - start], start)
