@@ -201,7 +201,7 @@ FIRST: dict[str, list[Any]] = {
     "run.output_dir": ["a", "b"], "run.log_every": [1, 5], "run.save_every": [0, 2], "run.keep": [2, 3],
     "run.eval_every": [0, 2], "run.trackers": [[], ["tensorboard"]], "run.on_bad_loss": ["stop", "skip"],
     "run.loss_spike": [None, 3.0], "run.hang_after": [40, 0], "run.async_save": [True, False],
-    "run.early_stopping": [None, {"patience": 2}],
+    "run.early_stopping": [None, {"patience": 2}], "run.group_norms": [False, True],
     "data.workers": [0, 2], "data.eval": [None, "eval.jsonl"], "data.cache": [None, False],
     "batch.micro_size": [2, 4], "batch.accumulation": [2, 1], "batch.global_size": [None, 4],
 }  # fmt: skip

@@ -29,7 +29,7 @@ def lone_group() -> Iterator[WorkerGroup]:
 def recipe() -> Callable[..., Resolved]:
     """A recipe by strategy, everything that can differ as keywords."""
 
-    def make(strategy: str, **sections: Any) -> Resolved:
+    def make(strategy: str, /, **sections: Any) -> Resolved:
         values = recipe_dict(
             Path("nowhere"),
             strategy={"name": strategy},
