@@ -145,7 +145,7 @@ def by_weights(found: Attribution, accumulation: int, world: int, mesh: Mesh | N
         # One copy's ranks alone, averaged over them or divided by all.
         own = [(w, float(mesh.replica(rank) == 0)) for w, _, rank, _ in pairs]
         if _match(own) or _match([(w, one * copies) for w, one in own]):
-            return Diagnosis("replicas-not-reduced", facts)
+            return Diagnosis("gradient-of-one-copy", facts)
     for rank in range(world):
         if _match([(w, float(r == rank) * world) for w, _, r, _ in pairs]) or _match(
             [(w, float(r == rank)) for w, _, r, _ in pairs]
@@ -170,7 +170,7 @@ def _uniform(factor: float, found: Attribution, accumulation: int, world: int, c
         if micros < accumulation:
             rows.insert(0, (micros / accumulation, "short-window-divided-by-full"))
     if copies > 1:
-        rows += [(float(copies), "replicas-counted-twice"), (1 / copies, "replicas-counted-twice")]
+        rows += [(float(copies), "gradients-of-copies-added"), (1 / copies, "gradients-of-copies-added")]
     if world > 1:
         rows += [
             (float(world), "ranks-summed"),

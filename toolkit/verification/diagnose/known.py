@@ -161,9 +161,9 @@ _GRADIENT = {
                                   "step {step}: optimizer.zero_grad was not called in between"),
     "only-last-micro-batch": Known("only the last micro-batch's gradient is kept", _WEIGHTS,
                                    "DeepSpeed#6550, DeepSpeed#7981"),
-    "replicas-not-reduced": Known("gradients are not reduced over strategy.mesh.replicate: each copy of the model "
+    "gradient-of-one-copy": Known("gradients are not reduced over strategy.mesh.replicate: each copy of the model "
                                   "trains on the samples of its own ranks", _WEIGHTS),
-    "replicas-counted-twice": Known("the gradient is scaled by the size of strategy.mesh.replicate", _SCALED),
+    "gradients-of-copies-added": Known("the gradient is scaled by the size of strategy.mesh.replicate", _SCALED),
     "ranks-not-reduced": Known("gradients are not reduced over the ranks", _WEIGHTS, "DeepSpeed#4321"),
     "last-micro-batch-not-reduced": Known("the last micro-batch is not reduced over the ranks", _WEIGHTS,
                                           "DeepSpeed#7985"),

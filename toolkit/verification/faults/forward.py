@@ -23,7 +23,7 @@ class AdapterInit(Fault):
 
         def add_adapter(right: Any) -> Any:
             def wrong(*args: Any, **kwargs: Any) -> Any:
-                model = right(*args, **kwargs | {"by_part": False})  # with the values that are changed here
+                model = right(*args, **kwargs)
                 for name, matrix in model.named_parameters():
                     if "lora_A" in name:
                         nn.init.normal_(matrix, std=0.02)

@@ -164,6 +164,7 @@ def replace_engine(fault: Fault, patch: Patch, name: str) -> None:
     from toolkit.strategies import strategies
     from toolkit.strategies.base import Strategy
     from toolkit.strategies.engines import connect
+    from toolkit.training import session
 
     other = strategies()[name].engine_class()
 
@@ -183,6 +184,10 @@ def replace_engine(fault: Fault, patch: Patch, name: str) -> None:
 
         return wrong
 
+    def load_base(right: Any) -> Any:
+        return lambda *args, **kwargs: right(*args, **kwargs | {"by_part": False})  # the other engine fills no shards
+
     patch(Strategy, "engine_class", engine_class)
+    patch(session, "load_base", load_base)
     # By name: the worker imports the faults.
     patch(sys.modules["toolkit.verification.record.worker"], "make_accelerator", make_accelerator)

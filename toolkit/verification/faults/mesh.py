@@ -28,7 +28,7 @@ class ReplicasNotReduced(_OfMeshes):
     id = "replicas-not-reduced"
     title = "gradients are reduced within each group of shards, never over the groups"
     stages = ("gradient",)
-    diagnoses = ("replicas-not-reduced",)
+    diagnoses = ("gradient-of-one-copy",)
     strategies = HYBRID_STATE
 
     def inject(self, patch: Patch, case: Any) -> None:
@@ -55,7 +55,7 @@ class ReplicasCountedTwice(_OfMeshes):
     title = "the loss is multiplied by the number of copies once more"
     stages = ("gradient",)
     # Where accumulation, or all ranks, are as many as the copies, the factor is theirs too.
-    diagnoses = ("replicas-counted-twice", "accumulation-summed", "ranks-summed")
+    diagnoses = ("gradients-of-copies-added", "accumulation-summed", "ranks-summed")
     strategies = HYBRID
 
     def inject(self, patch: Patch, case: Any) -> None:
