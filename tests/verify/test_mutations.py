@@ -63,6 +63,7 @@ def test_a_fifth_of_a_percent_of_one_gradient_in_16_bits_alone_is_found(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)  # 60 mutants of about 4 s each, twice that on a busy machine
 @pytest.mark.parametrize("strategy", ["ddp", "zero2", "zero3", "fsdp2"])
 def test_under_every_strategy(strategy: str, recipe: Callable[..., Resolved], group: WorkerGroup) -> None:
     mutants = mutate(recipe(strategy), group, 60, seed=1)
