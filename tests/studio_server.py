@@ -38,17 +38,8 @@ class Server:
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return self.loop.run_until_complete(work)
 
-    def ask(
-        self,
-        path: str,
-        values: Any = None,
-        *,
-        method: str | None = None,
-        query: bytes = b"",
-        headers: Sequence[tuple[str, str]] | None = None,
-        body: bytes | None = None,
-    ) -> Answer:
-        return self.run(self.asked(path, values, method=method, query=query, headers=headers, body=body))
+    def ask(self, *request: Any, **how: Any) -> Answer:
+        return self.run(self.asked(*request, **how))
 
     async def asked(
         self,

@@ -48,7 +48,7 @@ def test_the_trainer_of_transformers_4_48_copies_the_logits_once_more() -> None:
 @pytest.mark.parametrize(
     ("loop", "sections", "message"),
     [
-        ("trainr", {}, "--loop trainr: is not one of toolkit, trainer, trainer-4.48"),
+        ("trainr", {}, "--loop trainr: not one of toolkit, trainer, trainer-4.48"),
         ("trainer", {"loss": "fused"}, "--loop trainer: transformers' Trainer has no loss: fused"),
         ("trainer", {"optimizer": {"name": "muon"}}, "--loop trainer: transformers' Trainer has no optimizer muon"),
     ],

@@ -84,6 +84,13 @@ def test_a_price_gives_the_cost_of_the_chosen(config: str) -> None:
     assert planned(config, price=("3.6",)).to_json()["cost"] is None  # a device with unknown rates
 
 
+def test_a_run_of_epochs_has_no_price_of_its_own(config: str) -> None:
+    run = ("run.max_steps=null", "run.epochs=1")
+    found = planned(config, memory=None, gpu="h100", gpus=2, price=("3.6",), overrides=run)
+    assert set(found.to_json()["cost"]) == {"step", "million_tokens"}
+    assert not any("for the run" in line for line in found.answers.lines())
+
+
 def test_an_explanation_says_where_the_bytes_are(config: str) -> None:
     found = planned(config, memory=2.0, explain=True)
     told = found.to_json()["explain"]
@@ -97,7 +104,7 @@ def test_an_explanation_says_where_the_bytes_are(config: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"fit": ("lengths",)}, "--fit lengths: is not one of length, micro, gpus, gpu, model"),
+        ({"fit": ("lengths",)}, "--fit lengths: not one of length, micro, gpus, gpu, model"),
         ({"price": ("cheap",)}, "--price cheap: a number, or NAME=NUMBER"),
         ({"price": ("h100=-1",)}, "--price h100=-1: must be above 0"),
         ({"price": ("h900=1",)}, "--price h900=1: h900 is not in the table of devices"),

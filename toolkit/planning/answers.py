@@ -15,7 +15,7 @@ from toolkit.planning.search import Search
 
 @dataclass(frozen=True)
 class Answers:
-    """``costs``: of the chosen candidate, where a price is known."""
+    """``costs``: of the chosen candidate, where a price is known; ``run`` only if the recipe gives a number of steps."""
 
     fit: list[Answer] = field(default_factory=list)
     explanation: Explanation | None = None
@@ -36,8 +36,9 @@ class Answers:
             lines += ["", f"fit {one.question}: {one.text}" + (f"  ({one.change})" if one.change else "")]
         if self.costs is not None:
             per = self.costs
+            run = f", {per['run']:.4g} for the run" if "run" in per else ""
             lines += ["", f"cost of the chosen: {per['step']:.4g} a step, {per['million_tokens']:.4g} for a million "
-                          f"tokens, {per['run']:.4g} for the run"]  # fmt: skip
+                          f"tokens{run}"]  # fmt: skip
         return lines
 
 
@@ -73,7 +74,8 @@ def answers(
     if paid is not None and chosen is not None:
         recipe = search.asked.recipe
         tokens = search.asked.global_size * recipe.data.max_length
-        run = paid * (recipe.run.max_steps or 0)
-        costs = {"step": paid, "million_tokens": paid / tokens * 1e6, "run": run}
+        costs = {"step": paid, "million_tokens": paid / tokens * 1e6}
+        if recipe.run.max_steps is not None:
+            costs["run"] = paid * recipe.run.max_steps
     found = [answer(question, search, list(table.values()), prices) for question in fit]
     return Answers(found, explain(search) if explained else None, costs)

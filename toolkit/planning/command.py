@@ -249,7 +249,7 @@ def _check(request: Request) -> None:
         raise InputError(f"--memory {request.memory:g}: GiB per device must be above 0")
     for question in request.fit:
         if question not in QUESTIONS:
-            raise InputError(f"--fit {question}: is not one of {', '.join(QUESTIONS)}")
+            raise InputError(f"--fit {question}: not one of {', '.join(QUESTIONS)}")
     if not 0 <= request.headroom < 1:
         raise InputError(f"--headroom {request.headroom:g}: a fraction of the memory, from 0 to below 1")
     if (request.gpus or 1) * (request.nodes or 1) > 1024:

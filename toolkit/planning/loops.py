@@ -169,7 +169,7 @@ LOOPS: dict[str, Loop] = {
 def check_loop(name: str, recipe: Recipe) -> None:
     """Raise InputError if there is no such loop, or if it cannot train this recipe."""
     if name not in LOOPS:
-        raise InputError(f"--loop {name}: is not one of {', '.join(LOOPS)}")
+        raise InputError(f"--loop {name}: not one of {', '.join(LOOPS)}")
     if name == "toolkit":
         return
     title = LOOPS[name].title

@@ -22,6 +22,7 @@ def check(settings: Settings, arguments: dict[str, Any]) -> dict[str, Any]:
     from toolkit.linting import engine
     from toolkit.linting import fix as fixing
     from toolkit.linting.files.load import load
+    from toolkit.linting.output.machine import finding_json
     from toolkit.linting.registry import all_rules
 
     with _written(settings, arguments["files"]) as names:
@@ -31,18 +32,7 @@ def check(settings: Settings, arguments: dict[str, Any]) -> dict[str, Any]:
     return {
         "files": {name: arguments["files"][given] for name, given in zip(names, arguments["files"], strict=True)},
         "findings": [
-            {
-                "code": finding.code,
-                "severity": finding.severity,
-                "file": str(finding.place.file),
-                "line": finding.place.line,
-                "column": finding.place.column,
-                "width": finding.width,
-                "key": finding.key,
-                "message": finding.message,
-                "fix": finding.fix.title if finding.fix else None,
-                "title": rules[finding.code].title,
-            }
+            finding_json(finding) | {"width": finding.width, "title": rules[finding.code].title}
             for finding in report.findings
         ],
         "unread": report.unread,

@@ -13,6 +13,7 @@ import toolkit
 from toolkit.linting.engine import Report
 from toolkit.linting.keys import PACKAGES
 from toolkit.linting.keys import versions as known_versions
+from toolkit.linting.model import Finding
 from toolkit.linting.registry import all_rules
 
 _LEVELS = {"error": "error", "warning": "warning", "note": "note"}
@@ -22,21 +23,23 @@ def as_json(report: Report, started: float) -> dict[str, Any]:
     """The contract's result: findings[], and what every result carries."""
     return envelope("lint", started) | {
         "keys": {name: list(known_versions(name)) for name in PACKAGES},
-        "findings": [
-            {
-                "code": finding.code,
-                "severity": finding.severity,
-                "file": str(finding.place.file),
-                "line": finding.place.line,
-                "column": finding.place.column,
-                "key": finding.key,
-                "message": finding.message,
-                "fix": finding.fix.title if finding.fix else None,
-                "reader": finding.reader,
-            }
-            for finding in report.findings
-        ],
+        "findings": [finding_json(finding) for finding in report.findings],
         "unread": report.unread,
+    }
+
+
+def finding_json(finding: Finding) -> dict[str, Any]:
+    """One of ``findings``. Lines and columns count from 1."""
+    return {
+        "code": finding.code,
+        "severity": finding.severity,
+        "file": str(finding.place.file),
+        "line": finding.place.line,
+        "column": finding.place.column,
+        "key": finding.key,
+        "message": finding.message,
+        "fix": finding.fix.title if finding.fix else None,
+        "reader": finding.reader,
     }
 
 

@@ -60,8 +60,8 @@ class Mutation(Fault):
 
         def engage(right: Any) -> Any:
             def wrong(engine: Any, prepared: Any) -> None:
+                right(engine, prepared)  # first: loading by part makes the parameters anew
                 self._pick(list(prepared.trainable().values())).register_hook(self._changed)
-                right(engine, prepared)
 
             return wrong
 
