@@ -15,7 +15,7 @@ from toolkit.planning.search import Search
 
 @dataclass(frozen=True)
 class Answers:
-    """``costs``: of the chosen candidate, where a price is known; ``run`` only if the recipe gives a number of steps."""
+    """``costs``: of the chosen candidate, where a price is known; of the ``run`` where its steps are."""
 
     fit: list[Answer] = field(default_factory=list)
     explanation: Explanation | None = None
