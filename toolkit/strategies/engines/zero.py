@@ -6,7 +6,6 @@ import contextlib
 import math
 import weakref
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -26,7 +25,7 @@ from toolkit.strategies.engines.base import (
     connected_claim,
 )
 from toolkit.strategies.engines.pieces import Owned, Piece, Saved, Values
-from toolkit.strategies.engines.zero_state import ZeroTensors, fill_partition
+from toolkit.strategies.engines.zero_state import ZeroTensors, fill_partition, partition
 from toolkit.strategies.zero import ZeroSettings
 
 
@@ -54,7 +53,8 @@ class ZeroEngine(Engine):
         for name, original in originals.items():
             self.tensors.set_weight(self.parameters[name], original)
         for name in [name for name in self.parameters if name in waiting] if self._rounds() else []:
-            self.tensors.load_weight(self.parameters[name], partial(_read, waiting[name], self.dtypes[name]))
+            parameter = self.parameters[name]  # what forwards gather has its values, hpZ's second copy too
+            self.tensors.load_master(parameter, _read(waiting[name], self.dtypes[name], partition(parameter)))
 
     def _rounds(self) -> bool:
         """Whether 16 bits cannot hold a trained weight: DeepSpeed 0.19.8 makes its float32 masters from the 16-bit
@@ -273,8 +273,7 @@ def _round_once() -> None:
     LinearFunctionForZeroStage3.forward = staticmethod(linear)
 
 
-def _read(source: Source, dtype: torch.dtype, piece: Piece | None) -> torch.Tensor:
-    assert piece is not None
+def _read(source: Source, dtype: torch.dtype, piece: Piece) -> torch.Tensor:
     values = torch.empty(piece.numel, dtype=dtype)
     source.fill(values, piece.start[0])
     return values

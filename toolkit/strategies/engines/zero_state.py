@@ -126,11 +126,15 @@ class ZeroTensors:
             parameter.data.copy_(weight)
             return
         mine = read(piece)
-        self._set_partition(parameter, None, mine)
+        self.load_master(parameter, mine)
         shard: Any = parameter
         shard.ds_tensor.data[: piece.numel].copy_(mine)
         shard.partition(param_list=[parameter])  # a small weight is kept whole: the next forward gathers it again
         shard.ds_secondary_tensor = None  # hpZ: of the old weights; the next gather makes another
+
+    def load_master(self, parameter: nn.Parameter, mine: torch.Tensor) -> None:
+        """Stage 3: set this rank's part of the master weight alone."""
+        self._set_partition(parameter, None, mine)
 
     def load_moment(self, parameter: nn.Parameter, key: str, read: Callable[[str, Piece | None], torch.Tensor]) -> None:
         """Set this rank's part of a moment."""
