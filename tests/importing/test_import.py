@@ -184,6 +184,73 @@ def test_axolotl(tmp_path: Path) -> None:
     assert {"datasets", "val_set_size"} <= {key.key for key in alpaca.lost}
 
 
+BESIDE_LORA = {"adapter": "lora", "lora_r": 8, "lora_alpha": 16, "lora_target_linear": True}
+
+
+def test_what_axolotl_has_beside_plain_lora(tmp_path: Path) -> None:
+    made = of(tmp_path, AXOLOTL | BESIDE_LORA, "data.eval=org/held-out", peft_use_rslora=True, loraplus_lr_ratio=16,
+              peft_init_lora_weights="pissa", weight_decay=0.1, tokens=["<a>"], eval_steps=10,
+              special_tokens={"pad_token": "<p>", "additional_special_tokens": ["<b>"]},
+              early_stopping_patience=3)  # fmt: skip
+    got = recipe(made)
+    assert got["adapter"]["options"] == {"use_rslora": True, "init_lora_weights": "pissa"}
+    assert got["optimizer"]["groups"] == [{"match": "lora_B", "lr": pytest.approx(1.6e-3)}]
+    assert got["optimizer"]["weight_decay"] == 0.0, "Axolotl gives PEFT's optimizer of LoRA+ none"
+    assert got["tokenizer"] == {"add_tokens": ["<a>"], "add_special_tokens": ["<b>"]}
+    assert got["run"]["early_stopping"] == {"patience": 3, "min_delta": 0.0}
+    assert got["run"]["eval_every"] == 10
+    lost = {key.key for key in made.lost}
+    assert {"tokens", "special_tokens"} <= lost, "Axolotl does not train their rows"
+    assert not lost & {"peft_use_rslora", "loraplus_lr_ratio", "peft_init_lora_weights", "early_stopping_patience"}
+    layers = of(tmp_path, AXOLOTL | BESIDE_LORA, peft_layers_to_transform=[0], early_stopping_patience=3)
+    assert outcome(layers, "peft_layers_to_transform") == "unsupported", "PEFT wants names of modules there"
+    assert outcome(layers, "early_stopping_patience") == "unsupported", "there is no data to evaluate"
+    named = {"lora_target_linear": False, "lora_target_modules": ["q_proj"], "lora_rank_pattern": {"q_proj": 4}}
+    options = recipe(of(tmp_path, AXOLOTL | BESIDE_LORA | named, peft_layers_to_transform=[0]))["adapter"]["options"]
+    assert options == {"layers_to_transform": [0], "rank_pattern": {"q_proj": 4}}
+
+
+def test_what_llamafactory_and_swift_have_beside_plain_lora(tmp_path: Path) -> None:
+    made = of(tmp_path, LLAMAFACTORY, "data.train=org/data", use_rslora=True, pissa_init=True, add_tokens="<a>, <b>",
+              loraplus_lr_ratio=4, learning_rate=1e-4, weight_decay=0.1, use_dora=True)  # fmt: skip
+    got = recipe(made)
+    assert got["adapter"]["options"] == {"use_rslora": True, "init_lora_weights": "pissa_niter_16"}
+    assert got["tokenizer"]["add_tokens"] == ["<a>", "<b>"]
+    assert got["optimizer"]["groups"] == [{"match": "lora_B|lora_magnitude_vector", "lr": pytest.approx(4e-4)}]
+    assert got["optimizer"]["weight_decay"] == 0.1
+    full = of(tmp_path, LLAMAFACTORY, "data.train=org/data", finetuning_type="full", use_rslora=True, add_tokens="<a>")
+    assert "adapter" not in recipe(full)
+    assert outcome(full, "use_rslora") == "no-effect"
+    script = SWIFT.replace("pt --", "sft --").replace("full", "lora") + " --use_rslora true --init_weights olora"
+    got = recipe(of(tmp_path, script + " --new_special_tokens '<a>' '<b>'"))
+    assert got["adapter"]["options"] == {"use_rslora": True, "init_lora_weights": "olora"}
+    assert got["tokenizer"] == {"add_special_tokens": ["<a>", "<b>"]}
+    unsupported = of(tmp_path, script.replace("olora", "lora-ga") + " --new_special_tokens tokens.txt")
+    assert {outcome(unsupported, key) for key in ("init_weights", "new_special_tokens")} == {"unsupported"}
+
+
+def test_lora_plus_has_the_rates_of_pefts_own_optimizer() -> None:
+    """``optimizer.groups`` as they are imported give every parameter the rate that create_loraplus_optimizer gives."""
+    import re
+
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from peft.optimizers import create_loraplus_optimizer
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = get_peft_model(
+        LlamaForCausalLM(LlamaConfig(vocab_size=32, **sizes)), LoraConfig(target_modules="all-linear", use_dora=True)
+    )
+    theirs = create_loraplus_optimizer(model, torch.optim.AdamW, lr=1e-3, loraplus_lr_ratio=4, weight_decay=0.1)
+    rates = {id(p): group["lr"] for group in theirs.param_groups for p in group["params"]}
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    for name, parameter in trained.items():
+        ours = 4e-3 if re.search("lora_B|lora_magnitude_vector", name) else 1e-3
+        assert rates[id(parameter)] == pytest.approx(ours), name
+    assert {group["weight_decay"] for group in theirs.param_groups} == {0.0}, "PEFT takes loraplus_weight_decay alone"
+
+
 def test_swift(tmp_path: Path) -> None:
     made = of(tmp_path, SWIFT)
     got = recipe(made)

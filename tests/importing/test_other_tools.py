@@ -36,6 +36,10 @@ _LLAMAFACTORY: dict[str, dict[str, Any]] = {
         "finetuning_type": "lora", "lora_rank": 4, "lora_dropout": 0.0, "learning_rate": 2e-2, "weight_decay": 0.1,
         "max_grad_norm": 0.3, "lr_scheduler_type": "linear",
     },
+    "LoRA by the root of its rank, LoRA+, decay": {
+        "finetuning_type": "lora", "lora_rank": 4, "lora_dropout": 0.0, "learning_rate": 5e-3, "weight_decay": 0.1,
+        "use_rslora": True, "loraplus_lr_ratio": 4.0,
+    },
     "constant, Adam's beta, no recomputation": {
         "finetuning_type": "full", "lr_scheduler_type": "constant", "adam_beta2": 0.95, "seed": 3,
         "disable_gradient_checkpointing": True,
@@ -55,6 +59,11 @@ _AXOLOTL: dict[str, dict[str, Any]] = {
         "adapter": "lora", "lora_r": 4, "lora_alpha": 8, "lora_dropout": 0.0, "lora_target_linear": True,
         "weight_decay": 0.1, "learning_rate": 2e-2, "warmup_steps": 0, "lora_mlp_kernel": False,
         "lora_qkv_kernel": False, "lora_o_kernel": False, "lora_embedding_kernel": False,
+    },
+    "LoRA+, decay that is not handed on": {
+        "adapter": "lora", "lora_r": 4, "lora_alpha": 8, "lora_dropout": 0.0, "lora_target_linear": True,
+        "loraplus_lr_ratio": 8, "weight_decay": 0.5, "learning_rate": 5e-3, "warmup_steps": 0,
+        "lora_mlp_kernel": False, "lora_qkv_kernel": False, "lora_o_kernel": False, "lora_embedding_kernel": False,
     },
     "constant, clipping, recomputation": {
         "lr_scheduler": "constant", "max_grad_norm": 0.3, "adam_beta1": 0.9, "adam_beta2": 0.95,

@@ -7,6 +7,7 @@ from toolkit.importing import trainer_parts as trainer
 from toolkit.importing.adapters import lora
 from toolkit.importing.axolotl_data import data
 from toolkit.importing.axolotl_rules import RULES
+from toolkit.importing.beside_lora import early_stopping, given, initial, lora_plus, new_tokens, switch
 from toolkit.importing.draft import Draft
 from toolkit.importing.model_part import model
 from toolkit.importing.precision import amp_of, precision
@@ -17,6 +18,10 @@ from toolkit.importing.training_arguments import TRAINING_DEFAULTS
 _SWITCHES = {"flash_attention": "flash_attention_2", "sdp_attention": "sdpa", "eager_attention": "eager",
              "flex_attention": "flex_attention"}  # fmt: skip
 # Plugins that replace kernels, by the last part of their names.
+# Axolotl's names of PEFT's options whose values are PEFT's.
+_OPTIONS = {"lora_target_parameters": "target_parameters", "lora_exclude_modules": "exclude_modules",
+            "lora_rank_pattern": "rank_pattern", "lora_alpha_pattern": "alpha_pattern",
+            "peft_layers_to_transform": "layers_to_transform", "peft_layers_pattern": "layers_pattern"}  # fmt: skip
 _KERNELS = ("CutCrossEntropyPlugin", "LigerPlugin", "KernelsPlugin", "SwanLabPlugin")
 
 
@@ -44,11 +49,10 @@ def the_model(draft: Draft) -> None:
         draft.ignore(key, "off, or attn_implementation decides")
     if draft.get("tokenizer_config"):
         draft.carry("tokenizer_config", "tokenizer.path", str(draft.get("tokenizer_config")))
-    _special_tokens(draft)
     if draft.get("adapter") not in ("lora", "qlora"):
         for key in ("adapter", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_target_linear",
-                    "lora_modules_to_save", "peft_use_dora", "lora_model_dir", "load_in_4bit",
-                    "load_in_8bit"):  # fmt: skip
+                    "lora_modules_to_save", "peft_use_dora", "lora_model_dir", "load_in_4bit", "load_in_8bit",
+                    "peft_use_rslora", "peft_init_lora_weights", *_OPTIONS):  # fmt: skip
             draft.ignore(key, "no adapter: every weight trains")
         return
     _adapter(draft)
@@ -69,13 +73,34 @@ def _adapter(draft: Draft) -> None:
         draft.carry("lora_model_dir", "adapter.path", str(draft.get("lora_model_dir")))
     for key in ("load_in_4bit", "load_in_8bit", "lora_model_dir"):
         draft.ignore(key, "off")
+    switch(draft, "peft_use_rslora", "use_rslora")
+    initial(draft, "peft_init_lora_weights")
+    for key, name in _OPTIONS.items():
+        if name.startswith("layers_") and draft.get(key) and draft.active("lora_target_linear"):
+            draft.unsupported(key, "needs names of modules: set adapter.target_modules, and this in adapter.options")
+        else:
+            given(draft, key, name)
 
 
-def _special_tokens(draft: Draft) -> None:
+def tokens(draft: Draft) -> None:
+    """Tokens that the tokenizer gets (loaders/tokenizer.py). Read after the adapter."""
+    trained = (
+        "with an adapter Axolotl trains the embeddings that lora_modules_to_save names, and else none of their rows"
+    )
+    new_tokens(draft, "tokens", draft.names("tokens"), special=False, beside_adapter=trained)
+    _special_tokens(draft, trained)
+
+
+def _special_tokens(draft: Draft, trained: str) -> None:
     tokens = draft.get("special_tokens") or {}
     if not isinstance(tokens, dict):
         raise InputError.at(draft.place("special_tokens"), "special_tokens", "expected a mapping")
-    other = [key for key in tokens if key != "pad_token"]
+    added = tokens.get("additional_special_tokens") or []
+    if not isinstance(added, list) or not all(isinstance(token, str) for token in added):
+        raise InputError.at(draft.place("special_tokens"), "special_tokens.additional_special_tokens", "expected names")
+    if added:
+        new_tokens(draft, "special_tokens", added, special=True, beside_adapter=trained)
+    other = [key for key in tokens if key not in ("pad_token", "additional_special_tokens")]
     if other:
         draft.unsupported("special_tokens", f"{', '.join(other)}: the recipe takes the tokenizer's own")
     draft.ignore("special_tokens", "padding is hidden by the attention mask")
@@ -138,6 +163,22 @@ def mixed_precision(draft: Draft) -> None:
         draft.ignore(name, f"{key} decides")
 
 
+def optimizer(draft: Draft) -> None:
+    """The Trainer's, and LoRA+ (core/trainers/mixins/optimizer.py: OptimizerMixin.create_optimizer)."""
+    trainer.optimizer(draft)
+    lora_plus(draft, "loraplus_lr_ratio", decays=False)
+
+
+def evaluation(draft: Draft) -> None:
+    """Evaluations every so many steps, which ``eval_steps`` alone turns on (core/builders/base.py), and the callback
+    that ends a run by them (core/builders/causal.py)."""
+    every = draft.get("eval_steps")
+    if isinstance(every, int) and every >= 1 and ("data.eval" in draft.values or draft.answers.get("data.eval")):
+        draft.carry("eval_steps", "run.eval_every", every)
+    trainer.evaluation(draft)
+    early_stopping(draft, "early_stopping_patience")
+
+
 def saving(draft: Draft) -> None:
     """Axolotl counts checkpoints per epoch, which the recipe does not."""
     for key in ("saves_per_epoch", "evals_per_epoch", "save_strategy", "eval_strategy", "eval_steps"):
@@ -168,8 +209,8 @@ AXOLOTL = Table(
         "gradient_checkpointing": False,
     },
     parts=(
-        method, the_model, data, batch, weights_of_tokens, trainer.length, trainer.distribution, mixed_precision,
-        trainer.optimizer, schedule, trainer.checkpointing, saving, trainer.evaluation,
+        method, the_model, tokens, data, batch, weights_of_tokens, trainer.length, trainer.distribution,
+        mixed_precision, optimizer, schedule, trainer.checkpointing, evaluation, saving,
     ),
     own_names={"per_device_train_batch_size": "micro_batch_size", "num_train_epochs": "num_epochs",
                "optim": "optimizer", "lr_scheduler_type": "lr_scheduler"},

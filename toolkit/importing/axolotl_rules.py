@@ -10,8 +10,11 @@ RULES: dict[str, Rule] = {
     **parts(
         "rl reward_model process_reward_model adapter plugins base_model revision_of_model attn_implementation "
         "flash_attention sdp_attention eager_attention flex_attention trust_remote_code tokenizer_config "
-        "special_tokens lora_r lora_alpha lora_dropout lora_target_modules lora_target_linear lora_modules_to_save "
-        "peft_use_dora lora_model_dir load_in_4bit load_in_8bit datasets pretraining_dataset test_datasets "
+        "special_tokens tokens lora_r lora_alpha lora_dropout lora_target_modules lora_target_linear "
+        "lora_modules_to_save peft_use_dora peft_use_rslora peft_init_lora_weights peft_layers_to_transform "
+        "peft_layers_pattern "
+        "lora_target_parameters lora_exclude_modules lora_rank_pattern lora_alpha_pattern loraplus_lr_ratio "
+        "early_stopping_patience lora_model_dir load_in_4bit load_in_8bit datasets pretraining_dataset test_datasets "
         "sequence_len chat_template chat_template_jinja train_on_inputs default_system_message eot_tokens "
         "excess_length_strategy sample_packing eval_sample_packing val_set_size micro_batch_size "
         "gradient_accumulation_steps batch_size num_epochs max_steps learning_rate optimizer optim_args weight_decay "
@@ -89,14 +92,14 @@ RULES: dict[str, Rule] = {
                            (None, False)),
     **off("samples without padding in one row", "batch_flattening"),
     **off("text that is read during training", "streaming pretraining_sample_concatenation"),
-    **off("another tokenizer, or more tokens", "tokens added_tokens_overrides resize_token_embeddings_to_32x "
+    **off("another tokenizer, or more tokens", "added_tokens_overrides resize_token_embeddings_to_32x "
           "mean_resizing_embeddings shrink_embeddings fix_untrained_tokens"),
     **off("another text in the conversations", "chat_template_kwargs role_boundaries"),
-    **off("LoRA of another kind", "lora_fan_in_fan_out lora_target_parameters lora_rank_pattern lora_alpha_pattern "
-          "peft peft_use_rslora peft_layers_to_transform peft_layers_pattern peft_layer_replication "
-          "peft_init_lora_weights peft_trainable_token_indices peft_ensure_weight_tying loftq_config"),
+    **off("LoRA of another kind", "lora_fan_in_fan_out "
+          "peft peft_layer_replication "
+          "peft_trainable_token_indices peft_ensure_weight_tying loftq_config"),
     "peft_autocast_adapter_dtype": Off("an adapter in 16 bits", (None, True)),
-    **off("other learning rates for some weights", "embedding_lr embedding_lr_scale lr_groups loraplus_lr_ratio"),
+    **off("other learning rates for some weights", "embedding_lr embedding_lr_scale lr_groups"),
     **off("only some weights train", "unfrozen_parameters lisa_n_layers optim_target_modules"),
     **off("another learning rate course", "cosine_min_lr_ratio cosine_constant_lr_ratio lr_div_factor relora "
           "relora_steps jagged_restart_steps"),
@@ -112,7 +115,6 @@ RULES: dict[str, Rule] = {
           "model_quantization_config_kwargs bnb_config_kwargs quantize_moe_experts"),
     **off("a program of its own", "trainer_cls llmcompressor diffusion dynamic_checkpoint nemo_gym_enabled hatchery"),
     **off("a batch size that changes during the run", "auto_find_batch_size"),
-    **off("an end before the last step", "early_stopping_patience"),
     **{key: Off("another parallelism; the recipe shards over all processes", _ONE) for key in (
         "context_parallel_size", "sequence_parallel_degree", "tensor_parallel_size", "expert_parallel_size",
         "dp_shard_size", "dp_replicate_size", "expert_parallel_num_nvl_bytes", "expert_parallel_token_capacity")},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from toolkit.importing import trainer_parts as trainer
 from toolkit.importing.adapters import lora
+from toolkit.importing.beside_lora import early_stopping, lora_plus, new_tokens, option, switch
 from toolkit.importing.draft import Draft
 from toolkit.importing.llamafactory_data import data
 from toolkit.importing.model_part import model
@@ -39,7 +40,7 @@ def the_model(draft: Draft) -> None:
         return
     draft.ignore("finetuning_type", "every weight trains, as in a recipe without an adapter")
     for key in ("lora_rank", "lora_alpha", "lora_dropout", "lora_target", "additional_target", "use_dora",
-                "create_new_adapter", "double_quantization"):  # fmt: skip
+                "create_new_adapter", "double_quantization", "use_rslora", "pissa_init"):  # fmt: skip
         draft.ignore(key, "of adapters; every weight trains")
     for key in ("adapter_name_or_path", "quantization_bit"):
         if draft.get(key) is not None:
@@ -66,6 +67,33 @@ def _adapter(draft: Draft) -> None:
         draft.unsupported("adapter_name_or_path", "several adapters")
     for key in ("create_new_adapter", "adapter_name_or_path"):
         draft.ignore(key, "off")
+    switch(draft, "use_rslora", "use_rslora")
+    if draft.active("pissa_init"):
+        rounds = draft.whole("pissa_iter", 16)
+        option(draft, "pissa_init", "init_lora_weights", "pissa" if rounds == -1 else f"pissa_niter_{rounds}")
+
+
+def tokens(draft: Draft) -> None:
+    """Tokens that the tokenizer gets (model/patcher.py: patch_tokenizer). Read after the adapter."""
+    trained = (
+        "with an adapter LLaMA-Factory trains the whole embeddings too, unless additional_target names other modules"
+    )
+    for key in ("add_tokens", "add_special_tokens"):
+        new_tokens(draft, key, draft.names(key), special="special" in key, beside_adapter=trained)
+    if draft.get("add_tokens") or draft.get("add_special_tokens"):
+        draft.ignore("resize_vocab", "new tokens get rows where the embeddings have none")
+
+
+def optimizer(draft: Draft) -> None:
+    """The Trainer's, and LoRA+ (train/trainer_utils.py: _create_loraplus_optimizer)."""
+    trainer.optimizer(draft)
+    lora_plus(draft, "loraplus_lr_ratio", decays=True)
+
+
+def evaluation(draft: Draft) -> None:
+    """The Trainer's, and its callback (train/tuner.py)."""
+    trainer.evaluation(draft)
+    early_stopping(draft, "early_stopping_steps")
 
 
 def mixed_precision(draft: Draft) -> None:
@@ -103,7 +131,8 @@ LLAMAFACTORY = Table(
                 "adapter_name_or_path create_new_adapter quantization_bit lora_rank lora_alpha lora_dropout "
                 "lora_target additional_target use_dora dataset eval_dataset dataset_dir template cutoff_len "
                 "train_on_prompt mask_history packing neat_packing streaming mix_strategy interleave_probs "
-                "pure_bf16 disable_gradient_checkpointing enable_thinking"),
+                "pure_bf16 disable_gradient_checkpointing enable_thinking use_rslora pissa_init add_tokens "
+                "add_special_tokens loraplus_lr_ratio early_stopping_steps"),
         **nothing("how data is prepared or kept", "overwrite_cache preprocessing_batch_size "
                   "preprocessing_num_workers tokenized_path data_shared_file_system buffer_size cache_dir"),
         **nothing("where files are fetched from", "hf_hub_token ms_hub_token om_hub_token media_dir "
@@ -145,16 +174,12 @@ LLAMAFACTORY = Table(
         **off("a part of the data", "max_samples val_size"),
         **off("another optimizer", "use_galore use_apollo use_badam use_adam_mini use_muon"),
         **off("another loss", "use_dft_loss use_asft_loss use_eaft_loss"),
-        **off("other learning rates for parts of the adapter", "loraplus_lr_ratio"),
-        **off("another initial adapter", "pissa_init"),
-        **off("LoRA scaled by the root of its rank", "use_rslora"),
         **off("another model", "use_llama_pro mixture_of_depths shift_attn rope_scaling train_from_scratch "
               "moe_aux_loss_coef upcast_layernorm upcast_lmhead_output freeze_language_model adapter_folder"),
-        **off("another tokenizer", "resize_vocab split_special_tokens add_tokens add_special_tokens"),
+        **off("another tokenizer", "resize_vocab split_special_tokens"),
         **off("another text in the conversations", "tool_format default_system preserve_thinking"),
         **off("another program", "use_unsloth use_kt use_mca use_megatron_bridge use_hyper_parallel"),
         **off("a float8 recipe of its own", "fp8 fp8_enable_fsdp_float8_all_gather"),
-        **off("an end before the last step", "early_stopping_steps"),
         **off("a fixed order; set data.shuffle: false", "disable_shuffling"),
         **off("LLaMA-Factory's v1 files are not read", "model model_class dist_config train_dataset micro_batch_size "
               "kernel_config sample_backend quant_config peft_config init_config cp_size cp_mode optim_config "
@@ -182,8 +207,8 @@ LLAMAFACTORY = Table(
         "flash_attn": "auto",
     },
     parts=(
-        method, the_model, data, trainer.batch, trainer.length, trainer.distribution, mixed_precision,
-        trainer.optimizer, trainer.schedule, recomputation, trainer.running, trainer.evaluation,
+        method, the_model, tokens, data, trainer.batch, trainer.length, trainer.distribution, mixed_precision,
+        optimizer, trainer.schedule, recomputation, trainer.running, evaluation,
     ),
     former={"evaluation_strategy": "eval_strategy"},
 )  # fmt: skip

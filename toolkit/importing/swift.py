@@ -6,6 +6,7 @@ import math
 
 from toolkit.importing import trainer_parts as trainer
 from toolkit.importing.adapters import lora
+from toolkit.importing.beside_lora import given, initial, new_tokens, switch
 from toolkit.importing.data_files import longest_text, source
 from toolkit.importing.draft import Draft
 from toolkit.importing.model_part import model
@@ -41,7 +42,8 @@ def the_model(draft: Draft) -> None:
         draft.notes.append("a model's name is looked up on the Hugging Face hub; ms-swift uses ModelScope by default")
     draft.ignore("use_hf", "the recipe uses the Hugging Face hub")
     adapter_keys = ("lora_rank", "lora_alpha", "lora_dropout", "target_modules", "modules_to_save", "use_dora",
-                    "adapters", "quant_bits", "quant_method")  # fmt: skip
+                    "adapters", "quant_bits", "quant_method", "use_rslora", "init_weights",
+                    "target_parameters")  # fmt: skip
     if str(draft.get("tuner_type")) == "full":
         draft.ignore("tuner_type", "every weight trains, as in a recipe without an adapter")
         for key in adapter_keys:
@@ -61,6 +63,20 @@ def the_model(draft: Draft) -> None:
         draft.carry("adapters", "adapter.path", paths[0])
     elif paths:
         draft.unsupported("adapters", "several adapters")
+    switch(draft, "use_rslora", "use_rslora")
+    initial(draft, "init_weights")
+    given(draft, "target_parameters", "target_parameters")
+
+
+def tokens(draft: Draft) -> None:
+    """Tokens that the tokenizer gets (swift/model/register.py). Read after the adapter."""
+    wanted = draft.get("new_special_tokens") or []
+    wanted = [wanted] if isinstance(wanted, str) else list(wanted)
+    if any(str(token).endswith(".txt") for token in wanted):
+        draft.unsupported("new_special_tokens", "a file of tokens; name them in tokenizer.add_special_tokens")
+        return
+    trained = "with an adapter ms-swift trains the embeddings that modules_to_save names, and else none of their rows"
+    new_tokens(draft, "new_special_tokens", [str(t) for t in wanted], special=True, beside_adapter=trained)
 
 
 def data(draft: Draft) -> None:
@@ -207,7 +223,7 @@ SWIFT = Table(
         "split_dataset_ratio": 0.0,
     },
     parts=(
-        method, the_model, data, defaults, trainer.batch, trainer.length, trainer.distribution, mixed_precision,
+        method, the_model, tokens, data, defaults, trainer.batch, trainer.length, trainer.distribution, mixed_precision,
         trainer.optimizer, trainer.schedule, trainer.checkpointing, trainer.running, trainer.evaluation,
     ),
     former={"train_type": "tuner_type", "evaluation_strategy": "eval_strategy"},

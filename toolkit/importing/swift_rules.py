@@ -12,7 +12,7 @@ RULES: dict[str, Rule] = {
         "rlhf_type task_type tuner_type model model_revision attn_impl use_hf lora_rank lora_alpha lora_dropout "
         "target_modules modules_to_save use_dora adapters quant_bits quant_method dataset val_dataset template system "
         "enable_thinking loss_scale use_chat_template max_length truncation_strategy packing split_dataset_ratio "
-        "streaming max_epochs torch_dtype"
+        "streaming max_epochs torch_dtype use_rslora init_weights target_parameters new_special_tokens"
     ),
     **nothing("how data is prepared or kept", "dataset_num_proc load_from_cache_file lazy_tokenize packing_num_proc "
               "packing_length packing_strategy download_mode strict shuffle_buffer_size custom_dataset_info "
@@ -69,15 +69,14 @@ RULES: dict[str, Rule] = {
           "disable_ignore_empty_think template_backend"),
     "add_non_thinking_prefix": Off("another text in the conversations", (None, True)),
     **off("only some weights train", "freeze_parameters freeze_parameters_regex freeze_parameters_ratio "
-          "trainable_parameters trainable_parameters_regex freeze_llm target_regex target_parameters"),
-    **off("LoRA of another kind", "use_rslora lora_dtype lorap_lr_ratio"),
+          "trainable_parameters trainable_parameters_regex freeze_llm target_regex"),
+    **off("LoRA of another kind", "lora_dtype lorap_lr_ratio"),
     "lora_bias": Off("biases that train", ("none",)),
-    "init_weights": Off("another initial adapter", (None, True, "true")),
     "bnb_4bit_quant_type": Off("the recipe has nf4", ("nf4",)),
     "bnb_4bit_use_double_quant": Off("the recipe quantises doubly", (True,)),
     **off("another loss", "loss_type enable_dft_loss router_aux_loss_coef is_binary_loss_scale"),
     **off("another optimizer", "optimizer use_galore lisa_activated_layers"),
-    **off("more tokens or another model", "new_special_tokens rope_scaling max_model_len num_labels "
+    **off("another model", "rope_scaling max_model_len num_labels "
           "problem_type init_strategy model_kwargs"),
     **off("code of its own", "external_plugins custom_register_path callbacks tuner_backend"),
     **off("an end before the last step", "early_stop_interval"),

@@ -182,7 +182,7 @@ def _interval(draft: Draft, steps: str, strategy: str, target: str) -> None:
 
 def evaluation(draft: Draft) -> None:
     """How often the held-out data is evaluated; nothing where the recipe has none."""
-    if "data.eval" not in draft.values:
+    if "data.eval" not in draft.values and not draft.answers.get("data.eval"):
         for key in ("eval_strategy", "eval_steps", "do_eval"):
             draft.ignore(key, "evaluation does not change training; set data.eval")
         return

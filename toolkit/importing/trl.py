@@ -6,6 +6,7 @@ from typing import Any
 
 from toolkit.importing import trainer_parts as trainer
 from toolkit.importing.adapters import lora
+from toolkit.importing.beside_lora import given, switch
 from toolkit.importing.data_files import columns_format, first_row, source
 from toolkit.importing.draft import Draft
 from toolkit.importing.model_part import model
@@ -41,11 +42,14 @@ def keys_of_other_trainers() -> set[str]:
 def the_model(draft: Draft) -> None:
     """Model and adapter."""
     model(draft, path="model_name_or_path", revision="model_revision", attention="attn_implementation")
-    lora_keys = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_modules_to_save", "use_dora")
+    lora_keys = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_modules_to_save", "use_dora",
+                 "use_rslora", "lora_target_parameters")  # fmt: skip
     quantised = [key for key in ("load_in_4bit", "load_in_8bit") if draft.active(key)]
     if draft.active("use_peft"):
         lora(draft, r="lora_r", alpha="lora_alpha", dropout="lora_dropout", targets="lora_target_modules",
              saved="lora_modules_to_save", dora="use_dora")  # fmt: skip
+        switch(draft, "use_rslora", "use_rslora")
+        given(draft, "lora_target_parameters", "target_parameters")
         draft.carry("use_peft", "adapter.method", draft.values["adapter.method"])
         draft.origins["adapter.method"] = f"{draft.name('use_peft')} and {draft.name('use_dora')}"
         if "load_in_4bit" in quantised:
@@ -185,7 +189,8 @@ RULES = {
     **TRAINING_ARGUMENTS,
     **parts(
         "model_name_or_path model_revision attn_implementation trust_remote_code use_peft lora_r lora_alpha "
-        "lora_dropout lora_target_modules lora_modules_to_save use_dora load_in_4bit load_in_8bit dtype dataset_name "
+        "lora_dropout lora_target_modules lora_modules_to_save use_dora use_rslora lora_target_parameters "
+        "load_in_4bit load_in_8bit dtype dataset_name "
         "dataset_config dataset_train_split dataset_streaming streaming datasets test_split_size dataset_text_field "
         "max_length completion_only_loss assistant_only_loss packing packing_strategy"
     ),
@@ -198,7 +203,6 @@ RULES = {
     **nothing("the base's 4 bits: the recipe has nf4, doubly quantised", "bnb_4bit_quant_storage"),
     **off("chat templates of other models: write a Jinja file and set data.chat_template", "chat_template_path"),
     **off("another text in the conversations", "chat_template system_prompt eos_token pad_token"),
-    **off("LoRA on parameters, or scaled by the root of its rank", "lora_target_parameters use_rslora"),
     **off("arguments of the model's loading", "model_init_kwargs"),
     **off("a load-balancing loss", "router_aux_loss_coef"),
     **off("a mixture of data sets of the alignment handbook", "dataset_mixture dataset_mixer dataset_splits"),
