@@ -16,6 +16,7 @@ import tempfile
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from toolkit.launch.group import WorkerGroup
 from toolkit.recipe.resolve import Resolved
@@ -78,10 +79,11 @@ def _read() -> int:
 
 
 def load(resolved: Resolved, tiny: Resolved, by_part: bool) -> dict[str, Any]:
-    """Bytes that loading adds to this process's peak, and that it reads. ``tiny`` is loaded before: everything is
-    imported then."""
+    """Bytes that this process's peak grows by until it has its weights, and until the engine can train; bytes that it
+    reads. ``tiny`` is loaded before: everything is imported then."""
     from toolkit.model.silence import silence_libraries
     from toolkit.strategies import strategy_of
+    from toolkit.strategies.engines import zero
     from toolkit.strategies.engines.connect import make_accelerator
     from toolkit.training.session import prepare_model
 
@@ -95,8 +97,20 @@ def load(resolved: Resolved, tiny: Resolved, by_part: bool) -> dict[str, Any]:
     engine, _ = built(tiny)
     del engine
     before, read = _forget_peak(), _read()
-    engine, whole = built(resolved)
-    return {"peak": _status("VmHWM") - before, "read": _read() - read, "whole": whole, "claims": len(engine.evidence())}
+    with_weights: list[int] = []
+
+    def split(*arguments: Any) -> None:
+        right(*arguments)
+        with_weights.append(_status("VmHWM"))
+
+    right = zero._split  # DeepSpeed makes masters and buffers after it; FSDP's engines have nothing beside the weights
+    with mock.patch.object(zero, "_split", split):
+        engine, whole = built(resolved)
+    peak = _status("VmHWM")
+    return {
+        "weights": (with_weights or [peak])[0] - before, "engine": peak - before, "read": _read() - read,
+        "whole": whole, "claims": len(engine.evidence()),
+    }  # fmt: skip
 
 
 def measure(folder: Path, gigabytes: float, processes: list[int]) -> list[dict[str, Any]]:
@@ -110,9 +124,9 @@ def measure(folder: Path, gigabytes: float, processes: list[int]) -> list[dict[s
                 for by_part in (True, False):
                     cases = (resolved_for(strategy, world, one) for one in (models[source], tiny))
                     found = group.run(load, *cases, by_part, timeout=3000)
-                    peak, read = (max(one[key] for one in found) for key in ("peak", "read"))
+                    most = {key: max(one[key] for one in found) for key in ("weights", "engine", "read")}
                     rows.append({"strategy": strategy, "processes": world, "source": source, "by_part": by_part,
-                                 "peak": peak, "read": read, "whole": found[0]["whole"]})  # fmt: skip
+                                 "whole": found[0]["whole"]} | most)  # fmt: skip
                     print(json.dumps(rows[-1]), flush=True)
     return rows
 
@@ -123,11 +137,14 @@ def page(rows: list[dict[str, Any]], size: int) -> str:
     lines = [
         "# Loading by part", "",
         f"`python -m benchmarks.loading`: a Llama of {size / MIB:,.0f} MiB in float32, largest weight "
-        f"{4 * VOCABULARY * WIDTH / MIB:.0f} MiB, loaded by N processes on a CPU. MiB that loading adds to the highest "
-        "resident memory of a process, the largest of the N, and MiB that it reads. «whole»: every process loads the "
-        "whole model before it is sharded, as `from_pretrained` in every process does.", "",
-        "| strategy | N | weights | model/N + largest | by part | whole | read by part | read whole |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        f"{4 * VOCABULARY * WIDTH / MIB:.0f} MiB, loaded by N processes on a CPU. MiB that the highest resident memory "
+        "of a process grows by until it has its weights, the largest of the N, and MiB that it reads. «whole»: every "
+        "process loads the whole model before it is sharded, as `from_pretrained` does. «engine»: until "
+        "the first step can begin. DeepSpeed's engine makes masters, gradients and a bucket before it, FSDP's nothing.",
+        "",
+        "| strategy | N | from | model/N + largest | by part | whole | engine by part | engine whole | read by part | "
+        "read whole |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]  # fmt: skip
     by_key = {(r["strategy"], r["processes"], r["source"], r["by_part"]): r for r in rows}
     for (strategy, world, source, by_part), row in by_key.items():
@@ -135,7 +152,7 @@ def page(rows: list[dict[str, Any]], size: int) -> str:
             continue
         other = by_key[strategy, world, source, False]
         bound = size / world + 4 * VOCABULARY * WIDTH
-        numbers = [bound, row["peak"], other["peak"], row["read"], other["read"]]
+        numbers = [bound, *(one[key] for key in ("weights", "engine", "read") for one in (row, other))]
         cells = " | ".join(f"{number / MIB:,.0f}" for number in numbers)
         lines.append(f"| {strategy} | {world} | {source} | {cells} |")
     return "\n".join([*lines, "", told, ""])

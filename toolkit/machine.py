@@ -54,3 +54,11 @@ def cpu_count() -> int:
     except (OSError, ValueError):
         return cores
     return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+
+
+def give_back_memory() -> None:
+    """Give memory of the host that was freed back to the system. glibc keeps what lies below something that stays;
+    without glibc nothing is done."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # malloc_trim(3)
+    if trim is not None:
+        trim(0)

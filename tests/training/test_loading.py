@@ -204,3 +204,29 @@ def test_training_is_the_same(strategy: str, tiny_root: Path, tmp_path: Path, gr
     assert found.losses == expected.losses
     assert found.weights.keys() == expected.weights.keys()
     assert all(torch.equal(found.weights[name], weight) for name, weight in expected.weights.items())
+
+
+WHOLE: dict[str, tuple[dict[str, Any], str]] = {
+    "files that are not safetensors": ({}, "safetensors"),
+    "an adapter that starts from values of the base": (
+        {"adapter": LORA | {"modules_to_save": [], "options": {"init_lora_weights": "pissa"}}}, "values of the base"),
+    "new tokens": ({"tokenizer": {"path": "none", "add_tokens": ["<a>"]}}, "new tokens"),
+    "a base in 4 bits": ({"adapter": LORA | {"method": "qlora", "modules_to_save": []}}, "4 bits"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WHOLE)
+def test_what_is_loaded_whole_says_why(case: str, tiny_root: Path, tmp_path: Path) -> None:
+    """Outside of a process group: the reason is found before anything is sharded."""
+    sections, reason = WHOLE[case]
+    folder = saved(tiny_root, QUICK["llama"], tmp_path / "base")
+    if case.startswith("files"):
+        weights = load_base(resolved_from(recipe(tiny_root, QUICK["llama"], folder)), 0).state_dict()
+        for file in folder.glob("*.safetensors*"):
+            file.unlink()
+        torch.save(weights, folder / "pytorch_model.bin")
+    resolved = resolved_from(recipe(tiny_root, QUICK["llama"], folder, strategy={"name": "fsdp2"}, **sections))
+    prepared = prepare_model(resolved, 0, together=True)
+    assert prepared.loaded_whole is not None
+    assert reason in prepared.loaded_whole
+    assert not any(parameter.is_meta for parameter in prepared.model.parameters())

@@ -12,10 +12,13 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from toolkit.machine import give_back_memory
 from toolkit.model.stored import Stored
 
 CHUNK = 2**24
 """Elements that are read at a time: what is read and cast waits beside the shard."""
+_TRIMMED = 2**20
+"""Bytes of a shard from which on it matters what reading it leaves behind."""
 _ATTRIBUTE = "_toolkit_source"
 
 
@@ -86,6 +89,14 @@ def sources(model: nn.Module) -> dict[str, Source]:
                 raise NotByPart(f"{name} has no values and no source")
             found[name] = source
     return found
+
+
+def fill(into: torch.Tensor, source: Source, start: int) -> None:
+    """Set a shard, flat, to the elements of the flattened tensor from ``start`` on, and give the memory that this took
+    back to the system: shards that stay between buffers that went make glibc keep up to a third of a model."""
+    source.fill(into, start)
+    if into.numel() * into.element_size() >= _TRIMMED:
+        give_back_memory()
 
 
 def set_values(parameter: nn.Parameter, values: torch.Tensor) -> None:

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from toolkit.errors import RunFailed
+from toolkit.machine import give_back_memory
 from toolkit.model.batch_norm import batch_norms, statistics
 from toolkit.model.freezing import Frozen
 from toolkit.optim.adamw import step_count
@@ -129,6 +130,7 @@ class Engine:
         self.place = self.resolved.mesh.place(accelerator.process_index)
         self.scaler = self._make_scaler() if self.resolved.precision.loss_scaling else None
         self.engage(prepared)
+        give_back_memory()  # of whole weights and of copies that engines make while they shard
 
     # ------------------------------------------------------------------ what the loop calls
 

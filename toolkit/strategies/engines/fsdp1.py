@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from toolkit.errors import InputError
-from toolkit.model.sources import set_values, sources
+from toolkit.model.sources import fill, set_values, sources
 from toolkit.optim.adamw8bit import dense_moment, moment_dtype
 from toolkit.optim.groups import make_optimizer
 from toolkit.strategies.engines.base import (
@@ -102,7 +102,7 @@ class Fsdp1Engine(Engine):
         self._places = _places(self.model)
         for name, parameter in self.model.named_parameters():
             if (source := waiting.get(_clean(name))) is not None:
-                source.fill(parameter.detach().view(-1), self._places[id(parameter)].start[0])
+                fill(parameter.detach().view(-1), source, self._places[id(parameter)].start[0])
         self.optimizer = self._make_optimizer(self.parameters, prepared.decayed)
 
     def _device_mesh(self) -> Any:

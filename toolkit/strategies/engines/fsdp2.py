@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.utils._pytree import tree_map_only
 
-from toolkit.model.sources import Source, sources
+from toolkit.model.sources import Source, fill, sources
 from toolkit.optim.adamw8bit import dense_moment, local, moment_dtype
 from toolkit.optimizers import optimizer_kind
 from toolkit.strategies.engines.base import (
@@ -215,7 +215,7 @@ def _fill(model: nn.Module, waiting: Mapping[str, Source], device: torch.device)
         mine, piece = local(shard).detach(), _piece(shard)
         if not (piece.flat and mine.is_contiguous()):
             raise AssertionError(f"{name}: {piece} is not one range")
-        source.fill(mine.view(-1), piece.start[0])
+        fill(mine.view(-1), source, piece.start[0])
 
 
 def _piece(tensor: DTensor) -> Piece:

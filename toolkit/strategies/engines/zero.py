@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from toolkit.model.nf4 import nf4_layers
-from toolkit.model.sources import Source, set_values, source_of, sources
+from toolkit.model.sources import Source, fill, set_values, source_of, sources
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies import strategy_of
 from toolkit.strategies.engines.base import (
@@ -275,7 +275,7 @@ def _round_once() -> None:
 
 def _read(source: Source, dtype: torch.dtype, piece: Piece) -> torch.Tensor:
     values = torch.empty(piece.numel, dtype=dtype)
-    source.fill(values, piece.start[0])
+    fill(values, source, piece.start[0])
     return values
 
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from toolkit.model.sources import Source
+from toolkit.model.sources import Source, fill
 from toolkit.optim.adamw import step_count
 from toolkit.strategies.engines.base import on_host, owned
 from toolkit.strategies.engines.pieces import Piece, Values, span
@@ -229,9 +229,9 @@ def fill_partition(parameter: Any, source: Source) -> None:
     """Stage 3: read this rank's part of the weight that a forward gathers, and with hpZ its part of the group's second
     copy. The padding stays as it is."""
     piece = partition(parameter)
-    source.fill(parameter.ds_tensor.data.view(-1)[: piece.numel], piece.start[0])
+    fill(parameter.ds_tensor.data.view(-1)[: piece.numel], source, piece.start[0])
     copy = parameter.ds_secondary_tensor
     if copy is not None:
         start = min(copy.numel() * (dist.get_rank() % parameter.ds_secondary_tensor_group_size), parameter.ds_numel)
         stop = min(start + copy.numel(), parameter.ds_numel)
-        source.fill(copy.data.view(-1)[: stop - start], start)
+        fill(copy.data.view(-1)[: stop - start], source, start)
