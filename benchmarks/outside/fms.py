@@ -77,6 +77,8 @@ def loop(row: dict[str, Any]) -> Loop:
         entered.append(older.float_logits)
     if old and "mistral" in row["model"].lower() and family != "hf":
         entered.append(older.repeated_heads)
+    if row["model"] == BIGCODE:
+        entered.append(older.kept_keys)
     fast = functools.partial(kernels.fast_kernels, fused_lora=quantised)
     entered.append(linear4bit if family == "hf" else fast)
     base = LOOPS["trainer-4.48"]

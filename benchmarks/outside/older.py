@@ -42,6 +42,30 @@ def repeated_heads(model: nn.Module) -> Iterator[None]:
         KNOWN[name] = own
 
 
+@contextlib.contextmanager
+def kept_keys(model: nn.Module) -> Iterator[None]:
+    """4.48, ``GPTBigCodeModel``: returns keys and values also under activation checkpointing. They are views of
+    ``c_attn``'s outputs, which are whole in memory until the loss has been returned, one of each block."""
+    kept: list[torch.Tensor] = []
+
+    def keep(module: nn.Module, args: Any, output: torch.Tensor) -> None:
+        if not torch.is_grad_enabled():  # of the forward; the recomputed ones are dropped
+            kept.append(output)
+
+    def returned(module: nn.Module, args: Any, output: Any) -> None:
+        output.past_key_values = tuple(kept)
+        kept.clear()
+
+    base: Any = getattr(model, "get_base_model", lambda: model)()
+    handles = [module.register_forward_hook(keep) for name, module in base.named_modules() if name.endswith(".c_attn")]
+    handles.append(base.register_forward_hook(returned))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
 def own_dtype_loss(logits: torch.Tensor, labels: torch.Tensor, vocab_size: int, **options: Any) -> torch.Tensor:
     """``GPTBigCodeForCausalLM`` up to 4.48 does not copy logits to float32; autocast's cross entropy does."""
     shifted = logits[..., :-1, :].contiguous()
