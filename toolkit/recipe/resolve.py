@@ -128,6 +128,12 @@ class Resolved:
         return self.world_size if self.traits.hybrid == "weights" else self.mesh.shard
 
     @property
+    def reduces_each_micro_batch(self) -> bool:
+        """Whether gradients are summed over the ranks after each micro-batch; else after the last one of a step."""
+        asked = self.recipe.strategy.sync
+        return self.traits.reduces_each_micro_batch if asked is None else asked == "every"
+
+    @property
     def ranks_per_part(self) -> int:
         """Number of ranks that get the same samples: 1 if every rank is its own data-parallel rank."""
         return self.world_size // self.data_size
@@ -229,6 +235,9 @@ def resolve_values(
     if added := recipe.tokenizer.added:
         how = "every weight trains" if recipe.adapter is None else "their rows train beside the adapter"
         decide("tokenizer.add_tokens", len(added), f"{how}; not in training_args.json: add them in your script")
+    if recipe.strategy.sync is not None:
+        script = "in a script Accelerate's accumulate() sums after the last, unless sync_each_batch is set"
+        decide("strategy.sync", recipe.strategy.sync, f"for toolkit train; {script}")
     clip = recipe.optimizer.max_grad_norm or 0.0
     decide("max_grad_norm", clip, "written to every file: engines otherwise clip at their default, 1.0")
     _optimizer(recipe, global_size, decide)

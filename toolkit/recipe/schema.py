@@ -422,6 +422,11 @@ class Strategy(Section):
         True,
         description="fsdp1, fsdp2: free the gathered weights after the forward; false is faster and larger",
     )
+    sync: Literal["every", "last"] | None = Field(
+        None,
+        description="when gradients are summed over the ranks: after every micro-batch of a step, or after the last, "
+        "until when each rank has whole gradients. Default: every for fsdp1, fsdp2, zero2, zero3, last for ddp, zero1",
+    )
     wrap: list[str] | None = Field(None, description="classes of the model's blocks; default: its _no_split_modules")
     mesh: MeshAxes | None = Field(
         None,

@@ -25,7 +25,10 @@ class Traits:
     """The same of each block that is sharded as a unit. Matters where several blocks read one tensor, as a decoder's do
     of its encoder."""
     reduces_each_micro_batch: bool = False
-    """Gradients are summed over the ranks after each micro-batch; False: each rank adds up its own first."""
+    """Gradients are summed over the ranks after each micro-batch; False: each rank adds up its own first. What a recipe
+    does is ``Resolved.reduces_each_micro_batch``."""
+    other_sync: bool = False
+    """`strategy.sync` can choose the other moment."""
     distributed: bool = True
     """Runs on several processes; False: exactly one."""
     shards: frozenset[Part] = frozenset()

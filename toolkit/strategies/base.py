@@ -67,6 +67,26 @@ class Strategy:
                 + (f" ({', '.join(others)} can offload {offload!r})" if others else "")
             )
         self._check_mesh(resolved)
+        self._check_sync(resolved)
+
+    def _check_sync(self, resolved: Resolved) -> None:
+        asked = resolved.recipe.strategy.sync
+        own = "every" if self.traits.reduces_each_micro_batch else "last"
+        where = f"{resolved.source}: strategy.sync"
+        if asked is None:
+            return
+        if not self.traits.distributed:
+            raise InputError(f"{where}: {self.name} is one process, nothing is summed over ranks; remove it")
+        if asked != own and not self.traits.other_sync:
+            can = ", ".join(name for name, other in REGISTERED.items() if other.traits.other_sync)
+            raise InputError(
+                f"{where}: {self.name} sums gradients after {'every micro-batch' if own == 'every' else 'the last'} "
+                f"alone; set {own}, or use one of {can}"
+            )
+        if asked == "last" and resolved.recipe.strategy.offload == "all":
+            raise InputError(
+                f"{where}: last keeps whole gradients on the device, and offload: all is to keep them off it; set every"
+            )
 
     def _check_mesh(self, resolved: Resolved) -> None:
         mesh, shards = resolved.mesh, bool(self.traits.shards)

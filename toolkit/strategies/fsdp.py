@@ -20,6 +20,9 @@ from toolkit.strategies.traffic import Axis, Traffic, sharded_traffic
 class FsdpSettings:
     version: int
     reshard: bool
+    last: bool
+    """Gradients are summed after the last micro-batch of a step; without ``reshard``, weights stay gathered until
+    then."""
     offload: bool
     blocks: tuple[str, ...]
     state_dict_type: str
@@ -48,6 +51,12 @@ class _Fsdp(Strategy):
                 "set it, for example strategy: {wrap: [LlamaDecoderLayer]}, or use zero3, which does not need it"
             )
         self._check_adapter(resolved)
+        rounds = resolved.precision.compute != resolved.precision.trainable
+        if self.version == 1 and rounds and not resolved.reduces_each_micro_batch:
+            raise InputError(
+                f"{resolved.source}: strategy.sync: fsdp1 adds up gradients in {resolved.precision.compute} until they "
+                "are summed over the ranks (torch 2.13.0), which rounds them; set every, or use fsdp2"
+            )
         if resolved.recipe.strategy.offload != "none" and resolved.device == "cpu":
             raise InputError(
                 f"{resolved.source}: strategy.offload: FSDP offloads from a GPU, but machine.device is cpu; "
@@ -93,6 +102,7 @@ class _Fsdp(Strategy):
                 "fsdp.version", self.version, "written because the defaults differ: accelerate 1, transformers 2"
             ),
             reshard=strategy.reshard_after_forward,
+            last=not resolved.reduces_each_micro_batch,
             offload=strategy.offload == "all",
             blocks=resolved.blocks,
             state_dict_type=decide("fsdp.state_dict_type", kind, "for other scripts; the toolkit does not use it"),
@@ -150,6 +160,7 @@ _FSDP: dict[str, Any] = {
     "autocast": False,
     "same_operations": True,
     "reduces_each_micro_batch": True,
+    "other_sync": True,
     "shards": frozenset({"optimizer", "gradients", "weights"}),
     "collectives": (("reduce-scatter",), ("all-gather",)),
     "hybrid": "state",

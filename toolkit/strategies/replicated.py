@@ -40,6 +40,7 @@ class DistributedDataParallel(Strategy):
         autocast=True,
         same_operations=True,
         collectives=(("all-reduce",),),
+        other_sync=True,
         broadcasts=True,
         continues_without_gradient=False,
         precedence=1,
@@ -48,5 +49,5 @@ class DistributedDataParallel(Strategy):
 
     def traffic(self, resolved: Resolved, holdings: Holdings) -> Traffic:
         volumes = Volumes(resolved, holdings)
-        buckets = max(1, int(volumes.trained_bytes // _BUCKET))
-        return Traffic(at_end=((2 * volumes.gradients, buckets),), end_overlaps=True)
+        sent = ((2 * volumes.gradients, max(1, int(volumes.trained_bytes // _BUCKET))),)
+        return Traffic(sent) if resolved.reduces_each_micro_batch else Traffic(at_end=sent, end_overlaps=True)

@@ -66,19 +66,22 @@ class Volumes:
 
 def sharded_traffic(resolved: Resolved, holdings: Holdings) -> Traffic:
     """Sharded weights are gathered for the forward and, unless they stay gathered, for the backward; gradients are
-    reduced to their shards, and these are summed over the copies where a mesh has any."""
+    reduced to their shards, and these are summed over the copies where a mesh has any: in every micro-batch, or in the
+    last one of a step (``strategy.sync``)."""
     mesh = resolved.mesh
     axis: Axis = "shard" if mesh.hybrid else "all"
     volumes = Volumes(resolved, holdings, mesh.shard)
     gathers = 2 if resolved.recipe.strategy.reshard_after_forward else 1
-    sends = [
-        Sent(gathers * volumes.weights, gathers * volumes.units, axis),
-        Sent(volumes.gradients, volumes.units, axis),
-    ]
+    gathered = [Sent(gathers * volumes.weights, gathers * volumes.units, axis)]
+    reduced = [Sent(volumes.gradients, volumes.units, axis)]
     if mesh.hybrid:
         between = 2 * (mesh.replicate - 1) / mesh.replicate
-        sends.append(Sent(between * volumes.trained_bytes / mesh.shard, volumes.units, "replicate"))
-    return Traffic(tuple(sends), also_forward=True)
+        reduced.append(Sent(between * volumes.trained_bytes / mesh.shard, volumes.units, "replicate"))
+    if resolved.reduces_each_micro_batch:
+        return Traffic((*gathered, *reduced), also_forward=True)
+    if gathers == 1:  # weights stay gathered until the last backward
+        return Traffic(at_end=(*gathered, *reduced), end_overlaps=True)
+    return Traffic(tuple(gathered), at_end=tuple(reduced), end_overlaps=True, also_forward=True)
 
 
 def second_copy_traffic(resolved: Resolved, holdings: Holdings) -> Traffic:

@@ -105,6 +105,12 @@ class Fsdp1Engine(Engine):
                 fill(parameter.detach().view(-1), source, self._places[id(parameter)].start[0])
         self.optimizer = self._make_optimizer(self.parameters, prepared.decayed)
 
+    def accumulating(self, last: bool) -> contextlib.AbstractContextManager[Any]:
+        if last or self.resolved.reduces_each_micro_batch:
+            return contextlib.nullcontext()
+        # What stays gathered after the forward then stays until the last backward (``_should_free_in_backward``).
+        return self.accelerator.no_sync(self.model)
+
     def _device_mesh(self) -> Any:
         """The recipe's groups, where some ranks hold copies; None: one group of all."""
         from torch.distributed.device_mesh import init_device_mesh

@@ -84,6 +84,14 @@ class Fsdp2Engine(Engine):
         self.parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self.optimizer = self._make_optimizer(self.parameters, prepared.decayed)
 
+    def accumulating(self, last: bool) -> contextlib.AbstractContextManager[Any]:
+        settings: FsdpSettings = self.resolved.settings
+        if settings.last:
+            self.model.set_requires_gradient_sync(last)  # type: ignore[operator]
+            if not settings.reshard:
+                self.model.set_reshard_after_backward(last)  # type: ignore[operator]
+        return contextlib.nullcontext()
+
     def clip(self, max_norm: float) -> torch.Tensor:
         norm = super().clip(max_norm)
         return norm.full_tensor() if isinstance(norm, DTensor) else norm

@@ -94,7 +94,9 @@ class DdpEngine(SingleEngine):
         return self.accelerator.prepare_model(model)
 
     def accumulating(self, last: bool) -> contextlib.AbstractContextManager[Any]:
-        return contextlib.nullcontext() if last else self.accelerator.no_sync(self.model)
+        if last or self.resolved.reduces_each_micro_batch:
+            return contextlib.nullcontext()
+        return self.accelerator.no_sync(self.model)
 
     def evidence(self) -> list[Claim]:
         wrapped = isinstance(self.model, DistributedDataParallel)

@@ -35,7 +35,14 @@ class _FsdpMemory(MemoryModel):
 
     def start(self, accumulating: bool) -> None:
         super().start(accumulating)
-        self.gradients = self.parts if accumulating and not self.settings.offload else 0
+        self.whole_gradients = accumulating and self.settings.last
+        """The last micro-batch of a step finds whole gradients of the others (``strategy.sync: last``)."""
+        if not self.whole_gradients:
+            self.gradients = self.parts if accumulating and not self.settings.offload else 0
+        self.all_gathered = self.whole_gradients and not self.settings.reshard
+        if self.all_gathered:
+            self.gathered = sum(self.whole(block) for block in (EMBED, TAIL, *range(len(self.holdings.order))))
+        self.done = 0
         self.waiting: dict[int, list[int]] = {}
         self.freed: set[int] = set()
         self.reducing = 0
@@ -54,7 +61,7 @@ class _FsdpMemory(MemoryModel):
 
     def enter(self, block: int, backward: bool) -> int:
         self.buffers = self.ahead(block, backward) + self.reducing
-        if not (backward and self.stays(block)):
+        if not (backward and self.stays(block)) and not self.all_gathered:
             self.gathered += self.whole(block)
         return 0
 
@@ -65,7 +72,7 @@ class _FsdpMemory(MemoryModel):
     def ahead(self, block: int, backward: bool) -> int:
         """Bytes gathered for the unit that comes next. In the forward only on a GPU, where it overlaps with the compute
         of ``block``; a CPU has no stream for it."""
-        if block < 0:
+        if block < 0 or self.all_gathered:
             return 0
         return self.before(block) if backward else self.whole(block) * self.overlap
 
@@ -73,7 +80,7 @@ class _FsdpMemory(MemoryModel):
         """Bytes that the backward of ``block`` begins to gather: the unit before it in the forward. On any device
         (BACKWARD_PRE, ``_pre_backward_hook`` in _runtime_utils.py; ``pre_backward`` in _fsdp_param_group.py)."""
         unit = self.unit_before(block)
-        return 0 if unit is None or self.stays(unit) else self.whole(unit)
+        return 0 if unit is None or self.stays(unit) or self.all_gathered else self.whole(unit)
 
     def unit_before(self, block: int) -> int | None:
         """The unit before ``block`` in the forward whose weights can be gathered ahead; None if there is none."""
@@ -90,18 +97,30 @@ class _FsdpMemory(MemoryModel):
         waiting = self.waiting.setdefault(unit, list(trained))
         if weight.numel in waiting:
             waiting.remove(weight.numel)
+        new = 0 if self.adds_in_place() else self.compute
         if waiting:
-            self.gradients += weight.numel * self.compute
+            self.gradients += weight.numel * new
             return 0
         elements = sum(trained)
-        self.gradients -= (elements - weight.numel) * self.compute
+        self.gradients -= (elements - weight.numel) * new
         part = -(-elements * self.trained // self.ranks)
-        if not self.accumulating and not self.settings.offload:
+        if self.whole_gradients:
+            self.done += elements * self.trained - part  # until the sum over the ranks is there
+        elif not self.accumulating and not self.settings.offload:
             self.gradients += part
         if unit == block:  # before they are reduced
             self.leave(block, True)
             self.freed.add(block)
         return self.reduction(unit, weight.numel, elements, part)
+
+    def pass_on(self) -> None:
+        self.gradients -= self.done
+        self.done = 0
+
+    def adds_in_place(self) -> bool:
+        """Whether autograd adds a gradient to that of the earlier micro-batches, so that it takes no memory of its own
+        beside the activations."""
+        return False
 
     def unit_of(self, weight: Weight, block: int) -> int:
         """The unit whose gradients ``weight``'s is reduced with."""
@@ -161,6 +180,10 @@ class Fsdp2Memory(_FsdpMemory):
             moment += self.copied_out  # gone before the loss
         return moment
 
+    def adds_in_place(self) -> bool:
+        # _fsdp_param.py, ``to_accumulated_grad_if_needed``: else they are added up in another tensor, of reduce_dtype.
+        return self.whole_gradients and self.compute == self.trained
+
     def unit_before(self, block: int) -> int | None:
         return EMBED if block == 0 else super().unit_before(block)
 
@@ -169,7 +192,7 @@ class Fsdp2Memory(_FsdpMemory):
         # (comm_ctx.reduce_scatter_states); then gradients are copied into this one's, and go.
         before, self.reducing = self.reducing, elements * self.trained
         self.buffers += self.reducing - before
-        copying = (elements - last) * self.compute
+        copying = 0 if self.adds_in_place() else (elements - last) * self.compute
         # ``foreach_reduce`` (torch 2.13) has the last of them in a loop's variable until it returns.
         held = self.weights(unit)[-1].numel * self.compute
         sending = part + self.copied_by_gloo(self.reducing) + held - last * self.compute
@@ -211,7 +234,9 @@ class Fsdp1Memory(_FsdpMemory):
         # Layers that train beside frozen weights are units of their own (engines/fsdp1.py); the one that was first in
         # the forward comes after the block before it.
         part = -(-weight.numel * self.trained // self.ranks)
-        if not self.accumulating and not self.settings.offload:
+        if self.whole_gradients:
+            self.done += weight.numel * self.trained - part
+        elif not self.accumulating and not self.settings.offload:
             self.gradients += part
         left = self.waiting.setdefault(block, [w.numel for w in self.weights(block) if w.trains])
         if weight.numel in left:

@@ -187,7 +187,21 @@ def _collectives(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
     for kinds in resolved.traits.collectives:
         ok = any(seen.get(kind, 0) > 0 for kind in kinds)
         claims.append(Claim("collectives", "collectives in the first step", " or ".join(kinds), told, ok))
-    return claims + _axes(ranks, resolved)
+    return claims + _synchronised(ranks, resolved) + _axes(ranks, resolved)
+
+
+def _synchronised(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
+    """What ``strategy.sync`` says: after which micro-batches gradients are summed. Shared batch statistics are summed
+    in every backward too."""
+    if resolved.recipe.strategy.sync is None or not resolved.traits.other_sync or ranks[0].run.statistics:
+        return []
+    micros = resolved.accumulation
+    right = list(range(micros)) if resolved.reduces_each_micro_batch else [micros - 1]
+    odd = next((rank for rank in ranks if rank.reducing != right), ranks[0])
+    told = ", ".join(str(micro + 1) for micro in odd.reducing) or "none"
+    expected = ", ".join(str(micro + 1) for micro in right)
+    what = "micro-batches of the first step that sum gradients over ranks"
+    return [Claim("sync", what, expected, told, odd.reducing == right)]
 
 
 def _axes(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:

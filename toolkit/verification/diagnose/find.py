@@ -74,6 +74,7 @@ _CLAIMS = {
     "share-of-weights": "strategy-not-active",
     "share-of-state": "strategy-not-active",
     "collectives": "collectives-missing",
+    "sync": "sync-not-as-set",
     "mesh": "mesh-not-active",
     "mesh-copies": "mesh-copies-differ",
     "mesh-collectives": "mesh-not-active",

@@ -35,6 +35,8 @@ _EVIDENCE = {
         "the strategy is not active: it never calls its collectives", _MISSING,
         "accelerate 1.15.0 on a machine without a GPU runs DDP, or unconnected processes, instead",
     ),
+    "sync-not-as-set": Known("gradients are summed over the ranks after other micro-batches than strategy.sync says",
+                             _MISSING),
     "mesh-not-active": Known("the mesh is not active", _MISSING),
     "mesh-copies-differ": Known("ranks that hold copies of the same part hold different ones", _MISSING),
     "processes-not-connected": Known(

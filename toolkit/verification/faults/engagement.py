@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from toolkit.verification.faults.base import DISTRIBUTED, GATHERED_BY_TORCH, SHARDED, TORCH_OPTIMIZER, Fault, Patch
-from toolkit.verification.faults.helpers import LORA, QLORA, replace_engine
+from toolkit.verification.faults.base import (
+    DISTRIBUTED,
+    GATHERED_BY_TORCH,
+    SHARDED,
+    SYNC_CHOSEN,
+    TORCH_OPTIMIZER,
+    Fault,
+    Patch,
+)
+from toolkit.verification.faults.helpers import LORA, QLORA, patch_engines, replace_engine
 
 
 class AdapterDtype(Fault):
@@ -168,6 +176,26 @@ class SilentDdp(Fault):
 
     def inject(self, patch: Patch, case: Any) -> None:
         replace_engine(self, patch, "ddp")
+
+
+class SyncIgnored(Fault):
+    id = "sync-ignored"
+    title = "gradients are summed over the ranks after every micro-batch, where strategy.sync is last"
+    stages = ("engagement",)
+    diagnoses = ("sync-not-as-set",)
+    strategies = SYNC_CHOSEN
+    needs: ClassVar[dict[str, Any]] = {"strategy": {"sync": "last"}}
+
+    def inject(self, patch: Patch, case: Any) -> None:
+        def accumulating(right: Any) -> Any:
+            def wrong(engine: Any, last: bool) -> Any:
+                if not last:
+                    self.reached()
+                return right(engine, True)
+
+            return wrong
+
+        patch_engines(patch, "accumulating", accumulating)
 
 
 class SilentSingle(Fault):

@@ -98,6 +98,8 @@ class RankTrace:
     """Of the first micro-batch of each step, how far each is from the definition."""
     tied: list[list[str]] = field(default_factory=list)
     collectives: dict[str, int] = field(default_factory=dict)
+    reducing: list[int] = field(default_factory=list)
+    """Micro-batches of the first step in whose backward gradients are summed over ranks."""
     axes: dict[str, int] = field(default_factory=dict)
     """With a mesh: collectives of the first step by kind and axis."""
     fault_reached: bool = False

@@ -50,6 +50,9 @@ class SessionTracer:
         self.collectives: Counter[str] = Counter()
         self.axes: Counter[str] = Counter()
         """With a mesh: collectives by kind and axis, «all-reduce replicate»."""
+        self.reducing: set[int] = set()
+        """Micro-batches of the first step in whose backward gradients are summed over ranks."""
+        self._in_backward = False
         self.float8 = 0
         """Products in float8 that torch ran in the step where they are counted."""
         self.products: list[Product] = []
@@ -134,8 +137,10 @@ class SessionTracer:
     def _watched_backward(self, backward: Callable[..., None]) -> Callable[..., None]:
         def watched(loss: torch.Tensor, last: bool) -> None:
             self._mark("backward")
+            self._in_backward = True
             with self._counting():
                 backward(loss, last)
+            self._in_backward = False
 
         return watched
 
@@ -243,6 +248,8 @@ class SessionTracer:
             for kind, spelled in _KINDS.items():
                 if any(part in operator.lower() for part in spelled):
                     self.collectives[kind] += 1
+                    if self._in_backward and kind in _SUMS:
+                        self.reducing.add(len(self._step.micros) - 1)
                     if arguments and self.engine.resolved.recipe.strategy.mesh is not None:
                         self.axes[f"{kind} {axis_of(arguments, self.engine.resolved.mesh)}"] += 1
         elif operator.startswith("aten::_scaled_mm") and self._step.step == products_step(self.engine.resolved):
@@ -275,6 +282,7 @@ def _profiled(called: Callable[[str], None]) -> Iterator[None]:
         called(event.name)
 
 
+_SUMS = ("all-reduce", "reduce-scatter")
 _KINDS = {
     "all-reduce": ("allreduce", "all_reduce"),
     "all-gather": ("allgather", "all_gather"),

@@ -80,6 +80,7 @@ def _run(case: Case, trace: RankTrace) -> None:
     trace.float8, trace.products = recorder.float8, recorder.products
     trace.inputs = recorder.inputs
     trace.collectives, trace.axes = dict(recorder.collectives), dict(recorder.axes)
+    trace.reducing = sorted(recorder.reducing)
     trace.dtypes = {what: sorted(names) for what, names in recorder.dtypes.items()}
     trace.dtypes |= _parameter_dtypes(session)
 
