@@ -57,6 +57,8 @@ class Cell:
     kernel: str | None = None
     mesh: tuple[int, int] | None = None
     """strategy.mesh: replicate and shard."""
+    sync: str = ""
+    """``strategy.sync``; «once»: last, and weights stay gathered until then."""
 
     @property
     def processes(self) -> int:
@@ -75,6 +77,7 @@ class Cell:
         more += [self.optimizer] if self.optimizer != "adamw" else []
         more += [self.kernel] if self.kernel else []
         more += ["mesh-{}x{}".format(*self.mesh)] if self.mesh else []
+        more += [f"sync-{self.sync}"] if self.sync else []
         return "-".join([self.model, kind, self.strategy, self.checkpointing, size, self.precision, *more])
 
     @property
@@ -98,7 +101,8 @@ class Cell:
             | ({"kernel": self.kernel, "weight_decay": 0.1} if self.kernel else {}),
             "activation_checkpointing": self.checkpointing,
             "strategy": {"name": self.strategy, "offload": self.offload}
-            | ({"mesh": {"replicate": self.mesh[0], "shard": self.mesh[1]}} if self.mesh else {}),
+            | ({"mesh": {"replicate": self.mesh[0], "shard": self.mesh[1]}} if self.mesh else {})
+            | ({"sync": "last", "reshard_after_forward": self.sync == "last"} if self.sync else {}),
             "machine": {"device": "cpu", "processes": self.processes},
             "run": {"max_steps": 2, "save_every": 0, "eval_every": 0},
         }
@@ -131,6 +135,14 @@ HYBRID = [
     for lora, checkpointing in ((False, "none"), (False, "full"), (True, "full"))
 ]
 """Parts and copies, on four processes."""
+SYNCED = [
+    Cell("llama", lora, strategy, checkpointing, length, accumulation=3, precision=precision, sync=sync)
+    for sync in ("last", "once")
+    for strategy, precision in (("fsdp2", "bf16"), ("fsdp2", "fp32"), ("fsdp1", "fp32"))
+    for lora, checkpointing, length in ((False, "none", 128), (False, "full", 16), (True, "full", 128))
+    if (strategy, sync) != ("fsdp1", "once")
+]
+"""Gradients summed after the last micro-batch of a step."""
 HELD_OUT = [
     *(Cell("qwen3", False, s, "none", 256, micro=1) for s in STRATEGIES),
     *(Cell("qwen3", True, s, "full", 192, micro=3) for s in STRATEGIES),

@@ -14,7 +14,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from plan.cells import BUCKET, BUILT, HELD_OUT, HYBRID, Cell
+from plan.cells import BUCKET, BUILT, HELD_OUT, HYBRID, SYNCED, Cell
 
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "docs" / "measurements" / "plan-memory.json"
@@ -74,7 +74,7 @@ def main(*words: str) -> None:
     wanted = [w for w in words if not w.startswith("--")]
     cells = [
         (title, cell)
-        for title, group in (("built", BUILT), ("hybrid", HYBRID), ("held out", HELD_OUT))
+        for title, group in (("built", BUILT), ("hybrid", HYBRID), ("one sum a step", SYNCED), ("held out", HELD_OUT))
         for cell in group
     ]
     with WorkerGroup(1) as one, WorkerGroup(2) as two, WorkerGroup(4) as four:

@@ -27,7 +27,6 @@ CASES = {
     "fsdp2, last": {"name": "fsdp2", "sync": "last"},
     "fsdp2, last, gathered once": {"name": "fsdp2", "sync": "last", "reshard_after_forward": False},
     "fsdp1, last": {"name": "fsdp1", "sync": "last"},
-    "fsdp1, last, gathered once": {"name": "fsdp1", "sync": "last", "reshard_after_forward": False},
 }
 
 
@@ -121,6 +120,11 @@ def test_verify_proves_it_and_that_it_is_at_work(case: str, tiny_root: Path, gro
             {"name": "fsdp1", "sync": "last"},
             {"precision": "bf16"},
             "fsdp1 adds up gradients in bfloat16 until they are",
+        ),
+        (
+            {"name": "fsdp1", "sync": "last", "reshard_after_forward": False},
+            {},
+            "fsdp1 with reshard_after_forward: false",
         ),
         (
             {"name": "fsdp2", "sync": "last", "offload": "all"},

@@ -22,7 +22,7 @@ class FsdpSettings:
     reshard: bool
     last: bool
     """Gradients are summed after the last micro-batch of a step; without ``reshard``, weights stay gathered until
-    then."""
+    then (version 2)."""
     offload: bool
     blocks: tuple[str, ...]
     state_dict_type: str
@@ -56,6 +56,13 @@ class _Fsdp(Strategy):
             raise InputError(
                 f"{resolved.source}: strategy.sync: fsdp1 adds up gradients in {resolved.precision.compute} until they "
                 "are summed over the ranks (torch 2.13.0), which rounds them; set every, or use fsdp2"
+            )
+        once = not (resolved.reduces_each_micro_batch or resolved.recipe.strategy.reshard_after_forward)
+        if self.version == 1 and once:
+            raise InputError(
+                f"{resolved.source}: strategy.sync: fsdp1 with reshard_after_forward: false then frees no weight and "
+                "no gradient before the end of a step's last backward (measured with torch 2.13.0); set "
+                "reshard_after_forward: true, or use fsdp2"
             )
         if resolved.recipe.strategy.offload != "none" and resolved.device == "cpu":
             raise InputError(

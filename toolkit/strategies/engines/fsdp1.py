@@ -108,7 +108,6 @@ class Fsdp1Engine(Engine):
     def accumulating(self, last: bool) -> contextlib.AbstractContextManager[Any]:
         if last or self.resolved.reduces_each_micro_batch:
             return contextlib.nullcontext()
-        # What stays gathered after the forward then stays until the last backward (``_should_free_in_backward``).
         return self.accelerator.no_sync(self.model)
 
     def _device_mesh(self) -> Any:

@@ -194,8 +194,13 @@ class Fsdp2Memory(_FsdpMemory):
         self.buffers += self.reducing - before
         copying = 0 if self.adds_in_place() else (elements - last) * self.compute
         # ``foreach_reduce`` (torch 2.13) has the last of them in a loop's variable until it returns.
-        held = self.weights(unit)[-1].numel * self.compute
-        sending = part + self.copied_by_gloo(self.reducing) + held - last * self.compute
+        held = self.weights(unit)[-1].numel
+        sending = part + self.copied_by_gloo(self.reducing)
+        if not self.whole_gradients:
+            return max(copying, sending + (held - last) * self.compute)
+        # Those that are added up are whole until they are copied; what autograd made last has been added to them, but
+        # in another dtype it is held as well.
+        sending += held * self.trained - self.reducing - (last * self.compute if self.adds_in_place() else 0)
         return max(copying, sending)
 
 
