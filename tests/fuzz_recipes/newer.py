@@ -46,6 +46,12 @@ def add_newer(recipe: dict[str, Any], seed: int) -> None:
     if draw.random() < 0.08:
         method = draw.choice(sorted(_METHODS))
         recipe["adapter"] = {"method": method, **_METHODS[method]}
+    strategy = recipe["strategy"]
+    if strategy["name"] in ("ddp", "fsdp1", "fsdp2") and draw.random() < 0.3:
+        own = "every" if strategy["name"] == "ddp" else "last"
+        recipe["strategy"] = strategy | {"sync": own}
+        if strategy["name"] == "fsdp2" and draw.random() < 0.5:
+            recipe["strategy"] |= {"reshard_after_forward": False}
 
 
 def _optimizer(draw: random.Random, old: dict[str, Any]) -> dict[str, Any]:
