@@ -26,6 +26,12 @@ def test_zero2_links_the_moments_of_one_group(group: WorkerGroup) -> None:
     assert "not found in optimizer state fragment" in group.run(upstream.zero2_links_one_group)[0]
 
 
+def test_fsdp1_adds_up_micro_batches_in_16_bits(group: WorkerGroup) -> None:
+    """Fsdp1's check refuses `strategy.sync: last` in mixed precision for it. FSDP2 adds up in ``reduce_dtype``."""
+    assert group.run(upstream.fsdp_without_sync_rounds_sums, 1)[0] > 1e-3
+    assert group.run(upstream.fsdp_without_sync_rounds_sums, 2)[0] < 1e-6
+
+
 def test_peft_wraps_the_head_of_a_token_classifier() -> None:
     """Worked around in model/adapters.py: _leave_heads."""
     assert "modules_to_save cannot be applied" in adapter_traps.all_linear_takes_the_head_of_a_token_classifier()

@@ -5,6 +5,7 @@ Every function returns what docs/findings.md tells; tests/verify/test_upstream.p
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Any
 
@@ -422,6 +423,36 @@ def fsdp_rounds_what_rotary_needs(version: int) -> tuple[str, str, float]:
     model(input_ids=_tokens())
     turned = ((rotary.inv_freq.float() - before).abs().max() * 2000).item()
     return seen[0], str(rotary.inv_freq.dtype), turned
+
+
+def fsdp_without_sync_rounds_sums(version: int, micros: int = 8) -> float:
+    """How far the gradient of ``micros`` micro-batches is off, relative, where it is reduced after the last one alone,
+    as accelerate's ``accumulate`` does: weights in bf16, ``reduce_dtype`` float32."""
+    from accelerate import Accelerator, FullyShardedDataParallelPlugin
+    from torch.distributed.fsdp import MixedPrecision, MixedPrecisionPolicy
+
+    kind: Any = MixedPrecisionPolicy if version == 2 else MixedPrecision
+    found = []
+    for without_sync in (False, True):
+        _connect("fsdp")
+        plugin = FullyShardedDataParallelPlugin(
+            fsdp_version=version,
+            auto_wrap_policy="transformer_based_wrap",
+            transformer_cls_names_to_wrap=["LlamaDecoderLayer"],
+            mixed_precision_policy=kind(param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
+            **({} if version == 2 else {"use_orig_params": True}),
+        )
+        accelerator = Accelerator(fsdp_plugin=plugin)
+        model = _llama()
+        model, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.0))
+        for micro in range(micros):
+            ids = torch.randint(3, 64, (2, 12), generator=torch.Generator().manual_seed(micro))
+            last = micro == micros - 1
+            with contextlib.nullcontext() if last or not without_sync else accelerator.no_sync(model):
+                accelerator.backward(model(input_ids=ids, labels=ids).loss)
+        parts = [p.grad.to_local() if version == 2 else p.grad for p in model.parameters() if p.grad is not None]
+        found.append(torch.cat([part.flatten().float() for part in parts]))
+    return ((found[1] - found[0]).norm() / found[0].norm()).item()
 
 
 def hpz_groups_outlive_their_engine() -> tuple[str, int]:

@@ -49,6 +49,9 @@ def training_args(resolved: Resolved) -> dict[str, Any]:
         # deepspeed 0.19.8); elsewhere reentrant ones pass no gradient to an adapter.
         reentrant = resolved.traits.reentrant_adapters and recipe.adapter is not None
         arguments |= {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": reentrant}}
+    if resolved.accumulation > 1 and resolved.traits.other_sync and resolved.reduces_each_micro_batch:
+        # Else the Trainer reduces after the last micro-batch alone: whole gradients, which FSDP1 adds up in 16 bits.
+        arguments["accelerator_config"] = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
     if recipe.label_smoothing:
         arguments["label_smoothing_factor"] = recipe.label_smoothing
     if recipe.model.neftune_alpha is not None:

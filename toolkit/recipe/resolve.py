@@ -236,8 +236,10 @@ def resolve_values(
         how = "every weight trains" if recipe.adapter is None else "their rows train beside the adapter"
         decide("tokenizer.add_tokens", len(added), f"{how}; not in training_args.json: add them in your script")
     if recipe.strategy.sync is not None:
-        script = "in a script Accelerate's accumulate() sums after the last, unless sync_each_batch is set"
-        decide("strategy.sync", recipe.strategy.sync, f"for toolkit train; {script}")
+        why = (
+            "in training_args.json as sync_each_batch; a script's accumulate() sums after the last unless it sets that"
+        )
+        decide("strategy.sync", recipe.strategy.sync, why)
     clip = recipe.optimizer.max_grad_norm or 0.0
     decide("max_grad_norm", clip, "written to every file: engines otherwise clip at their default, 1.0")
     _optimizer(recipe, global_size, decide)
