@@ -311,3 +311,34 @@ def test_a_mesh_is_planned_beside_the_strategies_without_one(tmp_path: Path) -> 
     other = next(c for c in found if c.resolved.recipe.strategy.name == "zero2")
     told = [_told(name, other) for name in _differences(found[0], other)]
     assert {"strategy.name=zero2", "strategy.mesh=null"} <= set(told)
+
+
+def test_a_sync_of_the_recipe_is_its_strategys_alone(tmp_path: Path) -> None:
+    """Strategies that cannot sum gradients then are planned, measured and tried without it."""
+    from toolkit.benchmark.cells import make_cells
+    from toolkit.planning.choice import _differences, _told
+    from toolkit.planning.hardware import device_named
+    from toolkit.planning.search import Search
+    from toolkit.planning.time import Rates
+    from toolkit.recipe.load import load_recipe
+    from toolkit.strategies import resolve
+    from toolkit.verification.matrix import with_strategy
+
+    file = tmp_path / "recipe.yaml"
+    batch = "batch: {micro_size: 2, accumulation: 4}\n"
+    file.write_text(MESH_RECIPE.replace("mesh: {replicate: 4, shard: 8}", "sync: last") + batch)
+    asked = resolve(load_recipe(file), str(file), device="cuda")
+    assert asked.recipe.strategy.sync == "last"
+    search = Search(asked, device_named("h100", None), 0.05, Rates())
+    found = search.all(every=True)
+    assert "sync last" in found[0].label
+    assert {"ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2"} == {c.resolved.recipe.strategy.name for c in found}
+    alike = [c for c in found if c.label.replace(" sync last", "") == found[0].label.replace(" sync last", "")]
+    assert [c.resolved.recipe.strategy.sync for c in alike] == ["last", None]
+    assert alike[1].peak < alike[0].peak, "parts of gradients take less than whole ones"
+    other = next(c for c in found if c.resolved.recipe.strategy.name == "zero2")
+    assert {"strategy.name=zero2", "strategy.sync=null"} <= {_told(n, other) for n in _differences(found[0], other)}
+    overrides = ["machine.device=cpu", "machine.processes=2", "machine.nodes=1"]
+    cells, left_out = make_cells(str(file), overrides, ["zero2", "fsdp1"], [], None)
+    assert [cell.resolved.recipe.strategy.sync for cell in cells] == ["last", None, None], left_out
+    assert with_strategy(asked, "zero2", 2).recipe.strategy.sync is None

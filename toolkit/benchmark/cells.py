@@ -16,6 +16,7 @@ from toolkit.machine import cpu_count
 from toolkit.recipe.load import apply_overrides, load_recipe, validate
 from toolkit.recipe.positions import read
 from toolkit.recipe.resolve import Resolved
+from toolkit.recipe.strategy_names import OWN_KEYS
 from toolkit.strategies import resolve
 
 TIME_LIMIT = 600.0
@@ -67,8 +68,7 @@ def make_cells(
     check_machine(asked)
     name = asked.recipe.strategy.name
     cells, left_out = [Cell(name, asked, asked=True)], []
-    # A mesh is the asked strategy's.
-    own = ["strategy.mesh=null"] if asked.recipe.strategy.mesh is not None else []
+    own = [f"strategy.{key}=null" for key in OWN_KEYS if getattr(asked.recipe.strategy, key) is not None]
     wanted = [(other, [f"strategy.name={other}", *own]) for other in strategies if other != name]
     wanted += [(option, option.split(",")) for option in options]
     for label, more in wanted:

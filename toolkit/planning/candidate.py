@@ -50,6 +50,8 @@ class Candidate:
         parts: list[str] = [recipe.strategy.name]
         if self.resolved.mesh.hybrid:
             parts.append(f"mesh {self.resolved.mesh.replicate} x {self.resolved.mesh.shard}")
+        if recipe.strategy.sync is not None:
+            parts.append(f"sync {recipe.strategy.sync}")
         if recipe.strategy.offload != "none":
             parts.append(f"offload {recipe.strategy.offload}")
         if recipe.activation_checkpointing != "none":

@@ -127,7 +127,7 @@ def _others(recipe: Recipe) -> Iterator[tuple[str, list[str], dict[str, Any]]]:
         yield "the adapter on a 4-bit base", ["adapter.method=qlora"], {"adapter": values}
 
 
-_ORDER = ("loss", "micro", "checkpointing", "away", "strategy", "mesh", "offload")
+_ORDER = ("loss", "micro", "checkpointing", "away", "strategy", "mesh", "sync", "offload")
 
 
 def _differences(a: Candidate, b: Candidate) -> list[str]:
@@ -139,6 +139,7 @@ def _differences(a: Candidate, b: Candidate) -> list[str]:
         "away": (x.recipe.activation_offload, y.recipe.activation_offload),
         "strategy": (x.recipe.strategy.name, y.recipe.strategy.name),
         "mesh": (x.recipe.strategy.mesh, y.recipe.strategy.mesh),
+        "sync": (x.recipe.strategy.sync, y.recipe.strategy.sync),
         "offload": (x.recipe.strategy.offload, y.recipe.strategy.offload),
     }
     return [name for name in _ORDER if pairs[name][0] != pairs[name][1]]
@@ -152,6 +153,7 @@ def _told(name: str, candidate: Candidate) -> str:
         "checkpointing": f"activation_checkpointing={resolved.recipe.activation_checkpointing}",
         "away": f"activation_offload={str(resolved.recipe.activation_offload).lower()}",
         "strategy": f"strategy.name={resolved.recipe.strategy.name}",
-        "mesh": "strategy.mesh=null",  # a recipe's own mesh is kept or dropped, never made up
+        "mesh": "strategy.mesh=null",  # a recipe's own is kept or dropped, never made up
+        "sync": "strategy.sync=null",
         "offload": f"strategy.offload={resolved.recipe.strategy.offload}",
     }[name]

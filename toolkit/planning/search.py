@@ -15,6 +15,7 @@ from toolkit.planning.predict import Planner
 from toolkit.planning.time import Rates, step_seconds
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
+from toolkit.recipe.strategy_names import OWN_KEYS
 from toolkit.strategies import resolve, strategies, strategy_of
 
 CONTEXT = int(0.5 * GIB)
@@ -157,8 +158,11 @@ class Search:
             if strategy.traits.distributed != (self.asked.world_size > 1):
                 continue
             ways: list[dict[str, Any]] = [{"name": name, "offload": offload} for offload in strategy.offloads]
-            if name == self.asked.recipe.strategy.name and self.asked.mesh.hybrid:
-                ways += [way | {"mesh": None} for way in ways]  # all ranks divide the state: the least memory
+            if name == self.asked.recipe.strategy.name:
+                if self.asked.mesh.hybrid:
+                    ways += [way | {"mesh": None} for way in ways]  # all ranks divide the state: the least memory
+                if self.asked.recipe.strategy.sync is not None:
+                    ways += [way | {"sync": None} for way in ways]
             for way in ways:
                 for kind in ("none", "selective", "full"):
                     for micro in sizes:
@@ -172,7 +176,8 @@ class Search:
         values = recipe.model_dump(exclude_unset=True)
         values["strategy"] = values.get("strategy", {}) | strategy
         if strategy.get("name", recipe.strategy.name) != recipe.strategy.name:
-            values["strategy"].pop("mesh", None)  # each strategy's own, unless the recipe asks for one
+            for key in OWN_KEYS:
+                values["strategy"].pop(key, None)
         values["batch"] = {"micro_size": micro, "global_size": self.asked.global_size}
         try:
             return resolve(Recipe.model_validate(values | top), self.asked.source, device=self.asked.device)
@@ -193,6 +198,7 @@ def _key(resolved: Resolved) -> tuple[Any, ...]:
         resolved.micro_size,
         resolved.accumulation,
         recipe.strategy.mesh,
+        recipe.strategy.sync,
         recipe.loss,
         recipe.activation_offload,
     )

@@ -14,6 +14,8 @@ from pydantic_core import PydanticCustomError
 from toolkit.plugins import load_plugins
 
 REGISTERED: dict[str, type[Any]] = {}
+OWN_KEYS = ("mesh", "sync")
+"""Keys of the recipe's section ``strategy`` that are chosen for the named strategy: others are tried without them."""
 
 
 def register(name: str, strategy: type[Any]) -> None:

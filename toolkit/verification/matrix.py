@@ -12,6 +12,7 @@ from toolkit.errors import InputError, RunFailed
 from toolkit.launch.group import WorkerGroup
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
+from toolkit.recipe.strategy_names import OWN_KEYS
 from toolkit.results import versions
 from toolkit.strategies import resolve
 from toolkit.strategies import strategies as known_strategies
@@ -101,8 +102,8 @@ def _cell(resolved: Resolved, fault: str, strategy: str, groups: dict[int, Worke
 def with_strategy(resolved: Resolved, strategy: str, world: int) -> Resolved:
     """The recipe under another strategy."""
     values = resolved.recipe.model_dump(mode="json")
-    mesh = values["strategy"]["mesh"] if strategy == resolved.recipe.strategy.name else None
-    merge(values, {"strategy": {"name": strategy, "offload": "none", "mesh": mesh},
+    own = {} if strategy == resolved.recipe.strategy.name else dict.fromkeys(OWN_KEYS)
+    merge(values, {"strategy": {"name": strategy, "offload": "none", **own},
                    "machine": {"processes": world, "nodes": 1},
                    "batch": {"global_size": None, "micro_size": resolved.micro_size,
                              "accumulation": resolved.accumulation}})  # fmt: skip
