@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,10 +31,10 @@ _REFUSALS = (OSError, ValueError, RuntimeError, TypeError, ImportError, KeyError
 def add_adapter(model: nn.Module, resolved: Resolved) -> PeftModel:
     """Wrap ``model`` so that only its adapter (and ``modules_to_save``) is trained; initialised from ``run.seed``.
 
-    Random projections that a method keeps frozen are drawn from the same seed, or from one in its options: every
-    process, and every resumed run, has the same. Raises InputError if ``target_modules`` or ``modules_to_save`` match
-    nothing, and if PEFT cannot create the adapter; NotByPart if it needs values that a model lacks that is loaded by
-    part.
+    Random projections that a method keeps frozen are drawn from the same seed, or from one in its options, and
+    eigenvectors are computed on one thread: every process, and every resumed run, has the same. Raises InputError if
+    ``target_modules`` or ``modules_to_save`` match nothing, and if PEFT cannot create the adapter; NotByPart if it
+    needs values that a model lacks that is loaded by part.
     """
     from peft import PeftModel, get_peft_model
 
@@ -48,7 +49,8 @@ def add_adapter(model: nn.Module, resolved: Resolved) -> PeftModel:
     by_part = has_sources(model)
     try:
         made: list[Any] = []
-        with adding(model, made) if by_part else contextlib.nullcontext():
+        one_thread = _one_thread() if METHODS[adapter.method].eigenvectors else contextlib.nullcontext()
+        with adding(model, made) if by_part else contextlib.nullcontext(), one_thread:
             if adapter.path is not None:
                 made.append(PeftModel.from_pretrained(model, adapter.path, is_trainable=True))
             else:
@@ -65,6 +67,18 @@ def add_adapter(model: nn.Module, resolved: Resolved) -> PeftModel:
             _leave_inputs(adapted)
     _round_projections(adapted, own, getattr(torch, resolved.precision.frozen))
     return adapted
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Sums in one order, whatever number of threads this process has: eigenvectors of almost equal eigenvalues turn
+    with the last bit (FRoD's ``frod_U`` differed by 0.96 between one thread and two; torch 2.13.0)."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _round_projections(model: nn.Module, own: set[int], dtype: torch.dtype) -> None:

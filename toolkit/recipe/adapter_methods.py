@@ -51,6 +51,8 @@ class Method:
     """Layers of several blocks read one trained weight."""
     hooks: bool = False
     """It changes gradients in hooks on its weights; a strategy that replaces the weights never runs them."""
+    eigenvectors: bool = False
+    """Its frozen projections are eigenvectors of base weights: signs and bases that the last bit of a sum decides."""
     starts_from: bool = True
     """Training can start from a saved adapter (``adapter.path``): everything that trains is saved."""
     twin: Mapping[str, int] = field(default_factory=dict)
@@ -143,7 +145,7 @@ METHODS: dict[str, Method] = {
         _linear("deft", alpha="alpha", dropout="deft_dropout"),
         _linear("delora"),
         _linear("fourierft", r=False, twin={"n_frequency": 100}),
-        _linear("frod", r=False, dropout="frod_dropout"),
+        _linear("frod", r=False, dropout="frod_dropout", eigenvectors=True),
         _linear("glora"),
         _linear("gralora", alpha="alpha", dropout="gralora_dropout"),
         _linear("hira", dropout="hira_dropout"),
