@@ -187,6 +187,8 @@ def plan(
     fit: Sequence[str] = (),
     explain: bool = False,
     price: Sequence[str] = (),
+    images: int | None = None,
+    image_size: str | None = None,
 ) -> Planned:
     """Predict peak memory and time of every strategy, and choose the fastest that fits.
 
@@ -195,7 +197,8 @@ def plan(
     free. ``every``: keep candidates that cannot win. ``scale``: predict 1 to 1,024 devices. ``calibrate``: measure the
     rates of this machine. ``loop``: toolkit, trainer (of the installed transformers) or trainer-4.48. ``fit``: inverse
     questions, of length, micro, model, gpus and gpu. ``explain``: where the bytes are. ``price``: of an hour of a
-    device, «2.5» or «h100=2.5».
+    device, «2.5» or «h100=2.5». ``images``, ``image_size``: images per row, and their width and height in pixels,
+    «1024x768», for models that see.
 
     Raises InputError if the input cannot be used, RunFailed if calibration fails.
     """
@@ -218,6 +221,8 @@ def plan(
             fit=tuple(fit),
             explain=explain,
             price=tuple(price),
+            images=images,
+            image_size=image_size,
         )
     )
 

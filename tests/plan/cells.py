@@ -6,8 +6,11 @@ their first run corrected is told in docs/measurements/plan.md.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Any
+
+from media import IMAGE_CLASSIFIERS, SEEING, WHISPER
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4,
@@ -34,6 +37,34 @@ MODELS: dict[str, dict[str, Any]] = {
              "num_attention_heads": 4, "vocab_size": 1000, "global_attn_every_n_layers": 2, "pad_token_id": 0,
              "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2},
 }  # fmt: skip
+
+
+def _wide(config: dict[str, Any]) -> dict[str, Any]:
+    """A tiny model that sees, wide and deep enough that its activations count."""
+    config = copy.deepcopy(config)
+    text, vision = config["text_config"], config["vision_config"]
+    text |= {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 5, "num_attention_heads": 8,
+             "num_key_value_heads": 4, "head_dim": 16}  # fmt: skip
+    if "rope_parameters" in text:
+        text["rope_parameters"] = text["rope_parameters"] | {"mrope_section": [4, 2, 2]}
+    vision["depth" if "depth" in vision else "num_hidden_layers"] = 5
+    wider = {"out_hidden_size": 128, "deepstack_visual_indexes": [1, 3], "fullatt_block_indexes": [2, 4]}
+    vision |= {key: value for key, value in wider.items() if key in vision}
+    return config
+
+
+_EYES = {"image_size": 64, "patch_size": 8, "hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 4}
+_EARS = {"d_model": 64, "encoder_layers": 3, "decoder_layers": 3, "encoder_ffn_dim": 192, "decoder_ffn_dim": 192}
+TASKS = {
+    **dict.fromkeys(SEEING, ("image-text-to-text", "messages")),
+    "whisper": ("speech-seq2seq", "audio"),
+    "vit": ("image-classification", "image"),
+    **dict.fromkeys(("t5", "bart"), ("seq2seq-lm", "prompt-completion")),
+}
+"""Task and format of models that are not for text alone."""
+MODELS |= {name if name != "gemma3" else "gemma3-vl": _wide(config) for name, config in SEEING.items()}
+TASKS["gemma3-vl"] = TASKS.pop("gemma3")
+MODELS |= {"whisper": WHISPER | _EARS, "vit": IMAGE_CLASSIFIERS["vit"] | _EYES}
 LORA: dict[str, Any] = {"method": "lora", "r": 8, "alpha": 16.0, "dropout": 0.1, "target_modules": "all-linear"}
 BUCKET = 30_000
 """Elements of a ZeRO bucket in these cells: DeepSpeed's of 50 million would be ten times the model."""
@@ -82,15 +113,16 @@ class Cell:
 
     @property
     def task(self) -> str:
-        return "seq2seq-lm" if self.model in ("t5", "bart") else "causal-lm"
+        return TASKS.get(self.model, ("causal-lm", "text"))[0]
 
     @property
     def format(self) -> str:
-        return "text" if self.task == "causal-lm" else "prompt-completion"
+        return TASKS.get(self.model, ("causal-lm", "text"))[1]
 
     def recipe(self) -> dict[str, Any]:
         return {
-            "model": {"config": MODELS[self.model], "attention": self.attention, "task": self.task},
+            "model": {"config": MODELS[self.model], "attention": self.attention, "task": self.task}
+            | ({"num_labels": 5} if self.task == "image-classification" else {}),
             "tokenizer": {"path": "none"},
             "data": {"train": "none", "max_length": self.length, "packing": self.packing, "format": self.format},
             "loss": self.loss,
@@ -143,6 +175,16 @@ SYNCED = [
     if (strategy, sync) != ("fsdp1", "once")
 ]
 """Gradients summed after the last micro-batch of a step."""
+_SEE = ("qwen3_vl", "qwen2_5_vl", "gemma3-vl", "smolvlm", "llava", "internvl")
+MEDIA = [
+    *(Cell(name, lora, "single", kind, 128) for name in _SEE for lora in (False, True) for kind in ("none", "full")),
+    *(Cell(name, True, s, "full", 128) for name in _SEE[:2] for s in STRATEGIES if s != "single"),
+    *(Cell(name, False, s, "none", 96, micro=3) for name in _SEE[2:] for s in ("zero2", "fsdp2")),
+    *(Cell("qwen3_vl", False, s, "full", 192, micro=1) for s in ("ddp", "zero3", "fsdp1")),
+    *(Cell("whisper", lora, s, "none", 40) for lora in (False, True) for s in STRATEGIES),
+    *(Cell("vit", lora, s, "full", 2, micro=8) for lora in (False, True) for s in STRATEGIES),
+]
+"""An image in each row; models of images or sound alone."""
 HELD_OUT = [
     *(Cell("qwen3", False, s, "none", 256, micro=1) for s in STRATEGIES),
     *(Cell("qwen3", True, s, "full", 192, micro=3) for s in STRATEGIES),

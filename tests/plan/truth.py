@@ -14,8 +14,15 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from plan.cells import BUCKET, BUILT, HELD_OUT, HYBRID, SYNCED, Cell
+from plan.cells import BUCKET, BUILT, HELD_OUT, HYBRID, MEDIA, SYNCED, Cell
 
+GROUPS = {
+    "built": BUILT,
+    "hybrid": HYBRID,
+    "one sum a step": SYNCED,
+    "images and sound": MEDIA,
+    "held out": HELD_OUT,
+}
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "docs" / "measurements" / "plan-memory.json"
 PAGE = ROOT / "docs" / "measurements" / "plan.md"
@@ -72,11 +79,7 @@ def main(*words: str) -> None:
     warnings.filterwarnings("ignore")
     known = kept()["cells"] if kept()["versions"] == versions() else {}
     wanted = [w for w in words if not w.startswith("--")]
-    cells = [
-        (title, cell)
-        for title, group in (("built", BUILT), ("hybrid", HYBRID), ("one sum a step", SYNCED), ("held out", HELD_OUT))
-        for cell in group
-    ]
+    cells = [(title, cell) for title, group in GROUPS.items() for cell in group]
     with WorkerGroup(1) as one, WorkerGroup(2) as two, WorkerGroup(4) as four:
         groups = {1: one, 2: two, 4: four}
         for title, cell in cells:
@@ -110,7 +113,7 @@ def write_page(cells: dict[str, Any]) -> None:
     text = PAGE.read_text(encoding="utf-8")
     before, rest = text.split(_BEGIN)
     lines = ["| cells | number | median error | worst |", "| --- | --- | --- | --- |"]
-    for kind in ("built", "hybrid", "held out"):
+    for kind in GROUPS:
         errors = [error(row) for row in cells.values() if row["kind"] == kind]
         if errors:
             median = statistics.median(abs(e) for e in errors)

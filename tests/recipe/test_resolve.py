@@ -10,6 +10,7 @@ import pytest
 
 from families import FAMILIES
 from jobs import resolved_from
+from media import SEEING
 from tiny import recipe_dict
 from toolkit.errors import InputError
 from toolkit.recipe.model_facts import ModelFacts, block_classes
@@ -114,6 +115,25 @@ def test_block_classes_are_the_models_own(family: str) -> None:
     assert names
     assert set(names) <= repeated
     assert set(names) <= set(model._no_split_modules)
+
+
+@pytest.mark.parametrize("family", SEEING)
+def test_a_model_that_sees_has_blocks_of_its_eye_and_of_its_text(family: str) -> None:
+    """Gemma 3, SmolVLM and InternVL are made of another model's text, or eye: checkpointing and FSDP's units stood at
+    one of the two alone, so that the other half of the model was one unit that kept all it computed."""
+    import torch
+    import transformers
+
+    with torch.device("meta"):
+        config = transformers.AutoConfig.for_model(**SEEING[family])
+        model = transformers.AutoModelForImageTextToText.from_config(config)
+    names = block_classes(ModelFacts(SEEING[family], None))
+    found = {name.rpartition(".")[0] for name, module in model.named_modules() if type(module).__name__ in names}
+    lists = [found_in for found_in in found if "language_model" in found_in or "text_model" in found_in]
+    assert len(lists) == 1
+    assert len(found) == 2, found
+    modules = {type(module).__name__ for module in model.modules()}
+    assert set(names) <= modules
 
 
 def test_an_unknown_model_is_refused_where_its_blocks_matter(tiny_root: Path) -> None:

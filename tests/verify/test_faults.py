@@ -44,6 +44,7 @@ from toolkit.verification.run import verify
         ("packing-leak", "zero3", "forward", "packed-samples-attend"),
         ("adapter-init", "single", "forward", "adapter-initialisation"),
         ("accum-mean-of-means", "ddp", "gradient", "mean-per-micro-batch"),
+        ("accum-last-unreduced", "zero2", "gradient", "last-micro-batch-not-reduced"),  # each tensor has another rank's
         ("tokens-overcount", "single", "gradient", "unpredicted-tokens-counted"),
         ("grad-bucket-skipped", "zero2", "gradient", "tensors-not-reduced"),
         ("dropout-redrawn", "fsdp2", "gradient", "dropout-mask-redrawn"),

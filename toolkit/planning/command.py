@@ -62,6 +62,9 @@ class Request:
     fit: tuple[str, ...] = ()
     explain: bool = False
     price: tuple[str, ...] = ()
+    images: int | None = None
+    image_size: str | None = None
+    """Width and height in pixels, «1024x768»."""
 
 
 def plan_command(request: Request) -> int:
@@ -142,6 +145,7 @@ def _plan(request: Request, kept: Callable[[], None]) -> Planned:
 
     check_loop(request.loop, recipe)
     from toolkit.planning.choice import choose, other_training, smallest_change, why_chosen
+    from toolkit.planning.images import Images
     from toolkit.planning.search import Search
     from toolkit.planning.time import Rates
 
@@ -158,7 +162,8 @@ def _plan(request: Request, kept: Callable[[], None]) -> Planned:
               file=sys.stderr, flush=True)  # fmt: skip
         device, rates = calibrated(asked, device, rates, log)
     with without("bitsandbytes"):
-        search = Search(asked, device, request.headroom, rates, request.loop)
+        images = Images.of(asked, request.images, _pixels(request.image_size))
+        search = Search(asked, device, request.headroom, rates, request.loop, images)
         kept()
         candidates = search.all(request.every)
         chosen = choose(candidates)
@@ -185,7 +190,11 @@ def _plan(request: Request, kept: Callable[[], None]) -> Planned:
         smallest_change=change,
         usable_bytes=search.usable,
         loop=request.loop,
-        assumptions=[*_assumptions(asked, device), *_of_loop(LOOPS[request.loop], request.loop)],
+        assumptions=[
+            *_assumptions(asked, device),
+            *search.planner.told(),
+            *_of_loop(LOOPS[request.loop], request.loop),
+        ],
         traced_slowly=search.planner.slowly,
         scale=scaled,
         **told.to_json(),
@@ -209,15 +218,20 @@ def _around_model(name: str, request: Request, given: list[str]) -> Recipe:
     processes = request.gpus or 1
     source = Path(name).expanduser()
     model: dict[str, Any] = {"path": name}
+    config: Any = {}
     if source.suffix == ".json":
         config = _read(source)
         model = {"config": config}
     elif source.is_dir():
         model = {"path": str(source)}
+        config = _read(source / "config.json") if (source / "config.json").exists() else {}
+    data: dict[str, Any] = {"train": "data/train.jsonl", "max_length": request.length or 1024}
+    if isinstance(config, dict) and config.keys() >= {"text_config", "vision_config"}:
+        model["task"], data["format"] = "image-text-to-text", "messages"
     values: dict[str, Any] = {
         "model": model,
         "adapter": None if request.lora is None else {"method": "lora", "r": request.lora, "alpha": 2.0 * request.lora},
-        "data": {"train": "data/train.jsonl", "max_length": request.length or 1024},
+        "data": data,
         "batch": {"micro_size": request.micro or 1, "accumulation": max(1, 16 // processes // (request.micro or 1))},
         "precision": "bf16",
         "activation_checkpointing": "full",
@@ -238,7 +252,12 @@ def _read(file: Path) -> Any:
 
 
 def _check(request: Request) -> None:
-    for name, value in (("--gpus", request.gpus), ("--nodes", request.nodes), ("--micro", request.micro)):
+    for name, value in (
+        ("--gpus", request.gpus),
+        ("--nodes", request.nodes),
+        ("--micro", request.micro),
+        ("--images", request.images),
+    ):
         if value is not None and value < 1:
             raise InputError(f"{name} {value}: must be at least 1")
     if request.lora is not None and request.lora < 1:
@@ -280,6 +299,16 @@ def _write_recipe(resolved: Resolved, target: str) -> None:
     values = resolved.recipe.model_dump(mode="json", exclude_defaults=True)
     values["batch"] = {"micro_size": resolved.micro_size, "accumulation": resolved.accumulation}
     write_text(target, yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+
+
+def _pixels(text: str | None) -> tuple[int, int] | None:
+    """Height and width of «WIDTHxHEIGHT»."""
+    if text is None:
+        return None
+    width, _, height = text.lower().partition("x")
+    if not (width.isdigit() and height.isdigit() and int(width) and int(height)):
+        raise InputError(f"--image-size {text}: width and height in pixels, for example 1024x768")
+    return int(height), int(width)
 
 
 def _of_loop(loop: Loop, name: str) -> list[str]:

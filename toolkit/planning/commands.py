@@ -28,6 +28,10 @@ def plan(
     lora: Annotated[int | None, typer.Option(help="rank of a LoRA adapter (for a model without a recipe)")] = None,
     length: Annotated[int | None, typer.Option(help="tokens per row")] = None,
     micro: Annotated[int | None, typer.Option(help="rows per device and forward pass")] = None,
+    images: Annotated[int | None, typer.Option(help="images (or tiles of images) per row")] = None,
+    image_size: Annotated[
+        str | None, typer.Option(metavar="WIDTHxHEIGHT", help="pixels of an image, where the model takes any size")
+    ] = None,
     headroom: Annotated[float, typer.Option(help="fraction of the memory to keep free")] = 0.05,
     every: Annotated[bool, typer.Option("--all", help="show every candidate")] = False,
     scale: Annotated[bool, typer.Option("--scale", help="predict 1 to 1024 devices")] = False,
@@ -57,6 +61,6 @@ def plan(
     request = Request(
         recipe, tuple(overrides or ()), gpu, memory, gpus, nodes, gpu_table, link, lora, length, micro,
         headroom, every, scale, calibrate, output, json_target, page, loop,
-        tuple(fit or ()), explain, tuple(price or ()),
+        tuple(fit or ()), explain, tuple(price or ()), images, image_size,
     )  # fmt: skip
     raise typer.Exit(plan_command(request))

@@ -12,6 +12,7 @@ import torch
 from toolkit.data.collate import drawn_features
 from toolkit.model.head_loss import multiplied_by
 from toolkit.model.loss_terms import LossTerms
+from toolkit.planning.images import Images
 from toolkit.planning.live import LiveBytes
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies import strategy_of
@@ -100,7 +101,8 @@ def _train(
 
 
 def random_batch(config: Any, resolved: Resolved, length: int, device: torch.device | str) -> dict[str, torch.Tensor]:
-    """Full rows of random tokens as the loss takes them: int64 (micro, length); packed, of several samples each."""
+    """Full rows of random tokens as the loss takes them: int64 (micro, length); packed, of several samples each; with
+    an image each for models that see."""
     task = task_of(resolved.recipe.model.task)
     if task.media is not None and not task.media.tokens:
         tensors = drawn_features(task, config.to_dict(), resolved.micro_size, 0)
@@ -115,6 +117,9 @@ def random_batch(config: Any, resolved: Resolved, length: int, device: torch.dev
         "input_ids": torch.randint(0, vocabulary, shape, device=device),
         "attention_mask": torch.ones(shape, dtype=torch.int64, device=device),
     }
+    if (images := Images.of(resolved, None, None)) is not None:
+        seen = images.batch(config, task.name, resolved.micro_size, length)
+        tensors |= {name: tensor.to(device) for name, tensor in seen.items()}
     most = config.num_labels if task.classes else vocabulary
     size = shape[:1] if task.labels is Labels.SAMPLE else shape
     tensors["labels"] = torch.randint(0, most, size, device=device)

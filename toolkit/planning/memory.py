@@ -66,6 +66,8 @@ def walk(points: Iterable[Point], held: MemoryModel, accumulation: int) -> Memor
         elif point.event == "leave":
             held.leave(point.block, point.backward)
             continue
+        elif point.event == "high":
+            moment = held.fetched
         elif point.event == "gradient":
             moment = held.gradient(held.holdings.by_name[point.weight], point.block)
         phase = "backward" if point.backward else "loss" if point.block == TAIL else "forward"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from toolkit.data.spread import takes_one_row
 from toolkit.planning import reuse
 from toolkit.planning.head import chunk_rows
+from toolkit.planning.images import Images
 from toolkit.planning.loops import LOOPS, Loop
 from toolkit.planning.memory import Memory, walk
 from toolkit.planning.profile import Point, expand, held_bytes, interpolate, leaking
@@ -31,27 +32,30 @@ class Planner:
     length: int
     skeleton: Skeleton
     loop: Loop = LOOPS["toolkit"]
+    images: Images | None = None
     traces: dict[Shape, Traced] = field(default_factory=dict)
     expanded: dict[tuple[Shape, bool], list[Point]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, resolved: Resolved, length: int, loop: str | Loop = "toolkit") -> Planner:
-        """Create the model's skeleton, or take a planner that is kept (toolkit/planning/reuse.py).
+    def of(cls, resolved: Resolved, length: int, loop: str | Loop = "toolkit", images: Images | None = None) -> Planner:
+        """Create the model's skeleton, or take a planner that is kept (toolkit/planning/reuse.py). ``images``: in each
+        row; None: one, where the model sees.
 
         Raises InputError if the model cannot be built from its config.
         """
         found = LOOPS[loop] if isinstance(loop, str) else loop
-        planner = reuse.kept(resolved, length, found)
+        images = images or Images.of(resolved, None, None)
+        planner = reuse.kept(resolved, length, found, images)
         if planner is None:
-            planner = cls(resolved, length, build(resolved), found)
+            planner = cls(resolved, length, build(resolved), found, images)
             reuse.add(planner)
         return planner
 
     def of_length(self, length: int) -> Planner:
         """One for rows of another length, or one that is kept."""
-        planner = reuse.kept(self.resolved, length, self.loop)
+        planner = reuse.kept(self.resolved, length, self.loop, self.images)
         if planner is None:
-            planner = Planner(self.resolved, length, self.skeleton, self.loop)
+            planner = Planner(self.resolved, length, self.skeleton, self.loop, self.images)
             reuse.add(planner)
         return planner
 
@@ -93,6 +97,12 @@ class Planner:
         """The dtypes of the loop that is planned for."""
         return self.loop.precision(self.resolved)
 
+    def told(self) -> list[str]:
+        """What stands in each row, in words, where that is more than tokens."""
+        if self.images is None:
+            return []
+        return [self.images.told(self.skeleton.config.to_dict(), self.resolved.recipe.model.task, self.length)]
+
     @property
     def slowly(self) -> list[str]:
         """Why traces used fake tensors, if they did (see toolkit/planning/trace.py)."""
@@ -108,6 +118,7 @@ class Planner:
             fused=recipe.loss == "fused",
             masked=masks_rows(resolved),
             loop=self.loop,
+            images=self.images,
         )
 
     def _segments(self, shape: Shape) -> list[Segment]:

@@ -98,7 +98,7 @@ def _length(search: Search) -> Answer:
     limit = int(getattr(text, "max_position_embeddings", 0) or 0) or 1 << 20
 
     def at(steps: int) -> Candidate:
-        planner = Planner(search.asked, min(steps * _STEP, limit), search.planner.skeleton, search.planner.loop)
+        planner = search.planner.of_length(min(steps * _STEP, limit))
         return search.candidate(search.asked, planner=planner)
 
     steps, found = _found(search, -(-limit // _STEP), at)
@@ -176,7 +176,7 @@ def _model(search: Search) -> Answer:
     def at(layers: int) -> Candidate:
         model = search.asked.recipe.model.model_dump(exclude_unset=True, exclude={"path"})
         varied = _variant(search, model=model | {"config": kept | {"num_hidden_layers": layers}})
-        planner = Planner.of(varied, search.planner.length, search.planner.loop)
+        planner = Planner.of(varied, search.planner.length, search.planner.loop, search.planner.images)
         counted[layers] = planner.skeleton.holdings.elements()
         return search.candidate(varied, planner=planner)
 
@@ -233,7 +233,7 @@ def explain(search: Search) -> Explanation:
     """Raises InputError where the model cannot be traced."""
     own = search.candidate(search.asked, asked=True)
     length = search.planner.length
-    longer = Planner(search.asked, 2 * length, search.planner.skeleton, search.planner.loop)
+    longer = search.planner.of_length(2 * length)
     by_token = (search.candidate(search.asked, planner=longer).peak - own.peak) / length
     micro = search.asked.micro_size
     batch = {"micro_size": 2 * micro, "accumulation": search.asked.accumulation}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from toolkit.recipe.resolve import Resolved
 
 if TYPE_CHECKING:
+    from toolkit.planning.images import Images
     from toolkit.planning.loops import Loop
     from toolkit.planning.predict import Planner
 
@@ -28,11 +29,11 @@ def keep(count: int) -> None:
         _kept.popitem(last=False)
 
 
-def kept(resolved: Resolved, length: int, loop: Loop) -> Planner | None:
-    """A planner of the same model, training and length, if one is kept."""
+def kept(resolved: Resolved, length: int, loop: Loop, images: Images | None) -> Planner | None:
+    """A planner of the same model, training and rows, if one is kept."""
     if not _limit:
         return None
-    key = _key(resolved, length, loop)
+    key = _key(resolved, length, loop, images)
     if key in _kept:
         _kept.move_to_end(key)
     return _kept.get(key)
@@ -41,12 +42,12 @@ def kept(resolved: Resolved, length: int, loop: Loop) -> Planner | None:
 def add(planner: Planner) -> None:
     """Keep one more, and let the one go that was used longest ago."""
     if _limit:
-        _kept[_key(planner.resolved, planner.length, planner.loop)] = planner
+        _kept[_key(planner.resolved, planner.length, planner.loop, planner.images)] = planner
         while len(_kept) > _limit:
             _kept.popitem(last=False)
 
 
-def _key(resolved: Resolved, length: int, loop: Loop) -> str:
+def _key(resolved: Resolved, length: int, loop: Loop, images: Images | None) -> str:
     values = resolved.recipe.model_dump(mode="json", exclude={*_VARIED, *_ELSEWHERE, "data"})
     # The rate and the decay's size change no memory; which weights decay, and the optimizer, do.
     optimizer = {key: value for key, value in values.pop("optimizer").items() if key not in ("lr", "max_grad_norm")}
@@ -61,5 +62,6 @@ def _key(resolved: Resolved, length: int, loop: Loop) -> str:
         "new tokens": resolved.recipe.tokenizer.model_dump(mode="json") if resolved.recipe.tokenizer.added else None,
         "length": length,
         "loop": repr(loop),
+        "images": repr(images),
     }  # fmt: skip
     return json.dumps(told, sort_keys=True, default=str)

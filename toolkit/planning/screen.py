@@ -48,8 +48,9 @@ def show(
     out.write(
         f"plan  {name} · {trained_share(holdings.elements(True), holdings.elements())} · "
         f"{recipe.precision} · {rows} · global batch {asked.global_size}\n"
-        f"      {asked.world_size} × {device.name}, {device.memory:.1f} GiB ({search.usable / GIB:.1f} usable)\n\n"
+        f"      {asked.world_size} × {device.name}, {device.memory:.1f} GiB ({search.usable / GIB:.1f} usable)\n"
     )
+    out.write("".join(f"      {line}\n" for line in search.planner.told()) + "\n")
     shown = candidates if request.every else best_of_each(candidates, chosen)
     label = max(len(c.label) for c in shown)
     for candidate in shown:

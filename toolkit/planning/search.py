@@ -10,6 +10,7 @@ from typing import Any
 from toolkit.errors import InputError
 from toolkit.planning.candidate import Candidate
 from toolkit.planning.hardware import GIB, Device
+from toolkit.planning.images import Images
 from toolkit.planning.loops import check_loop
 from toolkit.planning.predict import Planner
 from toolkit.planning.time import Rates, step_seconds
@@ -27,14 +28,22 @@ WORKSPACE = 32 * 2**20
 class Search:
     """Candidates of one recipe on one device."""
 
-    def __init__(self, asked: Resolved, device: Device, headroom: float, rates: Rates, loop: str = "toolkit") -> None:
+    def __init__(
+        self,
+        asked: Resolved,
+        device: Device,
+        headroom: float,
+        rates: Rates,
+        loop: str = "toolkit",
+        images: Images | None = None,
+    ) -> None:
         self.asked = asked
         self.device = device
         self.rates = rates
         self.headroom = headroom
         self.usable = int(device.bytes * (1 - headroom))
         self.loop = loop
-        self.planner = Planner.of(asked, asked.recipe.data.max_length, loop)
+        self.planner = Planner.of(asked, asked.recipe.data.max_length, loop, images)
 
     def on(self, device: Device) -> Search:
         """The same search on another device, with the traces of this one."""
@@ -144,7 +153,7 @@ class Search:
         try:
             asked = resolve(Recipe.model_validate(values), self.asked.source, device=self.asked.device)
             check_loop(self.loop, asked.recipe)
-            return Search(asked, self.device, self.headroom, self.rates, self.loop)
+            return Search(asked, self.device, self.headroom, self.rates, self.loop, self.planner.images)
         except InputError:
             return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from toolkit.planning.images import Images
 from toolkit.planning.loops import LOOPS, Loop
 from toolkit.recipe.schema import CheckpointingName
 from toolkit.strategies.memory.base import Compute
@@ -25,6 +26,8 @@ class Shape:
     """Whether rows hold several samples that a mask keeps apart."""
     loop: Loop = LOOPS["toolkit"]
     """The training loop whose loss it is."""
+    images: Images | None = None
+    """What stands in each row, for models that see."""
 
     @property
     def autocast(self) -> bool:

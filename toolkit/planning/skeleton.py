@@ -6,11 +6,13 @@ removed, adapters are added to the rest, and the contents of one block of a kind
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from toolkit.errors import InputError, first_line
 from toolkit.model.adapters import add_adapter
@@ -19,7 +21,11 @@ from toolkit.model.fp8 import convert
 from toolkit.model.freezing import freeze_matching
 from toolkit.model.load import switch_off_cache
 from toolkit.model.nf4 import base_linears, nf4_layers, quantise_base
+from toolkit.model.unreached import freeze, unreached
 from toolkit.optim.groups import decayed_names, group_of, hidden_matrices
+from toolkit.planning.empty import empty_weights
+from toolkit.planning.images import Values
+from toolkit.planning.kinds import choose_blocks, cut_blocks
 from toolkit.recipe.adapter_methods import METHODS
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Adapter, Optimizer
@@ -55,24 +61,18 @@ def build(resolved: Resolved) -> Skeleton:
     Only the config is loaded. Raises InputError if the config is not available or no model can be built from it without
     code of its own, and if the model has none of the blocks, the adapter's target modules, or layers for ``fp8``.
     """
-    media = task_of(resolved.recipe.model.task).media
-    if media is not None and media.tokens:
-        raise InputError(
-            f"{resolved.source}: model.task: plan cannot trace {resolved.recipe.model.task}: how many patches an image "
-            "has is decided while it is computed; measure with toolkit bench"
-        )
     model = _meta_model(resolved)
     adapter = resolved.recipe.adapter
     buffers = sum(b.numel() * b.element_size() for b in model.buffers())
     own = {id(buffer) for buffer in model.buffers()}
-    freeze = resolved.recipe.model.freeze
-    whole = adapter is not None and (_differs_by_layer(adapter) or bool(freeze))
+    frozen = resolved.recipe.model.freeze
+    whole = adapter is not None and (_differs_by_layer(adapter) or bool(frozen))
     if whole:
         model = _adapted(model, resolved)  # before blocks are removed: what a block gets depends on its number
-    freeze_matching(model, freeze, resolved.source)  # before blocks are removed: patterns may name layers
+    freeze_matching(model, frozen, resolved.source)  # before blocks are removed: patterns may name layers
     blocks = find_blocks(model, resolved.blocks, resolved.source) if resolved.blocks else []
-    kept, order = _choose(model, blocks)
-    _cut(model, {name for name, _ in blocks} - kept)
+    kept, order = choose_blocks(model, blocks)
+    cut_blocks(model, {name for name, _ in blocks} - kept)
     linears = {} if resolved.base_storage is None else base_linears(model, resolved)
     if resolved.recipe.fp8:
         convert(model, find_blocks(model, resolved.blocks, resolved.source), resolved)
@@ -80,10 +80,22 @@ def build(resolved: Resolved) -> Skeleton:
         model = _adapted(model, resolved)
     if linears:
         quantise_base(model, linears, resolved, sizes_only=True)
+    _freeze_unreached(model, resolved)
     model.train()
     short = find_blocks(model, resolved.blocks, resolved.source) if resolved.blocks else []
     buffers += _projections(model, short, order, own)
     return Skeleton(model.config, _count(model, short, order, buffers, resolved), model, short, resolved)
+
+
+def _freeze_unreached(model: nn.Module, resolved: Resolved) -> None:
+    """Freeze what no output depends on, as a session does; only models of images or sound are asked."""
+    if task_of(resolved.recipe.model.task).media is None:
+        return
+    world = FakeTensorMode(allow_non_fake_inputs=True)
+    with warnings.catch_warnings(), world, empty_weights(model, resolved.precision, False), Values():
+        warnings.simplefilter("ignore")
+        names = unreached(model, resolved)
+    freeze(model, names)
 
 
 def _adapted(model: nn.Module, resolved: Resolved) -> nn.Module:
@@ -173,50 +185,6 @@ def _flash() -> str:
     AttentionInterface.register(name, sdpa_attention_forward)
     AttentionMaskInterface.register(name, flash_attention_mask)
     return name
-
-
-def _signature(name: str, block: nn.Module) -> Any:
-    """Two blocks of one signature hold and compute the same: class, weights (trained or not), and the settings that a
-    config varies from layer to layer (sliding or full attention, dense or experts)."""
-    shapes = tuple((key, tuple(p.shape), p.requires_grad) for key, p in block.named_parameters())
-    settings = []
-    for key, module in block.named_modules():
-        for attribute in ("attention_type", "layer_type", "is_sliding", "sliding_window", "use_rope", "is_decoder"):
-            if isinstance(value := getattr(module, attribute, None), str | int | bool | None):
-                settings.append((key, attribute, value))
-    return (name.rsplit(".", 1)[0], type(block).__name__, shapes, tuple(settings))
-
-
-def _choose(model: nn.Module, blocks: list[tuple[str, nn.Module]]) -> tuple[set[str], list[int]]:
-    """The names of the blocks that stay, one of each kind, and the kind of every block. The first of each list is a
-    kind of its own: frozen embeddings ask for no gradient of its input, so that it saves less than the others. So are
-    blocks in front of which nothing is trained."""
-    names = {name: at for at, (name, _) in enumerate(model.named_parameters())}
-    first = min((names[name] for name, p in model.named_parameters() if p.requires_grad), default=len(names))
-    kinds: dict[Any, int] = {}
-    kept: set[str] = set()
-    order = []
-    lists_seen: set[str] = set()
-    for name, block in blocks:
-        parent = name.rsplit(".", 1)[0]
-        own = [at for key, at in names.items() if key.startswith(f"{name}.")]
-        signature = (_signature(name, block), parent in lists_seen, first < min(own, default=0))
-        lists_seen.add(parent)
-        if signature not in kinds:
-            kinds[signature] = len(kinds)
-            kept.add(name)
-        order.append(kinds[signature])
-    return kept, order
-
-
-def _cut(model: nn.Module, removed: set[str]) -> None:
-    parents = {name.rsplit(".", 1)[0] for name in removed}
-    for parent in parents:
-        modules = model.get_submodule(parent)
-        assert isinstance(modules, nn.ModuleList), f"{parent} is not a ModuleList"
-        kept = nn.ModuleList(block for index, block in enumerate(modules) if f"{parent}.{index}" not in removed)
-        owner, _, attribute = parent.rpartition(".")
-        setattr(model.get_submodule(owner), attribute, kept)
 
 
 def _count(

@@ -21,9 +21,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from toolkit.errors import InputError, first_line
 from toolkit.model.head_loss import multiplied_by
 from toolkit.model.loss_terms import CROSS_ENTROPY, LossTerms
-from toolkit.model.nf4 import Nf4Linear
 from toolkit.planning.autocast import ActedAutocast, NotActedOut
+from toolkit.planning.empty import empty_weights
 from toolkit.planning.head import acted_head
+from toolkit.planning.images import Values
 from toolkit.planning.segment_tracer import Counter, SegmentTracer
 from toolkit.planning.segments import OUTSIDE, Shape, Traced
 from toolkit.planning.skeleton import Skeleton
@@ -38,7 +39,7 @@ def trace(skeleton: Skeleton, shape: Shape, precision: Precision, device: str, t
     module cannot run on fake tensors."""
     slowly = ""
     try:
-        if device == "cuda":
+        if device == "cuda" and shape.images is None:
             # Meta tensors go through no Python on their way and are two to four times as fast as fake ones.
             try:
                 return _traced(skeleton, shape, precision, device, task, meta=True)
@@ -72,7 +73,7 @@ def _traced(skeleton: Skeleton, shape: Shape, precision: Precision, device: str,
     world: Any = torch.device("meta") if meta else FakeTensorMode(allow_non_fake_inputs=True)
     with warnings.catch_warnings(), world:
         warnings.simplefilter("ignore")
-        with _empty_weights(skeleton.model, precision, shape.autocast) as model:
+        with empty_weights(skeleton.model, precision, shape.autocast) as model:
             _run(model, skeleton, shape, precision, task, kernels, recorder, meta)
     return Traced(shape, recorder.segments, tuple(sorted(kernels.attention)))
 
@@ -92,19 +93,23 @@ def _run(
     acted = ActedAutocast() if meta and mixed else None
     with (
         recorder.watching(model, blocks, shape.checkpointing, shape.loop.reentrant),
+        contextlib.nullcontext() if shape.images is None else Values(),
         Counter(recorder.owner, acted) as live,
     ):
         live.born_before([*model.parameters(), *model.buffers()])
         recorder.begin(live)
-        tensors = _batch(skeleton.config, shape, task)
+        tensors = _batch(skeleton.config, shape, task)  # with values, where there are images
         dtype = getattr(torch, precision.compute)
+        given = tensors
+        if not mixed:  # engines cast features once, beside the batch; autocast leaves them as they are
+            given = {name: t.to(dtype) if t is not None and t.is_floating_point() else t for name, t in tensors.items()}
         cast = torch.autocast("cpu", dtype=dtype) if mixed else contextlib.nullcontext()
         acting = acted.acting() if acted else contextlib.nullcontext()
         with kernels.acting(), acting, shape.loop.acting(model), _rows(shape.masked):
             factor = torch.full((), 1.0 / shape.length)
             with cast, _head(model, skeleton, shape, kernels), multiplied_by(factor):
                 terms = LossTerms.of(skeleton.resolved.recipe) if skeleton.resolved else CROSS_ENTROPY
-                loss = shape.loop.loss(model, skeleton.config, tensors, task, terms)
+                loss = shape.loop.loss(model, skeleton.config, given, task, terms)
             recorder.move(OUTSIDE, backward=True)
             weighted = loss * factor
             weighted.backward()
@@ -124,7 +129,11 @@ def _batch(config: Any, shape: Shape, task: str) -> dict[str, torch.Tensor]:
             for name, one in drawn.items()
         }
         return found | {"labels": torch.zeros(size[:1] if one_label else size, dtype=torch.int64)}
-    tensors: dict[str, Any] = {"input_ids": torch.zeros(size, dtype=torch.int64), "attention_mask": None}
+    tensors: dict[str, Any] = {"attention_mask": None}
+    if shape.images is None:
+        tensors["input_ids"] = torch.zeros(size, dtype=torch.int64)
+    else:
+        tensors |= shape.images.batch(config, task, *size)
     if shape.masked:
         tensors["position_ids"] = torch.zeros(size, dtype=torch.int64)
     tensors["labels"] = torch.zeros(size[:1] if one_label else size, dtype=torch.int64)
@@ -157,41 +166,3 @@ def _rows(masked: bool) -> Iterator[None]:
         yield
     finally:
         masking_utils.find_packed_sequence_indices = original
-
-
-@contextlib.contextmanager
-def _empty_weights(model: nn.Module, precision: Precision, autocast: bool) -> Iterator[nn.Module]:
-    """The model with weights of the dtypes that a strategy computes with, made where tensors are made now."""
-    kept: list[tuple[nn.Module, str, Any, bool]] = []
-    made: dict[int, nn.Parameter] = {}
-    unpacking: list[tuple[Nf4Linear, Any]] = []
-    compute, trained, frozen, vectors = (
-        getattr(torch, d) for d in (precision.compute, precision.trainable, precision.frozen, precision.vectors)
-    )
-    try:
-        for module in model.modules():
-            for name, parameter in list(module._parameters.items()):
-                if parameter is None:
-                    continue
-                kept.append((module, name, parameter, True))
-                if id(parameter) not in made:
-                    dtype = parameter.dtype
-                    if dtype.is_floating_point:
-                        own = frozen if parameter.ndim > 1 else vectors
-                        dtype = own if not parameter.requires_grad else trained if autocast else compute
-                    data = torch.empty(parameter.shape, dtype=dtype)
-                    made[id(parameter)] = nn.Parameter(data, requires_grad=parameter.requires_grad)
-                module._parameters[name] = made[id(parameter)]
-            if isinstance(module, Nf4Linear):
-                unpacking.append((module, module.statistics))
-                module.statistics = module.empty_statistics(getattr(torch, precision.unpacked))
-            for name, buffer in list(module._buffers.items()):
-                if buffer is not None:
-                    kept.append((module, name, buffer, False))
-                    module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
-        yield model
-    finally:
-        for module, name, tensor, is_parameter in kept:
-            (module._parameters if is_parameter else module._buffers)[name] = tensor
-        for layer, statistics in unpacking:
-            layer.statistics = statistics

@@ -118,15 +118,19 @@ def block_classes(facts: ModelFacts) -> tuple[str, ...]:
 
     transformers marks blocks twice: ``_no_split_modules`` (which also names embeddings) and the base class
     ``GradientCheckpointingLayer``. Blocks are the classes in both, else those of the second, else those of the first.
+    A model may be made of others, wholly (LLaVA of CLIP and Llama) or in part (SmolVLM sees by itself and writes by
+    Llama): the blocks of its parts are among its own.
     """
+    found: list[str] = []
     for source in model_sources(facts):
         marked, checkpointed = _marks(source)
         both = tuple(name for name in marked if name in checkpointed)
         if both or checkpointed or marked:
-            return both or tuple(sorted(checkpointed)) or marked
-    # A model made of others (LLaVA of CLIP and Llama): the blocks of its parts.
-    parts = [part for part in (facts.config or {}).values() if isinstance(part, dict) and "model_type" in part]
-    found = [name for part in parts for name in block_classes(ModelFacts(part, None))]
+            found += both or tuple(sorted(checkpointed)) or marked
+            break
+    for part in (facts.config or {}).values():
+        if isinstance(part, dict) and "model_type" in part:
+            found += block_classes(ModelFacts(part, None))
     return tuple(dict.fromkeys(found))
 
 

@@ -90,6 +90,9 @@ class Media:
     draw: Callable[[Mapping[str, Any], random.Random], Features]
     in_text: Callable[[Mapping[str, Any], int], list[int]] | None = None
     """The ids that stand for so many images in a text, for a model of this config."""
+    row: Callable[[Mapping[str, Any], int, tuple[int, int] | None], tuple[list[int], Features]] | None = None
+    """Ids and features of so many images in a row, of this height and width in pixels, for ``plan``; None: as large as
+    ``draw`` makes them. Raises KeyError for a model whose images it does not know."""
 
 
 @dataclass(frozen=True)

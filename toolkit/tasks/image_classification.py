@@ -41,6 +41,7 @@ TASK = Task(
     draw=_draw,
     classes=True,
     media=Media("image", "AutoImageProcessor", "pixel_values", False, _features),
+    validated=True,
     heads=("classifier",),
     why_format="an image in the field image and its class in the field label",
 )

@@ -35,5 +35,6 @@ TASK = Task(
     formats={"audio": Format(("audio", "text"), _audio, media="audio")},
     draw=_draw,
     media=Media("audio", "AutoProcessor", "input_features", False, _features),
+    validated=True,
     why_format="a recording in the field audio and its words in the field text",
 )

@@ -129,6 +129,8 @@ class MemoryModel:
         self.freezes = holdings.elements(False)
         self.overlap = resolved.device == "cuda"
         self.gathered = self.gradients = self.buffers = 0
+        self.fetched = 0
+        """Bytes that a forward has on their way for later blocks, from a block's ``enter`` to its end."""
         self.resident: dict[str, int] = {"parameters": 0, "gradients": 0, "optimizer": 0, "communication": 0}
         self.host: dict[str, int] = {}
         """Bytes of host memory per process, by term."""
@@ -149,7 +151,7 @@ class MemoryModel:
 
     def start(self, accumulating: bool) -> None:
         """Start of a micro-batch; ``accumulating``: gradients of an earlier one exist."""
-        self.gathered = self.buffers = 0
+        self.gathered = self.buffers = self.fetched = 0
         self.gradients = self.trains * self.trained if accumulating else 0
         self.accumulating = accumulating
 

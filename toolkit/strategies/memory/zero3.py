@@ -106,12 +106,14 @@ class Zero3Memory(ZeroMemory):
             self.gathered += self._gathered(block)
         if self.holdings.tied and block < 0:
             self._shared(True)
-        return 0 if backward else self._fetching(block)
+        self.fetched = 0 if backward else self._fetching(block)
+        return self.fetched
 
     def _fetching(self, block: int) -> int:
-        """What a forward gathers temporarily beside the block's own: the next weights, as many as a prefetch takes, in
-        the gather's buffer and copied out of it, while the prefetch after them is gathered (partition_parameters.py,
-        ``AllGatherCoalescedHandle.wait``; partitioned_param_coordinator.py, ``fetch_sub_module``)."""
+        """What a forward gathers while it is in ``block``, beside the block's own: the next weights, as many as a
+        prefetch takes, in the gather's buffer and copied out of it, while the prefetch after them is gathered
+        (partition_parameters.py, ``AllGatherCoalescedHandle.wait``; partitioned_param_coordinator.py,
+        ``fetch_sub_module``)."""
         if block == TAIL or (block not in self._kept and block != EMBED):
             return 0  # what goes back to parts at once is counted with it: ``_gathered``
         blocks = (EMBED, *range(len(self.holdings.order)), TAIL)

@@ -49,8 +49,8 @@ def gradient_cause(found: Pass, case: Case, stage: Stage, measure: Measure) -> D
     resolved = reference.resolved
     bound = max(_EXPLAINED, 2 * (stage.detection_limit or 0.0))
     fitted = micros.attribute(taken.gradient, names)
-    if fitted.residual >= bound and (unreduced := _unreduced(micros, taken.gradient, wrong, resolved.data_size)):
-        return Diagnosis("tensors-not-reduced", {"count": len(unreduced), "all": len(names), "first": unreduced[0]})
+    if fitted.residual >= bound and (cause := _unreduced(micros, taken.gradient, wrong, names, resolved.data_size)):
+        return cause
     if fitted.residual < bound:
         return by_weights(fitted, resolved.accumulation, resolved.data_size, resolved.mesh)
     right_ones = [m.name for m in stage.measures if m.kind == "gradient" and m.ok and m.step == step
@@ -92,16 +92,38 @@ def _no_gradient(missing: list[str], names: list[str], found: Pass, case: Case) 
 
 
 def _unreduced(
-    micros: MicroGradients, gradient: dict[str, torch.Tensor | None], wrong: list[str], data_size: int
-) -> list[str]:
-    """The wrong tensors that each are one rank's own; none unless most are (a shard's edge may cut through one)."""
-    found = []
-    for name in wrong:
-        if gradient.get(name) is not None:
-            alone = micros.attribute(gradient, [name])
-            if alone.residual < _EXPLAINED and _is_one_rank(alone, data_size):
-                found.append(name)
-    return found if found and len(found) >= 0.8 * len(wrong) else []
+    micros: MicroGradients, gradient: dict[str, torch.Tensor | None], wrong: list[str], names: list[str], data_size: int
+) -> Diagnosis | None:
+    """Whether the wrong tensors each are one rank's own, or are so in the last micro-batch. Only most need to be: a
+    shard's edge may cut through one."""
+    each = {name: micros.attribute(gradient, [name]) for name in wrong if gradient.get(name) is not None}
+    alone = {name: found for name, found in each.items() if found.residual < _EXPLAINED}
+    most = max(1.0, 0.8 * len(wrong))
+    own = [name for name, found in alone.items() if _is_one_rank(found, data_size)]
+    if len(own) >= most:
+        return Diagnosis("tensors-not-reduced", {"count": len(own), "all": len(names), "first": own[0]})
+    last = [name for name, found in alone.items() if _last_is_one_rank(_known(found))]
+    if len(last) >= most:
+        return Diagnosis("last-micro-batch-not-reduced", _facts(alone[last[0]]))
+    return None
+
+
+def _known(found: Attribution) -> list[tuple[float, int, int, int]]:
+    """Weight, tokens, rank and number of each micro-batch with tokens."""
+    rows = zip(found.weights, found.tokens, found.places, strict=True)
+    return [(w, t, rank, m) for w, t, (rank, m) in rows if t]
+
+
+def _facts(found: Attribution) -> dict[str, str]:
+    return {"weights": ", ".join(f"{w:.3g}" for w in found.weights if w == w)}
+
+
+def _last_is_one_rank(pairs: list[tuple[float, int, int, int]]) -> bool:
+    """Whether of the last micro-batch one rank's gradient is there and no other's, and all of the earlier ones'."""
+    last = max(m for _, _, _, m in pairs)
+    others = [w for w, _, _, m in pairs if m != last]
+    there = [abs(w) >= 0.02 for w, _, _, m in pairs if m == last]
+    return bool(others) and _near(others, 1.0) and sum(there) == 1 and len(there) > 1
 
 
 def _is_one_rank(found: Attribution, data_size: int) -> bool:
@@ -127,12 +149,12 @@ def by_weights(found: Attribution, accumulation: int, world: int, mesh: Mesh | N
     """The cause that a pattern of weights has; None where all are right."""
     copies = mesh.replicate if mesh is not None and mesh.hybrid else 1
     known = [w for w in found.weights if w == w]
-    facts = {"weights": ", ".join(f"{w:.3g}" for w in known)}
+    facts = _facts(found)
     if _near(known, None):
         return _uniform(sum(known) / len(known), found, accumulation, world, copies)
     total = sum(found.tokens)
     count = sum(1 for _ in found.tokens)
-    pairs = [(w, t, rank, m) for w, t, (rank, m) in zip(found.weights, found.tokens, found.places, strict=True) if t]
+    pairs = _known(found)
     last = max(m for _, _, _, m in pairs)
     if _match([(w, total / (t * count)) for w, t, _, _ in pairs]):
         return Diagnosis("mean-per-micro-batch", facts)
@@ -151,10 +173,8 @@ def by_weights(found: Attribution, accumulation: int, world: int, mesh: Mesh | N
             [(w, float(r == rank)) for w, _, r, _ in pairs]
         ):
             return Diagnosis("ranks-not-reduced", facts)
-        others = [w for w, _, _, m in pairs if m != last]
-        ours = [(w, r) for w, _, r, m in pairs if m == last]
-        if others and _near(others, 1.0) and all((abs(w) < 0.02) == (r != rank) for w, r in ours):
-            return Diagnosis("last-micro-batch-not-reduced", facts)
+    if _last_is_one_rank(pairs):
+        return Diagnosis("last-micro-batch-not-reduced", facts)
     return Diagnosis("micro-batch-weights", facts)
 
 

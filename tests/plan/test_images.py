@@ -1,0 +1,126 @@
+"""Images in planned rows: counted by number and size, told, and refused where a model cannot have them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from media import SEEING
+from plan.cells import MEDIA, MODELS
+from plan.truth import resolved_from
+from toolkit.errors import InputError
+from toolkit.planning import skeleton, trace
+from toolkit.planning.command import Request, make_plan
+from toolkit.planning.images import Images
+from toolkit.planning.predict import Planner
+from toolkit.tasks.image_text_to_text import any_size, image_shape
+
+
+def planned(model: str, length: int = 256, images: Images | None = None, lora: bool = False) -> Planner:
+    cell = next(c for c in MEDIA if c.model == model and c.lora == lora)
+    return Planner.of(resolved_from(cell.recipe()), length, images=images)
+
+
+def peak(planner: Planner) -> int:
+    return planner.memory(planner.resolved).peak
+
+
+def test_more_and_larger_images_take_more() -> None:
+    small, two, large = (Images(1, (64, 64)), Images(2, (64, 64)), Images(1, (128, 128)))
+    peaks = [peak(planned("qwen3_vl", images=images)) for images in (small, two, large)]
+    assert peaks[0] < peaks[1] < peaks[2], "16, 2 x 16 and 64 tokens of the same row"
+    tokens = [len(i.in_row(MODELS["qwen3_vl"], "image-text-to-text", 256)[0]) for i in (small, two, large)]
+    assert tokens == [18, 36, 66]
+
+
+@pytest.mark.parametrize("name", SEEING)
+def test_an_image_has_as_many_tokens_as_the_model_asks_for(name: str) -> None:
+    """transformers' own forward compares features and tokens: a trace ends in an error where they differ."""
+    planner = planned(name if name != "gemma3" else "gemma3-vl", lora=True)
+    config = planner.skeleton.config.to_dict()
+    assert planner.images == Images()
+    segments = planner.segments_of(planner.resolved)
+    assert sum(s.block >= 0 and not s.backward for s in segments) == len(planner.skeleton.blocks)
+    vision = config["vision_config"]
+    layers = vision.get("depth") or vision["num_hidden_layers"]
+    assert len(planner.skeleton.holdings.order) == layers + config["text_config"]["num_hidden_layers"]
+    size = None if any_size(config) is None else (48, 96)
+    tokens = image_shape(config, size)[2]
+    assert tokens > 0
+    assert (size is None) or tokens == (48 // 16) * (96 // 16)
+
+
+def test_blocks_that_are_named_by_number_are_kinds_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short model of one block of a kind weighs what all the blocks do. Without these kinds it is another model:
+    Qwen3-VL's has no deepstack, LLaVA's has no last block but one."""
+    for name in ("qwen3_vl", "qwen2_5_vl", "llava"):
+        short = planned(name, lora=True)
+        peaks = [peak(short)]
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                skeleton, "choose_blocks", lambda model, blocks: ({n for n, _ in blocks}, [*range(len(blocks))])
+            )
+            whole = planned(name, lora=True)
+            peaks.append(peak(whole))
+        assert len(short.skeleton.blocks) < len(whole.skeleton.blocks) == 10
+        # What Qwen3-VL's mergers keep belongs to no block: 1.1 % of this small model.
+        assert peaks[0] == pytest.approx(peaks[1], rel=0.015), name
+
+
+def test_weights_that_no_output_depends_on_do_not_train() -> None:
+    llava = planned("llava").skeleton
+    frozen = [weight.name for weight in llava.holdings.by_name.values() if not weight.trains]
+    assert any("vision_tower" in name and ".layers." in name for name in frozen), "the block behind the features"
+    assert not any("language_model" in name or "projector" in name for name in frozen)
+
+
+def test_places_of_images_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace, "Values", contextlib.nullcontext)
+    with pytest.raises(InputError, match="cannot be traced without running it"):
+        peak(planned("qwen2_5_vl"))
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"image_size": "64x64"}, "--image-size: this model's images all have the size of its config"),
+        ({"image_size": "64"}, "--image-size 64: width and height in pixels, for example 1024x768"),
+        ({"images": 0}, "--images 0: must be at least 1"),
+        ({"images": 40}, "data.max_length: 128 tokens do not hold 40 x 4 tokens of images and one of text; raise it"),
+    ],
+)
+def test_images_that_cannot_be_are_refused(more: dict[str, Any], told: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(SEEING["gemma3"]))
+    with pytest.raises(InputError) as caught:
+        make_plan(Request(str(file), gpu="h100", length=128, **more))
+    assert str(caught.value).startswith(told)
+
+
+def test_a_text_model_has_no_images(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(MODELS["llama"]))
+    with pytest.raises(InputError, match=r"--images, --image-size: for model\.task: image-text-to-text"):
+        make_plan(Request(str(file), gpu="h100", images=1))
+
+
+def test_a_models_config_is_enough_and_the_images_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from toolkit.planning.screen import show
+
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(SEEING["qwen3_vl"]))
+    request = Request(str(file), gpu="h100", length=128, images=2, image_size="96x64", lora=4)
+    found = make_plan(request)
+    assert found.search.asked.recipe.model.task == "image-text-to-text"
+    told = "every row has 2 images of 96 x 64 pixels, 52 of its 128 tokens (--images, --image-size)"
+    assert told in found.to_json()["assumptions"]
+    show(found.search, found.candidates, found.chosen, found.change, request, None)
+    assert told in capsys.readouterr().out
+    explained = make_plan(Request(str(file), gpu="h100", length=128, explain=True, fit=("length",)))
+    assert explained.answers is not None
+    assert explained.answers.explanation is not None
+    assert explained.answers.explanation.by_token > 0

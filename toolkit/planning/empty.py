@@ -1,0 +1,51 @@
+"""Weights that have a dtype and a place where tensors are made now, and no values."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from toolkit.model.nf4 import Nf4Linear
+from toolkit.recipe.resolve import Precision
+
+
+@contextlib.contextmanager
+def empty_weights(model: nn.Module, precision: Precision, autocast: bool) -> Iterator[nn.Module]:
+    """The model with weights of the dtypes that a strategy computes with, made where tensors are made now."""
+    kept: list[tuple[nn.Module, str, Any, bool]] = []
+    made: dict[int, nn.Parameter] = {}
+    unpacking: list[tuple[Nf4Linear, Any]] = []
+    compute, trained, frozen, vectors = (
+        getattr(torch, d) for d in (precision.compute, precision.trainable, precision.frozen, precision.vectors)
+    )
+    try:
+        for module in model.modules():
+            for name, parameter in list(module._parameters.items()):
+                if parameter is None:
+                    continue
+                kept.append((module, name, parameter, True))
+                if id(parameter) not in made:
+                    dtype = parameter.dtype
+                    if dtype.is_floating_point:
+                        own = frozen if parameter.ndim > 1 else vectors
+                        dtype = own if not parameter.requires_grad else trained if autocast else compute
+                    data = torch.empty(parameter.shape, dtype=dtype)
+                    made[id(parameter)] = nn.Parameter(data, requires_grad=parameter.requires_grad)
+                module._parameters[name] = made[id(parameter)]
+            if isinstance(module, Nf4Linear):
+                unpacking.append((module, module.statistics))
+                module.statistics = module.empty_statistics(getattr(torch, precision.unpacked))
+            for name, buffer in list(module._buffers.items()):
+                if buffer is not None:
+                    kept.append((module, name, buffer, False))
+                    module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
+        yield model
+    finally:
+        for module, name, tensor, is_parameter in kept:
+            (module._parameters if is_parameter else module._buffers)[name] = tensor
+        for layer, statistics in unpacking:
+            layer.statistics = statistics

@@ -1,0 +1,123 @@
+"""Images in planned rows, and tracing models that compute the places of images.
+
+How many patches a model makes, and where their features go among the tokens, depends on values: of grids, ids and
+masks. So a trace of such a model computes whatever no weight, activation or pixel went into, and has shapes alone for
+the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_iter
+
+from toolkit.data.media import kinds_of_config
+from toolkit.errors import InputError
+from toolkit.recipe.resolve import Resolved
+from toolkit.tasks import task_of
+from toolkit.tasks.image_text_to_text import any_size, image_token
+
+_LARGE = 1024
+
+
+@dataclass(frozen=True)
+class Images:
+    """What each row has: ``count`` images, of ``size`` (height and width in pixels) where the model takes any.
+
+    ``size`` None: 1,024 pixels square, or the largest square whose tokens fit into the row. An image that a processor
+    cuts into tiles counts as so many.
+    """
+
+    count: int = 1
+    size: tuple[int, int] | None = None
+
+    @classmethod
+    def of(cls, resolved: Resolved, count: int | None, size: tuple[int, int] | None) -> Images | None:
+        """Those of a recipe's rows, with the command's values; None where its model takes no images within texts.
+
+        Raises InputError if values are given that the model does not take.
+        """
+        media = task_of(resolved.recipe.model.task).media
+        if media is None or media.row is None:
+            if count is not None or size is not None:
+                task = resolved.recipe.model.task
+                raise InputError(f"--images, --image-size: for model.task: image-text-to-text, not {task}")
+            return None
+        config = resolved.facts.config
+        if size is not None and config is not None and any_size(config) is None:
+            raise InputError("--image-size: this model's images all have the size of its config; leave it out")
+        return cls(1 if count is None else count, size)
+
+    def in_row(self, config: Mapping[str, Any], task: str, length: int) -> tuple[list[int], dict[str, Any]]:
+        """Ids and features of one row's images. Raises InputError if their tokens do not fit into ``length``."""
+        media = task_of(task).media
+        assert media is not None
+        assert media.row is not None
+        side, size = any_size(config), self.size
+        if side is not None and size is None:
+            most = max(1, math.isqrt(max(0, (length - 1) // max(1, self.count) - 2)))  # two tokens frame an image
+            size = (min(_LARGE, most * side),) * 2
+        try:
+            ids, features = media.row(config, self.count, size)
+        except KeyError as error:
+            raise InputError(f"model: plan does not know the images of {error}; measure with toolkit bench") from None
+        if len(ids) >= length:
+            own = len(ids) // self.count
+            raise InputError(
+                f"data.max_length: {length} tokens do not hold {self.count} x {own} tokens of images and one of text; "
+                f"raise it{', or --image-size is smaller' if side else ''}"
+            )
+        return ids, features
+
+    def batch(self, config: Any, task: str, micro: int, length: int) -> dict[str, torch.Tensor]:
+        """A micro-batch of rows of ``length`` tokens that begin with the images, without mask and labels: int64
+        (micro, length), float32 features as the processor makes them."""
+        values = config.to_dict()
+        ids, features = self.in_row(values, task, length)
+        token = image_token(values)
+        rows = torch.tensor([ids + [0 if token else 1] * (length - len(ids))]).repeat(micro, 1)
+        tensors = {name: torch.cat([torch.from_numpy(array)] * micro) for name, array in features.items()}
+        kinds = {name: (rows == token).long() for name in kinds_of_config(task_of(task), config)}
+        return {"input_ids": rows} | tensors | kinds
+
+    def told(self, config: Mapping[str, Any], task: str, length: int) -> str:
+        """In words, for the plan's assumptions."""
+        ids, features = self.in_row(config, task, length)
+        size = ""
+        if any_size(config) is not None:
+            _, height, width = features["image_grid_thw"][0] * config["vision_config"]["patch_size"]
+            size = f" of {width} x {height} pixels"
+        images = "1 image" if self.count == 1 else f"{self.count} images"
+        return f"every row has {images}{size}, {len(ids):,} of its {length:,} tokens (--images, --image-size)"
+
+
+class Values(TorchDispatchMode):
+    """Inside torch's fake mode: operations on tensors with values are computed, those that meet one without are not."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if any(isinstance(item, FakeTensor) for item in tree_iter((args, kwargs))):
+            if func in _INDEXED:
+                args = (args[0], _numbers(args[1]), *args[2:])
+            return func(*args, **kwargs)
+        with _disable_current_modes():
+            return func(*args, **kwargs)
+
+
+_INDEXED = (torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default)
+
+
+def _numbers(indices: Sequence[Any]) -> list[Any]:
+    """Masks that have values as the numbers of their places: how many these are is a shape, which a mask hides."""
+    found: list[Any] = []
+    for index in indices:
+        mask = isinstance(index, torch.Tensor) and index.dtype == torch.bool and not isinstance(index, FakeTensor)
+        with _disable_current_modes():
+            found += index.nonzero().unbind(1) if mask else [index]
+    return found
