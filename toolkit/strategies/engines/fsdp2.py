@@ -78,7 +78,7 @@ class Fsdp2Engine(Engine):
         waiting = sources(prepared.model)
         with _embeddings_in_the_root(prepared.model, always=media is not None):
             self.model, _ = self.accelerator.prepare(prepared.model, placeholder)
-        _fill(self.model, waiting, self.device)
+        _fill(self.model, waiting, torch.device("cpu") if self.resolved.settings.offload else self.device)
         if self.resolved.precision.mixed:
             _cast_root_inputs(self.model, getattr(torch, self.resolved.precision.compute))
         self.parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
@@ -212,7 +212,9 @@ def _axes(tensor: DTensor) -> tuple[int, int]:
 
 @torch.no_grad()
 def _fill(model: nn.Module, waiting: Mapping[str, Source], device: torch.device) -> None:
-    """Give the shards of parameters that had no memory theirs, and read it."""
+    """Give the shards of parameters that had no memory theirs on ``device``, and read it. Offloaded ones belong in the
+    host's memory, where FSDP2 puts their gradients: the optimizer found weights on one device and gradients on the
+    other."""
     if not waiting:
         return
     model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)
@@ -233,14 +235,11 @@ def _piece(tensor: DTensor) -> Piece:
 
 
 def _like(part: torch.Tensor, parameter: DTensor) -> DTensor:
-    return DTensor.from_local(
-        part,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )
+    """``part`` as this rank's shard of a tensor beside ``parameter``, where that is: ``DTensor.from_local`` moves it to
+    the mesh's device (torch 2.13.0), away from an offloaded weight."""
+    made = torch.empty_like(parameter, dtype=part.dtype)
+    local(made).copy_(part)
+    return made
 
 
 def _cast_root_inputs(model: nn.Module, dtype: torch.dtype) -> None:
