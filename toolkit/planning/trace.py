@@ -110,6 +110,7 @@ def _run(
             with cast, _head(model, skeleton, shape, kernels), multiplied_by(factor):
                 terms = LossTerms.of(skeleton.resolved.recipe) if skeleton.resolved else CROSS_ENTROPY
                 loss = shape.loop.loss(model, skeleton.config, given, task, terms)
+            del given
             recorder.move(OUTSIDE, backward=True)
             weighted = loss * factor
             weighted.backward()
