@@ -238,6 +238,7 @@ def _like(part: torch.Tensor, parameter: DTensor) -> DTensor:
     """``part`` as this rank's shard of a tensor beside ``parameter``, where that is: ``DTensor.from_local`` moves it to
     the mesh's device (torch 2.13.0), away from an offloaded weight."""
     made = torch.empty_like(parameter, dtype=part.dtype)
+    assert isinstance(made, DTensor)
     local(made).copy_(part)
     return made
 
