@@ -9,11 +9,9 @@ import pytest
 import torch
 
 from media import IMAGE_CLASSIFIERS, SEEING, WHISPER
-from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
 from toolkit.model.load import load_base
 from toolkit.model.unreached import freeze, unreached
-from toolkit.planning.skeleton import build
 from toolkit.recipe.resolve import Resolved
 from toolkit.verification.run import verify
 
@@ -68,9 +66,3 @@ def test_weights_that_no_output_depends_on_are_not_trained(recipe: Make) -> None
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     assert trained.isdisjoint(names)
     assert trained
-
-
-def test_plan_refuses_what_it_cannot_trace(recipe: Make) -> None:
-    with pytest.raises(InputError) as caught:
-        build(recipe("ddp", **CASES["qwen3_vl"]))
-    assert "plan cannot trace image-text-to-text" in str(caught.value)
