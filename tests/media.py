@@ -31,6 +31,7 @@ _TEXT = {
 }  # fmt: skip
 _MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
 _QWEN_IDS = {"image_token_id": 150, "video_token_id": 151, "vision_start_token_id": 152, "vision_end_token_id": 153}
+_GLM_IDS = _QWEN_IDS | {"image_start_token_id": 152, "image_end_token_id": 153}
 _EYE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 SEEING: dict[str, dict[str, Any]] = {
     "qwen3_vl": {
@@ -74,6 +75,74 @@ SEEING: dict[str, dict[str, Any]] = {
         "text_config": {"model_type": "qwen2", **_TEXT},
         "vision_config": {
             "model_type": "internvl_vision", **_EYE, "image_size": [32, 32], "patch_size": [8, 8],
+        },
+    },
+    "qwen3_vl_moe": {
+        "model_type": "qwen3_vl_moe", **_QWEN_IDS,
+        "text_config": {
+            "model_type": "qwen3_vl_moe_text", **_TEXT, "rope_parameters": _MROPE, "moe_intermediate_size": 32,
+            "num_experts": 4, "num_experts_per_tok": 2,
+        },
+        "vision_config": {
+            "depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 4, "patch_size": 8,
+            "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 32, "num_position_embeddings": 16,
+            "deepstack_visual_indexes": [0],
+        },
+    },
+    "qwen3_5": {
+        "model_type": "qwen3_5", **_QWEN_IDS,
+        "text_config": {
+            "model_type": "qwen3_5_text", **_TEXT, "rope_parameters": _MROPE | {"partial_rotary_factor": 1.0},
+            "layer_types": ["linear_attention", "full_attention"], "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+            "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+        },
+        "vision_config": {
+            "depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 4, "patch_size": 8,
+            "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 32, "num_position_embeddings": 16,
+        },
+    },
+    "glm4v": {
+        "model_type": "glm4v", **_GLM_IDS,
+        "text_config": {"model_type": "glm4v_text", **_TEXT, "rope_parameters": _MROPE, "pad_token_id": 0},
+        "vision_config": {
+            "depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 4, "patch_size": 8, "image_size": 32,
+            "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 32,
+        },
+    },
+    "llava_next": {
+        "model_type": "llava_next", "image_token_id": 150, "image_token_index": 150,
+        "image_grid_pinpoints": [[32, 64], [64, 32], [64, 64]],
+        "text_config": {"model_type": "mistral", **_TEXT},
+        "vision_config": {
+            "model_type": "clip_vision_model", **_EYE, "image_size": 32, "patch_size": 8, "projection_dim": 32,
+        },
+    },
+    "mistral3": {
+        "model_type": "mistral3", "image_token_id": 150, "image_token_index": 150, "spatial_merge_size": 2,
+        "text_config": {"model_type": "mistral", **_TEXT},
+        "vision_config": {"model_type": "pixtral", **_EYE, "head_dim": 8, "image_size": 64, "patch_size": 8},
+    },
+    "llama4": {
+        "model_type": "llama4", "image_token_index": 150, "boi_token_index": 151, "eoi_token_index": 152,
+        "text_config": {
+            "model_type": "llama4_text", **_TEXT, "intermediate_size_mlp": 64, "num_local_experts": 2,
+            "layer_types": ["chunked_attention", "full_attention"], "attention_chunk_size": 16,
+        },
+        "vision_config": {
+            "model_type": "llama4_vision_model", **_EYE, "image_size": 32, "patch_size": 8, "vision_output_dim": 32,
+            "projector_input_dim": 32, "projector_output_dim": 32, "intermediate_size": 128,
+        },
+    },
+    "aya_vision": {
+        "model_type": "aya_vision", "image_token_index": 150, "image_token_id": 150,
+        "text_config": {"model_type": "cohere2", **_TEXT, "sliding_window": 8, "pad_token_id": 0},
+        "vision_config": {"model_type": "siglip_vision_model", **_EYE, "image_size": 32, "patch_size": 8},
+    },
+    "vipllava": {
+        "model_type": "vipllava", "image_token_id": 150, "image_token_index": 150, "vision_feature_layer": [-2, 1],
+        "text_config": {"model_type": "llama", **_TEXT},
+        "vision_config": {
+            "model_type": "clip_vision_model", **_EYE, "image_size": 32, "patch_size": 8, "projection_dim": 32,
         },
     },
 }  # fmt: skip

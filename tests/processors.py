@@ -10,7 +10,11 @@ CHAT = (
     "{% if part['type'] == 'image' %}{image}{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}"
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-_WORDS = ("<|im_start|>", "<|im_end|>", "<image>", "<start_of_image>", "<end_of_image>", "<image_soft_token>")
+_WORDS = (
+    "<|im_start|>", "<|im_end|>", "<image>", "<start_of_image>", "<end_of_image>", "<image_soft_token>", "[IMG]",
+    "[IMG_BREAK]", "[IMG_END]", "<|image|>", "<|image_start|>", "<|image_end|>", "<|patch|>", "<|tile_x_separator|>",
+    "<|tile_y_separator|>",
+)  # fmt: skip
 
 
 def letters(special: tuple[str, ...] = _WORDS, **named: str) -> Any:
@@ -51,3 +55,32 @@ def gemma3() -> Any:
     return Gemma3Processor(
         images, tokenizer, image_seq_length=4, chat_template=CHAT.replace("{image}", "<start_of_image>")
     )
+
+
+def llava_next() -> Any:
+    from transformers import LlavaNextImageProcessor, LlavaNextProcessor
+
+    side = {"height": 32, "width": 32}
+    images = LlavaNextImageProcessor(
+        size={"shortest_edge": 32}, crop_size=side, image_grid_pinpoints=[[32, 64], [64, 32], [64, 64]]
+    )
+    return LlavaNextProcessor(
+        images, letters(image_token="<image>"), patch_size=8, vision_feature_select_strategy="default",
+        num_additional_image_tokens=1, chat_template=CHAT.replace("{image}", "<image>\n"),
+    )  # fmt: skip
+
+
+def pixtral() -> Any:
+    from transformers import PixtralImageProcessor, PixtralProcessor
+
+    images = PixtralImageProcessor(size={"longest_edge": 64}, patch_size={"height": 16, "width": 16})
+    return PixtralProcessor(
+        images, letters(), patch_size=8, spatial_merge_size=2, chat_template=CHAT.replace("{image}", "[IMG]")
+    )
+
+
+def llama4() -> Any:
+    from transformers import Llama4ImageProcessor, Llama4Processor
+
+    images = Llama4ImageProcessor(size={"height": 32, "width": 32}, max_patches=4)
+    return Llama4Processor(images, letters(), patch_size=8, chat_template=CHAT.replace("{image}", "<|image|>"))

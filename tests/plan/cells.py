@@ -45,6 +45,7 @@ def _wide(config: dict[str, Any]) -> dict[str, Any]:
     text, vision = config["text_config"], config["vision_config"]
     text |= {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 5, "num_attention_heads": 8,
              "num_key_value_heads": 4, "head_dim": 16}  # fmt: skip
+    text.pop("layer_types", None)  # of two layers
     if "rope_parameters" in text:
         text["rope_parameters"] = text["rope_parameters"] | {"mrope_section": [4, 2, 2]}
     vision["depth" if "depth" in vision else "num_hidden_layers"] = 5

@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 
 from media import SEEING
-from plan.cells import MEDIA, MODELS
+from plan.cells import MODELS, Cell
 from plan.truth import resolved_from
 from toolkit.errors import InputError
 from toolkit.planning import skeleton, trace
 from toolkit.planning.command import Request, make_plan
 from toolkit.planning.images import Images
 from toolkit.planning.predict import Planner
-from toolkit.tasks.image_text_to_text import any_size, image_shape
+from toolkit.tasks.image_shapes import check_images, image_shape, size_step
 
 
 def planned(model: str, length: int = 256, images: Images | None = None, lora: bool = False) -> Planner:
-    cell = next(c for c in MEDIA if c.model == model and c.lora == lora)
+    cell = Cell(model, lora, "single", "none", 128)
     return Planner.of(resolved_from(cell.recipe()), length, images=images)
 
 
@@ -38,7 +38,7 @@ def test_more_and_larger_images_take_more() -> None:
 
 
 @pytest.mark.parametrize("name", SEEING)
-def test_an_image_has_as_many_tokens_as_the_model_asks_for(name: str) -> None:
+def test_the_short_model_is_traced_with_as_many_tokens_as_it_asks_for(name: str) -> None:
     """transformers' own forward compares features and tokens: a trace ends in an error where they differ."""
     planner = planned(name if name != "gemma3" else "gemma3-vl", lora=True)
     config = planner.skeleton.config.to_dict()
@@ -48,16 +48,15 @@ def test_an_image_has_as_many_tokens_as_the_model_asks_for(name: str) -> None:
     vision = config["vision_config"]
     layers = vision.get("depth") or vision["num_hidden_layers"]
     assert len(planner.skeleton.holdings.order) == layers + config["text_config"]["num_hidden_layers"]
-    size = None if any_size(config) is None else (48, 96)
-    tokens = image_shape(config, size)[2]
-    assert tokens > 0
-    assert (size is None) or tokens == (48 // 16) * (96 // 16)
+    step = size_step(config)
+    if step == 16:
+        assert image_shape(config, (48, 96)).tokens == (48 // 16) * (96 // 16)
 
 
 def test_blocks_that_are_named_by_number_are_kinds_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """A short model of one block of a kind weighs what all the blocks do. Without these kinds it is another model:
-    Qwen3-VL's has no deepstack, LLaVA's has no last block but one."""
-    for name in ("qwen3_vl", "qwen2_5_vl", "llava"):
+    Qwen3-VL's has no deepstack, LLaVA's has no last block but one, VipLlava's no second one."""
+    for name in ("qwen3_vl", "qwen2_5_vl", "llava", "vipllava"):
         short = planned(name, lora=True)
         peaks = [peak(short)]
         with monkeypatch.context() as patch:
@@ -99,6 +98,42 @@ def test_images_that_cannot_be_are_refused(more: dict[str, Any], told: str, tmp_
     with pytest.raises(InputError) as caught:
         make_plan(Request(str(file), gpu="h100", length=128, **more))
     assert str(caught.value).startswith(told)
+
+
+def test_a_model_whose_images_are_not_known_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
+    """What PaliGemma wants to know of each token is not what Gemma 3 does: it would train something else."""
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"model_type": "paligemma", "text_config": {}, "vision_config": {"image_size": 32}}))
+    with pytest.raises(InputError, match=r"does not know the images of paligemma \(known: Qwen2-VL to Qwen3\.5"):
+        make_plan(Request(str(file), gpu="h100"))
+
+
+def test_a_config_may_leave_out_defaults() -> None:
+    """As save_pretrained writes it: without the marks that a family is known by."""
+    check_images({"model_type": "qwen3_vl", "text_config": {}, "vision_config": {"depth": 2}})
+    with pytest.raises(InputError, match="does not know the images of llama"):
+        check_images({"model_type": "llama"})
+
+
+def test_a_model_whose_own_forward_fails_is_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """It ended in a traceback; torch logged another one."""
+    config = json.loads(json.dumps(SEEING["qwen3_vl"]))
+    config["vision_config"]["out_hidden_size"] = 48
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config))
+    with pytest.raises(InputError, match="the forward of Qwen3VLForConditionalGeneration fails on one small sample"):
+        make_plan(Request(str(file), gpu="h100", length=128))
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("size", "tokens"), [((32, 64), 16 + 36), ((64, 64), 16 + 72), ((64, 48), 16 + 56)])
+def test_tiles_and_the_end_of_each_row_are_counted(size: tuple[int, int], tokens: int) -> None:
+    """LLaVA-NeXT, 4 x 4 patches a tile: the image in small, and each row of the tiles' patches without padding,
+    with one token more."""
+    assert image_shape(SEEING["llava_next"], size).tokens == tokens
+    assert Images(1, size).in_row(SEEING["llava_next"], "image-text-to-text", 128)[1]["image_sizes"].tolist() == [
+        [*size]
+    ]
 
 
 def test_a_text_model_has_no_images(tmp_path: Path) -> None:

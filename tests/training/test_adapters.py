@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from families import EVERY_FAMILY
 from jobs import resolved_from
+from media import SEEING
 from tiny import LLAMA, recipe_dict
 from toolkit.errors import InputError
 from toolkit.model.adapters import add_adapter
@@ -143,6 +144,25 @@ def test_experts_with_fused_weights_are_adapted(tiny_root: Path) -> None:
     tensors["input_ids"] = tensors["input_ids"] % 96
     loss_sum(model, model.config, tensors | {"labels": tensors["labels"].clamp(max=95)}, "causal-lm").backward()
     assert all(trained[name].grad is not None and trained[name].grad.any() for name in experts)
+
+
+PHIMOE = {"model_type": "phimoe", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+          "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 300, "num_local_experts": 4,
+          "max_position_embeddings": 64}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ["lora", "oft"])
+@pytest.mark.parametrize(
+    "config", [SEEING["llama4"]["text_config"] | {"vocab_size": 300}, PHIMOE], ids=["llama4", "phi"]
+)
+def test_routers_that_return_choices_are_left_alone(config: dict[str, Any], method: str, tiny_root: Path) -> None:
+    """An adapter takes what its layer returns for a tensor: Llama 4 ended in its first forward."""
+    recipe = resolved(tiny_root, {"method": method, "target_modules": "all-linear"}, model={"config": config})
+    model: Any = prepare_model(recipe, 0).model
+    adapted = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert any("q_proj" in name for name in adapted)
+    assert not any("router" in name or "lm_head" in name for name in adapted)
+    loss_sum(model, model.config, batch(), "causal-lm").backward()
 
 
 @pytest.mark.parametrize(

@@ -86,13 +86,14 @@ def encode_with_images(
     )  # fmt: skip
     replaced = made["text_replacement_offsets"][0]
     moved = [(_moved(start, replaced), _moved(end, replaced)) for start, end in spans]
-    inserted, offsets = [one["new_span"] for one in replaced], made["offset_mapping"][0]
+    inserted = [one["new_span"] for one in replaced]
+    offsets: list[Span] = [(int(start), int(end)) for start, end in made["offset_mapping"][0]]
     within = [_touches(at, moved) and not _touches(at, inserted) for at in offsets]
     places = []
     for span in inserted:
         mine = [index for index, at in enumerate(offsets) if _touches(at, [span])]
         places.append((mine[0], mine[-1] + 1))
-    return list(made["input_ids"][0]), within, places
+    return [int(one) for one in made["input_ids"][0]], within, places  # Pixtral's processor makes tensors of them
 
 
 def _touches(at: Span, spans: Sequence[Span]) -> bool:

@@ -67,8 +67,9 @@ class MediaReader:
             found = token_kinds(self._kinds, self._whole.image_token_ids, ids)
             if decoded:
                 text = self._whole.image_token * len(decoded)
-                made = self._whole(text=[text], images=decoded, return_tensors="np")
-                self._check_places(media, ids, made["input_ids"][0])
+                # As torch's tensors: Llama 4's are bf16, which numpy does not have (transformers 5.23.0).
+                made = self._whole(text=[text], images=decoded, return_tensors="pt")
+                self._check_places(media, ids, made["input_ids"][0].tolist())
                 found |= _arrays({name: value for name, value in made.items() if name not in _OF_TOKENS})
             return found
         options: dict[str, Any] = {"return_tensors": "np"}
@@ -97,7 +98,7 @@ def _arrays(made: Any) -> Features:
 
     found: Features = {}
     for name, value in made.items():
-        array = np.asarray(value)
+        array = np.asarray(value.float() if str(getattr(value, "dtype", "")) == "torch.bfloat16" else value)
         found[name] = array.astype(np.float32 if array.dtype.kind == "f" else np.int64)
     return found
 

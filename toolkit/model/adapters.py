@@ -117,7 +117,7 @@ def peft_config(adapter: Adapter, resolved: Resolved, model: nn.Module) -> PeftC
             # alpha may be a float in a recipe; most of PEFT's configs have an int.
             values[name] = int(value) if key == "alpha" and value == int(value) else value
     if values.get("target_modules") == "all-linear":
-        _leave_heads(values, made, task, model)
+        _leave_out(values, made, task, model)
     about = task_of(task)
     if about.classes and about.peft_type is None and "modules_to_save" in made.__dataclass_fields__:
         # PEFT trains a classifier's new head whole where it has a type for the task; it has none for images.
@@ -128,18 +128,28 @@ def peft_config(adapter: Adapter, resolved: Resolved, model: nn.Module) -> PeftC
     return made(**values)
 
 
-def _leave_heads(values: dict[str, Any], made: Any, task: str, model: nn.Module) -> None:
+def _leave_out(values: dict[str, Any], made: Any, task: str, model: nn.Module) -> None:
     """peft 0.21.2: all-linear leaves out the head of a sequence classifier, but not that of a token classifier, which
-    is then both wrapped and to be trained whole: TypeError."""
+    is then both wrapped and to be trained whole: TypeError. Nor does it leave out linear layers that return scores and
+    choices (Llama 4's and Phi-MoE's routers), as whose output an adapter takes a tensor: AttributeError."""
     heads = [name for name in task_of(task).heads if hasattr(model, name)]
-    if not heads:
+    routers = [name for name, module in model.named_modules() if _is_linear(module) and _is_router(module)]
+    if not heads and not routers:
         return
     if "exclude_modules" in made.__dataclass_fields__:
-        values.setdefault("exclude_modules", heads)
+        values.setdefault("exclude_modules", [*heads, *routers])
         return
+    find: Any = getattr(model, "get_output_embeddings", lambda: None)
+    output = find()  # left out as PEFT does
     values["target_modules"] = [
-        name for name, module in model.named_modules() if _is_linear(module) and name.split(".")[0] not in heads
+        name
+        for name, module in model.named_modules()
+        if _is_linear(module) and module is not output and name.split(".")[0] not in heads and name not in routers
     ]
+
+
+def _is_router(module: nn.Module) -> bool:
+    return type(module).__name__.endswith("Router")
 
 
 def _ties(model: nn.Module) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from toolkit.errors import InputError, first_line
 from toolkit.model.sources import stand_in
 from toolkit.recipe.resolve import Resolved
 from toolkit.tasks import task_of
@@ -22,7 +23,7 @@ def unreached(model: nn.Module, resolved: Resolved) -> list[str]:
     """Names of trainable weights that the output for one random sample does not depend on.
 
     Only models of images or sound are asked. The forward runs on the CPU, and no backward: what the output depends on
-    is read off its graph.
+    is read off its graph. Raises InputError if the model's own forward does not accept such a sample.
     """
     task = task_of(resolved.recipe.model.task)
     if task.media is None:
@@ -37,7 +38,13 @@ def unreached(model: nn.Module, resolved: Resolved) -> list[str]:
     without = {name: stand_in(p) for name, p in model.named_parameters() if p.is_meta}
     leaves = asked | {name: without[name].requires_grad_() for name in asked.keys() & without.keys()}
     with torch.enable_grad(), torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
-        output = torch.func.functional_call(model, without, (), inputs)
+        try:
+            output = torch.func.functional_call(model, without, (), inputs)
+        except Exception as error:  # whatever a model's own code raises
+            whole: Any = model
+            kind = type(whole.get_base_model() if hasattr(whole, "get_base_model") else whole).__name__
+            told = f"{resolved.source}: model: the forward of {kind} fails on one small sample: {first_line(error)}"
+            raise InputError(f"{told}; check the sizes in its config") from error
     model.train()
     reached = _leaves(output.logits)
     return [name for name in asked if id(leaves[name]) not in reached]

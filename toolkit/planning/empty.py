@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from toolkit.model.nf4 import Nf4Linear
 from toolkit.recipe.resolve import Precision
+
+
+@contextlib.contextmanager
+def shapes_alone(meta: bool = False) -> Iterator[None]:
+    """Tensors made here have no values: torch's fake ones, or ``meta`` ones. Of an operation that fails torch logs the
+    whole stack, whose end is in the error."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, world = log.level, torch.device("meta") if meta else FakeTensorMode(allow_non_fake_inputs=True)
+    log.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), world:
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(before)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ the rest.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +20,7 @@ from toolkit.data.media import kinds_of_config
 from toolkit.errors import InputError
 from toolkit.recipe.resolve import Resolved
 from toolkit.tasks import task_of
-from toolkit.tasks.image_text_to_text import any_size, image_token
+from toolkit.tasks.image_shapes import Size, image_shape, image_token, size_step
 
 _LARGE = 1024
 
@@ -35,10 +34,10 @@ class Images:
     """
 
     count: int = 1
-    size: tuple[int, int] | None = None
+    size: Size | None = None
 
     @classmethod
-    def of(cls, resolved: Resolved, count: int | None, size: tuple[int, int] | None) -> Images | None:
+    def of(cls, resolved: Resolved, count: int | None, size: Size | None) -> Images | None:
         """Those of a recipe's rows, with the command's values; None where its model takes no images within texts.
 
         Raises InputError if values are given that the model does not take.
@@ -49,9 +48,6 @@ class Images:
                 task = resolved.recipe.model.task
                 raise InputError(f"--images, --image-size: for model.task: image-text-to-text, not {task}")
             return None
-        config = resolved.facts.config
-        if size is not None and config is not None and any_size(config) is None:
-            raise InputError("--image-size: this model's images all have the size of its config; leave it out")
         return cls(1 if count is None else count, size)
 
     def in_row(self, config: Mapping[str, Any], task: str, length: int) -> tuple[list[int], dict[str, Any]]:
@@ -59,19 +55,16 @@ class Images:
         media = task_of(task).media
         assert media is not None
         assert media.row is not None
-        side, size = any_size(config), self.size
-        if side is not None and size is None:
-            most = max(1, math.isqrt(max(0, (length - 1) // max(1, self.count) - 2)))  # two tokens frame an image
-            size = (min(_LARGE, most * side),) * 2
-        try:
-            ids, features = media.row(config, self.count, size)
-        except KeyError as error:
-            raise InputError(f"model: plan does not know the images of {error}; measure with toolkit bench") from None
+        step = size_step(config)
+        if self.size is not None and step is None:
+            raise InputError("--image-size: this model's images all have the size of its config; leave it out")
+        ids, features = media.row(config, self.count, self.size or _fitting(config, step, self.count, length))
         if len(ids) >= length:
-            own = len(ids) // self.count
+            own, least = len(ids) // self.count, image_shape(config).tokens
+            smaller = ", or lower --image-size" if step and self.count * (least + 2) < length else ""
             raise InputError(
                 f"data.max_length: {length} tokens do not hold {self.count} x {own} tokens of images and one of text; "
-                f"raise it{', or --image-size is smaller' if side else ''}"
+                f"raise it{smaller}"
             )
         return ids, features
 
@@ -88,13 +81,21 @@ class Images:
 
     def told(self, config: Mapping[str, Any], task: str, length: int) -> str:
         """In words, for the plan's assumptions."""
-        ids, features = self.in_row(config, task, length)
-        size = ""
-        if any_size(config) is not None:
-            _, height, width = features["image_grid_thw"][0] * config["vision_config"]["patch_size"]
-            size = f" of {width} x {height} pixels"
+        ids, _ = self.in_row(config, task, length)
+        seen = image_shape(config, self.size or _fitting(config, size_step(config), self.count, length)).size
+        size = "" if seen is None else f" of {seen[1]} x {seen[0]} pixels"
         images = "1 image" if self.count == 1 else f"{self.count} images"
         return f"every row has {images}{size}, {len(ids):,} of its {length:,} tokens (--images, --image-size)"
+
+
+def _fitting(config: Mapping[str, Any], step: int | None, count: int, length: int) -> Size | None:
+    """The largest square, up to 1,024 pixels, of which so many fit into a row; the smallest if none does."""
+    if step is None:
+        return None
+    sides = range(max(step, _LARGE // step * step), 0, -step)
+    # Two tokens frame an image.
+    found = (side for side in sides if count * (image_shape(config, (side, side)).tokens + 2) < length)
+    return (next(found, sides[-1]),) * 2
 
 
 class Values(TorchDispatchMode):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -24,9 +26,36 @@ _NUMBERED_BLOCKS = ("deepstack_visual_indexes", "fullatt_block_indexes")
 ``_deepstack_process`` adds there, Qwen2.5-VL's that see a whole image (transformers 5.23)."""
 
 
-def _named_by_number(model: nn.Module, name: str, unread: tuple[str, int] | None) -> tuple[Any, ...]:
+@dataclass(frozen=True)
+class _Taken:
+    """Which of a vision tower's states a model takes (``vision_feature_layer``): 0 is what its first block reads, n
+    what its n-th one makes. LLaVA's is the last but one, so that nothing reads the last block's."""
+
+    tower: str
+    states: tuple[int, ...]
+
+    @property
+    def last(self) -> int:
+        return max(self.states)
+
+
+def _taken(model: nn.Module, blocks: Iterable[str]) -> _Taken | None:
+    """``blocks``: the names of all of the model's."""
+    config: Any = model.config
+    layers = getattr(config, "vision_feature_layer", None)
+    tower = next((name for name, _ in model.named_modules() if name.rpartition(".")[2] == "vision_tower"), None)
+    if layers is None or tower is None:
+        return None
+    count = sum(name.startswith(f"{tower}.") for name in blocks)
+    states = [layers] if isinstance(layers, int) else layers
+    return _Taken(tower, tuple(state if state >= 0 else count + 1 + state for state in states))
+
+
+def _named_by_number(model: nn.Module, name: str, taken: _Taken | None) -> tuple[Any, ...]:
     """What a block is beside others of its signature since its owner names it by its number."""
     parent, _, number = name.rpartition(".")
+    if not number.isdigit():
+        return ()  # one of its class alone, as PaliGemma's projector
     path, index = parent.rpartition(".")[0], int(number)
     owner = model.get_submodule(path)
     found: list[Any] = [index in getattr(owner, "fullatt_block_indexes", ())]
@@ -35,20 +64,10 @@ def _named_by_number(model: nn.Module, name: str, unread: tuple[str, int] | None
     if hasattr(owner, "_deepstack_process"):
         kept = max(len(getattr(module, "deepstack_visual_indexes", ())) for module in model.modules())
         found.append(min(index, kept))
-    if unread is not None and path.startswith(unread[0]):
-        found.append(index >= sum(1 for _ in model.get_submodule(parent).children()) + 1 + unread[1])
+    if taken is not None and name.startswith(f"{taken.tower}."):
+        found.append(index >= taken.last)
+        found += [state for state in taken.states if state == index + 1 != taken.last]
     return tuple(found)
-
-
-def _unread(model: nn.Module) -> tuple[str, int] | None:
-    """The vision tower of a model that takes the output of a block counted from its end, and that number: LLaVA's is
-    -2, so that nothing reads the last block's."""
-    config: Any = model.config
-    number = getattr(config, "vision_feature_layer", None)
-    if not isinstance(number, int) or number >= 0:
-        return None
-    tower = next((name for name, _ in model.named_modules() if name.rpartition(".")[2] == "vision_tower"), None)
-    return None if tower is None else (tower, number)
 
 
 def choose_blocks(model: nn.Module, blocks: list[tuple[str, nn.Module]]) -> tuple[set[str], list[int]]:
@@ -61,11 +80,11 @@ def choose_blocks(model: nn.Module, blocks: list[tuple[str, nn.Module]]) -> tupl
     kept: set[str] = set()
     order = []
     lists_seen: set[str] = set()
-    unread = _unread(model)
+    taken = _taken(model, (name for name, _ in blocks))
     for name, block in blocks:
         parent = name.rsplit(".", 1)[0]
         own = [at for key, at in names.items() if key.startswith(f"{name}.")]
-        numbered = _named_by_number(model, name, unread)
+        numbered = _named_by_number(model, name, taken)
         signature = (_signature(name, block), numbered, parent in lists_seen, first < min(own, default=0))
         lists_seen.add(parent)
         if signature not in kinds:
@@ -75,21 +94,21 @@ def choose_blocks(model: nn.Module, blocks: list[tuple[str, nn.Module]]) -> tupl
     return kept, order
 
 
-def cut_blocks(model: nn.Module, removed: set[str]) -> None:
-    """Take the blocks of these names out of their lists, and renumber those that the model names by number."""
-    unread = _unread(model)
-    parents = {name.rsplit(".", 1)[0] for name in removed}
-    for parent in parents:
+def cut_blocks(model: nn.Module, blocks: list[tuple[str, nn.Module]], kept: set[str]) -> None:
+    """Take the ``blocks`` that are not ``kept`` out of their lists; renumber those that the model names by number."""
+    taken = _taken(model, (name for name, _ in blocks))
+    for parent in {name.rsplit(".", 1)[0] for name, _ in blocks if name not in kept}:
         modules = model.get_submodule(parent)
         assert isinstance(modules, nn.ModuleList), f"{parent} is not a ModuleList"
-        kept = nn.ModuleList(block for index, block in enumerate(modules) if f"{parent}.{index}" not in removed)
         path, _, attribute = parent.rpartition(".")
         owner: Any = model.get_submodule(path)
-        stay = [index for index in range(len(modules)) if f"{parent}.{index}" not in removed]
+        stay = [index for index in range(len(modules)) if f"{parent}.{index}" in kept]
         for numbers in _NUMBERED_BLOCKS:
             if hasattr(owner, numbers):
                 setattr(owner, numbers, [stay.index(index) for index in getattr(owner, numbers) if index in stay])
-        if unread is not None and path.startswith(unread[0]):
-            config: Any = model.config
-            config.vision_feature_layer = len(kept) + 1 + unread[1]  # else counted from the config's number of layers
-        setattr(owner, attribute, kept)
+        if taken is not None and parent.startswith(f"{taken.tower}."):
+            # A state that is taken is that of a block that stays; of the last one's kind, the last that stays.
+            states = [sum(index < state for index in stay) for state in taken.states]
+            config: Any = model.config  # a number from the end would count from the config's number of layers
+            config.vision_feature_layer = states if isinstance(config.vision_feature_layer, list) else states[0]
+        setattr(owner, attribute, nn.ModuleList(modules[index] for index in stay))

@@ -6,13 +6,11 @@ removed, adapters are added to the rest, and the contents of one block of a kind
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from toolkit.errors import InputError, first_line
 from toolkit.model.adapters import add_adapter
@@ -23,7 +21,7 @@ from toolkit.model.load import switch_off_cache
 from toolkit.model.nf4 import base_linears, nf4_layers, quantise_base
 from toolkit.model.unreached import freeze, unreached
 from toolkit.optim.groups import decayed_names, group_of, hidden_matrices
-from toolkit.planning.empty import empty_weights
+from toolkit.planning.empty import empty_weights, shapes_alone
 from toolkit.planning.images import Values
 from toolkit.planning.kinds import choose_blocks, cut_blocks
 from toolkit.recipe.adapter_methods import METHODS
@@ -72,7 +70,7 @@ def build(resolved: Resolved) -> Skeleton:
     freeze_matching(model, frozen, resolved.source)  # before blocks are removed: patterns may name layers
     blocks = find_blocks(model, resolved.blocks, resolved.source) if resolved.blocks else []
     kept, order = choose_blocks(model, blocks)
-    cut_blocks(model, {name for name, _ in blocks} - kept)
+    cut_blocks(model, blocks, kept)
     linears = {} if resolved.base_storage is None else base_linears(model, resolved)
     if resolved.recipe.fp8:
         convert(model, find_blocks(model, resolved.blocks, resolved.source), resolved)
@@ -91,9 +89,7 @@ def _freeze_unreached(model: nn.Module, resolved: Resolved) -> None:
     """Freeze what no output depends on, as a session does; only models of images or sound are asked."""
     if task_of(resolved.recipe.model.task).media is None:
         return
-    world = FakeTensorMode(allow_non_fake_inputs=True)
-    with warnings.catch_warnings(), world, empty_weights(model, resolved.precision, False), Values():
-        warnings.simplefilter("ignore")
+    with shapes_alone(), empty_weights(model, resolved.precision, False), Values():
         names = unreached(model, resolved)
     freeze(model, names)
 

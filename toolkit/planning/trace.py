@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import random
-import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from toolkit.errors import InputError, first_line
 from toolkit.model.head_loss import multiplied_by
 from toolkit.model.loss_terms import CROSS_ENTROPY, LossTerms
 from toolkit.planning.autocast import ActedAutocast, NotActedOut
-from toolkit.planning.empty import empty_weights
+from toolkit.planning.empty import empty_weights, shapes_alone
 from toolkit.planning.head import acted_head
 from toolkit.planning.images import Values
 from toolkit.planning.segment_tracer import Counter, SegmentTracer
@@ -70,11 +68,8 @@ def _why_not_on_meta(error: Exception) -> str | None:
 def _traced(skeleton: Skeleton, shape: Shape, precision: Precision, device: str, task: str, *, meta: bool) -> Traced:
     kernels = TargetKernels(device, deepspeed_linear=shape.compute == "deepspeed-linear")
     recorder = SegmentTracer()
-    world: Any = torch.device("meta") if meta else FakeTensorMode(allow_non_fake_inputs=True)
-    with warnings.catch_warnings(), world:
-        warnings.simplefilter("ignore")
-        with empty_weights(skeleton.model, precision, shape.autocast) as model:
-            _run(model, skeleton, shape, precision, task, kernels, recorder, meta)
+    with shapes_alone(meta), empty_weights(skeleton.model, precision, shape.autocast) as model:
+        _run(model, skeleton, shape, precision, task, kernels, recorder, meta)
     return Traced(shape, recorder.segments, tuple(sorted(kernels.attention)))
 
 

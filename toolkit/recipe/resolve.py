@@ -176,6 +176,7 @@ def resolve_values(
     if problems:
         raise InputError(*(f"{source}: {problem}" for problem in problems))
     facts = model_facts(recipe.model)
+    _check_media(recipe, facts, source)
     recipe = _with_attention(recipe, facts, decide)
     assert recipe.model.attention is not None
     if recipe.data.packing and (reason := why_not_packable(facts, recipe.model.attention)):
@@ -285,6 +286,15 @@ def _with_attention(recipe: Recipe, facts: ModelFacts, decide: Decisions) -> Rec
     if not supports_sdpa(facts):
         name = decide("model.attention", "eager", f"{facts.model_type} has no sdpa in the installed transformers")
     return recipe.model_copy(update={"model": recipe.model.model_copy(update={"attention": name})})
+
+
+def _check_media(recipe: Recipe, facts: ModelFacts, source: str) -> None:
+    media = task_of(recipe.model.task).media
+    if media is not None and media.check is not None and facts.config is not None:
+        try:
+            media.check(facts.config)
+        except InputError as error:
+            raise InputError(f"{source}: {error}") from None
 
 
 def _batch_norm(recipe: Recipe, facts: ModelFacts, source: str, decide: Decisions) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from toolkit.tasks.base import Task
 
-_OTHERS = ("base", "labels")
+_OTHERS = ("base", "image_shapes", "labels")
 
 
 @functools.cache

@@ -92,7 +92,9 @@ class Media:
     """The ids that stand for so many images in a text, for a model of this config."""
     row: Callable[[Mapping[str, Any], int, tuple[int, int] | None], tuple[list[int], Features]] | None = None
     """Ids and features of so many images in a row, of this height and width in pixels, for ``plan``; None: as large as
-    ``draw`` makes them. Raises KeyError for a model whose images it does not know."""
+    ``draw`` makes them."""
+    check: Callable[[Mapping[str, Any]], None] | None = None
+    """Raises InputError for a model, by its config file, whose images the task does not know; so do the others."""
 
 
 @dataclass(frozen=True)

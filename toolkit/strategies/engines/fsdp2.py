@@ -213,8 +213,7 @@ def _axes(tensor: DTensor) -> tuple[int, int]:
 @torch.no_grad()
 def _fill(model: nn.Module, waiting: Mapping[str, Source], device: torch.device) -> None:
     """Give the shards of parameters that had no memory theirs on ``device``, and read it. Offloaded ones belong in the
-    host's memory, where FSDP2 puts their gradients: the optimizer found weights on one device and gradients on the
-    other."""
+    host's memory: they need not pass through the device's."""
     if not waiting:
         return
     model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)
