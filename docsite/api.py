@@ -39,7 +39,7 @@ imports nothing else: each name is imported when it is first used.
 SECTIONS = {
     "Recipes": ("load_recipe", "resolve", "write_config", "Recipe"),
     "Data": ("inspect_data",),
-    "Training": ("train", "export"),
+    "Training": ("train", "import_checkpoint", "export"),
     "Verification": ("verify", "compare_checkpoints", "record", "prove", "Recorder"),
     "Memory and speed": ("plan", "bench"),
     "Configuration files": ("lint", "migrate", "import_config"),

@@ -22,6 +22,7 @@ from toolkit.results import CommandResult
 
 if TYPE_CHECKING:
     from toolkit.benchmark.command import Measured
+    from toolkit.checkpoint_import.command import ImportedCheckpoint
     from toolkit.importing.run import Imported
     from toolkit.inspection.measure import Inspected
     from toolkit.linting.model import Finding
@@ -365,6 +366,24 @@ def export(
     from toolkit.training.export import export_checkpoint
 
     return export_checkpoint(checkpoint, output, merged=merged, best=best, push=push, dequantise=dequantise, ema=ema)
+
+
+def import_checkpoint(
+    checkpoint: str | Path, recipe: RecipeLike, overrides: Sequence[str] = (), *, step: int | None = None
+) -> ImportedCheckpoint:
+    """Write another tool's checkpoint into the recipe's run folder, for ``train(..., resume=True)``.
+
+    ``checkpoint``: a folder or file of DeepSpeed (partitions of ZeRO 1 to 3, or universal), FSDP, accelerate, the
+    Trainer or torch; of a run's several the newest. ``step``: optimizer steps taken, where it does not say.
+
+    Weights and moments are copied one tensor after another, in the dtype that the recipe trains in.
+    ``differences`` of the result: what that run did otherwise than the recipe, as far as the checkpoint says it.
+
+    Raises InputError if the checkpoint cannot be read, has no moments of AdamW, or is of another model.
+    """
+    from toolkit.checkpoint_import.command import import_checkpoint as run
+
+    return run(checkpoint, recipe, overrides, step=step)
 
 
 @contextlib.contextmanager

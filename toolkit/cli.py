@@ -90,6 +90,24 @@ def export(
     export_command(checkpoint, output, merged, json_target, best=best, push=push, dequantise=dequantise, ema=ema)
 
 
+@app.command("import-checkpoint")
+def import_checkpoint(
+    checkpoint: Annotated[
+        str, typer.Argument(metavar="CHECKPOINT", help="of DeepSpeed, FSDP, accelerate, the Trainer or torch")
+    ],
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="what the run continues with")],
+    overrides: Overrides = None,
+    step: Annotated[
+        int | None, typer.Option("--step", metavar="N", help="optimizer steps taken, where the checkpoint does not say")
+    ] = None,
+    json_target: JsonTarget = None,
+) -> None:
+    """Write another tool's checkpoint into the recipe's run folder, for --resume."""
+    from toolkit.checkpoint_import.command import run_import
+
+    run_import(checkpoint, recipe, overrides or [], step, json_target)
+
+
 @app.command()
 def init(
     output: Annotated[str, typer.Option("-o", "--output", metavar="FILE", help="the recipe to write")] = "recipe.yaml",

@@ -45,13 +45,14 @@ class Plan:
     """ZeRO-3 splits its flat parameters into several."""
     constant: bool = False
     """The learning rate does not fall."""
+    vocab: int = MODEL["vocab_size"]  # type: ignore[assignment]
 
 
 def make_model(plan: Plan) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
-    config = AutoConfig.for_model(**(MODEL | {"tie_word_embeddings": plan.tied}))
+    config = AutoConfig.for_model(**(MODEL | {"tie_word_embeddings": plan.tied, "vocab_size": plan.vocab}))
     model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
     model.config.use_cache = False
     if plan.frozen:
@@ -249,3 +250,18 @@ def trainer(folder: Path, kind: str, plan: Plan, adapter: bool = False) -> None:
     InOrder(model=model, args=arguments, train_dataset=examples).train()
     if not alone:
         dist.barrier()
+
+
+def universal(source: Path, target: Path) -> None:
+    """DeepSpeed's own script over a folder of ``deepspeed_engine``."""
+    from types import SimpleNamespace
+
+    from deepspeed.checkpoint import ds_to_universal
+
+    tag = (source / "latest").read_text().strip()
+    ds_to_universal.main(
+        SimpleNamespace(
+            input_folder=str(source / tag), output_folder=str(target / f"{tag}_universal"), num_extract_workers=1,
+            num_merge_workers=1, keep_temp_folder=False, strict=True, inject_missing_state=True,
+        )
+    )  # fmt: skip

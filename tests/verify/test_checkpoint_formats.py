@@ -6,49 +6,16 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import checkpoint_writers as writers
 import pytest
 import torch
-from checkpoint_writers import Plan
 
 from toolkit.errors import InputError
-from toolkit.launch.group import WorkerGroup
 from toolkit.verification.checkpoints.command import CheckpointComparison, compare_two
 from toolkit.verification.checkpoints.find import places, read
 
 STAGES = ["step", "names", "weights", "optimizer-state", "schedule"]
 TENSORS = 21
 Written = Callable[..., Path]
-
-
-@pytest.fixture(scope="module")
-def written(group: WorkerGroup, tmp_path_factory: pytest.TempPathFactory) -> Written:
-    """The folder that a writer made, written once: ``written("zero3")``, ``written("plain", scale=2.0)``."""
-    root = tmp_path_factory.mktemp("checkpoints")
-    made: dict[tuple[str, Plan], Path] = {}
-
-    def make(kind: str, **options: object) -> Path:
-        plan = Plan(**options)  # type: ignore[arg-type]
-        if (kind, plan) in made:
-            return made[kind, plan]
-        target = root / str(len(made)) / (f"{kind}.pt" if kind == "plain" else kind)
-        if kind == "plain":
-            writers.plain(target, plan)
-        elif kind == "trainer-single":
-            writers.trainer(target, "single", plan)
-        elif kind == "trainer-adapter":
-            writers.trainer(target, "single", plan, adapter=True)
-        elif kind.startswith("trainer-"):
-            group.run(writers.trainer, target, kind.removeprefix("trainer-"), plan)
-        elif kind.startswith("accelerate-"):
-            name, _, full = kind.removeprefix("accelerate-").partition("-")
-            group.run(writers.accelerate_state, target, name, full == "full", plan)
-        else:
-            group.run(writers.deepspeed_engine, target, int(kind[-1]), plan)
-        made[kind, plan] = target
-        return target
-
-    return make
 
 
 def proven(a: Path, b: Path, limit: float = 1e-5) -> CheckpointComparison:
@@ -85,6 +52,27 @@ def test_the_assembly_is_that_of_deepspeed(stage: int, written: Written) -> None
     assert ours.weights.keys() == theirs.keys()
     assert all(torch.equal(ours.weights[name].read(), tensor) for name, tensor in theirs.items())
     proven(written("plain"), folder)  # moments have the same layout
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_universal_checkpoint_is_what_it_was_made_of(stage: int, written: Written, tmp_path: Path) -> None:
+    """By DeepSpeed's own script, which changes no bit."""
+    source, made = written(f"zero{stage}"), written(f"universal{stage}")
+    [place] = places(str(made))
+    assert (place.path.name, place.number) == ("global_step3_universal", 3)
+    found = compare_two(source, made)
+    assert found.verdict == "equivalent", found.to_json()["first_difference"]
+    last = found.steps[-1]
+    assert found.to_json()["bit_equal"]
+    assert (len(last.weights), len(last.moments["exp_avg"])) == (TENSORS, TENSORS)
+    proven(written("plain"), made)
+    frozen = compare_two(written("plain", frozen=True), written(f"universal{stage}", frozen=True))
+    assert frozen.verdict == "equivalent", frozen.to_json()["first_difference"]
+    shutil.copytree(made, tmp_path / "made")
+    lost = tmp_path / "made/global_step3_universal/zero/lm_head.weight/exp_avg.pt"
+    lost.unlink()
+    with pytest.raises(InputError, match=r"lm_head\.weight/exp_avg\.pt: missing; copy the whole folder"):
+        compare_two(source, tmp_path / "made")
 
 
 @pytest.mark.parametrize("stage", [2, 3])

@@ -138,7 +138,7 @@ def export(
         )
     if dequantise and not (merged and quantised):
         raise InputError("--dequantise: requires --merged and a run with adapter.method: qlora")
-    resolved = resolve(_alone(recipe), str(folder), device="cpu")
+    resolved = resolve(alone(recipe), str(folder), device="cpu")
     tokenizer = load_processor(recipe)
     names = manifest.get("label_names")  # a key that earlier versions did not write
     writing = output.with_name(f".{output.name}.writing")
@@ -277,7 +277,7 @@ def _checkpoint(source: Path, *, best: bool) -> Path:
     raise InputError(f"{source}: contains no checkpoint (run.save_every: 0 saves none)")
 
 
-def _alone(recipe: Recipe) -> Recipe:
+def alone(recipe: Recipe) -> Recipe:
     """The recipe for one CPU process: the strategy no longer matters."""
     content = recipe.model_dump(mode="json")
     content["strategy"] = {
@@ -286,6 +286,5 @@ def _alone(recipe: Recipe) -> Recipe:
     }
     content["machine"] = {"device": "cpu", "processes": 1, "nodes": 1}
     content["batch"] = {}
-    content["activation_checkpointing"] = "none"
-    content["fp8"] = False
+    content |= {"activation_checkpointing": "none", "activation_offload": False, "compile": False, "fp8": False}
     return Recipe.model_validate(content)

@@ -48,7 +48,7 @@ def check_length(
     there, here = (total_steps(one.run, steps_per_epoch, source) for one in (saved, recipe))
     if there == here:
         return None
-    before, after, updates = _rates(saved, there, rate_factor), _rates(recipe, here, rate_factor), progress.updates
+    before, after, updates = rates(saved, there, rate_factor), rates(recipe, here, rate_factor), progress.updates
     key = _length(recipe.run)
     if here < progress.step:
         raise InputError(
@@ -84,7 +84,8 @@ def check_length(
     return f"{doing} from {there} to {here} steps; learning rates: {told or 'no step is left'}{old}"
 
 
-def _rates(recipe: Recipe, total: int, factor: float) -> Rate:
+def rates(recipe: Recipe, total: int, factor: float) -> Rate:
+    """The learning rates of a recipe that takes ``total`` steps. ``factor``: see ``Resolved.rate_factor``."""
     schedule, peak = recipe.schedule, recipe.optimizer.lr * factor
     warmup = schedule.warmup_steps
     if warmup is None:

@@ -87,15 +87,19 @@ class Session:
         return self.resolved.data_rank(self.accelerator.process_index)
 
 
-def prepare_model(resolved: Resolved, pad_token_id: int | None = None, together: bool = False) -> Prepared:
+def prepare_model(
+    resolved: Resolved, pad_token_id: int | None = None, together: bool = False, by_part: bool | None = None
+) -> Prepared:
     """The model of a recipe, ready for its strategy; nothing is sharded yet.
 
     ``together``: every rank calls it, so that they can divide work between them. Where the strategy shards weights, no
     rank reads them here: the engine has each read its part (``model/sources.py``). If that is not possible, every rank
-    has the whole model, and ``loaded_whole`` of the result says why.
+    has the whole model, and ``loaded_whole`` of the result says why. ``by_part``: other than the strategy decides.
     """
     reason = None
-    if together and "weights" in resolved.traits.shards:
+    if by_part is None:
+        by_part = together and "weights" in resolved.traits.shards
+    if by_part:
         try:
             return _prepared(resolved, pad_token_id, together, by_part=True)
         except NotByPart as problem:

@@ -11,9 +11,10 @@ from toolkit.verification.checkpoints.contents import Checkpoint
 from toolkit.verification.checkpoints.names import with_canonical_names
 from toolkit.verification.checkpoints.readers.files import unreadable
 
-_NUMBER = re.compile(r"(?:global_step|checkpoint[-_]|step[-_]?|epoch[-_]?)0*(\d+)$")
+_NUMBER = re.compile(r"(?:global_step|checkpoint[-_]|step[-_]?|epoch[-_]?)0*(\d+)(?:_universal)?$")
 LOOKED_FOR = (
-    "manifest.json (toolkit), *_optim_states.pt (DeepSpeed), .metadata and pytorch_model_fsdp_0 (FSDP), "
+    "manifest.json (toolkit), *_optim_states.pt and zero/optimizer_state.pt (DeepSpeed), .metadata and "
+    "pytorch_model_fsdp_0 (FSDP), "
     "model.safetensors, pytorch_model.bin, adapter_model.safetensors and their indexes, step-N, checkpoint-N and "
     "global_stepN"
 )
@@ -81,11 +82,13 @@ def _latest(folder: Path) -> str:
 
 
 def _format(folder: Path) -> str:
-    """What wrote ``folder``: own, zero, dcp, sharded, plain or file; empty for none that is known."""
-    from toolkit.verification.checkpoints.readers import dcp, own, plain, zero
+    """What wrote ``folder``: own, universal, zero, dcp, sharded, plain or file; empty for none that is known."""
+    from toolkit.verification.checkpoints.readers import dcp, own, plain, universal, zero
 
     if own.is_own(folder):
         return "own"
+    if universal.is_universal(folder):
+        return "universal"
     if zero.is_zero(folder):
         return "zero"
     if dcp.is_dcp(folder):
@@ -121,7 +124,7 @@ def read(place: Place) -> Checkpoint:
 
 
 def _read(path: Path) -> Checkpoint:
-    from toolkit.verification.checkpoints.readers import beside, dcp, own, plain, zero
+    from toolkit.verification.checkpoints.readers import beside, dcp, own, plain, universal, zero
 
     if path.is_file():
         if path.name.endswith(".index.json"):
@@ -130,6 +133,8 @@ def _read(path: Path) -> Checkpoint:
     match _format(path):
         case "own":
             return own.read_own(path)
+        case "universal":
+            return universal.read_universal(path)
         case "zero":
             return zero.read_zero(path)
         case "dcp":

@@ -45,7 +45,7 @@ def is_zero(folder: Path) -> bool:
 
 def read_zero(folder: Path) -> Checkpoint:
     """One tag of DeepSpeed's. Raises InputError if a rank's file is missing or cannot be read."""
-    models = _by_rank(folder, _MODEL)
+    models = models_by_rank(folder)
     optimizers = _by_rank(folder, _OPTIMIZER)
     if not models:
         raise InputError(f"{folder}: no mp_rank_00_model_states.pt: incomplete; copy the whole folder")
@@ -55,13 +55,18 @@ def read_zero(folder: Path) -> Checkpoint:
     found = Checkpoint(folder, "DeepSpeed")
     add_step(found, (first.get("global_steps") or 0) - (first.get("skipped_steps") or 0))
     add_schedule(found, first.get("lr_scheduler"))
-    found.compute = _compute(first.get("ds_config") or {})
+    found.compute = compute_dtype(first.get("ds_config") or {})
     found.order = tuple(first["module"])
     if not optimizers:
         return _without_shards(found, first)
     shards = _shards(optimizers)
     _Assembly(found, folder, models, first, shards).run()
     return found
+
+
+def models_by_rank(folder: Path) -> dict[int, Path]:
+    """The files of the model's states by rank. Raises InputError for model parallelism."""
+    return _by_rank(folder, _MODEL)
 
 
 def _by_rank(folder: Path, pattern: re.Pattern[str]) -> dict[int, Path]:
@@ -80,7 +85,8 @@ def _by_rank(folder: Path, pattern: re.Pattern[str]) -> dict[int, Path]:
     return found
 
 
-def _compute(config: Mapping[str, Any]) -> str:
+def compute_dtype(config: Mapping[str, Any]) -> str:
+    """The dtype of the forward pass in DeepSpeed's configuration."""
     for key, dtype in (("bf16", "bfloat16"), ("bfloat16", "bfloat16"), ("fp16", "float16")):
         if isinstance(config.get(key), dict) and config[key].get("enabled") is True:
             return dtype
@@ -145,7 +151,9 @@ class _Assembly:
         flat = [list(shard[key]) for shard in self.shards]
         buffers = set(self.first.get("buffer_names") or ())
         found.weights = {name: one for name, one in stored(self.first["module"]).items() if name in buffers}
-        found.weights |= self._frozen() | self._cut(flat)
+        found.weights |= frozen_weights(self.folder, self.models, self.first, self.stage == 3, self.world) | self._cut(
+            flat
+        )
         optimizers = [self._optimizer(shard) for shard in self.shards]
         for moment in MOMENTS:
             parts: list[list[Any]] = [[values.get(moment) for values in one] for one in optimizers]
@@ -183,7 +191,7 @@ class _Assembly:
             vector = [rank[at] for rank in flat]
             offset = 0
             for index, (name, shape) in enumerate(shapes.items()):
-                found[name] = self._assembled(name, shape, [(vector, offset, math.prod(shape))])
+                found[name] = _assembled(self.folder, name, shape, [(vector, offset, math.prod(shape))])
                 offset += math.prod(shape) + (paddings[at][index] if paddings else 0)
             available = sum(part.numel() for part in vector)
             align = 2 * self.world
@@ -198,45 +206,48 @@ class _Assembly:
         found, offset = {}, 0
         for name, shape in ((n, s) for group in self.groups for n, s in group.items()):
             part = math.ceil(math.prod(shape) / self.world)
-            found[name] = self._assembled(name, shape, [(rank, offset, part) for rank in flat])
+            found[name] = _assembled(self.folder, name, shape, [(rank, offset, part) for rank in flat])
             offset += part
         if offset != (available := sum(part.numel() for part in flat[0])):
             raise InputError(f"{self.folder}: a rank has {available} elements, its parameters {offset}; save it again")
         return found
 
-    def _frozen(self) -> dict[str, StoredTensor]:
-        shapes = self.first.get("frozen_param_shapes") or {}
-        if not shapes:
-            return {}
-        own = self.first["frozen_param_fragments"]
-        if self.stage < 3:
-            return {name: StoredTensor.of(own[name]) for name in shapes}
-        ranks = []
-        for rank in range(self.world):
-            if rank not in self.models:
-                name = f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt"
-                raise InputError(f"{self.folder / name}: missing: frozen weights are split; copy every rank's file")
-            ranks.append(load_torch(self.models[rank], CLASSES)["frozen_param_fragments"])
-        return {
-            name: self._assembled(name, shape, [([rank[name]], 0, rank[name].numel()) for rank in ranks])
-            for name, shape in shapes.items()
-        }
 
-    def _assembled(
-        self, name: str, shape: Sequence[int], pieces: list[tuple[Sequence[torch.Tensor], int, int]]
-    ) -> StoredTensor:
-        """``pieces``: of each vector (in consecutive parts), where to begin and how many elements to take."""
+def frozen_weights(
+    folder: Path, models: Mapping[int, Path], first: Mapping[str, Any], split: bool, world: int
+) -> dict[str, StoredTensor]:
+    """Weights that do not train. ``models``: the model's states by rank, ``first`` the first one's contents.
+    ``split``: each rank has a part of every one (ZeRO-3). Raises InputError if a rank's file is missing."""
+    shapes = first.get("frozen_param_shapes") or {}
+    if not shapes:
+        return {}
+    if not split:
+        return {name: StoredTensor.of(first["frozen_param_fragments"][name]) for name in shapes}
+    ranks = []
+    for rank in range(world):
+        if rank not in models:
+            name = f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt"
+            raise InputError(f"{folder / name}: missing: frozen weights are split; copy every rank's file")
+        ranks.append(load_torch(models[rank], CLASSES)["frozen_param_fragments"])
+    return {
+        name: _assembled(folder, name, shape, [([rank[name]], 0, rank[name].numel()) for rank in ranks])
+        for name, shape in shapes.items()
+    }
 
-        def read() -> torch.Tensor:
-            parts = [part for vector, start, count in pieces for part in _slices(vector, start, count)]
-            whole = torch.cat(parts)[: math.prod(shape)]
-            if whole.numel() < math.prod(shape):
-                raise InputError(
-                    f"{self.folder}: {name} has {whole.numel()} of {math.prod(shape)} elements; save it again"
-                )
-            return whole.view(tuple(shape))
 
-        return StoredTensor(tuple(shape), pieces[0][0][0].dtype, read)
+def _assembled(
+    folder: Path, name: str, shape: Sequence[int], pieces: list[tuple[Sequence[torch.Tensor], int, int]]
+) -> StoredTensor:
+    """``pieces``: of each vector (in consecutive parts), where to begin and how many elements to take."""
+
+    def read() -> torch.Tensor:
+        parts = [part for vector, start, count in pieces for part in _slices(vector, start, count)]
+        whole = torch.cat(parts)[: math.prod(shape)]
+        if whole.numel() < math.prod(shape):
+            raise InputError(f"{folder}: {name} has {whole.numel()} of {math.prod(shape)} elements; save it again")
+        return whole.view(tuple(shape))
+
+    return StoredTensor(tuple(shape), pieces[0][0][0].dtype, read)
 
 
 def _slices(vector: Sequence[torch.Tensor], start: int, count: int) -> list[torch.Tensor]:

@@ -1,0 +1,1 @@
+"""`toolkit import-checkpoint`: another tool's checkpoint as one that `toolkit train --resume` continues."""
