@@ -15,6 +15,8 @@ from safetensors.torch import load_file
 from jobs import resolved_from, train_job
 from tiny import LLAMA, recipe_dict
 from toolkit.launch.group import WorkerGroup
+from toolkit.recipe.schema import Recipe
+from toolkit.strategies import resolve
 from toolkit.training import export as exporting
 from toolkit.training import streaming
 from toolkit.training.finding import newest
@@ -138,3 +140,13 @@ def test_memory_is_that_of_two_tensors(tiny_root: Path, tmp_path: Path) -> None:
     assert peaks["whole"] > 4, peaks
     written = sum(path.stat().st_size for path in (tmp_path / "out/streamed").glob("*.safetensors"))
     assert written / ONE == pytest.approx(5, rel=0.02)
+
+
+def test_what_a_run_did_on_gpus_is_exported_without(tiny_root: Path) -> None:
+    """Activations that went to the host ended in an error: they need checkpointing, which an export has not."""
+    recipe = recipe_dict(
+        tiny_root, strategy={"name": "zero3", "offload": "all"}, machine={"device": "cuda", "processes": 8},
+        activation_checkpointing="full", activation_offload=True, compile=True, precision="fp16",
+    )  # fmt: skip
+    resolved = resolve(exporting.alone(Recipe.model_validate(recipe)), "recipe.json", device="cpu")
+    assert (resolved.recipe.activation_offload, resolved.recipe.compile, resolved.world_size) == (False, False, 1)
