@@ -255,10 +255,10 @@ def test_a_run_is_started_watched_stopped_and_resumed(tmp_path: Path, tiny_root:
         planned(page)
         page.click("#tab-recipe")
         page.fill("#text", yaml.safe_dump(recipe, sort_keys=False))
-        page.wait_for_function("document.getElementById('file-list').textContent.includes('runs/first')")
+        page.locator("#file-list", has_text="runs/first").wait_for(state="attached")
         page.click("#train")
         page.wait_for_url("**/runs#*")
-        page.wait_for_function("document.querySelectorAll('#chart-loss path').length > 0")
+        page.locator("#chart-loss path").first.wait_for(state="attached")
         steps = len(read_run(run).steps)
         page.wait_for_timeout(4000)
         assert len(read_run(run).steps) > steps

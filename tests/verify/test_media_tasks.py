@@ -66,3 +66,17 @@ def test_weights_that_no_output_depends_on_are_not_trained(recipe: Make) -> None
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     assert trained.isdisjoint(names)
     assert trained
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-pure"])
+def test_rotary_tables_of_complex_numbers_keep_their_imaginary_part(precision: str, recipe: Make) -> None:
+    """Llama 4's for images: ``Module.to(dtype)`` made them real, in the plain loop, too."""
+    import transformers
+
+    model: Any = load_base(recipe("ddp", precision=precision, **CASES["llama4"]))
+    own: Any = transformers.AutoModelForImageTextToText.from_config(model.config)
+    tables = [one.vision_model.rotary_embedding.freqs_ci for one in (model, own)]
+    assert tables[0].dtype == torch.complex64
+    assert torch.equal(*tables)
+    assert tables[0].imag.abs().sum() > 0
+    assert {p.dtype for p in model.parameters()} == {torch.float32 if precision == "fp32" else torch.bfloat16}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,6 +109,14 @@ def token_kinds(names: Sequence[str], image_ids: Sequence[int], ids: Sequence[in
 
     kinds = np.isin(np.asarray(ids, dtype=np.int64), list(image_ids)).astype(np.int64)[None]
     return dict.fromkeys(names, kinds)
+
+
+def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A model's config with the values that its file leaves out."""
+    import transformers
+
+    found: dict[str, Any] = transformers.AutoConfig.for_model(**config).to_dict()
+    return found
 
 
 def kinds_of_config(task: Task, config: Any) -> list[str]:

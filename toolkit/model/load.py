@@ -57,7 +57,7 @@ def load_base(
                 model = auto.from_config(config, dtype=torch.float32, **options)
                 if by_part:
                     made.append(model)
-            model = model.to(dtype)
+            model = cast_floats(model, dtype)
     except (OSError, ValueError, ImportError) as error:
         if (told := _attention_problem(error, resolved)) is not None:
             raise InputError(told) from None
@@ -74,6 +74,12 @@ def load_base(
     add_rows(model, resolved)
     switch_off_cache(model)
     return model
+
+
+def cast_floats(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Cast floating parameters and buffers in place. ``Module.to(dtype)`` (torch 2.13.0) casts complex ones too, and
+    drops their imaginary part: Llama 4's rotary tables for images."""
+    return model._apply(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
 
 
 def _attention_problem(error: Exception, resolved: Resolved) -> str | None:

@@ -6,7 +6,9 @@ taken (LLaVA takes the last but one), a pooling head. DDP would end the run, ZeR
 
 from __future__ import annotations
 
+import contextlib
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -37,17 +39,35 @@ def unreached(model: nn.Module, resolved: Resolved) -> list[str]:
     # Of a model that is loaded by part there are no values: which weights an output depends on needs none.
     without = {name: stand_in(p) for name, p in model.named_parameters() if p.is_meta}
     leaves = asked | {name: without[name].requires_grad_() for name in asked.keys() & without.keys()}
-    with torch.enable_grad(), torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
+    whole: Any = model
+    base = whole.get_base_model() if hasattr(whole, "get_base_model") else whole
+    experts = _experts_one_by_one(base) if without else contextlib.nullcontext()
+    mixed = torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32)
+    with torch.enable_grad(), mixed, experts:
         try:
             output = torch.func.functional_call(model, without, (), inputs)
         except Exception as error:  # whatever a model's own code raises
-            whole: Any = model
-            kind = type(whole.get_base_model() if hasattr(whole, "get_base_model") else whole).__name__
+            kind = type(base).__name__
             told = f"{resolved.source}: model: the forward of {kind} fails on one small sample: {first_line(error)}"
             raise InputError(f"{told}; check the sizes in its config") from error
     model.train()
     reached = _leaves(output.logits)
     return [name for name in asked if id(leaves[name]) not in reached]
+
+
+@contextlib.contextmanager
+def _experts_one_by_one(model: Any) -> Iterator[None]:
+    """The grouped product of transformers' experts refuses weights whose elements share memory (torch 2.13.0:
+    «Invalid strides/sizes»), as stand-ins' do."""
+    if not isinstance(getattr(model.config, "_experts_implementation", None), str):
+        yield
+        return
+    before = model.get_experts_implementation()
+    model.set_experts_implementation("eager")
+    try:
+        yield
+    finally:
+        model.set_experts_implementation(before)
 
 
 def freeze(model: nn.Module, names: list[str]) -> None:

@@ -13,7 +13,7 @@ from torch import nn
 
 from toolkit.errors import InputError, RunFailed
 from toolkit.model.batch_norm import batch_norms, statistics
-from toolkit.model.load import load_base
+from toolkit.model.load import cast_floats, load_base
 from toolkit.model.processor import load_processor, pad_token_of
 from toolkit.model.silence import silence_libraries
 from toolkit.recipe.adapter_methods import METHODS
@@ -175,7 +175,7 @@ def _write_in_turn(
     trained, reader, suffix = trained_tensors(folder, manifest, average)
     model: Any = load_base(resolved, pad_token_id, empty=True)
     dtype = getattr(torch, resolved.precision.trainable)
-    model = model.to(dtype)
+    model = cast_floats(model, dtype)
     parts = sources(model)
     if parts is None or any(part.name not in trained for part in parts):
         return False

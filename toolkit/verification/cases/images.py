@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from toolkit.data.formats import Example
-from toolkit.data.media import kinds_of_config, token_kinds
+from toolkit.data.media import kinds_of_config, token_kinds, with_defaults
 from toolkit.tasks.base import Task
 from toolkit.tasks.labels import IGNORED
 
@@ -23,10 +23,11 @@ class SampleImages:
     def __init__(self, task: Task, config: Mapping[str, Any]) -> None:
         assert task.media is not None
         assert task.media.in_text is not None
-        self._media, self._in_text, self._config = task.media, task.media.in_text, config
-        self.reserved = [value for key, value in config.items() if key.endswith(_SPECIAL) and isinstance(value, int)]
         import transformers
 
+        config = with_defaults(config)
+        self._media, self._in_text, self._config = task.media, task.media.in_text, config
+        self.reserved = [value for key, value in config.items() if key.endswith(_SPECIAL) and isinstance(value, int)]
         framed = self._in_text(config, 1)
         self._image = max(set(framed), key=framed.count)
         self._kinds = kinds_of_config(task, transformers.AutoConfig.for_model(**config))

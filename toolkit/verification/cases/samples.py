@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from toolkit.data.collate import MicroBatch, Slot, collate, packed_slot
 from toolkit.data.formats import Example
 from toolkit.data.masking import Masking
+from toolkit.data.media import with_defaults
 from toolkit.data.order import deal, epoch_order, window_count, windows
 from toolkit.data.packing import by_length, packed_rows
 from toolkit.data.samples import unlabelled
@@ -67,6 +68,7 @@ def ragged_samples(resolved: Resolved, config: dict[str, Any], full_windows: int
     pad = config.get("pad_token_id")
     pad_id = pad if isinstance(pad, int) else 0
     task = task_of(recipe.model.task)
+    whole = config if task.media is None else with_defaults(config)
     images = SampleImages(task, config) if task.media is not None and task.media.tokens else None
     taken = {pad_id} if images is None else {pad_id, *images.reserved}
     ids = [i for i in range(3, min(config.get("vocab_size", 0), 4096)) if i not in taken]
@@ -84,7 +86,7 @@ def ragged_samples(resolved: Resolved, config: dict[str, Any], full_windows: int
             examples.clear()
         if task.media is not None and not task.media.tokens:
             labels = task.draw(drawn, [])
-            examples[(len(examples),)] = Example([], labels, features=task.media.draw(config, draw))
+            examples[(len(examples),)] = Example([], labels, features=task.media.draw(whole, draw))
             continue
         tokens = draw.choices(ids, k=draw.randint(_SHORTEST, longest))
         if learned:  # the only rows of the embedding that train: each sample has one of them

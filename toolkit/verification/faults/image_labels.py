@@ -39,13 +39,14 @@ class ImageTokensMasked(Fault):
         from torch.nn import functional
 
         from toolkit.data import loader
+        from toolkit.data.media import with_defaults
         from toolkit.tasks import task_of
         from toolkit.tasks.labels import IGNORED
         from toolkit.verification.cases.case import Case
 
         if not isinstance(case, Case):
             return  # samples of conversations, which this loader does not collate
-        config: Any = case.resolved().facts.config
+        config = with_defaults(case.resolved().facts.config or {})
         framed = task_of("image-text-to-text").media.in_text(config, 1)  # type: ignore[union-attr, misc]
         last = max(set(framed), key=framed.count)
 
