@@ -160,7 +160,7 @@ def test_a_peer_that_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.slow
 def test_speed_of_compiled_blocks(tmp_path: Path) -> None:
     bench = on_cpu(tmp_path, "speed", "bench-compile")["bench-compile"]["result"]["cells"]
-    assert [cell["label"] for cell in bench] == ["plain", "compile", "compile-fused"]
+    assert [cell["label"] for cell in bench] == ["plain", "compile", "compile-fused", "compile-fp8"]
     assert all(cell["tokens_per_second"] > 0 for cell in bench)
 
 

@@ -144,15 +144,21 @@ function offer(told, what, label, edits, id) {
 }
 
 let turn = Promise.resolve();
+let typed = false;
 
 /** One change after the other: each is made to the text that the one before has left. */
 function run(edits = []) {
+  if (typed) state.text = $("text").value;
+  typed = false;
   turn = turn.then(() => update(edits)).catch((error) => {
     if (!(error instanceof Problem)) throw error;
     showProblems(error.problems);
   });
   return turn;
 }
+
+/** Wait until the state holds all that was typed and chosen: who types and clicks at once means what was typed. */
+const current = () => (typed ? run() : turn);
 
 // ---- what the user does ----
 
@@ -166,7 +172,8 @@ $("model").addEventListener("change", () => {
     : [["model.config", null], ["model.path", value]]);
 });
 
-$("text").addEventListener("input", later(350, () => { state.text = $("text").value; run(); }));
+$("text").addEventListener("input", () => { typed = true; });
+$("text").addEventListener("input", later(350, current));
 
 $("gpu").addEventListener("change", () => { state.gpu = $("gpu").value; device(); run(); });
 $("memory").addEventListener("input", later(300, () => { state.memory = Number($("memory").value); run(); }));
@@ -180,21 +187,27 @@ function device() {
 $("start").addEventListener("change", () => {
   const chosen = $("start").selectedOptions[0];
   if (!chosen.value) return;
+  typed = false;
   state.text = chosen.value;
   state.gpu = chosen.dataset.gpu;
   device();
   run();
 });
 
-on("download", async () => save(await ask("archive", { text: state.text }), "recipe.zip"));
+on("download", async () => {
+  await current();
+  save(await ask("archive", { text: state.text }), "recipe.zip");
+});
 
 on("link", async () => {
+  await current();
   const address = `${location.origin}/build#${await pack(state)}`;
   history.replaceState(null, "", address);
   say((await copy(address)) ? "Copied. The link holds the whole recipe." : "The address of this page now holds the whole recipe.");
 });
 
 on("train", async () => {
+  await current();
   const found = await ask("start", { text: state.text });
   location.assign(`/runs#${encodeURIComponent(found.name)}`);
 });
@@ -202,6 +215,7 @@ on("train", async () => {
 async function begin() {
   const given = location.hash.length > 1 ? await unpack(location.hash.slice(1)) : null;
   const first = $("start").options[1];
+  typed = false;
   state.text = typeof given?.text === "string" ? given.text : remembered() ?? first.value;
   const known = [...$("gpu").options].some((option) => option.value === given?.gpu);
   state.gpu = known ? given.gpu : first.dataset.gpu;
