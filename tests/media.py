@@ -146,3 +146,32 @@ SEEING: dict[str, dict[str, Any]] = {
         },
     },
 }  # fmt: skip
+RELATIVES: dict[str, dict[str, Any]] = {
+    "qwen2_vl": {
+        "model_type": "qwen2_vl", **_QWEN_IDS,
+        "text_config": {"model_type": "qwen2_vl_text", **_TEXT, "rope_parameters": _MROPE},
+        "vision_config": {
+            "depth": 2, "embed_dim": 32, "hidden_size": 32, "num_heads": 4, "patch_size": 8, "spatial_merge_size": 2,
+            "temporal_patch_size": 2, "mlp_ratio": 2,
+        },
+    },
+    "qwen3_5_moe": {
+        "model_type": "qwen3_5_moe", **_QWEN_IDS,
+        "text_config": SEEING["qwen3_5"]["text_config"] | {
+            "model_type": "qwen3_5_moe_text", "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
+            "num_experts": 4, "num_experts_per_tok": 2,
+        },
+        "vision_config": SEEING["qwen3_5"]["vision_config"],
+    },
+    "glm46v": SEEING["glm4v"] | {
+        "model_type": "glm46v", "vision_config": SEEING["glm4v"]["vision_config"] | {"model_type": "glm4v_vision"},
+    },
+    "pixtral": {
+        "model_type": "llava", "image_token_id": 150, "image_token_index": 150, "vision_feature_layer": -1,
+        "vision_feature_select_strategy": "full", "text_config": {"model_type": "mistral", **_TEXT},
+        "vision_config": SEEING["mistral3"]["vision_config"],
+    },
+    "idefics3": SEEING["smolvlm"] | {"model_type": "idefics3"},
+    "cohere2_vision": SEEING["aya_vision"] | {"model_type": "cohere2_vision"},
+}  # fmt: skip
+"""Of the same kinds, under names of their own."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from media import IMAGE_CLASSIFIERS, SEEING, WHISPER
+from media import IMAGE_CLASSIFIERS, RELATIVES, SEEING, WHISPER
 from toolkit.launch.group import WorkerGroup
 from toolkit.model.load import load_base
 from toolkit.model.unreached import freeze, unreached
@@ -66,6 +66,14 @@ def test_weights_that_no_output_depends_on_are_not_trained(recipe: Make) -> None
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     assert trained.isdisjoint(names)
     assert trained
+
+
+@pytest.mark.parametrize("name", RELATIVES)
+def test_a_relative_takes_the_image_that_is_drawn_for_it(name: str, recipe: Make) -> None:
+    """transformers' own forward compares features and tokens."""
+    model = {"config": RELATIVES[name], "task": "image-text-to-text"}
+    resolved = recipe("ddp", model=model, data={"format": "messages", "max_length": 64})
+    assert not [name for name in unreached(load_base(resolved), resolved) if "language_model" in name]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16-pure"])
