@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from toolkit.strategies.engines.base import Prepared
     from toolkit.verification.checkpoints.contents import Checkpoint
 
-_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "bf16-pure": "bfloat16", "fp16": "float16"}
-
 
 @dataclass(frozen=True)
 class ImportedCheckpoint(CommandResult):
@@ -75,8 +73,9 @@ def import_checkpoint(
     found = read(places(str(checkpoint))[-1])
     asked = recipe_from(recipe, overrides)
     source = "recipe" if isinstance(recipe, Recipe) else str(recipe)
-    # Only what trains matters here, not the devices that the recipe is for.
-    resolved = resolve(asked, source, device="cpu") if asked.machine.device == "cpu" else resolve(asked, source)
+    device = asked.machine.device
+    # The run may be for another machine than this one.
+    resolved = resolve(asked, source, device="cuda" if device == "auto" else device)
     _check_recipe(asked, source)
     taken = _steps(found, step)
     folder = Path(asked.run.output_dir) / "checkpoints"
@@ -140,9 +139,8 @@ def _steps(found: Checkpoint, asked: int | None) -> int:
 
 def _differences(matched: Matched, prepared: Prepared, resolved: Resolved, step: int) -> list[str]:
     """What the run that is continued did otherwise than the recipe, where the checkpoint says it."""
-    checkpoint, recipe = matched.checkpoint, resolved.recipe
-    told = []
-    compute = _DTYPES[recipe.precision]
+    checkpoint, told = matched.checkpoint, []
+    compute = resolved.precision.compute
     if checkpoint.compute not in (None, compute):
         told.append(f"precision: the run computed in {checkpoint.compute}, the recipe in {compute}")
     halved = [name for name, one in matched.weights.items()
