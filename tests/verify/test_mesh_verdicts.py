@@ -51,6 +51,40 @@ def test_two_by_two_is_equivalent(
         assert held.expected == ("25.0 %" if strategy == "zero3" else "50.0 %")
 
 
+OPTIONS: dict[str, dict[str, Any]] = {
+    "fp16": {"precision": "fp16"},
+    "bf16-pure": {"precision": "bf16-pure"},
+    "ema": {"run": {"ema": {"decay": 0.9}}},
+    "lion": {"optimizer": {"name": "lion", "lr": 1e-4}},
+    "muon": {"optimizer": {"name": "muon"}},
+    "adafactor": {"optimizer": {"name": "adafactor"}},
+    "fused-loss": {"loss": "fused", "precision": "bf16"},
+    "packing": {"data": {"packing": True}},
+    "gathered-once": {"strategy": {"reshard_after_forward": False, "sync": "last"}},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("strategy", "option"),
+    [
+        *(("fsdp2", option) for option in OPTIONS),
+        *(
+            (strategy, option)
+            for strategy in ("fsdp1", "zero3")
+            for option in ("fp16", "bf16-pure", "ema", "fused-loss")
+        ),
+    ],
+)
+def test_two_by_two_with_an_option_is_equivalent(
+    strategy: str, option: str, recipe: Callable[..., Resolved], four: WorkerGroup
+) -> None:
+    sections = {key: dict(value) if isinstance(value, dict) else value for key, value in OPTIONS[option].items()}
+    sections["strategy"] = {"mesh": SQUARE} | sections.get("strategy", {})
+    outcome = verify(recipe(strategy, machine={"processes": 4}, **sections), group=four, time_limit=300)
+    assert outcome.verdict == "equivalent", (outcome.difference, outcome.failure, outcome.unproven)
+
+
 FAULTS = [
     ("replicas-not-reduced", "fsdp1", "gradient", "gradient-of-one-copy"),
     ("replicas-not-reduced", "fsdp2", "gradient", "gradient-of-one-copy"),
