@@ -69,11 +69,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     ("strategy", "option"),
     [
         *(("fsdp2", option) for option in OPTIONS),
-        *(
-            (strategy, option)
-            for strategy in ("fsdp1", "zero3")
-            for option in ("fp16", "bf16-pure", "ema", "fused-loss")
-        ),
+        *(("fsdp1", option) for option in ("fp16", "bf16-pure", "ema", "fused-loss")),
+        *(("zero3", option) for option in ("bf16-pure", "ema", "fused-loss")),  # DeepSpeed has fp16 on GPUs alone
     ],
 )
 def test_two_by_two_with_an_option_is_equivalent(
