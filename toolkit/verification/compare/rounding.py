@@ -41,6 +41,16 @@ class Fit:
         return (spread, _BEYOND) if self.elements >= _MANY else (max(spread, self.bound), 0.0)
 
 
+def applied_coefficient(fit: Fit | None, expected: float, rounding: float) -> float:
+    """The clipping coefficient of the step that is compared: the fitted one, since that is computed from a norm that is
+    ``rounding`` off, relatively. Where nothing is clipped it is exactly 1, unless the fit rules that out: after a step
+    of large gradients the moments show it to few digits."""
+    if fit is None:
+        return expected
+    spread = max(rounding, fit.spread[0])
+    return 1.0 if expected == 1.0 and abs(fit.value - 1.0) <= spread else fit.value
+
+
 def update_bound(before: torch.Tensor, change: torch.Tensor, eps: float) -> float:
     """Of an update's error in the 2-norm, relative to ``change``: the weight is rounded up to three times, what is
     added to it up to sixteen times. ``eps``: of the weights' dtype."""

@@ -24,7 +24,7 @@ from toolkit.strategies.engines.base import OptimizerState
 from toolkit.verification.compare.measure import Measure, Stage
 from toolkit.verification.compare.noise import SAFETY, relative_error
 from toolkit.verification.compare.packed import distance, half_cells
-from toolkit.verification.compare.rounding import FEW, Fit, moment_bound, update_bound
+from toolkit.verification.compare.rounding import FEW, Fit, applied_coefficient, moment_bound, update_bound
 from toolkit.verification.record.trace import RankTrace, StepTrace, Tensors
 
 States = dict[str, OptimizerState | None]
@@ -162,12 +162,10 @@ class _OneStep:
         # Codes of 8 bits show the coefficient to a percent, their scales exactly: with the expected one, what is not
         # so is seen in the update and in the scales.
         packed = any(state is not None and state.scales for state in taken.states.values())
-        applied = self.expected_coefficient if whole is None or packed else whole.value
         # It is then not read but computed from a norm that is rounded itself: the root halves the sum's rounding.
         unread = packed or whole is None
         self.unread = self.rounding / 2 if unread and self.expected_coefficient < 1 else 0.0
-        near_one = abs(applied - 1.0) <= self.rounding
-        self.coefficient = 1.0 if near_one and self.expected_coefficient == 1.0 else applied
+        self.coefficient = applied_coefficient(None if packed else whole, self.expected_coefficient, self.rounding)
         self.right = {name: self._float64_step(name, self.coefficient) for name in self.gradients}
         # Torch's own steps were given the expected coefficient.
         self.right_expected = {name: self._float64_step(name, self.expected_coefficient) for name in self.gradients}
