@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 LR, DECAY = 1e-3, 0.1
+VOCAB = 61  # odd: shards are padded
 MODEL = {
     "model_type": "llama",
     "hidden_size": 32,
@@ -22,7 +23,7 @@ MODEL = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "vocab_size": 61,  # odd: shards are padded
+    "vocab_size": VOCAB,
     "tie_word_embeddings": False,
 }
 
@@ -45,7 +46,7 @@ class Plan:
     """ZeRO-3 splits its flat parameters into several."""
     constant: bool = False
     """The learning rate does not fall."""
-    vocab: int = MODEL["vocab_size"]  # type: ignore[assignment]
+    vocab: int = VOCAB
 
 
 def make_model(plan: Plan) -> Any:
@@ -63,7 +64,7 @@ def make_model(plan: Plan) -> Any:
 def rows(step: int, rank: int) -> torch.Tensor:
     """Two rows of equal length: the mean over both ranks is the mean over all tokens."""
     draw = torch.Generator().manual_seed(100 * step + rank)
-    return torch.randint(0, MODEL["vocab_size"], (2, 11), generator=draw)  # type: ignore[call-overload]
+    return torch.randint(0, VOCAB, (2, 11), generator=draw)
 
 
 def make_optimizer(model: nn.Module, plan: Plan) -> torch.optim.Optimizer:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import resource
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,11 +15,13 @@ from checkpoint_writers import DECAY, LR, MODEL, Plan, make_model, make_optimize
 from typer.testing import CliRunner
 
 from jobs import resolved_from, train_job
+from signalled import TOOLKIT
 from tiny import recipe_dict
 from toolkit.checkpoint_import.command import ImportedCheckpoint, import_checkpoint
 from toolkit.cli import app
-from toolkit.errors import InputError
+from toolkit.errors import InputError, RunFailed
 from toolkit.launch.group import WorkerGroup
+from toolkit.launch.output import claim_folder, release_folder
 from toolkit.recipe.schema import Recipe
 from toolkit.training.finding import newest
 from toolkit.verification.checkpoints.find import places, read
@@ -182,3 +186,83 @@ def test_the_command(written: Written, tiny_root: Path, tmp_path: Path) -> None:
     assert f"next: toolkit train {file} schedule.name=linear run.max_steps=10 --resume" in done.output
     with pytest.raises(InputError, match="there are checkpoints of a run; set another run"):
         CliRunner().invoke(app, words, catch_exceptions=False)
+
+
+@pytest.mark.group
+def test_the_two_commands_of_the_docs(written: Written, tiny_root: Path, tmp_path: Path) -> None:
+    """Imported in one process and trained to its end in others, as the command's last line says."""
+    source, file = written("trainer-zero2", vocab=VOCAB), tmp_path / "recipe.yaml"
+    run = tmp_path / "run"
+    file.write_text(json.dumps(recipe(tiny_root, run, "zero2", run={"max_steps": 5, "save_every": 5})))
+    done = subprocess.run(
+        [*TOOLKIT, "import-checkpoint", source, file], capture_output=True, text=True, timeout=120, check=True
+    )
+    command = next(line for line in done.stdout.splitlines() if line.startswith("next: ")).split()[2:]
+    done = subprocess.run([*TOOLKIT, *command], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"resumed from {run}/checkpoints/step-00000003" in done.stdout
+    steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [4, 5]
+    assert newest(run / "checkpoints") == run / "checkpoints" / "step-00000005"
+
+
+@pytest.mark.group
+def test_no_room_leaves_nothing(written: Written, tiny_root: Path, tmp_path: Path) -> None:
+    source, run = written("plain", vocab=VOCAB), tmp_path / "run"
+    values = recipe(tiny_root, run)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    try:
+        with pytest.raises(RunFailed, match=r"step-00000003: cannot be written: .*File too large.*; free space there"):
+            imported(source, values)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not run.exists()
+    assert imported(source, values).step == 3, "with room it is imported"
+
+
+_BUSY = """
+import sys, time
+from pathlib import Path
+from toolkit.launch.output import claim_folder
+from toolkit.recipe.load import load_recipe
+from toolkit.strategies import resolve
+claim_folder(resolve(load_recipe(sys.argv[1], []), sys.argv[1], device="cpu"), resume=False)
+print("claimed", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.group
+def test_only_an_unused_folder_is_taken(written: Written, tiny_root: Path, tmp_path: Path) -> None:
+    source, file = written("plain", vocab=VOCAB), tmp_path / "recipe.json"
+    other, used = tmp_path / "other", tmp_path / "used"
+    other.mkdir()
+    (other / "thesis.tex").write_text("")
+    with pytest.raises(InputError, match="contains other files; set an empty or a new folder"):
+        imported(source, recipe(tiny_root, other))
+    assert [path.name for path in other.iterdir()] == ["thesis.tex"]
+
+    values = recipe(tiny_root, used)
+    file.write_text(json.dumps(values))
+    with subprocess.Popen([*TOOLKIT[:1], "-c", _BUSY, file], stdout=subprocess.PIPE, text=True) as job:
+        try:
+            assert job.stdout is not None
+            assert job.stdout.readline() == "claimed\n"
+            with pytest.raises(InputError, match="directory in use by a running job"):
+                imported(source, values)
+        finally:
+            job.kill()
+    assert imported(source, values).step == 3, "the other process has ended"
+
+
+def test_a_notebook_gives_the_folder_back(tiny_root: Path, tmp_path: Path) -> None:
+    """Another process may resume in a folder that this one has finished with."""
+    values = recipe(tiny_root, tmp_path / "run")
+    (file := tmp_path / "recipe.json").write_text(json.dumps(values))
+    claim_folder(resolved_from(values), resume=False)
+    again = [*TOOLKIT[:1], "-c", _BUSY.replace("sleep(60)", "sleep(0)"), str(file)]
+    refused = subprocess.run(again, capture_output=True, text=True, timeout=60, check=False)
+    assert "directory in use by a running job" in refused.stderr
+    release_folder(tmp_path / "run")
+    assert subprocess.run(again, capture_output=True, text=True, timeout=60, check=False).stdout == "claimed\n"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit.errors import InputError
+from toolkit.launch.output import check_folder, claim_folder, release_folder
 from toolkit.optimizers import optimizer_kind
 from toolkit.optimizers.base import ADAM
 from toolkit.recipe.load import recipe_from
@@ -60,7 +61,8 @@ def import_checkpoint(
     ``checkpoint``: a folder or file of DeepSpeed, FSDP, accelerate, the Trainer or torch; of a run's several the
     newest. ``step``: optimizer steps taken, where it does not say. Tensors are read and written one after another.
 
-    Raises InputError if it cannot be read, does not fit the recipe's model, or has no moments.
+    Raises InputError if it cannot be read, does not fit the recipe's model, or has no moments; RunFailed if the
+    checkpoint cannot be written, a full disk for example. Nothing is left then.
     """
     from toolkit.checkpoint_import.match import match, other_frozen
     from toolkit.checkpoint_import.write import write
@@ -78,9 +80,11 @@ def import_checkpoint(
     resolved = resolve(asked, source, device="cuda" if device == "auto" else device)
     _check_recipe(asked, source)
     taken = _steps(found, step)
-    folder = Path(asked.run.output_dir) / "checkpoints"
+    run_folder = Path(asked.run.output_dir)
+    folder = run_folder / "checkpoints"
     if folder.is_dir() and any(folder.glob("step-*")):
         raise InputError(f"{folder}: there are checkpoints of a run; set another run.output_dir, or delete them")
+    check_folder(resolved, resume=False)
     prepared = prepare_model(resolve(alone(asked), source, device="cpu"), by_part=True)
     if statistics(batch_norms(prepared.model)):
         raise InputError(f"{source}: model: running statistics of batch normalisation cannot be imported")
@@ -98,7 +102,14 @@ def import_checkpoint(
         )
     differences = _differences(matched, prepared, resolved, taken)
     target = folder / f"step-{taken:08d}"
-    write(matched, prepared, resolved, taken, target)
+    undo = claim_folder(resolved, resume=False)
+    try:
+        write(matched, prepared, resolved, taken, target)
+    except BaseException:
+        undo()
+        raise
+    finally:
+        release_folder(run_folder)
     notes = [f"the data continue at step {taken + 1} of this recipe's order"]
     if matched.unused:
         more = ", …" if len(matched.unused) > 1 else ""

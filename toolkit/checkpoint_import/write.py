@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from toolkit.checkpoint_import.match import Matched
+from toolkit.errors import RunFailed
 from toolkit.recipe.earlier import recipe_version
 from toolkit.recipe.resolve import Resolved
 from toolkit.results import versions
@@ -22,19 +26,24 @@ def write(matched: Matched, prepared: Prepared, resolved: Resolved, step: int, t
     """Write ``target``, a folder ``step-N`` that does not exist; complete, or not at all.
 
     Weights and moments are in the dtype that the recipe trains in. Memory: one tensor and a file of 1 GiB. Raises
-    InputError if a tensor cannot be read, OSError if the folder cannot be written.
+    InputError if a tensor cannot be read, RunFailed if the folder cannot be written.
     """
     writing = target.parent / f".{target.name}.writing"
-    shutil.rmtree(writing, ignore_errors=True)
-    writing.mkdir(parents=True)
     try:
+        shutil.rmtree(writing, ignore_errors=True)
+        writing.mkdir(parents=True)
         part = _tensors(matched, prepared, step, writing)
         recipe = resolved.recipe.model_dump(mode="json")
         shapes: dict[str, Shape] = {name: tuple(p.shape) for name, p in prepared.trainable().items()}
         keys = {name: tuple(matched.moments[name]) for name in shapes}
         seal(writing, target, recipe, _manifest(matched, resolved, recipe, step), part, shapes, keys, {})
+    except (OSError, SafetensorError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise RunFailed(f"{target}: cannot be written: {reason}; free space there, or set run.output_dir") from None
     finally:
         shutil.rmtree(writing, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            target.parent.rmdir()  # only if nothing is in it: no run began
 
 
 def _tensors(matched: Matched, prepared: Prepared, step: int, writing: Path) -> Part:

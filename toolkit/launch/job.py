@@ -18,7 +18,7 @@ from toolkit.errors import InputError, RunFailed, Stopped, ToolkitError
 from toolkit.launch.attend import Asked, wait
 from toolkit.launch.failure import FOLDER_VARIABLE, SCREEN_VARIABLE, first_failure
 from toolkit.launch.files import launch_files, write_files
-from toolkit.launch.output import claim_folder
+from toolkit.launch.output import claim_folder, release_folder
 from toolkit.launch.relay import screen
 from toolkit.launch.signals import die_with_parent, name_of, noted_stop
 from toolkit.machine import cpu_count, cuda_device_count
@@ -66,6 +66,8 @@ def train(
     except InputError:
         undo()
         raise
+    finally:
+        release_folder(folder)
     return json.loads((folder / "result.json").read_text(encoding="utf-8"))
 
 

@@ -39,6 +39,7 @@ def claim_folder(resolved: Resolved, *, resume: bool) -> Callable[[], None]:
     def undo() -> None:
         if began(folder):
             return  # never delete training results
+        release_folder(folder)
         shutil.rmtree(folder, ignore_errors=True)
         if earlier:
             earlier.rename(folder)
@@ -64,8 +65,8 @@ def began(folder: Path) -> bool:
     return (metrics.exists() and metrics.stat().st_size > 0) or (folder / "checkpoints").exists()
 
 
-_held: list[int] = []
-"""Locks of this process, held until it ends."""
+_held: dict[Path, list[int]] = {}
+"""Locks of this process by folder, held until they are released or the process ends."""
 
 
 LAUNCHER_LOCK, RANK_LOCK = ".lock", ".lock-rank0"
@@ -88,8 +89,14 @@ def _hold(folder: Path, source: str, name: str = LAUNCHER_LOCK, *, keep: bool = 
         os.close(handle)  # a file system without locks: nothing can be checked
         return
     if keep:
-        _held.append(handle)
+        _held.setdefault(folder.absolute(), []).append(handle)
     else:
+        os.close(handle)
+
+
+def release_folder(folder: Path) -> None:
+    """Release this process's locks on the folder: it has finished with it, but lives on, as a notebook does."""
+    for handle in _held.pop(folder.absolute(), ()):
         os.close(handle)
 
 
