@@ -48,7 +48,7 @@ def resolved_from(recipe: dict[str, Any]) -> Resolved:
 def loader_for(resolved: Resolved, rank: int, start: int = 0) -> TrainLoader:
     tokenizer = load_tokenizer(resolved.recipe)
     samples = open_data(resolved.recipe, "train", tokenizer)
-    return TrainLoader.of(resolved, samples, resolved.data_rank(rank), start)
+    return TrainLoader.of(resolved, samples, rank, start)
 
 
 def train_job(

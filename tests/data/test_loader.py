@@ -103,6 +103,7 @@ def test_the_tensors_are_the_samples(make_recipe: Make, make_tokenizer: Any, wri
         0,
         1,
         {},
+        None,
     )
 
 

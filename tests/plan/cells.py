@@ -91,6 +91,8 @@ class Cell:
     """strategy.mesh: replicate and shard."""
     sync: str = ""
     """``strategy.sync``; «once»: last, and weights stay gathered until then."""
+    context: bool = False
+    """Two processes divide the tokens of each row."""
 
     @property
     def processes(self) -> int:
@@ -110,6 +112,7 @@ class Cell:
         more += [self.kernel] if self.kernel else []
         more += ["mesh-{}x{}".format(*self.mesh)] if self.mesh else []
         more += [f"sync-{self.sync}"] if self.sync else []
+        more += ["parts"] if self.context else []
         return "-".join([self.model, kind, self.strategy, self.checkpointing, size, self.precision, *more])
 
     @property
@@ -135,6 +138,7 @@ class Cell:
             "activation_checkpointing": self.checkpointing,
             "strategy": {"name": self.strategy, "offload": self.offload}
             | ({"mesh": {"replicate": self.mesh[0], "shard": self.mesh[1]}} if self.mesh else {})
+            | ({"mesh": {"context": 2}} if self.context else {})
             | ({"sync": "last", "reshard_after_forward": self.sync == "last"} if self.sync else {}),
             "machine": {"device": "cpu", "processes": self.processes},
             "run": {"max_steps": 2, "save_every": 0, "eval_every": 0},
@@ -176,6 +180,16 @@ SYNCED = [
     if (strategy, sync) != ("fsdp1", "once")
 ]
 """Gradients summed after the last micro-batch of a step."""
+DIVIDED = [
+    *(Cell("llama", lora, s, kind, 256, context=True) for s, lora, kind in (
+        ("ddp", True, "none"), ("ddp", False, "full"), ("zero2", False, "none"), ("zero3", True, "full"),
+        ("fsdp1", False, "none"), ("fsdp2", False, "full"), ("fsdp2", True, "none"), ("fsdp2", False, "selective"))),
+    Cell("llama", False, "fsdp2", "none", 256, packing=True, context=True),
+    Cell("llama-wide", False, "zero2", "full", 512, loss="fused", context=True),
+    Cell("qwen3", True, "fsdp2", "full", 512, micro=1, precision="fp32", context=True),
+    Cell("gemma3", False, "zero3", "none", 256, context=True),
+]  # fmt: skip
+"""Rows whose tokens two processes divide."""
 _SEE = ("qwen3_vl", "qwen2_5_vl", "gemma3-vl", "smolvlm", "llava", "internvl")
 MEDIA = [
     *(Cell(name, lora, "single", kind, 128) for name in _SEE for lora in (False, True) for kind in ("none", "full")),

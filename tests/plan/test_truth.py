@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from plan.cells import BUILT, HELD_OUT, HYBRID, MEDIA, SYNCED, Cell
+from plan.cells import BUILT, DIVIDED, HELD_OUT, HYBRID, MEDIA, SYNCED, Cell
 from plan.truth import GROUPS, error, kept, predicted, truth
 from toolkit.launch.group import WorkerGroup
 
@@ -63,6 +63,8 @@ def test_what_is_kept_is_within_the_tolerance() -> None:
         HYBRID[8],
         SYNCED[0],
         SYNCED[14],
+        DIVIDED[6],
+        DIVIDED[8],
         MEDIA[0],
         MEDIA[18],
         MEDIA[27],

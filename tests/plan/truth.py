@@ -14,12 +14,13 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from plan.cells import BUCKET, BUILT, HELD_OUT, HYBRID, MEDIA, SYNCED, Cell
+from plan.cells import BUCKET, BUILT, DIVIDED, HELD_OUT, HYBRID, MEDIA, SYNCED, Cell
 
 GROUPS = {
     "built": BUILT,
     "hybrid": HYBRID,
     "one sum a step": SYNCED,
+    "rows in parts": DIVIDED,
     "images and sound": MEDIA,
     "held out": HELD_OUT,
 }

@@ -187,7 +187,7 @@ class _Loop:
     def __init__(self, session: Session, watch: Watch, outcome: Outcome) -> None:
         resolved = session.resolved
         samples = open_data(resolved.recipe, "train", session.tokenizer)
-        self._windows = TrainLoader.of(resolved, samples, session.data_rank)
+        self._windows = TrainLoader.of(resolved, samples, session.rank)
         self._session, self._watch, self._outcome = session, watch, outcome
         self.progress, self._recorder = Progress(), MetricsLog(None, loop.sum_over_ranks)
         self._guard = LossGuard(resolved.recipe.run, [])

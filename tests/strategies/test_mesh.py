@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from tiny import recipe_dict
+from tiny import LLAMA, recipe_dict
 from toolkit.errors import InputError
 from toolkit.launch.files import launch_files, write_files
-from toolkit.recipe.mesh import Mesh
+from toolkit.recipe.mesh import Mesh, RowPart
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve, strategy_of
@@ -41,6 +41,8 @@ def resolved(strategy: str, mesh: dict[str, int] | None, **sections: Any) -> Res
         ({"replicate": 2, "shard": 3}, {"processes": 4}, r"= 6, but there are 4 processes; set shard: 2"),
         ({"replicate": 3, "shard": 3}, {"processes": 4}, r"= 9, but .*; set machine\.processes: 9"),
         ({"shard": 8}, {"processes": 4, "nodes": 3}, r"= 8, but there are 12 processes \(4 x 3 nodes\); set shard: 12"),
+        ({"shard": 2, "context": 4}, {"processes": 4}, r"2 x context 4 = 8, but there are 4 processes; set shard: 1"),
+        ({"context": 3}, {"processes": 4}, r"context 3 = 3, but there are 4 processes; set context to a divisor of 4"),
         (
             {"replicate": 3, "shard": 4},
             {"processes": 6, "nodes": 2},
@@ -53,10 +55,54 @@ def test_a_wrong_product_is_refused_with_the_numbers(mesh: dict[str, int], machi
         resolved("fsdp2", mesh, machine=machine)
 
 
-@pytest.mark.parametrize("axis", ["context", "tensor", "pipeline", "expert"])
+@pytest.mark.parametrize("axis", ["tensor", "pipeline", "expert"])
 def test_an_axis_that_is_not_supported_is_refused_by_name(axis: str) -> None:
     with pytest.raises(InputError, match=rf"strategy\.mesh\.{axis}: {axis} parallelism is not supported yet"):
         resolved("fsdp2", {"shard": 2, axis: 2})
+
+
+MODEL = LLAMA | {"num_attention_heads": 4}
+NOT_DIVISIBLE: list[tuple[dict[str, Any], str]] = [
+    ({"model": {"config": {"model_type": "bert", "num_attention_heads": 4}, "task": "masked-lm"}},
+     r"divides the rows of model\.task: causal-lm \(it is masked-lm\)"),
+    ({"model": {"config": MODEL, "attention": "eager"}}, r"requires model\.attention: sdpa \(it is eager\)"),
+    ({"compile": True}, r"has not been verified with compiled blocks; set compile: false"),
+    ({"model": {"config": MODEL, "neftune_alpha": 5.0}}, r"has not been verified with model\.neftune_alpha"),
+    ({"adapter": {"method": "prompt-tuning", "options": {"num_virtual_tokens": 4}}},
+     r"would put the virtual tokens of prompt-tuning in front of every part"),
+    ({"model": {"config": {"model_type": "lfm2", "num_attention_heads": 4}}},
+     r"requires a model whose tokens meet in attention alone: lfm2: a recurrence or convolution"),
+    ({"model": {"config": LLAMA | {"model_type": "mixtral", "output_router_logits": True}}},
+     r"would balance the experts of each part"),
+    ({"model": {"config": LLAMA | {"num_attention_heads": 3, "num_key_value_heads": 3}}},
+     r"2 ranks cannot divide 3 attention heads; set a divisor of 3"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("sections", "told"), NOT_DIVISIBLE, ids=[told[:24] for _, told in NOT_DIVISIBLE])
+def test_rows_that_cannot_be_divided_are_refused_with_the_reason(sections: dict[str, Any], told: str) -> None:
+    with pytest.raises(InputError, match=rf"recipe\.yaml: strategy\.mesh\.context: {told}"):
+        resolved("fsdp2", {"shard": 2, "context": 2}, **sections)
+
+
+def test_ranks_that_divide_rows_share_their_samples() -> None:
+    found = resolved("fsdp2", {"replicate": 2, "shard": 2, "context": 2}, machine={"processes": 8})
+    assert (found.data_size, found.token_parts, found.ranks_per_part, found.state_ranks) == (4, 8, 1, 4)
+    assert [found.data_rank(rank) for rank in range(8)] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert [found.row_part(rank) for rank in range(4)] == [RowPart(0, 2), RowPart(1, 2)] * 2
+    assert list(RowPart(1, 2).tokens(10)) == [5, 6, 7, 8, 9]
+    assert found.global_size == found.micro_size * found.accumulation * 4
+    files = launch_files(found, Path("launch"), "recipe.yaml", [])
+    assert '"sequence_parallel_size"' not in files.get("deepspeed.json", "")
+    zero = resolved("zero2", {"shard": 2, "context": 2})
+    config = json.loads(launch_files(zero, Path("launch"), "recipe.yaml", [])["deepspeed.json"])
+    assert config["sequence_parallel_size"] == 2
+    assert config["train_batch_size"] == zero.global_size
+
+
+def test_parts_of_a_row_are_on_one_node() -> None:
+    with pytest.raises(InputError, match=r"mesh\.context: 4 consecutive ranks .* one node, which has 2 processes"):
+        resolved("fsdp2", {"context": 4}, machine={"processes": 2, "nodes": 2})
 
 
 @pytest.mark.parametrize(

@@ -142,10 +142,10 @@ class _Run:
                 self.found.profile = profiled(train, session, Path(order.trace))
 
     def _windows(self, session: Session) -> Iterable[list[MicroBatch]]:
-        resolved, rank = self.resolved, session.data_rank
+        resolved = self.resolved
         if self.order.full:
-            return full_rows(resolved, session.engine.config, rank)
-        return TrainLoader.of(resolved, open_data(resolved.recipe, "train", session.tokenizer), rank)
+            return full_rows(resolved, session.engine.config, session.rank)
+        return TrainLoader.of(resolved, open_data(resolved.recipe, "train", session.tokenizer), session.rank)
 
     def _watched_windows(self, windows: Iterable[list[MicroBatch]], session: Session) -> Iterator[list[MicroBatch]]:
         source = iter(windows)
@@ -158,7 +158,8 @@ class _Run:
                 rows = Rows.of(window)
                 self.found.rows += rows
                 self.found.supervised.append(sum(micro.supervised for micro in window))
-                self.found.flops.append(model_flops(session, self.resolved, rows))
+                flops = model_flops(session, self.resolved, rows)
+                self.found.flops.append(None if flops is None else flops / self.resolved.mesh.context)
             yield window
 
     def _after(self, pending: Pending) -> None:

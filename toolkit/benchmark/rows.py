@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from toolkit.data.collate import MicroBatch, drawn_features, sample_spans
+from toolkit.data.collate import MicroBatch, divided, drawn_features, sample_spans
 from toolkit.data.media import kinds_of_config
 from toolkit.data.spread import takes_one_row
 from toolkit.recipe.resolve import Resolved
@@ -54,7 +54,7 @@ def full_rows(resolved: Resolved, config: Any, rank: int) -> Iterator[list[Micro
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     recipe = resolved.recipe
     shape = (resolved.micro_size, recipe.data.max_length)
-    draw = torch.Generator().manual_seed(rank)
+    draw = torch.Generator().manual_seed(resolved.data_rank(rank))
     step = 0
     while True:
         window = []
@@ -78,7 +78,8 @@ def full_rows(resolved: Resolved, config: Any, rank: int) -> Iterator[list[Micro
             supervised = (labels[:, 1:] if task.labels is Labels.NEXT else labels).numel()
             if recipe.data.packing:
                 tensors, supervised = _packed(ids, takes_one_row(recipe.model.attention))
-            window.append(MicroBatch(tensors, list(range(shape[0])), supervised, 0, step, micro, resolved.accumulation))
+            whole = MicroBatch(tensors, list(range(shape[0])), supervised, 0, step, micro, resolved.accumulation)
+            window.append(divided(whole, resolved.row_part(rank)))
         yield window
         step += 1
 

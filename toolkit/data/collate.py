@@ -14,6 +14,7 @@ from torch.nn import functional
 from toolkit.data.formats import Example, supervised_tokens
 from toolkit.data.masking import Masking
 from toolkit.data.media import TOKEN_KINDS
+from toolkit.recipe.mesh import RowPart
 from toolkit.tasks import task_of
 from toolkit.tasks.base import Features, Task
 from toolkit.tasks.labels import IGNORED, Labels
@@ -41,6 +42,9 @@ class MicroBatch:
     micro: int
     micro_count: int
     entries: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    part: RowPart | None = None
+    """Which tokens of the rows this rank computes, where others compute the rest: then ``supervised`` counts the
+    predictions at these alone. ``tensors`` have the whole rows."""
 
     def to(self, device: torch.device | str) -> MicroBatch:
         """A copy on ``device``; the copy from pinned memory is asynchronous."""
@@ -49,6 +53,17 @@ class MicroBatch:
     def pin_memory(self) -> MicroBatch:
         """A copy in page-locked memory. torch's DataLoader calls this by its name."""
         return replace(self, tensors={k: t.pin_memory() for k, t in self.tensors.items()})
+
+
+def divided(micro: MicroBatch, part: RowPart | None) -> MicroBatch:
+    """The share of ``micro``, of a causal model, that one rank computes. Rows are a multiple of ``part.count`` long."""
+    if part is None:
+        return micro
+    # The prediction at position t is of token t + 1, which may be the next part's first.
+    own = part.tokens(micro.tensors["labels"].shape[1])
+    targets = micro.tensors["labels"][:, own.start + 1 : own.stop + 1]
+    supervised = int((targets != IGNORED).sum()) if micro.supervised else 0
+    return replace(micro, part=part, supervised=supervised)
 
 
 @dataclass(frozen=True)

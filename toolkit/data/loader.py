@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from toolkit.data.collate import MicroBatch, Slot, collate, needs_blank, packed_slot
+from toolkit.data.collate import MicroBatch, Slot, collate, divided, needs_blank, packed_slot
 from toolkit.data.opening import open_data
 from toolkit.data.order import deal, epoch_order, window_count, windows
 from toolkit.data.packing import by_length, packed_rows
@@ -18,6 +18,7 @@ from toolkit.data.samples import MapSamples, MixedSamples, Samples, StreamSample
 from toolkit.data.spread import Spread, takes_one_row
 from toolkit.data.stream import Failure, TrainStream, eval_stream
 from toolkit.errors import InputError
+from toolkit.recipe.mesh import RowPart
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 
@@ -46,7 +47,11 @@ class TrainLoader:
         device_type: str,
         start_window: int = 0,
         pad_to_multiple_of: int | None = None,
+        part: RowPart | None = None,
     ) -> None:
+        """``part``: which tokens of every row this process computes; rows are padded to a multiple of the parts."""
+        pad_to_multiple_of = pad_to_multiple_of if part is None else part.count
+        self._part = part
         self.start_window = start_window
         self.steps_per_epoch: int | None = None
         self._pin = device_type == "cuda"
@@ -74,17 +79,18 @@ class TrainLoader:
             self.steps_per_epoch = slots.steps_per_epoch
 
     @classmethod
-    def of(cls, resolved: Resolved, samples: Samples, data_rank: int, start_window: int = 0) -> TrainLoader:
-        """The loader of a run of ``resolved``, on its device."""
+    def of(cls, resolved: Resolved, samples: Samples, rank: int, start_window: int = 0) -> TrainLoader:
+        """The loader of process ``rank`` of a run of ``resolved``, on its device."""
         return cls(
             samples,
             resolved.recipe,
             micro_size=resolved.micro_size,
             accumulation=resolved.accumulation,
             data_size=resolved.data_size,
-            data_rank=data_rank,
+            data_rank=resolved.data_rank(rank),
             device_type=resolved.device,
             start_window=start_window,
+            part=resolved.row_part(rank),
         )
 
     def __iter__(self) -> Iterator[list[MicroBatch]]:
@@ -102,7 +108,7 @@ class TrainLoader:
         for batch in loader:
             if isinstance(batch, Failure):
                 raise InputError(*batch.problems)
-            window.append(batch)
+            window.append(divided(batch, self._part))
             if len(window) == batch.micro_count:
                 yield window
                 window = []
@@ -116,11 +122,13 @@ def eval_batches(
     data_rank: int,
     device_type: str,
     pad_to_multiple_of: int | None = None,
+    part: RowPart | None = None,
 ) -> Iterator[MicroBatch]:
     """A data-parallel rank's micro-batches of every sample once, in order, as many on every rank.
 
-    ``window`` counts them; each stands alone (``micro`` 0 of 1).
+    ``window`` counts them; each stands alone (``micro`` 0 of 1). ``part``: as of ``TrainLoader``.
     """
+    pad_to_multiple_of = pad_to_multiple_of if part is None else part.count
     spread = Spread(micro_size, 1, data_size, data_rank, recipe.run.seed, shuffle=False)
     if isinstance(samples, StreamSamples):
         batches = eval_stream(samples, spread, pad_to_multiple_of)
@@ -128,6 +136,7 @@ def eval_batches(
         data = _Collated(samples, pad_to_multiple_of)
         batches = (data.collated(slot) for slot in _epoch_slots(range(len(samples)), spread))
     for batch in batches:
+        batch = divided(batch, part)
         yield batch.pin_memory() if device_type == "cuda" else batch
 
 

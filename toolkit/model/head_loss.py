@@ -54,13 +54,20 @@ def multiplied_by(factor: torch.Tensor) -> Iterator[None]:
 @contextlib.contextmanager
 def wanted_loss(labels: torch.Tensor, terms: LossTerms = CROSS_ENTROPY) -> Iterator[_Wanted]:
     """Context in which a fused head returns the summed cross-entropy, with ``terms``, against ``labels`` (batch,
-    length), which are not shifted; ``answered`` shows whether one did."""
+    length), as ``next_labels`` takes them; ``answered`` shows whether one did."""
     wanted = _Wanted(labels, terms)
     token = _WANTED.set(wanted)
     try:
         yield wanted
     finally:
         _WANTED.reset(token)
+
+
+def next_labels(labels: torch.Tensor, length: int) -> torch.Tensor:
+    """What each of ``length`` positions predicts: the label of the next token. The last predicts nothing, unless
+    ``labels`` (batch, length or length + 1) go on behind it, where a row does."""
+    following = labels[:, 1:]
+    return functional.pad(following, (0, length - following.shape[1]), value=IGNORED)
 
 
 def known_factor() -> torch.Tensor | None:
@@ -109,8 +116,7 @@ class HeadLoss:
             return self.forward(hidden)
         wanted.answered = True
         self.calls += 1
-        # Position t predicts label t + 1; the last predicts nothing.
-        targets = functional.pad(wanted.labels[:, 1:], (0, 1), value=IGNORED).reshape(-1)
+        targets = next_labels(wanted.labels, hidden.shape[1]).reshape(-1)
         flat = hidden.reshape(-1, hidden.shape[-1])
         if self.kernel == "liger":
             return _liger(flat, self.head.weight, self.head.bias, targets, wanted.terms)

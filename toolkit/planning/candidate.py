@@ -50,6 +50,8 @@ class Candidate:
         parts: list[str] = [recipe.strategy.name]
         if self.resolved.mesh.hybrid:
             parts.append(f"mesh {self.resolved.mesh.replicate} x {self.resolved.mesh.shard}")
+        if self.resolved.mesh.context > 1:
+            parts.append(f"context {self.resolved.mesh.context}")
         if recipe.strategy.sync is not None:
             parts.append(f"sync {recipe.strategy.sync}")
         if recipe.strategy.offload != "none":
@@ -102,12 +104,13 @@ class Candidate:
             "accumulation": self.resolved.accumulation,
             "loss": recipe.loss,
             "activation_offload": recipe.activation_offload,
-            "tokens_per_micro_batch": self.resolved.micro_size * recipe.data.max_length,
+            "tokens_per_micro_batch": self.resolved.micro_size * recipe.data.max_length // self.resolved.mesh.context,
             "fits": self.fits,
             "peak_bytes": self.peak,
             "host_bytes": self.host,
             "host_load_bytes": self.host_loading,
-            "mesh": {"replicate": self.resolved.mesh.replicate, "shard": self.resolved.mesh.shard},
+            "mesh": {"replicate": self.resolved.mesh.replicate, "shard": self.resolved.mesh.shard}
+            | ({"context": self.resolved.mesh.context} if self.resolved.mesh.context > 1 else {}),
             "sent_bytes": {axis: round(size) for axis, size in self.sent.items()},
             "breakdown": self.breakdown,
             "phases": {name: size + self.reserve for name, size in self.memory.phases.items()},

@@ -185,6 +185,8 @@ def check_loop(name: str, recipe: Recipe) -> None:
             )
     if recipe.run.ema is not None:
         raise InputError(f"--loop {name}: {title} has no run.ema; plan it with run.ema=null")
+    if recipe.strategy.mesh is not None and recipe.strategy.mesh.context > 1:
+        raise InputError(f"--loop {name}: {title} does not divide rows; plan it without strategy.mesh.context")
     if recipe.label_smoothing:
         raise InputError(
             f"--loop {name}: plan does not know what memory {title} takes for label smoothing; plan it with "

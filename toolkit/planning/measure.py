@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from toolkit.data.collate import drawn_features
+from toolkit.model.context import divide_rows
 from toolkit.model.head_loss import multiplied_by
 from toolkit.model.loss_terms import LossTerms
 from toolkit.planning.images import Images
@@ -74,12 +75,13 @@ def _train(
         found.peaks[phase] = tracker.reset_peak()
 
     prepared = prepare_model(resolved, pad_token_id=0)
+    divide_rows(prepared.model, resolved)
     close("load")
     engine = strategy_of(resolved).engine_class()(prepared, accelerator)
     del prepared
     close("engage")
     tensors = random_batch(engine.config, resolved, length, engine.device)
-    terms = LossTerms.of(resolved.recipe)
+    terms, part = LossTerms.of(resolved.recipe), resolved.row_part(accelerator.process_index)
     weight = torch.full((), 1.0 / (resolved.micro_size * length), device=engine.device)
     for step in range(1, steps + 1):
         begun = time.perf_counter()
@@ -87,7 +89,7 @@ def _train(
             last = micro == resolved.accumulation - 1
             with engine.accumulating(last):
                 with engine.autocast(), multiplied_by(weight):
-                    loss = loss_sum(engine.model, engine.config, tensors, resolved.recipe.model.task, terms)
+                    loss = loss_sum(engine.model, engine.config, tensors, resolved.recipe.model.task, terms, part)
                 close(f"step{step}.forward{micro}")
                 engine.backward(loss * weight, last)
             del loss

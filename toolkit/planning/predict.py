@@ -119,6 +119,7 @@ class Planner:
             masked=masks_rows(resolved),
             loop=self.loop,
             images=self.images,
+            parts=resolved.mesh.context,
         )
 
     def _segments(self, shape: Shape) -> list[Segment]:
@@ -139,7 +140,7 @@ class Planner:
         small = 2
         if shape.fused:
             two_chunks = 2 * chunk_rows(self.resolved.device, self.skeleton.vocabulary)
-            while small * (shape.length - 1) < two_chunks and small < shape.micro:
+            while small * (shape.length // shape.parts - 1) < two_chunks and small < shape.micro:
                 small *= 2
         return small
 

@@ -54,7 +54,10 @@ def _blend(a: Segment, b: Segment, at: Callable[[int, int], int]) -> Segment:
         Gradient(x.weight, at(x.live, y.live), at(x.peak, y.peak))
         for x, y in zip(a.gradients, b.gradients, strict=True)
     ]
-    return Segment(a.block, a.backward, at(a.start, b.start), at(a.peak, b.peak), held, at(a.flops, b.flops), gradients)
+    return Segment(
+        a.block, a.backward, at(a.start, b.start), at(a.peak, b.peak), held, at(a.flops, b.flops),
+        at(a.exchanged, b.exchanged), a.exchanges, gradients,
+    )  # fmt: skip
 
 
 def _outline(segment: Segment) -> tuple[int, bool, int]:

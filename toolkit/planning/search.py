@@ -13,7 +13,7 @@ from toolkit.planning.hardware import GIB, Device
 from toolkit.planning.images import Images
 from toolkit.planning.loops import check_loop
 from toolkit.planning.predict import Planner
-from toolkit.planning.time import Rates, step_seconds
+from toolkit.planning.time import Rates, exchanged, step_seconds
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.recipe.strategy_names import OWN_KEYS
@@ -63,7 +63,11 @@ class Search:
         host = (sum(held.host.values()) + away) * resolved.recipe.machine.processes
         own, shared = held.host_loading()
         loading = own * resolved.recipe.machine.processes + shared
-        sent = strategy_of(resolved).traffic(resolved, planner.skeleton.holdings).by_axis(resolved.accumulation)
+        holdings = planner.skeleton.holdings
+        sent = strategy_of(resolved).traffic(resolved, holdings).by_axis(resolved.accumulation)
+        if resolved.mesh.context > 1:
+            parts = exchanged(segments, list(holdings.order), resolved.mesh.context)
+            sent |= {parts.axis: resolved.accumulation * parts.size}
         return Candidate(resolved, memory, reserve, host, seconds, self.device.bytes, self.usable, asked, loading, sent)
 
     def all(self, every: bool = False) -> list[Candidate]:
@@ -169,7 +173,9 @@ class Search:
             ways: list[dict[str, Any]] = [{"name": name, "offload": offload} for offload in strategy.offloads]
             if name == self.asked.recipe.strategy.name:
                 if self.asked.mesh.hybrid:
-                    ways += [way | {"mesh": None} for way in ways]  # all ranks divide the state: the least memory
+                    # All ranks divide the state: the least memory.
+                    mesh = self.asked.mesh.divided_rows(self.asked.world_size, shards=True)
+                    ways += [way | {"mesh": mesh} for way in ways]
                 if self.asked.recipe.strategy.sync is not None:
                     ways += [way | {"sync": None} for way in ways]
             for way in ways:
@@ -187,6 +193,9 @@ class Search:
         if strategy.get("name", recipe.strategy.name) != recipe.strategy.name:
             for key in OWN_KEYS:
                 values["strategy"].pop(key, None)
+            shards = bool(strategies()[strategy["name"]].traits.shards)
+            if (mesh := self.asked.mesh.divided_rows(self.asked.world_size, shards)) is not None:
+                values["strategy"]["mesh"] = mesh
         values["batch"] = {"micro_size": micro, "global_size": self.asked.global_size}
         try:
             return resolve(Recipe.model_validate(values | top), self.asked.source, device=self.asked.device)

@@ -47,6 +47,11 @@ class SegmentTracer:
     def owner(self) -> int:
         return self.segments[-1].block if self.segments else OUTSIDE
 
+    def exchanged(self, size: int) -> None:
+        """Count an exchange of so many bytes."""
+        self.segments[-1].exchanged += size
+        self.segments[-1].exchanges += 1
+
     def begin(self, live: Counter) -> None:
         self._live = live
         self._open(OUTSIDE, False)

@@ -28,6 +28,8 @@ class Shape:
     """The training loop whose loss it is."""
     images: Images | None = None
     """What stands in each row, for models that see."""
+    parts: int = 1
+    """Ranks that divide the tokens of each row; ``length`` is a whole row's."""
 
     @property
     def autocast(self) -> bool:
@@ -58,6 +60,9 @@ class Segment:
     """From the last finished gradient on, or from the begin where there was none."""
     held: dict[int, int] = field(default_factory=dict)
     flops: int = 0
+    exchanged: int = 0
+    """Bytes of this rank that exchanges between parts of rows send and receive, its own for itself among them."""
+    exchanges: int = 0
     gradients: list[Gradient] = field(default_factory=list)
 
 

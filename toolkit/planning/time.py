@@ -17,7 +17,7 @@ from toolkit.planning.segments import OUTSIDE, Segment
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies import strategy_of
 from toolkit.strategies.memory.base import BYTES, Holdings
-from toolkit.strategies.traffic import Axis
+from toolkit.strategies.traffic import Axis, Sent
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,16 @@ def flops(segments: list[Segment], order: list[int]) -> tuple[int, int]:
     return parts[0], parts[1]
 
 
+def exchanged(segments: list[Segment], order: list[int], context: int) -> Sent:
+    """What a rank sends to the others that divide its rows, in one micro-batch: of what it exchanges all but its own
+    part."""
+    size = calls = 0
+    for segment in segments:
+        times = 1 if segment.block == OUTSIDE else order.count(segment.block)
+        size, calls = size + times * segment.exchanged, calls + times * segment.exchanges
+    return Sent(size * (context - 1) / context, calls, "context")
+
+
 def step_seconds(
     resolved: Resolved, holdings: Holdings, segments: list[Segment], device: Device, rates: Rates, away: int = 0
 ) -> Seconds | None:
@@ -91,8 +101,11 @@ def step_seconds(
     else:
         exposed = at_end
     exposed += max(0.0, hideable - hidden_under)
+    # Attention waits for its exchanges, and computes between them.
+    waited = micro_batches * wire.seconds(*exchanged(segments, list(holdings.order), resolved.mesh.context))
     if not rates.overlap:
         exposed = hideable + at_end
+    exposed += waited
     trained = holdings.elements(True) * BYTES[resolved.precision.trainable]
     share = trained / resolved.state_ranks if "optimizer" in resolved.traits.shards else trained
     # AdamW reads weight, gradient and two moments and writes weight and moments: seven passes.
@@ -110,7 +123,7 @@ def step_seconds(
     if away:  # out under the forward, back under the backward
         pcie = away / (device.pcie * 1e9 * rates.link)
         offload += micro_batches * (max(0.0, pcie - forward / speed) + max(0.0, pcie - backward / speed))
-    return Seconds(compute, optimizer, hideable + at_end, exposed, offload)
+    return Seconds(compute, optimizer, hideable + at_end + waited, exposed, offload)
 
 
 def _whole_updates(resolved: Resolved, holdings: Holdings, wire: Wire, speed: float) -> float:
@@ -133,9 +146,10 @@ class Wire:
 
     def __init__(self, resolved: Resolved, device: Device, rates: Rates) -> None:
         machine, mesh = resolved.recipe.machine, resolved.mesh
-        sizes = {"all": resolved.world_size, "shard": mesh.shard, "replicate": mesh.replicate}
-        crosses = {"all": machine.nodes > 1, "shard": mesh.shard > machine.processes, "replicate": machine.nodes > 1}
-        rings = {"all": 1, "shard": 1, "replicate": min(mesh.shard, machine.processes)}
+        sizes = {"all": resolved.world_size, "shard": mesh.shard, "replicate": mesh.replicate, "context": mesh.context}
+        crosses = {"all": machine.nodes > 1, "shard": mesh.shard > machine.processes, "replicate": machine.nodes > 1,
+                   "context": False}  # fmt: skip
+        rings = {"all": 1, "shard": 1, "replicate": min(mesh.shard, machine.processes), "context": 1}
         within, between = device.link * rates.link, rates.between_nodes * rates.link
         self.speeds = {axis: 1e9 * (min(within, between / rings[axis]) if crosses[axis] else within) for axis in sizes}
         self.latencies = {axis: rates.latency * math.log2(max(2, size)) for axis, size in sizes.items()}

@@ -23,13 +23,16 @@ from toolkit.planning.autocast import ActedAutocast, NotActedOut
 from toolkit.planning.empty import empty_weights, shapes_alone
 from toolkit.planning.head import acted_head
 from toolkit.planning.images import Values
+from toolkit.planning.parts import acted_parts
 from toolkit.planning.segment_tracer import Counter, SegmentTracer
 from toolkit.planning.segments import OUTSIDE, Shape, Traced
 from toolkit.planning.skeleton import Skeleton
 from toolkit.planning.target import TargetKernels
+from toolkit.recipe.mesh import RowPart
 from toolkit.recipe.resolve import Precision
 from toolkit.tasks import task_of
 from toolkit.tasks.labels import Labels
+from toolkit.training.loss import loss_sum
 
 
 def trace(skeleton: Skeleton, shape: Shape, precision: Precision, device: str, task: str) -> Traced:
@@ -100,16 +103,26 @@ def _run(
             given = {name: t.to(dtype) if t is not None and t.is_floating_point() else t for name, t in tensors.items()}
         cast = torch.autocast("cpu", dtype=dtype) if mixed else contextlib.nullcontext()
         acting = acted.acting() if acted else contextlib.nullcontext()
-        with kernels.acting(), acting, shape.loop.acting(model), _rows(shape.masked):
+        parts = acted_parts(model, shape.parts, shape.masked, recorder.exchanged)
+        with kernels.acting(), acting, shape.loop.acting(model), _rows(shape.masked), parts:
             factor = torch.full((), 1.0 / shape.length)
             with cast, _head(model, skeleton, shape, kernels), multiplied_by(factor):
                 terms = LossTerms.of(skeleton.resolved.recipe) if skeleton.resolved else CROSS_ENTROPY
-                loss = shape.loop.loss(model, skeleton.config, given, task, terms)
+                loss = _loss(model, skeleton.config, given, task, terms, shape)
             del given
             recorder.move(OUTSIDE, backward=True)
             weighted = loss * factor
             weighted.backward()
         recorder.end()
+
+
+def _loss(
+    model: nn.Module, config: Any, given: dict[str, torch.Tensor], task: str, terms: LossTerms, shape: Shape
+) -> torch.Tensor:
+    if shape.parts == 1:
+        return shape.loop.loss(model, config, given, task, terms)
+    # The first part: of the labels of the others it has one more.
+    return loss_sum(model, config, given, task, terms, RowPart(0, shape.parts))
 
 
 def _batch(config: Any, shape: Shape, task: str) -> dict[str, torch.Tensor]:
@@ -125,6 +138,7 @@ def _batch(config: Any, shape: Shape, task: str) -> dict[str, torch.Tensor]:
             for name, one in drawn.items()
         }
         return found | {"labels": torch.zeros(size[:1] if one_label else size, dtype=torch.int64)}
+    size = (shape.micro, -(-shape.length // shape.parts) * shape.parts)
     tensors: dict[str, Any] = {"attention_mask": None}
     if shape.images is None:
         tensors["input_ids"] = torch.zeros(size, dtype=torch.int64)

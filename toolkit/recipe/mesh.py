@@ -7,19 +7,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from toolkit.recipe.schema import Machine, Recipe
+    from toolkit.recipe.schema import Machine, MeshAxes, Recipe
 
 AXES = ("replicate", "shard", "context", "tensor", "pipeline", "expert")
-SERVED = ("replicate", "shard")
+SERVED = ("replicate", "shard", "context")
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """Sizes of the axes that are served. ``shard``: consecutive ranks that divide the sharded state between them.
-    ``replicate``: such groups; the ranks at the same place of each hold the same part."""
+    """How the training state is divided, and the tokens. ``shard``: consecutive ranks that divide the sharded state
+    between them. ``replicate``: such groups; the ranks at the same place of each hold the same part. ``context``:
+    consecutive ranks that divide the tokens of the same rows; they are among the ranks of the two others."""
 
     replicate: int
     shard: int
+    context: int = 1
 
     def replica(self, rank: int) -> int:
         """Which group of ranks a rank belongs to."""
@@ -29,10 +31,38 @@ class Mesh:
         """A rank's place in its group, from 0: which part of the sharded state it holds."""
         return rank % self.shard
 
+    def divided_rows(self, world: int, shards: bool) -> dict[str, int] | None:
+        """``strategy.mesh`` for a strategy without copies of what it shards, with rows divided as here; None where they
+        are not."""
+        if self.context == 1:
+            return None
+        return {"context": self.context, "shard" if shards else "replicate": world // self.context}
+
     @property
     def hybrid(self) -> bool:
         """Whether state is both sharded and replicated."""
         return self.replicate > 1 and self.shard > 1
+
+    @classmethod
+    def of(cls, asked: MeshAxes, shards: bool) -> Mesh:
+        """The mesh of a recipe. Ranks of the context axis train the same weights on other tokens, so they divide the
+        state where the strategy does (``shards``), and else hold copies of it."""
+        if shards:
+            return cls(asked.replicate, asked.shard * asked.context, asked.context)
+        return cls(asked.replicate * asked.context, asked.shard, asked.context)
+
+
+@dataclass(frozen=True)
+class RowPart:
+    """One of ``count`` equal parts of every row, in order, from 0."""
+
+    index: int
+    count: int
+
+    def tokens(self, length: int) -> range:
+        """Positions of its tokens in a row of ``length``, a multiple of ``count``."""
+        own = length // self.count
+        return range(self.index * own, (self.index + 1) * own)
 
 
 def mesh_problems(recipe: Recipe) -> list[str]:
@@ -43,7 +73,7 @@ def mesh_problems(recipe: Recipe) -> list[str]:
     sizes = {axis: int(getattr(asked, axis)) for axis in AXES}
     found = [
         f"strategy.mesh.{axis}: {axis} parallelism is not supported yet; remove it, and divide the "
-        f"{_processes(recipe.machine)} between replicate and shard"
+        f"{_processes(recipe.machine)} between replicate, shard and context"
         for axis, size in sizes.items()
         if size > 1 and axis not in SERVED
     ]
@@ -52,8 +82,14 @@ def mesh_problems(recipe: Recipe) -> list[str]:
     machine, product = recipe.machine, math.prod(sizes.values())
     world = machine.processes * machine.nodes
     if product != world:
-        told = f"replicate {asked.replicate} x shard {asked.shard} = {product}"
+        told = f"replicate {asked.replicate} x shard {asked.shard}"
+        told += f" x context {asked.context} = {product}" if asked.context > 1 else f" = {product}"
         return [f"strategy.mesh: {told}, but there are {_processes(machine)}; {_instead(recipe, world, product)}"]
+    if machine.processes % asked.context:
+        return [
+            f"strategy.mesh.context: {asked.context} consecutive ranks exchange keys and values in every layer and "
+            f"have to be on one node, which has {machine.processes} processes; set a divisor of {machine.processes}"
+        ]
     if asked.shard % machine.processes and machine.processes % asked.shard:
         return [
             f"strategy.mesh.shard: groups of {asked.shard} consecutive ranks do not fit into nodes of "
@@ -71,13 +107,16 @@ def _processes(machine: Machine) -> str:
 def _instead(recipe: Recipe, world: int, product: int) -> str:
     asked, nodes = recipe.strategy.mesh, recipe.machine.nodes
     assert asked is not None
-    if world % asked.shard == 0 and asked.shard > 1:
-        return f"set replicate: {world // asked.shard}"
-    if world % asked.replicate == 0:
-        return f"set shard: {world // asked.replicate}"
+    if world % asked.context:
+        return f"set context to a divisor of {world}"
+    rows = world // asked.context
+    if rows % asked.shard == 0 and asked.shard > 1:
+        return f"set replicate: {rows // asked.shard}"
+    if rows % asked.replicate == 0:
+        return f"set shard: {rows // asked.replicate}"
     if product % nodes == 0:
         return f"set machine.processes: {product // nodes}"
-    return f"set replicate and shard to two numbers whose product is {world}"
+    return f"set replicate and shard to two numbers whose product is {rows}"
 
 
 def reasons(mesh: Mesh, machine: Machine, hybrid: str | None) -> dict[str, str]:
@@ -101,5 +140,12 @@ def reasons(mesh: Mesh, machine: Machine, hybrid: str | None) -> dict[str, str]:
         replicate = "second copies of the weights, one in each group of ranks: gradients are reduced over all ranks"
     else:
         replicate = f"copies of what is sharded, each {mesh.shard} ranks apart: their gradients are all-reduced{over}"
+    context = "every row's tokens are computed by one process"
+    if mesh.context > 1:
+        context = (
+            f"{mesh.context} consecutive ranks each compute a part of every row's tokens, and in attention all tokens "
+            "of a part of the heads (Ulysses, arXiv:2309.14509); they train on the same samples. Not in "
+            "training_args.json: the Trainer would give each of them samples of its own"
+        )
     unserved = dict.fromkeys((axis for axis in AXES if axis not in SERVED), "not supported yet")
-    return {"replicate": replicate, "shard": shard, **unserved}
+    return {"replicate": replicate, "shard": shard, "context": context, **unserved}

@@ -11,11 +11,12 @@ from toolkit.errors import InputError
 from toolkit.machine import cuda_device_count
 from toolkit.optimizers import optimizer_kind
 from toolkit.recipe.compilable import why_not_compilable
+from toolkit.recipe.contextable import why_not_divisible
 from toolkit.recipe.contradictions import contradictions
 from toolkit.recipe.fp8able import why_not_fp8
 from toolkit.recipe.fusable import why_not_fusable
 from toolkit.recipe.load import recipe_sha256
-from toolkit.recipe.mesh import Mesh, reasons
+from toolkit.recipe.mesh import Mesh, RowPart, reasons
 from toolkit.recipe.model_facts import ModelFacts, block_classes, has_batch_norm, model_facts, supports_sdpa
 from toolkit.recipe.needs import cpus_per_node, why_no_tokenizer
 from toolkit.recipe.packable import why_not_packable
@@ -100,7 +101,8 @@ class Resolved:
     world_size: int
     """Processes, over all nodes."""
     data_size: int
-    """Data-parallel size: the number of parts that a window's samples are divided into; a divisor of ``world_size``."""
+    """Data-parallel size: the number of parts that a window's samples are divided into; a divisor of ``world_size``.
+    Consecutive ranks have the same part."""
     mesh: Mesh
     """The strategy's own where the recipe has none: one group of all processes, sharded or replicated."""
     micro_size: int
@@ -134,13 +136,28 @@ class Resolved:
         return self.traits.reduces_each_micro_batch if asked is None else asked == "every"
 
     @property
+    def token_parts(self) -> int:
+        """Number of parts that a window's tokens are divided into: samples over data-parallel ranks, the rows of each
+        over the ranks of ``strategy.mesh.context``. Strategies average gradients over them."""
+        return self.data_size * self.mesh.context
+
+    @property
     def ranks_per_part(self) -> int:
-        """Number of ranks that get the same samples: 1 if every rank is its own data-parallel rank."""
-        return self.world_size // self.data_size
+        """Number of ranks that compute the same tokens: 1 if each has its own."""
+        return self.world_size // self.token_parts
 
     def data_rank(self, rank: int) -> int:
-        """The data-parallel rank, from 0 to ``data_size`` - 1, of a process."""
+        """The data-parallel rank, from 0 to ``data_size`` - 1, of a process: which samples it gets."""
+        return rank // (self.world_size // self.data_size)
+
+    def token_rank(self, rank: int) -> int:
+        """Which of ``token_parts`` a process computes; those of the same samples are consecutive."""
         return rank // self.ranks_per_part
+
+    def row_part(self, rank: int) -> RowPart | None:
+        """Which tokens of its rows a process computes; None for all of them."""
+        context = self.mesh.context
+        return None if context == 1 else RowPart(self.token_rank(rank) % context, context)
 
     @property
     def rate_factor(self) -> float:
@@ -208,6 +225,9 @@ def resolve_values(
         decide(
             "compile", ", ".join(blocks), "each block; not in training_args.json: the Trainer compiles the whole model"
         )
+    mesh = recipe.strategy.mesh
+    if mesh is not None and mesh.context > 1 and (reason := why_not_divisible(recipe, facts)):
+        raise InputError(f"{source}: strategy.mesh.context: {reason}")
     if recipe.fp8 and (reason := why_not_fp8(recipe, facts, blocks)):
         raise InputError(f"{source}: fp8: {reason}, or set fp8: false")
     if reason := why_not_trainable(facts):
@@ -272,7 +292,7 @@ def _mesh(recipe: Recipe, traits: Traits, world_size: int, decide: Decisions) ->
     asked = recipe.strategy.mesh
     if asked is None:
         return Mesh(1, world_size) if traits.shards else Mesh(world_size, 1)
-    mesh = Mesh(asked.replicate, asked.shard)
+    mesh = Mesh.of(asked, bool(traits.shards))
     for axis, reason in reasons(mesh, recipe.machine, traits.hybrid).items():
         decide(f"strategy.mesh.{axis}", getattr(asked, axis), reason)
     return mesh

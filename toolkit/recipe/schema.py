@@ -407,7 +407,9 @@ class MeshAxes(Section):
     shard: Positive = Field(
         1, description="consecutive ranks that divide weights, gradients and optimizer state; best: those of a node"
     )
-    context: Positive = Field(1, description="ranks that divide a sequence; not supported yet")
+    context: Positive = Field(
+        1, description="consecutive ranks that divide the tokens of each row, for rows too long for one device"
+    )
     tensor: Positive = Field(1, description="ranks that divide each layer; not supported yet")
     pipeline: Positive = Field(1, description="stages of consecutive layers; not supported yet")
     expert: Positive = Field(1, description="ranks that divide the experts of a layer; not supported yet")

@@ -24,6 +24,9 @@ class Traits:
     sums_input_gradients_by_block: bool = False
     """The same of each block that is sharded as a unit. Matters where several blocks read one tensor, as a decoder's do
     of its encoder."""
+    rearranges_sums: bool = False
+    """After its first backward a process lays out the gradients that it sends in another order (DDP's buckets). More
+    than two ranks then add them up in another order, and a resumed run's first step differs by its rounding."""
     reduces_each_micro_batch: bool = False
     """Gradients are summed over the ranks after each micro-batch; False: each rank adds up its own first. What a recipe
     does is ``Resolved.reduces_each_micro_batch``."""

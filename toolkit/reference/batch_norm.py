@@ -6,14 +6,14 @@ dropout masks and the padding of that rank, normalised by statistics over all of
 
 from __future__ import annotations
 
-import copy
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
+
+from toolkit.reference.meeting import Meeting
 
 _RUNNING = ("running_mean", "running_var", "num_batches_tracked")
 
@@ -45,7 +45,7 @@ class PlainBatchNorm(nn.Module):
         if self.mode == "frozen" or (self.meeting is None and not self.counts and self.running_mean is not None):
             return functional.batch_norm(x, self.running_mean, self.running_var, weight, bias, False, 0.0, self.eps)
         if self.meeting is not None:
-            return self.meeting.normalised(self, x, weight, bias)
+            return normalised(self.meeting, self, x, weight, bias)
         mean, var, momentum = self.running()
         return functional.batch_norm(x, mean, var, weight, bias, True, momentum, self.eps)
 
@@ -110,74 +110,20 @@ def _sum(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return total
 
 
-class Meeting:
-    """Forwards of several ranks, one thread each, of which one runs at a time: from a layer of batch normalisation to
-    the next, rank after rank. At each layer the last to come computes for all. Each has a random state of its own."""
+def normalised(meeting: Meeting, layer: PlainBatchNorm, x: torch.Tensor, weight: Any, bias: Any) -> torch.Tensor:
+    """The layer's output for its rank, once all ranks are there."""
 
-    def __init__(self, ranks: int) -> None:
-        self._all = ranks
-        self._turn, self._changed = 0, threading.Condition()
-        self._waiting: dict[int, tuple[PlainBatchNorm, torch.Tensor, Any, Any]] = {}
-        self._given: dict[int, torch.Tensor] = {}
-        self._problem: BaseException | None = None
-
-    def run(self, forwards: Sequence[Callable[[], torch.Tensor]]) -> list[torch.Tensor]:
-        """The result of each; raises what the first of them raised."""
-        results: dict[int, torch.Tensor] = {}
-        threads_of_sums = torch.get_num_threads()  # torch adds up by threads, and a new thread would take all cores
-
-        def one(rank: int) -> None:
-            torch.set_num_threads(threads_of_sums)
-            try:
-                self._await(rank)
-                results[rank] = forwards[rank]()
-            except BaseException as error:
-                self._problem = self._problem or error
-            finally:
-                self._pass_on(rank)
-
-        threads = [threading.Thread(target=one, args=(rank,)) for rank in range(self._all)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if self._problem is not None:
-            raise self._problem
-        return [results[rank] for rank in range(self._all)]
-
-    def normalised(self, layer: PlainBatchNorm, x: torch.Tensor, weight: Any, bias: Any) -> torch.Tensor:
-        """The layer's output for this rank, once all ranks are there."""
-        rank = layer.rank
-        self._waiting[rank] = layer, x, weight, bias
-        if len(self._waiting) == self._all:
-            self._compute()
-        state = torch.get_rng_state()
-        self._pass_on(rank)
-        self._await(rank)
-        torch.set_rng_state(state)
-        return self._given.pop(rank)
-
-    def _compute(self) -> None:
-        there = [self._waiting[rank] for rank in sorted(self._waiting)]
-        self._waiting = {}
+    def together(there: list[Any]) -> list[torch.Tensor]:
         first = there[0][0]
         counts = tuple(layer.counts for layer, *_ in there)
         *ys, mean, squares, positions = _Together.apply(first.eps, counts, *[part for _, *own in there for part in own])
         if (into := first.running())[0] is not None:
             into[0].lerp_(mean, into[2])
-            into[1].lerp_(squares / (positions - 1), into[2])  # type: ignore[union-attr]
-        self._given = dict(enumerate(ys))
+            into[1].lerp_(squares / (positions - 1), into[2])
+        return ys
 
-    def _await(self, rank: int) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._turn == rank or self._problem is not None)
-        if self._problem is not None:
-            raise RuntimeError("another rank's forward failed")
-
-    def _pass_on(self, rank: int) -> None:
-        with self._changed:
-            self._turn = (rank + 1) % self._all
-            self._changed.notify_all()
+    found: torch.Tensor = meeting.meet(layer.rank, (layer, x, weight, bias), together)
+    return found
 
 
 # ---------------------------------------------------------------------- a model's layers
@@ -194,18 +140,6 @@ def plain_batch_norm(model: nn.Module, mode: str) -> None:
 def plain_layers(model: nn.Module) -> dict[str, PlainBatchNorm]:
     """The layers by name."""
     return {name: module for name, module in model.named_modules() if isinstance(module, PlainBatchNorm)}
-
-
-def replicas(model: nn.Module, ranks: int) -> list[nn.Module]:
-    """``model`` and copies of it that share the memory of its weights and buffers, each with gradients of its own."""
-    found = [model]
-    for _ in range(ranks - 1):
-        shared: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}
-        for parameter in model.parameters():
-            same = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
-            shared[id(parameter)] = same
-        found.append(copy.deepcopy(model, shared))
-    return found
 
 
 def running_statistics(model: nn.Module) -> dict[str, torch.Tensor]:

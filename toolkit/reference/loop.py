@@ -13,12 +13,15 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from toolkit.data.collate import MicroBatch
 from toolkit.recipe.adapter_methods import METHODS
 from toolkit.recipe.resolve import Resolved
-from toolkit.reference.batch_norm import Meeting, plain_layers, replicas
+from toolkit.reference.batch_norm import plain_layers
+from toolkit.reference.context import Mistake, attending_in_parts, computing, part_of
 from toolkit.reference.extras import Extras
+from toolkit.reference.meeting import Meeting, replicas
 from toolkit.reference.order import NATURAL, Order, fused_loss, summed_by_module
 from toolkit.reference.rules import plain_matrices, plain_rules
 from toolkit.tasks import task_of
@@ -63,6 +66,8 @@ class PlainLoop:
         self.loss_dtype = torch.float32
         self.order: Order = NATURAL
         self.extras = Extras.of(resolved.recipe)
+        self.mistake: Mistake = ""
+        """What to do wrong with parts of rows, for a diagnosis."""
         self.blocks: list[nn.Module] = []
         """The model's repeated blocks, for orders that sum by them."""
         self.gradients: dict[str, torch.Tensor] = {}
@@ -86,7 +91,7 @@ class PlainLoop:
         losses = [0.0] * len(window)
         # A part of the sum after the other: two gradients in memory, however many ranks there are.
         parts = [rank if self.order.first == "rank" else micro.micro for rank, micro in window]
-        if self._joint():
+        if self._joint(window):
             self._backward_together(step, window, parts, scale / tokens, losses)
             return self._finished(scale, losses)
         for part in dict.fromkeys(parts):
@@ -106,17 +111,22 @@ class PlainLoop:
             _add(self.gradients, gradients)
         return self._finished(scale, losses)
 
-    def _joint(self) -> bool:
-        """Whether the micro-batches of all ranks have batch statistics in common."""
+    def _joint(self, window: Window) -> bool:
+        """Whether micro-batches of several ranks have something in common: batch statistics, or their rows."""
+        if window[0][1].part is not None:
+            return True
         return self.resolved.world_size > 1 and any(one.mode == "synchronised" for one in self.batch_norms.values())
 
     def _backward_together(
         self, step: int, window: Window, parts: Sequence[int], scale: float, losses: list[float]
     ) -> None:
-        """``backward`` where the same micro-batch of all ranks is one batch to layers of batch normalisation."""
+        """``backward`` where the same micro-batch of all ranks is one batch to layers of batch normalisation, or that
+        of some ranks to attention."""
         sums: dict[int, dict[str, torch.Tensor]] = {part: {} for part in parts}
-        for number in dict.fromkeys(micro.micro for _, micro in window):
-            places = [place for place, (_, micro) in enumerate(window) if micro.micro == number]
+        together: dict[tuple[int, int], list[int]] = {}
+        for place, (rank, micro) in enumerate(window):
+            together.setdefault((micro.micro, rank // micro.part.count if micro.part else 0), []).append(place)
+        for places in together.values():
             models = self._models(len(places))
             meeting = Meeting(len(places))
 
@@ -126,11 +136,15 @@ class PlainLoop:
                 for layer in plain_layers(model).values():
                     layer.meeting, layer.rank = meeting, at
                     layer.counts, layer.updates = bool(micro.sample_ids), True
-                self.seed(step, micro.micro, rank)
-                with self.autocast():
+                masks = rank // micro.part.count if self.mistake == "masks" and micro.part else rank
+                self.seed(step, micro.micro, masks)
+                own = computing(meeting, micro, self.mistake) if micro.part else contextlib.nullcontext()
+                with self.autocast(), own:
                     return self.loss_sum(micro, model=model)
 
             with contextlib.ExitStack() as orders:
+                if window[0][1].part is not None:
+                    orders.enter_context(attending_in_parts(models))
                 for model in models:
                     blocks = _same(model, self.model, self.blocks)
                     orders.enter_context(summed_by_module(model, self.order, blocks))
@@ -218,9 +232,13 @@ class PlainLoop:
             shifted = torch.cat([first, labels[:, :-1]], dim=1)
             inputs["decoder_input_ids"] = shifted.masked_fill(shifted == -100, config.pad_token_id or 0)
         extras = self.extras
+        # Position t predicts the label of t + 1, which in a part of a row may be the next part's first.
+        targets = functional.pad(labels[:, 1:], (0, 1), value=-100) if layout is Labels.NEXT else labels
+        if micro.part is not None:
+            inputs, targets = part_of(micro, self.mistake)
         if self.order.fused:
             with extras.on_embeddings(model, inputs):
-                output, loss = fused_loss(model, inputs, labels, extras.smoothing, extras.z_loss)
+                output, loss = fused_loss(model, inputs, targets, extras.smoothing, extras.z_loss)
         else:
             with extras.on_embeddings(model, inputs):
                 output = model(**inputs)
@@ -228,9 +246,9 @@ class PlainLoop:
             if (virtual := self.virtual_tokens() if virtual_tokens is None else virtual_tokens) > 0:
                 logits = logits[:, virtual:]
             everywhere = logits.flatten(0, -2)
-            if layout is Labels.NEXT:
-                logits, labels = logits[:, :-1], labels[:, 1:]
-            loss = extras.loss(logits.flatten(0, -2), labels.flatten(), everywhere)
+            if layout is Labels.NEXT and micro.part is None:
+                logits, targets = logits[:, :-1], targets[:, :-1]
+            loss = extras.loss(logits.flatten(0, -2), targets.flatten(), everywhere)
         balance = getattr(output, "aux_loss", None)
         if isinstance(balance, torch.Tensor):
             # A mixture of experts' balance loss is a mean over the micro-batch: weighted by tokens, as the rest is.

@@ -23,13 +23,14 @@ class Order:
     average over data-parallel ranks). ``first``: gradients are summed over a rank's micro-batches first («rank»), or
     over the ranks of each micro-batch («micro»), and those sums then. ``by_module``: the parts of a hidden state's
     gradient are summed within each module first. ``by_block``: within each of the model's blocks. ``fused``: softmax
-    as quotients, of supervised tokens alone."""
+    as quotients, of supervised tokens alone. ``in_parts``: each row's tokens in parts, which meet in attention."""
 
     divisor: int = 1
     first: Literal["rank", "micro"] = "rank"
     by_module: bool = False
     by_block: bool = False
     fused: bool = False
+    in_parts: bool = False
 
     @property
     def by_collective(self) -> bool:
@@ -39,7 +40,7 @@ class Order:
     @property
     def within_micro_batches(self) -> bool:
         """Whether a micro-batch itself is computed in another order than the natural one."""
-        return self.by_module or self.by_block or self.fused
+        return self.by_module or self.by_block or self.fused or self.in_parts
 
 
 NATURAL = Order()
@@ -102,17 +103,17 @@ class _Linear(torch.autograd.Function):
 
 
 def fused_loss(
-    model: Any, inputs: dict[str, torch.Tensor], labels: torch.Tensor, smoothing: float = 0.0, coefficient: float = 0.0
+    model: Any, inputs: dict[str, torch.Tensor], targets: torch.Tensor, smoothing: float = 0.0, coefficient: float = 0.0
 ) -> tuple[Any, torch.Tensor]:
     """The model's output, and the cross-entropy summed over supervised tokens, whose hidden states alone meet the head.
 
-    ``labels`` (batch, length), not shifted. ``smoothing``: of the labels; ``coefficient``: of the z-loss. The head has
-    to be one linear layer whose product is what the model gives.
+    ``targets`` (batch, length): what each position predicts. ``smoothing``: of the labels; ``coefficient``: of the
+    z-loss. The head has to be one linear layer whose product is what the model gives.
     """
     head = model.get_output_embeddings()
     kept = getattr(head, "modules_to_save", None)
     head = kept["default"] if kept is not None else head
-    targets = functional.pad(labels[:, 1:], (0, 1), value=-100).reshape(-1)
+    targets = targets.reshape(-1)
     rows = (targets != -100).nonzero().squeeze(1)
 
     def of_rows(module: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:

@@ -46,7 +46,8 @@ class Strategy:
 
         If it is less than the number of processes, consecutive ranks share a part: they get the same samples.
         """
-        return recipe.machine.processes * recipe.machine.nodes
+        mesh = recipe.strategy.mesh
+        return recipe.machine.processes * recipe.machine.nodes // (1 if mesh is None else mesh.context)
 
     def traffic(self, resolved: Resolved, holdings: Holdings) -> Traffic:
         """Communication of one rank in one step."""
@@ -93,11 +94,11 @@ class Strategy:
         if resolved.recipe.strategy.mesh is None:
             return
         hybrids = ", ".join(name for name, other in REGISTERED.items() if other.traits.hybrid)
-        where = f"{resolved.source}: strategy.mesh"
+        where, rows = f"{resolved.source}: strategy.mesh", resolved.world_size // mesh.context
         if mesh.shard > 1 and not shards:
             raise InputError(
                 f"{where}.shard: {self.name} keeps all weights in every process; set shard: 1 and "
-                f"replicate: {resolved.world_size}, or use one of {hybrids}"
+                f"replicate: {rows}, or use one of {hybrids}"
             )
         if mesh.shard == 1 and mesh.replicate > 1 and shards:
             raise InputError(
@@ -112,7 +113,7 @@ class Strategy:
         if mesh.hybrid and not self.traits.hybrid:
             raise InputError(
                 f"{where}.replicate: {self.name} shards over all processes, and the packages have no hybrid of it; set "
-                f"replicate: 1 and shard: {resolved.world_size}, or use one of {hybrids}"
+                f"replicate: 1 and shard: {rows}, or use one of {hybrids}"
             )
 
     def settings(self, resolved: Resolved, decide: Decisions) -> Any:

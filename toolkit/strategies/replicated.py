@@ -40,6 +40,7 @@ class DistributedDataParallel(Strategy):
         autocast=True,
         same_operations=True,
         collectives=(("all-reduce",),),
+        rearranges_sums=True,  # torch 2.13.0, Reducer::rebuild_buckets
         other_sync=True,
         broadcasts=True,
         continues_without_gradient=False,

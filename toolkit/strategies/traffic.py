@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies.memory.base import BYTES, Holdings
 
-Axis = Literal["all", "shard", "replicate"]
+Axis = Literal["all", "shard", "replicate", "context"]
 """The ranks of a collective: all, those of an axis of the mesh."""
 
 

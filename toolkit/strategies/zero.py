@@ -91,7 +91,7 @@ class _Zero(Strategy):
         }
         if self.stage < 3:
             gathered = decide("zero.allgather_bucket_size", _BUCKET, "100 MB of bf16")
-            ranks, stage2 = resolved.data_size, self.stage == 2
+            ranks, stage2 = resolved.token_parts, self.stage == 2
             exact = ranks & (ranks - 1) == 0
             scatter = decide(
                 "zero.reduce_scatter",
@@ -174,6 +174,10 @@ class _Zero(Strategy):
             "bf16": {"enabled": resolved.precision.compute == "bfloat16"},
             "fp16": {"enabled": resolved.precision.compute == "float16"},
         }
+        if resolved.mesh.context > 1:
+            # DeepSpeed divides the batch by the ranks that have samples of their own (0.19.8, runtime/config.py); it
+            # engages nothing else, since no data_parallel_size stands beside it.
+            config["sequence_parallel_size"] = resolved.mesh.context
         if recipe.precision == "bf16-pure":
             config["bf16"] |= {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
         if config["bf16"]["enabled"]:
@@ -185,7 +189,7 @@ class _Zero(Strategy):
             config["fp16"] |= {
                 "auto_cast": False,
                 "loss_scale": 0,
-                "initial_scale_power": max(0, 16 - math.ceil(math.log2(resolved.data_size))),
+                "initial_scale_power": max(0, 16 - math.ceil(math.log2(resolved.token_parts))),
                 "loss_scale_window": 2000,
                 "hysteresis": 1,
                 "min_loss_scale": 1,

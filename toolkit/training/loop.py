@@ -81,11 +81,13 @@ def train(
         loss = torch.zeros((), device=engine.device)
         for micro in micros:
             last = micro.micro == micro.micro_count - 1
-            seed_micro_batch(recipe.run.seed, progress.step, micro.micro, session.data_rank)
+            seed_micro_batch(recipe.run.seed, progress.step, micro.micro, session.token_rank)
             with engine.accumulating(last), counting(bool(micro.sample_ids)):
                 marks.at(at, f"micro-batch {micro.micro + 1}, forward", untimed=first)
                 with engine.autocast(), multiplied_by(weight):
-                    micro_loss = loss_sum(engine.model, engine.config, micro.tensors, recipe.model.task, terms)
+                    micro_loss = loss_sum(
+                        engine.model, engine.config, micro.tensors, recipe.model.task, terms, micro.part
+                    )
                 marks.at(at, f"micro-batch {micro.micro + 1}, backward", untimed=first)
                 engine.backward(micro_loss * weight, last)
             loss += micro_loss.detach()
@@ -127,8 +129,8 @@ def evaluate(session: Session, batches: Iterable[MicroBatch]) -> tuple[float, in
     try:
         for micro in batches:
             with engine.autocast():
-                tensors = micro.to(engine.device).tensors
-                loss = loss_sum(engine.model, engine.config, tensors, session.resolved.recipe.model.task)
+                tensors, task = micro.to(engine.device).tensors, session.resolved.recipe.model.task
+                loss = loss_sum(engine.model, engine.config, tensors, task, part=micro.part)
             total[0] += loss
             total[1] += micro.supervised
     finally:
@@ -138,7 +140,8 @@ def evaluate(session: Session, batches: Iterable[MicroBatch]) -> tuple[float, in
 
 
 def counted_once(summed: torch.Tensor, resolved: Resolved) -> torch.Tensor:
-    """A sum over all processes as a sum over data-parallel ranks: ranks that share samples have added the same."""
+    """A sum over all processes as a sum over the parts of a window's tokens: ranks that share a part have added the
+    same."""
     return summed if resolved.ranks_per_part == 1 else summed / resolved.ranks_per_part
 
 

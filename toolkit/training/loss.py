@@ -9,8 +9,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from toolkit.model.head_loss import wanted_loss
+from toolkit.model.context import part_of_rows
+from toolkit.model.head_loss import next_labels, wanted_loss
 from toolkit.model.loss_terms import CROSS_ENTROPY, LossTerms
+from toolkit.recipe.mesh import RowPart
 from toolkit.tasks import task_of
 from toolkit.tasks.labels import IGNORED, Labels
 
@@ -21,8 +23,10 @@ def loss_sum(
     tensors: Mapping[str, torch.Tensor],
     task: str,
     terms: LossTerms = CROSS_ENTROPY,
+    part: RowPart | None = None,
 ) -> torch.Tensor:
-    """Cross-entropy, with ``terms``, summed over the supervised tokens of one micro-batch: a float32 scalar.
+    """Cross-entropy, with ``terms``, summed over the supervised tokens of one micro-batch: a float32 scalar. ``part``:
+    of the rows that this rank computes, its predictions alone.
 
     ``tensors``: ``input_ids`` and ``attention_mask`` (batch, length) int64, ``labels`` (batch, length) int64
     with -100 where not supervised, (batch,) for classification. Logits are taken to float32 first, as
@@ -34,7 +38,7 @@ def loss_sum(
     layout = task_of(task).labels
     if layout is Labels.TARGET:
         inputs["decoder_input_ids"] = _decoder_inputs(config, labels)
-    with wanted_loss(labels, terms) as wanted:
+    with part_of_rows(inputs, labels, part) as (inputs, labels), wanted_loss(labels, terms) as wanted:
         output = model(**inputs)
     logits = output.logits
     if wanted.answered:  # the head has given the loss itself
@@ -45,7 +49,7 @@ def loss_sum(
         logits = logits[:, -labels.shape[1] :]
     if layout is Labels.NEXT:
         # Labels move, logits stay: to leave out their last position would copy them, and once more in the backward.
-        labels = functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
+        labels = next_labels(labels, logits.shape[1])
     flat, targets = logits.reshape(-1, logits.shape[-1]).float(), labels.reshape(-1)
     loss = functional.cross_entropy(
         flat, targets, ignore_index=IGNORED, reduction="sum", label_smoothing=terms.smoothing

@@ -140,7 +140,7 @@ def run(
 
 
 def _loader(session: Session, samples: Any, start: int) -> TrainLoader:
-    return TrainLoader.of(session.resolved, samples, session.data_rank, start)
+    return TrainLoader.of(session.resolved, samples, session.rank, start)
 
 
 def _check_length(

@@ -15,6 +15,7 @@ from toolkit.model.adapters import add_adapter
 from toolkit.model.batch_norm import convert as convert_batch_norm
 from toolkit.model.checkpointing import checkpoint_blocks, find_blocks
 from toolkit.model.compiling import compile_blocks
+from toolkit.model.context import divide_rows
 from toolkit.model.embedding_noise import add_embedding_noise
 from toolkit.model.fp8 import check_device, convert
 from toolkit.model.freezing import Frozen, freeze_matching
@@ -83,8 +84,18 @@ class Session:
 
     @property
     def data_rank(self) -> int:
-        """This process's data-parallel rank: which part of each window it gets, and which dropout masks it draws."""
-        return self.resolved.data_rank(self.accelerator.process_index)
+        """This process's data-parallel rank: which samples of each window it gets."""
+        return self.resolved.data_rank(self.rank)
+
+    @property
+    def rank(self) -> int:
+        """This process among all of them."""
+        return int(self.accelerator.process_index)
+
+    @property
+    def token_rank(self) -> int:
+        """Which part of each window's tokens this process computes, and which dropout masks it draws."""
+        return self.resolved.token_rank(self.rank)
 
 
 def prepare_model(
@@ -178,6 +189,7 @@ def engage(
     """The second part of ``open_session``. `verify` calls it directly: its samples need no tokenizer."""
     prepared = prepare_model(resolved, pad_token_id, together=True)
     weights = weight_count(prepared.model)
+    divide_rows(prepared.model, resolved)
     engine = strategy_of(resolved).engine_class()(prepared, accelerator)
     claims = engine.evidence()
     if resolved.base_storage is not None:

@@ -154,6 +154,7 @@ class Steps:
             resolved.data_size,
             session.data_rank,
             resolved.device,
+            part=resolved.row_part(session.rank),
         )
         loss, tokens = evaluate(session, batches)
         self.eval_loss = loss if math.isfinite(loss) else None  # JSON has no NaN

@@ -161,7 +161,8 @@ def _compare_round_trip(case: Case, found: Pass) -> None:
     assert found.reference is not None
     resolved = found.reference.resolved
     limit = next(stage.detection_limit for stage in found.stages if stage.name == "gradient") or 0.0
-    tolerance = 0.0 if resolved.device == "cpu" else limit
+    exact = resolved.device == "cpu" and not (resolved.traits.rearranges_sums and resolved.token_parts > 2)
+    tolerance = 0.0 if exact else limit
     stage = round_trip(found.parts, found.reference.windows, resolved.recipe.model.task, tolerance)
     if tolerance:  # the largest of all tensors' serves each of them
         chance = found.reference.noise.chance

@@ -47,7 +47,9 @@ def twin_line(outcome: Outcome) -> str:
     what = "itself" if config == own else "same architecture and recipe"
     steps = outcome.passes[0].reference.windows if outcome.passes and outcome.passes[0].reference else []
     counts = [
-        sum(m.supervised for r, m in window if r == rank) for window in steps for rank in range(outcome.twin.data_size)
+        sum(m.supervised for r, m in window if r == rank)
+        for window in steps
+        for rank in range(outcome.twin.token_parts)
     ]
     tokens = f", {min(counts)} to {max(counts)} supervised tokens per rank and step" if counts else ""
     return f"twin    {config.get('model_type', '')} {layers} layers × {width} wide, {what}; {STEPS} steps{tokens}"

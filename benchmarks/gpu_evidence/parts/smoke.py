@@ -78,7 +78,7 @@ def _candidate(resolved: Any, samples: Any) -> dict[str, Any]:
     from toolkit.training.session import engage
 
     session = engage(resolved, make_accelerator(resolved), None, samples.pad_id)
-    loader = TrainLoader.of(resolved, samples, data_rank=0)
+    loader = TrainLoader.of(resolved, samples, rank=0)
     found: dict[str, Any] = {"losses": [], "norms": [], "skipped": [], "loss_scales": []}
     engine: Any = session.engine
     step = engine.step

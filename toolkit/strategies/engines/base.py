@@ -126,7 +126,7 @@ class Engine:
         self.config = prepared.model.config
         self.matrices = prepared.matrices
         self.batch_norms = batch_norms(prepared.model)
-        self.gradient_divisor = self.resolved.data_size
+        self.gradient_divisor = self.resolved.token_parts
         self.place = self.resolved.mesh.place(accelerator.process_index)
         self.scaler = self._make_scaler() if self.resolved.precision.loss_scaling else None
         self.engage(prepared)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from toolkit.data.collate import MicroBatch, Slot, collate, packed_slot
+from toolkit.data.collate import MicroBatch, Slot, collate, divided, packed_slot
 from toolkit.data.formats import Example
 from toolkit.data.masking import Masking
 from toolkit.data.media import with_defaults
@@ -18,6 +18,7 @@ from toolkit.data.packing import by_length, packed_rows
 from toolkit.data.samples import unlabelled
 from toolkit.data.spread import takes_one_row
 from toolkit.model.new_tokens import ROWS, new_tokens
+from toolkit.recipe.mesh import RowPart
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.reference.loop import Window
@@ -114,7 +115,8 @@ def _row_count(examples: dict[tuple[int, ...], Example], recipe: Recipe) -> int:
 
 
 def expected_windows(samples: RaggedSamples, resolved: Resolved, steps: int) -> list[Window]:
-    """What each step has to consume, from the seed alone: (data-parallel rank, micro-batch) pairs by step."""
+    """What each step has to consume, from the seed alone: (rank, micro-batch) pairs by step, one rank for each of
+    ``resolved.token_parts``."""
     recipe = resolved.recipe
     data = recipe.data
     found: list[Window] = []
@@ -129,14 +131,20 @@ def expected_windows(samples: RaggedSamples, resolved: Resolved, steps: int) -> 
         if data.group_by_length:
             ids = by_length(ids, samples.lengths())
         dealt = deal(ids, resolved.micro_size, resolved.data_size)
-        found.append(
-            [
-                (rank, _micro(samples, _slot([rows[i] for i in mine], recipe, epoch, step, micro, len(dealt))))
-                for micro, ranks in enumerate(dealt)
-                for rank, mine in enumerate(ranks)
-            ]
-        )
+        pairs: list[tuple[int, MicroBatch]] = []
+        for micro, ranks in enumerate(dealt):
+            for rank, mine in enumerate(ranks):
+                slot = _slot([rows[i] for i in mine], recipe, epoch, step, micro, len(dealt))
+                pairs += _parts(_micro(samples, slot, resolved.mesh.context), rank, resolved.mesh.context)
+        found.append(pairs)
     return found
+
+
+def _parts(whole: MicroBatch, rank: int, count: int) -> list[tuple[int, MicroBatch]]:
+    """The micro-batch of a data-parallel rank, by the ranks that divide its rows."""
+    if count == 1:
+        return [(rank, whole)]
+    return [(rank * count + index, divided(whole, RowPart(index, count))) for index in range(count)]
 
 
 def _slot(rows: list[list[int]], recipe: Recipe, epoch: int, step: int, micro: int, count: int) -> Slot:
@@ -145,6 +153,6 @@ def _slot(rows: list[list[int]], recipe: Recipe, epoch: int, step: int, micro: i
     return Slot([number for row in rows for number in row], epoch, step, micro, count)
 
 
-def _micro(samples: RaggedSamples, slot: Slot) -> MicroBatch:
+def _micro(samples: RaggedSamples, slot: Slot, multiple: int) -> MicroBatch:
     examples = [samples[i] for i in slot.sample_ids]
-    return collate(examples, slot, samples.task, samples.pad_id, masking=samples.masking, blank=samples.blank)
+    return collate(examples, slot, samples.task, samples.pad_id, multiple, samples.masking, samples.blank)

@@ -59,7 +59,8 @@ def round_trip(ranks: Sequence[RankTrace], windows: Sequence[Window], task: str,
 
     ``tolerance``: 0 where arithmetic repeats bit by bit (a CPU), else the gradient's.
     """
-    stage = Stage("round-trip", detection_limit=tolerance, summary="reload, resume bit-equal")
+    told = "reload, resume bit-equal" if tolerance == 0 else "reload bit-equal, resume within rounding"
+    stage = Stage("round-trip", detection_limit=tolerance, summary=told)
     resumed = ranks[0].resumed
     whole = ranks[0].run.steps[SAVE_AFTER - 1 :]
     if resumed is None or not whole:

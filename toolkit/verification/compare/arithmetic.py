@@ -22,12 +22,13 @@ from toolkit.reference.order import Order
 def order_of(resolved: Resolved, config: Any = None) -> Order:
     """The order in which the recipe's strategy and options compute a model of this ``config``."""
     return Order(
-        divisor=resolved.data_size,
+        divisor=resolved.token_parts,
         first="micro" if resolved.reduces_each_micro_batch else "rank",
         by_module=resolved.traits.sums_input_gradients_by_module,
         # Elsewhere a block reads nothing that another one reads too.
         by_block=resolved.traits.sums_input_gradients_by_block and getattr(config, "is_encoder_decoder", False),
         fused=resolved.loss_kernel != "plain",
+        in_parts=resolved.mesh.context > 1,
     )
 
 

@@ -14,6 +14,7 @@ from toolkit.strategies.engines.float8 import FLOAT8_LAYERS
 from toolkit.verification.cases.case import Case, products_step
 from toolkit.verification.compare.measure import Stage
 from toolkit.verification.compare.replay import Reference
+from toolkit.verification.record.axes import EXCHANGE
 from toolkit.verification.record.trace import RankTrace
 
 
@@ -210,7 +211,9 @@ def _axes(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
     if resolved.recipe.strategy.mesh is None or resolved.recipe.compile:
         return []
     claims = []
-    for kind, axis in strategy_of(resolved).collectives_by_axis(resolved):
+    asked = [*strategy_of(resolved).collectives_by_axis(resolved)]
+    exchanges = [(EXCHANGE, "context")] if resolved.mesh.context > 1 else []
+    for kind, axis in [*asked, *exchanges]:
         without = [rank for rank in ranks if not rank.axes.get(f"{kind} {axis}")]
         shown = (without or ranks)[0]
         told = ", ".join(f"{count} {what}" for what, count in sorted(shown.axes.items())) or "none"
@@ -240,12 +243,13 @@ def _exercised(
         claims.append(
             Claim("clipping", "steps that clip, steps that do not", "some of each", seen, 0 < above < len(norms))
         )
-    if resolved.data_size > 1:
+    if resolved.token_parts > 1:
         uneven = sum(
-            len({sum(m.supervised for r, m in window if r == rank) for rank in range(resolved.data_size)}) > 1
+            len({sum(m.supervised for r, m in window if r == rank) for rank in range(resolved.token_parts)}) > 1
             for window in reference.windows
         )
         claims.append(Claim("uneven-windows", "windows uneven over ranks", "1 or more", str(uneven), uneven > 0))
+    if resolved.data_size > 1:
         empty = sum(not micro.sample_ids for window in reference.windows for _, micro in window)
         claims.append(Claim("empty-micro-batches", "micro-batches without samples", "1 or more", str(empty), empty > 0))
     if resolved.recipe.data.packing:

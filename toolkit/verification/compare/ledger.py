@@ -10,6 +10,7 @@ import torch
 
 from toolkit.data.collate import sample_spans
 from toolkit.recipe.resolve import Resolved
+from toolkit.reference.context import joined
 from toolkit.reference.loop import Window
 from toolkit.tasks import task_of
 from toolkit.tasks.labels import IGNORED, Labels
@@ -63,10 +64,14 @@ def _hashes(tensors: dict[str, torch.Tensor]) -> list[int]:
     return found
 
 
-def supervised(tensors: dict[str, torch.Tensor], task: str) -> int:
-    """Predictions with loss."""
+def supervised(tensors: dict[str, torch.Tensor], task: str, part: tuple[int, int] = (0, 1)) -> int:
+    """Predictions with loss, in this part of each row."""
     labels = tensors["labels"]
-    return int((labels[:, 1:] if task_of(task).labels is Labels.NEXT else labels).ne(IGNORED).sum())
+    if task_of(task).labels is not Labels.NEXT:
+        return int(labels.ne(IGNORED).sum())
+    index, count = part
+    length = labels.shape[1] // count
+    return int(labels[:, index * length + 1 : (index + 1) * length + 1].ne(IGNORED).sum())
 
 
 def ledger(ranks: Sequence[RankTrace], windows: Sequence[Window], resolved: Resolved) -> Stage:
@@ -98,19 +103,24 @@ def _compare(runs: Sequence[RunTrace], windows: Sequence[Window], task: str, fir
     samples = tokens_in_all = 0
     for step in range(first, len(windows)):
         expected = [(rank, rows_of(micro.tensors)) for rank, micro in windows[step]]
+        parts: list[tuple[int, tuple[int, int] | None]] = []
         seen: list[tuple[int, list[Row]]] = []
         tokens = 0
         for rank, run in enumerate(runs):
             if step - first < len(run.steps):
                 for micro in run.steps[step - first].micros:
                     seen.append((rank, rows_of(micro.tensors)))
-                    tokens += supervised(micro.tensors, task)
+                    parts.append((rank, micro.part))
+                    tokens += supervised(micro.tensors, task, micro.part or (0, 1))
         right_tokens = sum(micro.supervised for _, micro in windows[step])
         # Right samples that another rank or micro-batch consumed would still be another run: masks belong to places.
         stage.measures.append(_samples(step, expected, seen))
+        asked = [(rank, (p.index, p.count) if (p := micro.part) else None) for rank, micro in windows[step]]
+        other = sum(a != b for a, b in zip(sorted(asked, key=str), sorted(parts, key=str), strict=False))
+        stage.measures.append(Measure("part-of-rows", step, other, 0.0, facts={"count": other}))
         counted = {"seen": tokens, "expected": right_tokens}
         stage.measures.append(Measure("supervised-tokens", step, abs(tokens - right_tokens), 0.0, facts=counted))
-        samples += sum(len(rows) for _, rows in expected)
+        samples += sum(len(rows_of(micro.tensors)) for _, micro in joined(windows[step]))
         tokens_in_all += right_tokens
     stage.summary = f"{samples} samples, {tokens_in_all:,} tokens"
     return stage

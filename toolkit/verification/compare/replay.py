@@ -14,6 +14,7 @@ import torch
 from toolkit.model.checkpointing import find_blocks
 from toolkit.model.load import input_weight
 from toolkit.reference.batch_norm import running_statistics
+from toolkit.reference.context import Mistake, by_row, joined
 from toolkit.reference.extras import Extras
 from toolkit.reference.fp8 import rounded_layers, shaken, unrounded
 from toolkit.reference.loop import PlainLoop, Window
@@ -87,12 +88,18 @@ class Reference:
     def in_natural_order(
         self, step: int, weights: dict[str, torch.Tensor], loss_scale: float = 1.0
     ) -> tuple[list[float], dict[str, torch.Tensor]]:
-        """``gradient`` in the plain loop's own order of sums."""
+        """``gradient`` in the plain loop's own order of sums, of whole rows."""
         taken, self.loop.order = self.loop.order, NATURAL
+        self.set_weights(weights)
         try:
-            return self.gradient(step, weights, loss_scale)
+            losses = self.loop.backward(step, self.whole_rows(step), loss_scale)
+            return losses, {name: g.cpu() for name, g in self.loop.gradients.items()}
         finally:
             self.loop.order = taken
+
+    def whole_rows(self, step: int) -> Window:
+        """A step's micro-batches, of which each has its rows whole."""
+        return joined(self.windows[step])
 
     def without_fp8(
         self, step: int, weights: dict[str, torch.Tensor], loss_scale: float = 1.0
@@ -125,7 +132,7 @@ class Reference:
 
     def measure_noise(self, step: int, weights: dict[str, torch.Tensor], loss_scale: float = 1.0) -> None:
         """Add what correct runs of this step differ by. Without dropout: masks depend on order and shape."""
-        window, random_orders = self.windows[step], random.Random(step)
+        window, random_orders = self.whole_rows(step), random.Random(step)
         self.set_weights(weights)
         packed, noise = is_packed(window[0][1]), self.noise
         # Packed samples apart are something to be proven, in float32. No other variant may then join or part samples:
@@ -138,7 +145,7 @@ class Reference:
             if not proven:
                 variants += [all_together(window)] if self._fits_one_row(window) else []
                 variants += [] if packed else [rows_apart(window)]
-        with self._without_dropout():
+        with self.without_dropout():
             same: Grouped = [(micro, [at]) for at, (_, micro) in enumerate(window)]
             plain = self._run(same, step, loss_scale)
             for variant in variants:
@@ -146,12 +153,16 @@ class Reference:
             if self.resolved.precision.loss_scaling:
                 # Averaging over ranks multiplies the loss by their number before the backward, and divides after it.
                 # Gradients below fp16's normal numbers are rounded otherwise then: by an amount, not by a share.
-                scale = loss_scale * max(2, self.resolved.data_size)
+                scale = loss_scale * max(2, self.resolved.token_parts)
                 _differ(noise.scaled, plain, self._run(same, step, scale), noise.eps)
             if self.measured_because and self.loop.order.within_micro_batches:
                 taken, self.loop.order = self.loop.order, NATURAL
                 _differ(noise.scaled, plain, self._run(same, step, loss_scale), noise.eps)
                 self.loop.order = taken
+            if self.measured_because and self.loop.order.in_parts:
+                losses = by_row(self.windows[step], self.loop.backward(step, self.windows[step], loss_scale))
+                in_parts = dict(enumerate(losses)), {name: g.cpu() for name, g in self.loop.gradients.items()}
+                _differ(noise.scaled, (dict(enumerate(plain[0].values())), plain[1]), in_parts, noise.eps)
             if proven:
                 apart = _distances(plain, self._run(rows_apart(window), step, loss_scale))
                 noise.apart[step] = {name: error for name, (error, _) in apart.items()}
@@ -166,7 +177,7 @@ class Reference:
     def block_inputs(self) -> BlockInputs:
         """What the blocks are given in the first micro-batch."""
         with watched_inputs(self.blocks) as seen:
-            self.loop.backward(0, self.windows[0][:1])
+            self.loop.backward(0, self.windows[0][: self.resolved.mesh.context])
         return seen
 
     def backward_reaches(self) -> list[bool]:
@@ -185,7 +196,7 @@ class Reference:
     def dropout_matters(self, step: int, weights: dict[str, torch.Tensor]) -> bool:
         """Whether masks are drawn at all: the same window gives another loss without them."""
         with_masks, _ = self.gradient(step, weights)
-        with self._without_dropout():
+        with self.without_dropout():
             return with_masks != self.gradient(step, weights)[0]
 
     def losses_without_blocks(self, step: int, weights: dict[str, torch.Tensor]) -> list[float]:
@@ -204,6 +215,14 @@ class Reference:
             return self.gradient(step, weights)[0]
         finally:
             self.loop.extras = right
+
+    def losses_with_mistake(self, mistake: Mistake, step: int, weights: dict[str, torch.Tensor]) -> list[float]:
+        """Loss of each micro-batch if parts of rows were computed with this mistake."""
+        self.loop.mistake = mistake
+        try:
+            return self.gradient(step, weights)[0]
+        finally:
+            self.loop.mistake = ""
 
     def losses_without_prompt(self, step: int, weights: dict[str, torch.Tensor]) -> list[float]:
         """Loss of each micro-batch if the adapter's virtual tokens were not there; [] for other adapters."""
@@ -271,7 +290,8 @@ class Reference:
                 layer.mode = own
 
     @contextlib.contextmanager
-    def _without_dropout(self) -> Iterator[None]:
+    def without_dropout(self) -> Iterator[None]:
+        """Inside, the plain loop draws no masks."""
         self.loop.model.eval()
         try:
             yield

@@ -28,6 +28,7 @@ KINDS: dict[str, tuple[str, str]] = {
     ),
     "sample-places": ("samples", "samples of {ranks} ranks are in other micro-batches or ranks"),
     "supervised-tokens": ("supervised tokens", "{seen} supervised tokens, {expected} expected"),
+    "part-of-rows": ("rows", "{count} micro-batches are computed in other parts of their rows"),
     "samples-of-shared-part": (
         "samples of ranks that share a part",
         "ranks {ranks} have other samples than the ranks they share a part with",

@@ -23,7 +23,7 @@ class Attribution:
 
     weights: list[float]
     places: list[tuple[int, int]]
-    """(rank, micro) of each."""
+    """(data-parallel rank, micro) of each."""
     tokens: list[int]
     residual: float
 
@@ -34,13 +34,16 @@ class MicroGradients:
     def __init__(self, reference: Reference, step: int, weights: Tensors) -> None:
         reference.set_weights(weights)
         window = reference.windows[step]
+        # The parts of a row are computed together, so their losses can only be weighted together.
+        count = reference.resolved.mesh.context
         total = max(1, sum(micro.supervised for _, micro in window))
-        self.places = [(rank, micro.micro) for rank, micro in window]
-        self.tokens = [micro.supervised for _, micro in window]
+        rows = [window[at : at + count] for at in range(0, len(window), count)]
+        self.places = [(row[0][0] // count, row[0][1].micro) for row in rows]
+        self.tokens = [sum(micro.supervised for _, micro in row) for row in rows]
         self.by_micro: list[Tensors] = []
-        for rank, micro in window:
-            reference.loop.backward(step, [(rank, micro)])
-            share = max(1, micro.supervised) / total
+        for row, tokens in zip(rows, self.tokens, strict=True):
+            reference.loop.backward(step, row)
+            share = max(1, tokens) / total
             self.by_micro.append({name: g.double().cpu() * share for name, g in reference.loop.gradients.items()})
 
     def attribute(self, gradient: dict[str, torch.Tensor | None], names: Sequence[str]) -> Attribution:

@@ -17,7 +17,7 @@ from toolkit.verification.compare.ledger import rows_of
 from toolkit.verification.compare.measure import Measure, Stage
 from toolkit.verification.diagnose.diagnosis import Diagnosis
 from toolkit.verification.diagnose.gradient import gradient_cause
-from toolkit.verification.diagnose.mesh import stale_copies
+from toolkit.verification.diagnose.mesh import other_rows, stale_copies, wrong_parts
 from toolkit.verification.diagnose.step import clip_cause, schedule_cause, state_cause, update_cause
 from toolkit.verification.passes import Pass
 
@@ -115,6 +115,8 @@ def _ledger(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnosi
     wrong = {m.kind: m for m in stage.wrong if m.step == measure.step}
     if places := wrong.get("sample-places"):
         return Diagnosis("samples-reordered", {"measure": places.sentence})
+    if (odd := other_rows(found, measure.step)) is not None:
+        return odd
     samples = wrong.get("samples")
     told = {"measure": (samples or measure).sentence}
     ids = [_ids(rank, measure.step) for rank in found.ranks]
@@ -165,7 +167,7 @@ def _forward(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnos
     if not math.isfinite(measure.error) and measure.kind == "loss" and found.replayed:
         finite = all(math.isfinite(loss) for loss in found.replayed.losses[measure.step])
         return Diagnosis("loss-not-finite" if finite else "recipe-diverges", {"measure": measure.sentence})
-    if (cause := stale_copies(found, measure)) is not None:
+    if (cause := stale_copies(found, measure) or wrong_parts(found, measure)) is not None:
         return cause
     if _rank_statistics(found, measure):
         return Diagnosis("batch-statistics-of-each-rank", {"step": measure.step + 1, "ranks": len(found.parts)})

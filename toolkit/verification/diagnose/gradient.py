@@ -151,7 +151,8 @@ def by_weights(found: Attribution, accumulation: int, world: int, mesh: Mesh | N
     known = [w for w in found.weights if w == w]
     facts = _facts(found)
     if _near(known, None):
-        return _uniform(sum(known) / len(known), found, accumulation, world, copies)
+        context = mesh.context if mesh is not None else 1
+        return _uniform(sum(known) / len(known), found, accumulation, world, copies, context)
     total = sum(found.tokens)
     count = sum(1 for _ in found.tokens)
     pairs = _known(found)
@@ -182,13 +183,17 @@ def _match(pairs: list[tuple[float, float]]) -> bool:
     return all(abs(seen - right) <= 0.02 * max(1.0, abs(right)) for seen, right in pairs)
 
 
-def _uniform(factor: float, found: Attribution, accumulation: int, world: int, copies: int = 1) -> Diagnosis | None:
+def _uniform(
+    factor: float, found: Attribution, accumulation: int, world: int, copies: int = 1, context: int = 1
+) -> Diagnosis | None:
     tokens, micros = sum(found.tokens), max(m for _, m in found.places) + 1
     rows = [(65536.0, "loss-scale-left")]
     if accumulation > 1:
         rows += [(float(accumulation), "accumulation-summed"), (1 / accumulation, "accumulation-divided-twice")]
         if micros < accumulation:
             rows.insert(0, (micros / accumulation, "short-window-divided-by-full"))
+    if context > 1:
+        rows += [(float(context), "gradients-scaled-by-parts"), (1 / context, "gradients-scaled-by-parts")]
     if copies > 1:
         rows += [(float(copies), "gradients-of-copies-added"), (1 / copies, "gradients-of-copies-added")]
     if world > 1:

@@ -54,6 +54,7 @@ _EVIDENCE = {
 _DATA = {
     "samples-repeated": Known("the last batch is padded with samples of the same epoch", "{measure}",
                               "accelerate#2316"),
+    "parts-of-different-rows": Known("ranks that divide rows between them have different ones", "{measure}"),
     "samples-reordered": Known("samples are in other ranks or micro-batches than the seed gives", "{measure}"),
     "remainder-dropped": Known("the remainder of the epoch is dropped", "{measure}"),
     "same-samples-on-every-rank": Known("every rank reads the same samples", "{measure}"),
@@ -73,6 +74,7 @@ _SAMPLES = {
     "replaced-draws": Known("samples of a source are drawn with replacement", "{measure}"),
 }  # fmt: skip
 
+_PARTS = "step {step}: the losses are those of {parts} parts of each row with this mistake"
 _FORWARD = {
     "adapter-initialisation": Known(
         "the adapter does not start from its own initialisation",
@@ -83,6 +85,12 @@ _FORWARD = {
     "weights-of-an-earlier-step": Known("a step computes with weights of an earlier one",
                                         "step {step}: the losses are those of the first weights; the second copy of "
                                         "the weights (hpZ) is stale"),
+    "positions-restart": Known("positions begin anew in every part of a row (strategy.mesh.context)", _PARTS),
+    "predictions-lost-at-edges": Known("the last token of each part of a row predicts nothing", _PARTS,
+                                       "labels have to be shifted before rows are divided"),
+    "parts-attend-alone": Known("each part of a row attends to its own tokens alone", _PARTS),
+    "key-heads-of-another-rank": Known("ranks attend with the key heads of another rank's query heads", _PARTS),
+    "masks-of-another-part": Known("all parts of a row draw the same dropout masks", _PARTS),
     "loss-not-finite": Known("the loss is not finite, but the plain loop's is", "{measure}"),
     "recipe-diverges": Known("the recipe diverges: the plain loop's loss is not finite either", "{measure}",
                              remedy="lower optimizer.lr, or set optimizer.max_grad_norm"),
@@ -166,6 +174,7 @@ _GRADIENT = {
     "gradient-of-one-copy": Known("gradients are not reduced over strategy.mesh.replicate: each copy of the model "
                                   "trains on the samples of its own ranks", _WEIGHTS),
     "gradients-of-copies-added": Known("the gradient is scaled by the size of strategy.mesh.replicate", _SCALED),
+    "gradients-scaled-by-parts": Known("the gradient is scaled by the size of strategy.mesh.context", _SCALED),
     "ranks-not-reduced": Known("gradients are not reduced over the ranks", _WEIGHTS, "DeepSpeed#4321"),
     "last-micro-batch-not-reduced": Known("the last micro-batch is not reduced over the ranks", _WEIGHTS,
                                           "DeepSpeed#7985"),

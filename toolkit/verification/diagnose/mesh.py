@@ -1,13 +1,64 @@
-"""Causes that only a mesh has: second copies of weights that are not renewed."""
+"""Causes that only a mesh has: second copies of weights that are not renewed, and rows whose parts do not fit."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from toolkit.reference.context import Mistake
+from toolkit.verification.compare.ledger import rows_of
 from toolkit.verification.compare.measure import Measure
 from toolkit.verification.diagnose.diagnosis import Diagnosis
 from toolkit.verification.passes import Pass
 
 _FITS = 1e-4
 """How near the losses have to be: a step changes them by more, float32 rounding by less."""
+
+
+_MISTAKES: tuple[tuple[Mistake, str], ...] = (
+    ("positions", "positions-restart"),
+    ("edges", "predictions-lost-at-edges"),
+    ("alone", "parts-attend-alone"),
+    ("keys", "key-heads-of-another-rank"),
+    ("masks", "masks-of-another-part"),
+)
+
+
+def wrong_parts(found: Pass, measure: Measure) -> Diagnosis | None:
+    """The mistake with the parts of rows under which the plain loop has the losses of a step."""
+    reference, step = found.reference, measure.step
+    if reference is None or found.replayed is None or measure.kind != "loss" or reference.resolved.mesh.context == 1:
+        return None
+    run = found.ranks[0].run
+    weights = run.weights if step == 0 else run.steps[step - 1].weights
+    for mistake, cause in _MISTAKES:
+        losses = reference.losses_with_mistake(mistake, step, weights)
+        # The right losses of a step tell nothing: the mistake has to explain the wrong ones.
+        if _same_losses(found, step, losses) and losses != found.replayed.losses[step]:
+            return Diagnosis(cause, {"step": step + 1, "parts": reference.resolved.mesh.context})
+    return None
+
+
+def other_rows(found: Pass, step: int) -> Diagnosis | None:
+    """Whether ranks that divide rows between them were given different ones."""
+    count = 1 if found.reference is None else found.reference.resolved.mesh.context
+    seen = [[rows_of(micro.tensors) for taken in rank.run.steps[step : step + 1] for micro in taken.micros]
+            for rank in found.parts]  # fmt: skip
+    odd = [rank for rank, rows in enumerate(seen) if rows != seen[rank - rank % count]]
+    if not odd:
+        return None
+    told = ", ".join(map(str, odd))
+    return Diagnosis(
+        "parts-of-different-rows", {"measure": f"step {step + 1}: rank {told}, not as its first neighbour"}
+    )
+
+
+def _same_losses(found: Pass, step: int, losses: Sequence[float]) -> bool:
+    assert found.reference is not None
+    for (rank, micro), loss in zip(found.reference.windows[step], losses, strict=True):
+        taken = found.parts[rank].run.steps[step].micros
+        if micro.micro >= len(taken) or abs(taken[micro.micro].loss - loss) > _FITS * abs(loss):
+            return False
+    return True
 
 
 def stale_copies(found: Pass, measure: Measure) -> Diagnosis | None:
@@ -24,9 +75,6 @@ def stale_copies(found: Pass, measure: Measure) -> Diagnosis | None:
         name: run.weights[name] if weight.numel() >= small else weight
         for name, weight in run.steps[step - 1].weights.items()
     }
-    losses = reference.gradient(step, weights)[0]
-    for (rank, micro), loss in zip(reference.windows[step], losses, strict=True):
-        taken = found.parts[rank].run.steps[step].micros
-        if micro.micro >= len(taken) or abs(taken[micro.micro].loss - loss) > _FITS * abs(loss):
-            return None
+    if not _same_losses(found, step, reference.gradient(step, weights)[0]):
+        return None
     return Diagnosis("weights-of-an-earlier-step", {"step": step + 1})

@@ -80,7 +80,7 @@ class WrongWeight(Fault):
         from toolkit.training import loop
 
         resolved = case.resolved()
-        view = WindowView(data_size=resolved.data_size, accumulation=resolved.accumulation)
+        view = WindowView(data_size=resolved.token_parts, accumulation=resolved.accumulation)
 
         def windows(iterate: Any) -> Any:
             def wrong(loader: Any) -> Iterator[list[MicroBatch]]:

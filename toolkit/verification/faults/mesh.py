@@ -1,4 +1,4 @@
-"""Parts of the state are sharded and replicated, and the two are confused."""
+"""Parts of the state, and of rows, are divided over the axes of a mesh, and these are confused."""
 
 from __future__ import annotations
 

@@ -10,11 +10,16 @@ import torch.distributed as dist
 
 from toolkit.recipe.mesh import Mesh
 
+EXCHANGE = "all-to-all"
 
-def axis_of(arguments: Iterable[Any], mesh: Mesh) -> str:
-    """``all``, ``shard`` or ``replicate`` for the group among a c10d operator's arguments; ``other`` where its ranks
-    are those of no axis of this process."""
+
+def axis_of(kind: str, arguments: Iterable[Any], mesh: Mesh) -> str:
+    """``all``, ``shard`` or ``replicate`` for the group among a c10d operator's arguments, ``context`` where it is an
+    exchange between parts of rows; ``other`` where its ranks are those of no axis of this process."""
     ranks, rank = _ranks(arguments), dist.get_rank()
+    if kind == EXCHANGE:
+        own = rank // mesh.context * mesh.context
+        return "context" if ranks == list(range(own, own + mesh.context)) else "other"
     first = rank - mesh.place(rank)
     axes = {
         "all": list(range(mesh.replicate * mesh.shard)),

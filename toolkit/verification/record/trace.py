@@ -20,10 +20,12 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass
 class MicroTrace:
-    """One forward: the tensors that the model was given, and the loss, summed over supervised tokens."""
+    """One forward: the rows' tensors, and the loss, summed over supervised tokens. ``part``: which of how many parts of
+    the rows this rank computed; None for all."""
 
     tensors: Tensors
     loss: float
+    part: tuple[int, int] | None = None
 
 
 @dataclass

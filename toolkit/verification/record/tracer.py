@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from toolkit.optim.adamw8bit import stored_dtype
 from toolkit.optimizers import optimizer_kind
+from toolkit.recipe.mesh import RowPart
 from toolkit.strategies.engines.base import Engine, Step
 from toolkit.training import loop
 from toolkit.training.loop import Progress
@@ -121,15 +122,17 @@ class SessionTracer:
             yield
 
     def _watched_loss(self, loss_sum: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        def watched(model: Any, config: Any, tensors: Any, task: Any, *terms: Any) -> torch.Tensor:
+        def watched(model: Any, config: Any, tensors: Any, task: Any, *more: Any) -> torch.Tensor:
             if self._step is None:
                 self._begin()
             assert self._step is not None
             self._mark(f"forward of micro-batch {len(self._step.micros)}")
             with self._counting(), self._watching_inputs():
-                loss = loss_sum(model, config, tensors, task, *terms)
+                loss = loss_sum(model, config, tensors, task, *more)
             kept = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
-            self._step.micros.append(MicroTrace(kept, float(loss.detach().item())))
+            part = next((one for one in more if isinstance(one, RowPart)), None)
+            own = None if part is None else (part.index, part.count)
+            self._step.micros.append(MicroTrace(kept, float(loss.detach().item()), own))
             return loss
 
         return watched
@@ -251,7 +254,7 @@ class SessionTracer:
                     if self._in_backward and kind in _SUMS:
                         self.reducing.add(len(self._step.micros) - 1)
                     if arguments and self.engine.resolved.recipe.strategy.mesh is not None:
-                        self.axes[f"{kind} {axis_of(arguments, self.engine.resolved.mesh)}"] += 1
+                        self.axes[f"{kind} {axis_of(kind, arguments, self.engine.resolved.mesh)}"] += 1
         elif operator.startswith("aten::_scaled_mm") and self._step.step == products_step(self.engine.resolved):
             self.float8 += 1
 
@@ -288,6 +291,7 @@ _KINDS = {
     "all-gather": ("allgather", "all_gather"),
     "reduce-scatter": ("reduce_scatter",),
     "broadcast": ("broadcast",),
+    "all-to-all": ("alltoall", "all_to_all"),
 }
 
 

@@ -123,7 +123,7 @@ def _open(resolved: Resolved, case: Case) -> Session:
 
 def _train(session: Session, case: Case, progress: Progress, after_step: Callable[[Pending], None]) -> None:
     samples = cast(MapSamples, case.samples)  # stands where one does
-    loader = TrainLoader.of(session.resolved, samples, session.data_rank, progress.step)
+    loader = TrainLoader.of(session.resolved, samples, session.rank, progress.step)
     loop.train(session, loader, case.steps, progress, after_step)
 
 

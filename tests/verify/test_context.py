@@ -1,0 +1,198 @@
+"""Rows whose tokens are divided over ranks (`strategy.mesh.context`): proven equal, and found where they are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from jobs import plain_run, resolved_from, train_job
+from tiny import LLAMA, recipe_dict
+from toolkit.launch.group import WorkerGroup
+from toolkit.recipe.mesh import Mesh
+from toolkit.recipe.resolve import Resolved
+from toolkit.strategies import strategies
+from toolkit.verification.faults import fault_class, faults
+from toolkit.verification.faults.context import __name__ as FAULTS
+from toolkit.verification.matrix import what_caught
+from toolkit.verification.run import verify
+
+LORA = {"r": 4, "dropout": 0.1}
+DISTRIBUTED = [name for name, strategy in strategies().items() if strategy.traits.distributed]
+QWEN = LLAMA | {"model_type": "qwen3", "head_dim": 8}
+
+
+def in_two(recipe: Callable[..., Resolved], strategy: str, **sections: Any) -> Resolved:
+    mesh = {"mesh": {"context": 2}} | sections.pop("strategy", {})
+    return recipe(strategy, strategy=mesh, **sections)
+
+
+def assert_equivalent(outcome: Any) -> None:
+    told = None if outcome.difference is None else outcome.difference[2]
+    assert outcome.verdict == "equivalent", (told, outcome.failure, outcome.unproven)
+
+
+@pytest.mark.group
+@pytest.mark.parametrize(
+    ("strategy", "sections"),
+    [
+        ("ddp", {"precision": "bf16", "adapter": LORA, "activation_checkpointing": "full"}),
+        ("zero2", {"data": {"packing": True}}),
+        ("fsdp2", {"precision": "bf16", "loss": "fused"}),
+    ],
+)
+def test_two_parts_are_equivalent(
+    strategy: str, sections: dict[str, Any], recipe: Callable[..., Resolved], group: WorkerGroup
+) -> None:
+    """With dropout in attention, and half as many key heads as query heads."""
+    outcome = verify(in_two(recipe, strategy, **sections), group=group, time_limit=200)
+    assert_equivalent(outcome)
+    logic = outcome.passes[0]
+    assert logic.replayed is not None
+    assert logic.replayed.from_natural, "the plain loop's parts were held against its whole rows"
+    assert max(one.gradient for one in logic.replayed.from_natural) < 1e-5
+    assert any(m.kind == "gradient-reordered" for stage in logic.stages for m in stage.measures)
+    for one in outcome.passes:
+        [claim] = [c for c in one.claims if c.id == "mesh-collectives" and c.expected == "all-to-all context"]
+        assert claim.ok
+        assert next(s for s in one.stages if s.name == "gradient").detection_limit == pytest.approx(4.8e-7, rel=0.01)
+
+
+@pytest.mark.group
+@pytest.mark.slow
+@pytest.mark.parametrize("adapter", [None, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize("model", [LLAMA, QWEN], ids=["llama", "qwen3"])
+@pytest.mark.parametrize("strategy", DISTRIBUTED)
+def test_every_strategy_in_two_parts(
+    strategy: str, model: dict[str, Any], adapter: Any, recipe: Callable[..., Resolved], group: WorkerGroup
+) -> None:
+    resolved = in_two(recipe, strategy, model={"config": model}, adapter=adapter, precision="bf16")
+    assert_equivalent(verify(resolved, group=group, time_limit=200))
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "bf16-pure": {"precision": "bf16-pure"},
+    "terms": {"label_smoothing": 0.1, "z_loss": 1e-4},
+    "packed-checkpointed": {"data": {"packing": True}, "activation_checkpointing": "full", "precision": "bf16"},
+    "selective": {"activation_checkpointing": "selective"},
+    "ema": {"run": {"ema": {"decay": 0.9}}},
+    "muon": {"optimizer": {"name": "muon"}},
+    "one-key-head": {"model": {"config": LLAMA | {"num_key_value_heads": 1}}, "precision": "bf16"},
+    "tied": {"model": {"config": LLAMA | {"tie_word_embeddings": True}}, "precision": "bf16"},
+    "sliding": {"model": {"config": LLAMA | {"model_type": "mistral", "sliding_window": 5}}, "precision": "bf16"},
+    "experts": {
+        "model": {"config": QWEN | {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2,
+                                    "moe_intermediate_size": 32}}
+    },
+    "positions-learned": {
+        "model": {"config": {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 300,
+                             "n_positions": 64}}
+    },
+}  # fmt: skip
+
+
+@pytest.mark.group
+@pytest.mark.slow
+@pytest.mark.parametrize("option", OPTIONS)
+def test_two_parts_with_an_option(option: str, recipe: Callable[..., Resolved], group: WorkerGroup) -> None:
+    assert_equivalent(verify(in_two(recipe, "fsdp2", **OPTIONS[option]), group=group, time_limit=200))
+
+
+SQUARES = {
+    "fsdp2-shard": ("fsdp2", {"shard": 2, "context": 2}),
+    "fsdp2-replicate": ("fsdp2", {"replicate": 2, "context": 2}),
+    "fsdp2-four": ("fsdp2", {"context": 4}),
+    "fsdp1-shard": ("fsdp1", {"shard": 2, "context": 2}),
+    "zero3-shard": ("zero3", {"shard": 2, "context": 2}),
+    "zero2-four": ("zero2", {"context": 4}),
+    "ddp-replicate": ("ddp", {"replicate": 2, "context": 2}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adapter", [None, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize("square", SQUARES)
+def test_four_processes(square: str, adapter: Any, recipe: Callable[..., Resolved], four: WorkerGroup) -> None:
+    strategy, mesh = SQUARES[square]
+    resolved = recipe(
+        strategy, strategy={"mesh": mesh}, machine={"processes": 4}, adapter=adapter, precision="bf16"
+    )  # fmt: skip
+    assert_equivalent(verify(resolved, group=four, time_limit=300))
+
+
+KINDS = [one for one in faults().values() if one.__module__ == FAULTS]
+
+
+@pytest.mark.group
+@pytest.mark.parametrize(
+    ("fault", "strategy"),
+    [
+        (one.id, name) if name == ("ddp", "fsdp2")[at % 2] else pytest.param(one.id, name, marks=pytest.mark.slow)
+        for at, one in enumerate(KINDS)
+        for name in one.strategies.names()
+    ],
+)
+def test_a_fault_with_parts_is_found_and_named(
+    fault: str, strategy: str, recipe: Callable[..., Resolved], group: WorkerGroup
+) -> None:
+    """The recipe has no mesh: the fault brings its own."""
+    outcome = verify(recipe(strategy), group=group, fault=fault, time_limit=200, stop_early=True)
+    assert outcome.resolved.mesh.context == 2
+    assert outcome.exit_code == 1
+    kind = fault_class(fault)
+    assert what_caught(outcome)[0] in kind.stages
+    assert outcome.diagnosis is not None
+    assert outcome.diagnosis.id in kind.diagnoses
+
+
+def divided(root: Path, name: str, **sections: Any) -> dict[str, Any]:
+    values = recipe_dict(
+        root,
+        strategy={"name": name, "mesh": {"context": 2}},
+        machine={"processes": 2},
+        batch={"micro_size": 4, "accumulation": 2},
+        data={"packing": True, "max_length": 48},
+        run={"max_steps": 20},
+    )
+    for key, value in sections.items():
+        values[key] = values.get(key, {}) | value if isinstance(value, dict) else value
+    return values
+
+
+@pytest.mark.group
+def test_twenty_steps_are_the_plain_loops(tiny_root: Path, group: WorkerGroup) -> None:
+    """Weights within 1e-5 of one process that computes whole rows, with the same samples in the same steps."""
+    run = group.run(train_job, resolved_from(divided(tiny_root, "fsdp2")), 20)[0]
+    alone = divided(tiny_root, "single", machine={"processes": 1}, strategy={"mesh": None})
+    plain = plain_run(resolved_from(alone), 20)
+    assert run.tokens == plain.tokens
+    assert run.losses == pytest.approx(plain.losses, rel=1e-5)
+    for name, weight in plain.weights.items():
+        assert torch.allclose(run.weights[name], weight, rtol=1e-5, atol=1e-5), name
+
+
+@pytest.mark.group
+def test_a_run_goes_on_without_parts_and_with_them(tiny_root: Path, tmp_path: Path, group: WorkerGroup) -> None:
+    """A checkpoint does not know that rows were divided."""
+    parts = divided(tiny_root, "zero3")
+    whole = divided(tiny_root, "ddp", strategy={"mesh": None}, batch={"micro_size": 2})
+    for first, then in ((parts, whole), (whole, parts)):
+        folder = tmp_path / first["strategy"]["name"]
+        straight = group.run(train_job, resolved_from(first), 4, None, None, 4)[0]
+        group.run(train_job, resolved_from(first), 2, str(folder), None, 4)
+        after = group.run(train_job, resolved_from(then), 2, None, str(next(folder.iterdir())), 4)[0]
+        assert after.losses == pytest.approx(straight.losses[2:], rel=1e-5)
+        for name, weight in straight.weights.items():
+            assert torch.allclose(after.weights[name], weight, rtol=1e-5, atol=1e-6), name
+
+
+def test_the_parts_of_the_state() -> None:
+    """Ranks that divide rows divide the state too, where the strategy shards it."""
+    from toolkit.recipe.schema import MeshAxes
+
+    assert Mesh.of(MeshAxes(shard=2, context=2), shards=True) == Mesh(1, 4, 2)
+    assert Mesh.of(MeshAxes(replicate=2, context=4), shards=True) == Mesh(2, 4, 4)
+    assert Mesh.of(MeshAxes(replicate=2, context=2), shards=False) == Mesh(4, 1, 2)

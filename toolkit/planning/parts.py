@@ -1,0 +1,52 @@
+"""Traces a part of rows whose tokens are divided over ranks: exchanges between the ranks without ranks."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from toolkit.model import context
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Stands where a process group does."""
+
+    count: int
+
+    def size(self) -> int:
+        return self.count
+
+
+@contextlib.contextmanager
+def acted_parts(model: Any, count: int, masked: bool, told: Callable[[int], None]) -> Iterator[None]:
+    """Inside, ``model`` computes a part of each row as one of ``count`` ranks does: what an exchange sends and what it
+    receives have the same size, and both are there at once. ``masked``: rows hold several samples. ``told``: called
+    with the bytes of each exchange."""
+    if count == 1:
+        yield
+        return
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    own = base.config._attn_implementation
+    right = context.all_to_all, context.several_samples, dict(context._GROUPS)
+    group: Any = _Group(count)
+    context._GROUPS[count] = group, group
+
+    def all_to_all(sent: torch.Tensor, group: Any) -> torch.Tensor:
+        told(sent.numel() * sent.element_size())
+        return torch.empty_like(sent).copy_(sent)
+
+    context.all_to_all = all_to_all
+    context.several_samples = lambda samples: masked
+    context.attend_in_parts(base)
+    try:
+        yield
+    finally:
+        base.set_attn_implementation(own)
+        context.all_to_all, context.several_samples, kept = right
+        context._GROUPS.clear()
+        context._GROUPS.update(kept)

@@ -1,0 +1,48 @@
+"""Whether the tokens of a row can be divided over ranks (`strategy.mesh.context`), determined without torch."""
+
+from __future__ import annotations
+
+from toolkit.recipe.adapter_methods import METHODS
+from toolkit.recipe.model_facts import ModelFacts
+from toolkit.recipe.packable import why_not_packable
+from toolkit.recipe.schema import Recipe
+from toolkit.tasks import task_of
+from toolkit.tasks.labels import Labels
+
+
+def why_not_divisible(recipe: Recipe, facts: ModelFacts) -> str | None:
+    """Why parts of a row on several ranks would not compute what the whole row does, and the alternative; or None."""
+    mesh, model = recipe.strategy.mesh, recipe.model
+    assert mesh is not None
+    task = task_of(model.task)
+    if task.labels is not Labels.NEXT or task.media is not None:
+        return f"divides the rows of model.task: causal-lm (it is {task.name})"
+    if model.attention != "sdpa":
+        return f"requires model.attention: sdpa (it is {model.attention})"
+    if recipe.compile:
+        return "has not been verified with compiled blocks; set compile: false"
+    if recipe.fp8:
+        return "would scale each part of a row by its own largest value; set fp8: false"
+    if model.neftune_alpha is not None:
+        return "has not been verified with model.neftune_alpha; remove it"
+    if recipe.adapter is not None and METHODS[recipe.adapter.method].prompt is not None:
+        return f"would put the virtual tokens of {recipe.adapter.method} in front of every part of a row; use lora"
+    if (reason := why_not_packable(facts, model.attention)) is not None:
+        return f"requires a model whose tokens meet in attention alone: {reason}"
+    config = facts.config or {}
+    if config.get("output_router_logits"):
+        return "would balance the experts of each part of a row apart; set output_router_logits: false in model.config"
+    heads = _heads(config)
+    if heads is None:
+        return "requires the number of attention heads, which the model's config does not say"
+    if heads % mesh.context:
+        return f"{mesh.context} ranks cannot divide {heads} attention heads; set a divisor of {heads}"
+    return None
+
+
+def _heads(config: dict[str, object]) -> int | None:
+    """Attention heads, under any of their config names; None if the config leaves them to its class."""
+    for key in ("num_attention_heads", "n_head", "n_heads", "num_heads"):
+        if isinstance(found := config.get(key), int):
+            return found
+    return None
