@@ -110,6 +110,16 @@ def test_other_optimizers_and_schedules_of_the_trainer(tmp_path: Path) -> None:
     assert made.exit_code == 0, [key.line() for key in made.lost]
     assert recipe(made)["optimizer"].items() >= {"name": "sgd", "momentum": 0.8, "nesterov": True}.items()
     assert recipe(made)["schedule"].items() >= {"name": "wsd", "decay_steps": 5, "decay_shape": "1-sqrt"}.items()
+    made = of(tmp_path, TRL, "data.format=text", optim="schedule_free_adamw", lr_scheduler_type="constant",
+              warmup_steps=5)  # fmt: skip
+    assert {key.key: key.outcome for key in made.lost} == {"warmup_steps": "differs"}
+    assert recipe(made)["optimizer"]["name"] == "schedule-free"
+    assert recipe(made)["schedule"] == {"name": "constant", "warmup_steps": 5}
+    made = of(tmp_path, TRL, "data.format=text", optim="schedule_free_adamw", warmup_steps=0.1)
+    assert {key.key: key.outcome for key in made.lost} == dict.fromkeys(
+        ("lr_scheduler_type", "warmup_steps"), "unsupported"
+    )
+    assert recipe(made)["schedule"]["name"] == "constant"
     lost = {key.key: key.outcome for key in of(tmp_path, TRL, "data.format=text", optim="adafactor",
             lr_scheduler_type="polynomial", lr_scheduler_kwargs={"power": 2.0, "odd": 1}).lost}  # fmt: skip
     assert lost == {"optim": "unsupported", "lr_scheduler_kwargs": "unsupported"}

@@ -1,6 +1,7 @@
 """``python -m tests.optimizers [-o FILE.md] [WORD ...]``: verify every optimizer under every strategy, as a table.
 
-With words, cells with one of them in their name or strategy alone. Exit status 1 if a cell is neither equivalent nor
+With words, cells with one of them in their name or strategy alone; optimizers that are not among them keep their rows
+of FILE.md. Exit status 1 if a cell is neither equivalent nor
 refused.
 """
 
@@ -13,6 +14,7 @@ import warnings
 from pathlib import Path
 
 from tests.optimizers.cells import Cell, cells, groups, judge, limits
+from toolkit.optimizers import optimizer_names
 from toolkit.results import versions
 from toolkit.strategies import strategies
 
@@ -60,23 +62,33 @@ def main() -> int:
             if outcome is not None and verdicts[cell] != "equivalent":
                 print(outcome.difference or outcome.failure or outcome.unproven, flush=True)
     if asked.output:
-        asked.output.write_text(page(verdicts, found), encoding="utf-8")
+        kept = asked.output.read_text(encoding="utf-8") if asked.words and asked.output.exists() else ""
+        asked.output.write_text(page(verdicts, found, kept), encoding="utf-8")
     return int(any(verdict not in ("equivalent", "refused") for verdict in verdicts.values()))
 
 
-def page(verdicts: dict[Cell, str], found: dict[str, dict[str, float]]) -> str:
-    """The tables as Markdown."""
+def page(verdicts: dict[Cell, str], found: dict[str, dict[str, float]], kept: str = "") -> str:
+    """The tables as Markdown. ``kept``: an earlier page, whose rows of other optimizers stay."""
     columns = [name for name in strategies() if any(cell.strategy == name for cell in verdicts)]
+    verdict_rows, limit_rows = (_rows(part) for part in (*kept.partition(LIMITS)[::2],))
     rows = [f"| optimizer | {' | '.join(columns)} |", f"| --- |{' --- |' * len(columns)}"]
     for name in dict.fromkeys(cell.optimizer for cell in verdicts):
         row = {cell.strategy: verdict for cell, verdict in verdicts.items() if cell.optimizer == name}
-        rows.append(f"| {name} | {' | '.join(row.get(column, '') for column in columns)} |")
+        verdict_rows[name] = f"| {name} | {' | '.join(row.get(column, '') for column in columns)} |"
+    rows += [verdict_rows[name] for name in optimizer_names() if name in verdict_rows]
     table = ["| optimizer | update | state |", "| --- | --- | --- |"]
     for name, limit in found.items():
         shown = [f"{limit[key]:.1e}" if key in limit else "none" for key in ("update", "optimizer-state")]
-        table.append(f"| {name} | {' | '.join(shown)} |")
+        limit_rows[name] = f"| {name} | {' | '.join(shown)} |"
+    table += [limit_rows[name] for name in optimizer_names() if name in limit_rows]
     packages = ", ".join(f"{name} {version}" for name, version in sorted(versions().items()))
     return HEAD + "\n" + "\n".join(rows) + "\n" + LIMITS + "\n" + "\n".join(table) + f"\n\nMeasured with {packages}.\n"
+
+
+def _rows(text: str) -> dict[str, str]:
+    """A table's rows by optimizer."""
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    return {line.split(" | ")[0].removeprefix("| "): line for line in lines}
 
 
 if __name__ == "__main__":

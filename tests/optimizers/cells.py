@@ -23,6 +23,7 @@ MODEL: dict[str, Any] = {
     "attention_dropout": 0.1,
 }  # fmt: skip
 # Far enough from 0 that the change of a float32 weight is above its rounding.
+SCHEDULES = {"schedule-free": {"name": "constant", "warmup_steps": 2}}
 RATES = {"sgd": 0.1, "muon": 1.0e-3, "lion": 1.0e-4, "adafactor": 1.0e-2}
 
 
@@ -41,7 +42,7 @@ class Cell:
             "data": {"train": "none", "max_length": 48},
             "batch": {"micro_size": 2, "accumulation": 3},
             "optimizer": section,
-            "schedule": {"name": "cosine", "warmup_steps": 2},
+            "schedule": SCHEDULES.get(self.optimizer, {"name": "cosine", "warmup_steps": 2}),
             "precision": self.precision,
             "strategy": {"name": self.strategy},
             "machine": {"device": "cpu", "processes": 1 if self.strategy == "single" else 2},

@@ -37,6 +37,7 @@ SECTIONS: list[dict[str, Any]] = [
     {"name": "sgd", "nesterov": True},
     {"name": "sgd", "momentum": 0.0},
     {"name": "lion"},
+    {"name": "schedule-free"},
     {"name": "muon"},
     {"name": "muon", "adjust_lr_fn": "original", "nesterov": False, "ns_steps": 3},
     {"name": "adafactor"},
@@ -53,7 +54,7 @@ def recipe(root: Path, strategy: str, optimizer: dict[str, Any], **sections: Any
 
 
 def test_every_file_of_the_package_is_an_optimizer() -> None:
-    assert set(optimizer_names()) == {"adamw", "adamw8bit", "sgd", "lion", "muon", "adafactor"}
+    assert set(optimizer_names()) == {"adamw", "adamw8bit", "sgd", "lion", "muon", "adafactor", "schedule-free"}
     for name in optimizer_names():
         assert optimizer_kind(name).name == name
         assert optimizer_file(name).is_file()
@@ -211,7 +212,7 @@ def test_the_rate_grows_with_the_batch_in_every_file(tiny_root: Path) -> None:
 
 def test_what_the_trainer_has_not_is_said(tiny_root: Path) -> None:
     for name in optimizer_names():
-        resolved = recipe(tiny_root, "ddp", {"name": name})
+        resolved = recipe(tiny_root, "ddp", {"name": name}, schedule={"name": "constant"})
         unsaid = "optim" not in training_args(resolved)
         assert unsaid == any(decision.key == "training_args.optim" for decision in resolved.decisions)
         assert unsaid == (name in ("muon", "adafactor"))
@@ -222,10 +223,13 @@ def test_what_the_trainer_has_not_is_said(tiny_root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "strategy"), [("muon", "fsdp2"), ("adafactor", "fsdp2"), ("lion", "zero3"), ("sgd", "fsdp1")]
-)
+    ("name", "strategy"),
+    [("muon", "fsdp2"), ("adafactor", "fsdp2"), ("lion", "zero3"), ("sgd", "fsdp1"),
+                         ("schedule-free", "zero3")]
+)  # fmt: skip
 def test_it_is_proven(name: str, strategy: str, tiny_root: Path, group: WorkerGroup) -> None:
-    outcome = verify(recipe(tiny_root, strategy, {"name": name}), group=group, time_limit=120)
+    schedule = {"schedule": {"name": "constant", "warmup_steps": 2}} if name == "schedule-free" else {}
+    outcome = verify(recipe(tiny_root, strategy, {"name": name}, **schedule), group=group, time_limit=120)
     assert outcome.verdict == "equivalent", (outcome.difference, outcome.failure, outcome.unproven)
 
 

@@ -59,8 +59,12 @@ def optimizer(draft: Draft) -> None:
     elif name == "sgd":
         draft.carry("optim", "optimizer.name", "sgd")
         _sgd_arguments(draft)
+    elif name == "schedule_free_adamw":
+        draft.carry("optim", "optimizer.name", "schedule-free")
     else:
-        draft.unsupported("optim", f"the recipe has adamw, adamw8bit, lion and sgd of the Trainer's, not {name}")
+        draft.unsupported(
+            "optim", f"the recipe has adamw, adamw8bit, lion, sgd and schedule-free of the Trainer's, not {name}"
+        )
     if name != "sgd" and draft.get("optim_args") not in (None, ""):
         draft.unsupported("optim_args", "arguments of the optimizer beyond those of the recipe")
     draft.ignore("optim_args", "empty")
@@ -111,6 +115,9 @@ def _other_decay(draft: Draft) -> str | None:
 
 def schedule(draft: Draft) -> None:
     """The learning rate's course and its warm-up."""
+    if draft.values.get("optimizer.name") == "schedule-free":
+        _own_warmup(draft)
+        return
     name = course(draft)
     if name == "constant":
         draft.set("schedule.warmup_steps", 0, f"{name}: has no warm-up")
@@ -118,6 +125,25 @@ def schedule(draft: Draft) -> None:
             draft.ignore(key, "a constant schedule has no warm-up")
         return
     _warmup(draft)
+
+
+def _own_warmup(draft: Draft) -> None:
+    """schedulefree's: the Trainer hands it ``warmup_steps`` as they are, and multiplies its rate by a schedule."""
+    name, steps = str(draft.get("lr_scheduler_type")), draft.number("warmup_steps", 0)
+    if name == "constant":
+        draft.carry("lr_scheduler_type", "schedule.name", "constant")
+    else:
+        draft.unsupported("lr_scheduler_type", f"schedule-free in a recipe has constant, and no {name} beside it")
+        draft.set("schedule.name", "constant", "the schedule of schedule-free")
+    if steps >= 1:
+        draft.carry("warmup_steps", "schedule.warmup_steps", int(steps))
+        draft.differs("warmup_steps", "schedulefree begins with lr / warmup_steps, the recipe with 0: one step behind")
+    elif steps > 0:
+        draft.unsupported("warmup_steps", "schedulefree has no fraction of the steps: set schedule.warmup_steps")
+    else:
+        draft.carry("warmup_steps", "schedule.warmup_steps", 0)
+    draft.ignore("warmup_ratio", "schedulefree does not read it")
+    draft.ignore("lr_scheduler_kwargs", "a constant schedule has no arguments")
 
 
 def _warmup(draft: Draft) -> None:

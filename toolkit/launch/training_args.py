@@ -74,7 +74,9 @@ def _schedule(resolved: Resolved) -> dict[str, Any]:
     least = schedule.min_ratio or 0.0
     match schedule.name:
         case "constant":
-            return {"lr_scheduler_type": "constant_with_warmup"}
+            # schedulefree has the warm-up itself, and the Trainer gives it warmup_steps.
+            own = optimizer_kind(resolved.recipe.optimizer.name).averages
+            return {"lr_scheduler_type": "constant" if own else "constant_with_warmup"}
         case "inverse-sqrt":
             return {"lr_scheduler_type": "inverse_sqrt"}
         case "cosine" if least:

@@ -103,10 +103,15 @@ def make_optimizer(
     optimizer: Optimizer,
     *,
     fused: bool,
+    warmup: int = 0,
 ) -> torch.optim.Optimizer:
-    """The recipe's optimizer over ``parameters`` by name. ``fused``: fused kernels may be used."""
-    module, _, function = optimizer_kind(optimizer.name).build.partition(":")
+    """The recipe's optimizer over ``parameters`` by name. ``fused``: fused kernels may be used. ``warmup``: updates of
+    the schedule's warm-up, for an optimizer whose step depends on them."""
+    kind = optimizer_kind(optimizer.name)
+    module, _, function = kind.build.partition(":")
     groups = parameter_groups(parameters, decayed, matrices, optimizer)
+    for group in groups if kind.averages else ():
+        group["warmup"] = warmup
     made: torch.optim.Optimizer = getattr(importlib.import_module(module), function)(groups, optimizer, fused=fused)
     return made
 

@@ -17,13 +17,13 @@ _OTHERS = ("base",)
 @functools.cache
 def optimizer_names() -> tuple[str, ...]:
     """Every optimizer's name, the default first."""
-    found = sorted(one.name for one in pkgutil.iter_modules(__path__) if one.name not in _OTHERS)
+    found = sorted(one.name.replace("_", "-") for one in pkgutil.iter_modules(__path__) if one.name not in _OTHERS)
     return ("adamw", *(name for name in found if name != "adamw"))
 
 
 def optimizer_file(name: str) -> Path:
     """The file that defines the optimizer."""
-    return Path(__file__).with_name(f"{name}.py")
+    return Path(__file__).with_name(f"{name.replace('-', '_')}.py")
 
 
 @functools.cache
@@ -31,7 +31,7 @@ def optimizer_kind(name: str) -> OptimizerKind:
     """The optimizer of that name. Raises KeyError if there is none."""
     if name not in optimizer_names():
         raise KeyError(name)
-    kind: OptimizerKind = importlib.import_module(f"{__name__}.{name}").OPTIMIZER
+    kind: OptimizerKind = importlib.import_module(f"{__name__}.{name.replace('-', '_')}").OPTIMIZER
     return kind
 
 

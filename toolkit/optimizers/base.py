@@ -1,6 +1,6 @@
 """What an optimizer is: a file in this package, its formula in toolkit/reference/optimizers, and nothing elsewhere.
 
-A file ``some_name.py`` defines ``OPTIMIZER``, and the recipe's ``optimizer.name: some_name`` finds it. It imports
+A file ``some_name.py`` defines ``OPTIMIZER``, and the recipe's ``optimizer.name: some-name`` finds it. It imports
 nothing heavy: recipes are checked, and memory is planned, without torch. ``build`` and ``formula`` name the modules
 that import torch.
 """
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from toolkit.recipe.schema import Recipe
     from toolkit.recipe.traits import Traits
 
 
@@ -53,6 +54,11 @@ class OptimizerKind:
     lr: str = ""
     refusal: Callable[[Traits], str | None] = supported
     """Takes a strategy's traits; returns why that strategy does not support it, or None."""
+    problems: Callable[[Recipe], list[str]] = lambda recipe: []
+    """What in the rest of a recipe it cannot be used with: messages that begin with the key."""
+    averages: bool = False
+    """The weights that it updates are not those of the result: evaluations and exports are at an average, which follows
+    from the weights and their state ``z``."""
     tensors: Callable[[Any, tuple[int, ...], bool], tuple[str, ...]] = lambda optimizer, shape, matrix: ADAM
     """Names of the tensors in the state of one weight: takes the recipe's section, the weight's shape, and whether it
     is a hidden matrix."""

@@ -69,6 +69,7 @@ def contradictions(recipe: Recipe, traits: Traits) -> list[str]:
         found.append(f"optimizer.kernel: {kind.name} has its own kernels; remove optimizer.kernel")
     if (refused := kind.refusal(traits)) is not None:
         found.append(f"optimizer.name: under {recipe.strategy.name} {refused}")
+    found += kind.problems(recipe)
     length, schedule = recipe.run.max_steps, recipe.schedule
     if schedule.decay_steps and length and schedule.decay_steps + (schedule.warmup_steps or 0) > length:
         found.append(

@@ -372,6 +372,9 @@ def _optimizer(recipe: Recipe, global_size: int, decide: Decisions) -> None:
         decide(f"optimizer.groups[{at}]", f"lr {lr:g}", f"{others}; weight decay: {decay}")
     if kind.trainer(optimizer) is None:
         decide("training_args.optim", None, f"not in training_args.json: the Trainer has no equivalent of {kind.name}")
+    if kind.averages and recipe.schedule.warmup_steps:
+        why = "schedulefree warms up itself: the rate of update k (from 0) is (k + 1) / warmup_steps of lr, here k"
+        decide("training_args.lr_scheduler_type", "constant", why)
     if recipe.schedule.name == "wsd" and (reason := why_no_wsd(recipe)) is not None:
         decide("training_args.lr_scheduler_type", None, f"not in training_args.json: warmup_stable_decay: {reason}")
     if optimizer.groups:

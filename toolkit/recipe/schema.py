@@ -291,9 +291,11 @@ class Optimizer(Section):
     )
     base_global_batch: Positive | None = Field(None, description="the global batch that lr was chosen for")
     betas: Annotated[list[Beta], Field(min_length=2, max_length=2)] = Field(
-        [0.9, 0.999], description="adamw, adamw8bit, muon (for AdamW's part); lion: [0.9, 0.99]"
+        [0.9, 0.999], description="adamw, adamw8bit, schedule-free, muon (for AdamW's part); lion: [0.9, 0.99]"
     )
-    eps: Annotated[float, Field(gt=0)] = Field(1.0e-8, description="adamw, adamw8bit, muon (for AdamW's part)")
+    eps: Annotated[float, Field(gt=0)] = Field(
+        1.0e-8, description="adamw, adamw8bit, schedule-free, muon (for AdamW's part)"
+    )
     momentum: Beta | None = Field(None, description="sgd: 0.9; muon: 0.95")
     nesterov: bool | None = Field(None, description="Nesterov momentum. sgd: false; muon: true")
     ns_steps: Annotated[int, Field(ge=1, le=99)] | None = Field(

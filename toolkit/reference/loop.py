@@ -75,7 +75,8 @@ class PlainLoop:
         self.norm = self.coefficient = 0.0
         shapes = {name: tuple(w.shape) for name, w in self.weights.items()}
         self.matrices = plain_matrices(model, resolved)
-        self.rules = plain_rules(resolved.recipe.optimizer, shapes, decayed, self.matrices)
+        warmup = resolved.recipe.schedule.warmup_steps or 0
+        self.rules = plain_rules(resolved.recipe.optimizer, shapes, decayed, self.matrices, warmup)
         self.states: dict[str, dict[str, torch.Tensor]] = {}
         """The optimizer's state of each weight, in its dtype."""
         self.updates = 0

@@ -27,10 +27,15 @@ class Rule:
 
 
 def plain_rules(
-    settings: Any, shapes: Mapping[str, tuple[int, ...]], decayed: frozenset[str], matrices: frozenset[str]
+    settings: Any,
+    shapes: Mapping[str, tuple[int, ...]],
+    decayed: frozenset[str],
+    matrices: frozenset[str],
+    warmup: int = 0,
 ) -> dict[str, Rule]:
     """The rule of each weight. ``settings``: the recipe's section ``optimizer``. ``shapes``: of the trained weights, by
-    name. ``decayed``: those that decay unless a group says otherwise. ``matrices``: the hidden matrices."""
+    name. ``decayed``: those that decay unless a group says otherwise. ``matrices``: the hidden matrices. ``warmup``:
+    updates of the schedule's warm-up."""
     rules = {}
     for name, shape in shapes.items():
         decay, factor, number = settings.weight_decay if name in decayed else 0.0, 1.0, None
@@ -40,7 +45,8 @@ def plain_rules(
                 decay = decay if group.weight_decay is None else group.weight_decay
                 factor = 1.0 if group.lr is None else group.lr / settings.lr
                 break
-        rules[name] = Rule(formula_for(settings, tuple(shape), name in matrices), decay, factor, number)
+        formula = formula_for(settings, tuple(shape), name in matrices).warmed_up(warmup)
+        rules[name] = Rule(formula, decay, factor, number)
     return rules
 
 

@@ -1,7 +1,11 @@
-"""`run.ema`: an exponential moving average of the trained weights, in float32, each rank of what it updates.
+"""Averages of the trained weights, in float32, each rank of what it updates.
+
+`run.ema`: an exponential moving average, exported on request.
 
 The average begins as the weights after update ``start``. After every ``every``-th update behind it becomes
 ``decay * average + (1 - decay) * weights`` (Polyak and Juditsky, SIAM J. Control Optim. 30, 1992, with constant decay).
+
+`optimizer.name: schedule-free`: the optimizer's own average, at which the model is evaluated.
 """
 
 from __future__ import annotations
@@ -11,6 +15,8 @@ from collections.abc import Iterator
 
 import torch
 
+from toolkit.optim.schedule_free import averaged
+from toolkit.optimizers import optimizer_kind
 from toolkit.recipe.schema import Ema
 from toolkit.strategies.engines.base import Engine
 
@@ -51,3 +57,31 @@ class Average:
             kept = weight.detach().clone()
             weight.copy_(average)
             average.copy_(kept)
+
+
+@contextlib.contextmanager
+def evaluation_weights(engine: Engine) -> Iterator[None]:
+    """Context in which forwards compute with the weights that evaluations are at: the average, under an optimizer that
+    keeps one. Every rank enters it, between steps; the weights of training are the same bits afterwards.
+
+    Inside, each rank has a copy of the masters; between steps there are no gradients, which are as large.
+    """
+    optimizer = engine.resolved.recipe.optimizer
+    if not optimizer_kind(optimizer.name).averages:
+        yield
+        return
+    engine.release()
+    kept = [master.detach().clone() for master in engine.masters()]
+    with torch.no_grad():
+        for master, z in zip(engine.masters(), engine.held("z"), strict=True):
+            if z is not None:
+                master.copy_(averaged(master, z, optimizer.betas[0]))
+    engine.refresh()
+    try:
+        yield
+    finally:
+        engine.release()
+        with torch.no_grad():
+            for master, weight in zip(engine.masters(), kept, strict=True):
+                master.copy_(weight)
+        engine.refresh()

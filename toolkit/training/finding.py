@@ -10,8 +10,12 @@ from typing import Any
 import torch
 
 from toolkit.errors import InputError
+from toolkit.optim.schedule_free import averaged
+from toolkit.optimizers import optimizer_kind
+from toolkit.strategies.engines.pieces import Piece
+from toolkit.training.identity import saved_recipe
 from toolkit.training.manifest import Share, read_manifest
-from toolkit.training.tensor_folder import TensorReader, read_index
+from toolkit.training.tensor_folder import Index, TensorReader, read_index
 
 AVERAGE = "ema"
 """``run.ema``: the average of a weight is the tensor NAME.ema beside the weight's moments."""
@@ -59,13 +63,33 @@ def trained_tensors(
     folder: Path, manifest: dict[str, Any], average: bool = False
 ) -> tuple[list[str], TensorReader, str]:
     """Names of the trained weights of a checkpoint, the reader that has them, or with ``average`` their moving
-    averages, and what it has behind each name. Raises InputError if there are no averages."""
+    averages, and what it has behind each name. Raises InputError if there are no averages.
+
+    Of an optimizer that averages the weights itself, they are its averages.
+    """
     weights, moments = read_index(folder, manifest)
     if not average:
+        optimizer = saved_recipe(folder, manifest).optimizer
+        if optimizer_kind(optimizer.name).averages:
+            return list(weights), AverageReader(folder, weights, moments, optimizer.betas[0]), ""
         return list(weights), TensorReader(folder, weights), ""
     if any(f"{name}.{AVERAGE}" not in moments for name in weights):
         raise InputError(f"{folder}: --ema: it has no average of the weights: the run had no run.ema")
     return list(weights), TensorReader(folder, moments), f".{AVERAGE}"
+
+
+class AverageReader(TensorReader):
+    """Reads the average x of the weights y of a checkpoint, which has z among the moments."""
+
+    def __init__(self, folder: Path, weights: Index, moments: Index, beta1: float) -> None:
+        super().__init__(folder, weights)
+        self._moments, self._beta1 = TensorReader(folder, moments), beta1
+
+    def get(self, name: str, piece: Piece | None = None) -> torch.Tensor:
+        weight, z = super().get(name, piece), f"{name}.z"
+        if z not in self._moments:  # not updated yet: x, y and z are equal
+            return weight
+        return averaged(weight, self._moments.get(z, piece), self._beta1)
 
 
 def best(folder: Path) -> Path | None:

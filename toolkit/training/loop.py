@@ -15,6 +15,7 @@ from toolkit.model.head_loss import multiplied_by
 from toolkit.model.loss_terms import LossTerms
 from toolkit.optim.schedule import learning_rate
 from toolkit.recipe.resolve import Resolved
+from toolkit.training.average import evaluation_weights
 from toolkit.training.early_stopping import Improvement
 from toolkit.training.guard import LossGuard
 from toolkit.training.loss import loss_sum
@@ -121,18 +122,20 @@ def _mean(loss: torch.Tensor, tokens: torch.Tensor, resolved: Resolved) -> float
 
 @torch.no_grad()
 def evaluate(session: Session, batches: Iterable[MicroBatch]) -> tuple[float, int]:
-    """Mean cross-entropy over the supervised tokens of every sample, and their number; every rank calls it."""
+    """Mean cross-entropy over the supervised tokens of every sample, and their number; every rank calls it. An
+    optimizer that averages the weights has them evaluated at the average."""
     engine = session.engine
     total = torch.zeros(2, dtype=torch.float64, device=engine.device)
     from_first_rank(engine.batch_norms)
     engine.model.eval()
     try:
-        for micro in batches:
-            with engine.autocast():
-                tensors, task = micro.to(engine.device).tensors, session.resolved.recipe.model.task
-                loss = loss_sum(engine.model, engine.config, tensors, task, part=micro.part)
-            total[0] += loss
-            total[1] += micro.supervised
+        with evaluation_weights(engine):
+            for micro in batches:
+                with engine.autocast():
+                    tensors, task = micro.to(engine.device).tensors, session.resolved.recipe.model.task
+                    loss = loss_sum(engine.model, engine.config, tensors, task, part=micro.part)
+                total[0] += loss
+                total[1] += micro.supervised
     finally:
         engine.model.train()
     loss_total, count = counted_once(sum_over_ranks(total), session.resolved).tolist()

@@ -10,8 +10,10 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
+from toolkit.errors import InputError
 from toolkit.model.activation_offload import HostStore
 from toolkit.model.adapters import add_adapter
+from toolkit.model.batch_norm import batch_norms
 from toolkit.model.batch_norm import convert as convert_batch_norm
 from toolkit.model.checkpointing import checkpoint_blocks, find_blocks
 from toolkit.model.compiling import compile_blocks
@@ -27,6 +29,7 @@ from toolkit.model.processor import load_processor, pad_token_of
 from toolkit.model.sources import NotByPart
 from toolkit.model.unreached import freeze, unreached
 from toolkit.optim.groups import check_groups, decayed_names, hidden_matrices
+from toolkit.optimizers import optimizer_kind
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import strategy_of
@@ -133,6 +136,7 @@ def _prepared(resolved: Resolved, pad_token_id: int | None, together: bool, by_p
     model: nn.Module = load_base(resolved, pad_token_id, by_part=by_part)
     asked = resolved.recipe.model.batch_norm is not None
     convert_batch_norm(model, resolved.batch_norm, asked, resolved.source)
+    _check_statistics(model, resolved)
     linears = {} if resolved.base_storage is None else base_linears(model, resolved)
     products: list[str] = []
     bases = {name: linear.weight.numel() for name, linear in linears.items()}
@@ -169,6 +173,17 @@ def _prepared(resolved: Resolved, pad_token_id: int | None, together: bool, by_p
     matrices = hidden_matrices(model, task_of(resolved.recipe.model.task).heads)
     check_groups(optimizer, (name for name, p in model.named_parameters() if p.requires_grad), resolved.source)
     return Prepared(model, resolved, decayed, blocks, bases, products, matrices, idle, frozen)
+
+
+def _check_statistics(model: nn.Module, resolved: Resolved) -> None:
+    """Raise InputError where running statistics of the training weights would be used with averaged ones."""
+    name = resolved.recipe.optimizer.name
+    if optimizer_kind(name).averages and any(layer.mode != "frozen" for layer in batch_norms(model).values()):
+        raise InputError(
+            f"{resolved.source}: optimizer.name: {name} evaluates and exports averaged weights, and the running "
+            "statistics of this model's batch normalisation are those of other weights; set model.batch_norm: frozen, "
+            "or use adamw"
+        )
 
 
 def open_session(resolved: Resolved, **accelerator_options: Any) -> Session:

@@ -18,6 +18,7 @@ from toolkit.verification.compare.across import cross_rank, round_trip
 from toolkit.verification.compare.backward import Replayed, forward, gradient, replay
 from toolkit.verification.compare.data import data_stage
 from toolkit.verification.compare.engagement import engagement
+from toolkit.verification.compare.evaluation import evaluation
 from toolkit.verification.compare.ledger import ledger
 from toolkit.verification.compare.measure import Measure, Stage, first_difference
 from toolkit.verification.compare.products import products
@@ -136,6 +137,7 @@ def compare(case: Case, found: Pass, threads: int) -> None:
     torch.set_num_threads(threads)
     try:
         replayed = found.replayed = replay(ranks, reference, case.overflow_step)
+        evaluated = evaluation(ranks, reference, bool(replayed.bounds))
     finally:
         torch.set_num_threads(own)
     found.stages = [
@@ -154,6 +156,7 @@ def compare(case: Case, found: Pass, threads: int) -> None:
         ),
         cross_rank(ranks),
     ]
+    next(stage for stage in found.stages if stage.name == "forward").measures += evaluated
     found.claims = engagement(ranks, case, resolved, reference, found.stages)
 
 
@@ -162,8 +165,8 @@ def _compare_round_trip(case: Case, found: Pass) -> None:
     resolved = found.reference.resolved
     limit = next(stage.detection_limit for stage in found.stages if stage.name == "gradient") or 0.0
     exact = resolved.device == "cpu" and not (resolved.traits.rearranges_sums and resolved.token_parts > 2)
-    tolerance = 0.0 if exact else limit
-    stage = round_trip(found.parts, found.reference.windows, resolved.recipe.model.task, tolerance)
+    tolerance, recipe = 0.0 if exact else limit, resolved.recipe
+    stage = round_trip(found.parts, found.reference.windows, recipe.model.task, tolerance, recipe.optimizer)
     if tolerance:  # the largest of all tensors' serves each of them
         chance = found.reference.noise.chance
         stage.measures = [replace(m, chance=chance) if m.tolerance == tolerance else m for m in stage.measures]

@@ -46,6 +46,10 @@ class Formula:
         """The formula of a weight of this ``shape``. ``matrix``: whether it is a hidden matrix."""
         raise NotImplementedError
 
+    def warmed_up(self, updates: int) -> Formula:
+        """The formula in a run whose first ``updates`` are a warm-up; the same unless the step depends on it."""
+        return self
+
     def step(
         self,
         weight: torch.Tensor,

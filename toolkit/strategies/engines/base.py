@@ -21,6 +21,7 @@ from toolkit.machine import give_back_memory
 from toolkit.model.batch_norm import batch_norms, statistics
 from toolkit.model.freezing import Frozen
 from toolkit.optim.adamw import step_count
+from toolkit.optim.adamw8bit import local
 from toolkit.optim.groups import make_optimizer
 from toolkit.optimizers import optimizer_kind
 from toolkit.recipe.resolve import Resolved
@@ -212,6 +213,22 @@ class Engine:
         be asked for each time: FSDP1 makes new views of its shards."""
         return [p.to_local() if hasattr(p, "to_local") else p.data for p in self.parameters.values()]
 
+    # ------------------------------------------------------------------ evaluation at other weights than training
+
+    def held(self, key: str) -> list[torch.Tensor | None]:
+        """This rank's parts of one tensor of the optimizer's state, in the order of ``masters``; None where it has no
+        state yet."""
+        states = (self.optimizer.state.get(parameter) or {} for parameter in self.parameters.values())
+        return [local(state[key]) if key in state else None for state in states]
+
+    def release(self) -> None:
+        """Free the weights that forwards gathered and kept, so that the next forward gathers them again and ``masters``
+        are the shards. Every rank calls it; strategies that keep none do nothing."""
+
+    def refresh(self) -> None:
+        """Make what forwards compute with from the masters, which were changed; every rank calls it."""
+        self.release()
+
     # ------------------------------------------------------------------ evidence that the strategy is active
 
     def evidence(self) -> list[Claim]:
@@ -367,7 +384,14 @@ class Engine:
         return not main_only or self.accelerator.is_main_process
 
     def _make_optimizer(self, parameters: Mapping[str, nn.Parameter], decayed: frozenset[str]) -> torch.optim.Optimizer:
-        return make_optimizer(parameters, decayed, self.matrices, self.resolved.recipe.optimizer, fused=True)
+        return self._optimizer_over(parameters, decayed, fused=True)
+
+    def _optimizer_over(
+        self, parameters: Mapping[str, nn.Parameter], decayed: frozenset[str], *, fused: bool
+    ) -> torch.optim.Optimizer:
+        recipe = self.resolved.recipe
+        warmup = recipe.schedule.warmup_steps or 0
+        return make_optimizer(parameters, decayed, self.matrices, recipe.optimizer, fused=fused, warmup=warmup)
 
     def _started(self, name: str, parameter: torch.Tensor, state: OptimizerState) -> dict[str, Any]:
         """The count of steps for a loaded state, if the optimizer counts them."""

@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp._runtime_utils import _reshard
 
 from toolkit.errors import InputError
 from toolkit.model.sources import fill, set_values, sources
 from toolkit.optim.adamw8bit import dense_moment, moment_dtype
-from toolkit.optim.groups import make_optimizer
 from toolkit.strategies.engines.base import (
     Claim,
     Engine,
@@ -128,11 +128,19 @@ class Fsdp1Engine(Engine):
     def _make_optimizer(self, parameters: Mapping[str, nn.Parameter], decayed: frozenset[str]) -> torch.optim.Optimizer:
         # torch 2.13.0: fused AdamW cannot subtract ShardedGradScaler's found_inf, of shape (1,), from its step.
         fused = not self.resolved.precision.loss_scaling
-        return make_optimizer(parameters, decayed, self.matrices, self.resolved.recipe.optimizer, fused=fused)
+        return self._optimizer_over(parameters, decayed, fused=fused)
 
     def clip(self, max_norm: float) -> torch.Tensor:
         assert isinstance(self.model, FullyShardedDataParallel)
         return self.model.clip_grad_norm_(max_norm if max_norm > 0 else float("inf"))
+
+    def release(self) -> None:
+        # A forward without a backward leaves the root's unit gathered (torch 2.13.0, _post_forward_reshard).
+        for unit in FullyShardedDataParallel.fsdp_modules(self.model):
+            handle = unit._handle
+            begun = handle is not None and hasattr(handle.flat_param, "_full_param_padded")  # by the first forward
+            if handle is not None and begun and handle.uses_sharded_strategy and not handle.needs_unshard():
+                _reshard(unit, handle, True)
 
     def evidence(self) -> list[Claim]:
         units = FullyShardedDataParallel.fsdp_modules(self.model)

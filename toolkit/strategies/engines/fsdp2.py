@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.utils._pytree import tree_map_only
@@ -95,6 +96,12 @@ class Fsdp2Engine(Engine):
     def clip(self, max_norm: float) -> torch.Tensor:
         norm = super().clip(max_norm)
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+    def release(self) -> None:
+        # A forward without a backward leaves the root's weights gathered, and with `reshard: false` all.
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
 
     def evidence(self) -> list[Claim]:
         tensors = [p for p in self.model.parameters() if isinstance(p, DTensor)]

@@ -93,6 +93,12 @@ class ZeroEngine(Engine):
     def masters(self) -> list[torch.Tensor]:
         return self.tensors.masters()
 
+    def held(self, key: str) -> list[torch.Tensor | None]:
+        return self.tensors.held(key)
+
+    def refresh(self) -> None:
+        self.tensors.refresh(self.parameters.values())
+
     @property
     def loss_scale(self) -> float:
         scaler = getattr(self.optimizer, "loss_scaler", None)

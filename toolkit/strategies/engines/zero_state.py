@@ -5,7 +5,7 @@ DeepSpeed's own accessors do the reading (``deepspeed.utils.safe_get_full_*``) a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -127,10 +127,7 @@ class ZeroTensors:
             return
         mine = read(piece)
         self.load_master(parameter, mine)
-        shard: Any = parameter
-        shard.ds_tensor.data[: piece.numel].copy_(mine)
-        shard.partition(param_list=[parameter])  # a small weight is kept whole: the next forward gathers it again
-        shard.ds_secondary_tensor = None  # hpZ: of the old weights; the next gather makes another
+        _set_shard(parameter, mine)
 
     def load_master(self, parameter: nn.Parameter, mine: torch.Tensor) -> None:
         """Stage 3: set this rank's part of the master weight alone."""
@@ -187,6 +184,19 @@ class ZeroTensors:
                 return list(getattr(self.zero, attribute))
         raise AssertionError(f"unknown ZeRO optimizer {type(self.zero).__name__}")
 
+    def held(self, key: str) -> list[torch.Tensor | None]:
+        """One tensor of the optimizer's state for each of ``masters``; None where there is none."""
+        return [(self.inner.state.get(flat) or {}).get(key) for flat in self.masters()]
+
+    def refresh(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Make the weights that forwards use from the masters."""
+        if self.stage < 3:
+            self.zero.update_lp_params()
+            return
+        for parameter in parameters:
+            piece = self._piece(parameter)
+            _set_shard(parameter, self._partition(parameter, None).reshape(-1)[: piece.numel])
+
     def make_state(self, keys: Sequence[str], counts: bool) -> None:
         """Give the inner optimizer zero state before its first step, so that there is state to write to. ``counts``: it
         has a count of steps."""
@@ -216,6 +226,13 @@ class ZeroTensors:
 
     def _has_state(self, key: str) -> bool:
         return any(isinstance(state.get(key), torch.Tensor) for state in self.inner.state.values())
+
+
+def _set_shard(parameter: Any, mine: torch.Tensor) -> None:
+    """Stage 3: set this rank's part of the weight that a forward gathers."""
+    parameter.ds_tensor.data[: mine.numel()].copy_(mine)
+    parameter.partition(param_list=[parameter])  # a small weight is kept whole: the next forward gathers it again
+    parameter.ds_secondary_tensor = None  # hpZ: of the old weights; the next gather makes another
 
 
 def partition(parameter: Any) -> Piece:

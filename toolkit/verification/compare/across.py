@@ -10,6 +10,7 @@ import torch
 
 from toolkit.reference.loop import Window
 from toolkit.verification.cases.case import SAVE_AFTER
+from toolkit.verification.compare.evaluation import exported_averages
 from toolkit.verification.compare.ledger import resumed_ledger
 from toolkit.verification.compare.measure import Measure, Stage
 from toolkit.verification.compare.noise import SAFETY, relative_error
@@ -54,10 +55,13 @@ def _copies(step: int, copies: Sequence[dict[str, str]]) -> list[Measure]:
     return found
 
 
-def round_trip(ranks: Sequence[RankTrace], windows: Sequence[Window], task: str, tolerance: float) -> Stage:
+def round_trip(
+    ranks: Sequence[RankTrace], windows: Sequence[Window], task: str, tolerance: float, settings: Any = None
+) -> Stage:
     """What came back from a checkpoint, and the steps taken from it, against the run that was never interrupted.
 
-    ``tolerance``: 0 where arithmetic repeats bit by bit (a CPU), else the gradient's.
+    ``tolerance``: 0 where arithmetic repeats bit by bit (a CPU), else the gradient's. ``settings``: the recipe's
+    section ``optimizer``.
     """
     told = "reload, resume bit-equal" if tolerance == 0 else "reload bit-equal, resume within rounding"
     stage = Stage("round-trip", detection_limit=tolerance, summary=told)
@@ -89,6 +93,7 @@ def round_trip(ranks: Sequence[RankTrace], windows: Sequence[Window], task: str,
         stage.measures += _averages(step, "resumed", straight, again.averages, tolerance)
         stage.measures += _statistics(step, "resumed", straight.statistics, again.statistics, tolerance)
     stage.measures += _exported(ranks[0].exported)
+    stage.measures += exported_averages(ranks[0], settings)
     if ranks[0].run.frozen != resumed.frozen:
         stage.measures.append(Measure("frozen-weights", SAVE_AFTER, 1.0, 0.0))
     return stage

@@ -46,7 +46,8 @@ def optimizer_stages(
     run = ranks[0].run
     weights, states = run.weights, run.states
     shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
-    rules = plain_rules(resolved.recipe.optimizer, shapes, decayed, matrices)
+    warmup = resolved.recipe.schedule.warmup_steps or 0
+    rules = plain_rules(resolved.recipe.optimizer, shapes, decayed, matrices, warmup)
     clipped, updates, averages = [], begun, run.averages
     for taken in run.steps:
         forced = taken.step == overflow_step

@@ -49,6 +49,8 @@ KINDS: dict[str, tuple[str, str]] = {
     ),
     "loss-weight": ("loss", "{seen:.5g} times the mean over supervised tokens"),
     "running-statistic": ("{name}", "a running statistic of batch normalisation"),
+    "evaluation-weight": ("{name} in an evaluation", "the average of the optimizer's steps"),
+    "evaluation-loss": ("loss of an evaluation", "loss {seen:.7g}, {expected:.7g} expected"),
     "loss-samples-apart": ("loss of samples apart", "the plain loop's own: packed samples, against each alone"),
     # gradient
     "gradient": ("{name}", ""),
@@ -97,6 +99,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "loss-scale": ("loss scale", "{seen}, {expected} uninterrupted"),
     "gradient-after-resume": ("{name} gradient", ""),
     "logits": ("{name} logits", "the {name} model answers differently"),
+    "exported-average": ("exported {name}", "the average of the optimizer's steps"),
     "frozen-weights": ("frozen weights", "differ after resuming"),
     # two checkpoints
     "optimizer-steps": ("optimizer steps", "{a} in A, {b} in B"),

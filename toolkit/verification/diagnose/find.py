@@ -169,6 +169,12 @@ def _forward(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnos
         return Diagnosis("loss-not-finite" if finite else "recipe-diverges", {"measure": measure.sentence})
     if (cause := stale_copies(found, measure) or wrong_parts(found, measure)) is not None:
         return cause
+    kinds = {m.kind for m in wrong}
+    if kinds <= {"evaluation-weight", "evaluation-loss"}:
+        names = [m.name for m in wrong if m.kind == "evaluation-weight"]
+        if names:
+            return Diagnosis("evaluation-not-at-average", {"count": len(names), "first": names[0]})
+        return Diagnosis("evaluation-copy-stale", {"measure": measure.sentence})
     if _rank_statistics(found, measure):
         return Diagnosis("batch-statistics-of-each-rank", {"step": measure.step + 1, "ranks": len(found.parts)})
     if all(m.kind == "running-statistic" for m in wrong):
@@ -305,6 +311,8 @@ def _round_trip(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diag
         return Diagnosis("frozen-weights-not-restored", facts)
     if kinds == {"average"}:
         return Diagnosis("average-not-restored", facts)
+    if kinds == {"exported-average"}:
+        return Diagnosis("export-not-average", {"count": len(wrong), "first": wrong[0].name})
     if wrong[0].kind == "logits":
         return Diagnosis("export-differs", facts | {"what": wrong[0].name})
     resumed = found.ranks[0].resumed

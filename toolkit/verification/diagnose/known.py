@@ -137,6 +137,13 @@ _FORWARD = {
         "running statistics of batch normalisation are not those of the batches",
         "{count} comparisons differ, first {first}; the losses agree",
     ),
+    "evaluation-not-at-average": Known(
+        "evaluations are not at the average of the optimizer's steps",
+        "{count} weights differ from it, first {first}",
+    ),
+    "evaluation-copy-stale": Known(
+        "an evaluation computes with other weights than the average that its masters are at", "{measure}",
+    ),
     "image-tokens-supervised": Known(
         "tokens that stand for an image are supervised",
         "step {step}: {count} labels of rank {rank} are at places of an image",
@@ -264,6 +271,10 @@ _AFTER = {
     "average-not-restored": Known("the moving average of the weights is not restored", "{differing}"),
     "step-count-not-restored": Known("the optimizer's step count is not restored", "{differing}", "DeepSpeed#4396"),
     "frozen-weights-not-restored": Known("frozen weights are not restored", "{differing}", "DeepSpeed#3090"),
+    "export-not-average": Known(
+        "exported weights are not the average of the optimizer's steps",
+        "{count} weights differ from it, first {first}",
+    ),
     "export-differs": Known("the {what} model is not the one that was trained", "{differing}",
                             "peft#2025, peft#2803"),
     "saved-tensors-empty": Known("saved tensors are empty", "{differing}", "trl#4416, peft#2450, peft#2892"),

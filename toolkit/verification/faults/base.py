@@ -33,6 +33,8 @@ GATHERED_BY_DEEPSPEED = Applies(
     lambda strategy: "weights" in strategy.traits.shards and not strategy.traits.torch_optimizer
 )
 GATHERED_BY_TORCH = Applies(lambda strategy: "weights" in strategy.traits.shards and strategy.traits.torch_optimizer)
+REFRESHED_COPY = Applies(lambda strategy: not strategy.traits.torch_optimizer)
+"""Forwards compute with a copy of the masters that the strategy makes in its step."""
 TORCH_OPTIMIZER = Applies(lambda strategy: strategy.traits.torch_optimizer)
 SHARDED_TENSORS = Applies(lambda strategy: "weights" in strategy.traits.shards and not strategy.traits.flat_state)
 """Each weight is sharded on its own, so an optimizer can gather it."""

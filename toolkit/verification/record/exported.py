@@ -12,6 +12,7 @@ import torch
 from toolkit.errors import InputError
 from toolkit.model.load import input_weight, load_base
 from toolkit.model.nf4 import base_linears, quantise_base
+from toolkit.optimizers import optimizer_kind
 from toolkit.recipe.adapter_methods import METHODS
 from toolkit.recipe.resolve import Resolved
 from toolkit.tasks import task_of
@@ -20,6 +21,8 @@ from toolkit.training import export
 from toolkit.verification.cases.samples import RaggedSamples, expected_windows
 
 Answers = dict[str, torch.Tensor]
+AVERAGED = "averaged "
+"""In front of the names of exported weights, where they are averages."""
 
 
 @torch.no_grad()
@@ -31,6 +34,8 @@ def exported_answers(resolved: Resolved, checkpoint: Path, samples: RaggedSample
     trained: Any = export.trained_model(alone, checkpoint, samples.pad_id)
     inputs = _inputs(samples, resolved, trained)
     answers = {"trained": trained(**inputs).logits}
+    if optimizer_kind(recipe.optimizer.name).averages:
+        answers |= {f"{AVERAGED}{n}": p.detach().clone() for n, p in trained.named_parameters() if p.requires_grad}
     rounded = copy.deepcopy(trained)
     input_weight(rounded).mul_(1 + torch.finfo(torch.float32).eps)
     answers["perturbed"] = rounded(**inputs).logits

@@ -57,6 +57,16 @@ class StepTrace:
 
 
 @dataclass
+class Evaluated:
+    """An evaluation of the first window between two steps, of an optimizer that averages the weights. ``after``: steps
+    taken. ``loss``: mean over the window's supervised tokens. ``weights``: as it began, whole; rank 0 has them."""
+
+    after: int
+    loss: float
+    weights: Tensors = field(default_factory=dict)
+
+
+@dataclass
 class RunTrace:
     """A run of one rank, from its first weights on."""
 
@@ -68,6 +78,7 @@ class RunTrace:
     frozen: dict[str, str] = field(default_factory=dict)
     frozen_after: dict[str, str] = field(default_factory=dict)
     steps: list[StepTrace] = field(default_factory=list)
+    evaluated: Evaluated | None = None
 
 
 @dataclass

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from toolkit.data.collate import MicroBatch
 from toolkit.optim.adamw8bit import stored_dtype
 from toolkit.optimizers import optimizer_kind
 from toolkit.recipe.mesh import RowPart
@@ -26,7 +27,7 @@ from toolkit.verification.cases.case import CALM_SCALE, products_step
 from toolkit.verification.record.axes import axis_of
 from toolkit.verification.record.block_inputs import BlockInputs, watched_inputs
 from toolkit.verification.record.products import Product, ProductWatch
-from toolkit.verification.record.trace import MicroTrace, RunTrace, StepTrace, digest, plain
+from toolkit.verification.record.trace import Evaluated, MicroTrace, RunTrace, StepTrace, digest, plain
 
 OVERFLOWING_SCALE = 2.0**60
 """No 16-bit gradient survives it: float16 ends at 65504."""
@@ -67,6 +68,7 @@ class SessionTracer:
         }
         self._packed = optimizer_kind(session.resolved.recipe.optimizer.name).packed
         self._step: StepTrace | None = None
+        self._evaluation: Evaluated | None = None
         self._forced_from: float | None = None
 
     @contextlib.contextmanager
@@ -122,7 +124,11 @@ class SessionTracer:
             yield
 
     def _watched_loss(self, loss_sum: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        def watched(model: Any, config: Any, tensors: Any, task: Any, *more: Any) -> torch.Tensor:
+        def watched(model: Any, config: Any, tensors: Any, task: Any, *more: Any, **named: Any) -> torch.Tensor:
+            if self._evaluation is not None:
+                if not self._evaluation.weights:
+                    self._evaluation.weights = self._weights()
+                return loss_sum(model, config, tensors, task, *more, **named)
             if self._step is None:
                 self._begin()
             assert self._step is not None
@@ -146,6 +152,17 @@ class SessionTracer:
             self._in_backward = False
 
         return watched
+
+    def evaluate(self, batches: Sequence[MicroBatch]) -> None:
+        """Have the training loop's own evaluation run, and record what it is at; every rank calls it."""
+        self._evaluation = found = Evaluated(self.progress.step, math.nan)
+        found.loss, _ = loop.evaluate(self.session, batches)
+        if not self.main:
+            found.weights = {}
+        self.trace.evaluated, self._evaluation = found, None
+
+    def _weights(self) -> dict[str, torch.Tensor]:
+        return {name: self.engine.full_weight(name, main_only=True) for name in self.engine.shapes}
 
     def _begin(self) -> None:
         self._step = StepTrace(self.progress.step, updates_before=self.progress.updates)
@@ -229,7 +246,7 @@ class SessionTracer:
         if self.session.average is None:
             return {}
         with self.session.average.swapped():
-            whole = {name: self.engine.full_weight(name, main_only=True) for name in self.engine.shapes}
+            whole = self._weights()
         return whole if self.main else {}
 
     def _frozen(self) -> dict[str, str]:

@@ -22,6 +22,7 @@ from toolkit.model.compiling import compilation
 from toolkit.model.embedding_noise import noised_calls
 from toolkit.model.head_loss import fused_calls
 from toolkit.model.nf4 import nf4_layers
+from toolkit.optimizers import optimizer_kind
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies.engines.base import NotActive
 from toolkit.strategies.engines.connect import make_accelerator
@@ -30,6 +31,7 @@ from toolkit.training.loop import Progress
 from toolkit.training.metrics import Pending
 from toolkit.training.session import Session, engage
 from toolkit.verification.cases.case import SAVE_AFTER, Case
+from toolkit.verification.cases.samples import expected_windows
 from toolkit.verification.faults import find_fault
 from toolkit.verification.record.exported import exported_answers
 from toolkit.verification.record.trace import RankTrace, load_trace
@@ -64,7 +66,13 @@ def _run(case: Case, trace: RankTrace) -> None:
         session, progress, case.overflow_step, case.folder / f"rank{trace.rank}.at", case.loss_scale
     )
 
+    averages = optimizer_kind(resolved.recipe.optimizer.name).averages
+
     def after_step(pending: Pending) -> None:
+        if averages and pending.step == SAVE_AFTER:
+            # Before it is saved, as in training, and not again where it is resumed.
+            window = expected_windows(case.samples, resolved, 1)[0]
+            recorder.evaluate([micro for rank, micro in window if rank == session.token_rank])
         if case.round_trip and pending.step == SAVE_AFTER:
             checkpoint.save(session, checkpoints, progress)
 
