@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from toolkit import InputError, import_config, load_recipe
 from toolkit.cli import app
 from toolkit.importing.tables import TABLES
+from toolkit.recipe.optimizer_names import NOT_PAGED
 
 TRL = {"model_name_or_path": "org/model", "dataset_name": "org/data", "packing": False}
 AXOLOTL = {
@@ -89,6 +90,9 @@ def test_trl_with_lora_and_launch_files(tmp_path: Path) -> None:
     got = recipe(made)
     assert made.exit_code == 0, [key.line() for key in made.lost]
     assert got["strategy"] == {"name": "fsdp2", "reshard_after_forward": False}
+    assert next(key for key in made.keys if key.key == "optim").reason == NOT_PAGED
+    assert f"name: adamw  # {tmp_path}/sft.yaml" in made.text
+    assert NOT_PAGED in made.text
     assert got["machine"] == {"processes": 4, "nodes": 2}
     assert got["adapter"] == {
         "method": "lora", "r": 8, "alpha": 32, "dropout": 0.05, "target_modules": ["q_proj"],

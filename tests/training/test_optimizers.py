@@ -21,6 +21,7 @@ from toolkit.model.adapters import add_adapter
 from toolkit.optim.groups import check_groups, hidden_matrices, make_optimizer, parameter_groups
 from toolkit.optimizers import optimizer_file, optimizer_kind, optimizer_names, with_optimizer
 from toolkit.recipe.earlier import recipe_version
+from toolkit.recipe.load import load_recipe
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Optimizer
 from toolkit.reference.optimizers import formula_for
@@ -153,13 +154,24 @@ def test_flat_slices_are_refused(name: str, strategy: str, tiny_root: Path) -> N
 def test_keys_of_another_optimizer_are_refused_where_they_are_written(
     section: dict[str, Any], key: str, tmp_path: Path
 ) -> None:
-    from toolkit.recipe.load import load_recipe
-
     file = tmp_path / "recipe.yaml"
     lines = ["model: {path: a}", "data: {train: x}", "optimizer:", *(f"  {k}: {v}" for k, v in section.items())]
     file.write_text("\n".join(lines), encoding="utf-8")
     with pytest.raises(
         InputError, match=rf"recipe.yaml:5:3: optimizer.{key}: {section['name']} does not have this key"
+    ):
+        load_recipe(file)
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [("paged_adamw_32bit", "adamw"), ("paged-adamw8bit", "adamw8bit"), ("paged_lion_32bit", "lion")],
+)
+def test_a_paged_optimizer_is_refused_with_what_to_set(name: str, instead: str, tmp_path: Path) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_text(f"model: {{path: a}}\ndata: {{train: x}}\noptimizer: {{name: {name}}}\n", encoding="utf-8")
+    with pytest.raises(
+        InputError, match=rf"recipe.yaml:3:13: optimizer.name: there is no paged optimizer: set {instead}, .*offload"
     ):
         load_recipe(file)
 

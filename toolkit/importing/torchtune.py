@@ -8,6 +8,7 @@ from toolkit.importing.data_files import first_row, longest_text, row_count, sou
 from toolkit.importing.draft import Draft
 from toolkit.importing.table import Table
 from toolkit.importing.torchtune_rules import RULES
+from toolkit.recipe.optimizer_names import NOT_PAGED
 
 # Families whose weights have these names on the Hugging Face hub; Phi fuses them.
 _FAMILIES = re.compile(
@@ -210,7 +211,7 @@ def _optimizer(draft: Draft) -> None:
             "optimizer._component_", f"torchtune's AdamW and 8-bit AdamW are carried over, not {component}"
         )
     else:
-        draft.carry("optimizer._component_", "optimizer.name", name)
+        draft.carry("optimizer._component_", "optimizer.name", name, NOT_PAGED if "Paged" in component else "")
         if name == "adamw8bit":
             draft.differs(
                 "optimizer._component_", "the toolkit's own 8-bit AdamW; bitsandbytes keeps small weights in 32 bits"

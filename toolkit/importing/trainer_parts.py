@@ -8,6 +8,7 @@ from typing import Any
 from toolkit.importing.draft import Draft
 from toolkit.importing.table import flag
 from toolkit.importing.trainer_schedules import course
+from toolkit.recipe.optimizer_names import NOT_PAGED
 
 # transformers/training_args.py OptimizerNames, and what each is in Trainer.get_optimizer_cls_and_kwargs.
 _ADAMW = ("adamw_torch", "adamw_torch_fused", "adamw_hf", "paged_adamw_32bit", "paged_adamw")
@@ -47,15 +48,16 @@ def length(draft: Draft) -> None:
 def optimizer(draft: Draft) -> None:
     """The optimizer and its numbers."""
     name = str(draft.get("optim"))
+    paged = NOT_PAGED if name.startswith("paged") else ""
     if name in _ADAMW:
-        draft.carry("optim", "optimizer.name", "adamw", "" if name.startswith("adamw_torch") else "not paged")
+        draft.carry("optim", "optimizer.name", "adamw", paged)
     elif name in _ADAMW_8BIT:
-        draft.carry("optim", "optimizer.name", "adamw8bit")
+        draft.carry("optim", "optimizer.name", "adamw8bit", paged)
         draft.differs(
             "optim", "the toolkit's own 8-bit AdamW; bitsandbytes keeps small weights and embeddings in 32 bits"
         )
     elif name in _LION:
-        draft.carry("optim", "optimizer.name", "lion", "not paged" if name.startswith("paged") else "")
+        draft.carry("optim", "optimizer.name", "lion", paged)
     elif name == "sgd":
         draft.carry("optim", "optimizer.name", "sgd")
         _sgd_arguments(draft)

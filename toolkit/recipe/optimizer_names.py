@@ -8,10 +8,19 @@ from pydantic_core import PydanticCustomError
 
 from toolkit.optimizers import has_key, optimizer_kind, optimizer_names, own_keys
 
+NOT_PAGED = "not paged; strategy.offload: optimizer keeps the optimizer's state in host memory"
+"""What becomes of an optimizer whose state CUDA pages between GPU and host (bitsandbytes)."""
+
 
 def known_optimizer(name: str) -> str:
     """Validate an optimizer's name; for pydantic."""
     names = optimizer_names()
+    if "paged" in name.lower():
+        takes = "adamw8bit" if "8bit" in name.lower() else "lion" if "lion" in name.lower() else "adamw"
+        raise ValueError(
+            f"there is no paged optimizer: set {takes}, which takes the same steps. To keep the optimizer's state in "
+            "host memory, set strategy.offload: optimizer with zero1, zero2 or zero3, or all with zero3, fsdp1 or fsdp2"
+        )
     if name not in names:
         expected = ", ".join(map(repr, names[:-1])) + f" or {names[-1]!r}"
         raise PydanticCustomError("literal_error", "Input should be {expected}", {"expected": expected})
