@@ -34,14 +34,15 @@ def _rows(count: int = 40) -> list[dict[str, Any]]:
             for _ in range(count)]  # fmt: skip
 
 
-@pytest.mark.parametrize("task", ["causal-lm", "seq2seq-lm", "sequence-classification"])
+@pytest.mark.parametrize("task", ["causal-lm", "seq2seq-lm", "sequence-classification", "sequence-regression"])
 def test_the_same_samples_from_the_cache(
     make_recipe: Make, make_tokenizer: Any, write_jsonl: Write, tmp_path: Path, task: str
 ) -> None:
     rows = _rows()
-    form = "text" if task == "sequence-classification" else "prompt-completion"
+    form = "text" if task.startswith("sequence") else "prompt-completion"
     if form == "text":
-        rows = [{"text": row["prompt"], "label": ["x", "y"][at % 2]} for at, row in enumerate(rows)]
+        labels = [0.1, -100.0] if task == "sequence-regression" else ["x", "y"]
+        rows = [{"text": row["prompt"], "label": labels[at % 2]} for at, row in enumerate(rows)]
     options = {"task": task, "train": write_jsonl(rows), "format": form, "max_length": 8}
     plain = open_data(make_recipe(cache=False, **options), "train", make_tokenizer())
     kept = make_recipe(cache=tmp_path / "kept", **options)

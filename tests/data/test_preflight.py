@@ -45,6 +45,8 @@ TOOL_CALL = {"role": "assistant", "content": None, "tool_calls": [{"function": {
         ({"task": "seq2seq-lm", "format": "prompt-completion"}, {"prompt": "a", "completion": "b"}),
         ({"task": "sequence-classification"}, {"text": "a", "label": 0}),
         ({"task": "sequence-classification"}, {"text": "a", "label": "spam"}),
+        ({"task": "sequence-regression"}, {"text": "a", "label": -100.0}),
+        ({"task": "sequence-regression", "fields": {"label": "score"}}, {"text": "a", "score": 3}),
     ],
 )
 def test_good_rows_pass(make_recipe: Make, write_jsonl: Write, data: dict, row: dict) -> None:
@@ -91,6 +93,16 @@ BAD_ROWS: list[tuple[dict[str, Any], Any, list[str]]] = [
         [":2: label: must be an integer"],
     ),
     ({"task": "sequence-classification"}, {"text": "a", "label": 0.5}, [":2: label: must be", "not 0.5"]),
+    ({"task": "sequence-regression"}, {"text": "a", "label": "4"}, [":2: label: must be a number, not the string '4'"]),
+    ({"task": "sequence-regression"}, {"text": "a", "label": None}, [":2: label: must be a number, not null"]),
+    ({"task": "sequence-regression"}, {"text": "a", "label": True}, [":2: label: must be a number, not True"]),
+    (
+        {"task": "sequence-regression"},
+        '{"text": "a", "label": NaN}',
+        [":2: label: must be a number in float32's range"],
+    ),
+    ({"task": "sequence-regression"}, {"text": "a", "label": 1e39}, [":2: label: ", "float32's range, not 1e+39"]),
+    ({"task": "sequence-regression"}, {"text": "a", "lable": 1.0}, [":2: label: missing", "{label: ...}"]),
 ]
 
 

@@ -210,3 +210,5 @@ def test_the_page_shows_targets_and_classes(inspected: Any, make_tokenizer: Any,
     found = inspected(make_tokenizer(), train=train, task="sequence-classification")
     assert "label 1 (yes)" in read(data_page(found)).text
     assert "  label 1 (yes)" in written(found)
+    numbers = write_jsonl([{"text": "a", "label": 0.1}])
+    assert "  label 0.1" in written(inspected(make_tokenizer(), train=numbers, task="sequence-regression"))

@@ -15,7 +15,7 @@ from toolkit.data.collate import drawn_features
 from toolkit.launch.group import WorkerGroup
 from toolkit.recipe.resolve import Resolved
 from toolkit.tasks import task_file, task_names, task_of
-from toolkit.tasks.labels import IGNORED, Labels
+from toolkit.tasks.labels import IGNORED, Labels, number_bits
 from toolkit.training.loss import loss_sum
 from toolkit.verification.cases.prepare import make_case, twin_recipe
 from toolkit.verification.compare.replay import Reference
@@ -23,13 +23,17 @@ from toolkit.verification.run import verify
 
 Make = Callable[..., Resolved]
 STRATEGIES = ["ddp", "zero2", "zero3", "fsdp2"]
-MODELS = {"token-classification": ["bert", "modernbert", "qwen2"], "masked-lm": ["bert", "roberta", "modernbert"]}
+MODELS = {
+    "token-classification": ["bert", "modernbert", "qwen2"],
+    "masked-lm": ["bert", "roberta", "modernbert"],
+    "sequence-regression": ["llama", "bert"],
+}
 FORMAT = {"seq2seq-lm": "prompt-completion", "token-classification": "tokens"}
 
 
 def labelling(task: str, family: str) -> dict[str, Any]:
     return {
-        "model": EVERY_FAMILY[family] | {"task": task, "num_labels": 3},
+        "model": EVERY_FAMILY[family] | {"task": task, "num_labels": 1 if task_of(task).numbers else 3},
         "data": {"format": FORMAT.get(task, "text")},
     }
 
@@ -37,7 +41,7 @@ def labelling(task: str, family: str) -> dict[str, Any]:
 def test_every_file_of_the_package_is_a_task() -> None:
     assert set(task_names()) == {
         "causal-lm", "image-classification", "image-text-to-text", "masked-lm", "seq2seq-lm", "sequence-classification",
-        "speech-seq2seq", "token-classification",
+        "sequence-regression", "speech-seq2seq", "token-classification",
     }  # fmt: skip
     for name in task_names():
         assert task_of(name).name == name
@@ -59,7 +63,8 @@ def test_the_loss_is_transformers_own(task: str) -> None:
     """Its mean over the supervised labels of one micro-batch, times their number."""
     import transformers
 
-    config = AutoConfig.for_model(**_config(task), num_labels=3)
+    numbers = task_of(task).numbers
+    config = AutoConfig.for_model(**_config(task), num_labels=1 if numbers else 3)
     torch.manual_seed(0)
     model = getattr(transformers, task_of(task).auto_class).from_config(config).eval()
     ids = torch.randint(3, 90, (3, 7))
@@ -75,7 +80,9 @@ def test_the_loss_is_transformers_own(task: str) -> None:
         tensors["attention_mask"] = torch.ones_like(tensors["input_ids"])
         tensors["mm_token_type_ids"] = (tensors["input_ids"] == config.image_token_id).long()
         labels = torch.cat([torch.full_like(image, IGNORED), labels], 1)
-    own = model(**tensors, labels=labels).loss
+    given = torch.tensor([0.25, -100.0, 3.0e4]) if numbers else labels
+    labels = torch.tensor([number_bits(one) for one in given.tolist()]) if numbers else labels
+    own = model(**tensors, labels=given).loss
     predicted = labels[:, 1:] if task_of(task).labels is Labels.NEXT else labels
     ours = loss_sum(model, config, tensors | {"labels": labels}, task)
     assert ours.item() == pytest.approx(own.item() * int((predicted != IGNORED).sum()), rel=1e-6)

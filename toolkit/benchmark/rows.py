@@ -72,7 +72,7 @@ def full_rows(resolved: Resolved, config: Any, rank: int) -> Iterator[list[Micro
                 token = image.mode().values
                 features |= {name: (ids == token).long() for name in kinds_of_config(task, config)}
             tensors = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()} | features
-            if task.classes:
+            if task.classes or task.numbers:
                 tensors["labels"] = torch.zeros(shape[:1] if task.labels is Labels.SAMPLE else shape, dtype=torch.int64)
             labels = tensors["labels"]
             supervised = (labels[:, 1:] if task.labels is Labels.NEXT else labels).numel()

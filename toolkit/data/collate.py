@@ -26,7 +26,7 @@ class MicroBatch:
 
     ``tensors``: keyword arguments of the model's forward, all int64: ``input_ids`` and
     ``attention_mask`` (batch, length), ``labels`` (batch, length) unshifted with IGNORED where there
-    is no loss, or (batch,) for sequence-classification. Packed rows have ``position_ids`` (batch, length),
+    is no loss, or (batch,) for tasks with one label per sample. Packed rows have ``position_ids`` (batch, length),
     0 where a sample begins, instead of the mask. Models of images or sound have float32 features beside them or in
     their place. ``entries``: of features whose first axis does not count samples, how many belong to each row.
     ``sample_ids``: which samples, empty for a

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 from toolkit.data.images import place_images
@@ -19,6 +20,10 @@ CANONICAL = (
 )  # fmt: skip
 _OPTIONAL = ("tools", "chat_template_kwargs")
 _IMAGES = "images"
+_ASKED = {"number": "label"}
+"""What recipes and data call a field, where its canonical name says more."""
+_LARGEST = struct.unpack("<f", b"\xff\xff\x7f\x7f")[0]
+"""The largest number of float32."""
 
 
 def needed_fields(recipe: Recipe) -> dict[str, str]:
@@ -31,13 +36,14 @@ def needed_fields(recipe: Recipe) -> dict[str, str]:
     if form not in formats:
         raise InputError.at(None, "data.format", f"{form} is not a format for {task}; expected {' or '.join(formats)}")
     needed = formats[form].fields
-    allowed = (*needed, *_optional(recipe))
+    asked = [_ASKED.get(name, name) for name in needed]
+    allowed = (*asked, *_optional(recipe))
     for name in recipe.data.fields:
         if name not in allowed:
             hint = did_you_mean(name, allowed)
             message = f"{task} with format {form} has no field {name}; expected {', '.join(allowed)}{hint}"
             raise InputError.at(None, f"data.fields.{name}", message)
-    return {name: recipe.data.fields.get(name, name) for name in needed}
+    return {name: recipe.data.fields.get(one, one) for name, one in zip(needed, asked, strict=True)}
 
 
 def optional_fields(recipe: Recipe) -> dict[str, str]:
@@ -87,6 +93,8 @@ def _checked(row: Row, name: str, own: str) -> Any:
     value = row.value[own]
     if name == "label":
         return _label(row, own, value)
+    if name == "number":
+        return _number(row, own, value)
     if name in ("image", "audio"):
         return value  # opened where the sample is made
     if name in ("tokens", "labels"):
@@ -110,8 +118,18 @@ def _label(row: Row, own: str, value: Any) -> int | str:
     return value
 
 
+def _number(row: Row, own: str, value: Any) -> float:
+    if isinstance(value, str):
+        raise row.error(own, f"must be a number, not the string {value!r}")
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise row.error(own, f"must be a number, not {kind_of(value)}")
+    if not abs(value) <= _LARGEST:  # NaN is neither
+        raise row.error(own, f"must be a number in float32's range, not {value!r}")
+    return float(value)
+
+
 def _missing(row: Row, name: str, own: str) -> str:
     here = [str(field) for field in row.value]
     near = did_you_mean(own, here)
-    remedy = f"; if the data uses another name, set data.fields: {{{name}: ...}}"
+    remedy = f"; if the data uses another name, set data.fields: {{{_ASKED.get(name, name)}: ...}}"
     return f"missing; the fields are: {', '.join(here) or 'none'}{near}{remedy}"

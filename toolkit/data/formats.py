@@ -29,8 +29,9 @@ class Example:
 
     ``input_ids``: at most ``max_length`` ids. ``labels``: for causal-lm as many as input_ids, not
     shifted, IGNORED where there is no loss; for seq2seq-lm the target's ids; for
-    sequence-classification the class. ``cut``: something was left out at ``max_length``. ``media``: its images or
-    recordings, as ``media.reference`` writes them; ``features``: what the processor made of them.
+    sequence-classification the class, for sequence-regression the number's bits. ``cut``: something
+    was left out at ``max_length``. ``media``: its images or recordings, as ``media.reference`` writes
+    them; ``features``: what the processor made of them.
     """
 
     input_ids: list[int]

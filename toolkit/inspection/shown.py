@@ -13,7 +13,7 @@ from toolkit.inspection.reading import Read
 from toolkit.inspection.tokens import Decoder, Piece, spans
 from toolkit.recipe.resolve import Resolved
 from toolkit.tasks import task_of
-from toolkit.tasks.labels import IGNORED, Labels
+from toolkit.tasks.labels import IGNORED, Labels, number_of
 
 Only = Literal["cut", "unsupervised", "duplicate"]
 ONLY: tuple[Only, ...] = ("cut", "unsupervised", "duplicate")
@@ -128,9 +128,11 @@ def _shown(read: Read, decoder: Decoder, task: str, number: int, packed: int | N
 
 
 def _labels(example: Example, task: str, names: Sequence[str] | None) -> tuple[list[int], str | None, list[int]]:
-    """Labels under the input, the class, and the target."""
+    """Labels under the input, the class or number, and the target."""
     nothing = [IGNORED] * len(example.input_ids)
     if isinstance(example.labels, int):
+        if task_of(task).numbers:
+            return nothing, f"{number_of(example.labels):.7g}", []
         name = f" ({names[example.labels]})" if names else ""
         return nothing, f"{example.labels}{name}", []
     return (example.labels, None, []) if task_of(task).labels.under_input else (nothing, None, example.labels)

@@ -158,6 +158,8 @@ def _config(resolved: Resolved, pad_token_id: int | None) -> PretrainedConfig:
         raise InputError(f"{resolved.source}: model.{where}: {first_line(error)}") from None
     if spec.num_labels is not None:
         config.num_labels = spec.num_labels
+    if task_of(spec.task).numbers:
+        config.num_labels, config.problem_type = 1, "regression"
     if getattr(config, "pad_token_id", None) is None and pad_token_id is not None:
         config.pad_token_id = pad_token_id  # classification heads look for the last token before the padding
     return config

@@ -23,6 +23,12 @@ def contradictions(recipe: Recipe, traits: Traits) -> list[str]:
     task = task_of(recipe.model.task)
     if recipe.z_loss and task.labels is Labels.SAMPLE:
         found.append(f"z_loss: is a mean over tokens, but {task.name} has one label per sample; set it to 0")
+    if task.numbers and recipe.model.num_labels not in (None, 1):
+        found.append(
+            f"model.num_labels: {task.name} has one number per sample, and {recipe.model.num_labels} are set; remove it"
+        )
+    if task.numbers and recipe.label_smoothing:
+        found.append(f"label_smoothing: is defined for classes, and the labels of {task.name} are numbers; set it to 0")
     if recipe.model.neftune_alpha is not None and (task.media is not None or task.labels is Labels.TARGET):
         found.append(
             f"model.neftune_alpha: the noise is defined for one sequence of tokens, and {task.name} has other inputs; "

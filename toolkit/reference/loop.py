@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
@@ -217,7 +218,8 @@ class PlainLoop:
     def loss_sum(
         self, micro: MicroBatch, virtual_tokens: int | None = None, model: nn.Module | None = None
     ) -> torch.Tensor:
-        """Cross-entropy, with ``extras``, summed over a micro-batch's supervised tokens, in float32.
+        """Cross-entropy, with ``extras``, summed over a micro-batch's supervised tokens, in float32; of numbers the
+        squared errors.
         ``virtual_tokens``: outputs in front of the sample's; default: as many as the recipe's adapter adds. ``model``:
         another one than ``self.model``."""
         model = model or self.model
@@ -249,7 +251,10 @@ class PlainLoop:
             everywhere = logits.flatten(0, -2)
             if layout is Labels.NEXT and micro.part is None:
                 logits, targets = logits[:, :-1], targets[:, :-1]
-            loss = extras.loss(logits.flatten(0, -2), targets.flatten(), everywhere)
+            if task_of(self.resolved.recipe.model.task).numbers:
+                loss = _squared_errors(logits, targets)
+            else:
+                loss = extras.loss(logits.flatten(0, -2), targets.flatten(), everywhere)
         balance = getattr(output, "aux_loss", None)
         if isinstance(balance, torch.Tensor):
             # A mixture of experts' balance loss is a mean over the micro-batch: weighted by tokens, as the rest is.
@@ -267,6 +272,15 @@ class PlainLoop:
         """The context of every forward: active where products run in another dtype than the weights."""
         device = next(self.model.parameters()).device.type
         return torch.autocast(device, dtype=self.compute_dtype, enabled=self.compute == "autocast")
+
+
+def _squared_errors(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Of ``logits`` (samples, 1) from the numbers whose float32 bits are ``labels``; samples of -100 have none."""
+    kept = [at for at, label in enumerate(labels.tolist()) if label != -100]
+    bits = np.array(labels.tolist(), dtype=np.int32)[kept]
+    numbers = torch.from_numpy(bits.view(np.float32).astype(np.float64)).to(logits.device, logits.dtype)
+    apart = logits[kept, 0] - numbers
+    return (apart * apart).sum()
 
 
 def _same(copied: nn.Module, model: nn.Module, modules: Sequence[nn.Module]) -> list[nn.Module]:

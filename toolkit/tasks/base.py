@@ -102,7 +102,8 @@ class Task:
     """``auto_class``: of transformers. ``peft_type``: PEFT's ``TaskType``, or None where PEFT has none.
     ``pipeline``: the hub's tag for what the model does. ``draw``: labels of a random sample of these ids, for
     ``verify``. ``classes``: labels are classes, whose number is ``model.num_labels``. ``validated``: `plan` was
-    compared with real training of it under every strategy. ``packs``: a row may hold several
+    compared with real training of it under every strategy. ``numbers``: labels are numbers (``labels.number_bits``),
+    the model has one output, and the loss is the squared error. ``packs``: a row may hold several
     samples that do not see each other. ``masks``: labelled tokens are hidden at random. ``media``: what the model takes
     beside tokens. ``heads``: names of heads that
     PEFT trains whole beside an adapter, and that "all-linear" must not include. ``why_format``: what its formats are
@@ -117,6 +118,7 @@ class Task:
     formats: Mapping[str, Format]
     draw: Callable[[Drawn, list[int]], list[int] | int]
     classes: bool = False
+    numbers: bool = False
     validated: bool = False
     packs: bool = False
     masks: bool = False

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import struct
 from enum import Enum
 
 IGNORED = -100
 """Label of positions without loss: torch's cross entropy ignores it."""
+
+
+def number_bits(value: float) -> int:
+    """A number as a label: the bits of its float32, read as a signed integer of 32 bits. All labels are integers then,
+    and none of a number is IGNORED, which are the bits of a NaN. Raises OverflowError beyond float32's range."""
+    found: int = struct.unpack("<i", struct.pack("<f", value))[0]
+    return found
+
+
+def number_of(bits: int) -> float:
+    """The number of a label that ``number_bits`` made."""
+    found: float = struct.unpack("<f", struct.pack("<i", bits))[0]
+    return found
 
 
 class Labels(Enum):
@@ -18,7 +32,7 @@ class Labels(Enum):
     TARGET = "target"
     """A sequence of its own length, which a decoder predicts."""
     SAMPLE = "sample"
-    """One integer for the sample."""
+    """One integer for the sample: a class, or the bits of a number."""
 
     @property
     def under_input(self) -> bool:

@@ -35,7 +35,7 @@ def model_card(kind: str, recipe: Recipe, manifest: dict[str, Any], run: Path) -
         "optimizer steps": manifest["step"],
         "precision": recipe.precision,
         "strategy": f"{manifest['strategy']}, {manifest['world_size']} processes",
-        **_metrics(run, manifest),
+        **_metrics(run, manifest, recipe),
         "verified": _verdict(run),
     }
     table = "\n".join(f"| {key} | {value} |" for key, value in rows.items() if value is not None)
@@ -72,14 +72,15 @@ def _data(recipe: Recipe) -> str:
     return ", ".join(Path(path).name for path in ([train] if isinstance(train, str) else [one.path for one in train]))
 
 
-def _metrics(run: Path, manifest: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {"loss, last step": None, "held-out loss": manifest.get("eval_loss")}
+def _metrics(run: Path, manifest: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
+    held_out = "held-out mean squared error" if task_of(recipe.model.task).numbers else "held-out loss"
+    found: dict[str, Any] = {"loss, last step": None, held_out: manifest.get("eval_loss")}
     for line in _lines(run / "metrics.jsonl"):
         if line["step"] == manifest["step"]:
             found["loss, last step"] = line["loss"]
     for line in _lines(run / "eval.jsonl"):
         if line["step"] == manifest["step"]:
-            found["held-out loss"] = line["loss"]
+            found[held_out] = line["loss"]
     return {key: None if value is None else f"{value:.4f}" for key, value in found.items()}
 
 

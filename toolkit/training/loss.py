@@ -25,11 +25,12 @@ def loss_sum(
     terms: LossTerms = CROSS_ENTROPY,
     part: RowPart | None = None,
 ) -> torch.Tensor:
-    """Cross-entropy, with ``terms``, summed over the supervised tokens of one micro-batch: a float32 scalar. ``part``:
-    of the rows that this rank computes, its predictions alone.
+    """Cross-entropy, with ``terms``, summed over the supervised tokens of one micro-batch: a float32 scalar; of a task
+    whose labels are numbers, the squared errors, summed over its samples. ``part``: of the rows that this rank
+    computes, its predictions alone.
 
     ``tensors``: ``input_ids`` and ``attention_mask`` (batch, length) int64, ``labels`` (batch, length) int64
-    with -100 where not supervised, (batch,) for classification. Logits are taken to float32 first, as
+    with -100 where not supervised, (batch,) for classification and regression. Logits are taken to float32 first, as
     transformers does; those of an adapter's virtual tokens are left out. ``config`` is the transformers config of the
     model inside ``model``.
     """
@@ -41,6 +42,8 @@ def loss_sum(
     with part_of_rows(inputs, labels, part) as (inputs, labels), wanted_loss(labels, terms) as wanted:
         output = model(**inputs)
     logits = output.logits
+    if task_of(task).numbers:
+        return squared_errors(logits, labels) + _router_loss(config, output, labels)
     if wanted.answered:  # the head has given the loss itself
         return logits + _router_loss(config, output, labels[:, 1:])
     if layout is Labels.NEXT and logits.shape[1] > labels.shape[1]:
@@ -62,6 +65,14 @@ def loss_sum(
 def squared_logsumexp(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """The squared logsumexp of ``logits`` (tokens, classes), summed over the tokens that have a target."""
     return logits.logsumexp(-1).square().masked_fill(targets == IGNORED, 0.0).sum()
+
+
+def squared_errors(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The squared differences of ``logits`` (samples, 1) and the numbers whose bits are ``labels`` (samples,), summed
+    over the samples that have one: a float32 scalar."""
+    numbers = labels.to(torch.int32).view(torch.float32)
+    differences = logits.squeeze(-1).float() - numbers
+    return differences.masked_fill(labels == IGNORED, 0.0).square().sum()
 
 
 def _decoder_inputs(config: Any, labels: torch.Tensor) -> torch.Tensor:

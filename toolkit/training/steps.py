@@ -9,6 +9,7 @@ from pathlib import Path
 
 from toolkit.data.loader import eval_batches, open_data
 from toolkit.model.compiling import compilation, told
+from toolkit.tasks import task_of
 from toolkit.training import checkpoint
 from toolkit.training.guard import LossGuard, no_way_back, refusal
 from toolkit.training.loop import Progress, evaluate
@@ -159,7 +160,13 @@ class Steps:
         loss, tokens = evaluate(session, batches)
         self.eval_loss = loss if math.isfinite(loss) else None  # JSON has no NaN
         step = self._evaluated = self.progress.step
-        self.view.say(f"  step {step}: held-out loss {loss:.4f} over {tokens:,} tokens")
+        numbers = task_of(resolved.recipe.model.task).numbers
+        root = math.sqrt(loss) if numbers and math.isfinite(loss) else None
+        if numbers:
+            shown = "not finite" if root is None else f"{loss:.4f}, root {root:.4f},"
+            self.view.say(f"  step {step}: held-out mean squared error {shown} over {tokens:,} samples")
+        else:
+            self.view.say(f"  step {step}: held-out loss {loss:.4f} over {tokens:,} tokens")
         if (early := self.run.early_stopping) is not None:
             # The loss was summed over ranks in float64: every rank has the same, and decides the same.
             self.progress.improvement.judge(self.eval_loss, step, early)
@@ -169,7 +176,9 @@ class Steps:
             session.accelerator.log({"eval_loss": loss}, step=step)
         if session.accelerator.is_main_process:
             with (self.folder / "eval.jsonl").open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"step": step, "loss": self.eval_loss, "tokens": tokens}) + "\n")
+                line = {"step": step, "loss": self.eval_loss, "tokens": tokens}
+                line |= {"root_mean_squared_error": root} if numbers else {}
+                file.write(json.dumps(line) + "\n")
 
     def _save(self) -> None:
         self._settle()
