@@ -51,18 +51,21 @@ class _Watch(TorchDispatchMode):
 
 
 @contextlib.contextmanager
-def adding(model: nn.Module, adapted: list[Any]) -> Iterator[None]:
+def adding(model: nn.Module, adapted: list[Any], overwritten: bool = False) -> Iterator[None]:
     """Context in which PEFT adds an adapter to ``model``; put the adapted model in the list.
 
     PEFT puts what it draws on the device of the base, so parameters without memory are on the CPU meanwhile. Raises
-    NotByPart if PEFT used their values.
+    NotByPart if PEFT used their values. ``overwritten``: what trains gets other values afterwards, so that PEFT may use
+    them for that alone (DoRA's magnitudes).
     """
     watch = _Watch()
+    base, buffers = [], {id(buffer) for buffer in model.buffers()}
     for parameter in model.parameters():
         if (source := source_of(parameter)) is not None:
             values = stand_in(parameter)
             watch.know(values, source)
             set_values(parameter, values)
+            base.append(parameter)
     with watch:
         yield
     for parameter in adapted[0].parameters():
@@ -71,6 +74,11 @@ def adding(model: nn.Module, adapted: list[Any]) -> Iterator[None]:
             give(parameter, source)
     if any(watch.source_of(buffer) is not None for buffer in adapted[0].buffers()):
         watch.problem = watch.problem or "a copy of a weight"
+    if watch.problem is not None and overwritten:
+        trains = all(p.requires_grad for p in adapted[0].parameters() if source_of(p) is None)
+        kept = all(source_of(parameter) is not None for parameter in base)
+        if trains and kept and all(id(buffer) in buffers for buffer in adapted[0].buffers()):
+            watch.problem = None
     if watch.problem is not None:
         raise NotByPart(f"its adapter starts from values of the base ({watch.problem})")
     sources(adapted[0])

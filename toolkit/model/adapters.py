@@ -28,13 +28,13 @@ _REFUSALS = (OSError, ValueError, RuntimeError, TypeError, ImportError, KeyError
 """What PEFT's methods raise about options and models that they cannot use."""
 
 
-def add_adapter(model: nn.Module, resolved: Resolved) -> PeftModel:
+def add_adapter(model: nn.Module, resolved: Resolved, overwritten: bool = False) -> PeftModel:
     """Wrap ``model`` so that only its adapter (and ``modules_to_save``) is trained; initialised from ``run.seed``.
 
     Random projections that a method keeps frozen are drawn from the same seed, or from one in its options, and
     eigenvectors are computed on one thread: every process, and every resumed run, has the same. Raises InputError if
     ``target_modules`` or ``modules_to_save`` match nothing, and if PEFT cannot create the adapter; NotByPart if it
-    needs values that a model lacks that is loaded by part.
+    needs values that a model lacks that is loaded by part. ``overwritten``: what trains gets its values afterwards.
     """
     from peft import PeftModel, get_peft_model
 
@@ -50,7 +50,7 @@ def add_adapter(model: nn.Module, resolved: Resolved) -> PeftModel:
     try:
         made: list[Any] = []
         one_thread = _one_thread() if METHODS[adapter.method].eigenvectors else contextlib.nullcontext()
-        with adding(model, made) if by_part else contextlib.nullcontext(), one_thread:
+        with adding(model, made, overwritten) if by_part else contextlib.nullcontext(), one_thread:
             if adapter.path is not None:
                 made.append(PeftModel.from_pretrained(model, adapter.path, is_trainable=True))
             else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +12,9 @@ from torch import nn
 
 from toolkit.errors import InputError, RunFailed
 from toolkit.model.batch_norm import batch_norms, statistics
-from toolkit.model.load import cast_floats, load_base
 from toolkit.model.processor import load_processor, pad_token_of
 from toolkit.model.silence import silence_libraries
+from toolkit.model.sources import NotByPart
 from toolkit.recipe.adapter_methods import METHODS
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
@@ -23,11 +22,11 @@ from toolkit.results import CommandResult, Result, write_json
 from toolkit.strategies import resolve, simplest
 from toolkit.training.card import model_card
 from toolkit.training.finding import best as best_checkpoint
-from toolkit.training.finding import newest, tensors_of, trained_tensors, whole_manifest
+from toolkit.training.finding import newest, tensors_of, whole_manifest
 from toolkit.training.identity import saved_recipe
-from toolkit.training.merge import merge_dequantised
+from toolkit.training.merge import merge_dequantised, merged_by_peft
 from toolkit.training.session import prepare_model
-from toolkit.training.streaming import sources, write_model
+from toolkit.training.streamed import Job, name_base, name_classes, one_dtype, write_in_turn
 from toolkit.training.tensor_folder import TensorReader, read_index
 
 
@@ -47,6 +46,8 @@ def export_command(
     done = export_checkpoint(checkpoint, output, merged=merged, best=best, push=push, dequantise=dequantise, ema=ema)
     if json_target != "-":
         print(f"wrote {output}: {done.kind}, with its tokenizer and model card")
+        if done.built_whole:
+            print(f"note: the whole model was built in memory, not one tensor after another: {done.built_whole}")
         if push:
             print(f"pushed to {push}")
     if json_target:
@@ -60,6 +61,8 @@ class Exported(CommandResult):
     kind: str
     """``adapter``, ``merged model`` or ``full model``."""
     folder: Path
+    built_whole: str | None = None
+    """Why the whole model was built in memory; None where it was written one tensor after another."""
 
 
 def export_checkpoint(
@@ -81,12 +84,14 @@ def export_checkpoint(
     """
     result = Result("export")
     silence_libraries()
-    kind, resolved = export(Path(checkpoint), Path(output), merged=merged, best=best, dequantise=dequantise, ema=ema)
+    kind, resolved, reason = export(
+        Path(checkpoint), Path(output), merged=merged, best=best, dequantise=dequantise, ema=ema
+    )
     if push:
         push_folder(str(output), push)
-    fields = {"kind": kind, "output": str(output), "pushed": push}
+    fields = {"kind": kind, "output": str(output), "pushed": push, "built_whole": reason}
     document = result.finish(recipe_sha256=resolved.sha256, device="cpu", **fields)
-    return Exported(document, 0, kind, Path(output))
+    return Exported(document, 0, kind, Path(output), reason)
 
 
 def push_folder(folder: str, repository: str) -> None:
@@ -113,8 +118,9 @@ def export(
     best: bool = False,
     dequantise: bool = False,
     ema: bool = False,
-) -> tuple[str, Resolved]:
-    """Write adapter, merged or full model; returns the kind, and the recipe it was trained with.
+) -> tuple[str, Resolved, str | None]:
+    """Write adapter, merged or full model; returns the kind, the recipe it was trained with, and why the whole model
+    was built in memory, None if it was not.
 
     Raises InputError if ``source`` is not a valid checkpoint or ``output`` exists, RunFailed if a trained tensor is
     missing.
@@ -140,60 +146,28 @@ def export(
         raise InputError("--dequantise: requires --merged and a run with adapter.method: qlora")
     resolved = resolve(alone(recipe), str(folder), device="cpu")
     tokenizer = load_processor(recipe)
-    names = manifest.get("label_names")  # a key that earlier versions did not write
     writing = output.with_name(f".{output.name}.writing")
     shutil.rmtree(writing, ignore_errors=True)
-    if _write_in_turn(resolved, folder, manifest, pad_token_of(tokenizer), names, writing, average=ema):
-        kind = "full model"
-    else:
-        model = trained_model(resolved, folder, pad_token_of(tokenizer), average=ema)
-        _name_classes(model, names)
+    job = Job(resolved, folder, manifest, pad_token_of(tokenizer), writing, average=ema, merged=merged)
+    reason = None
+    try:
+        kind = write_in_turn(job)
+    except NotByPart as problem:
+        reason = str(problem)
+        shutil.rmtree(writing, ignore_errors=True)
+        model = trained_model(resolved, folder, job.pad_token_id, average=ema)
+        name_classes(model, manifest)
         kind = _write(model, recipe, writing, merged=merged)
+    except BaseException:
+        shutil.rmtree(writing, ignore_errors=True)
+        raise
     tokenizer.save_pretrained(writing)
     card = model_card(kind if not ema else f"{kind}, averaged weights", recipe, manifest, folder.absolute().parents[1])
     (writing / "README.md").write_text(card, encoding="utf-8")
     if output.exists():
         output.rmdir()
     writing.rename(output)
-    return kind, resolved
-
-
-def _write_in_turn(
-    resolved: Resolved,
-    folder: Path,
-    manifest: dict[str, Any],
-    pad_token_id: int | None,
-    names: list[str] | None,
-    writing: Path,
-    *,
-    average: bool,
-) -> bool:
-    """Write a model that was trained whole, one tensor after another; False, and nothing is written, where a tensor is
-    not in the checkpoint (weights that no output depends on, buffers) or transformers saves several as one."""
-    if resolved.recipe.adapter is not None:
-        return False
-    trained, reader, suffix = trained_tensors(folder, manifest, average)
-    model: Any = load_base(resolved, pad_token_id, empty=True)
-    dtype = getattr(torch, resolved.precision.trainable)
-    model = cast_floats(model, dtype)
-    parts = sources(model)
-    if parts is None or any(part.name not in trained for part in parts):
-        return False
-    shapes = {part.name: model.get_parameter(part.name).shape for part in parts}
-    wrong = next((name for name, shape in shapes.items() if reader.index[name + suffix].shape != shape), None)
-    wrong = wrong or next((name for name in trained if name not in shapes), None)
-    if wrong is not None:
-        raise RunFailed(f"{folder}: {wrong}: the model has no tensor of this name and shape")
-    _name_classes(model, names)
-    model.config.use_cache = True
-    write_model(model, parts, lambda name: reader.get(name + suffix).to(dtype), writing)
-    return True
-
-
-def _name_classes(model: Any, names: list[str] | None) -> None:
-    if names:
-        own = dict(enumerate(names)) | {at: f"LABEL_{at}" for at in range(len(names), model.config.num_labels)}
-        model.config.id2label, model.config.label2id = own, {name: at for at, name in own.items()}
+    return kind, resolved, reason
 
 
 def trained_model(
@@ -222,40 +196,19 @@ def trained_model(
 def _write(model: Any, recipe: Recipe, folder: Path, *, merged: bool) -> str:
     if recipe.adapter is None:
         model.config.use_cache = True
-        _one_dtype(model)
+        one_dtype(model)
         model.save_pretrained(folder)
         return "full model"
     if not merged:
         model.save_pretrained(folder)
-        _name_base(folder, recipe)
+        name_base(folder, recipe)
         return "adapter"
-    whole: Any = merge_dequantised(model) if recipe.adapter.method == "qlora" else _merged(model)
+    whole: Any = (
+        merge_dequantised(model) if recipe.adapter.method == "qlora" else merged_by_peft(model.merge_and_unload)
+    )
     whole.config.use_cache = True
     whole.save_pretrained(folder)
     return "merged model"
-
-
-def _one_dtype(model: nn.Module) -> None:
-    """Frozen weights (``model.freeze``) in the dtype of the trained ones, which their values fit into."""
-    dtype = next(p.dtype for p in model.parameters() if p.requires_grad)
-    for parameter in model.parameters():
-        if not parameter.requires_grad and parameter.is_floating_point():
-            parameter.data = parameter.data.to(dtype)
-
-
-def _merged(model: Any) -> Any:
-    try:
-        return model.merge_and_unload()
-    except (RuntimeError, ValueError, NotImplementedError) as error:  # a bias for layers that have none, say
-        raise InputError(f"--merged: PEFT cannot merge this adapter: {error}; export the adapter alone") from None
-
-
-def _name_base(folder: Path, recipe: Recipe) -> None:
-    """PEFT records the base as the model was loaded; a base made from a bare config has no name to record."""
-    file = folder / "adapter_config.json"
-    config = json.loads(file.read_text(encoding="utf-8"))
-    config["base_model_name_or_path"] = recipe.model.path
-    file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _checkpoint(source: Path, *, best: bool) -> Path:

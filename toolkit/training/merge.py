@@ -1,8 +1,9 @@
-"""Merge an adapter trained on a 4-bit base into the base's dequantised weights, and check the result."""
+"""Merge an adapter into its base: by PEFT, and into a 4-bit base's dequantised weights, with a check of the result."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from toolkit.errors import RunFailed
+from toolkit.errors import InputError, RunFailed
 from toolkit.model.nf4 import dequantise_base
 
 _TOKENS = 64
@@ -48,6 +49,14 @@ def merge_dequantised(adapted: Any) -> nn.Module:
             "nothing was written"
         )
     return merged
+
+
+def merged_by_peft(merge: Callable[[], Any]) -> Any:
+    """What ``merge`` returns; raises InputError where PEFT cannot merge."""
+    try:
+        return merge()
+    except (RuntimeError, ValueError, NotImplementedError) as error:  # a bias for layers that have none, say
+        raise InputError(f"--merged: PEFT cannot merge this adapter: {error}; export the adapter alone") from None
 
 
 def _inputs(config: Any) -> dict[str, torch.Tensor]:

@@ -101,6 +101,12 @@ class Session:
         return self.resolved.token_rank(self.rank)
 
 
+def without_values(resolved: Resolved, pad_token_id: int | None = None, *, overwritten: bool = False) -> Prepared:
+    """The model of a recipe, of which no weight of the base is read: each has its source (``model/sources.py``).
+    ``overwritten``: what trains gets its values afterwards. Raises NotByPart where that is not possible."""
+    return _prepared(resolved, pad_token_id, together=False, by_part=True, overwritten=overwritten)
+
+
 def prepare_model(
     resolved: Resolved, pad_token_id: int | None = None, together: bool = False, by_part: bool | None = None
 ) -> Prepared:
@@ -121,7 +127,9 @@ def prepare_model(
     return replace(_prepared(resolved, pad_token_id, together, by_part=False), loaded_whole=reason)
 
 
-def _prepared(resolved: Resolved, pad_token_id: int | None, together: bool, by_part: bool) -> Prepared:
+def _prepared(
+    resolved: Resolved, pad_token_id: int | None, together: bool, by_part: bool, overwritten: bool = False
+) -> Prepared:
     """Model, float8 products, adapter, frozen weights, quantised base, dtypes, compiling, checkpointing, in this order.
 
     Products come before adapters, whose own small matrices stay as they are. Adapters and freezing come before dtypes,
@@ -144,7 +152,7 @@ def _prepared(resolved: Resolved, pad_token_id: int | None, together: bool, by_p
         check_device(resolved)
         products = convert(model, find_blocks(model, resolved.blocks, resolved.source), resolved)
     if resolved.recipe.adapter is not None:
-        model = add_adapter(model, resolved)
+        model = add_adapter(model, resolved, overwritten)
     frozen = freeze_matching(model, resolved.recipe.model.freeze, resolved.source)
     check_trained(model, resolved)
     idle = unreached(model, resolved)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from toolkit.disk import flush_to_disk
+from toolkit.model.sources import NotByPart
 
 FILE_BYTES = 5 * 10**9
 """Of one file, unless a tensor is larger."""
@@ -54,30 +55,44 @@ def write_model(model: Any, parts: list[Source], read: Callable[[str], torch.Ten
     of the model; one at a time is in memory, and what is saved of it."""
     from transformers.core_model_loading import revert_weight_conversion
 
+    def saved(part: Source) -> Tensors:
+        made: Tensors = revert_weight_conversion(model, {part.name: read(part.name)})
+        return made
+
     model.save_pretrained(folder, state_dict={})
-    # Wider elements first: each tensor begins at a multiple of its element's size.
-    parts = sorted(parts, key=lambda part: -max(tensor.element_size() for tensor in part.saved.values()))
-    files = _divided(parts)
+    files = _divided(in_order(parts))
     names = [f"model-{number + 1:05d}-of-{len(files):05d}.safetensors" for number in range(len(files))]
     if len(files) == 1:
         names = ["model.safetensors"]
     for name, held in zip(names, files, strict=True):
-        with (folder / name).open("wb") as file:
-            file.write(_header(held))
-            for part in held:
-                made = revert_weight_conversion(model, {part.name: read(part.name)})
-                for key, expected in part.saved.items():
-                    tensor = made.pop(key)
-                    if (tensor.shape, tensor.dtype) != (expected.shape, expected.dtype):
-                        raise AssertionError(f"{key}: {tensor.dtype} {tuple(tensor.shape)}")
-                    file.write(memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy()))
-                    del tensor
-        flush_to_disk(folder / name)
+        write_file(folder / name, held, saved)
     if len(files) > 1:
         places = {key: name for name, held in zip(names, files, strict=True) for part in held for key in part.saved}
         total = {"total_size": sum(part.bytes for part in parts)}
         index = json.dumps({"metadata": total, "weight_map": dict(sorted(places.items()))}, indent=2)
         (folder / "model.safetensors.index.json").write_text(index + "\n", encoding="utf-8")
+
+
+def in_order(parts: list[Source]) -> list[Source]:
+    """Wider elements first: each tensor then begins at a multiple of its element's size."""
+    return sorted(parts, key=lambda part: -max(tensor.element_size() for tensor in part.saved.values()))
+
+
+def write_file(path: Path, parts: list[Source], saved: Callable[[Source], Tensors]) -> None:
+    """Write a safetensors file, one part after another. ``saved`` gives the tensors of a part; raises NotByPart if one
+    of them is not of the shape and dtype that were announced."""
+    with path.open("wb") as file:
+        file.write(_header(parts))
+        for part in parts:
+            made = saved(part)
+            for key, expected in part.saved.items():
+                tensor = made.pop(key)
+                if (tensor.shape, tensor.dtype) != (expected.shape, expected.dtype):
+                    raise NotByPart(f"{key} becomes {tensor.dtype} {tuple(tensor.shape)}")
+                content = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()
+                file.write(memoryview(content))  # type: ignore[arg-type]
+                del tensor, content
+    flush_to_disk(path)
 
 
 def _divided(parts: list[Source]) -> list[list[Source]]:
