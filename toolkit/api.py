@@ -354,18 +354,22 @@ def export(
     push: str | None = None,
     dequantise: bool = False,
     ema: bool = False,
+    format: str = "transformers",
 ) -> Exported:
     """Write a folder that from_pretrained (and PEFT) loads, from a checkpoint or a run folder.
 
     ``merged``: merge the adapter into the base model. ``best``: use the checkpoint with the lowest held-out loss
     instead of the latest. ``push``: upload to this hub repository. ``dequantise``: required with ``merged`` for a 4-bit
-    base. ``ema``: the averages of ``run.ema`` in place of the weights.
+    base. ``ema``: the averages of ``run.ema`` in place of the weights. ``format``: ``deepspeed-universal`` or ``torch``
+    (torch.distributed.checkpoint) writes weights, moments and counts, from which a run of DeepSpeed or FSDP continues.
 
     Raises InputError if the checkpoint or the folder cannot be used, RunFailed if the upload fails.
     """
     from toolkit.training.export import export_checkpoint
 
-    return export_checkpoint(checkpoint, output, merged=merged, best=best, push=push, dequantise=dequantise, ema=ema)
+    return export_checkpoint(
+        checkpoint, output, merged=merged, best=best, push=push, dequantise=dequantise, ema=ema, format=format
+    )
 
 
 def import_checkpoint(

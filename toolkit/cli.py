@@ -82,12 +82,22 @@ def export(
     push: Annotated[
         str | None, typer.Option("--push", metavar="REPO", help="upload to a private hub repository")
     ] = None,
+    form: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="transformers, or the training state: deepspeed-universal, torch (torch.distributed.checkpoint)",
+        ),
+    ] = "transformers",
     json_target: JsonTarget = None,
 ) -> None:
-    """Export a checkpoint for from_pretrained and PEFT. The folder has a model card."""
+    """Export a checkpoint for from_pretrained and PEFT, with a model card; or for a run of DeepSpeed or FSDP."""
     from toolkit.training.export import export_command
 
-    export_command(checkpoint, output, merged, json_target, best=best, push=push, dequantise=dequantise, ema=ema)
+    export_command(
+        checkpoint, output, merged, json_target, best=best, push=push, dequantise=dequantise, ema=ema, form=form
+    )
 
 
 @app.command("import-checkpoint")

@@ -29,6 +29,9 @@ from toolkit.training.session import prepare_model
 from toolkit.training.streamed import Job, name_base, name_classes, one_dtype, write_in_turn
 from toolkit.training.tensor_folder import TensorReader, read_index
 
+WEIGHTS = "transformers"
+"""The format of weights that from_pretrained loads."""
+
 
 def export_command(
     checkpoint: str,
@@ -40,11 +43,18 @@ def export_command(
     push: str | None = None,
     dequantise: bool = False,
     ema: bool = False,
+    form: str = WEIGHTS,
 ) -> None:
     """Write ``output`` from a checkpoint, or from the latest (or best) one of a run, and ``push`` it to the hub. Raises
     InputError, and RunFailed if the upload fails."""
-    done = export_checkpoint(checkpoint, output, merged=merged, best=best, push=push, dequantise=dequantise, ema=ema)
-    if json_target != "-":
+    done = export_checkpoint(
+        checkpoint, output, merged=merged, best=best, push=push, dequantise=dequantise, ema=ema, format=form
+    )
+    if json_target != "-" and form != WEIGHTS:
+        print(f"wrote {output}: {done.kind}, step {done.document['step']}: weights and moments in float32")
+        for note in done.document["notes"]:
+            print(f"note: {note}")
+    elif json_target != "-":
         print(f"wrote {output}: {done.kind}, with its tokenizer and model card")
         if done.built_whole:
             print(f"note: the whole model was built in memory, not one tensor after another: {done.built_whole}")
@@ -59,7 +69,7 @@ class Exported(CommandResult):
     """The result of `toolkit export`."""
 
     kind: str
-    """``adapter``, ``merged model`` or ``full model``."""
+    """``adapter``, ``merged model`` or ``full model``; of another ``format`` its name."""
     folder: Path
     built_whole: str | None = None
     """Why the whole model was built in memory; None where it was written one tensor after another."""
@@ -74,22 +84,35 @@ def export_checkpoint(
     push: str | None = None,
     dequantise: bool = False,
     ema: bool = False,
+    format: str = WEIGHTS,
 ) -> Exported:
     """Write ``output``, a folder that from_pretrained (and PEFT) loads, from a checkpoint or a run's folder.
 
     ``merged``: merge the adapter into the base; ``dequantise``: with a 4-bit base, into its dequantised weights.
     ``best``: of a run the best checkpoint by evaluation, not the newest. ``ema``: the averages of ``run.ema`` in place
-    of the weights. ``push``: upload to this repository of the hub. Raises InputError if the checkpoint or the folder
-    cannot be used, RunFailed if it cannot be pushed.
+    of the weights. ``push``: upload to this repository of the hub. ``format``: ``deepspeed-universal`` or ``torch``: a
+    checkpoint from which a run of DeepSpeed or FSDP continues, without these options but ``best``. Raises InputError if
+    the checkpoint or the folder cannot be used, RunFailed if it cannot be pushed.
     """
     result = Result("export")
     silence_libraries()
+    if format != WEIGHTS:
+        from toolkit.checkpoint_export.command import export_state
+
+        options = {"--merged": merged, "--dequantise": dequantise, "--ema": ema, "--push": push}
+        if given := next((name for name, value in options.items() if value), None):
+            raise InputError(f"{given}: not with --format {format}, which has weights and moments as they train")
+        kind, resolved, contents = export_state(Path(checkpoint), Path(output), format, best=best)
+        state = {"kind": kind, "output": str(output), "pushed": None, "built_whole": None, "format": format,
+                 "step": contents.step, "tensors": len(contents.names), "notes": list(contents.notes)}  # fmt: skip
+        document = result.finish(recipe_sha256=resolved.sha256, device="cpu", **state)
+        return Exported(document, 0, kind, Path(output))
     kind, resolved, reason = export(
         Path(checkpoint), Path(output), merged=merged, best=best, dequantise=dequantise, ema=ema
     )
     if push:
         push_folder(str(output), push)
-    fields = {"kind": kind, "output": str(output), "pushed": push, "built_whole": reason}
+    fields = {"kind": kind, "output": str(output), "pushed": push, "built_whole": reason, "format": format}
     document = result.finish(recipe_sha256=resolved.sha256, device="cpu", **fields)
     return Exported(document, 0, kind, Path(output), reason)
 
@@ -125,11 +148,10 @@ def export(
     Raises InputError if ``source`` is not a valid checkpoint or ``output`` exists, RunFailed if a trained tensor is
     missing.
     """
-    folder = _checkpoint(source, best=best)
+    folder = chosen_checkpoint(source, best=best)
     manifest = whole_manifest(folder)
     recipe = saved_recipe(folder, manifest)
-    if output.exists() and any(output.iterdir() if output.is_dir() else [output]):
-        raise InputError(f"{output}: already exists; choose a new folder")
+    empty_target(output)
     if merged and recipe.adapter is None:
         raise InputError("--merged: this run trained every weight, so there is no adapter to merge")
     if merged and recipe.adapter is not None and not METHODS[recipe.adapter.method].merges:
@@ -211,7 +233,14 @@ def _write(model: Any, recipe: Recipe, folder: Path, *, merged: bool) -> str:
     return "merged model"
 
 
-def _checkpoint(source: Path, *, best: bool) -> Path:
+def empty_target(output: Path) -> None:
+    """Raise InputError if there is something in the folder that is to be written."""
+    if output.exists() and any(output.iterdir() if output.is_dir() else [output]):
+        raise InputError(f"{output}: already exists; choose a new folder")
+
+
+def chosen_checkpoint(source: Path, *, best: bool) -> Path:
+    """A checkpoint, or the newest or best one of a run; raises InputError if there is none."""
     if not source.is_dir():
         raise InputError(f"{source}: no such folder; expected a checkpoint or a run folder")
     if best:
