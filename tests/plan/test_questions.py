@@ -13,6 +13,7 @@ from toolkit.errors import InputError
 from toolkit.planning.answers import prices_of
 from toolkit.planning.command import Planned, Request, make_plan
 from toolkit.planning.hardware import devices
+from toolkit.planning.layers import repeated, with_layers
 from toolkit.planning.predict import Planner
 from toolkit.planning.questions import largest
 from toolkit.recipe.schema import Recipe
@@ -63,6 +64,51 @@ def test_the_largest_model_of_a_shape_and_the_fewest_devices(config: str) -> Non
     assert model["peak_bytes"] <= model["usable_bytes"]
     assert devices_["answer"] in (2, 4, 8)
     assert f"--gpus {devices_['answer']} --nodes 1 strategy.name={devices_['strategy']}" == devices_["change"]
+
+
+HYBRID = LLAMA | SIZES | {
+    "model_type": "qwen3_next", "num_hidden_layers": 8, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 64,
+    "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "num_key_value_heads": 2,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"] * 2,
+}  # fmt: skip
+"""Its pattern is not transformers' own, three linear layers in front of each full one."""
+
+
+@pytest.mark.parametrize("memory", [4.0, 9.0])
+def test_fewer_or_more_layers_keep_the_pattern_of_a_hybrid(tmp_path: Path, memory: float) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(HYBRID))
+    found = planned(str(file), memory=memory, fit=("model",))
+    [one] = found.to_json()["fit"]
+    layers = one["answer"]
+    assert (layers > 8) == (memory > 5)
+    chosen = found.answers.fit[0].candidate.resolved.facts.config  # type: ignore[union-attr]
+    assert chosen["layer_types"] == (HYBRID["layer_types"] * layers)[:layers]  # type: ignore[operator,index]
+    assert f"model.config.num_hidden_layers={layers} " in f"{one['change']} "
+    again = planned(str(file), memory=memory, overrides=tuple(one["change"].split()))
+    assert again.candidates[0].peak == one["peak_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "count", "expected"),
+    [
+        ("llls" * 6 + "ll", 8, "llls" * 2),
+        ("llls" * 6 + "ll", 30, ("llls" * 8)[:30]),
+        ("dsss", 6, "dsssss"),
+        ("ddsese", 8, "ddsesese"),
+        ("abcab", 8, "abcababc"),  # nothing repeats for two whole turns: all of it again
+        ("a", 3, "aaa"),
+    ],
+)
+def test_a_list_by_layer_goes_on_as_it_does(kinds: str, count: int, expected: str) -> None:
+    assert "".join(repeated(kinds, count)) == expected
+
+
+def test_layers_that_are_named_by_number_follow() -> None:
+    config = {"num_hidden_layers": 4, "mlp_only_layers": [1, 3], "no_rope_layers": [1, 1, 1, 0]}
+    config["eos_token_id"] = [1, 2, 3, 4]
+    more = {"num_hidden_layers": 6, "mlp_only_layers": [1, 3, 5], "no_rope_layers": [1, 1, 1, 0, 1, 1]}
+    assert with_layers(config, 6) == config | more
 
 
 def test_the_cheapest_device_that_fits_needs_no_device(config: str) -> None:

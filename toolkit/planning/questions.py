@@ -12,6 +12,7 @@ from toolkit.errors import InputError
 from toolkit.planning.candidate import Candidate
 from toolkit.planning.choice import choose
 from toolkit.planning.hardware import GIB, Device
+from toolkit.planning.layers import with_layers
 from toolkit.planning.predict import Planner
 from toolkit.planning.search import Search
 from toolkit.recipe.resolve import Resolved
@@ -170,12 +171,12 @@ def _model(search: Search) -> Answer:
     config = search.asked.facts.config
     if config is None or "num_hidden_layers" not in config:
         raise InputError("--fit model: the model's config has no num_hidden_layers to change")
-    kept = {key: value for key, value in config.items() if key not in ("layer_types", "_name_or_path")}
+    kept = {key: value for key, value in config.items() if key != "_name_or_path"}
     counted: dict[int, int] = {}
 
     def at(layers: int) -> Candidate:
         model = search.asked.recipe.model.model_dump(exclude_unset=True, exclude={"path"})
-        varied = _variant(search, model=model | {"config": kept | {"num_hidden_layers": layers}})
+        varied = _variant(search, model=model | {"config": with_layers(kept, layers)})
         planner = Planner.of(varied, search.planner.length, search.planner.loop, search.planner.images)
         counted[layers] = planner.skeleton.holdings.elements()
         return search.candidate(varied, planner=planner)
@@ -184,7 +185,14 @@ def _model(search: Search) -> Answer:
     if found is None:
         return Answer("model", None, "one layer of this width does not fit")
     text = f"{layers} layers of this width fit, {counted[layers] / 1e9:.2f} billion weights"
-    return Answer("model", layers, text, f"model.config.num_hidden_layers={layers}", found)
+    varied = with_layers(kept, layers)
+    change = " ".join(_override(key, value) for key, value in varied.items() if value != kept[key])
+    return Answer("model", layers, text, change or f"model.config.num_hidden_layers={layers}", found)
+
+
+def _override(key: str, value: Any) -> str:
+    told = f"[{','.join(map(str, value))}]" if isinstance(value, list) else value
+    return f"model.config.{key}={told}"
 
 
 def _variant(search: Search, **top: Any) -> Resolved:
