@@ -196,10 +196,10 @@ def plan(
     ``recipe`` may also be a model's config.json or folder. ``gpu``: a name of the device table, for example h100, or
     ``memory``: GiB per device. ``gpus``, ``nodes``: override the recipe's. ``headroom``: fraction of the memory to keep
     free. ``every``: keep candidates that cannot win. ``scale``: predict 1 to 1,024 devices. ``calibrate``: measure the
-    rates of this machine. ``loop``: toolkit, trainer (of the installed transformers) or trainer-4.48. ``fit``: inverse
-    questions, of length, micro, model, gpus and gpu. ``explain``: where the bytes are. ``price``: of an hour of a
-    device, «2.5» or «h100=2.5». ``images``, ``image_size``: images per row, and their width and height in pixels,
-    «1024x768», for models that see.
+    rates of this machine. ``loop``: whose training loop, of those of ``--loop``. ``fit``: inverse questions, of length,
+    micro, model, gpus and gpu. ``explain``: where the bytes are. ``price``: of an hour of a device, «2.5» or
+    «h100=2.5». ``images``, ``image_size``: images per row, and their width and height in pixels, «1024x768», for models
+    that see.
 
     Raises InputError if the input cannot be used, RunFailed if calibration fails.
     """

@@ -1,4 +1,4 @@
-"""Plans for other training loops than the toolkit's."""
+"""Plans for other training loops than the toolkit's: each test fails where the loop's own term is left out."""
 
 from __future__ import annotations
 
@@ -45,11 +45,48 @@ def test_the_trainer_of_transformers_4_48_copies_the_logits_once_more() -> None:
     assert peaks["trainer-4.48"] - peaks["trainer"] == pytest.approx(4 * micro * (length - 1) * words, rel=3 * 2 / 126)
 
 
+def test_the_sft_trainers_memory_is_what_it_takes() -> None:
+    """The SFTTrainer itself, of the installed TRL, on the CPU: the same products of tiles, to a part in a thousand."""
+    pytest.importorskip("trl")
+    with WorkerGroup(1) as lone:
+        for precision, dtype in (("bf16", "float32"), ("bf16-pure", "bfloat16")):
+            made = planner("trl", "cpu", precision)
+            micro = made.resolved.micro_size
+            [real] = lone.run(trainer_peak, WIDE, micro, 64, precision == "bf16", True, dtype)
+            assert made.memory(made.resolved).peak == pytest.approx(real, rel=1e-3)
+
+
+def test_trl_keeps_a_tile_of_the_logits_and_adds_the_heads_gradient_up_in_float32() -> None:
+    """On a GPU the tile is written over."""
+    made = planner("trl", precision="bf16-pure")
+    plain = planner("toolkit", precision="bf16-pure")
+    words, width, tokens = 8000, WIDE["hidden_size"], 2 * 63
+    memory, other = made.memory(made.resolved), plain.memory(plain.resolved)
+    head = 4 * words * width + 2 * words * width  # summed in float32, then in 16 bits
+    tile, hidden = 2 * tokens * 32768, (4 + 2 + 2) * tokens * width
+    assert memory.phases["loss"] == pytest.approx(other.phases["forward"] + tile, rel=0.05)
+    assert memory.breakdown["loss"] == pytest.approx(head + tile + hidden, rel=0.05)
+
+
+def test_trl_trains_adapters_on_4_bit_weights_in_bfloat16() -> None:
+    adapter = {"method": "qlora", "r": 64, "target_modules": "all-linear"}
+    steps = {}
+    for loop in ("trainer", "trl"):
+        made = planner(loop, adapter=adapter)
+        steps[loop] = made.memory(made.resolved).phases["step"]
+        trains = made.skeleton.holdings.elements(True)
+    # Weights, gradients and two moments of two bytes less each.
+    assert steps["trainer"] - steps["trl"] == 4 * 2 * trains
+
+
 @pytest.mark.parametrize(
     ("loop", "sections", "message"),
     [
-        ("trainr", {}, "--loop trainr: not one of toolkit, trainer, trainer-4.48"),
+        ("trainr", {}, "--loop trainr: not one of toolkit, trainer, trainer-4.48, trl"),
         ("trainer", {"loss": "fused"}, "--loop trainer: transformers' Trainer has no loss: fused"),
+        ("trainer", {"label_smoothing": 0.1}, "memory transformers' Trainer takes for label_smoo"),
+        ("trl", {"activation_offload": True, "activation_checkpointing": "full"}, "TRL's SFTTrainer takes for act"),
+        ("trl", {"model": {"config": WIDE, "task": "sequence-classification"}}, "SFTTrainer has no task sequence-clas"),
         ("trainer", {"optimizer": {"name": "muon"}}, "--loop trainer: transformers' Trainer has no optimizer muon"),
     ],
 )

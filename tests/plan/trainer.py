@@ -1,4 +1,4 @@
-"""Real steps of transformers' Trainer on the CPU, every storage counted."""
+"""Real steps of transformers' Trainer and of TRL's SFTTrainer on the CPU, every storage counted."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import tempfile
 from typing import Any
 
 
-def trainer_peak(config: dict[str, Any], micro: int, length: int, bf16: bool) -> int:
-    """Bytes at the peak of the second step, above what was alive before the model was made; runs on a rank."""
+def trainer_peak(
+    config: dict[str, Any], micro: int, length: int, bf16: bool, trl: bool = False, dtype: str = "float32"
+) -> int:
+    """Bytes at the peak of the second step, above what was alive before the model was made; runs on a rank. ``trl``: of
+    the SFTTrainer. ``dtype``: of the weights."""
     import torch
     from accelerate.state import AcceleratorState
-    from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
+    from transformers import AutoConfig, AutoModelForCausalLM, TrainerCallback, TrainingArguments
 
     from toolkit.planning.live import LiveBytes
 
@@ -28,13 +31,40 @@ def trainer_peak(config: dict[str, Any], micro: int, length: int, bf16: bool) ->
                     gc.collect()
                     tracker.reset_peak()
 
-        args = TrainingArguments(
+        chosen: Any = TrainingArguments
+        if trl:
+            from trl import SFTConfig
+
+            chosen = SFTConfig
+        args = chosen(
             folder, use_cpu=True, bf16=bf16, max_steps=2, per_device_train_batch_size=micro, optim="adamw_torch_fused",
             gradient_accumulation_steps=1, report_to=[], save_strategy="no", disable_tqdm=True, max_grad_norm=1.0,
+            gradient_checkpointing=False,
         )  # fmt: skip
         own = dict(config)
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(own.pop("model_type"), **own))
-        Trainer(model, args, train_dataset=rows * 2 * micro, callbacks=[Reset()]).train()  # type: ignore[arg-type]
+        made = AutoConfig.for_model(own.pop("model_type"), **own)
+        model = AutoModelForCausalLM.from_config(made, dtype=getattr(torch, dtype))
+        train(model, args, rows * 2 * micro, Reset())
         peak = tracker.reset_peak()
     AcceleratorState._reset_state(reset_partial_state=True)
     return peak
+
+
+def train(model: Any, args: Any, rows: list[dict[str, Any]], callback: Any) -> None:
+    """Train with the trainer that ``args`` is for."""
+    from transformers import Trainer
+
+    if type(args).__name__ != "SFTConfig":
+        Trainer(model, args, train_dataset=rows, callbacks=[callback]).train()  # type: ignore[arg-type]
+        return
+    from datasets import Dataset
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+    from trl import SFTTrainer
+
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel({"a": 0, "b": 1}, "a")), eos_token="a", pad_token="b"
+    )
+    given = Dataset.from_list([{"input_ids": row["input_ids"].tolist()} for row in rows])
+    SFTTrainer(model, args, train_dataset=given, processing_class=tokenizer, callbacks=[callback]).train()

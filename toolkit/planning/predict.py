@@ -65,7 +65,7 @@ class Planner:
         Raises InputError if the model cannot be traced.
         """
         strategy = strategy_of(resolved)
-        resolved = replace(resolved, precision=self.loop.precision(resolved))
+        resolved = self.loop.trained(resolved)
         held = strategy.memory_model()(self.skeleton.holdings, resolved)
         shape, away = self._shape(resolved, held.compute_as), resolved.recipe.activation_offload
         if (shape, away) not in self.expanded:

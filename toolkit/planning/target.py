@@ -21,6 +21,14 @@ _FLOAT32 = ("layer_norm", "group_norm", "softmax", "log_softmax", "softplus")
 _HALF = (torch.bfloat16, torch.float16)
 
 
+_acted: list[str] = []
+
+
+def acted_device() -> str:
+    """The device, "cuda" or "cpu", whose kernels are emulated just now."""
+    return _acted[-1] if _acted else "cpu"
+
+
 class TargetKernels:
     """Emulates the kernels of ``device``, "cuda" or "cpu", inside ``acting``.
 
@@ -47,11 +55,13 @@ class TargetKernels:
         if hasattr(functional, "grouped_mm"):
             replacements["grouped_mm"] = _grouped
         originals = {name: getattr(functional, name) for name in replacements}
+        _acted.append("cuda" if self.cuda else "cpu")
         try:
             for name, replacement in replacements.items():
                 setattr(functional, name, replacement)
             yield
         finally:
+            _acted.pop()
             for name, original in originals.items():
                 setattr(functional, name, original)
 

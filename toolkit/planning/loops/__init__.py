@@ -1,0 +1,54 @@
+"""Training loops that a plan can be made for: how each computes the loss of a micro-batch, traced as it runs.
+
+Another loop keeps other copies of the logits, which are the peak of many runs: each takes 2 or 4 bytes for every token
+and word of the vocabulary.
+"""
+
+from __future__ import annotations
+
+from toolkit.errors import InputError
+from toolkit.optimizers import optimizer_kind
+from toolkit.planning.loops.base import Loop, LoopPrecision
+from toolkit.planning.loops.trainer import TRAINER, TRAINER_4_48, adapters_in_float32, linear4bit, with_loss
+from toolkit.planning.loops.trl import TRL
+from toolkit.recipe.schema import Recipe
+from toolkit.training.loss import loss_sum
+
+__all__ = ["LOOPS", "Loop", "LoopPrecision", "adapters_in_float32", "check_loop", "linear4bit", "with_loss"]
+
+LOOPS: dict[str, Loop] = {
+    "toolkit": Loop(loss_sum, "toolkit train", "toolkit/training/loss.py"),
+    "trainer": TRAINER,
+    "trainer-4.48": TRAINER_4_48,
+    "trl": TRL,
+}
+
+
+def check_loop(name: str, recipe: Recipe) -> None:
+    """Raise InputError if there is no such loop, or if it cannot train this recipe."""
+    if name not in LOOPS:
+        raise InputError(f"--loop {name}: not one of {', '.join(LOOPS)}")
+    if name == "toolkit":
+        return
+    loop = LOOPS[name]
+    for key, value, default in (
+        ("loss", recipe.loss, "plain"),
+        ("activation_offload", recipe.activation_offload, False),
+        ("fp8", recipe.fp8, False),
+        ("z_loss", recipe.z_loss, 0.0),
+        ("run.ema", recipe.run.ema, None),
+        ("label_smoothing", recipe.label_smoothing, 0),
+    ):
+        if value == default:
+            continue
+        given = key if default is None else f"{key}: {str(value).lower()}"
+        plain = "null" if default is None else str(default).lower()
+        unknown = f"plan does not know what memory {loop.title} takes for {given}"
+        why = unknown if key in loop.unknown else f"{loop.title} has no {given}"
+        raise InputError(f"--loop {name}: {why}; plan it with {key}={plain}")
+    kind = optimizer_kind(recipe.optimizer.name)
+    has = kind.trainer(recipe.optimizer) is not None if loop.optimizers is None else kind.name in loop.optimizers
+    if not has:
+        raise InputError(f"--loop {name}: {loop.title} has no optimizer {kind.name}")
+    if why := loop.refuses(recipe):
+        raise InputError(f"--loop {name}: {why}")

@@ -1,0 +1,86 @@
+"""A training loop that a plan can be made for: how it computes the loss of a micro-batch, traced as it runs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from toolkit.model.loss_terms import LossTerms
+from toolkit.recipe.resolve import Precision, Resolved
+from toolkit.recipe.schema import Recipe
+
+Loss = Callable[[nn.Module, Any, Mapping[str, torch.Tensor], str, LossTerms], torch.Tensor]
+Acting = Callable[[nn.Module], contextlib.AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True)
+class LoopPrecision(Precision):
+    """The dtypes of a loop that autocasts, or does not, whatever the trained weights are in. ``packed``: the dtype that
+    4-bit weights are unpacked in. ``norms``: that of frozen weights of one dimension, "" if it is ``frozen``."""
+
+    autocast: bool = False
+    packed: str = "bfloat16"
+    norms: str = ""
+
+    @property
+    def everywhere(self) -> bool:
+        return self.autocast
+
+    @property
+    def vectors(self) -> str:
+        return self.norms or self.frozen
+
+    @property
+    def mixed(self) -> bool:
+        return self.autocast
+
+    @property
+    def unpacked(self) -> str:
+        return self.packed
+
+
+def as_resolved(resolved: Resolved) -> Precision:
+    """The recipe's own precision."""
+    return resolved.precision
+
+
+def _nothing(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
+    return contextlib.nullcontext()
+
+
+def _all(recipe: Recipe) -> str:
+    return ""
+
+
+@dataclass(frozen=True)
+class Loop:
+    """``loss``: from the model to the loss, with what is alive meanwhile. ``source``: where its code is. ``precision``:
+    the dtypes that it trains a recipe in. ``acting``: entered while its model is traced. ``reentrant``: whether blocks
+    are checkpointed with ``use_reentrant=True``. ``optimizers``: the names of those that it has; None: those of the
+    Trainer. ``kernel``: of its optimizer, where the recipe names none; "": the recipe's default. ``unknown``: keys that
+    it has something for whose memory plan does not know. ``refuses``: what else it cannot train, "" if nothing."""
+
+    loss: Loss
+    title: str
+    source: str
+    precision: Callable[[Resolved], Precision] = as_resolved
+    acting: Acting = _nothing
+    reentrant: bool = False
+    optimizers: tuple[str, ...] | None = None
+    kernel: str = ""
+    unknown: frozenset[str] = frozenset()
+    refuses: Callable[[Recipe], str] = _all
+
+    def trained(self, resolved: Resolved) -> Resolved:
+        """``resolved`` as this loop trains it: its dtypes and its optimizer's kernel."""
+        resolved = replace(resolved, precision=self.precision(resolved))
+        section = resolved.recipe.optimizer
+        if not self.kernel or "kernel" in section.model_fields_set or section.kernel == self.kernel:
+            return resolved
+        optimizer = section.model_copy(update={"kernel": self.kernel})
+        return replace(resolved, recipe=resolved.recipe.model_copy(update={"optimizer": optimizer}))

@@ -1,0 +1,105 @@
+"""transformers' Trainer."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from toolkit.model.loss_terms import LossTerms
+from toolkit.model.nf4 import Nf4Linear
+from toolkit.planning.loops.base import Loop, LoopPrecision, Loss
+from toolkit.recipe.resolve import Precision, Resolved
+from toolkit.tasks import task_of
+from toolkit.tasks.labels import Labels
+
+
+@contextlib.contextmanager
+def linear4bit(model: nn.Module) -> Iterator[None]:
+    """bitsandbytes 0.43 to 0.50, nn/modules.py, ``Linear4bit.forward``: the output has the dtype of the input, also
+    where that is not the one computed in."""
+    own = Nf4Linear.forward
+
+    def forward(self: Nf4Linear, input: torch.Tensor) -> torch.Tensor:
+        return own(self, input).to(input.dtype)
+
+    Nf4Linear.forward = forward  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Nf4Linear.forward = own  # type: ignore[method-assign]
+
+
+def adapters_in_float32(resolved: Resolved) -> Precision:
+    """PEFT 0.13 to 0.21 (tuners_utils.py, ``cast_adapter_dtype``) makes adapters in float32 whatever the base is in;
+    bf16-pure has no autocast, so that adapters compute in float32."""
+    own = resolved.precision
+    if resolved.recipe.adapter is None or own.mixed or own.compute == "float32":
+        return own
+    return LoopPrecision(own.compute, "float32", own.frozen, packed=own.compute)
+
+
+def _trainer(
+    model: nn.Module, config: Any, tensors: Mapping[str, torch.Tensor], task: str, terms: LossTerms
+) -> torch.Tensor:
+    output = model(**tensors)
+    loss = output.loss
+    return _returned(output, loss)
+
+
+def with_loss(function: Callable[..., torch.Tensor]) -> Loss:
+    """The Trainer's loss where the model computes it by ``function``, of transformers' signature: inside of the model's
+    forward, so that what the head read is still there."""
+
+    def computed(
+        model: nn.Module, config: Any, tensors: Mapping[str, torch.Tensor], task: str, terms: LossTerms
+    ) -> torch.Tensor:
+        if task_of(task).labels is not Labels.NEXT:
+            return _trainer(model, config, tensors, task, terms)
+        base: Any = getattr(model, "get_base_model", lambda: model)()
+        base.loss_function = function
+        try:
+            return _trainer(model, config, tensors, task, terms)
+        finally:
+            del base._loss_function
+
+    return computed
+
+
+def shifted_copy(logits: torch.Tensor, labels: torch.Tensor, vocab_size: int, **kwargs: Any) -> torch.Tensor:
+    """transformers 4.48.1, loss/loss_utils.py, ``ForCausalLMLoss``: float32 logits, then a copy without the last
+    position."""
+    logits = logits.float()
+    shifted = logits[..., :-1, :].contiguous()
+    return functional.cross_entropy(shifted.view(-1, vocab_size), labels[..., 1:].contiguous().view(-1))
+
+
+def _returned(output: Any, loss: torch.Tensor) -> torch.Tensor:
+    """accelerate 1.15.0, utils/operations.py, ``convert_outputs_to_fp32``: what a model in mixed precision returns is
+    copied to float32, the logits too, which nobody reads."""
+    if torch.is_autocast_enabled("cpu") and output.logits is not None:
+        output.logits = output.logits.float()
+    return loss
+
+
+TRAINER = Loop(
+    _trainer,
+    "transformers' Trainer",
+    "the model's own loss; transformers 5.23.0 loss/loss_utils.py",
+    adapters_in_float32,
+    linear4bit,
+    unknown=frozenset({"label_smoothing"}),
+)
+TRAINER_4_48 = Loop(
+    with_loss(shifted_copy),
+    "transformers' Trainer of version 4.48",
+    "transformers 4.48.1 loss/loss_utils.py: float32 logits, then a copy without the last position",
+    adapters_in_float32,
+    linear4bit,
+    reentrant=True,
+    unknown=frozenset({"label_smoothing"}),
+)
