@@ -13,9 +13,6 @@ from dataclasses import dataclass
 
 from benchmarks.outside.rows import GIB, Row
 
-DEVICE = 79.15
-"""GiB that torch sees of an A100 80GB."""
-
 
 @dataclass(frozen=True)
 class Allocator:
@@ -26,9 +23,9 @@ class Allocator:
     middle: float
     high: float
 
-    def interval(self, allocated: float) -> tuple[float, float]:
-        """GiB from and to; no more than the device has, where something is freed first."""
-        return self.low * allocated, min(DEVICE, self.high * allocated)
+    def interval(self, allocated: float, device: float) -> tuple[float, float]:
+        """GiB from and to; no more than the ``device`` has, where something is freed first."""
+        return self.low * allocated, min(device, self.high * allocated)
 
 
 def fitted_half(row: Row) -> bool:

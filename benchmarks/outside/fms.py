@@ -25,6 +25,7 @@ from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve
 
 SOURCE = "foundation-model-stack/fms-acceleration"
+KIND = "peak_allocated_gib"
 WORKSPACE = 2 * (2 * 4096 + 8 * 16) * 2**10
 """cuBLAS' workspace before Hopper, one for the thread of the forward and one for that of the backward
 (aten/src/ATen/cuda/CublasHandlePool.cpp, ``getChosenWorkspaceSize``: «:4096:2:16:8»)."""

@@ -32,3 +32,50 @@ MODELS: dict[str, dict[str, Any]] = {
         "attn_pdrop": 0.1, "embd_pdrop": 0.1, "resid_pdrop": 0.1,
     },
 }  # fmt: skip
+
+
+def _neox(hidden: int, layers: int, words: int) -> dict[str, Any]:
+    return {
+        "model_type": "gpt_neox", "hidden_size": hidden, "intermediate_size": 4 * hidden, "num_hidden_layers": layers,
+        "num_attention_heads": 32, "vocab_size": words, "max_position_embeddings": 4096,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+    }  # fmt: skip
+
+
+def _phi(hidden: int, layers: int, share: float) -> dict[str, Any]:
+    return {
+        "model_type": "phi", "hidden_size": hidden, "intermediate_size": 4 * hidden, "num_hidden_layers": layers,
+        "num_attention_heads": 32, "vocab_size": 51200, "max_position_embeddings": 2048,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": share},
+    }  # fmt: skip
+
+
+def _gemma(kind: str, hidden: int, inner: int, layers: int, heads: int, groups: int) -> dict[str, Any]:
+    return _llama(hidden, inner, layers, heads, groups, 256000, model_type=kind, head_dim=256)
+
+
+LITGPT: dict[str, dict[str, Any]] = MODELS | {
+    "phi-1.5": _phi(2048, 24, 0.5),
+    "microsoft/phi-2": _phi(2560, 32, 0.4),
+    "microsoft/Phi-3-mini-4k-instruct": _llama(
+        3072, 8192, 32, 32, 32, 32064, model_type="phi3", sliding_window=2047, pad_token_id=0
+    ),
+    "stablelm-base-alpha-3b": _neox(4096, 16, 50688),
+    "stabilityai/stablelm-base-alpha-3b": _neox(4096, 16, 50688),
+    "Llama-2-7b": MODELS["meta-llama/Llama-2-7b-hf"],
+    "Llama-2-13b": _llama(5120, 13824, 40, 40, 40, 32000),
+    "meta-llama/Meta-Llama-3.1-8B": MODELS["meta-llama/Meta-Llama-3-8B"],
+    "meta-llama/Llama-3.2-1B": _llama(2048, 8192, 16, 32, 8, 128256),
+    "TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T": _llama(2048, 5632, 22, 32, 4, 32000),
+    "unsloth/Mistral-7B-v0.2": MODELS["mistral-community/Mistral-7B-v0.2"],
+    "google/gemma-2b": _gemma("gemma", 2048, 16384, 18, 8, 1),
+    "google/gemma-7b": _gemma("gemma", 3072, 24576, 28, 16, 16),
+    "google/gemma-2-2b": _gemma("gemma2", 2304, 9216, 26, 8, 4),
+    "google/gemma-2-9b": _gemma("gemma2", 3584, 14336, 42, 16, 8),
+    "tiiuae/falcon-7b": {
+        "model_type": "falcon", "hidden_size": 4544, "num_hidden_layers": 32, "num_attention_heads": 71,
+        "ffn_hidden_size": 18176, "vocab_size": 65024, "multi_query": True, "new_decoder_architecture": False,
+        "parallel_attn": True, "bias": False, "alibi": False, "max_position_embeddings": 2048,
+    },
+}  # fmt: skip
+"""... of litgpt's rows; vocabularies are padded as its ``Config`` pads them."""

@@ -6,16 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.outside import fms
+from benchmarks.outside import fms, litgpt, peft
 
 GIB = 2**30
+SOURCES: dict[str, Any] = {fms.SOURCE: fms, litgpt.SOURCE: litgpt, peft.SOURCE: peft}
+"""What predicts the rows of a source: ``why_left_out`` and ``predicted``, of a row, and ``KIND``, the field that says
+what was measured."""
 NO_LOOP = {
-    "Lightning-AI/litgpt": "litgpt's own models and chunked loss: no loop here",
     "pytorch/torchtune": "active bytes, and torchtune's own models: no loop here",
     "pytorch/torchtitan": "reserved bytes, and torchtitan's own models: no loop here",
     "pytorch/ao": "reserved bytes, and torchtitan's own models: no loop here",
     "AnswerDotAI/fsdp_qlora": "reserved bytes, and a loop of its own: no loop here",
-    "huggingface/peft": "padded to the longest of a batch, which is not recorded",
     "mosaicml/llm-foundry": "throughput alone",
 }
 """Why no row of a source is predicted yet."""
@@ -23,7 +24,7 @@ NO_LOOP = {
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement (GiB, ``max_memory_allocated``; 0: it ran out of memory), and what is predicted for it in bytes;
+    """One measurement (GiB, of its source's ``KIND``; 0: it ran out of memory), and what is predicted for it in bytes;
     ``left_out``: why nothing is. ``process``: the peak that nvidia-smi shows, GiB."""
 
     id: str
@@ -34,10 +35,21 @@ class Row:
     source: str = fms.SOURCE
     exact: bool = True
     process: float = 0.0
+    device: float = 0.0
+    """GiB that torch sees of the row's device; 0: not known."""
 
     @property
     def error(self) -> float:
         return self.predicted / GIB / self.measured - 1
+
+
+_DEVICES = {"A100 80GB": 79.15, "A100-SXM4-40GB": 39.4, "A10G 24GB": 22.0}
+"""GiB that torch sees, of toolkit/planning/hardware.py and the sources' own messages."""
+
+
+def device_of(row: dict[str, Any]) -> float:
+    """GiB that torch sees of the row's device; 0 where the row names none of these."""
+    return next((size for name, size in _DEVICES.items() if name in str(row.get("gpu"))), 0.0)
 
 
 def described(row: dict[str, Any]) -> str:
@@ -52,15 +64,23 @@ def described(row: dict[str, Any]) -> str:
 
 def why_left_out(row: dict[str, Any]) -> str:
     """Why a row is not predicted; empty if it is."""
-    if row["source_repo"] != fms.SOURCE:
+    if row["source_repo"] not in SOURCES:
         return NO_LOOP.get(row["source_repo"], "no complete configuration")
-    if "peak_allocated_gib" not in row and row["outcome"] != "oom":
+    source = SOURCES[row["source_repo"]]
+    if source.KIND not in row and row["outcome"] != "oom":
         return "how much was allocated is not known"
-    return fms.why_left_out(row)
+    reason: str = source.why_left_out(row)
+    return reason
+
+
+def predicted_bytes(row: dict[str, Any]) -> int:
+    """What is predicted for a row that is not left out."""
+    made: int = SOURCES[row["source_repo"]].predicted(row)
+    return made
 
 
 def held_against(
-    rows: list[dict[str, Any]], told: Callable[[str], None] = lambda text: None, predicted: Any = fms.predicted
+    rows: list[dict[str, Any]], told: Callable[[str], None] = lambda text: None, predicted: Any = predicted_bytes
 ) -> list[Row]:
     """Every exact row, and those that ran out of memory."""
     found = []
@@ -68,9 +88,10 @@ def held_against(
         if row["quality"] != "exact" and row["outcome"] != "oom":
             continue
         reason = why_left_out(row)
-        measured = 0.0 if row["outcome"] == "oom" else row.get("peak_allocated_gib", 0.0)
+        kind = getattr(SOURCES.get(row["source_repo"]), "KIND", "peak_allocated_gib")
+        measured = 0.0 if row["outcome"] == "oom" else row.get(kind, 0.0)
         made = Row(row["id"], described(row), measured, 0 if reason else predicted(row), reason, row["source_repo"],
-                   row["quality"] == "exact", row.get("peak_process_gib", 0.0))  # fmt: skip
+                   row["quality"] == "exact", row.get("peak_process_gib", 0.0), device_of(row))  # fmt: skip
         told(f"{made.id} {made.what}")
         found.append(made)
     return found

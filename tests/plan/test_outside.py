@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.outside import litgpt, peft
 from benchmarks.outside.__main__ import table
-from benchmarks.outside.allocator import DEVICE, fit, fitted_half
+from benchmarks.outside.allocator import fit, fitted_half
 from benchmarks.outside.fms import SOURCE, predicted, why_left_out
 from benchmarks.outside.rows import GIB, Row, held_against
 
@@ -71,20 +72,67 @@ def test_a_measured_peak(one: dict[str, Any], measured: float) -> None:
     assert predicted(one) / GIB == pytest.approx(measured, rel=0.002)
 
 
+_LITGPT = {"source_repo": litgpt.SOURCE, "grad_accum": 8, "seq_kind": "ragged", "precision": {"autocast": False}}
+_HUB, _TABLES = {"source_path": "config_hub/finetune/README.md"}, {"source_path": "tutorials/resource-tables.md"}
+
+
+def adapted(method: str, names: list[str], **more: Any) -> dict[str, Any]:
+    adapter = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "lora_dropout": 0.05, "target_modules": names}
+    return row(method, adapter=adapter, **_LITGPT | more)
+
+
+# Lightning-AI/litgpt, commit 26857050: config_hub/finetune/README.md (A10G) and tutorials/resource-tables.md (A100
+# 40GB).
+@pytest.mark.parametrize(
+    ("one", "measured", "within"),
+    [
+        pytest.param(
+            adapted("lora", ["q", "v"], model="phi-1.5", micro_batch=4, seq_len=1044, **_TABLES), 9.9465, 0.001,
+            id="logits copied to float32",
+        ),
+        pytest.param(
+            adapted("qlora", ["q", "v"], model="stablelm-base-alpha-3b", micro_batch=1, seq_len=1034,
+                    quantization="bnb nf4", **_TABLES), 5.9139, 0.003, id="4-bit layers keep their inputs",
+        ),
+        pytest.param(
+            adapted("qlora", ["q", "k", "v", "o", "mlp", "head"], model="google/gemma-2-2b", micro_batch=2, seq_len=512,
+                    quantization="bnb.nf4", **_HUB), 12.5915, 0.03, id="inputs of two micro-batches, capped scores",
+        ),
+    ],
+)  # fmt: skip
+def test_a_measured_peak_of_litgpt(one: dict[str, Any], measured: float, within: float) -> None:
+    """Of the tables all, to what differs by version; the hub's rows are at most 512 tokens long, not just as long."""
+    assert litgpt.why_left_out(one) == ""
+    assert litgpt.predicted(one) / GIB == pytest.approx(measured, rel=within)
+
+
+def test_what_stays_after_a_step_of_pefts_comparison() -> None:
+    """huggingface/peft, commit 5d602fdb, MetaMathQA: 0.1 GiB too low, since the padding is not recorded."""
+    own = {"source_repo": peft.SOURCE, "model": "meta-llama/Llama-3.2-3B", "mean_tokens_per_sample": 209.9025,
+           "optimizer": "torch.optim AdamW default (foreach on CUDA)", peft.KIND: 1.0}  # fmt: skip
+    full = row("full", **own, adapter=None, experiment="full-finetuning/llama-3.2-3B-lr_0.00001")
+    adapter = {"peft_type": "LORA", "r": 64, "target_modules": ["q_proj", "v_proj"]}
+    lora = row("lora", **own, adapter=adapter, experiment="lora/llama-3.2-3B-rank64")
+    for one, measured in ((full, 24.2743), (lora, 6.5856)):
+        assert peft.why_left_out(one) == ""
+        assert peft.predicted(one) / GIB == pytest.approx(measured - 0.115, abs=0.01)
+
+
 def test_rows_are_predicted_or_left_out_with_a_reason() -> None:
     rows = [
         row("full", peak_allocated_gib=10.0, peak_process_gib=12.0),
         row("full", outcome="oom", quality="approx"),
         row("lora", quality="approx"),
         row("lora", peak_allocated_gib=10.0, model="TheBloke/Mistral-7B-v0.1-GPTQ"),
-        row("lora", source_repo="Lightning-AI/litgpt"),
+        row("lora", source_repo="mosaicml/llm-foundry"),
     ]
-    found = held_against(rows, predicted=lambda row: 11 * GIB)
+    found = held_against(rows, predicted=lambda row: int(10.9 * GIB))
     assert [bool(one.left_out) for one in found] == [False, False, True, True]
     text = table(found)
-    assert text[0].startswith("1 rows: median error 10.00%, 0 within 1%")
-    assert "| m | Mistral-7B-v0.1, full, pure bf16, 4 x 4096, 1 GPU | 10.00 | 11.00 | +10.00% |" in text
-    assert any("litgpt's own models" in line for line in text)
+    assert text[0] == f"## {SOURCE}"
+    assert text[2].startswith("1 rows: median error 9.00%, 0 within 1%, 1 within 10%")
+    assert "| m | Mistral-7B-v0.1, full, pure bf16, 4 x 4096, 1 GPU | 10.00 | 10.90 | +9.00% |" in text
+    assert "| mosaicml/llm-foundry | throughput alone | 1 | 0 |" in text
 
 
 def test_the_allocator_is_fitted_on_one_half_of_the_rows() -> None:
@@ -92,7 +140,7 @@ def test_the_allocator_is_fitted_on_one_half_of_the_rows() -> None:
             for at in range(40)]  # fmt: skip
     model = fit(rows)
     assert (model.low, model.middle, model.high) == pytest.approx((1.2, 1.2, 1.2))
-    assert model.interval(10.0) == pytest.approx((12.0, 12.0))
-    assert model.interval(1000.0)[1] == DEVICE
+    assert model.interval(10.0, 79.0) == pytest.approx((12.0, 12.0))
+    assert model.interval(1000.0, 79.0)[1] == 79.0
     with pytest.raises(ValueError, match="at least 10"):
         fit(rows[:2])

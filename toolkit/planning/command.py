@@ -143,7 +143,7 @@ def _plan(request: Request, kept: Callable[[], None]) -> Planned:
     asked = resolve(recipe, source, device="cpu" if device.name == "cpu" else "cuda")
     from toolkit.planning.loops import LOOPS, check_loop
 
-    check_loop(request.loop, recipe)
+    check_loop(request.loop, asked)
     from toolkit.planning.choice import choose, other_training, smallest_change, why_chosen
     from toolkit.planning.images import Images
     from toolkit.planning.search import Search

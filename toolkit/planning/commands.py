@@ -37,7 +37,7 @@ def plan(
     scale: Annotated[bool, typer.Option("--scale", help="predict 1 to 1024 devices")] = False,
     calibrate: Annotated[bool, typer.Option("--calibrate", help="measure the rates on this machine")] = False,
     loop: Annotated[
-        str, typer.Option(metavar="NAME", help="the training loop: toolkit, trainer, trainer-4.48, trl")
+        str, typer.Option(metavar="NAME", help="the training loop: toolkit, trainer, trainer-4.48, trl, litgpt")
     ] = "toolkit",
     fit: Annotated[
         list[str] | None,

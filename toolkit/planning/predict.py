@@ -13,7 +13,7 @@ from toolkit.planning.loops import LOOPS, Loop
 from toolkit.planning.memory import Memory, walk
 from toolkit.planning.profile import Point, expand, held_bytes, interpolate, leaking
 from toolkit.planning.segments import Segment, Shape, Traced
-from toolkit.planning.skeleton import Skeleton, build
+from toolkit.planning.skeleton import Skeleton, build, build_as_is
 from toolkit.planning.trace import trace
 from toolkit.recipe.resolve import Precision, Resolved
 from toolkit.recipe.schema import CheckpointingName
@@ -47,7 +47,8 @@ class Planner:
         images = images or Images.of(resolved, None, None)
         planner = reuse.kept(resolved, length, found, images)
         if planner is None:
-            planner = cls(resolved, length, build(resolved), found, images)
+            made = build(resolved) if found.model is None else build_as_is(resolved, found.model(resolved))
+            planner = cls(resolved, length, made, found, images)
             reuse.add(planner)
         return planner
 

@@ -13,6 +13,7 @@ from toolkit.planning.candidate import Candidate
 from toolkit.planning.choice import choose
 from toolkit.planning.hardware import GIB, Device
 from toolkit.planning.layers import with_layers
+from toolkit.planning.loops import check_loop
 from toolkit.planning.predict import Planner
 from toolkit.planning.search import Search
 from toolkit.recipe.resolve import Resolved
@@ -197,7 +198,9 @@ def _override(key: str, value: Any) -> str:
 
 def _variant(search: Search, **top: Any) -> Resolved:
     values = search.asked.recipe.model_dump(exclude_unset=True) | top
-    return resolve(Recipe.model_validate(values), search.asked.source, device=search.asked.device)
+    varied = resolve(Recipe.model_validate(values), search.asked.source, device=search.asked.device)
+    check_loop(search.loop, varied)
+    return varied
 
 
 @dataclass(frozen=True)

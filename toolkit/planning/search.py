@@ -156,7 +156,7 @@ class Search:
         values = self.asked.recipe.model_dump(exclude_unset=True) | top
         try:
             asked = resolve(Recipe.model_validate(values), self.asked.source, device=self.asked.device)
-            check_loop(self.loop, asked.recipe)
+            check_loop(self.loop, asked)
             return Search(asked, self.device, self.headroom, self.rates, self.loop, self.planner.images)
         except InputError:
             return None
@@ -198,7 +198,9 @@ class Search:
                 values["strategy"]["mesh"] = mesh
         values["batch"] = {"micro_size": micro, "global_size": self.asked.global_size}
         try:
-            return resolve(Recipe.model_validate(values | top), self.asked.source, device=self.asked.device)
+            varied = resolve(Recipe.model_validate(values | top), self.asked.source, device=self.asked.device)
+            check_loop(self.loop, varied)
+            return varied
         except InputError:
             return None
 

@@ -53,6 +53,21 @@ class Skeleton:
         return int(text.vocab_size)
 
 
+def build_as_is(resolved: Resolved, model: nn.Module) -> Skeleton:
+    """The skeleton of a training loop's own ``model``, on the meta device, which has its adapters. Its blocks are the
+    modules of its lists, all its linear layers are quantised, the head too."""
+    lists = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
+    blocks = [(f"{name}.{at}", block) for name, modules in lists for at, block in enumerate(modules)]
+    kept, order = choose_blocks(model, blocks)
+    cut_blocks(model, blocks, kept)
+    if resolved.base_storage is not None:
+        linears = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+        quantise_base(model, linears, resolved, sizes_only=True)
+    model.train()
+    short = [(name, module) for name, module in model.named_modules() if name.rpartition(".")[0] in dict(lists)]
+    return Skeleton(model.config, _count(model, short, order, 0, resolved), model, short, resolved)
+
+
 def build(resolved: Resolved) -> Skeleton:
     """Create the skeleton of a recipe's model: float32 weights on the meta device, 4-bit ones in their packed dtype.
 

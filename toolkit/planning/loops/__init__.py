@@ -9,9 +9,10 @@ from __future__ import annotations
 from toolkit.errors import InputError
 from toolkit.optimizers import optimizer_kind
 from toolkit.planning.loops.base import Loop, LoopPrecision
+from toolkit.planning.loops.litgpt import LITGPT
 from toolkit.planning.loops.trainer import TRAINER, TRAINER_4_48, adapters_in_float32, linear4bit, with_loss
 from toolkit.planning.loops.trl import TRL
-from toolkit.recipe.schema import Recipe
+from toolkit.recipe.resolve import Resolved
 from toolkit.training.loss import loss_sum
 
 __all__ = ["LOOPS", "Loop", "LoopPrecision", "adapters_in_float32", "check_loop", "linear4bit", "with_loss"]
@@ -21,11 +22,13 @@ LOOPS: dict[str, Loop] = {
     "trainer": TRAINER,
     "trainer-4.48": TRAINER_4_48,
     "trl": TRL,
+    "litgpt": LITGPT,
 }
 
 
-def check_loop(name: str, recipe: Recipe) -> None:
+def check_loop(name: str, resolved: Resolved) -> None:
     """Raise InputError if there is no such loop, or if it cannot train this recipe."""
+    recipe = resolved.recipe
     if name not in LOOPS:
         raise InputError(f"--loop {name}: not one of {', '.join(LOOPS)}")
     if name == "toolkit":
@@ -50,5 +53,5 @@ def check_loop(name: str, recipe: Recipe) -> None:
     has = kind.trainer(recipe.optimizer) is not None if loop.optimizers is None else kind.name in loop.optimizers
     if not has:
         raise InputError(f"--loop {name}: {loop.title} has no optimizer {kind.name}")
-    if why := loop.refuses(recipe):
+    if why := loop.refuses(resolved):
         raise InputError(f"--loop {name}: {why}")

@@ -12,7 +12,7 @@ from torch import nn
 
 from toolkit.model.loss_terms import LossTerms
 from toolkit.recipe.resolve import Precision, Resolved
-from toolkit.recipe.schema import Recipe
+from toolkit.strategies import resolve
 
 Loss = Callable[[nn.Module, Any, Mapping[str, torch.Tensor], str, LossTerms], torch.Tensor]
 Acting = Callable[[nn.Module], contextlib.AbstractContextManager[Any]]
@@ -53,7 +53,7 @@ def _nothing(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext()
 
 
-def _all(recipe: Recipe) -> str:
+def _all(resolved: Resolved) -> str:
     return ""
 
 
@@ -63,7 +63,9 @@ class Loop:
     the dtypes that it trains a recipe in. ``acting``: entered while its model is traced. ``reentrant``: whether blocks
     are checkpointed with ``use_reentrant=True``. ``optimizers``: the names of those that it has; None: those of the
     Trainer. ``kernel``: of its optimizer, where the recipe names none; "": the recipe's default. ``unknown``: keys that
-    it has something for whose memory plan does not know. ``refuses``: what else it cannot train, "" if nothing."""
+    it has something for whose memory plan does not know. ``refuses``: what else it cannot train, "" if nothing.
+    ``model``: makes a model of its own, with adapters and what is frozen; None: transformers' is trained. ``sync``:
+    when gradients are summed over ranks (``strategy.sync``), where the recipe does not say."""
 
     loss: Loss
     title: str
@@ -74,13 +76,19 @@ class Loop:
     optimizers: tuple[str, ...] | None = None
     kernel: str = ""
     unknown: frozenset[str] = frozenset()
-    refuses: Callable[[Recipe], str] = _all
+    refuses: Callable[[Resolved], str] = _all
+    model: Callable[[Resolved], nn.Module] | None = None
+    sync: str = ""
 
     def trained(self, resolved: Resolved) -> Resolved:
         """``resolved`` as this loop trains it: its dtypes and its optimizer's kernel."""
-        resolved = replace(resolved, precision=self.precision(resolved))
-        section = resolved.recipe.optimizer
-        if not self.kernel or "kernel" in section.model_fields_set or section.kernel == self.kernel:
-            return resolved
-        optimizer = section.model_copy(update={"kernel": self.kernel})
-        return replace(resolved, recipe=resolved.recipe.model_copy(update={"optimizer": optimizer}))
+        recipe = resolved.recipe
+        section, strategy = recipe.optimizer, recipe.strategy
+        if self.kernel and "kernel" not in section.model_fields_set:
+            section = section.model_copy(update={"kernel": self.kernel})
+        if self.sync and resolved.traits.distributed and "sync" not in strategy.model_fields_set:
+            strategy = strategy.model_copy(update={"sync": self.sync})
+        if (section, strategy) != (recipe.optimizer, recipe.strategy):
+            recipe = recipe.model_copy(update={"optimizer": section, "strategy": strategy})
+            resolved = resolve(recipe, resolved.source, device=resolved.device)
+        return replace(resolved, precision=self.precision(resolved))

@@ -18,7 +18,6 @@ from toolkit.planning.loops.base import Loop, LoopPrecision
 from toolkit.planning.loops.trainer import adapters_in_float32, linear4bit
 from toolkit.planning.target import acted_device
 from toolkit.recipe.resolve import Precision, Resolved
-from toolkit.recipe.schema import Recipe
 from toolkit.tasks import task_of
 from toolkit.tasks.labels import Labels
 
@@ -158,9 +157,10 @@ def _precision(resolved: Resolved) -> Precision:
     return LoopPrecision(own.compute, "bfloat16", own.frozen, autocast=own.mixed, packed=own.frozen)
 
 
-def _refused(recipe: Recipe) -> str:
-    if task_of(recipe.model.task).labels is not Labels.NEXT:
-        return f"TRL's SFTTrainer has no task {recipe.model.task}"
+def _refused(resolved: Resolved) -> str:
+    task = resolved.recipe.model.task
+    if task_of(task).labels is not Labels.NEXT:
+        return f"TRL's SFTTrainer has no task {task}"
     return ""
 
 
