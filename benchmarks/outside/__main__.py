@@ -35,10 +35,33 @@ def table(rows: list[Row]) -> list[str]:
 
 def _of_source(rows: list[Row]) -> list[str]:
     told = [row for row in rows if row.measured]
+    if told and told[0].reserved:
+        return _reserved(told)
     lines = [_summary(told), "", "| row | configuration | measured GiB | predicted GiB | error |"]
     lines += ["| --- | --- | --- | --- | --- |"]
     lines += [f"| {r.id} | {r.what} | {r.measured:.2f} | {r.predicted / GIB:.2f} | {r.error:+.2%} |" for r in told]
     return [*lines, *_process(told), *_out_of_memory(told, [row for row in rows if not row.measured])]
+
+
+def _reserved(told: list[Row]) -> list[str]:
+    """Reserved bytes as a factor of the allocated ones: fitted on one half, told on the other."""
+    model = fit(told, lambda row: row.measured)
+    other = [row for row in told if not fitted_half(row)]
+    ends = {row.id: model.interval(row.predicted / GIB, row.device) for row in told}
+    inside = sum(ends[row.id][0] <= row.measured <= ends[row.id][1] for row in other)
+    lines = [
+        f"Reserved by allocated, fitted on {len(told) - len(other)} rows: {model.middle:.2f}, from {model.low:.2f} to "
+        f"{model.high:.2f}. Of the other {len(other)}, {inside} are inside.",
+        "",
+        "| row | configuration | reserved GiB | predicted: allocated GiB | predicted: reserved GiB | fitted to |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in told:
+        low, high = ends[row.id]
+        half = "yes" if fitted_half(row) else "no"
+        sizes = f"{row.measured:.2f} | {row.predicted / GIB:.2f} | {low:.1f} to {high:.1f}"
+        lines.append(f"| {row.id} | {row.what} | {sizes} | {half} |")
+    return lines
 
 
 def _summary(told: list[Row]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.outside.rows import GIB, Row
@@ -17,7 +17,7 @@ from benchmarks.outside.rows import GIB, Row
 @dataclass(frozen=True)
 class Allocator:
     """``low``, ``middle``, ``high``: factors of the allocated bytes, a tenth, half and nine tenths of the rows that it
-    was fitted on."""
+    was fitted on, or the least and the most."""
 
     low: float
     middle: float
@@ -25,7 +25,7 @@ class Allocator:
 
     def interval(self, allocated: float, device: float) -> tuple[float, float]:
         """GiB from and to; no more than the ``device`` has, where something is freed first."""
-        return self.low * allocated, min(device, self.high * allocated)
+        return min(device, self.low * allocated), min(device, self.high * allocated)
 
 
 def fitted_half(row: Row) -> bool:
@@ -33,10 +33,13 @@ def fitted_half(row: Row) -> bool:
     return hashlib.sha256(row.id.encode()).digest()[0] % 2 == 0
 
 
-def fit(rows: Sequence[Row]) -> Allocator:
-    """Quantiles over the half of ``rows`` that is fitted to. Raises ValueError with less than ten of them."""
-    factors = [row.process / row.predicted * GIB for row in rows if fitted_half(row)]
+def fit(rows: Sequence[Row], of: Callable[[Row], float] = lambda row: row.process) -> Allocator:
+    """Quantiles of ``of`` (GiB) by the allocated bytes over the half of ``rows`` that is fitted to; the extremes, with
+    less than ten of them. Raises ValueError with less than four."""
+    factors = [of(row) / row.predicted * GIB for row in rows if fitted_half(row)]
+    if len(factors) < 4:
+        raise ValueError(f"{len(factors)} rows to fit an allocator to; at least 4 are needed")
     if len(factors) < 10:
-        raise ValueError(f"{len(factors)} rows to fit an allocator to; at least 10 are needed")
+        return Allocator(min(factors), statistics.median(factors), max(factors))
     tenths = statistics.quantiles(factors, n=10)
     return Allocator(tenths[0], tenths[4], tenths[8])

@@ -90,11 +90,11 @@ def loop(row: dict[str, Any]) -> Loop:
         loss = with_loss(older.own_dtype_loss if family == "hf" else _fast_own)
     elif family != "hf":
         loss = with_loss(kernels.fast_loss)
-    return replace(base, loss=loss, acting=functools.partial(_entering, entered), precision=_dtypes(row))
+    return replace(base, loss=loss, acting=functools.partial(entering, entered), precision=_dtypes(row))
 
 
 @contextlib.contextmanager
-def _entering(entered: list[Any], model: nn.Module) -> Iterator[None]:
+def entering(entered: list[Any], model: nn.Module) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for acting in entered:
             stack.enter_context(acting(model))

@@ -22,6 +22,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "NousResearch/Llama-2-70b-hf": _llama(8192, 28672, 80, 64, 8, 32000, max_position_embeddings=4096),
     "meta-llama/Llama-2-70b-hf": _llama(8192, 28672, 80, 64, 8, 32000, max_position_embeddings=4096),
     "meta-llama/Llama-2-7b-hf": _llama(4096, 11008, 32, 32, 32, 32000, max_position_embeddings=4096),
+    "01-ai/Yi-34B": _llama(7168, 20480, 60, 56, 8, 64000, max_position_embeddings=4096),
     "meta-llama/Meta-Llama-3-8B": _llama(4096, 14336, 32, 32, 8, 128256),
     "meta-llama/Llama-3.2-3B": _llama(3072, 8192, 28, 24, 8, 128256, head_dim=128, tie_word_embeddings=True),
     "ibm/PowerLM-3b": _llama(2304, 9216, 40, 36, 36, 49152, model_type="granite", tie_word_embeddings=True),

@@ -6,17 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.outside import fms, litgpt, peft
+from benchmarks.outside import fms, fsdp_qlora, litgpt, peft, torchtune
 
 GIB = 2**30
-SOURCES: dict[str, Any] = {fms.SOURCE: fms, litgpt.SOURCE: litgpt, peft.SOURCE: peft}
+SOURCES: dict[str, Any] = {module.SOURCE: module for module in (fms, fsdp_qlora, litgpt, peft, torchtune)}
 """What predicts the rows of a source: ``why_left_out`` and ``predicted``, of a row, and ``KIND``, the field that says
 what was measured."""
 NO_LOOP = {
-    "pytorch/torchtune": "active bytes, and torchtune's own models: no loop here",
-    "pytorch/torchtitan": "reserved bytes, and torchtitan's own models: no loop here",
-    "pytorch/ao": "reserved bytes, and torchtitan's own models: no loop here",
-    "AnswerDotAI/fsdp_qlora": "reserved bytes, and a loop of its own: no loop here",
+    "pytorch/torchtitan": "reserved bytes, products chosen by operator, compiled, float8 or context parallel",
+    "pytorch/ao": "reserved bytes, products chosen by operator, compiled, most in float8",
     "mosaicml/llm-foundry": "throughput alone",
 }
 """Why no row of a source is predicted yet."""
@@ -37,13 +35,16 @@ class Row:
     process: float = 0.0
     device: float = 0.0
     """GiB that torch sees of the row's device; 0: not known."""
+    reserved: bool = False
+    """Whether reserved bytes were measured: ``predicted`` are allocated ones all the same."""
 
     @property
     def error(self) -> float:
         return self.predicted / GIB / self.measured - 1
 
 
-_DEVICES = {"A100 80GB": 79.15, "A100-SXM4-40GB": 39.4, "A10G 24GB": 22.0}
+_DEVICES = {"A100 80GB": 79.15, "A100-SXM4-40GB": 39.4, "A10G 24GB": 22.0,
+            "RTX 3090 24GB": 23.4, "RTX 4090 24GB": 23.5}  # fmt: skip
 """GiB that torch sees, of toolkit/planning/hardware.py and the sources' own messages."""
 
 
@@ -91,7 +92,8 @@ def held_against(
         kind = getattr(SOURCES.get(row["source_repo"]), "KIND", "peak_allocated_gib")
         measured = 0.0 if row["outcome"] == "oom" else row.get(kind, 0.0)
         made = Row(row["id"], described(row), measured, 0 if reason else predicted(row), reason, row["source_repo"],
-                   row["quality"] == "exact", row.get("peak_process_gib", 0.0), device_of(row))  # fmt: skip
+                   row["quality"] == "exact", row.get("peak_process_gib", 0.0), device_of(row),
+                   kind == "peak_reserved_gib")  # fmt: skip
         told(f"{made.id} {made.what}")
         found.append(made)
     return found

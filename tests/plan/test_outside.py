@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from benchmarks.outside import litgpt, peft
+from benchmarks.outside import fsdp_qlora, litgpt, peft, torchtune
 from benchmarks.outside.__main__ import table
 from benchmarks.outside.allocator import fit, fitted_half
 from benchmarks.outside.fms import SOURCE, predicted, why_left_out
@@ -106,6 +107,24 @@ def test_a_measured_peak_of_litgpt(one: dict[str, Any], measured: float, within:
     assert litgpt.predicted(one) / GIB == pytest.approx(measured, rel=within)
 
 
+def test_a_measured_peak_under_another_loop_of_fsdp1() -> None:
+    """AnswerDotAI/fsdp_qlora, commit 05ed9f2a, benchmarks_03_2024.md: the one row with allocated bytes."""
+    adapter = {"r": 64, "lora_alpha": 16, "lora_dropout": 0.1, "target_modules": ["q", "k", "v", "up", "down", "gate"]}
+    one = row("lora", source_repo=fsdp_qlora.SOURCE, model="meta-llama/Llama-2-7b-hf", world=2, micro_batch=1,
+              seq_len=512, strategy="fsdp1 FULL_SHARD", adapter=adapter)  # fmt: skip
+    assert fsdp_qlora.why_left_out(one) == ""
+    assert fsdp_qlora.predicted(one) / GIB == pytest.approx(8.28, rel=0.02)
+
+
+def test_a_measured_peak_of_torchtune() -> None:
+    """pytorch/torchtune, commit 1814feb1, README.md: 24.9 GiB active, with a compiled loss, which keeps less."""
+    one = row("full", source_repo=torchtune.SOURCE, model="Llama-3.2-3B (torchtune)", micro_batch=2, grad_accum=1,
+              gradient_checkpointing="full", compile=True)  # fmt: skip
+    assert torchtune.why_left_out(one) == ""
+    assert torchtune.predicted(one) / GIB == pytest.approx(24.9, rel=0.05)
+    assert "compiled" in torchtune.why_left_out(one | {"gradient_checkpointing": False})
+
+
 def test_what_stays_after_a_step_of_pefts_comparison() -> None:
     """huggingface/peft, commit 5d602fdb, MetaMathQA: 0.1 GiB too low, since the padding is not recorded."""
     own = {"source_repo": peft.SOURCE, "model": "meta-llama/Llama-3.2-3B", "mean_tokens_per_sample": 209.9025,
@@ -142,5 +161,7 @@ def test_the_allocator_is_fitted_on_one_half_of_the_rows() -> None:
     assert (model.low, model.middle, model.high) == pytest.approx((1.2, 1.2, 1.2))
     assert model.interval(10.0, 79.0) == pytest.approx((12.0, 12.0))
     assert model.interval(1000.0, 79.0)[1] == 79.0
-    with pytest.raises(ValueError, match="at least 10"):
+    few = [row for row in rows if fitted_half(row)][:5]
+    assert fit([replace(few[0], process=15.0), *few[1:]]).high == pytest.approx(1.5)
+    with pytest.raises(ValueError, match="at least 4"):
         fit(rows[:2])

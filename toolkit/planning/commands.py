@@ -37,7 +37,10 @@ def plan(
     scale: Annotated[bool, typer.Option("--scale", help="predict 1 to 1024 devices")] = False,
     calibrate: Annotated[bool, typer.Option("--calibrate", help="measure the rates on this machine")] = False,
     loop: Annotated[
-        str, typer.Option(metavar="NAME", help="the training loop: toolkit, trainer, trainer-4.48, trl, litgpt")
+        str,
+        typer.Option(
+            metavar="NAME", help="the training loop: toolkit, trainer, trainer-4.48, trl, litgpt, torchtune, torchtitan"
+        ),
     ] = "toolkit",
     fit: Annotated[
         list[str] | None,

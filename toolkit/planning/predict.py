@@ -47,7 +47,8 @@ class Planner:
         images = images or Images.of(resolved, None, None)
         planner = reuse.kept(resolved, length, found, images)
         if planner is None:
-            made = build(resolved) if found.model is None else build_as_is(resolved, found.model(resolved))
+            trained = resolved if found.model is None else found.trained(resolved)
+            made = build(resolved) if found.model is None else build_as_is(trained, found.model(trained))
             planner = cls(resolved, length, made, found, images)
             reuse.add(planner)
         return planner

@@ -10,6 +10,8 @@ from toolkit.errors import InputError
 from toolkit.optimizers import optimizer_kind
 from toolkit.planning.loops.base import Loop, LoopPrecision
 from toolkit.planning.loops.litgpt import LITGPT
+from toolkit.planning.loops.torchtitan import TORCHTITAN
+from toolkit.planning.loops.torchtune import TORCHTUNE
 from toolkit.planning.loops.trainer import TRAINER, TRAINER_4_48, adapters_in_float32, linear4bit, with_loss
 from toolkit.planning.loops.trl import TRL
 from toolkit.recipe.resolve import Resolved
@@ -23,6 +25,8 @@ LOOPS: dict[str, Loop] = {
     "trainer-4.48": TRAINER_4_48,
     "trl": TRL,
     "litgpt": LITGPT,
+    "torchtune": TORCHTUNE,
+    "torchtitan": TORCHTITAN,
 }
 
 

@@ -65,7 +65,8 @@ class Loop:
     Trainer. ``kernel``: of its optimizer, where the recipe names none; "": the recipe's default. ``unknown``: keys that
     it has something for whose memory plan does not know. ``refuses``: what else it cannot train, "" if nothing.
     ``model``: makes a model of its own, with adapters and what is frozen; None: transformers' is trained. ``sync``:
-    when gradients are summed over ranks (``strategy.sync``), where the recipe does not say."""
+    when gradients are summed over ranks (``strategy.sync``), where the recipe does not say.
+    ``one_group``: its optimizer has one group of all weights, which decays."""
 
     loss: Loss
     title: str
@@ -79,6 +80,7 @@ class Loop:
     refuses: Callable[[Resolved], str] = _all
     model: Callable[[Resolved], nn.Module] | None = None
     sync: str = ""
+    one_group: bool = False
 
     def trained(self, resolved: Resolved) -> Resolved:
         """``resolved`` as this loop trains it: its dtypes and its optimizer's kernel."""
@@ -86,6 +88,8 @@ class Loop:
         section, strategy = recipe.optimizer, recipe.strategy
         if self.kernel and "kernel" not in section.model_fields_set:
             section = section.model_copy(update={"kernel": self.kernel})
+        if self.one_group and section.decay != "all":
+            section = section.model_copy(update={"decay": "all"})
         if self.sync and resolved.traits.distributed and "sync" not in strategy.model_fields_set:
             strategy = strategy.model_copy(update={"sync": self.sync})
         if (section, strategy) != (recipe.optimizer, recipe.strategy):

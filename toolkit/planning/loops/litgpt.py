@@ -164,5 +164,6 @@ LITGPT = Loop(
     kernel="foreach",
     sync="last",
     refuses=_refused,
+    one_group=True,
     model=build_model,
 )
