@@ -78,4 +78,4 @@ def test_only_the_toolkits_loop_divides_rows() -> None:
     from toolkit.planning.loops import check_loop
 
     with pytest.raises(InputError, match=r"does not divide rows; plan it without strategy\.mesh\.context"):
-        check_loop("trainer", resolved_from(DIVIDED[6].recipe()).recipe)
+        check_loop("trainer", resolved_from(DIVIDED[6].recipe()))
