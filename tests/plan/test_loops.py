@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from plan.cells import LLAMA, Cell
 from plan.trainer import trainer_peak
 from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
+from toolkit.planning.command import Request, make_plan
 from toolkit.planning.loops import check_loop
 from toolkit.planning.predict import Planner
 from toolkit.recipe.schema import Recipe
@@ -177,6 +180,20 @@ def test_a_loops_own_kernel_is_used_unless_the_recipe_names_one() -> None:
         assert memory.phases["step"] == pytest.approx((5 if copies else 4) * parameters, rel=0.02)
 
 
+def test_a_search_leaves_out_what_a_loop_cannot_train(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(WIDE))
+    own = ("precision=bf16-pure", "strategy.name=fsdp1", "activation_checkpointing=full", "batch.accumulation=4")
+    found = make_plan(Request(str(file), own, gpu="a100-40gb", gpus=2, length=64, loop="litgpt", every=True))
+    recipes = [candidate.resolved.recipe for candidate in found.candidates]
+    assert {one.strategy.name for one in recipes} == {"fsdp1"}
+    assert {(one.strategy.offload, one.activation_checkpointing) for one in recipes} == {("none", "full")}
+    # Gradients are summed after the last micro-batch alone, so that they are whole until then.
+    parameters = 2 * found.search.planner.skeleton.holdings.elements()
+    backward = [place.terms["gradients"] for place in found.candidates[0].memory.line if place.phase == "forward"]
+    assert max(backward) == parameters
+
+
 @pytest.mark.parametrize(
     ("loop", "sections", "message"),
     [
@@ -193,6 +210,11 @@ def test_a_loops_own_kernel_is_used_unless_the_recipe_names_one() -> None:
             "torchtune has no mixed precision; plan it with precision=bf16-pure or fp32",
         ),
         ("torchtitan", {}, "plan knows torchtitan under FSDP2 alone"),
+        (
+            "litgpt",
+            {"strategy": {"name": "fsdp1", "offload": "all"}, "machine": {"device": "cuda", "processes": 2}},
+            "litgpt's scripts offload nothing",
+        ),
         ("litgpt", {"optimizer": {"name": "lion"}}, "litgpt's fine-tuning has no optimizer lion"),
         ("litgpt", {"model": {"config": WIDE, "task": "sequence-classification"}}, "litgpt has no task sequence-clas"),
         ("trainer", {"optimizer": {"name": "muon"}}, "--loop trainer: transformers' Trainer has no optimizer muon"),

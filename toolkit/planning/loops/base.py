@@ -90,7 +90,8 @@ class Loop:
             section = section.model_copy(update={"kernel": self.kernel})
         if self.one_group and section.decay != "all":
             section = section.model_copy(update={"decay": "all"})
-        if self.sync and resolved.traits.distributed and "sync" not in strategy.model_fields_set:
+        summed_once = resolved.traits.distributed and resolved.accumulation > 1
+        if self.sync and summed_once and "sync" not in strategy.model_fields_set:
             strategy = strategy.model_copy(update={"sync": self.sync})
         if (section, strategy) != (recipe.optimizer, recipe.strategy):
             recipe = recipe.model_copy(update={"optimizer": section, "strategy": strategy})

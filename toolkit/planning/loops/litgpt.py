@@ -136,6 +136,8 @@ def _refused(resolved: Resolved) -> str:
     name, adapter = recipe.strategy.name, recipe.adapter
     if name not in ("single", "fsdp1"):
         return f"litgpt has no strategy {name}; plan it with strategy.name=single or fsdp1"
+    if recipe.strategy.offload != "none":
+        return "litgpt's scripts offload nothing; plan it with strategy.offload=none"
     if name == "single" and recipe.activation_checkpointing != "none":
         return "litgpt recomputes activations under FSDP alone; plan it with activation_checkpointing=none"
     if name == "fsdp1" and recipe.activation_checkpointing != "full":
