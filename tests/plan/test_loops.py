@@ -184,7 +184,10 @@ def test_a_search_leaves_out_what_a_loop_cannot_train(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(WIDE))
     own = ("precision=bf16-pure", "strategy.name=fsdp1", "activation_checkpointing=full", "batch.accumulation=4")
-    found = make_plan(Request(str(file), own, gpu="a100-40gb", gpus=2, length=64, loop="litgpt", every=True))
+    found = make_plan(
+        Request(str(file), own, gpu="a100-40gb", gpus=2, length=64, loop="litgpt", every=True, scale=True)
+    )
+    assert {row["strategy"] for row in found.scaled or []} == {"fsdp1", "fsdp1 hybrid"}
     recipes = [candidate.resolved.recipe for candidate in found.candidates]
     assert {one.strategy.name for one in recipes} == {"fsdp1"}
     assert {(one.strategy.offload, one.activation_checkpointing) for one in recipes} == {("none", "full")}
