@@ -1,32 +1,44 @@
-"""Host memory and bytes read while a model is loaded by part, next to ``from_pretrained`` in every process.
+"""Host memory and bytes read while a model is loaded by part, next to ``from_pretrained`` in every process, and while
+checkpoints are saved, resumed and exported.
 
 ``python -m benchmarks.loading OUT.md [--gigabytes 1] [--processes 1 2 4]`` saves a Llama with random weights in float32
-as safetensors, and writes a row for each strategy and number of processes, all on one machine without a GPU.
+as safetensors, and writes a row for each strategy and number of processes, all on one machine without a GPU. Cells that
+this machine's free memory is too small for are left out.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
-import gc
+import datetime
 import json
 import multiprocessing
 import os
 import tempfile
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from benchmarks import checkpoints
+from benchmarks.measuring import MIB, available, forget_peak, moved, status
 from toolkit.launch.group import WorkerGroup
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.results import versions
 from toolkit.strategies import resolve
 
-MIB = 2**20
 WIDTH, FEED, VOCABULARY = 1024, 4096, 16_384
 STRATEGIES = ("zero3", "fsdp1", "fsdp2")
+LARGEST = 4 * VOCABULARY * WIDTH
+RESERVE = 3 * 2**30
+"""Bytes that other work on the machine keeps, and the processes themselves."""
+
+
+def fits(gigabytes: float, strategy: str, processes: int, by_part: bool) -> bool:
+    """Whether a cell fits into the memory that is free. DeepSpeed's engine keeps five copies of a part in float32."""
+    parts = 5 if strategy == "zero3" else 1 if strategy == "fsdp2" else 2
+    return gigabytes * 1e9 * (parts + (0 if by_part else processes)) < available() - RESERVE
 
 
 def config(gigabytes: float) -> dict[str, Any]:
@@ -59,25 +71,6 @@ def save(folder: str, gigabytes: float) -> None:
     )
 
 
-def _status(key: str) -> int:
-    """Bytes: ``VmRSS`` is resident now, ``VmHWM`` was at most since ``_forget_peak``."""
-    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key)]
-    return int(line.split()[1]) * 1024
-
-
-def _forget_peak() -> int:
-    """Give what is free to the system and begin a new peak; bytes that are resident now."""
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # proc(5): resets VmHWM
-    return _status("VmRSS")
-
-
-def _read() -> int:
-    [line] = [line for line in Path("/proc/self/io").read_text().splitlines() if line.startswith("rchar")]
-    return int(line.split()[1])
-
-
 def load(resolved: Resolved, tiny: Resolved, by_part: bool) -> dict[str, Any]:
     """Bytes that this process's peak grows by until it has its weights, and until the engine can train; bytes that it
     reads. ``tiny`` is loaded before: everything is imported then."""
@@ -96,66 +89,92 @@ def load(resolved: Resolved, tiny: Resolved, by_part: bool) -> dict[str, Any]:
 
     engine, _ = built(tiny)
     del engine
-    before, read = _forget_peak(), _read()
+    before, read = forget_peak(), moved("rchar")
     with_weights: list[int] = []
 
     def split(*arguments: Any) -> None:
         right(*arguments)
-        with_weights.append(_status("VmHWM"))
+        with_weights.append(status("VmHWM"))
 
     right = zero._split  # DeepSpeed makes masters and buffers after it; FSDP's engines have nothing beside the weights
     with mock.patch.object(zero, "_split", split):
         engine, whole = built(resolved)
-    peak = _status("VmHWM")
+    peak = status("VmHWM")
     return {
-        "weights": (with_weights or [peak])[0] - before, "engine": peak - before, "read": _read() - read,
+        "weights": (with_weights or [peak])[0] - before, "engine": peak - before, "read": moved("rchar") - read,
         "whole": whole, "claims": len(engine.evidence()),
     }  # fmt: skip
 
 
-def measure(folder: Path, gigabytes: float, processes: list[int]) -> list[dict[str, Any]]:
-    """A cell for each strategy, number of processes, source of the weights and way to load them."""
+def from_pretrained(folder: str, tiny: dict[str, Any]) -> dict[str, Any]:
+    """transformers' own loading in every process: peak of memory and bytes read."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(**tiny))
+    before, read = forget_peak(), moved("rchar")
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    for parameter in model.parameters():  # mapped files are read when they are used
+        parameter.detach().add_(0)
+    return {"weights": status("VmHWM") - before, "read": moved("rchar") - read}
+
+
+def measure(folder: Path, gigabytes: float, world: int) -> list[dict[str, Any]]:
+    """A cell for each strategy, source of the weights and way to load them."""
     rows = []
     tiny: dict[str, Any] = {"config": config(0.001) | {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64}}
     models: dict[str, dict[str, Any]] = {"files": {"path": str(folder)}, "config": {"config": config(gigabytes)}}
-    for world in processes:
-        with WorkerGroup(world) as group:
-            for strategy, source in product(STRATEGIES, models):
-                for by_part in (True, False):
-                    cases = (resolved_for(strategy, world, one) for one in (models[source], tiny))
-                    found = group.run(load, *cases, by_part, timeout=3000)
-                    most = {key: max(one[key] for one in found) for key in ("weights", "engine", "read")}
-                    rows.append({"strategy": strategy, "processes": world, "source": source, "by_part": by_part,
-                                 "whole": found[0]["whole"]} | most)  # fmt: skip
-                    print(json.dumps(rows[-1]), flush=True)
+    with WorkerGroup(world) as group:
+        if fits(gigabytes, "fsdp2", world, by_part=False):
+            found = group.run(from_pretrained, str(folder), tiny["config"], timeout=3000)
+            rows.append({"strategy": "transformers", "processes": world} | _most(found, ("weights", "read")))
+            print(json.dumps(rows[-1]), flush=True)
+        for strategy, source in product(STRATEGIES, models):
+            for by_part in (True, False):
+                if not fits(gigabytes, strategy, world, by_part):
+                    continue
+                cases = (resolved_for(strategy, world, one) for one in (models[source], tiny))
+                found = group.run(load, *cases, by_part, timeout=3000)
+                most = _most(found, ("weights", "engine", "read"))
+                rows.append({"strategy": strategy, "processes": world, "source": source, "by_part": by_part,
+                             "whole": found[0]["whole"]} | most)  # fmt: skip
+                print(json.dumps(rows[-1]), flush=True)
     return rows
 
 
-def page(rows: list[dict[str, Any]], size: int) -> str:
+def _most(found: list[dict[str, Any]], keys: tuple[str, ...]) -> dict[str, Any]:
+    return {key: max(one[key] for one in found) for key in keys}
+
+
+def page(rows: list[dict[str, Any]], kept: list[dict[str, Any]], size: int) -> str:
     """The measurements as a page of docs."""
     told = ", ".join(f"{name} {version}" for name, version in versions().items())
     lines = [
-        "# Loading by part", "",
+        "# Loading, saving and exporting by part", "",
         f"`python -m benchmarks.loading`: a Llama of {size / MIB:,.0f} MiB in float32, largest weight "
-        f"{4 * VOCABULARY * WIDTH / MIB:.0f} MiB, loaded by N processes on a CPU. MiB that the highest resident memory "
+        f"{LARGEST / MIB:.0f} MiB, loaded by N processes on a CPU. MiB that the highest resident memory "
         "of a process grows by until it has its weights, the largest of the N, and MiB that it reads. «whole»: every "
         "process loads the whole model before it is sharded, as `from_pretrained` does. «engine»: until "
-        "the first step can begin. DeepSpeed's engine makes masters, gradients and a bucket before it, FSDP's nothing.",
+        "the first step can begin. An empty cell did not fit into the machine's free memory. "
+        "DeepSpeed's engine makes masters, gradients and a bucket before it, FSDP's nothing.",
         "",
         "| strategy | N | from | model/N + largest | by part | whole | engine by part | engine whole | read by part | "
         "read whole |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]  # fmt: skip
-    by_key = {(r["strategy"], r["processes"], r["source"], r["by_part"]): r for r in rows}
-    for (strategy, world, source, by_part), row in by_key.items():
-        if not by_part:
-            continue
-        other = by_key[strategy, world, source, False]
-        bound = size / world + 4 * VOCABULARY * WIDTH
-        numbers = [bound, *(one[key] for key in ("weights", "engine", "read") for one in (row, other))]
-        cells = " | ".join(f"{number / MIB:,.0f}" for number in numbers)
+    by_key = {(r["strategy"], r["processes"], r["source"], r["by_part"]): r for r in rows if "source" in r}
+    for strategy, world, source in dict.fromkeys(key[:3] for key in by_key):
+        ways = [by_key.get((strategy, world, source, by_part), {}) for by_part in (True, False)]
+        numbers = [size / world + LARGEST, *(way.get(key) for key in ("weights", "engine", "read") for way in ways)]
+        cells = " | ".join("" if number is None else f"{number / MIB:,.0f}" for number in numbers)
         lines.append(f"| {strategy} | {world} | {source} | {cells} |")
-    return "\n".join([*lines, "", told, ""])
+    lines += ["", "`from_pretrained` of transformers in each of N processes, every page of its weights used:", "",
+              "| N | model | memory | read |", "| --- | --- | --- | --- |"]  # fmt: skip
+    for row in rows:
+        if row["strategy"] == "transformers":
+            cells = " | ".join(f"{number / MIB:,.0f}" for number in (size, row["weights"], row["read"]))
+            lines.append(f"| {row['processes']} | {cells} |")
+    lines += ["", *checkpoints.section(kept, size, LARGEST)]
+    return "\n".join([*lines, "", f"{datetime.date.today()}; {told}", ""])
 
 
 def main() -> None:
@@ -171,8 +190,20 @@ def main() -> None:
         saving.start()
         saving.join()
         size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-        rows = measure(folder, arguments.gigabytes, arguments.processes)
-        arguments.out.write_text(page(rows, size), encoding="utf-8")
+        rows: list[dict[str, Any]] = []
+        kept: list[dict[str, Any]] = []
+
+        def cases(strategy: str, world: int) -> tuple[Resolved, Resolved]:
+            tiny = config(0.001) | {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64}
+            large: dict[str, Any] = {"path": str(folder)}
+            return resolved_for(strategy, world, large), resolved_for(strategy, world, {"config": tiny})
+
+        room = partial(fits, arguments.gigabytes)
+        for world in arguments.processes:
+            rows += measure(folder, arguments.gigabytes, world)
+            last = world == arguments.processes[-1]
+            kept += checkpoints.measure(Path(temporary), cases, world, STRATEGIES, room, last)
+            arguments.out.write_text(page(rows, kept, size), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import loading
+from benchmarks import checkpoints, loading
 from toolkit.launch.group import WorkerGroup
 from toolkit.strategies import strategies
 
@@ -36,3 +36,17 @@ def test_a_process_takes_its_part_and_the_largest_weight(strategy: str, folder: 
         assert part[rank]["read"] < 1.05 * size / 2
         assert part[rank]["weights"] < OVER[strategy] * (size / 2 + LARGEST)
         assert whole[rank]["weights"] > size
+
+
+@pytest.mark.group
+@pytest.mark.parametrize("strategy", loading.STRATEGIES)
+def test_a_checkpoint_takes_its_part(strategy: str, folder: Path, group: WorkerGroup, tmp_path: Path) -> None:
+    """Saving and resuming: memory, and bytes that a process writes and reads."""
+    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    tiny = loading.config(0.001) | {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64}
+    cases = [loading.resolved_for(strategy, 2, model) for model in ({"path": str(folder)}, {"config": tiny})]
+    for rank in group.run(checkpoints.keep, *cases, str(tmp_path), timeout=200):
+        assert size / 2 < rank["written"] < 1.05 * size / 2
+        assert size < rank["read"] < 1.05 * size  # its half of the files for their sums, and its half of the weights
+        assert rank["save"] < 1.1 * (size / 2 + LARGEST)
+        assert rank["resume"] < 1.1 * (size / 2 + LARGEST)
