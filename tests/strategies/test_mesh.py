@@ -12,7 +12,7 @@ import yaml
 
 from tiny import LLAMA, recipe_dict
 from toolkit.errors import InputError
-from toolkit.launch.files import launch_files, write_files
+from toolkit.launch.files import launch_files, parts, write_files
 from toolkit.recipe.mesh import Mesh, RowPart
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
@@ -42,6 +42,7 @@ def resolved(strategy: str, mesh: dict[str, int] | None, **sections: Any) -> Res
         ({"replicate": 3, "shard": 3}, {"processes": 4}, r"= 9, but .*; set machine\.processes: 9"),
         ({"shard": 8}, {"processes": 4, "nodes": 3}, r"= 8, but there are 12 processes \(4 x 3 nodes\); set shard: 12"),
         ({"shard": 2, "context": 4}, {"processes": 4}, r"2 x context 4 = 8, but there are 4 processes; set shard: 1"),
+        ({"context": 4}, {"processes": 2}, r"context 4 = 4, but there are 2 processes; set context to a divisor of 2"),
         ({"context": 3}, {"processes": 4}, r"context 3 = 3, but there are 4 processes; set context to a divisor of 4"),
         (
             {"replicate": 3, "shard": 4},
@@ -92,6 +93,17 @@ def test_ranks_that_divide_rows_share_their_samples() -> None:
     assert [found.row_part(rank) for rank in range(4)] == [RowPart(0, 2), RowPart(1, 2)] * 2
     assert list(RowPart(1, 2).tokens(10)) == [5, 6, 7, 8, 9]
     assert found.global_size == found.micro_size * found.accumulation * 4
+    assert parts(found) == "4 data-parallel ranks"
+    told = {d.key: d.reason for d in found.decisions}
+    assert "the ranks of context divide the state too: 4 parts of it" in told["strategy.mesh.shard"]
+    assert told["strategy.mesh.context"].startswith("2 consecutive ranks each compute a part of every row's tokens")
+    with pytest.raises(InputError, match=r"global_size: 6 is not a multiple of 1 x 4 data-parallel ranks"):
+        resolved(
+            "fsdp2",
+            {"shard": 4, "context": 2},
+            machine={"processes": 8},
+            batch={"global_size": 6, "micro_size": 1, "accumulation": None},
+        )
     files = launch_files(found, Path("launch"), "recipe.yaml", [])
     assert '"sequence_parallel_size"' not in files.get("deepspeed.json", "")
     zero = resolved("zero2", {"shard": 2, "context": 2})

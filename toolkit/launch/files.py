@@ -226,7 +226,7 @@ def _summary(resolved: Resolved) -> str:
 
 def parts(resolved: Resolved) -> str:
     """The last factor of the global batch."""
-    if resolved.ranks_per_part == 1:
+    if resolved.data_size == resolved.world_size:
         return f"{resolved.world_size} processes"
     return f"{resolved.data_size} data-parallel ranks"
 

@@ -131,6 +131,8 @@ def reasons(mesh: Mesh, machine: Machine, hybrid: str | None) -> dict[str, str]:
         shard = f"{whole} processes of a node: weights are gathered within it"
     else:
         shard = f"{across} nodes: weights are gathered over the network between them"
+    if mesh.context > 1 and mesh.shard > 1:
+        shard += f"; the ranks of context divide the state too: {mesh.shard} parts of it"
     over = "" if machine.nodes == 1 else ", over the network between nodes"
     if mesh.replicate == 1:
         replicate = "no copies: gradients are summed by the shards alone"

@@ -189,7 +189,8 @@ def resolve_values(
         problems.append(
             f"machine.processes: {world_size} processes cannot be divided into {data_size} data-parallel ranks"
         )
-    micro, accumulation, global_size = _batch(recipe.batch, data_size, decide, problems)
+    ranks = "processes" if data_size == world_size else "data-parallel ranks"
+    micro, accumulation, global_size = _batch(recipe.batch, data_size, ranks, decide, problems)
     if problems:
         raise InputError(*(f"{source}: {problem}" for problem in problems))
     facts = model_facts(recipe.model)
@@ -332,9 +333,9 @@ def _batch_norm(recipe: Recipe, facts: ModelFacts, source: str, decide: Decision
     return mode
 
 
-def _batch(batch: Batch, data_size: int, decide: Decisions, problems: list[str]) -> tuple[int, int, int]:
+def _batch(batch: Batch, data_size: int, ranks: str, decide: Decisions, problems: list[str]) -> tuple[int, int, int]:
     micro, accumulation, total = batch.micro_size, batch.accumulation, batch.global_size
-    product = "micro_size x accumulation x processes"
+    product = f"micro_size x accumulation x {ranks}"
     if total is None:
         micro = micro or decide("batch.micro_size", 1, "default")
         accumulation = accumulation or decide("batch.accumulation", 1, "default")
@@ -346,13 +347,13 @@ def _batch(batch: Batch, data_size: int, decide: Decisions, problems: list[str])
     else:
         given = micro or accumulation or 1
         if total % (given * data_size):
-            problems.append(f"batch.global_size: {total} is not a multiple of {given} x {data_size} processes")
+            problems.append(f"batch.global_size: {total} is not a multiple of {given} x {data_size} {ranks}")
         other = max(1, total // (given * data_size))
         if accumulation:
-            micro = decide("batch.micro_size", other, "global_size / (accumulation x processes)")
+            micro = decide("batch.micro_size", other, f"global_size / (accumulation x {ranks})")
         else:
             micro = micro or decide("batch.micro_size", 1, "default")
-            accumulation = decide("batch.accumulation", other, "global_size / (micro_size x processes)")
+            accumulation = decide("batch.accumulation", other, f"global_size / (micro_size x {ranks})")
     assert micro is not None
     assert accumulation is not None
     return micro, accumulation, total

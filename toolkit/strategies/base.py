@@ -47,7 +47,8 @@ class Strategy:
         If it is less than the number of processes, consecutive ranks share a part: they get the same samples.
         """
         mesh = recipe.strategy.mesh
-        return recipe.machine.processes * recipe.machine.nodes // (1 if mesh is None else mesh.context)
+        # A context that does not fit is refused with the mesh (recipe/mesh.py).
+        return max(1, recipe.machine.processes * recipe.machine.nodes // (1 if mesh is None else mesh.context))
 
     def traffic(self, resolved: Resolved, holdings: Holdings) -> Traffic:
         """Communication of one rank in one step."""
