@@ -176,3 +176,23 @@ def test_a_kept_product_that_is_changed_in_place_is_kept_as_it_was(view: bool) -
         gradients[kind] = torch.autograd.grad(block(x).pow(2).sum(), (weight, bias, after))
     for plain, kept in zip(gradients["none"], gradients["selective"], strict=True):
         assert torch.equal(plain, kept)
+
+
+def test_a_recomputation_may_copy_more_often_than_the_forward() -> None:
+    """As a block's under ZeRO-3 does, whose weights were gathered ahead of the forward and not of the recomputation."""
+    from torch.utils.checkpoint import checkpoint
+
+    from toolkit.model.checkpointing import keep_products
+
+    weight, x = torch.randn(4, 4, requires_grad=True), torch.randn(3, 4, requires_grad=True)
+    calls = []
+
+    def block(given: torch.Tensor) -> torch.Tensor:
+        calls.append(torch.cat([torch.zeros(2)] * 2) if calls else None)
+        return (given @ weight).tanh().sum()
+
+    checkpoint(block, x, use_reentrant=False, context_fn=keep_products).backward()
+    assert len(calls) == 2
+    again = weight.detach().requires_grad_()
+    (x.detach() @ again).tanh().sum().backward()
+    assert torch.equal(weight.grad, again.grad)

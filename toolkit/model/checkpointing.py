@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import (
     CheckpointPolicy,
+    _CachedTorchDispatchMode,
     _CachingTorchDispatchMode,
     checkpoint,
     create_selective_checkpoint_contexts,
@@ -94,8 +95,8 @@ def _ignore_marks() -> None:
 
 def keep_products() -> tuple[contextlib.AbstractContextManager[Any], contextlib.AbstractContextManager[Any]]:
     """Contexts of a block's forward and of its recomputation, for ``torch.utils.checkpoint``."""
-    caching, cached = create_selective_checkpoint_contexts(keep_costly)
-    return _KeptApart(keep_costly, caching.storage), cached
+    caching, _ = create_selective_checkpoint_contexts(keep_costly)
+    return _KeptApart(keep_costly, caching.storage), _ComputedAgain(keep_costly, caching.storage)
 
 
 class _KeptApart(_CachingTorchDispatchMode):
@@ -115,6 +116,21 @@ class _KeptApart(_CachingTorchDispatchMode):
                 if isinstance(value, torch.Tensor) and any(_shares(value, x) for x in _changed(schema, args, kwargs)):
                     kept.val = value.clone()
                     kept.version = kept.val._version
+        if not is_costly(func):  # nothing of it is kept; see _ComputedAgain
+            return func(*args, **(kwargs or {}))
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+class _ComputedAgain(_CachedTorchDispatchMode):
+    """Gives kept products back, and runs every other operation.
+
+    torch 2.13.0 counts those as well, and refuses a recomputation that runs one more often than the forward did. ZeRO-3
+    does: what a block gathers depends on what was gathered ahead of it, and the copies run inside of the block.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not is_costly(func):
+            return func(*args, **(kwargs or {}))
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
