@@ -22,13 +22,13 @@ from toolkit.results import CommandResult
 
 if TYPE_CHECKING:
     from toolkit.benchmark.command import Measured
+    from toolkit.checkpoint_export.command import Exported
     from toolkit.checkpoint_import.command import ImportedCheckpoint
     from toolkit.importing.run import Imported
     from toolkit.inspection.measure import Inspected
     from toolkit.linting.model import Finding
     from toolkit.migration.run import Migrated
     from toolkit.planning.command import Planned
-    from toolkit.training.export import Exported
     from toolkit.verification.checkpoints.command import CheckpointComparison
     from toolkit.verification.command import Verdict
     from toolkit.verification.scripts.command import Recorded
@@ -365,7 +365,7 @@ def export(
 
     Raises InputError if the checkpoint or the folder cannot be used, RunFailed if the upload fails.
     """
-    from toolkit.training.export import export_checkpoint
+    from toolkit.checkpoint_export.command import export_checkpoint
 
     return export_checkpoint(
         checkpoint, output, merged=merged, best=best, push=push, dequantise=dequantise, ema=ema, format=format

@@ -93,7 +93,7 @@ def export(
     json_target: JsonTarget = None,
 ) -> None:
     """Export a checkpoint for from_pretrained and PEFT, with a model card; or for a run of DeepSpeed or FSDP."""
-    from toolkit.training.export import export_command
+    from toolkit.checkpoint_export.command import export_command
 
     export_command(
         checkpoint, output, merged, json_target, best=best, push=push, dequantise=dequantise, ema=ema, form=form

@@ -205,14 +205,18 @@ def test_a_search_leaves_out_what_a_loop_cannot_train(tmp_path: Path) -> None:
         ("trainer", {"label_smoothing": 0.1}, "memory transformers' Trainer takes for label_smoo"),
         ("trl", {"activation_offload": True, "activation_checkpointing": "full"}, "TRL's SFTTrainer takes for act"),
         ("trl", {"model": {"config": WIDE, "task": "sequence-classification"}}, "SFTTrainer has no task sequence-clas"),
-        ("litgpt", {"strategy": {"name": "ddp"}}, "litgpt has no strategy ddp"),
+        (
+            "litgpt",
+            {"strategy": {"name": "ddp"}},
+            "not know litgpt under ddp; plan it with strategy.name=single or fsdp1",
+        ),
         ("litgpt", {"activation_checkpointing": "full"}, "litgpt recomputes activations under FSDP alone"),
         (
             "torchtune",
             {"precision": "bf16"},
             "torchtune has no mixed precision; plan it with precision=bf16-pure or fp32",
         ),
-        ("torchtitan", {}, "plan knows torchtitan under FSDP2 alone"),
+        ("torchtitan", {}, "plan does not know torchtitan under single; plan it with strategy.name=fsdp2"),
         (
             "litgpt",
             {"strategy": {"name": "fsdp1", "offload": "all"}, "machine": {"device": "cuda", "processes": 2}},

@@ -11,8 +11,8 @@ import pytest
 from jobs import resolved_from
 from signalled import TOOLKIT
 from tiny import recipe_dict
+from toolkit.checkpoint_export.command import export_command
 from toolkit.training import checkpoint, finding
-from toolkit.training.export import export_command
 from toolkit.training.loop import Progress
 from toolkit.training.session import open_session
 

@@ -13,10 +13,10 @@ from transformers import AutoConfig
 from families import FAMILIES
 from jobs import resolved_from
 from tiny import recipe_dict
+from toolkit.checkpoint_export.command import export_command
 from toolkit.data.loader import open_data
 from toolkit.errors import InputError
 from toolkit.training import checkpoint
-from toolkit.training.export import export_command
 from toolkit.training.loop import Progress
 from toolkit.training.session import Session, open_session
 

@@ -15,6 +15,7 @@ from test_streaming import MODELS, content
 from jobs import resolved_from, train_job
 from peft_methods import rows
 from tiny import LLAMA, recipe_dict
+from toolkit.checkpoint_export.command import export_command
 from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
 from toolkit.model.sources import NotByPart
@@ -154,7 +155,7 @@ def test_a_reason_is_shown_and_is_in_the_result(
     tiny_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(tiny_root, tmp_path, False, adapter={"method": "lora", "r": 4, "options": {"init_lora_weights": "pissa"}})
-    exporting.export_command(str(tmp_path / "run"), str(tmp_path / "out"), False, str(tmp_path / "result.json"))
+    export_command(str(tmp_path / "run"), str(tmp_path / "out"), False, str(tmp_path / "result.json"))
     told = "note: the whole model was built in memory, not one tensor after another: its adapter starts from values"
     assert told in capsys.readouterr().out
     assert '"built_whole": "its adapter starts from values' in (tmp_path / "result.json").read_text()

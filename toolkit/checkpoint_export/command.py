@@ -1,51 +1,97 @@
-"""`toolkit export --format`: from a checkpoint of the toolkit's to a folder of another tool's."""
+"""`toolkit export`, and `export` of the Python API: for from_pretrained and PEFT, or for another tool's run."""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-from toolkit.checkpoint_export.contents import Contents, read_contents
-from toolkit.checkpoint_export.dcp import write_dcp
-from toolkit.checkpoint_export.universal import write_universal
-from toolkit.errors import InputError, RunFailed
-from toolkit.recipe.resolve import Resolved
-from toolkit.strategies import resolve
-from toolkit.training.export import alone, chosen_checkpoint, empty_target
-from toolkit.training.finding import whole_manifest
-from toolkit.training.identity import saved_recipe
+from toolkit.checkpoint_export.state import export_state
+from toolkit.errors import InputError
+from toolkit.model.silence import silence_libraries
+from toolkit.results import CommandResult, Result, write_json
+from toolkit.training.export import export, push_folder
 
-FORMATS: dict[str, tuple[str, Callable[[Contents, Path], None]]] = {
-    "deepspeed-universal": ("DeepSpeed universal checkpoint", write_universal),
-    "torch": ("torch.distributed.checkpoint", write_dcp),
-}
+WEIGHTS = "transformers"
+"""The format of weights that from_pretrained loads."""
 
 
-def export_state(source: Path, output: Path, form: str, *, best: bool = False) -> tuple[str, Resolved, Contents]:
-    """Write weights, moments and counts as ``form``; returns its name, the recipe and what was written.
+def export_command(
+    checkpoint: str,
+    output: str,
+    merged: bool,
+    json_target: str | None,
+    *,
+    best: bool = False,
+    push: str | None = None,
+    dequantise: bool = False,
+    ema: bool = False,
+    form: str = WEIGHTS,
+) -> None:
+    """Write ``output`` from a checkpoint, or from the latest (or best) one of a run, and ``push`` it to the hub. Raises
+    InputError, and RunFailed if the upload fails."""
+    done = export_checkpoint(
+        checkpoint, output, merged=merged, best=best, push=push, dequantise=dequantise, ema=ema, format=form
+    )
+    if json_target != "-" and form != WEIGHTS:
+        print(f"wrote {output}: {done.kind}, step {done.document['step']}: weights and moments in float32")
+        for note in done.document["notes"]:
+            print(f"note: {note}")
+    elif json_target != "-":
+        print(f"wrote {output}: {done.kind}, with its tokenizer and model card")
+        if done.built_whole:
+            print(f"note: the whole model was built in memory, not one tensor after another: {done.built_whole}")
+        if push:
+            print(f"pushed to {push}")
+    if json_target:
+        write_json(done.to_json(), json_target)
 
-    Raises InputError if the checkpoint or the folder cannot be used, RunFailed if it cannot be written. Nothing is left
-    then.
+
+@dataclass(frozen=True)
+class Exported(CommandResult):
+    """The result of `toolkit export`."""
+
+    kind: str
+    """``adapter``, ``merged model`` or ``full model``; of another ``format`` its name."""
+    folder: Path
+    built_whole: str | None = None
+    """Why the whole model was built in memory; None where it was written one tensor after another."""
+
+
+def export_checkpoint(
+    checkpoint: str | Path,
+    output: str | Path,
+    *,
+    merged: bool = False,
+    best: bool = False,
+    push: str | None = None,
+    dequantise: bool = False,
+    ema: bool = False,
+    format: str = WEIGHTS,
+) -> Exported:
+    """Write ``output``, a folder that from_pretrained (and PEFT) loads, from a checkpoint or a run's folder.
+
+    ``merged``: merge the adapter into the base; ``dequantise``: with a 4-bit base, into its dequantised weights.
+    ``best``: of a run the best checkpoint by evaluation, not the newest. ``ema``: the averages of ``run.ema`` in place
+    of the weights. ``push``: upload to this repository of the hub. ``format``: ``deepspeed-universal`` or ``torch``: a
+    checkpoint from which a run of DeepSpeed or FSDP continues, without these options but ``best``. Raises InputError if
+    the checkpoint or the folder cannot be used, RunFailed if it cannot be pushed.
     """
-    if form not in FORMATS:
-        raise InputError(f"--format {form}: not known; use transformers, {', '.join(FORMATS)}")
-    kind, write = FORMATS[form]
-    folder = chosen_checkpoint(source, best=best)
-    manifest = whole_manifest(folder)
-    resolved = resolve(alone(saved_recipe(folder, manifest)), str(folder), device="cpu")
-    empty_target(output)
-    contents = read_contents(folder, manifest, resolved)
-    writing = output.with_name(f".{output.name}.writing")
-    shutil.rmtree(writing, ignore_errors=True)
-    try:
-        writing.mkdir(parents=True)
-        write(contents, writing)
-        if output.exists():
-            output.rmdir()
-        writing.rename(output)
-    except OSError as error:
-        raise RunFailed(f"{output}: cannot be written: {error.strerror or error}; free space there") from None
-    finally:
-        shutil.rmtree(writing, ignore_errors=True)
-    return kind, resolved, contents
+    result = Result("export")
+    silence_libraries()
+    if format != WEIGHTS:
+        options = {"--merged": merged, "--dequantise": dequantise, "--ema": ema, "--push": push}
+        if given := next((name for name, value in options.items() if value), None):
+            raise InputError(f"{given}: not with --format {format}, which has weights and moments as they train")
+        kind, resolved, contents = export_state(Path(checkpoint), Path(output), format, best=best)
+        state = {"kind": kind, "output": str(output), "pushed": None, "built_whole": None, "format": format,
+                 "step": contents.step, "tensors": len(contents.names), "notes": list(contents.notes)}  # fmt: skip
+        document = result.finish(recipe_sha256=resolved.sha256, device="cpu", **state)
+        return Exported(document, 0, kind, Path(output))
+    kind, resolved, reason = export(
+        Path(checkpoint), Path(output), merged=merged, best=best, dequantise=dequantise, ema=ema
+    )
+    if push:
+        push_folder(str(output), push)
+    fields = {"kind": kind, "output": str(output), "pushed": push, "built_whole": reason, "format": format}
+    document = result.finish(recipe_sha256=resolved.sha256, device="cpu", **fields)
+    return Exported(document, 0, kind, Path(output), reason)

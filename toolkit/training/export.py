@@ -1,9 +1,8 @@
-"""`toolkit export`: a folder that from_pretrained (and PEFT) loads without this toolkit."""
+"""From a checkpoint to a folder that from_pretrained (and PEFT) loads without this toolkit."""
 
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,10 @@ from torch import nn
 from toolkit.errors import InputError, RunFailed
 from toolkit.model.batch_norm import batch_norms, statistics
 from toolkit.model.processor import load_processor, pad_token_of
-from toolkit.model.silence import silence_libraries
 from toolkit.model.sources import NotByPart
 from toolkit.recipe.adapter_methods import METHODS
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
-from toolkit.results import CommandResult, Result, write_json
 from toolkit.strategies import resolve, simplest
 from toolkit.training.card import model_card
 from toolkit.training.finding import best as best_checkpoint
@@ -28,93 +25,6 @@ from toolkit.training.merge import merge_dequantised, merged_by_peft
 from toolkit.training.session import prepare_model
 from toolkit.training.streamed import Job, name_base, name_classes, one_dtype, write_in_turn
 from toolkit.training.tensor_folder import TensorReader, read_index
-
-WEIGHTS = "transformers"
-"""The format of weights that from_pretrained loads."""
-
-
-def export_command(
-    checkpoint: str,
-    output: str,
-    merged: bool,
-    json_target: str | None,
-    *,
-    best: bool = False,
-    push: str | None = None,
-    dequantise: bool = False,
-    ema: bool = False,
-    form: str = WEIGHTS,
-) -> None:
-    """Write ``output`` from a checkpoint, or from the latest (or best) one of a run, and ``push`` it to the hub. Raises
-    InputError, and RunFailed if the upload fails."""
-    done = export_checkpoint(
-        checkpoint, output, merged=merged, best=best, push=push, dequantise=dequantise, ema=ema, format=form
-    )
-    if json_target != "-" and form != WEIGHTS:
-        print(f"wrote {output}: {done.kind}, step {done.document['step']}: weights and moments in float32")
-        for note in done.document["notes"]:
-            print(f"note: {note}")
-    elif json_target != "-":
-        print(f"wrote {output}: {done.kind}, with its tokenizer and model card")
-        if done.built_whole:
-            print(f"note: the whole model was built in memory, not one tensor after another: {done.built_whole}")
-        if push:
-            print(f"pushed to {push}")
-    if json_target:
-        write_json(done.to_json(), json_target)
-
-
-@dataclass(frozen=True)
-class Exported(CommandResult):
-    """The result of `toolkit export`."""
-
-    kind: str
-    """``adapter``, ``merged model`` or ``full model``; of another ``format`` its name."""
-    folder: Path
-    built_whole: str | None = None
-    """Why the whole model was built in memory; None where it was written one tensor after another."""
-
-
-def export_checkpoint(
-    checkpoint: str | Path,
-    output: str | Path,
-    *,
-    merged: bool = False,
-    best: bool = False,
-    push: str | None = None,
-    dequantise: bool = False,
-    ema: bool = False,
-    format: str = WEIGHTS,
-) -> Exported:
-    """Write ``output``, a folder that from_pretrained (and PEFT) loads, from a checkpoint or a run's folder.
-
-    ``merged``: merge the adapter into the base; ``dequantise``: with a 4-bit base, into its dequantised weights.
-    ``best``: of a run the best checkpoint by evaluation, not the newest. ``ema``: the averages of ``run.ema`` in place
-    of the weights. ``push``: upload to this repository of the hub. ``format``: ``deepspeed-universal`` or ``torch``: a
-    checkpoint from which a run of DeepSpeed or FSDP continues, without these options but ``best``. Raises InputError if
-    the checkpoint or the folder cannot be used, RunFailed if it cannot be pushed.
-    """
-    result = Result("export")
-    silence_libraries()
-    if format != WEIGHTS:
-        from toolkit.checkpoint_export.command import export_state
-
-        options = {"--merged": merged, "--dequantise": dequantise, "--ema": ema, "--push": push}
-        if given := next((name for name, value in options.items() if value), None):
-            raise InputError(f"{given}: not with --format {format}, which has weights and moments as they train")
-        kind, resolved, contents = export_state(Path(checkpoint), Path(output), format, best=best)
-        state = {"kind": kind, "output": str(output), "pushed": None, "built_whole": None, "format": format,
-                 "step": contents.step, "tensors": len(contents.names), "notes": list(contents.notes)}  # fmt: skip
-        document = result.finish(recipe_sha256=resolved.sha256, device="cpu", **state)
-        return Exported(document, 0, kind, Path(output))
-    kind, resolved, reason = export(
-        Path(checkpoint), Path(output), merged=merged, best=best, dequantise=dequantise, ema=ema
-    )
-    if push:
-        push_folder(str(output), push)
-    fields = {"kind": kind, "output": str(output), "pushed": push, "built_whole": reason, "format": format}
-    document = result.finish(recipe_sha256=resolved.sha256, device="cpu", **fields)
-    return Exported(document, 0, kind, Path(output), reason)
 
 
 def push_folder(folder: str, repository: str) -> None:

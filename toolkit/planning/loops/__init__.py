@@ -59,5 +59,9 @@ def check_loop(name: str, resolved: Resolved) -> None:
     has = kind.trainer(recipe.optimizer) is not None if loop.optimizers is None else kind.name in loop.optimizers
     if not has:
         raise InputError(f"--loop {name}: {loop.title} has no optimizer {kind.name}")
+    own = recipe.strategy.name
+    if loop.strategies and own not in loop.strategies:
+        others = " or ".join(loop.strategies)
+        raise InputError(f"--loop {name}: plan does not know {name} under {own}; plan it with strategy.name={others}")
     if why := loop.refuses(resolved):
         raise InputError(f"--loop {name}: {why}")

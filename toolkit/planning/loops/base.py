@@ -61,12 +61,12 @@ def _all(resolved: Resolved) -> str:
 class Loop:
     """``loss``: from the model to the loss, with what is alive meanwhile. ``source``: where its code is. ``precision``:
     the dtypes that it trains a recipe in. ``acting``: entered while its model is traced. ``reentrant``: whether blocks
-    are checkpointed with ``use_reentrant=True``. ``optimizers``: the names of those that it has; None: those of the
-    Trainer. ``kernel``: of its optimizer, where the recipe names none; "": the recipe's default. ``unknown``: keys that
-    it has something for whose memory plan does not know. ``refuses``: what else it cannot train, "" if nothing.
-    ``model``: makes a model of its own, with adapters and what is frozen; None: transformers' is trained. ``sync``:
-    when gradients are summed over ranks (``strategy.sync``), where the recipe does not say.
-    ``one_group``: its optimizer has one group of all weights, which decays."""
+    are checkpointed with ``use_reentrant=True``. ``strategies``: those that it has, or that plan knows of it; (): all.
+    ``optimizers``: the names of those that it has; None: those of the Trainer. ``kernel``: of its optimizer, where the
+    recipe names none; "": the recipe's default. ``unknown``: keys that it has something for whose memory plan does not
+    know. ``refuses``: what else it cannot train, "" if nothing. ``model``: makes a model of its own, with adapters and
+    what is frozen; None: transformers' is trained. ``sync``: when gradients are summed over ranks (``strategy.sync``),
+    where the recipe does not say. ``one_group``: its optimizer has one group of all weights, which decays."""
 
     loss: Loss
     title: str
@@ -74,6 +74,7 @@ class Loop:
     precision: Callable[[Resolved], Precision] = as_resolved
     acting: Acting = _nothing
     reentrant: bool = False
+    strategies: tuple[str, ...] = ()
     optimizers: tuple[str, ...] | None = None
     kernel: str = ""
     unknown: frozenset[str] = frozenset()

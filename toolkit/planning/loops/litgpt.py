@@ -133,25 +133,23 @@ def _precision(resolved: Resolved) -> Precision:
 
 def _refused(resolved: Resolved) -> str:
     recipe = resolved.recipe
-    name, adapter = recipe.strategy.name, recipe.adapter
-    if name not in ("single", "fsdp1"):
-        return f"litgpt has no strategy {name}; plan it with strategy.name=single or fsdp1"
+    sharded, adapter = resolved.traits.distributed, recipe.adapter
     if recipe.strategy.offload != "none":
         return "litgpt's scripts offload nothing; plan it with strategy.offload=none"
-    if name == "single" and recipe.activation_checkpointing != "none":
+    if not sharded and recipe.activation_checkpointing != "none":
         return "litgpt recomputes activations under FSDP alone; plan it with activation_checkpointing=none"
-    if name == "fsdp1" and recipe.activation_checkpointing != "full":
+    if sharded and recipe.activation_checkpointing != "full":
         return "litgpt recomputes every block under FSDP; plan it with activation_checkpointing=full"
     if recipe.model.task != "causal-lm":
         return f"litgpt has no task {recipe.model.task}"
     if adapter is not None and adapter.method not in ("lora", "qlora"):
         return f"plan does not know litgpt's {adapter.method}"
-    if name == "fsdp1" and resolved.accumulation > 1 and (adapter is not None or recipe.precision != "bf16-pure"):
+    if sharded and resolved.accumulation > 1 and (adapter is not None or recipe.precision != "bf16-pure"):
         return (
             "plan does not know what FSDP1 keeps where litgpt accumulates beside frozen weights or in mixed precision; "
             "plan it with batch.accumulation=1"
         )
-    if adapter is not None and adapter.method == "qlora" and (name != "single" or recipe.precision != "bf16-pure"):
+    if adapter is not None and adapter.method == "qlora" and (sharded or recipe.precision != "bf16-pure"):
         return "litgpt quantises on one GPU and without mixed precision; plan it with precision=bf16-pure"
     return ""
 
@@ -162,6 +160,7 @@ LITGPT = Loop(
     "litgpt 0.5.12 utils.py: a head and a cross entropy of 128 positions at once; Fabric copies logits to float32; "
     "model.py: repeated keys and values, norms in float32; the head in 4 bits too",
     _precision,
+    strategies=("single", "fsdp1"),
     optimizers=("adamw", "sgd"),
     kernel="foreach",
     sync="last",

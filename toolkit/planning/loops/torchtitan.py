@@ -76,8 +76,6 @@ def build_model(resolved: Resolved) -> nn.Module:
 
 def _refused(resolved: Resolved) -> str:
     recipe = resolved.recipe
-    if recipe.strategy.name != "fsdp2":
-        return "plan knows torchtitan under FSDP2 alone; plan it with strategy.name=fsdp2"
     if recipe.adapter is not None:
         return "plan does not know torchtitan's adapters; plan it with adapter=null"
     if recipe.model.task != "causal-lm":
@@ -92,6 +90,7 @@ TORCHTITAN = Loop(
     "torchtitan",
     "torchtitan 0.3.0 components/loss.py: eight chunks of logits, each copied to float32, with its backward before the "
     "next; norms in the dtype of the model, rotation in float32",
+    strategies=("fsdp2",),
     optimizers=("adamw",),
     kernel="fused",
     unknown=frozenset({"fp8"}),

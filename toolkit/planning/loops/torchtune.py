@@ -70,9 +70,7 @@ def _adapt(model: Decoder, adapter: Adapter) -> None:
 
 def _refused(resolved: Resolved) -> str:
     recipe = resolved.recipe
-    name, adapter = recipe.strategy.name, recipe.adapter
-    if name not in ("single", "fsdp2"):
-        return f"torchtune has no strategy {name}; plan it with strategy.name=single or fsdp2"
+    adapter = recipe.adapter
     if resolved.precision.mixed:
         return "torchtune has no mixed precision; plan it with precision=bf16-pure or fp32"
     if recipe.model.task != "causal-lm":
@@ -89,6 +87,7 @@ TORCHTUNE = Loop(
     "torchtune's recipes",
     "torchtune 0.6.1 modules/loss/ce_chunked_output_loss.py: eight chunks of logits, each copied to float32; norms and "
     "rotation in float32; repeated keys and values",
+    strategies=("single", "fsdp2"),
     optimizers=("adamw", "sgd"),
     kernel="fused",
     unknown=frozenset({"activation_offload"}),

@@ -1,0 +1,51 @@
+"""`toolkit export --format`: from a checkpoint of the toolkit's to a folder of another tool's."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from toolkit.checkpoint_export.contents import Contents, read_contents
+from toolkit.checkpoint_export.dcp import write_dcp
+from toolkit.checkpoint_export.universal import write_universal
+from toolkit.errors import InputError, RunFailed
+from toolkit.recipe.resolve import Resolved
+from toolkit.strategies import resolve
+from toolkit.training.export import alone, chosen_checkpoint, empty_target
+from toolkit.training.finding import whole_manifest
+from toolkit.training.identity import saved_recipe
+
+FORMATS: dict[str, tuple[str, Callable[[Contents, Path], None]]] = {
+    "deepspeed-universal": ("DeepSpeed universal checkpoint", write_universal),
+    "torch": ("torch.distributed.checkpoint", write_dcp),
+}
+
+
+def export_state(source: Path, output: Path, form: str, *, best: bool = False) -> tuple[str, Resolved, Contents]:
+    """Write weights, moments and counts as ``form``; returns its name, the recipe and what was written.
+
+    Raises InputError if the checkpoint or the folder cannot be used, RunFailed if it cannot be written. Nothing is left
+    then.
+    """
+    if form not in FORMATS:
+        raise InputError(f"--format {form}: not known; use transformers, {', '.join(FORMATS)}")
+    kind, write = FORMATS[form]
+    folder = chosen_checkpoint(source, best=best)
+    manifest = whole_manifest(folder)
+    resolved = resolve(alone(saved_recipe(folder, manifest)), str(folder), device="cpu")
+    empty_target(output)
+    contents = read_contents(folder, manifest, resolved)
+    writing = output.with_name(f".{output.name}.writing")
+    shutil.rmtree(writing, ignore_errors=True)
+    try:
+        writing.mkdir(parents=True)
+        write(contents, writing)
+        if output.exists():
+            output.rmdir()
+        writing.rename(output)
+    except OSError as error:
+        raise RunFailed(f"{output}: cannot be written: {error.strerror or error}; free space there") from None
+    finally:
+        shutil.rmtree(writing, ignore_errors=True)
+    return kind, resolved, contents
