@@ -88,7 +88,7 @@ _FORWARD = {
     "positions-restart": Known("positions begin anew in every part of a row (strategy.mesh.context)", _PARTS),
     "predictions-lost-at-edges": Known("the last token of each part of a row predicts nothing", _PARTS,
                                        "labels have to be shifted before rows are divided"),
-    "parts-attend-alone": Known("each part of a row attends to its own tokens alone", _PARTS),
+    "attention-within-parts": Known("each part of a row attends to its own tokens alone", _PARTS),
     "key-heads-of-another-rank": Known("ranks attend with the key heads of another rank's query heads", _PARTS),
     "masks-of-another-part": Known("all parts of a row draw the same dropout masks", _PARTS),
     "loss-not-finite": Known("the loss is not finite, but the plain loop's is", "{measure}"),

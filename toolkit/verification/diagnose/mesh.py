@@ -17,7 +17,7 @@ _FITS = 1e-4
 _MISTAKES: tuple[tuple[Mistake, str], ...] = (
     ("positions", "positions-restart"),
     ("edges", "predictions-lost-at-edges"),
-    ("alone", "parts-attend-alone"),
+    ("alone", "attention-within-parts"),
     ("keys", "key-heads-of-another-rank"),
     ("masks", "masks-of-another-part"),
 )

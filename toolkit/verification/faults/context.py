@@ -71,7 +71,7 @@ class EdgesLost(_OfParts):
 class AttendsAlone(_OfParts):
     id = "parts-attend-alone"
     title = "each part of a row attends to its own tokens alone"
-    diagnoses = ("parts-attend-alone",)
+    diagnoses = ("attention-within-parts",)
 
     def inject(self, patch: Patch, case: Any) -> None:
         from toolkit.model import context
