@@ -92,7 +92,7 @@ def _of(rank: RankTrace, names: list[str], group: GroupFacts, limit: float) -> t
     begun = next((state.step for state in run.states.values() if state is not None), 0)
     settings = SimpleNamespace(betas=group.betas, eps=group.eps, weight_decay=group.decay, lr=max(*group.lr, 1e-30))
     recorded: Any = SimpleNamespace(
-        recipe=SimpleNamespace(optimizer=settings, schedule=SimpleNamespace(name="constant")),
+        recipe=SimpleNamespace(optimizer=settings, schedule=SimpleNamespace(name="constant", warmup_steps=None)),
         max_grad_norm=limit,
         precision=SimpleNamespace(trainable=str(next(iter(weights.values())).dtype).removeprefix("torch.")),
         warmup=lambda total: 0,
