@@ -75,6 +75,9 @@ NOT_DIVISIBLE: list[tuple[dict[str, Any], str]] = [
      r"requires a model whose tokens meet in attention alone: lfm2: a recurrence or convolution"),
     ({"model": {"config": LLAMA | {"model_type": "mixtral", "output_router_logits": True}}},
      r"would balance the experts of each part"),
+    ({"model": {"config": LLAMA | {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}}},
+     r"would choose the rotary frequencies of each part by its own last position, .* \(rope_type dynamic\)"),
+    ({"model": {"config": LLAMA | {"rope_scaling": {"type": "longrope", "factor": 2.0}}}}, r".*\(rope_type longrope\)"),
     ({"model": {"config": LLAMA | {"num_attention_heads": 3, "num_key_value_heads": 3}}},
      r"2 ranks cannot divide 3 attention heads; set a divisor of 3"),
 ]  # fmt: skip

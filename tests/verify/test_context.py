@@ -11,9 +11,12 @@ import torch
 
 from jobs import plain_run, resolved_from, train_job
 from tiny import LLAMA, recipe_dict
+from toolkit.errors import RunFailed
 from toolkit.launch.group import WorkerGroup
-from toolkit.recipe.mesh import Mesh
+from toolkit.model.context import attention, part_of_rows
+from toolkit.recipe.mesh import Mesh, RowPart
 from toolkit.recipe.resolve import Resolved
+from toolkit.reference.loop import PlainLoop
 from toolkit.strategies import strategies
 from toolkit.verification.faults import fault_class, faults
 from toolkit.verification.faults.context import __name__ as FAULTS
@@ -146,6 +149,37 @@ def test_a_fault_with_parts_is_found_and_named(
     assert what_caught(outcome)[0] in kind.stages
     assert outcome.diagnosis is not None
     assert outcome.diagnosis.id in kind.diagnoses
+
+
+@pytest.mark.group
+def test_a_mistake_of_both_sides_is_found_by_the_whole_rows(
+    recipe: Callable[..., Resolved], group: WorkerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In every step: parts that agree with the plain loop's parts may both be wrong."""
+    monkeypatch.setattr(
+        PlainLoop, "mistake", property(lambda loop: "positions", lambda loop, value: None), raising=False
+    )
+    outcome = verify(recipe("ddp"), group=group, fault="parts-positions-restart", time_limit=200, stop_early=True)
+    assert outcome.verdict == "different"
+    assert outcome.difference is not None
+    stage, measure = outcome.difference[1:]
+    assert (stage.name, measure.kind) == ("gradient", "gradient-reordered")
+    assert {m.step for m in stage.wrong if m.kind == "gradient-reordered"} == set(range(5))
+
+
+def test_a_layer_without_the_mask_of_whole_rows_ends_the_run() -> None:
+    """It would attend to its own part alone, whatever the other layers do."""
+    q, labels = torch.randn(1, 4, 3, 8), torch.zeros(1, 6, dtype=torch.int64)
+    inputs, part = {"input_ids": labels}, RowPart(0, 2)
+    seen = []
+    with (
+        pytest.raises(RunFailed, match="Linear attends without the mask of whole rows"),
+        part_of_rows(inputs, labels, part),
+    ):
+        attention(torch.nn.Linear(1, 1), q, q, q, None)
+    with pytest.raises(RunFailed, match="no attention layer exchanged"), part_of_rows(inputs, labels, part) as own:
+        seen.append([tuple(own[0]["input_ids"].shape), tuple(own[1].shape)])
+    assert seen == [[(1, 3), (1, 4)]]
 
 
 def divided(root: Path, name: str, **sections: Any) -> dict[str, Any]:

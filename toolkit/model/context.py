@@ -74,7 +74,7 @@ def part_of_rows(
     """What the model computes of whole rows on this rank: its ``inputs`` (batch, length / parts), and ``labels``
     (batch, length / parts + 1), whose last is the next part's first. Forwards run inside.
 
-    Raises RunFailed if no layer has exchanged: then every rank attended to its own tokens alone.
+    Raises RunFailed if no layer has exchanged, or one attends without a mask: then to this rank's tokens alone.
     """
     if part is None:
         yield dict(inputs), labels
@@ -162,10 +162,17 @@ def attention(
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+    row = _ROW.get()
     if attention_mask is None or attention_mask.shape[-1] == key.shape[2]:
+        if row is not None:
+            raise RunFailed(
+                f"strategy.mesh.context: {type(module).__name__} attends without the mask of whole rows, so to its own "
+                "part of them alone; this model cannot be divided"
+            )
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     count = attention_mask.shape[-1] // key.shape[2]
-    count_exchange()
+    if row is not None:  # none where a block is recomputed in the backward
+        row.exchanges += 1
     group, heads = _GROUPS[count][1], query.shape[1]
     if key.shape[1] % count:
         repeats = heads // key.shape[1]
@@ -179,12 +186,6 @@ def attention(
     )
     output, _ = sdpa_attention_forward(alike, query, key, value, whole, **options)
     return _Exchange.apply(output.transpose(1, 2), group, False).transpose(1, 2).contiguous(), None
-
-
-def count_exchange() -> None:
-    """Note that a layer of the forward exchanges; a block that is recomputed in the backward is in none."""
-    if (row := _ROW.get()) is not None:
-        row.exchanges += 1
 
 
 class _Exchange(torch.autograd.Function):

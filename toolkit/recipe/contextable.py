@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from toolkit.recipe.adapter_methods import METHODS
 from toolkit.recipe.model_facts import ModelFacts
 from toolkit.recipe.packable import why_not_packable
@@ -30,6 +32,11 @@ def why_not_divisible(recipe: Recipe, facts: ModelFacts) -> str | None:
     if (reason := why_not_packable(facts, model.attention)) is not None:
         return f"requires a model whose tokens meet in attention alone: {reason}"
     config = facts.config or {}
+    if (kind := _length_dependent(config)) is not None:
+        return (
+            f"would choose the rotary frequencies of each part by its own last position, not by the row's (rope_type "
+            f"{kind}); remove strategy.mesh.context"
+        )
     if config.get("output_router_logits"):
         return "would balance the experts of each part of a row apart; set output_router_logits: false in model.config"
     heads = _heads(config)
@@ -40,7 +47,18 @@ def why_not_divisible(recipe: Recipe, facts: ModelFacts) -> str | None:
     return None
 
 
-def _heads(config: dict[str, object]) -> int | None:
+def _length_dependent(config: dict[str, Any]) -> str | None:
+    """The kind of rotary embedding whose frequencies depend on the largest position of a forward (transformers 5.23.0,
+    ``dynamic_rope_update``); None without. One for the model, or one for each kind of layer; older names too."""
+    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    for one in (given, *(value for value in given.values() if isinstance(value, dict))):
+        kind = str(one.get("rope_type", one.get("type", "")))
+        if "dynamic" in kind or kind == "longrope":
+            return kind
+    return None
+
+
+def _heads(config: dict[str, Any]) -> int | None:
     """Attention heads, under any of their config names; None if the config leaves them to its class."""
     for key in ("num_attention_heads", "n_head", "n_heads", "num_heads"):
         if isinstance(found := config.get(key), int):

@@ -60,6 +60,7 @@ def replay(ranks: Sequence[RankTrace], reference: Reference, overflow_step: int 
     run = ranks[0].run
     replayed = Replayed([], [])
     weights, statistics = run.weights, run.statistics
+    compared: list[tuple[int, dict[str, tuple[float, float]]]] = []
     exact, reorders = reference.measured_because is None, reference.loop.order.within_micro_batches
     float32 = reference.loop.compute_dtype == torch.float32
     noisy = _noisy_steps(ranks, reference, overflow_step) if not exact or float32 else set()
@@ -88,9 +89,11 @@ def replay(ranks: Sequence[RankTrace], reference: Reference, overflow_step: int 
                 ordered = by_row(reference.windows[step.step], losses), gradients
                 natural = reference.in_natural_order(step.step, weights, scale)
             replayed.from_natural.append(_deviation(step.step, ordered, natural))
-            if step.step in noisy:
-                replayed.reordered += _reordered(step.step, ordered, natural, reference.noise)
+            if float32 and (step.step in noisy or reference.loop.order.in_parts):
+                compared.append((step.step, _errors(ordered, natural)))
         weights, statistics = step.weights, step.statistics
+    for number, errors in compared:  # with the noise of all steps
+        replayed.reordered += _reordered(number, errors, reference.noise, reference.loop.order.in_parts)
     return replayed
 
 
@@ -106,13 +109,20 @@ def _noisy_steps(ranks: Sequence[RankTrace], reference: Reference, overflow_step
     return {step for step in (1, len(steps) - 2) if 0 <= step < len(steps) and step != overflow_step}
 
 
-def _reordered(step: int, ordered: tuple, natural: tuple, noise: Noise) -> list[Measure]:
+def _errors(ordered: tuple, natural: tuple) -> dict[str, tuple[float, float]]:
+    """By tensor: the relative error of a gradient in another order, and the 2-norm of the natural one."""
+    return {name: (relative_error(ordered[1][name], right), right.double().norm().item())
+            for name, right in natural[1].items()}  # fmt: skip
+
+
+def _reordered(step: int, errors: dict[str, tuple[float, float]], noise: Noise, in_parts: bool) -> list[Measure]:
+    """``in_parts``: rows in parts have to give what whole rows do, however much it matters to the model which rows
+    stand together: there the noise is that of other rows (a rotary embedding that depends on the longest of them)."""
     found = []
-    for name, right in natural[1].items():
-        size = right.double().norm().item()
-        error, floor = relative_error(ordered[1][name], right), noise.of(name, size)
+    for name, (error, size) in errors.items():
+        floor = noise.of(name, size)
         if floor < NO_SIGNAL:
-            limit = max(noise.tolerance(name, size), WITHIN_FLOAT32)
+            limit = WITHIN_FLOAT32 if in_parts else max(noise.tolerance(name, size), WITHIN_FLOAT32)
             found.append(Measure("gradient-reordered", step, error, limit, name, floor))
     return found
 

@@ -83,7 +83,8 @@ class AttendsAlone(_OfParts):
                 if attention_mask is None or attention_mask.shape[-1] == key.shape[2]:
                     return right(module, query, key, value, attention_mask, **options)
                 self.reached()
-                context.count_exchange()
+                if (row := context._ROW.get()) is not None:
+                    row.exchanges += 1
                 return sdpa_attention_forward(module, query, key, value, None, **options)
 
             return wrong
