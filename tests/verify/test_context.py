@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,15 +10,17 @@ from typing import Any
 import pytest
 import torch
 
+from families import EVERY_FAMILY
 from jobs import plain_run, resolved_from, train_job
 from tiny import LLAMA, recipe_dict
-from toolkit.errors import RunFailed
+from toolkit.errors import InputError, RunFailed
 from toolkit.launch.group import WorkerGroup
 from toolkit.model.context import attention, part_of_rows
 from toolkit.recipe.mesh import Mesh, RowPart
 from toolkit.recipe.resolve import Resolved
+from toolkit.recipe.schema import Recipe
 from toolkit.reference.loop import PlainLoop
-from toolkit.strategies import strategies
+from toolkit.strategies import resolve, strategies
 from toolkit.verification.faults import fault_class, faults
 from toolkit.verification.faults.context import __name__ as FAULTS
 from toolkit.verification.matrix import what_caught
@@ -102,6 +105,29 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("option", OPTIONS)
 def test_two_parts_with_an_option(option: str, recipe: Callable[..., Resolved], group: WorkerGroup) -> None:
     assert_equivalent(verify(in_two(recipe, "fsdp2", **OPTIONS[option]), group=group, time_limit=200))
+
+
+def _families() -> list[str]:
+    """Those whose rows can be divided."""
+    found = []
+    for name, model in EVERY_FAMILY.items():
+        values = recipe_dict(Path("nowhere"), strategy={"name": "fsdp2", "mesh": {"context": 2}}, model=dict(model))
+        with contextlib.suppress(InputError):
+            resolve(Recipe.model_validate(values | {"machine": {"processes": 2}}), "recipe", device="cpu")
+            found.append(name)
+    return found
+
+
+def test_most_families_can_be_divided() -> None:
+    assert len(_families()) >= 33
+
+
+@pytest.mark.group
+@pytest.mark.slow
+@pytest.mark.parametrize("family", _families())
+def test_every_family_in_two_parts(family: str, recipe: Callable[..., Resolved], group: WorkerGroup) -> None:
+    resolved = in_two(recipe, "fsdp2", model=dict(EVERY_FAMILY[family]), precision="bf16", batch={"accumulation": 2})
+    assert_equivalent(verify(resolved, group=group, time_limit=200))
 
 
 SQUARES = {
