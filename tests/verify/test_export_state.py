@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -30,7 +31,7 @@ from typer.testing import CliRunner
 from jobs import resolved_from, train_job
 from toolkit.api import export
 from toolkit.cli import app
-from toolkit.errors import InputError
+from toolkit.errors import InputError, RunFailed
 from toolkit.launch.group import WorkerGroup
 from toolkit.training.finding import newest
 from toolkit.verification.checkpoints.find import places, read
@@ -232,6 +233,19 @@ def test_an_adapter_there_and_back(tiny_root: Path, tmp_path: Path, group: Worke
         made = imported(tmp_path / form, again)
         before, after = read(places(str(tmp_path / "run"))[-1]), read(places(str(made.folder))[-1])
         assert all(torch.equal(before.weights[name].read(), after.weights[name].read()) for name in before.weights)
+
+
+@pytest.mark.group
+@pytest.mark.parametrize("form", ["deepspeed-universal", "torch"])
+def test_no_room_is_one_line_and_leaves_nothing(form: str, trained: Path, tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, before[1]))
+    try:
+        with pytest.raises(RunFailed, match=r"out: cannot be written: File too large; free space there"):
+            export(trained, tmp_path / "out", format=form)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.group

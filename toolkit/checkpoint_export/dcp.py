@@ -7,6 +7,7 @@ it, given tensors without memory; each is read when its turn comes.
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,10 @@ def write_dcp(contents: Contents, folder: Path) -> None:
             done.set_result(made)
             return done
 
-    # With several threads each would have a tensor.
-    save(_described(contents), storage_writer=InFiles(folder, thread_count=1), planner=InTurn(), no_dist=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # one process, as intended
+        # With several threads each would have a tensor.
+        save(_described(contents), storage_writer=InFiles(folder, thread_count=1), planner=InTurn(), no_dist=True)
 
 
 def _divided(items: list[Any]) -> list[list[Any]]:

@@ -44,8 +44,25 @@ def export_state(source: Path, output: Path, form: str, *, best: bool = False) -
         if output.exists():
             output.rmdir()
         writing.rename(output)
-    except OSError as error:
-        raise RunFailed(f"{output}: cannot be written: {error.strerror or error}; free space there") from None
+    except BaseException as error:  # torch.distributed.checkpoint's is no Exception
+        reason = _disk_error(error)
+        if reason is None:
+            raise
+        raise RunFailed(f"{output}: cannot be written: {reason}; free space there, or set another folder") from None
     finally:
         shutil.rmtree(writing, ignore_errors=True)
     return kind, resolved, contents
+
+
+def _disk_error(error: BaseException | None) -> str | None:
+    """What the system said, where it could not write: torch.save raises another error while it handles that one, and
+    torch.distributed.checkpoint gathers those of all ranks."""
+    while error is not None:
+        if isinstance(error, OSError):
+            return error.strerror or str(error)
+        failures = getattr(error, "failures", {})
+        for inner, *_ in failures.values():
+            if (found := _disk_error(inner)) is not None:
+                return found
+        error = error.__cause__ or error.__context__
+    return None

@@ -41,13 +41,18 @@ def write_universal(contents: Contents, folder: Path) -> None:
         place = target / "zero" / name
         place.mkdir(parents=True)
         for key in ("fp32", *ADAM):
-            torch.save({"cat_dim": 0, "param": contents.read(name, key)}, place / f"{key}.pt")
-        torch.save(torch.tensor(float(count)), place / "step.pt")  # as torch.optim.AdamW has it
-    torch.save(_optimizer(contents, count), target / "zero" / "optimizer_state.pt")
+            _save({"cat_dim": 0, "param": contents.read(name, key)}, place / f"{key}.pt")
+        _save(torch.tensor(float(count)), place / "step.pt")  # as torch.optim.AdamW has it
+    _save(_optimizer(contents, count), target / "zero" / "optimizer_state.pt")
     model = _model(contents)
     for file in ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt"):
-        torch.save(model, target / file)
+        _save(model, target / file)
     (folder / "latest_universal").write_text(tag, encoding="utf-8")
+
+
+def _save(value: Any, path: Path) -> None:
+    with path.open("wb") as file:  # of a path torch says nothing of why it could not be written
+        torch.save(value, file)
 
 
 def _optimizer(contents: Contents, count: int) -> dict[str, Any]:
