@@ -93,11 +93,15 @@ class Cell:
     """``strategy.sync``; «once»: last, and weights stay gathered until then."""
     context: bool = False
     """Two processes divide the tokens of each row."""
+    tensor: bool = False
+    """Two processes divide every layer."""
 
     @property
     def processes(self) -> int:
         if self.mesh is not None:
             return self.mesh[0] * self.mesh[1]
+        if self.tensor and self.strategy == "fsdp2":
+            return 4  # accelerate wants two that shard
         return 1 if self.strategy == "single" else 2
 
     @property
@@ -113,6 +117,7 @@ class Cell:
         more += ["mesh-{}x{}".format(*self.mesh)] if self.mesh else []
         more += [f"sync-{self.sync}"] if self.sync else []
         more += ["parts"] if self.context else []
+        more += ["layers"] if self.tensor else []
         return "-".join([self.model, kind, self.strategy, self.checkpointing, size, self.precision, *more])
 
     @property
@@ -139,6 +144,7 @@ class Cell:
             "strategy": {"name": self.strategy, "offload": self.offload}
             | ({"mesh": {"replicate": self.mesh[0], "shard": self.mesh[1]}} if self.mesh else {})
             | ({"mesh": {"context": 2}} if self.context else {})
+            | ({"mesh": {"tensor": 2, "shard": self.processes // 2}} if self.tensor else {})
             | ({"sync": "last", "reshard_after_forward": self.sync == "last"} if self.sync else {}),
             "machine": {"device": "cpu", "processes": self.processes},
             "run": {"max_steps": 2, "save_every": 0, "eval_every": 0},
@@ -190,6 +196,15 @@ DIVIDED = [
     Cell("gemma3", False, "zero3", "none", 256, context=True),
 ]  # fmt: skip
 """Rows whose tokens two processes divide."""
+LAYERED = [
+    *(Cell("llama", lora, s, kind, 256, tensor=True) for s, lora, kind in (
+        ("ddp", True, "none"), ("ddp", False, "full"), ("ddp", False, "selective"), ("fsdp2", False, "none"),
+        ("fsdp2", True, "full"))),
+    Cell("llama", False, "ddp", "none", 256, packing=True, tensor=True),
+    Cell("qwen3", True, "fsdp2", "none", 512, micro=1, precision="fp32", tensor=True),
+    Cell("qwen3", False, "ddp", "full", 512, micro=1, loss="fused", tensor=True),
+]  # fmt: skip
+"""Layers whose matrices two processes divide; under fsdp2 two such groups shard them."""
 _SEE = ("qwen3_vl", "qwen2_5_vl", "gemma3-vl", "smolvlm", "llava", "internvl")
 MEDIA = [
     *(Cell(name, lora, "single", kind, 128) for name in _SEE for lora in (False, True) for kind in ("none", "full")),

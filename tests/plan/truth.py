@@ -14,13 +14,14 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from plan.cells import BUCKET, BUILT, DIVIDED, HELD_OUT, HYBRID, MEDIA, SYNCED, Cell
+from plan.cells import BUCKET, BUILT, DIVIDED, HELD_OUT, HYBRID, LAYERED, MEDIA, SYNCED, Cell
 
 GROUPS = {
     "built": BUILT,
     "hybrid": HYBRID,
     "one sum a step": SYNCED,
     "rows in parts": DIVIDED,
+    "layers in parts": LAYERED,
     "images and sound": MEDIA,
     "held out": HELD_OUT,
 }

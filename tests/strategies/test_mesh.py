@@ -44,6 +44,14 @@ def resolved(strategy: str, mesh: dict[str, int] | None, **sections: Any) -> Res
         ({"shard": 2, "context": 4}, {"processes": 4}, r"2 x context 4 = 8, but there are 4 processes; set shard: 1"),
         ({"context": 4}, {"processes": 2}, r"context 4 = 4, but there are 2 processes; set context to a divisor of 2"),
         ({"context": 3}, {"processes": 4}, r"context 3 = 3, but there are 4 processes; set context to a divisor of 4"),
+        ({"shard": 2, "tensor": 4}, {"processes": 4}, r"2 x tensor 4 = 8, but there are 4 processes; set shard: 1"),
+        ({"shard": 2, "tensor": 3}, {"processes": 4}, r"= 6, but there are 4 processes; set tensor to a divisor of 4"),
+        ({"tensor": 2, "context": 2}, {"processes": 4}, r"mesh\.tensor: has not been verified with divided rows"),
+        (
+            {"replicate": 3, "shard": 2, "tensor": 2},
+            {"processes": 6, "nodes": 2},
+            r"groups of 2 groups of 2 ranks do not fit into nodes of 6 processes; set a divisor or a multiple of 3",
+        ),
         (
             {"replicate": 3, "shard": 4},
             {"processes": 6, "nodes": 2},
@@ -56,7 +64,7 @@ def test_a_wrong_product_is_refused_with_the_numbers(mesh: dict[str, int], machi
         resolved("fsdp2", mesh, machine=machine)
 
 
-@pytest.mark.parametrize("axis", ["tensor", "pipeline", "expert"])
+@pytest.mark.parametrize("axis", ["pipeline", "expert"])
 def test_an_axis_that_is_not_supported_is_refused_by_name(axis: str) -> None:
     with pytest.raises(InputError, match=rf"strategy\.mesh\.{axis}: {axis} parallelism is not supported yet"):
         resolved("fsdp2", {"shard": 2, axis: 2})
@@ -120,6 +128,60 @@ def test_parts_of_a_row_are_on_one_node() -> None:
         resolved("fsdp2", {"context": 4}, machine={"processes": 2, "nodes": 2})
 
 
+SPLIT = LLAMA | {"attention_dropout": 0.0}
+NOT_SPLITTABLE: list[tuple[dict[str, Any], str]] = [
+    ({"model": {"config": {"model_type": "gpt2", "n_head": 4}}}, r"gpt2 has no plan for its layers"),
+    ({"model": {"config": SPLIT | {"attention_dropout": 0.1}}}, r"would draw the same dropout mask.* set attention_"),
+    ({"model": {"config": SPLIT | {"num_attention_heads": 3, "num_key_value_heads": 3}}},
+     r"2 ranks cannot divide 3 attention heads; set a divisor of 3"),
+    ({"model": {"config": SPLIT | {"num_key_value_heads": 1}}}, r"2 ranks cannot divide 1 key heads"),
+    ({"model": {"config": SPLIT | {"intermediate_size": 65}}}, r"2 ranks cannot divide 65 columns"),
+    ({"precision": "fp16"}, r"has not been verified with fp16"),
+    ({"compile": True}, r"has not been verified with compiled blocks; set compile: false"),
+    ({"adapter": {"method": "dora"}}, r"divides the matrices of adapter\.method: lora alone, .* \(it is dora\)"),
+    ({"optimizer": {"name": "muon"}}, r"optimizer\.name: muon needs whole matrices; use adamw, lion or sgd"),
+    ({"run": {"ema": {"decay": 0.9}}}, r"has not been verified with run\.ema; remove it"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("sections", "told"), NOT_SPLITTABLE, ids=[told[:24] for _, told in NOT_SPLITTABLE])
+def test_layers_that_cannot_be_divided_are_refused_with_the_reason(sections: dict[str, Any], told: str) -> None:
+    with pytest.raises(InputError, match=rf"recipe\.yaml: strategy\.mesh\.tensor: {told}"):
+        resolved("ddp", {"replicate": 2, "tensor": 2}, **({"model": {"config": SPLIT}} | sections))
+
+
+def test_layers_are_divided_under_two_strategies() -> None:
+    for name in ("zero1", "zero2", "zero3", "fsdp1"):
+        with pytest.raises(InputError, match=rf"mesh\.tensor: is not supported by {name}, use "):
+            resolved(name, {"shard": 2, "tensor": 2}, model={"config": SPLIT})
+    with pytest.raises(InputError, match=r"mesh\.shard: with 1 fsdp2 has nothing to shard"):
+        resolved("fsdp2", {"tensor": 4}, model={"config": SPLIT | {"num_key_value_heads": 4}})
+
+
+def test_ranks_that_divide_layers_share_their_samples() -> None:
+    machine = {"processes": 4, "nodes": 2}
+    found = resolved("fsdp2", {"replicate": 2, "shard": 2, "tensor": 2}, machine=machine, model={"config": SPLIT})
+    assert (found.data_size, found.token_parts, found.ranks_per_part, found.state_ranks) == (4, 4, 2, 2)
+    assert [found.data_rank(rank) for rank in range(8)] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert [found.mesh.column(rank) for rank in range(4)] == [0, 1, 0, 1]
+    assert found.mesh.layer_ranks(5) == [4, 5]
+    assert found.mesh.state_peers(5) == [1, 3, 5, 7]
+    assert [(found.mesh.replica(rank), found.mesh.place(rank)) for rank in (0, 2, 4, 6)] == [
+        (0, 0), (0, 1), (1, 0), (1, 1)
+    ]  # fmt: skip
+    told = {d.key: d.reason for d in found.decisions}
+    assert told["strategy.mesh.tensor"].startswith("2 consecutive ranks each compute a part of every layer's matrices")
+    assert told["strategy.mesh.shard"].endswith("ranks 2 apart, which have the same part of every layer")
+    files = launch_files(found, Path("launch"), "recipe.yaml", [])
+    assert "parallelism_config_tp_size: 2" in files["accelerate.yaml"]
+    assert "parallelism_config_dp_shard_size: 2" in files["accelerate.yaml"]
+
+
+def test_parts_of_a_layer_are_on_one_node() -> None:
+    with pytest.raises(InputError, match=r"mesh\.tensor: 4 consecutive ranks .* one node, which has 2 processes"):
+        resolved("ddp", {"tensor": 4}, machine={"processes": 2, "nodes": 2}, model={"config": SPLIT})
+
+
 @pytest.mark.parametrize(
     ("strategy", "mesh", "told"),
     [
@@ -167,7 +229,8 @@ def test_each_axis_is_explained() -> None:
     assert axes == {"replicate": 4, "shard": 8, "context": 1, "tensor": 1, "pipeline": 1, "expert": 1}
     assert "all processes of a node" in decided["strategy.mesh.shard"].reason
     assert "over the network between nodes" in decided["strategy.mesh.replicate"].reason
-    assert decided["strategy.mesh.tensor"].reason == "not supported yet"
+    assert decided["strategy.mesh.tensor"].reason == "every layer is computed by one process"
+    assert decided["strategy.mesh.pipeline"].reason == "not supported yet"
     second = {d.key: d.reason for d in resolved("zero3", {"replicate": 4, "shard": 8}, machine=machine).decisions}
     assert "second copies of the weights" in second["strategy.mesh.replicate"]
     assert "sharded over all 32 processes" in second["zero.zero_hpz_partition_size"]

@@ -93,6 +93,12 @@ class OptimizerKind:
     """The same optimizer as keyword arguments of transformers' TrainingArguments: takes the recipe's section. None: the
     Trainer has no equivalent."""
 
+    @property
+    def elementwise(self) -> bool:
+        """Whether it updates each element on its own, from that element's gradient and state alone, and trains the
+        weights that it updates."""
+        return self.refusal is supported and not (self.packed or self.factored or self.splits or self.averages)
+
 
 def elements(shape: tuple[int, ...]) -> int:
     """Elements of a tensor of this shape."""

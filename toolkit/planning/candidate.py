@@ -52,6 +52,8 @@ class Candidate:
             parts.append(f"mesh {self.resolved.mesh.replicate} x {self.resolved.mesh.shard}")
         if self.resolved.mesh.context > 1:
             parts.append(f"context {self.resolved.mesh.context}")
+        if self.resolved.mesh.tensor > 1:
+            parts.append(f"tensor {self.resolved.mesh.tensor}")
         if recipe.strategy.sync is not None:
             parts.append(f"sync {recipe.strategy.sync}")
         if recipe.strategy.offload != "none":
@@ -110,7 +112,8 @@ class Candidate:
             "host_bytes": self.host,
             "host_load_bytes": self.host_loading,
             "mesh": {"replicate": self.resolved.mesh.replicate, "shard": self.resolved.mesh.shard}
-            | ({"context": self.resolved.mesh.context} if self.resolved.mesh.context > 1 else {}),
+            | ({"context": self.resolved.mesh.context} if self.resolved.mesh.context > 1 else {})
+            | ({"tensor": self.resolved.mesh.tensor} if self.resolved.mesh.tensor > 1 else {}),
             "sent_bytes": {axis: round(size) for axis, size in self.sent.items()},
             "breakdown": self.breakdown,
             "phases": {name: size + self.reserve for name, size in self.memory.phases.items()},

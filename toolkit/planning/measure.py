@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from toolkit.data.collate import drawn_features
-from toolkit.model.context import divide_rows
 from toolkit.model.head_loss import multiplied_by
 from toolkit.model.loss_terms import LossTerms
 from toolkit.planning.images import Images
@@ -21,7 +20,7 @@ from toolkit.strategies.engines.connect import make_accelerator
 from toolkit.tasks import task_of
 from toolkit.tasks.labels import IGNORED, Labels
 from toolkit.training.loss import loss_sum
-from toolkit.training.session import prepare_model
+from toolkit.training.session import divide, prepare_model
 
 
 @dataclass
@@ -75,9 +74,9 @@ def _train(
         found.peaks[phase] = tracker.reset_peak()
 
     prepared = prepare_model(resolved, pad_token_id=0)
-    divide_rows(prepared.model, resolved)
+    divide(prepared)
     close("load")
-    engine = strategy_of(resolved).engine_class()(prepared, accelerator)
+    engine = strategy_of(resolved).engine_for(resolved)(prepared, accelerator)
     del prepared
     close("engage")
     tensors = random_batch(engine.config, resolved, length, engine.device)

@@ -78,9 +78,8 @@ def step_of(recipe: dict[str, Any], device: str, length: int = TOKENS, exchange:
     resolved = resolve(Recipe.model_validate(recipe), device=device)
     linear = torch.nn.functional.linear
     try:
-        engine = strategy_of(resolved).engine_class()(
-            prepare_model(resolved, pad_token_id=0), make_accelerator(resolved)
-        )
+        accelerator = make_accelerator(resolved)
+        engine = strategy_of(resolved).engine_for(resolved)(prepare_model(resolved, pad_token_id=0), accelerator)
         tensors = random_batch(engine.config, resolved, length, engine.device)
         terms = LossTerms.of(resolved.recipe)
         weight = torch.full((), 1.0 / (resolved.micro_size * length), device=engine.device)

@@ -1,15 +1,20 @@
-"""Traces a part of rows whose tokens are divided over ranks: exchanges between the ranks without ranks."""
+"""Traces a part of rows whose tokens are divided over ranks, or a part of layers: exchanges and sums between the ranks
+without ranks."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from toolkit.model import context
+from toolkit.model.tensor import Ranks
+
+_TOLD: ContextVar[Callable[[int], None] | None] = ContextVar("told", default=None)
 
 
 @dataclass(frozen=True)
@@ -20,6 +25,26 @@ class _Group:
 
     def size(self) -> int:
         return self.count
+
+
+def acted_ranks(count: int) -> Ranks:
+    """Stands where the ranks of divided layers do, as the first of them."""
+
+    def add_up(tensor: torch.Tensor) -> None:
+        if (told := _TOLD.get()) is not None:
+            told(tensor.numel() * tensor.element_size())
+
+    return Ranks(count, 0, add_up)
+
+
+@contextlib.contextmanager
+def sums_told(told: Callable[[int], None]) -> Iterator[None]:
+    """Inside, ``told`` is called with the bytes of everything that the ranks of divided layers add up."""
+    token = _TOLD.set(told)
+    try:
+        yield
+    finally:
+        _TOLD.reset(token)
 
 
 @contextlib.contextmanager

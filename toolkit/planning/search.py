@@ -65,8 +65,7 @@ class Search:
         loading = own * resolved.recipe.machine.processes + shared
         holdings = planner.skeleton.holdings
         sent = strategy_of(resolved).traffic(resolved, holdings).by_axis(resolved.accumulation)
-        if resolved.mesh.context > 1:
-            parts = exchanged(segments, list(holdings.order), resolved.mesh.context)
+        if (parts := exchanged(segments, list(holdings.order), resolved.mesh)).size:
             sent |= {parts.axis: resolved.accumulation * parts.size}
         return Candidate(resolved, memory, reserve, host, seconds, self.device.bytes, self.usable, asked, loading, sent)
 
@@ -174,7 +173,7 @@ class Search:
             if name == self.asked.recipe.strategy.name:
                 if self.asked.mesh.hybrid:
                     # All ranks divide the state: the least memory.
-                    mesh = self.asked.mesh.divided_rows(self.asked.world_size, shards=True)
+                    mesh = self.asked.mesh.divided_alike(self.asked.world_size, shards=True)
                     ways += [way | {"mesh": mesh} for way in ways]
                 if self.asked.recipe.strategy.sync is not None:
                     ways += [way | {"sync": None} for way in ways]
@@ -194,7 +193,7 @@ class Search:
             for key in OWN_KEYS:
                 values["strategy"].pop(key, None)
             shards = bool(strategies()[strategy["name"]].traits.shards)
-            if (mesh := self.asked.mesh.divided_rows(self.asked.world_size, shards)) is not None:
+            if (mesh := self.asked.mesh.divided_alike(self.asked.world_size, shards)) is not None:
                 values["strategy"]["mesh"] = mesh
         values["batch"] = {"micro_size": micro, "global_size": self.asked.global_size}
         try:

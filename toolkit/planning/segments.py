@@ -61,7 +61,8 @@ class Segment:
     held: dict[int, int] = field(default_factory=dict)
     flops: int = 0
     exchanged: int = 0
-    """Bytes of this rank that exchanges between parts of rows send and receive, its own for itself among them."""
+    """Bytes of this rank that exchanges between parts of rows send and receive, its own for itself among them; or that
+    it adds up with the ranks that divide its layers."""
     exchanges: int = 0
     gradients: list[Gradient] = field(default_factory=list)
 

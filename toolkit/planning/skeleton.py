@@ -19,11 +19,13 @@ from toolkit.model.fp8 import convert
 from toolkit.model.freezing import freeze_matching
 from toolkit.model.load import switch_off_cache
 from toolkit.model.nf4 import base_linears, nf4_layers, quantise_base
+from toolkit.model.tensor import split_layers
 from toolkit.model.unreached import freeze, unreached
 from toolkit.optim.groups import decayed_names, group_of, hidden_matrices
 from toolkit.planning.empty import empty_weights, shapes_alone
 from toolkit.planning.images import Values
 from toolkit.planning.kinds import choose_blocks, cut_blocks
+from toolkit.planning.parts import acted_ranks
 from toolkit.recipe.adapter_methods import METHODS
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Adapter, Optimizer
@@ -93,6 +95,8 @@ def build(resolved: Resolved) -> Skeleton:
         model = _adapted(model, resolved)
     if linears:
         quantise_base(model, linears, resolved, sizes_only=True)
+    if resolved.mesh.tensor > 1:
+        split_layers(model, acted_ranks(resolved.mesh.tensor), resolved.source)
     _freeze_unreached(model, resolved)
     model.train()
     short = find_blocks(model, resolved.blocks, resolved.source) if resolved.blocks else []

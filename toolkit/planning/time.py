@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from toolkit.optimizers import optimizer_kind
 from toolkit.planning.hardware import Device
 from toolkit.planning.segments import OUTSIDE, Segment
+from toolkit.recipe.mesh import Mesh
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies import strategy_of
 from toolkit.strategies.memory.base import BYTES, Holdings
@@ -66,14 +67,16 @@ def flops(segments: list[Segment], order: list[int]) -> tuple[int, int]:
     return parts[0], parts[1]
 
 
-def exchanged(segments: list[Segment], order: list[int], context: int) -> Sent:
+def exchanged(segments: list[Segment], order: list[int], mesh: Mesh) -> Sent:
     """What a rank sends to the others that divide its rows, in one micro-batch: of what it exchanges all but its own
-    part."""
+    part. To those that divide its layers: what it adds up with them goes around their ring twice."""
     size = calls = 0
     for segment in segments:
         times = 1 if segment.block == OUTSIDE else order.count(segment.block)
         size, calls = size + times * segment.exchanged, calls + times * segment.exchanges
-    return Sent(size * (context - 1) / context, calls, "context")
+    if mesh.tensor > 1:
+        return Sent(2 * size * (mesh.tensor - 1) / mesh.tensor, calls, "tensor")
+    return Sent(size * (mesh.context - 1) / mesh.context, calls, "context")
 
 
 def step_seconds(
@@ -101,8 +104,8 @@ def step_seconds(
     else:
         exposed = at_end
     exposed += max(0.0, hideable - hidden_under)
-    # Attention waits for its exchanges, and computes between them.
-    waited = micro_batches * wire.seconds(*exchanged(segments, list(holdings.order), resolved.mesh.context))
+    # Attention waits for its exchanges, and computes between them; so do layers for their sums.
+    waited = micro_batches * wire.seconds(*exchanged(segments, list(holdings.order), resolved.mesh))
     if not rates.overlap:
         exposed = hideable + at_end
     exposed += waited
@@ -146,10 +149,14 @@ class Wire:
 
     def __init__(self, resolved: Resolved, device: Device, rates: Rates) -> None:
         machine, mesh = resolved.recipe.machine, resolved.mesh
-        sizes = {"all": resolved.world_size, "shard": mesh.shard, "replicate": mesh.replicate, "context": mesh.context}
-        crosses = {"all": machine.nodes > 1, "shard": mesh.shard > machine.processes, "replicate": machine.nodes > 1,
-                   "context": False}  # fmt: skip
-        rings = {"all": 1, "shard": 1, "replicate": min(mesh.shard, machine.processes), "context": 1}
+        sizes = {"all": resolved.world_size // mesh.tensor, "shard": mesh.shard, "replicate": mesh.replicate,
+                 "context": mesh.context, "tensor": mesh.tensor}  # fmt: skip
+        node = machine.processes // mesh.tensor
+        crosses = {"all": machine.nodes > 1, "shard": mesh.shard > node, "replicate": machine.nodes > 1,
+                   "context": False, "tensor": False}  # fmt: skip
+        # Of every place within a layer there is a ring.
+        rings = {"all": mesh.tensor, "shard": mesh.tensor, "replicate": mesh.tensor * min(mesh.shard, node),
+                 "context": 1, "tensor": 1}  # fmt: skip
         within, between = device.link * rates.link, rates.between_nodes * rates.link
         self.speeds = {axis: 1e9 * (min(within, between / rings[axis]) if crosses[axis] else within) for axis in sizes}
         self.latencies = {axis: rates.latency * math.log2(max(2, size)) for axis, size in sizes.items()}

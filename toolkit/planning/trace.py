@@ -23,7 +23,7 @@ from toolkit.planning.autocast import ActedAutocast, NotActedOut
 from toolkit.planning.empty import empty_weights, shapes_alone
 from toolkit.planning.head import acted_head
 from toolkit.planning.images import Values
-from toolkit.planning.parts import acted_parts
+from toolkit.planning.parts import acted_parts, sums_told
 from toolkit.planning.segment_tracer import Counter, SegmentTracer
 from toolkit.planning.segments import OUTSIDE, Shape, Traced
 from toolkit.planning.skeleton import Skeleton
@@ -104,7 +104,8 @@ def _run(
         cast = torch.autocast("cpu", dtype=dtype) if mixed else contextlib.nullcontext()
         acting = acted.acting() if acted else contextlib.nullcontext()
         parts = acted_parts(model, shape.parts, shape.masked, recorder.exchanged)
-        with kernels.acting(), acting, shape.loop.acting(model), _rows(shape.masked), parts:
+        sums = sums_told(recorder.exchanged)
+        with kernels.acting(), acting, shape.loop.acting(model), _rows(shape.masked), parts, sums:
             factor = torch.full((), 1.0 / shape.length)
             with cast, _head(model, skeleton, shape, kernels), multiplied_by(factor):
                 terms = LossTerms.of(skeleton.resolved.recipe) if skeleton.resolved else CROSS_ENTROPY

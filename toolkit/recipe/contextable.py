@@ -39,7 +39,7 @@ def why_not_divisible(recipe: Recipe, facts: ModelFacts) -> str | None:
         )
     if config.get("output_router_logits"):
         return "would balance the experts of each part of a row apart; set output_router_logits: false in model.config"
-    heads = _heads(config)
+    heads = attention_heads(config)
     if heads is None:
         return "requires the number of attention heads, which the model's config does not say"
     if heads % mesh.context:
@@ -58,7 +58,7 @@ def _length_dependent(config: dict[str, Any]) -> str | None:
     return None
 
 
-def _heads(config: dict[str, Any]) -> int | None:
+def attention_heads(config: dict[str, Any]) -> int | None:
     """Attention heads, under any of their config names; None if the config leaves them to its class."""
     for key in ("num_attention_heads", "n_head", "n_heads", "num_heads"):
         if isinstance(found := config.get(key), int):

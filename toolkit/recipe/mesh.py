@@ -10,33 +10,50 @@ if TYPE_CHECKING:
     from toolkit.recipe.schema import Machine, MeshAxes, Recipe
 
 AXES = ("replicate", "shard", "context", "tensor", "pipeline", "expert")
-SERVED = ("replicate", "shard", "context")
+SERVED = ("replicate", "shard", "context", "tensor")
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """How the training state is divided, and the tokens. ``shard``: consecutive ranks that divide the sharded state
-    between them. ``replicate``: such groups; the ranks at the same place of each hold the same part. ``context``:
+    """How the training state is divided, and the tokens. ``tensor``: consecutive ranks that divide the matrices of each
+    layer. ``shard``: ranks at the same place of such groups, one group after another, that divide the sharded state
+    between them. ``replicate``: groups of those; the ranks at the same place of each hold the same part. ``context``:
     consecutive ranks that divide the tokens of the same rows; they are among the ranks of the two others."""
 
     replicate: int
     shard: int
     context: int = 1
+    tensor: int = 1
 
     def replica(self, rank: int) -> int:
-        """Which group of ranks a rank belongs to."""
-        return rank // self.shard
+        """Which copy of its state a rank holds."""
+        return rank // (self.tensor * self.shard)
 
     def place(self, rank: int) -> int:
-        """A rank's place in its group, from 0: which part of the sharded state it holds."""
-        return rank % self.shard
+        """A rank's place among those of ``shard``, from 0: which part of the sharded state it holds."""
+        return rank // self.tensor % self.shard
 
-    def divided_rows(self, world: int, shards: bool) -> dict[str, int] | None:
-        """``strategy.mesh`` for a strategy without copies of what it shards, with rows divided as here; None where they
-        are not."""
-        if self.context == 1:
+    def column(self, rank: int) -> int:
+        """A rank's place among those of ``tensor``, from 0: which part of each divided matrix it holds."""
+        return rank % self.tensor
+
+    def layer_ranks(self, rank: int) -> list[int]:
+        """The ranks that divide the layers with this one."""
+        first = rank - self.column(rank)
+        return list(range(first, first + self.tensor))
+
+    def state_peers(self, rank: int) -> list[int]:
+        """The ranks that hold the same part of every layer as this one, or shard it with this one: those that sum
+        gradients."""
+        return list(range(self.column(rank), self.replicate * self.shard * self.tensor, self.tensor))
+
+    def divided_alike(self, world: int, shards: bool) -> dict[str, int] | None:
+        """``strategy.mesh`` for a strategy without copies of what it shards, with rows and layers divided as here; None
+        where they are not."""
+        if self.context * self.tensor == 1:
             return None
-        return {"context": self.context, "shard" if shards else "replicate": world // self.context}
+        rest = {"shard" if shards else "replicate": world // self.context // self.tensor}
+        return {"context": self.context, "tensor": self.tensor, **rest}
 
     @property
     def hybrid(self) -> bool:
@@ -48,8 +65,8 @@ class Mesh:
         """The mesh of a recipe. Ranks of the context axis train the same weights on other tokens, so they divide the
         state where the strategy does (``shards``), and else hold copies of it."""
         if shards:
-            return cls(asked.replicate, asked.shard * asked.context, asked.context)
-        return cls(asked.replicate * asked.context, asked.shard, asked.context)
+            return cls(asked.replicate, asked.shard * asked.context, asked.context, asked.tensor)
+        return cls(asked.replicate * asked.context, asked.shard, asked.context, asked.tensor)
 
 
 @dataclass(frozen=True)
@@ -73,7 +90,7 @@ def mesh_problems(recipe: Recipe) -> list[str]:
     sizes = {axis: int(getattr(asked, axis)) for axis in AXES}
     found = [
         f"strategy.mesh.{axis}: {axis} parallelism is not supported yet; remove it, and divide the "
-        f"{_processes(recipe.machine)} between replicate, shard and context"
+        f"{_processes(recipe.machine)} between {', '.join(SERVED[:-1])} and {SERVED[-1]}"
         for axis, size in sizes.items()
         if size > 1 and axis not in SERVED
     ]
@@ -83,17 +100,27 @@ def mesh_problems(recipe: Recipe) -> list[str]:
     world = machine.processes * machine.nodes
     if product != world:
         told = f"replicate {asked.replicate} x shard {asked.shard}"
-        told += f" x context {asked.context} = {product}" if asked.context > 1 else f" = {product}"
+        told += "".join(f" x {axis} {sizes[axis]}" for axis in ("context", "tensor") if sizes[axis] > 1)
+        told += f" = {product}"
         return [f"strategy.mesh: {told}, but there are {_processes(machine)}; {_instead(recipe, world, product)}"]
     if machine.processes % asked.context:
         return [
             f"strategy.mesh.context: {asked.context} consecutive ranks exchange keys and values in every layer and "
             f"have to be on one node, which has {machine.processes} processes; set a divisor of {machine.processes}"
         ]
-    if asked.shard % machine.processes and machine.processes % asked.shard:
+    if machine.processes % asked.tensor:
         return [
-            f"strategy.mesh.shard: groups of {asked.shard} consecutive ranks do not fit into nodes of "
-            f"{machine.processes} processes; set a divisor or a multiple of {machine.processes}"
+            f"strategy.mesh.tensor: {asked.tensor} consecutive ranks add up hidden states in every layer and have to "
+            f"be on one node, which has {machine.processes} processes; set a divisor of {machine.processes}"
+        ]
+    if asked.tensor > 1 and asked.context > 1:
+        return ["strategy.mesh.tensor: has not been verified with divided rows; set context: 1 or tensor: 1"]
+    node = machine.processes // asked.tensor
+    if asked.shard % node and node % asked.shard:
+        ranks = "consecutive ranks" if asked.tensor == 1 else f"groups of {asked.tensor} ranks"
+        return [
+            f"strategy.mesh.shard: groups of {asked.shard} {ranks} do not fit into nodes of "
+            f"{machine.processes} processes; set a divisor or a multiple of {node}"
         ]
     return []
 
@@ -109,7 +136,9 @@ def _instead(recipe: Recipe, world: int, product: int) -> str:
     assert asked is not None
     if world % asked.context:
         return f"set context to a divisor of {world}"
-    rows = world // asked.context
+    if world // asked.context % asked.tensor:
+        return f"set tensor to a divisor of {world // asked.context}"
+    rows = world // asked.context // asked.tensor
     if rows % asked.shard == 0 and asked.shard > 1:
         return f"set replicate: {rows // asked.shard}"
     if rows % asked.replicate == 0:
@@ -121,7 +150,8 @@ def _instead(recipe: Recipe, world: int, product: int) -> str:
 
 def reasons(mesh: Mesh, machine: Machine, hybrid: str | None) -> dict[str, str]:
     """Why each axis has its size, for `config --explain`. ``hybrid``: what has copies, as the strategy's traits say."""
-    across = mesh.shard // machine.processes
+    node = machine.processes // mesh.tensor
+    across = mesh.shard // node
     if mesh.shard == 1:
         shard = "nothing is sharded"
     elif machine.nodes == 1:
@@ -131,6 +161,8 @@ def reasons(mesh: Mesh, machine: Machine, hybrid: str | None) -> dict[str, str]:
         shard = f"{whole} processes of a node: weights are gathered within it"
     else:
         shard = f"{across} nodes: weights are gathered over the network between them"
+    if mesh.tensor > 1 and mesh.shard > 1:
+        shard += f"; ranks {mesh.tensor} apart, which have the same part of every layer"
     if mesh.context > 1 and mesh.shard > 1:
         shard += f"; the ranks of context divide the state too: {mesh.shard} parts of it"
     over = "" if machine.nodes == 1 else ", over the network between nodes"
@@ -149,5 +181,12 @@ def reasons(mesh: Mesh, machine: Machine, hybrid: str | None) -> dict[str, str]:
             "of a part of the heads (Ulysses, arXiv:2309.14509); they train on the same samples. Not in "
             "training_args.json: the Trainer would give each of them samples of its own"
         )
+    tensor = "every layer is computed by one process"
+    if mesh.tensor > 1:
+        tensor = (
+            f"{mesh.tensor} consecutive ranks each compute a part of every layer's matrices and heads "
+            "(arXiv:1909.08053); they train on the same samples. Not in training_args.json: the Trainer reads it from "
+            "the model"
+        )
     unserved = dict.fromkeys((axis for axis in AXES if axis not in SERVED), "not supported yet")
-    return {"replicate": replicate, "shard": shard, "context": context, **unserved}
+    return {"replicate": replicate, "shard": shard, "context": context, "tensor": tensor, **unserved}

@@ -23,6 +23,7 @@ from toolkit.recipe.packable import why_not_packable
 from toolkit.recipe.quantisable import why_not_quantisable, why_not_trainable
 from toolkit.recipe.rates import rate_factor, why_no_wsd, why_rate
 from toolkit.recipe.schema import Batch, PrecisionName, Recipe
+from toolkit.recipe.splittable import why_not_splittable
 from toolkit.recipe.traits import Traits
 from toolkit.tasks import task_of
 
@@ -127,7 +128,7 @@ class Resolved:
     @property
     def state_ranks(self) -> int:
         """Number of ranks that divide what the strategy shards: gradients, optimizer state, master weights."""
-        return self.world_size if self.traits.hybrid == "weights" else self.mesh.shard
+        return self.world_size // self.mesh.tensor if self.traits.hybrid == "weights" else self.mesh.shard
 
     @property
     def reduces_each_micro_batch(self) -> bool:
@@ -229,6 +230,8 @@ def resolve_values(
     mesh = recipe.strategy.mesh
     if mesh is not None and mesh.context > 1 and (reason := why_not_divisible(recipe, facts)):
         raise InputError(f"{source}: strategy.mesh.context: {reason}")
+    if mesh is not None and mesh.tensor > 1 and (reason := why_not_splittable(recipe, facts, traits)):
+        raise InputError(f"{source}: strategy.mesh.tensor: {reason}")
     if recipe.fp8 and (reason := why_not_fp8(recipe, facts, blocks)):
         raise InputError(f"{source}: fp8: {reason}, or set fp8: false")
     if reason := why_not_trainable(facts):

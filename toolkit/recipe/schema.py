@@ -412,7 +412,7 @@ class MeshAxes(Section):
     context: Positive = Field(
         1, description="consecutive ranks that divide the tokens of each row, for rows too long for one device"
     )
-    tensor: Positive = Field(1, description="ranks that divide each layer; not supported yet")
+    tensor: Positive = Field(1, description="consecutive ranks that divide the matrices of each layer")
     pipeline: Positive = Field(1, description="stages of consecutive layers; not supported yet")
     expert: Positive = Field(1, description="ranks that divide the experts of a layer; not supported yet")
 

@@ -52,6 +52,8 @@ class Traits:
     hybrid: Literal["state", "weights"] | None = None
     """What `strategy.mesh` can both shard and replicate: the whole training state, or a second copy of the weights
     alone. None: nothing."""
+    splits_layers: bool = False
+    """`strategy.mesh.tensor` can divide the matrices of each layer over ranks beside what the strategy does."""
     validated: frozenset[str] | None = None
     """What `plan`'s predictions were compared with measurements for, beyond plain training: offload, fp16, task names.
     None: nothing was."""

@@ -20,6 +20,7 @@ from toolkit.data.collate import MicroBatch
 from toolkit.recipe.adapter_methods import METHODS
 from toolkit.recipe.resolve import Resolved
 from toolkit.reference.batch_norm import plain_layers
+from toolkit.reference.columns import in_columns
 from toolkit.reference.context import Mistake, attending_in_parts, computing, part_of
 from toolkit.reference.extras import Extras
 from toolkit.reference.meeting import Meeting, replicas
@@ -104,7 +105,8 @@ class PlainLoop:
                 self.seed(step, micro.micro, rank)
                 for layer in self.batch_norms.values():
                     layer.counts, layer.updates = bool(micro.sample_ids), rank == 0
-                with self.autocast(), summed_by_module(self.model, self.order, self.blocks):
+                orders = summed_by_module(self.model, self.order, self.blocks)
+                with self.autocast(), orders, in_columns(self.model, self.order.columns):
                     loss = self.loss_sum(micro)
                 (loss * (scale / tokens)).backward()
                 losses[place] = loss.item()

@@ -23,7 +23,8 @@ class Order:
     average over data-parallel ranks). ``first``: gradients are summed over a rank's micro-batches first («rank»), or
     over the ranks of each micro-batch («micro»), and those sums then. ``by_module``: the parts of a hidden state's
     gradient are summed within each module first. ``by_block``: within each of the model's blocks. ``fused``: softmax
-    as quotients, of supervised tokens alone. ``in_parts``: each row's tokens in parts, which meet in attention."""
+    as quotients, of supervised tokens alone. ``in_parts``: each row's tokens in parts, which meet in attention.
+    ``columns``: how many parts the matrices of each layer are computed in, whose sums are added up."""
 
     divisor: int = 1
     first: Literal["rank", "micro"] = "rank"
@@ -31,6 +32,7 @@ class Order:
     by_block: bool = False
     fused: bool = False
     in_parts: bool = False
+    columns: int = 1
 
     @property
     def by_collective(self) -> bool:
@@ -40,7 +42,7 @@ class Order:
     @property
     def within_micro_batches(self) -> bool:
         """Whether a micro-batch itself is computed in another order than the natural one."""
-        return self.by_module or self.by_block or self.fused or self.in_parts
+        return self.by_module or self.by_block or self.fused or self.in_parts or self.columns > 1
 
 
 NATURAL = Order()

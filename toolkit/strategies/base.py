@@ -34,6 +34,8 @@ class Strategy:
     offloads: ClassVar[tuple[str, ...]] = ("none",)
     engine: ClassVar[str]
     """``module:class`` of the engine."""
+    divided_engine: ClassVar[str] = ""
+    """The same of layers that ranks divide (``strategy.mesh.tensor``), where ``traits.splits_layers``."""
     memory: ClassVar[str]
     """``module:class`` of the memory model: the bytes that the strategy uses on a device."""
 
@@ -47,8 +49,9 @@ class Strategy:
         If it is less than the number of processes, consecutive ranks share a part: they get the same samples.
         """
         mesh = recipe.strategy.mesh
-        # A context that does not fit is refused with the mesh (recipe/mesh.py).
-        return max(1, recipe.machine.processes * recipe.machine.nodes // (1 if mesh is None else mesh.context))
+        # A mesh that does not fit is refused as such (recipe/mesh.py).
+        alike = 1 if mesh is None else mesh.context * mesh.tensor
+        return max(1, recipe.machine.processes * recipe.machine.nodes // alike)
 
     def traffic(self, resolved: Resolved, holdings: Holdings) -> Traffic:
         """Communication of one rank in one step."""
@@ -95,13 +98,13 @@ class Strategy:
         if resolved.recipe.strategy.mesh is None:
             return
         hybrids = ", ".join(name for name, other in REGISTERED.items() if other.traits.hybrid)
-        where, rows = f"{resolved.source}: strategy.mesh", resolved.world_size // mesh.context
+        where, rows = f"{resolved.source}: strategy.mesh", resolved.world_size // mesh.context // mesh.tensor
         if mesh.shard > 1 and not shards:
             raise InputError(
                 f"{where}.shard: {self.name} keeps all weights in every process; set shard: 1 and "
                 f"replicate: {rows}, or use one of {hybrids}"
             )
-        if mesh.shard == 1 and mesh.replicate > 1 and shards:
+        if mesh.shard == 1 and mesh.replicate * mesh.tensor > 1 and shards:
             raise InputError(
                 f"{where}.shard: with 1 {self.name} has nothing to shard; set a larger number, or use a strategy that "
                 "keeps all weights in every process (ddp)"
@@ -131,10 +134,17 @@ class Strategy:
 
     def engine_class(self) -> type[Engine]:
         """The engine's class; imports torch and more."""
-        module, _, name = self.engine.partition(":")
-        return getattr(importlib.import_module(module), name)
+        return _imported(self.engine)
+
+    def engine_for(self, resolved: Resolved) -> type[Engine]:
+        """The engine's class for a recipe: of divided layers, where its mesh divides them."""
+        return _imported(self.engine if resolved.mesh.tensor == 1 else self.divided_engine)
 
     def memory_model(self) -> type[MemoryModel]:
         """The memory model's class; imports nothing heavy."""
-        module, _, name = self.memory.partition(":")
-        return getattr(importlib.import_module(module), name)
+        return _imported(self.memory)
+
+
+def _imported(named: str) -> Any:
+    module, _, name = named.partition(":")
+    return getattr(importlib.import_module(module), name)

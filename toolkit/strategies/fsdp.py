@@ -149,7 +149,7 @@ class _Fsdp(Strategy):
             fsdp["fsdp_reshard_after_forward"] = settings.reshard
             if settings.mesh is not None:
                 sizes = {"dp_replicate": settings.mesh.replicate, "dp_shard": settings.mesh.shard}
-                sizes |= dict.fromkeys(("tp", "cp", "sp"), 1)
+                sizes |= {"tp": settings.mesh.tensor, "cp": 1, "sp": 1}
                 axes = {f"parallelism_config_{axis}_size": size for axis, size in sizes.items()}
                 return {"fsdp_config": fsdp, "parallelism_config": axes}
         return {"fsdp_config": fsdp}
@@ -200,8 +200,15 @@ class Fsdp2(_Fsdp):
     title = "weights, gradients and optimizer state sharded, per parameter"
     version = 2
     engine = "toolkit.strategies.engines.fsdp2:Fsdp2Engine"
+    divided_engine = "toolkit.strategies.engines.layers:DividedFsdp2Engine"
     memory = "toolkit.strategies.memory.fsdp:Fsdp2Memory"
-    traits = Traits(precedence=4, validated=frozenset({"fp16"}), sums_input_gradients_by_block=True, **_FSDP)
+    traits = Traits(
+        precedence=4,
+        validated=frozenset({"fp16"}),
+        sums_input_gradients_by_block=True,
+        splits_layers=True,
+        **_FSDP,
+    )
 
 
 def _rows_key(resolved: Resolved) -> str | None:

@@ -35,6 +35,7 @@ class DistributedDataParallel(Strategy):
     title = "full state on every process, gradients averaged"
     distributed_type = "MULTI_GPU"
     engine = "toolkit.strategies.engines.replicated:DdpEngine"
+    divided_engine = "toolkit.strategies.engines.layers:DividedDdpEngine"
     memory = "toolkit.strategies.memory.replicated:DdpMemory"
     traits = Traits(
         autocast=True,
@@ -44,6 +45,7 @@ class DistributedDataParallel(Strategy):
         other_sync=True,
         broadcasts=True,
         continues_without_gradient=False,
+        splits_layers=True,
         precedence=1,
         validated=frozenset({"fp16"}),
     )

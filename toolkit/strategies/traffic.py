@@ -8,8 +8,8 @@ from typing import Literal, NamedTuple
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies.memory.base import BYTES, Holdings
 
-Axis = Literal["all", "shard", "replicate", "context"]
-"""The ranks of a collective: all, those of an axis of the mesh."""
+Axis = Literal["all", "shard", "replicate", "context", "tensor"]
+"""The ranks of a collective: all that sum gradients, those of an axis of the mesh."""
 
 
 class Sent(NamedTuple):
@@ -42,15 +42,15 @@ class Traffic:
 
 
 class Volumes:
-    """Bytes that a rank sends to move each part of the training state once around a ring of ``ranks`` (all of them by
-    default).
+    """Bytes that a rank sends to move each part of the training state once around a ring of ``ranks`` (by default all
+    that hold the same parts of the layers).
 
     A ring of N ranks sends (N-1)/N of a tensor for an all-gather or a reduce-scatter, and twice that for an all-reduce
     (Patarasuk and Yuan 2009).
     """
 
     def __init__(self, resolved: Resolved, holdings: Holdings, ranks: int | None = None) -> None:
-        ranks = ranks or resolved.world_size
+        ranks = ranks or resolved.world_size // resolved.mesh.tensor
         ring = (ranks - 1) / ranks
         precision = resolved.precision
         self.trained_bytes = holdings.elements(True) * BYTES[precision.trainable]

@@ -27,6 +27,7 @@ from toolkit.model.new_tokens import check_trained
 from toolkit.model.nf4 import base_linears, quantise_base, weight_count
 from toolkit.model.processor import load_processor, pad_token_of
 from toolkit.model.sources import NotByPart
+from toolkit.model.tensor import own_ranks, split_layers
 from toolkit.model.unreached import freeze, unreached
 from toolkit.optim.groups import check_groups, decayed_names, hidden_matrices
 from toolkit.optimizers import optimizer_kind
@@ -212,8 +213,8 @@ def engage(
     """The second part of ``open_session``. `verify` calls it directly: its samples need no tokenizer."""
     prepared = prepare_model(resolved, pad_token_id, together=True)
     weights = weight_count(prepared.model)
-    divide_rows(prepared.model, resolved)
-    engine = strategy_of(resolved).engine_class()(prepared, accelerator)
+    divide(prepared)
+    engine = strategy_of(resolved).engine_for(resolved)(prepared, accelerator)
     claims = engine.evidence()
     if resolved.base_storage is not None:
         claims += base_claims(engine.model, prepared.bases, resolved, engine.device)
@@ -239,6 +240,14 @@ def engage(
         prepared.loaded_whole,
         group_norms=GroupNorms(engine) if resolved.recipe.run.group_norms else None,
     )
+
+
+def divide(prepared: Prepared) -> None:
+    """Have the model compute a part of its rows, or of its layers, where the mesh divides them. Every rank calls it."""
+    resolved = prepared.resolved
+    divide_rows(prepared.model, resolved)
+    if resolved.mesh.tensor > 1:
+        prepared.divisions = split_layers(prepared.model, own_ranks(resolved), resolved.source)
 
 
 def seed_micro_batch(seed: int, step: int, micro: int, rank: int) -> None:

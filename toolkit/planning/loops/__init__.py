@@ -53,8 +53,11 @@ def check_loop(name: str, resolved: Resolved) -> None:
         unknown = f"plan does not know what memory {loop.title} takes for {given}"
         why = unknown if key in loop.unknown else f"{loop.title} has no {given}"
         raise InputError(f"--loop {name}: {why}; plan it with {key}={plain}")
-    if resolved.mesh.context > 1:
-        raise InputError(f"--loop {name}: {loop.title} does not divide rows; plan it without strategy.mesh.context")
+    for axis, size, what in (("context", resolved.mesh.context, "rows"), ("tensor", resolved.mesh.tensor, "layers")):
+        if size > 1:
+            raise InputError(
+                f"--loop {name}: {loop.title} does not divide {what}; plan it without strategy.mesh.{axis}"
+            )
     kind = optimizer_kind(recipe.optimizer.name)
     has = kind.trainer(recipe.optimizer) is not None if loop.optimizers is None else kind.name in loop.optimizers
     if not has:

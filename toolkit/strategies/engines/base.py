@@ -20,12 +20,13 @@ from toolkit.errors import RunFailed
 from toolkit.machine import give_back_memory
 from toolkit.model.batch_norm import batch_norms, statistics
 from toolkit.model.freezing import Frozen
+from toolkit.model.tensor import Division
 from toolkit.optim.adamw import step_count
 from toolkit.optim.adamw8bit import local
 from toolkit.optim.groups import make_optimizer
 from toolkit.optimizers import optimizer_kind
 from toolkit.recipe.resolve import Resolved
-from toolkit.strategies.engines.pieces import Owned, Piece, Saved, Values, span, whole
+from toolkit.strategies.engines.pieces import Owned, Piece, Saved, Shape, Values, span, whole
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -76,6 +77,9 @@ class Prepared:
     """Why every process loaded the whole model although the strategy shards it; None where each reads its part: then
     parameters are on the meta device and have sources (``toolkit/model/sources.py``)."""
 
+    divisions: dict[str, Division] = field(default_factory=dict)
+    """``strategy.mesh.tensor``: how each weight is divided of which this rank has a part, by name."""
+
     def trainable(self) -> dict[str, nn.Parameter]:
         """Trainable parameters by name, in the model's order, tied ones once."""
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
@@ -119,7 +123,10 @@ class Engine:
         self.resolved = prepared.resolved
         self.accelerator = accelerator
         self.device: torch.device = accelerator.device
-        self.shapes = {name: tuple(p.shape) for name, p in prepared.trainable().items()}
+        self.parts: dict[str, Shape] = {name: tuple(p.shape) for name, p in prepared.trainable().items()}
+        """Shapes of what the ranks that sum gradients with this one have of each trained weight."""
+        self.shapes = dict(self.parts)
+        """Shapes of the trained weights."""
         ends = itertools.accumulate(math.prod(shape) for shape in self.shapes.values())
         self._ends = dict(zip(self.shapes, ends, strict=True))
         self.dtypes = {name: p.dtype for name, p in prepared.model.named_parameters()}
@@ -128,7 +135,9 @@ class Engine:
         self.matrices = prepared.matrices
         self.batch_norms = batch_norms(prepared.model)
         self.gradient_divisor = self.resolved.token_parts
-        self.place = self.resolved.mesh.place(accelerator.process_index)
+        mesh = self.resolved.mesh
+        self.place = mesh.place(accelerator.process_index)
+        self.peer = mesh.state_peers(accelerator.process_index).index(accelerator.process_index)
         self.scaler = self._make_scaler() if self.resolved.precision.loss_scaling else None
         self.engage(prepared)
         give_back_memory()  # of whole weights and of copies that engines make while they shard
@@ -316,11 +325,12 @@ class Engine:
             return []
         seen = sorted({found for found, _ in parts})
         told = ", ".join(f"{copies} x {count}" for copies, count in seen) or "none"
-        sums = torch.zeros(mesh.replicate, mesh.shard, dtype=torch.int64, device=self.device)
+        sums = torch.zeros(mesh.tensor, mesh.replicate, mesh.shard, dtype=torch.int64, device=self.device)
         flat = [part.reshape(-1).view(torch.uint8).sum(dtype=torch.int64) for _, part in parts if part.numel()]
-        sums[mesh.replica(self.accelerator.process_index), self.place] = sum(one.to(self.device) for one in flat)
+        rank = self.accelerator.process_index
+        sums[mesh.column(rank), mesh.replica(rank), self.place] = sum(one.to(self.device) for one in flat)
         dist.all_reduce(sums)
-        same = int((sums == sums[0]).all(0).sum().item())
+        same = int((sums == sums[:, :1]).all(1).all(0).sum().item())
         right = f"{mesh.replicate} x {mesh.shard}"
         return [
             Claim("mesh", "copies x parts of each weight", right, told, seen == [(mesh.replicate, mesh.shard)]),
@@ -328,10 +338,10 @@ class Engine:
         ]
 
     def _share(self, name: str) -> Piece:
-        """This rank's part of a tensor that every rank holds. The ranks divide all trained elements, in the model's
+        """This rank's part of a tensor that it and its peers hold. They divide all trained elements, in the model's
         order, into equal ranges, so that few tensors are cut."""
-        rank, world = self.accelerator.process_index, self.accelerator.num_processes
-        total, size = max(self._ends.values()), math.prod(self.shapes[name])
+        rank, world = self.peer, self.accelerator.num_processes // self.resolved.mesh.tensor
+        total, size = max(self._ends.values()), math.prod(self.parts[name])
         before = self._ends[name] - size
         first, last = total * rank // world - before, total * (rank + 1) // world - before
         return span(min(max(first, 0), size), min(max(last, 0), size))
@@ -341,7 +351,7 @@ class Engine:
         shape than the weight's belongs to the rank that has the weight's first element."""
         piece = self._share(name)
         flat = tensor.detach().reshape(-1)
-        if tuple(tensor.shape) != self.shapes[name]:
+        if tuple(tensor.shape) != self.parts[name]:
             piece = span(0, flat.numel() if piece.start[0] == 0 and piece.numel else 0)
         return owned(piece, flat[piece.start[0] : piece.start[0] + piece.numel])
 

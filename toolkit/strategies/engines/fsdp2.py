@@ -71,7 +71,8 @@ class Fsdp2Engine(Engine):
         from accelerate import ParallelismConfig
 
         sizes = {"dp_replicate_size": settings.mesh.replicate, "dp_shard_size": settings.mesh.shard}
-        return {"parallelism_config": ParallelismConfig(**sizes, tp_size=1, cp_size=1, sp_size=1)}
+        sizes["tp_size"] = settings.mesh.tensor
+        return {"parallelism_config": ParallelismConfig(**sizes, cp_size=1, sp_size=1)}
 
     def engage(self, prepared: Prepared) -> None:
         placeholder = torch.optim.SGD(list(prepared.trainable().values()), lr=0.0)  # accelerate wants both at once

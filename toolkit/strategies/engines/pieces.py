@@ -140,3 +140,40 @@ def _inner(piece: Piece, shape: Shape) -> int:
     while inner > 0 and piece.size[inner] == shape[inner]:
         inner -= 1
     return inner
+
+
+def within(piece: Piece, shape: Shape, dim: int, index: int, count: int) -> Iterator[tuple[Piece, slice]]:
+    """A piece of a part as pieces of the whole, and which of its elements in order each has.
+
+    ``shape``: of the part, which is number ``index`` of ``count`` equal ones along ``dim``, 0 or 1.
+    """
+    sizes = tuple(size * count if at == dim else size for at, size in enumerate(shape))
+    offset = tuple(index * size if at == dim else 0 for at, size in enumerate(shape))
+    if not piece.numel:
+        return
+    if not piece.flat:
+        start = tuple(map(sum, zip(piece.start, offset, strict=True)))
+        yield box(start, piece.size, sizes), slice(0, piece.numel)
+        return
+    row = math.prod(shape[1:])
+    if dim == 0:
+        first = piece.start[0] + index * shape[0] * row
+        yield span(first, first + piece.numel), slice(0, piece.numel)
+        return
+    first, last = piece.start[0], piece.start[0] + piece.size[0]
+    at = first
+    inner = math.prod(shape[2:])
+    while at < last:
+        outer, place = divmod(at, row)
+        if place == 0 and last - at >= row:  # whole rows of the part
+            rows = (last - at) // row
+            begin, size = (outer, *offset[1:]), (rows, *shape[1:])
+        else:
+            stop = min(last, (outer + 1) * row)
+            if place % inner or (stop - at) % inner:
+                raise AssertionError(f"{piece} of {shape} cuts through dimension 2")
+            begin = (outer, offset[1] + place // inner, *offset[2:])
+            size = (1, (stop - at) // inner, *shape[2:])
+        length = math.prod(size)
+        yield box(begin, size, sizes), slice(at - first, at - first + length)
+        at += length

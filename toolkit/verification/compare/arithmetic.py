@@ -29,6 +29,7 @@ def order_of(resolved: Resolved, config: Any = None) -> Order:
         by_block=resolved.traits.sums_input_gradients_by_block and getattr(config, "is_encoder_decoder", False),
         fused=resolved.loss_kernel != "plain",
         in_parts=resolved.mesh.context > 1,
+        columns=resolved.mesh.tensor,
     )
 
 
@@ -43,6 +44,8 @@ def why_measured(resolved: Resolved, windows: list[Window], vocabulary: int, sta
         return "a kernel of float8 products may sum in another order"
     if resolved.recipe.compile:
         return "compiled blocks may compute in another order"
+    if resolved.mesh.tensor > 2:
+        return "a collective adds up parts of hidden states of more than two ranks"
     if statistics and resolved.world_size > 2:
         return "a collective adds up batch statistics of more than two ranks"
     if resolved.loss_kernel != "plain":

@@ -213,6 +213,7 @@ def _axes(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
     claims = []
     asked = [*strategy_of(resolved).collectives_by_axis(resolved)]
     exchanges = [(EXCHANGE, "context")] if resolved.mesh.context > 1 else []
+    exchanges += [("all-reduce", "tensor")] if resolved.mesh.tensor > 1 else []
     for kind, axis in [*asked, *exchanges]:
         without = [rank for rank in ranks if not rank.axes.get(f"{kind} {axis}")]
         shown = (without or ranks)[0]

@@ -17,6 +17,7 @@ from toolkit.verification.compare.ledger import rows_of
 from toolkit.verification.compare.measure import Measure, Stage
 from toolkit.verification.diagnose.diagnosis import Diagnosis
 from toolkit.verification.diagnose.gradient import gradient_cause
+from toolkit.verification.diagnose.layers import other_masks
 from toolkit.verification.diagnose.mesh import other_rows, stale_copies, wrong_parts
 from toolkit.verification.diagnose.step import clip_cause, schedule_cause, state_cause, update_cause
 from toolkit.verification.passes import Pass
@@ -78,6 +79,8 @@ _CLAIMS = {
     "mesh": "mesh-not-active",
     "mesh-copies": "mesh-copies-differ",
     "mesh-collectives": "mesh-not-active",
+    "layers-divided": "mesh-not-active",
+    "layers-alike": "mesh-copies-differ",
     "processes": "processes-not-connected",
     "recomputation": "checkpointing-not-applied",
     "trainable": "other-parameters-train",
@@ -193,7 +196,7 @@ def _forward(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnos
     reference = found.reference
     if reference and ranks and 0 not in ranks and reference.dropout_matters(0, found.ranks[0].run.weights):
         return Diagnosis("dropout-mask-shared")
-    return None
+    return other_masks(found)
 
 
 def _products(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnosis | None:

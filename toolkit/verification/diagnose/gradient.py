@@ -12,6 +12,7 @@ from toolkit.verification.compare.measure import Measure, Stage
 from toolkit.verification.compare.noise import NO_SIGNAL
 from toolkit.verification.diagnose.attribution import Attribution, MicroGradients
 from toolkit.verification.diagnose.diagnosis import Diagnosis
+from toolkit.verification.diagnose.layers import other_masks, wrong_layers
 from toolkit.verification.diagnose.recompute import recomputed_otherwise
 from toolkit.verification.passes import Pass
 
@@ -36,6 +37,8 @@ def gradient_cause(found: Pass, case: Case, stage: Stage, measure: Measure) -> D
     missing = [name for name in wrong if _is_nothing(taken.gradient.get(name))]
     if missing and len(missing) == len(wrong):
         return _no_gradient(missing, names, found, case)
+    if (cause := wrong_layers(found, step, right)) is not None:
+        return cause
     strangers = [name for name in wrong if name not in right]
     if strangers:
         if any(name in group for name in strangers for group in reference.tied):
@@ -62,6 +65,8 @@ def gradient_cause(found: Pass, case: Case, stage: Stage, measure: Measure) -> D
     # Other dropout masks would err by as much as a tenth.
     if not right_ones and fitted.residual < _ROUNDED and all(abs(w - 1) < _ROUNDED for w in fitted.weights if w == w):
         return Diagnosis("sums-rounded-to-16-bits", {"residual": fitted.residual})
+    if (cause := other_masks(found)) is not None:
+        return cause
     if _redraws(found):
         return Diagnosis("dropout-mask-redrawn", {"count": len(wrong), "all": len(names)})
     if any(n in group for n in wrong for group in reference.tied):
@@ -151,8 +156,7 @@ def by_weights(found: Attribution, accumulation: int, world: int, mesh: Mesh | N
     known = [w for w in found.weights if w == w]
     facts = _facts(found)
     if _near(known, None):
-        context = mesh.context if mesh is not None else 1
-        return _uniform(sum(known) / len(known), found, accumulation, world, copies, context)
+        return _uniform(sum(known) / len(known), found, accumulation, world, copies, mesh)
     total = sum(found.tokens)
     count = sum(1 for _ in found.tokens)
     pairs = _known(found)
@@ -184,7 +188,7 @@ def _match(pairs: list[tuple[float, float]]) -> bool:
 
 
 def _uniform(
-    factor: float, found: Attribution, accumulation: int, world: int, copies: int = 1, context: int = 1
+    factor: float, found: Attribution, accumulation: int, world: int, copies: int = 1, mesh: Mesh | None = None
 ) -> Diagnosis | None:
     tokens, micros = sum(found.tokens), max(m for _, m in found.places) + 1
     rows = [(65536.0, "loss-scale-left")]
@@ -192,8 +196,11 @@ def _uniform(
         rows += [(float(accumulation), "accumulation-summed"), (1 / accumulation, "accumulation-divided-twice")]
         if micros < accumulation:
             rows.insert(0, (micros / accumulation, "short-window-divided-by-full"))
-    if context > 1:
-        rows += [(float(context), "gradients-scaled-by-parts"), (1 / context, "gradients-scaled-by-parts")]
+    sharing = (
+        {} if mesh is None else {mesh.context: "gradients-scaled-by-parts", mesh.tensor: "gradients-scaled-by-layers"}
+    )
+    for count, cause in sharing.items():
+        rows += [(float(count), cause), (1 / count, cause)] if count > 1 else []
     if copies > 1:
         rows += [(float(copies), "gradients-of-copies-added"), (1 / copies, "gradients-of-copies-added")]
     if world > 1:

@@ -54,7 +54,7 @@ _EVIDENCE = {
 _DATA = {
     "samples-repeated": Known("the last batch is padded with samples of the same epoch", "{measure}",
                               "accelerate#2316"),
-    "parts-of-different-rows": Known("ranks that divide rows between them have different ones", "{measure}"),
+    "parts-of-different-rows": Known("ranks that divide rows or layers between them have different rows", "{measure}"),
     "samples-reordered": Known("samples are in other ranks or micro-batches than the seed gives", "{measure}"),
     "remainder-dropped": Known("the remainder of the epoch is dropped", "{measure}"),
     "same-samples-on-every-rank": Known("every rank reads the same samples", "{measure}"),
@@ -90,6 +90,8 @@ _FORWARD = {
                                        "labels have to be shifted before rows are divided"),
     "attention-within-parts": Known("each part of a row attends to its own tokens alone", _PARTS),
     "key-heads-of-another-rank": Known("ranks attend with the key heads of another rank's query heads", _PARTS),
+    "masks-of-layer-ranks": Known("the {ranks} ranks of a layer draw other dropout masks than one process would "
+                                  "(strategy.mesh.tensor)", "losses differ where masks are drawn"),
     "masks-of-another-part": Known("all parts of a row draw the same dropout masks", _PARTS),
     "loss-not-finite": Known("the loss is not finite, but the plain loop's is", "{measure}"),
     "recipe-diverges": Known("the recipe diverges: the plain loop's loss is not finite either", "{measure}",
@@ -181,6 +183,15 @@ _GRADIENT = {
     "gradient-of-one-copy": Known("gradients are not reduced over strategy.mesh.replicate: each copy of the model "
                                   "trains on the samples of its own ranks", _WEIGHTS),
     "gradients-of-copies-added": Known("the gradient is scaled by the size of strategy.mesh.replicate", _SCALED),
+    "gradients-scaled-by-layers": Known("the gradient is scaled by the size of strategy.mesh.tensor", _SCALED),
+    "hidden-gradients-not-summed": Known("the gradient of hidden states is not summed over the {ranks} ranks of a "
+                                         "layer (strategy.mesh.tensor)", "{first} has another gradient on each, "
+                                         "{count} weights in all"),
+    "head-norms-not-summed": Known("the gradient of norms of heads is not summed over the {ranks} ranks of a layer "
+                                   "(strategy.mesh.tensor)", "{first} has another gradient on each of them"),
+    "hidden-gradients-summed-twice": Known("the gradient of hidden states is summed twice over the ranks of a layer "
+                                           "(strategy.mesh.tensor)", "the gradient of {first} is {factor:.5g} times "
+                                           "the right one"),
     "gradients-scaled-by-parts": Known("the gradient is scaled by the size of strategy.mesh.context", _SCALED),
     "ranks-not-reduced": Known("gradients are not reduced over the ranks", _WEIGHTS, "DeepSpeed#4321"),
     "last-micro-batch-not-reduced": Known("the last micro-batch is not reduced over the ranks", _WEIGHTS,

@@ -43,6 +43,8 @@ WITHOUT_GRADIENT = Applies(lambda strategy: strategy.traits.continues_without_gr
 """Training continues where a weight gets no gradient."""
 
 
+SPLITS_LAYERS = Applies(lambda strategy: strategy.traits.splits_layers)
+"""`strategy.mesh.tensor` divides the matrices of layers."""
 HYBRID = Applies(lambda strategy: strategy.traits.hybrid is not None)
 HYBRID_STATE = Applies(lambda strategy: strategy.traits.hybrid == "state")
 """Gradients are reduced over the axes of a mesh one after the other."""

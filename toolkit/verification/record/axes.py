@@ -14,17 +14,20 @@ EXCHANGE = "all-to-all"
 
 
 def axis_of(kind: str, arguments: Iterable[Any], mesh: Mesh) -> str:
-    """``all``, ``shard`` or ``replicate`` for the group among a c10d operator's arguments, ``context`` where it is an
-    exchange between parts of rows; ``other`` where its ranks are those of no axis of this process."""
+    """``all``, ``shard``, ``replicate`` or ``tensor`` for the group among a c10d operator's arguments, ``context``
+    where it is an exchange between parts of rows; ``other`` where its ranks are those of no axis of this process."""
     ranks, rank = _ranks(arguments), dist.get_rank()
     if kind == EXCHANGE:
         own = rank // mesh.context * mesh.context
         return "context" if ranks == list(range(own, own + mesh.context)) else "other"
-    first = rank - mesh.place(rank)
+    peers = mesh.state_peers(rank)
+    at = peers.index(rank)
+    first = at - mesh.place(rank)
     axes = {
-        "all": list(range(mesh.replicate * mesh.shard)),
-        "shard": list(range(first, first + mesh.shard)),
-        "replicate": list(range(mesh.place(rank), mesh.replicate * mesh.shard, mesh.shard)),
+        "tensor": mesh.layer_ranks(rank) if mesh.tensor > 1 else None,
+        "all": peers,
+        "shard": peers[first : first + mesh.shard],
+        "replicate": peers[mesh.place(rank) :: mesh.shard],
     }
     return next((axis for axis, own in axes.items() if own == ranks), "other")
 

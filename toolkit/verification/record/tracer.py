@@ -268,10 +268,13 @@ class SessionTracer:
             for kind, spelled in _KINDS.items():
                 if any(part in operator.lower() for part in spelled):
                     self.collectives[kind] += 1
-                    if self._in_backward and kind in _SUMS:
-                        self.reducing.add(len(self._step.micros) - 1)
+                    axis = ""
                     if arguments and self.engine.resolved.recipe.strategy.mesh is not None:
-                        self.axes[f"{kind} {axis_of(kind, arguments, self.engine.resolved.mesh)}"] += 1
+                        axis = axis_of(kind, arguments, self.engine.resolved.mesh)
+                        self.axes[f"{kind} {axis}"] += 1
+                    # Along the tensor axis it is hidden states that are summed.
+                    if self._in_backward and kind in _SUMS and axis != "tensor":
+                        self.reducing.add(len(self._step.micros) - 1)
         elif operator.startswith("aten::_scaled_mm") and self._step.step == products_step(self.engine.resolved):
             self.float8 += 1
 

@@ -1,0 +1,277 @@
+"""Layers divided over ranks (`strategy.mesh.tensor`): proven equal, and found where they are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from families import EVERY_FAMILY
+from jobs import plain_run, resolved_from, train_job
+from tiny import LLAMA, recipe_dict
+from toolkit.launch.group import WorkerGroup
+from toolkit.model.sources import Made
+from toolkit.model.tensor import Division, PartOf
+from toolkit.recipe.resolve import Resolved
+from toolkit.recipe.splittable import FAMILIES
+from toolkit.strategies.engines.pieces import Shape, span, within
+from toolkit.verification.faults import fault_class, faults
+from toolkit.verification.faults.layers import __name__ as FAULTS
+from toolkit.verification.matrix import what_caught
+from toolkit.verification.run import verify
+
+LORA = {"r": 4, "dropout": 0.1}
+PLAIN = LLAMA | {"attention_dropout": 0.0}
+QWEN = PLAIN | {"model_type": "qwen3", "head_dim": 8}
+BESIDE = {"ddp": "replicate", "fsdp2": "shard"}
+
+
+def in_two(recipe: Callable[..., Resolved], **sections: Any) -> Resolved:
+    """Two processes that have half of every layer each."""
+    model = {"config": PLAIN} | sections.pop("model", {})
+    return recipe("ddp", strategy={"mesh": {"tensor": 2}}, model=model, **sections)
+
+
+def two_by_two(recipe: Callable[..., Resolved], strategy: str, **sections: Any) -> Resolved:
+    mesh = {"tensor": 2, BESIDE[strategy]: 2}
+    model = {"config": PLAIN} | sections.pop("model", {})
+    return recipe(strategy, strategy={"mesh": mesh}, machine={"processes": 4}, model=model, **sections)
+
+
+def assert_equivalent(outcome: Any) -> None:
+    told = None if outcome.difference is None else outcome.difference[2]
+    assert outcome.verdict == "equivalent", (told, outcome.failure, outcome.unproven)
+
+
+@pytest.mark.group
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"precision": "bf16", "adapter": LORA, "activation_checkpointing": "full"},
+        {"model": {"config": QWEN}, "data": {"packing": True}, "loss": "fused"},
+    ],
+    ids=["lora-bf16", "head-norms-packed"],
+)
+def test_half_of_every_layer_is_equivalent(
+    sections: dict[str, Any], recipe: Callable[..., Resolved], group: WorkerGroup
+) -> None:
+    """With dropout of hidden states and of inner units, and half as many key heads as query heads."""
+    outcome = verify(in_two(recipe, **sections), group=group, time_limit=200)
+    assert_equivalent(outcome)
+    for one in outcome.passes:
+        seen = {c.expected: c.ok for c in one.claims if c.id == "mesh-collectives"}
+        assert seen == {"all-reduce tensor": True}
+        assert {c.id for c in one.claims if c.ok} >= {"layers-divided", "layers-alike"}
+        gradient = next(stage for stage in one.stages if stage.name == "gradient")
+        assert gradient.detection_limit == pytest.approx(4.8e-7, rel=0.01)
+    logic = outcome.passes[0]
+    assert logic.replayed is not None
+    assert max(one.gradient for one in logic.replayed.from_natural) < 1e-5, "held against whole layers"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adapter", [None, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize("model", [PLAIN, QWEN], ids=["llama", "qwen3"])
+@pytest.mark.parametrize("strategy", BESIDE)
+def test_two_by_two_is_equivalent(
+    strategy: str, model: dict[str, Any], adapter: Any, recipe: Callable[..., Resolved], four: WorkerGroup
+) -> None:
+    resolved = two_by_two(recipe, strategy, model={"config": model}, adapter=adapter, precision="bf16")
+    outcome = verify(resolved, group=four, time_limit=300)
+    assert_equivalent(outcome)
+    shared = {"all-gather shard", "reduce-scatter shard", "all-reduce replicate"}
+    seen = {c.expected for one in outcome.passes for c in one.claims if c.id == "mesh-collectives"}
+    assert "all-reduce tensor" in seen
+    assert not seen - {"all-reduce tensor"} - shared
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adapter", [None, LORA], ids=["full", "lora"])
+def test_a_quarter_of_every_layer_is_equivalent(
+    adapter: Any, recipe: Callable[..., Resolved], four: WorkerGroup
+) -> None:
+    resolved = recipe(
+        "ddp", strategy={"mesh": {"tensor": 4}}, machine={"processes": 4}, adapter=adapter, precision="bf16",
+        model={"config": PLAIN | {"num_key_value_heads": 4}},
+    )  # fmt: skip
+    outcome = verify(resolved, group=four, time_limit=300)
+    assert_equivalent(outcome)
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "bf16-pure": {"precision": "bf16-pure"},
+    "selective": {"activation_checkpointing": "selective", "precision": "bf16"},
+    "terms": {"label_smoothing": 0.1, "z_loss": 1e-4},
+    "lion": {"optimizer": {"name": "lion", "lr": 1e-4}},
+    "sgd": {"optimizer": {"name": "sgd", "lr": 1e-2}},
+    "foreach": {"optimizer": {"kernel": "foreach"}},
+    "groups": {"optimizer": {"groups": [{"match": "mlp", "lr": 3e-3}]}},
+    "frozen": {"model": {"freeze": ["embed"], "config": PLAIN}},
+    "head-saved": {"adapter": LORA | {"modules_to_save": ["lm_head"]}, "precision": "bf16"},
+    "tied": {"model": {"config": PLAIN | {"tie_word_embeddings": True}}, "precision": "bf16"},
+    "biases": {"model": {"config": PLAIN | {"model_type": "qwen2"}}, "precision": "bf16"},
+    "classification": {"model": {"task": "sequence-classification", "num_labels": 3,
+                                 "config": PLAIN | {"pad_token_id": 0}}},
+    "sync-every": {"strategy": {"sync": "every"}},
+}  # fmt: skip
+
+
+@pytest.mark.group
+@pytest.mark.slow
+@pytest.mark.parametrize("option", OPTIONS)
+def test_an_option_in_two_is_equivalent(option: str, recipe: Callable[..., Resolved], group: WorkerGroup) -> None:
+    sections = dict(OPTIONS[option])
+    strategy = {"mesh": {"tensor": 2}} | sections.pop("strategy", {})
+    model = {"config": PLAIN} | sections.pop("model", {})
+    resolved = recipe("ddp", strategy=strategy, model=model, **sections)
+    assert_equivalent(verify(resolved, group=group, time_limit=200))
+
+
+@pytest.mark.group
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_in_two_is_equivalent(family: str, recipe: Callable[..., Resolved], group: WorkerGroup) -> None:
+    """The families that are named as verified."""
+    model = EVERY_FAMILY.get(family) or {"config": PLAIN | {"model_type": family}}
+    config = dict(model["config"]) | {"attention_dropout": 0.0}
+    adapter = {"r": 4, "target_modules": "all-linear"}
+    model = {"config": config}
+    resolved = recipe("ddp", strategy={"mesh": {"tensor": 2}}, model=model, precision="bf16", adapter=adapter)
+    assert_equivalent(verify(resolved, group=group, time_limit=200))
+
+
+OF_LAYERS = [name for name, kind in faults().items() if kind.__module__ == FAULTS]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", BESIDE)
+@pytest.mark.parametrize("fault", OF_LAYERS)
+def test_what_is_wrong_with_layers_is_found(
+    fault: str, strategy: str, recipe: Callable[..., Resolved], four: WorkerGroup
+) -> None:
+    kind = fault_class(fault)
+    resolved = recipe(strategy, model={"config": PLAIN})
+    outcome = verify(resolved, group=four, fault=fault, time_limit=300, round_trip=False, stop_early=True)
+    stage, where = what_caught(outcome)
+    assert stage in kind.stages, (stage, where)
+    assert outcome.diagnosis is not None
+    assert outcome.diagnosis.id in kind.diagnoses
+
+
+def divided(root: Path, name: str, **sections: Any) -> dict[str, Any]:
+    values = recipe_dict(
+        root,
+        model={"config": PLAIN},
+        strategy={"name": name, "mesh": {"tensor": 2}},
+        machine={"processes": 2},
+        batch={"micro_size": 4, "accumulation": 2},
+        data={"packing": True, "max_length": 48},
+        run={"max_steps": 20},
+    )
+    for key, value in sections.items():
+        values[key] = values.get(key, {}) | value if isinstance(value, dict) else value
+    return values
+
+
+@pytest.mark.group
+def test_twenty_steps_are_the_plain_loops(tiny_root: Path, group: WorkerGroup) -> None:
+    """Weights within 1e-5 of one process that computes whole layers, with the same samples in the same steps."""
+    run = group.run(train_job, resolved_from(divided(tiny_root, "ddp")), 20)[0]
+    alone = divided(tiny_root, "single", machine={"processes": 1}, strategy={"mesh": None})
+    plain = plain_run(resolved_from(alone), 20)
+    assert run.tokens == plain.tokens
+    assert run.losses == pytest.approx(plain.losses, rel=1e-5)
+    for name, weight in plain.weights.items():
+        assert torch.allclose(run.weights[name], weight, rtol=1e-5, atol=1e-5), name
+
+
+@pytest.mark.group
+def test_a_run_goes_on_with_whole_layers_and_with_divided_ones(
+    tiny_root: Path, tmp_path: Path, group: WorkerGroup
+) -> None:
+    """A checkpoint has whole weights, whoever wrote their parts."""
+    parts = divided(tiny_root, "ddp")
+    whole = divided(tiny_root, "zero3", strategy={"mesh": None}, batch={"micro_size": 2})
+    for first, then in ((parts, whole), (whole, parts)):
+        folder = tmp_path / first["strategy"]["name"]
+        straight = group.run(train_job, resolved_from(first), 4, None, None, 4)[0]
+        group.run(train_job, resolved_from(first), 2, str(folder), None, 4)
+        after = group.run(train_job, resolved_from(then), 2, None, str(next(folder.iterdir())), 4)[0]
+        assert after.losses == pytest.approx(straight.losses[2:], rel=1e-5)
+        for name, weight in straight.weights.items():
+            assert torch.allclose(after.weights[name], weight, rtol=1e-5, atol=1e-6), name
+
+
+@pytest.mark.slow
+def test_parts_are_sharded_resumed_and_read_from_files(tiny_root: Path, tmp_path: Path, four: WorkerGroup) -> None:
+    """Under fsdp2, loaded by part from safetensors: columns of a matrix, and rows of those."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(**PLAIN)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
+    model = {"path": str(tmp_path / "model"), "config": None}
+    square = {"mesh": {"tensor": 2, "shard": 2}}
+    parts = divided(tiny_root, "fsdp2", model=model, strategy=square, machine={"processes": 4}, batch={"micro_size": 2})
+    whole = divided(tiny_root, "ddp", model=model, strategy={"mesh": None}, machine={"processes": 4},
+                    batch={"micro_size": 1})  # fmt: skip
+    straight = four.run(train_job, resolved_from(whole), 4, None, None, 4)[0]
+    for first, then in ((parts, whole), (whole, parts), (parts, parts)):
+        folder = tmp_path / f"{first['strategy']['name']}-{then['strategy']['name']}"
+        four.run(train_job, resolved_from(first), 2, str(folder), None, 4)
+        after = four.run(train_job, resolved_from(then), 2, None, str(next(folder.iterdir())), 4)[0]
+        assert after.losses == pytest.approx(straight.losses[2:], rel=1e-5)
+        for name, weight in straight.weights.items():
+            assert torch.allclose(after.weights[name], weight, rtol=1e-5, atol=1e-6), name
+
+
+@pytest.mark.parametrize(
+    ("shape", "dim", "start", "stop"),
+    [((6, 4), 1, 0, 24), ((6, 4), 1, 3, 21), ((6, 4), 1, 5, 7), ((3, 8), 0, 2, 23), ((8,), 0, 1, 7), ((6, 4), 1, 8, 8)],
+)
+def test_a_piece_of_a_part_is_found_in_the_whole(shape: Shape, dim: int, start: int, stop: int) -> None:
+    """The same elements, in the same order, whichever part it is."""
+    count = 3
+    whole = torch.arange(count * torch.Size(shape).numel())
+    whole = whole.view(*(size * count if at == dim else size for at, size in enumerate(shape)))
+    for index in range(count):
+        part = Division(dim, index, count).part(whole).reshape(-1)
+        seen = torch.full((stop - start,), -1)
+        for piece, places in within(span(start, stop), shape, dim, index, count):
+            if piece.flat:
+                values = whole.reshape(-1)[piece.start[0] : piece.start[0] + piece.numel]
+            else:
+                values = whole[tuple(slice(a, a + n) for a, n in zip(piece.start, piece.size, strict=True))]
+            seen[places] = values.reshape(-1)
+        assert torch.equal(seen, part[start:stop])
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_part_is_read_as_it_is_cut(dim: int) -> None:
+    whole = torch.randn(7 if dim else 8, 8)
+    division = Division(dim, 1, 2)
+    made = Made(lambda: whole)
+    cast = _Read(whole)
+    right = division.part(whole).reshape(-1)
+    for source in (made, cast):
+        part = PartOf(source, tuple(whole.shape), division)
+        assert torch.equal(part.whole().reshape(-1), right)
+        for start, stop in ((0, right.numel()), (3, 17), (4, 8), (27, 28)):
+            into = torch.empty(stop - start)
+            part.fill(into, start)
+            assert torch.equal(into, right[start:stop]), (source, start, stop)
+
+
+class _Read:
+    """A source that is read by ranges."""
+
+    def __init__(self, values: torch.Tensor) -> None:
+        self.values = values
+
+    def fill(self, into: torch.Tensor, start: int) -> None:
+        into.copy_(self.values.reshape(-1)[start : start + into.numel()])
+
+    def whole(self) -> torch.Tensor:
+        return self.values

@@ -1,0 +1,84 @@
+"""Whether a model's layers can be divided over ranks (`strategy.mesh.tensor`), determined without torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from toolkit.optimizers import optimizer_kind
+from toolkit.recipe.contextable import attention_heads
+from toolkit.recipe.model_facts import ModelFacts
+from toolkit.recipe.schema import Recipe
+from toolkit.recipe.strategy_names import REGISTERED
+from toolkit.recipe.traits import Traits
+from toolkit.tasks import task_of
+
+FAMILIES = (
+    "apertus", "arcee", "cohere", "cohere2", "ernie4_5", "exaone4", "gemma", "gemma2", "gemma3_text", "granite",
+    "helium", "llama", "mistral", "nemotron", "olmo", "phi", "qwen2", "qwen3", "seed_oss", "smollm3", "starcoder2",
+)  # fmt: skip
+"""Model types whose ``base_model_tp_plan`` (transformers 5.23.0) says of every matrix of a block how it is divided,
+and which are verified."""
+
+_ATTENTION_DROPOUT = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob", "attn_dropout")
+
+
+def why_not_splittable(recipe: Recipe, facts: ModelFacts, traits: Traits) -> str | None:
+    """Why ranks could not compute a part of every layer each, and the alternative; or None."""
+    mesh, model = recipe.strategy.mesh, recipe.model
+    assert mesh is not None
+    count, config = mesh.tensor, facts.config or {}
+    if not traits.splits_layers:
+        able = " or ".join(name for name, other in REGISTERED.items() if other.traits.splits_layers)
+        return f"is not supported by {recipe.strategy.name}, use {able}"
+    if model.trust_remote_code or facts.model_type not in FAMILIES:
+        return (
+            f"{facts.model_type or 'this model'} has no plan for its layers, or none that is verified; verified are "
+            f"{', '.join(FAMILIES)}"
+        )
+    if task_of(model.task).media is not None:
+        return f"has not been verified with model.task: {model.task}"
+    if (reason := _why_not_option(recipe)) is not None:
+        return reason
+    for key in _ATTENTION_DROPOUT:
+        if config.get(key):
+            return (
+                f"would draw the same dropout mask for the heads of every rank; set {key}: 0 in "
+                "model.config, or in the model's config.json"
+            )
+    heads = attention_heads(config)
+    if heads is None:
+        return "requires the number of attention heads, which the model's config does not say"
+    sizes = {
+        "attention heads": heads,
+        "key heads": config.get("num_key_value_heads") or heads,
+        "columns of the feed-forward layers (intermediate_size)": config.get("intermediate_size") or count,
+    }
+    for what, size in sizes.items():
+        if size % count:
+            return f"{count} ranks cannot divide {size} {what}; set a divisor of {size}"
+    return None
+
+
+def _why_not_option(recipe: Recipe) -> str | None:
+    adapter, optimizer = recipe.adapter, recipe.optimizer
+    if recipe.precision == "fp16":
+        return "has not been verified with fp16, whose overflow one rank alone may see; use bf16"
+    if recipe.compile:
+        return "has not been verified with compiled blocks; set compile: false"
+    if recipe.fp8:
+        return "would scale the parts of a matrix each by its own largest value; set fp8: false"
+    if adapter is not None and (adapter.method != "lora" or adapter.options.get("target_parameters")):
+        return f"divides the matrices of adapter.method: lora alone, on linear layers (it is {adapter.method})"
+    if not optimizer_kind(optimizer.name).elementwise:
+        return f"optimizer.name: {optimizer.name} needs whole matrices; use adamw, lion or sgd"
+    if recipe.strategy.offload != "none":
+        return "has not been verified with strategy.offload; set offload: none"
+    unverified: dict[str, Any] = {
+        "run.ema": recipe.run.ema,
+        "run.group_norms": recipe.run.group_norms,
+        "loss: liger": recipe.loss == "liger",
+    }
+    for key, given in unverified.items():
+        if given:
+            return f"has not been verified with {key}; remove it"
+    return None

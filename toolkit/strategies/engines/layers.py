@@ -1,0 +1,207 @@
+"""``strategy.mesh.tensor`` beside another strategy: each rank trains its part of divided weights, whole ones alike.
+
+To the other strategy a part is a weight. What is told and taken here is of whole weights: gathered from the ranks that
+divide them, or this rank's part of them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from toolkit.model.tensor import layer_group, state_group
+from toolkit.optim.adamw8bit import local
+from toolkit.strategies.engines.base import Claim, Engine, OptimizerState, Prepared
+from toolkit.strategies.engines.fsdp2 import Fsdp2Engine
+from toolkit.strategies.engines.pieces import Owned, Piece, Saved, Shape, Values, within
+from toolkit.strategies.engines.replicated import DdpEngine
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+
+class DividedLayers(Engine):
+    """What an engine does otherwise where layers are divided; stands before it among the base classes."""
+
+    def __init__(self, prepared: Prepared, accelerator: Accelerator) -> None:
+        self.divisions = prepared.divisions
+        self.layer_group = layer_group(prepared.resolved)
+        self.state_group = state_group(prepared.resolved)
+        super().__init__(prepared, accelerator)
+        self.shapes = {name: self._whole_shape(name, shape) for name, shape in self.parts.items()}
+
+    # ------------------------------------------------------------------ the step
+
+    def clip(self, max_norm: float) -> torch.Tensor:
+        divided = [p.grad for name, p in self.parameters.items() if name in self.divisions and p.grad is not None]
+        alike = [p.grad for name, p in self.parameters.items() if name not in self.divisions and p.grad is not None]
+        squares = _square(divided, self.device)
+        _over_ranks(squares, self.layer_group)
+        norm = (squares + _square(alike, self.device)).sqrt()
+        if max_norm > 0:
+            torch.nn.utils.clip_grads_with_norm_(list(self.parameters.values()), max_norm, norm)
+        return norm
+
+    # ------------------------------------------------------------------ whole tensors
+
+    def full_weight(self, name: str, main_only: bool = False) -> torch.Tensor:
+        return self._joined(name, super().full_weight(name), main_only)
+
+    def full_gradient(self, name: str) -> torch.Tensor | None:
+        gradient = super().full_gradient(name)
+        return None if gradient is None else self._joined(name, gradient, False)
+
+    def full_state(self, name: str, scales: bool = False, main_only: bool = False) -> OptimizerState | None:
+        state = super().full_state(name, scales)
+        if state is None:
+            return None
+        return replace(state, moments={key: self._joined(name, m, main_only) for key, m in state.moments.items()})
+
+    def load(self, name: str, weight: torch.Tensor, state: OptimizerState | None) -> None:
+        if (division := self.divisions.get(name)) is not None:
+            weight = division.part(weight)
+            if state is not None:
+                state = replace(state, moments={key: division.part(m) for key, m in state.moments.items()})
+        super().load(name, weight, state)
+
+    def own_weight(self, name: str) -> Values:
+        return self._placed(name, super().own_weight(name))
+
+    def own_gradient(self, name: str) -> Values:
+        return self._placed(name, super().own_gradient(name))
+
+    def pieces(self, name: str) -> Owned:
+        own = super().pieces(name)
+        return Owned(
+            self._placed(name, own.weight),
+            {key: self._placed(name, moment) for key, moment in own.moments.items()},
+            {key: self._whole_shape(name, shape) for key, shape in own.shapes.items()},
+            own.step,
+        )
+
+    def load_pieces(self, name: str, saved: Saved) -> None:
+        if (division := self.divisions.get(name)) is None:
+            super().load_pieces(name, saved)
+            return
+        shape = self.parts[name]
+
+        def read(whole: Callable[[Piece | None], torch.Tensor], piece: Piece | None) -> torch.Tensor:
+            asked = piece or Piece((0,) * len(shape), shape)
+            where = within(asked, shape, division.dim, division.index, division.count)
+            flat = torch.cat([whole(one).reshape(-1) for one, _ in where])
+            return flat if asked.flat else flat.view(asked.size)
+
+        super().load_pieces(
+            name,
+            Saved(
+                saved.step,
+                lambda piece: read(saved.weight, piece),
+                lambda key, piece: read(lambda one: saved.moment(key, one), piece),
+            ),
+        )
+
+    def _whole_shape(self, name: str, shape: Shape) -> Shape:
+        division = self.divisions.get(name)
+        return shape if division is None else division.whole(shape)
+
+    def _joined(self, name: str, part: torch.Tensor, main_only: bool) -> torch.Tensor:
+        """The whole of this rank's part; on the CPU, or without values where this rank has no use for them."""
+        division = self.divisions.get(name)
+        if division is not None:
+            parts = [torch.empty_like(part, device=self.device) for _ in range(division.count)]
+            dist.all_gather(parts, part.contiguous().to(self.device), group=self.layer_group)
+            part = torch.cat(parts, division.dim).cpu()
+        return part if self._reads(main_only) else torch.empty_like(part, device="meta")
+
+    def _placed(self, name: str, values: Values) -> Values:
+        """Pieces of this rank's part as pieces of the whole. Of weights that all ranks have, the first rank's."""
+        division = self.divisions.get(name)
+        if division is None:
+            return values if self.resolved.mesh.column(self.accelerator.process_index) == 0 else []
+        placed = []
+        for piece, tensor in values:
+            flat = tensor.reshape(-1)
+            for one, places in within(piece, self.parts[name], division.dim, division.index, division.count):
+                placed.append((one, flat[places]))
+        return placed
+
+    # ------------------------------------------------------------------ evidence
+
+    def _layer_claims(self) -> list[Claim]:
+        """Evidence that layers are divided: what this rank has of them, that the ranks have different parts of the
+        divided weights, and the same of all others. Every rank calls it."""
+        mesh = self.resolved.mesh
+        names = list(self.divisions)
+        own = dict(self.model.named_parameters())
+        prefix = "module." if isinstance(self.model, DistributedDataParallel) else ""
+        divided = [own[f"{prefix}{name}"] for name in names]
+        rest = [p for name, p in own.items() if name.removeprefix(prefix) not in self.divisions]
+        sums = torch.zeros(mesh.tensor, 2, dtype=torch.float64, device=self.device)
+        for at, tensors in enumerate((divided, rest)):
+            sums[mesh.column(self.accelerator.process_index), at] = sum(
+                local(p).detach().double().abs().sum().to(self.device) for p in tensors
+            )
+        dist.all_reduce(sums, group=self.layer_group)
+        different = len(set(sums[:, 0].tolist()))
+        same = len(set(sums[:, 1].tolist())) == 1
+        return [
+            Claim("layers-divided", "ranks with a part of their own of divided layers", str(mesh.tensor),
+                  str(different), bool(names) and different == mesh.tensor),
+            Claim("layers-alike", "ranks agree on weights that are not divided", "yes", "yes" if same else "no", same),
+        ]  # fmt: skip
+
+
+def _over_ranks(squares: torch.Tensor, group: dist.ProcessGroup) -> None:
+    """Of divided weights each rank has the squares of its own part."""
+    dist.all_reduce(squares, group=group)
+
+
+def _square(gradients: list[torch.Tensor], device: torch.device) -> torch.Tensor:
+    """The squared 2-norm of gradients, summed over the ranks that shard them; float32."""
+    if not gradients:
+        return torch.zeros((), device=device)
+    norm = torch.nn.utils.get_total_norm(gradients)
+    return (norm.full_tensor() if isinstance(norm, DTensor) else norm).float().square()
+
+
+class DividedDdpEngine(DividedLayers, DdpEngine):
+    """Gradients are averaged over the ranks that hold the same parts."""
+
+    def wrap(self, model: Any) -> Any:
+        on_gpu = self.device.type == "cuda"
+        return DistributedDataParallel(
+            model,
+            device_ids=[self.device.index] if on_gpu else None,
+            output_device=self.device.index if on_gpu else None,
+            process_group=self.state_group,
+        )
+
+    def load_pieces(self, name: str, saved: Saved) -> None:
+        Engine.load_pieces(self, name, saved)  # reads whole tensors, one after another, of which ``load`` takes a part
+
+    def evidence(self) -> list[Claim]:
+        return [*super().evidence(), *self._layer_claims()]
+
+
+class DividedFsdp2Engine(DividedLayers, Fsdp2Engine):
+    """Each rank's parts are sharded over the ranks that have the same ones: accelerate's mesh has an axis beside."""
+
+    def engage(self, prepared: Prepared) -> None:
+        # accelerate 1.15.0 warns that weights which are no DTensors are not divided by torch.
+        log = logging.getLogger("accelerate.accelerator")
+        level = log.level
+        log.setLevel(logging.ERROR)
+        try:
+            super().engage(prepared)
+        finally:
+            log.setLevel(level)
+
+    def evidence(self) -> list[Claim]:
+        return [*super().evidence(), *self._layer_claims()]
