@@ -17,6 +17,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -30,6 +31,8 @@ from toolkit.data.loader import TrainLoader, eval_batches, open_data
 from toolkit.errors import InputError
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve
+from toolkit.strategies.engines.base import Engine
+from toolkit.strategies.engines.layers import DividedLayers
 from toolkit.strategies.engines.pieces import Saved
 from toolkit.training import checkpoint, loop
 from toolkit.training.guard import LossGuard
@@ -169,9 +172,20 @@ def _is_group(name: str, value: Any) -> bool:
     return name.startswith("_") and isinstance(value, dist.ProcessGroup)
 
 
+@contextlib.contextmanager
+def _claims_of_one_rank() -> Iterator[None]:
+    """Inside, nothing is claimed of the values of other ranks: here they are this one's."""
+    with (
+        mock.patch.object(Engine, "_copy_claims", return_value=[]),
+        mock.patch.object(DividedLayers, "_layer_claims", return_value=[]),
+    ):
+        yield
+
+
 def _start(cell: Cell, root: str, watch: Watch, outcome: Outcome) -> Session:
     resolved = resolve(Recipe.model_validate(cell.recipe(root)), "recipe.yaml", device="cuda")
-    session = open_session(resolved)
+    with _claims_of_one_rank():
+        session = open_session(resolved)
     engine, state = session.engine, session.accelerator.state
     outcome.claims = [(claim.claim, claim.seen, claim.ok) for claim in session.claims]
     outcome.local = {name: _here(p) for name, p in engine.model.named_parameters()}

@@ -8,7 +8,19 @@ import pytest
 
 from rehearsal.allowed import unexpected
 from rehearsal.cells import Call
-from rehearsal.large import SPLIT, WORLDS, cell, part_here, rows_here, shapes
+from rehearsal.large import (
+    LLAMA_8B,
+    LLAMA_70B,
+    MESHES,
+    SPLIT,
+    WORLDS,
+    cell,
+    mesh_cell,
+    mesh_part,
+    part_here,
+    rows_here,
+    shapes,
+)
 
 _LAYERS = 2
 """Of the quick ones; the other 30 are the same again."""
@@ -18,12 +30,16 @@ _VIEWS = {"zero2": 1, "zero3": 3}
 Python, stage 2 where a bucket is sent, stage 3 for each parameter (measured: 0.8 and 2.6)."""
 
 
-def _check(outcome: Any, strategy: str, rank: int, world: int, layers: int) -> None:
+def _runs(outcome: Any) -> None:
     assert outcome.error is None, outcome.error
     assert unexpected(outcome.reports) == []
     assert all(ok for _, _, ok in outcome.claims), outcome.claims
     assert len(outcome.losses) == 2
     assert outcome.skipped == [False, False]
+
+
+def _check(outcome: Any, strategy: str, rank: int, world: int, layers: int) -> None:
+    _runs(outcome)
     expected = {"fsdp2": rows_here, "zero3": part_here}.get(strategy)
     if expected is None:
         return  # flat partitions, which the claims count
@@ -77,3 +93,31 @@ def _whole() -> list[Any]:
 @pytest.mark.parametrize(("strategy", "world", "rank", "call"), _whole())
 def test_8b(stage: Any, strategy: str, world: int, rank: int, call: Call) -> None:
     _check(stage(call), strategy, rank, world, 32)
+
+
+def _meshes() -> list[Any]:
+    found = []
+    for name in MESHES:
+        for size, config in (("8b", LLAMA_8B), ("70b", LLAMA_70B)):
+            for rank in (0, 259, 511):
+                quick = (name, size, rank) == ("layers-hybrid", "8b", 511)
+                layers = _LAYERS if quick else 4
+                call = Call("rehearse.brief", (mesh_cell(name, rank, config, layers),))
+                marks = [] if quick else [pytest.mark.slow]
+                found.append(pytest.param(name, config, rank, layers, call, id=f"{name}-{size}-{rank}", marks=marks))
+    return found
+
+
+@pytest.mark.parametrize(("name", "config", "rank", "layers", "call"), _meshes())
+def test_meshes_of_512_ranks(stage: Any, name: str, config: dict[str, Any], rank: int, layers: int, call: Call) -> None:
+    """Widths of Llama 3 8B and 70B, of their layers four: the rest is the same again."""
+    outcome = stage(call)
+    _runs(outcome)
+    whole = shapes(layers, config["hidden_size"], config["intermediate_size"])
+    found = {name.removeprefix("module."): shape for name, (shape, _, _) in outcome.local.items()}
+    assert found == {weight: mesh_part(name, weight, shape, rank) for weight, shape in whole.items()}
+    sizes = {size for size, _ in outcome.groups}
+    mesh = MESHES[name][1]
+    # All, those of an axis, and those that have the same part of every layer. Rows' parts shard with the others.
+    asked = {512, *mesh.values(), 512 // mesh.get("tensor", 1)}
+    assert sizes == asked - ({256} if "context" in mesh else set())

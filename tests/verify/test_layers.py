@@ -101,6 +101,19 @@ def test_a_quarter_of_every_layer_is_equivalent(
     assert_equivalent(outcome)
 
 
+@pytest.mark.slow
+def test_copies_of_sharded_parts_are_equivalent(recipe: Callable[..., Resolved]) -> None:
+    """Replicate, shard and tensor, two of each."""
+    mesh = {"replicate": 2, "shard": 2, "tensor": 2}
+    model = {"config": PLAIN}
+    resolved = recipe("fsdp2", strategy={"mesh": mesh}, machine={"processes": 8}, model=model, precision="bf16")
+    with WorkerGroup(8) as eight:
+        outcome = verify(resolved, group=eight, time_limit=300)
+    assert_equivalent(outcome)
+    seen = {c.expected for one in outcome.passes for c in one.claims if c.id == "mesh-collectives"}
+    assert seen == {"all-gather shard", "reduce-scatter shard", "all-reduce replicate", "all-reduce tensor"}
+
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "bf16-pure": {"precision": "bf16-pure"},
     "selective": {"activation_checkpointing": "selective", "precision": "bf16"},

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import adapter_traps
+import mesh_traps
 import pytest
 import torch
 import upstream
@@ -189,3 +190,26 @@ def test_zero3_rounds_a_product_before_it_adds_the_bias() -> None:
         [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=120, check=True
     )
     assert float(done.stdout.split()[-1]) > 0.01
+
+
+def test_transformers_ignores_the_mesh_of_a_plan(group: WorkerGroup) -> None:
+    """Worked around in model/tensor.py, which divides layers itself."""
+    assert group.run(mesh_traps.transformers_ignores_the_mesh)[0] == (16, 1)
+
+
+def test_peft_keeps_the_widths_of_whole_layers(group: WorkerGroup) -> None:
+    """Worked around in model/tensor.py: adapters are made beside whole layers and divided with them."""
+    assert group.run(mesh_traps.peft_keeps_whole_widths, "q_proj")[0] == ""
+    assert "is invalid for input of size" in group.run(mesh_traps.peft_keeps_whole_widths, "o_proj")[0]
+
+
+def test_torch_unties_weights_that_it_divides(group: WorkerGroup) -> None:
+    """Worked around in model/tensor.py: embedding and head stay whole."""
+    tied, share = group.run(mesh_traps.torch_unties_weights)[0]
+    assert not tied
+    assert share < 0.9
+
+
+def test_accelerate_asks_transformers_for_what_is_gone(group: WorkerGroup) -> None:
+    """Worked around in strategies/engines/layers.py: accelerate is given plain tensors, and divides nothing."""
+    assert "ReplicateParallel" in group.run(mesh_traps.accelerate_asks_for_what_is_gone)[0]

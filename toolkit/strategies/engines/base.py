@@ -317,25 +317,30 @@ class Engine:
 
     def _mesh_claims(self, parts: Sequence[tuple[tuple[int, int], torch.Tensor]]) -> list[Claim]:
         """Evidence for `strategy.mesh`: of each weight how many ranks hold this part and how many parts there are, and
-        this rank's part; and that copies are equal, by the sum of their bytes. Every rank calls it."""
-        import torch.distributed as dist
-
+        this rank's part; and that copies are equal. Every rank calls it."""
         mesh = self.resolved.mesh
         if self.resolved.recipe.strategy.mesh is None:
             return []
         seen = sorted({found for found, _ in parts})
         told = ", ".join(f"{copies} x {count}" for copies, count in seen) or "none"
+        right = f"{mesh.replicate} x {mesh.shard}"
+        return [
+            Claim("mesh", "copies x parts of each weight", right, told, seen == [(mesh.replicate, mesh.shard)]),
+            *self._copy_claims([part for _, part in parts]),
+        ]
+
+    def _copy_claims(self, parts: Sequence[torch.Tensor]) -> list[Claim]:
+        """Evidence that copies of weights are equal, by the sum of their bytes. Every rank calls it."""
+        import torch.distributed as dist
+
+        mesh = self.resolved.mesh
         sums = torch.zeros(mesh.tensor, mesh.replicate, mesh.shard, dtype=torch.int64, device=self.device)
-        flat = [part.reshape(-1).view(torch.uint8).sum(dtype=torch.int64) for _, part in parts if part.numel()]
+        flat = [part.reshape(-1).view(torch.uint8).sum(dtype=torch.int64) for part in parts if part.numel()]
         rank = self.accelerator.process_index
         sums[mesh.column(rank), mesh.replica(rank), self.place] = sum(one.to(self.device) for one in flat)
         dist.all_reduce(sums)
         same = int((sums == sums[:, :1]).all(1).all(0).sum().item())
-        right = f"{mesh.replicate} x {mesh.shard}"
-        return [
-            Claim("mesh", "copies x parts of each weight", right, told, seen == [(mesh.replicate, mesh.shard)]),
-            Claim("mesh-copies", "parts whose copies are equal", str(mesh.shard), str(same), same == mesh.shard),
-        ]
+        return [Claim("mesh-copies", "parts whose copies are equal", str(mesh.shard), str(same), same == mesh.shard)]
 
     def _share(self, name: str) -> Piece:
         """This rank's part of a tensor that it and its peers hold. They divide all trained elements, in the model's

@@ -168,8 +168,8 @@ def replace_engine(fault: Fault, patch: Patch, name: str) -> None:
 
     other = strategies()[name].engine_class()
 
-    def engine_class(right: Any) -> Any:
-        def wrong(strategy: Strategy) -> Any:
+    def engine_for(right: Any) -> Any:
+        def wrong(strategy: Strategy, resolved: Any) -> Any:
             fault.reached()
             return other
 
@@ -187,7 +187,7 @@ def replace_engine(fault: Fault, patch: Patch, name: str) -> None:
     def load_base(right: Any) -> Any:
         return lambda *args, **kwargs: right(*args, **kwargs | {"by_part": False})  # the other engine fills no shards
 
-    patch(Strategy, "engine_class", engine_class)
+    patch(Strategy, "engine_for", engine_for)
     patch(session, "load_base", load_base)
     # By name: the worker imports the faults.
     patch(sys.modules["toolkit.verification.record.worker"], "make_accelerator", make_accelerator)
