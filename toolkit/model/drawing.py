@@ -1,13 +1,14 @@
 """Random weights of a model from a config, without keeping them: each is drawn again when it is filled.
 
 The model is made on the meta device by transformers' own code, and every operation on tensors without memory is noted.
-Random ones are also performed once, on memory that is dropped, so that the generator has the same state before each as
-where the whole model is drawn: the same numbers, whatever the number of processes.
+Random ones are also performed once, in memory that is used again, so that the generator has the same state before each
+as where the whole model is drawn: the same numbers, whatever the number of processes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterator
@@ -21,11 +22,14 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from toolkit.model.sources import Made, NotByPart, give, sources
+from toolkit.machine import give_back_memory
+from toolkit.model.sources import TRIMMED, Made, NotByPart, give, sources
 
 _OVERWRITES = {torch.ops.aten.normal_.default, torch.ops.aten.uniform_.default, torch.ops.aten.zero_.default,
                torch.ops.aten.fill_.Scalar}  # fmt: skip
 """What a tensor had before does not matter where all of it is set."""
+_ALIGNMENT = 64
+"""Bytes: torch's own of memory on the CPU (c10/core/alignment.h, 2.13.0)."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,7 @@ class Log(TorchDispatchMode):
         self._setting: dict[int, list[int]] = defaultdict(list)
         self._storages: list[Any] = []
         """Held, so that no other one gets the same number."""
+        self.scratch = _Scratch()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -82,13 +87,13 @@ class Log(TorchDispatchMode):
         self, func: Any, args: Any, kwargs: dict[str, Any], result: Any, written: list[torch.Tensor], random: bool
     ) -> None:
         """Note what a function did with tensors without memory; ``written``: arguments that it set. A random one is
-        performed on other memory. Raises NotByPart where a tensor has values that no operation made."""
+        performed in other memory. Raises NotByPart where a tensor has values that no operation made."""
         state = None
         if random:
             if kwargs.get("generator") is not None:
                 raise NotByPart("its code draws from a generator of its own")
             state = torch.get_rng_state()
-            func(*tree_map(_blank, args), **tree_map(_blank, kwargs))
+            self.scratch.perform(func, args, kwargs)
         if any(_storage(tensor) not in self._setting for tensor in _empty((args, kwargs))):
             raise NotByPart("its code makes weights out of values that are not noted")
         for tensor in [*_empty(result), *written]:
@@ -99,8 +104,8 @@ class Log(TorchDispatchMode):
         places = (tree_map(_place, values) for values in (args, kwargs, result))
         self._noted.append(_Noted(func, *places, state))  # type: ignore[call-arg]
 
-    def make(self, place: _Place, dtype: torch.dtype) -> torch.Tensor:
-        """The values of a tensor without memory; ``dtype``: cast to it, if they are floating."""
+    def make(self, place: _Place) -> torch.Tensor:
+        """The values of a tensor without memory, in memory of their own."""
         memory: dict[int, torch.UntypedStorage] = {}
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             for number in sorted(self._needed(place.storage, len(self._noted), set())):
@@ -116,7 +121,7 @@ class Log(TorchDispatchMode):
                             values = torch.empty_strided(empty.size, empty.stride, dtype=empty.dtype).copy_(values)
                         memory[empty.storage] = values.untyped_storage()
             made: torch.Tensor = _real(memory, place)
-        return made.to(dtype) if made.is_floating_point() else made
+        return made
 
     def _needed(self, storage: int, before: int, found: set[int]) -> set[int]:
         """Numbers of the operations that what is in a storage before one of them depends on."""
@@ -150,11 +155,52 @@ def _mutated(func: Any, args: Any, kwargs: dict[str, Any]) -> list[torch.Tensor]
     return _empty(found)
 
 
-def _blank(value: Any) -> Any:
-    """Memory for a tensor that has none, without values; the CPU for the meta device."""
-    if isinstance(value, torch.Tensor) and value.is_meta:
-        return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="cpu")
-    return _on_host(value)
+class _Scratch:
+    """Memory in which random operations are performed whose values nobody needs: one block for all of them.
+
+    With a block for each, glibc's heap grows by the whole model: of one that is freed, the next small tensor that is
+    kept (a generator's state, 5 KB) takes the beginning, the next weight no longer fits, and its pages stay.
+    """
+
+    def __init__(self) -> None:
+        self.release()
+
+    def release(self) -> None:
+        self._held = torch.UntypedStorage(0)
+
+    def perform(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        """Call ``func`` with zeros for tensors that have no memory, and the CPU for the meta device."""
+        bytes_of = {id(tensor): _aligned(_extent(tensor)) for tensor in _empty((args, kwargs))}
+        needed = sum(bytes_of.values())
+        if needed > self._held.nbytes():
+            self.release()
+            self._held = torch.UntypedStorage(needed)
+        starts = dict(zip(bytes_of, itertools.accumulate(bytes_of.values(), initial=0), strict=False))
+
+        def zeros(value: Any) -> Any:
+            if not (isinstance(value, torch.Tensor) and value.is_meta):
+                return _on_host(value)
+            made = torch.empty(0, dtype=value.dtype)
+            start = starts[id(value)] // value.dtype.itemsize
+            return made.set_(self._held, start, value.size(), value.stride()).zero_()
+
+        result = func(*tree_map(zeros, args), **tree_map(zeros, kwargs))
+        made = sum(leaf.nbytes for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
+        del result
+        if max(needed, made) >= TRIMMED:
+            give_back_memory()  # of what it returned or needed itself
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """Bytes from the first element of a tensor to its last."""
+    if not tensor.numel():
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
+    return (last + 1) * tensor.dtype.itemsize
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 def _on_host(value: Any) -> Any:
@@ -236,11 +282,12 @@ def drawn(dtype: torch.dtype) -> Iterator[list[Any]]:
             yield made
     except (RuntimeError, NotImplementedError) as error:
         raise NotByPart(f"its code computes with weights while they are made ({type(error).__name__})") from None
+    log.scratch.release()
     for module in made[0].modules():
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.is_meta:
-                module._buffers[name] = log.make(_place(buffer), buffer.dtype)
+                module._buffers[name] = log.make(_place(buffer))
     for parameter in made[0].parameters():
         if parameter.is_meta:
-            give(parameter, Made(partial(log.make, _place(parameter), dtype)))
+            give(parameter, Made(partial(log.make, _place(parameter)), dtype))
     sources(made[0])

@@ -17,8 +17,8 @@ from toolkit.model.stored import Stored
 
 CHUNK = 2**24
 """Elements that are read at a time: what is read and cast waits beside the shard."""
-_TRIMMED = 2**20
-"""Bytes of a shard from which on it matters what reading it leaves behind."""
+TRIMMED = 2**20
+"""Bytes of a shard, or of what is made for it, from which on it matters what that leaves behind."""
 _ATTRIBUTE = "_toolkit_source"
 
 
@@ -54,16 +54,29 @@ class Cast:
 
 @dataclass(frozen=True)
 class Made:
-    """A tensor that is made whole each time, out of several or by drawing it."""
+    """A tensor that is made whole each time, out of several or by drawing it. ``dtype``: floating values that are asked
+    for are cast to it."""
 
     make: Callable[[], torch.Tensor]
+    dtype: torch.dtype | None = None
 
     def fill(self, into: torch.Tensor, start: int) -> None:
-        if into.numel():
-            into.copy_(self.whole().reshape(-1)[start : start + into.numel()])
+        if not into.numel():
+            return
+        made = self.make().reshape(-1)
+        large = made.nbytes >= TRIMMED
+        for at in range(0, into.numel(), CHUNK):
+            part = into[at : at + CHUNK]
+            part.copy_(self._cast(made[start + at : start + at + part.numel()]))
+        del made
+        if large:
+            give_back_memory()
 
     def whole(self) -> torch.Tensor:
-        return self.make()
+        return self._cast(self.make())
+
+    def _cast(self, made: torch.Tensor) -> torch.Tensor:
+        return made if self.dtype is None or not made.is_floating_point() else made.to(self.dtype)
 
 
 def give(parameter: torch.Tensor, source: Source) -> None:
@@ -95,7 +108,7 @@ def fill(into: torch.Tensor, source: Source, start: int) -> None:
     """Set a shard, flat, to the elements of the flattened tensor from ``start`` on, and give the memory that this took
     back to the system: shards that stay between buffers that went make glibc keep up to a third of a model."""
     source.fill(into, start)
-    if into.numel() * into.element_size() >= _TRIMMED:
+    if into.numel() * into.element_size() >= TRIMMED:
         give_back_memory()
 
 

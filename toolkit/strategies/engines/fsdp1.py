@@ -6,14 +6,17 @@ import contextlib
 import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp._flat_param import FlatParamHandle
 from torch.distributed.fsdp._runtime_utils import _reshard
 
 from toolkit.errors import InputError
+from toolkit.machine import give_back_memory
 from toolkit.model.sources import fill, set_values, sources
 from toolkit.optim.adamw8bit import dense_moment, moment_dtype
 from toolkit.strategies.engines.base import (
@@ -96,7 +99,7 @@ class Fsdp1Engine(Engine):
         self._group = None if mesh is None else mesh.get_group("dp_shard")
         waiting = sources(prepared.model)
         _lend_memory(prepared.model)
-        with _on_mesh(mesh):
+        with _on_mesh(mesh), _giving_back_units():
             self.model = self.accelerator.prepare_model(prepared.model)
         self.parameters = {_clean(name): p for name, p in self.model.named_parameters() if p.requires_grad}
         self._places = _places(self.model)
@@ -287,6 +290,21 @@ class Fsdp1Engine(Engine):
     def gathered(self) -> Iterator[nn.Module]:
         with FullyShardedDataParallel.summon_full_params(self.model, writeback=False):
             yield self.accelerator.unwrap_model(self.model)
+
+
+@contextlib.contextmanager
+def _giving_back_units() -> Iterator[None]:
+    """Context in which the host's memory of a unit that has been whole goes back to the system when it is sharded
+    (torch 2.13.0 has units whole on their device, one after another). Its shard, which stays, may have got the
+    beginning of that memory: the next unit does not fit there, and glibc kept nearly the whole model."""
+    shard = FlatParamHandle.shard
+
+    def wrapped(self: FlatParamHandle) -> None:
+        shard(self)
+        give_back_memory()
+
+    with mock.patch.object(FlatParamHandle, "shard", wrapped):
+        yield
 
 
 @contextlib.contextmanager
