@@ -213,3 +213,12 @@ def test_torch_unties_weights_that_it_divides(group: WorkerGroup) -> None:
 def test_accelerate_asks_transformers_for_what_is_gone(group: WorkerGroup) -> None:
     """Worked around in strategies/engines/layers.py: accelerate is given plain tensors, and divides nothing."""
     assert "ReplicateParallel" in group.run(mesh_traps.accelerate_asks_for_what_is_gone)[0]
+
+
+def test_zero3_loads_one_step_and_the_settings_of_one_group(group: WorkerGroup, tmp_path: Path) -> None:
+    """toolkit/checkpoint_export/universal.py writes what this makes of least harm; docs/checkpoints.md has the lines
+    that mend ``step``."""
+    objects, counts, decay = group.run(upstream.zero3_universal_load_shares_a_step, str(tmp_path), timeout=200)[0]
+    assert objects == 1
+    assert counts == [4.0, 4.0]  # two sub-groups have counted it up, once each: the right number is 3
+    assert decay == [0.1, 0.1]

@@ -482,3 +482,54 @@ def zero3_linear_rounds_twice() -> float:
     x, weight, bias = (torch.randn(*shape, dtype=torch.bfloat16) for shape in ((4, 8, 32), (32, 32), (32,)))
     found, right = zero3_linear_wrap(x, weight, bias), torch.nn.functional.linear(x, weight, bias)
     return (found != right).double().mean().item()
+
+
+def zero3_universal_load_shares_a_step(folder: str) -> tuple[int, list[float], list[float]]:
+    """A run of two steps under ZeRO-3 with two parameter groups, saved, converted by ``ds_to_universal.py``, loaded
+    into an equal run: (objects that are ``step``, for two sub-groups; their counts after one more step, the third;
+    weight decay of the groups, which was 0.1 and 0.0)."""
+    from argparse import Namespace
+    from pathlib import Path
+
+    from deepspeed.checkpoint import ds_to_universal
+
+    def engine_of(load: bool) -> Any:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
+        decays = zip(model, (0.1, 0.0), strict=True)
+        groups = [{"params": [layer.weight], "weight_decay": decay} for layer, decay in decays]
+        zero = {"stage": 3, "stage3_param_persistence_threshold": 0}
+        config = {"zero_optimization": zero, "checkpoint": {"load_universal": load}}
+        return _deepspeed(model, torch.optim.AdamW(groups, lr=0.1), 3, **config)
+
+    def step(engine: Any) -> None:
+        engine.backward(engine(torch.ones(2, 8)).pow(2).sum())
+        engine.step()
+
+    engine = engine_of(False)
+    for _ in range(2):
+        step(engine)
+    engine.save_checkpoint(f"{folder}/saved")
+    dist.barrier()
+    if dist.get_rank() == 0:
+        source = Path(folder) / "saved"
+        tag = (source / "latest").read_text().strip()
+        ds_to_universal.main(
+            Namespace(
+                input_folder=str(source / tag), output_folder=f"{folder}/universal/all", num_extract_workers=1,
+                num_merge_workers=1, keep_temp_folder=False, strict=True, inject_missing_state=False,
+            )
+        )  # fmt: skip
+        (Path(folder) / "universal" / "latest_universal").write_text("all")
+    dist.barrier()
+    engine.destroy()
+    engine = engine_of(True)
+    engine.load_checkpoint(f"{folder}/universal")
+    adam = engine.optimizer.optimizer
+    shared = len({id(state["step"]) for state in adam.state.values()})
+    decay = [group["weight_decay"] for group in adam.param_groups]
+    step(engine)
+    counts = [float(state["step"]) for state in adam.state.values()]
+    engine.destroy()
+    dist.barrier()
+    return shared, counts, decay
