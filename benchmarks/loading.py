@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from benchmarks import checkpoints
+from benchmarks import checkpoints, upstream
 from benchmarks.measuring import MIB, available, forget_peak, moved, status
 from toolkit.launch.group import WorkerGroup
 from toolkit.recipe.resolve import Resolved
@@ -106,28 +106,23 @@ def load(resolved: Resolved, tiny: Resolved, by_part: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def from_pretrained(folder: str, tiny: dict[str, Any]) -> dict[str, Any]:
-    """transformers' own loading in every process: peak of memory and bytes read."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    AutoModelForCausalLM.from_config(AutoConfig.for_model(**tiny))
-    before, read = forget_peak(), moved("rchar")
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    for parameter in model.parameters():  # mapped files are read when they are used
-        parameter.detach().add_(0)
-    return {"weights": status("VmHWM") - before, "read": moved("rchar") - read}
-
-
 def measure(folder: Path, gigabytes: float, world: int) -> list[dict[str, Any]]:
     """A cell for each strategy, source of the weights and way to load them."""
     rows = []
     tiny: dict[str, Any] = {"config": config(0.001) | {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64}}
     models: dict[str, dict[str, Any]] = {"files": {"path": str(folder)}, "config": {"config": config(gigabytes)}}
     with WorkerGroup(world) as group:
-        if fits(gigabytes, "fsdp2", world, by_part=False):
-            found = group.run(from_pretrained, str(folder), tiny["config"], timeout=3000)
-            rows.append({"strategy": "transformers", "processes": world} | _most(found, ("weights", "read")))
-            print(json.dumps(rows[-1]), flush=True)
+        small = folder.parent / "small"
+        if not small.is_dir():
+            group.run(upstream.save_tiny, str(small), tiny["config"], timeout=300)
+        jobs: dict[str, Any] = {
+            "transformers": (upstream.from_pretrained, str(folder), tiny["config"]),
+            "accelerate": (upstream.efficient, str(folder), str(small), str(folder.parent)),
+        }
+        for way, job in jobs.items():
+            if fits(gigabytes, "fsdp2", world if way == "transformers" else 1, by_part=False):
+                rows.append({"strategy": way, "processes": world, "ranks": group.run(*job, timeout=3000)})
+                print(json.dumps(rows[-1]), flush=True)
         for strategy, source in product(STRATEGIES, models):
             for by_part in (True, False):
                 if not fits(gigabytes, strategy, world, by_part):
@@ -153,26 +148,23 @@ def page(rows: list[dict[str, Any]], kept: list[dict[str, Any]], size: int) -> s
         f"`python -m benchmarks.loading`: a Llama of {size / MIB:,.0f} MiB in float32, largest weight "
         f"{LARGEST / MIB:.0f} MiB, loaded by N processes on a CPU. MiB that the highest resident memory "
         "of a process grows by until it has its weights, the largest of the N, and MiB that it reads. «whole»: every "
-        "process loads the whole model before it is sharded, as `from_pretrained` does. «engine»: until "
+        "process loads the whole model before it is sharded, as `from_pretrained` does. «of that»: by part, as a ratio "
+        "to the part and the largest weight; what an empty process takes is in neither. «engine»: until "
         "the first step can begin. An empty cell did not fit into the machine's free memory. "
         "DeepSpeed's engine makes masters, gradients and a bucket before it, FSDP's nothing.",
         "",
-        "| strategy | N | from | model/N + largest | by part | whole | engine by part | engine whole | read by part | "
-        "read whole |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| strategy | N | from | model/N + largest | by part | of that | whole | engine by part | engine whole | "
+        "read by part | read whole |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]  # fmt: skip
     by_key = {(r["strategy"], r["processes"], r["source"], r["by_part"]): r for r in rows if "source" in r}
     for strategy, world, source in dict.fromkeys(key[:3] for key in by_key):
         ways = [by_key.get((strategy, world, source, by_part), {}) for by_part in (True, False)]
         numbers = [size / world + LARGEST, *(way.get(key) for key in ("weights", "engine", "read") for way in ways)]
-        cells = " | ".join("" if number is None else f"{number / MIB:,.0f}" for number in numbers)
-        lines.append(f"| {strategy} | {world} | {source} | {cells} |")
-    lines += ["", "`from_pretrained` of transformers in each of N processes, every page of its weights used:", "",
-              "| N | model | memory | read |", "| --- | --- | --- | --- |"]  # fmt: skip
-    for row in rows:
-        if row["strategy"] == "transformers":
-            cells = " | ".join(f"{number / MIB:,.0f}" for number in (size, row["weights"], row["read"]))
-            lines.append(f"| {row['processes']} | {cells} |")
+        cells = ["" if number is None else f"{number / MIB:,.0f}" for number in numbers]
+        cells.insert(2, "" if numbers[1] is None else f"{numbers[1] / numbers[0]:.2f}")
+        lines.append(f"| {strategy} | {world} | {source} | {' | '.join(cells)} |")
+    lines += ["", *upstream.section(rows, size)]
     lines += ["", *checkpoints.section(kept, size, LARGEST)]
     return "\n".join([*lines, "", f"{datetime.date.today()}; {told}", ""])
 
