@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -140,27 +140,13 @@ def kept_inputs(previous: dict[int, torch.Tensor] | None, model: Any) -> Iterato
         nf4.Nf4Linear.forward = own  # type: ignore[method-assign]
 
 
-@dataclass
-class OneLevel(nf4.Sizes):
-    """``bnb.nf4``: statistics in float32, which are not quantised themselves."""
-
-    def dequantised(self) -> torch.Tensor:
-        return torch.empty(self.elements, dtype=self.dtype, device=self.absmax.device)
-
-
 @contextlib.contextmanager
 def statistics(row: dict[str, Any]) -> Iterator[None]:
     """Those of the row's quantisation: ``bnb.nf4-dq`` has the toolkit's two levels, ``bnb.nf4`` one."""
     two_levels = nf4.sized_nf4
 
-    def one_level(weight: torch.Tensor, storage: torch.dtype) -> tuple[torch.Tensor, nf4.Sizes]:
-        packed, two = two_levels(weight, storage)
-
-        def empty(length: int) -> torch.Tensor:
-            return torch.empty(length, dtype=torch.float32, device=weight.device)
-
-        nothing = nf4.Sizes(torch.float32, 0, empty(0), empty(0))
-        return packed, OneLevel(two.dtype, two.elements, empty(two.absmax.numel()), two.code, empty(0), nothing)
+    def one_level(weight: torch.Tensor, storage: torch.dtype, nested: bool = True) -> tuple[torch.Tensor, nf4.Sizes]:
+        return two_levels(weight, storage, nested=False)
 
     nf4.sized_nf4 = two_levels if "dq" in str(row.get("quantization")) else one_level
     try:

@@ -133,7 +133,7 @@ def test_what_fsdp_cannot_shard_is_refused(method: str, strategy: str, told: str
         ({"method": "hra", "alpha": 3.0}, {}, "adapter.alpha: hra has no such setting"),
         (None, {"model": {"config": LLAMA | {"quantization_config": {"quant_method": "awq", "bits": 4}}}},
          "model.config: its weights are quantised already (awq)"),
-        (None, {"model": {"config": LLAMA | {"quantization_config": {"load_in_4bit": True}}}}, "(bitsandbytes)"),
+        (None, {"model": {"config": LLAMA | {"quantization_config": {"load_in_4bit": True}}}}, "(bitsandbytes, fp4)"),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_refused_before_training(

@@ -26,7 +26,7 @@ from toolkit.recipe.compilable import why_no_compiler
 from toolkit.recipe.fp8able import why_no_fp8_device
 from toolkit.recipe.load import recipe_from, recipe_yaml, source_of
 from toolkit.recipe.needs import why_no_tokenizer
-from toolkit.recipe.quantisable import why_no_quantiser
+from toolkit.recipe.quantisable import no_quantiser
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve, strategy_of
@@ -86,8 +86,8 @@ def check_machine(resolved: Resolved) -> None:
         raise InputError(f"{resolved.source}: compile: {reason}, or set compile: false")
     if resolved.recipe.fp8 and (reason := why_no_fp8_device(resolved.device)):
         raise InputError(f"{resolved.source}: fp8: {reason}, or set fp8: false")
-    if resolved.base_storage is not None and (reason := why_no_quantiser()):
-        raise InputError(f"{resolved.source}: adapter.method: qlora {reason}")
+    if resolved.base_storage is not None and (reason := no_quantiser(resolved.stored)):
+        raise InputError(f"{resolved.source}: {reason}")
     if resolved.device == "cuda" and machine.processes > (count := cuda_device_count()):
         raise InputError(
             f"{resolved.source}: machine.processes: {machine.processes} processes, but this machine has {count} GPUs; "

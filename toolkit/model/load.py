@@ -14,6 +14,7 @@ from toolkit.model.by_part import recorded
 from toolkit.model.drawing import drawn
 from toolkit.model.new_tokens import add_rows
 from toolkit.model.nf4 import nf4_layers
+from toolkit.model.packed_base import leave_heads, pack_drawn, take_packed, without_marks
 from toolkit.model.sources import NotByPart
 from toolkit.recipe.resolve import Resolved
 from toolkit.tasks import task_of
@@ -45,10 +46,14 @@ def load_base(
         if spec.path is not None:
             if empty:
                 options["device_map"] = {"": "meta"}
+            elif resolved.stored is not None:
+                options["device_map"] = {"": "cpu"}  # transformers takes a GPU of its own choice for packed weights
             with recorded() if by_part else contextlib.nullcontext() as found:
                 model = auto.from_pretrained(spec.path, config=config, dtype=dtype, revision=spec.revision, **options)
             if found is not None:
                 found.attach(model)
+            if resolved.stored is not None and not empty:
+                take_packed(model, resolved, dtype)
         else:
             # Drawn in float32 and cast after: the same numbers in every precision.
             torch.manual_seed(resolved.recipe.run.seed)
@@ -58,6 +63,10 @@ def load_base(
                 if by_part:
                     made.append(model)
             model = cast_floats(model, dtype)
+            if resolved.stored is not None and not empty:
+                pack_drawn(model, resolved)
+    except InputError:
+        raise
     except (OSError, ValueError, ImportError) as error:
         if (told := _attention_problem(error, resolved)) is not None:
             raise InputError(told) from None
@@ -156,6 +165,8 @@ def _config(resolved: Resolved, pad_token_id: int | None) -> PretrainedConfig:
     except Exception as error:  # each config class checks what it was given in its own way
         where = "path" if spec.path else "config"
         raise InputError(f"{resolved.source}: model.{where}: {first_line(error)}") from None
+    if resolved.stored is not None:
+        leave_heads(config, resolved) if spec.path is not None else without_marks(config)
     if spec.num_labels is not None:
         config.num_labels = spec.num_labels
     if task_of(spec.task).numbers:

@@ -1,6 +1,7 @@
 """QLoRA's base (arXiv:2305.14314): frozen linear weights in 4 bits, dequantised to 16 or 32 bits for each product.
 
-bitsandbytes quantises and dequantises. The packed weight is an ordinary parameter, so every strategy shards it like any
+bitsandbytes quantises and dequantises; a model whose files have them in 4 bits already is not quantised again, see
+``packed_base.py``. The packed weight is an ordinary parameter, so every strategy shards it like any
 other; its statistics (a byte per 64 weights, a float32 per 16,384) are whole on every device.
 """
 
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,8 @@ from torch.nn import functional
 from toolkit.errors import InputError
 from toolkit.model.nf4_pack import BLOCK, NESTED, packed_nf4
 from toolkit.model.nf4_shared import can_share, packed_by_all
-from toolkit.recipe.quantisable import why_no_quantiser
+from toolkit.model.packed_base import packed_linears, packed_weight, stored_weight
+from toolkit.recipe.quantisable import no_quantiser
 from toolkit.recipe.resolve import Resolved
 
 # On a CPU 0.50.2 says, whenever it is imported (PEFT does, for every adapter), that an optional kernel is not there.
@@ -41,12 +43,18 @@ class Nf4Linear(nn.Linear):
         packed: tuple[torch.Tensor, Any] | None = None,
         *,
         sizes_only: bool = False,
+        nested: bool = True,
     ) -> None:
-        """``sizes_only``: nothing is computed, as a plan has it, and bitsandbytes is not needed."""
+        """``sizes_only``: nothing is computed, as a plan has it, and it needs no bitsandbytes; ``nested``: with
+        double quantisation."""
         nn.Module.__init__(self)
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        pack: Callable[..., tuple[torch.Tensor, Any]] = sized_nf4 if sizes_only else packed_nf4
-        weight, self.statistics = packed or pack(linear.weight.detach(), storage)
+        if packed is None:
+            plain = linear.weight.detach()
+            packed = sized_nf4(plain, storage, nested) if sizes_only else packed_nf4(plain, storage)
+        weight: torch.Tensor
+        self.statistics: Any
+        weight, self.statistics = packed
         self.weight = nn.Parameter(weight, requires_grad=False)
         self.bias = linear.bias
 
@@ -71,7 +79,7 @@ class Nf4Linear(nn.Linear):
         return weight.view(self.out_features, self.in_features).to(dtype)
 
     def plain(self) -> nn.Linear:
-        """A linear layer with the dequantised weight, frozen, in the dtype that was quantised, and the same bias."""
+        """A linear layer with the dequantised weight, frozen, in the base's dtype, and the same bias."""
         linear = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
         linear.weight = nn.Parameter(self.dequantised(self.statistics.dtype), requires_grad=False)
         linear.bias = self.bias
@@ -82,15 +90,19 @@ class Nf4Linear(nn.Linear):
         made = copy.copy(self.statistics)
         made.state2, made.dtype = copy.copy(made.state2), dtype
         for state in (made, made.state2):
+            if state is None:
+                continue  # statistics that are not quantised themselves
             for name in ("absmax", "offset", "code"):
                 if isinstance(tensor := getattr(state, name), torch.Tensor):
                     setattr(state, name, torch.empty(tensor.shape, dtype=tensor.dtype))
         return made
 
     def statistics_bytes(self) -> int:
-        """Bytes that dequantisation needs in addition to the packed weight: two levels of statistics, with tables."""
+        """Bytes that dequantisation needs in addition to the packed weight: its levels of statistics, with tables."""
         state = self.statistics
-        tensors = (state.absmax, state.offset, state.code, state.state2.absmax, state.state2.code)
+        tensors = [state.absmax, state.code]
+        if state.state2 is not None:
+            tensors += [state.offset, state.state2.absmax, state.state2.code]
         return sum(t.numel() * t.element_size() for t in tensors)
 
 
@@ -127,15 +139,16 @@ class Sizes:
     def dequantised(self) -> torch.Tensor:
         """An empty tensor of shape (elements,) and ``dtype``, allocated as unpacking does (bitsandbytes 0.50.2,
         dequantize_4bit: the statistics as float32, then the weight)."""
-        absmax = torch.empty(self.absmax.shape, dtype=torch.float32, device=self.absmax.device)
-        absmax += self.offset
+        if self.state2 is not None:
+            absmax = torch.empty(self.absmax.shape, dtype=torch.float32, device=self.absmax.device)
+            absmax += self.offset
         return torch.empty(self.elements, dtype=self.dtype, device=self.absmax.device)
 
 
-def sized_nf4(weight: torch.Tensor, storage: torch.dtype) -> tuple[torch.Tensor, Sizes]:
+def sized_nf4(weight: torch.Tensor, storage: torch.dtype, nested: bool = True) -> tuple[torch.Tensor, Sizes]:
     """What `packed_nf4` gives, by size, on the weight's device: two weights per byte in elements of ``storage``, shape
     (elements, 1); a uint8 for each ``BLOCK`` weights, a float32 for each ``NESTED`` of these (arXiv:2305.14314, section
-    3), and the tables of both."""
+    3), and the tables of both; without ``nested`` a float32 for each ``BLOCK`` weights and its table."""
     elements = weight.numel()
     blocks = -(-elements // BLOCK)
 
@@ -143,9 +156,11 @@ def sized_nf4(weight: torch.Tensor, storage: torch.dtype) -> tuple[torch.Tensor,
         return torch.empty(length, dtype=dtype, device=weight.device)
 
     packed = empty(-(-elements // (2 * storage.itemsize)), storage).view(-1, 1)
-    nested = Sizes(torch.float32, blocks, empty(-(-blocks // NESTED), torch.float32), empty(256, torch.float32))
+    if not nested:
+        return packed, Sizes(weight.dtype, elements, empty(blocks, torch.float32), empty(16, torch.float32))
+    second = Sizes(torch.float32, blocks, empty(-(-blocks // NESTED), torch.float32), empty(256, torch.float32))
     offset = torch.empty((), dtype=torch.float32, device=weight.device)
-    sizes = Sizes(weight.dtype, elements, empty(blocks, torch.uint8), empty(16, torch.float32), offset, nested)
+    sizes = Sizes(weight.dtype, elements, empty(blocks, torch.uint8), empty(16, torch.float32), offset, second)
     return packed, sizes
 
 
@@ -162,13 +177,16 @@ def quantise_base(
     On the CPU whatever the device, so that a run, its export and `verify` have the same base to the bit; from the dtype
     that frozen weights have under the recipe's precision; and once adapters stand around them, which PEFT makes in
     their dtype: they begin as LoRA's do. ``together``: all ranks call it, each packs a part of the layers and gets the
-    others'. ``sizes_only``: for a plan, see Nf4Linear. Raises InputError if bitsandbytes is needed and missing, or
-    no layer is given.
+    others'. ``sizes_only``: for a plan, see Nf4Linear. What the model's files have in 4 bits is taken as it is. Raises
+    InputError if bitsandbytes is needed and missing, or no layer is given.
     """
     assert resolved.base_storage is not None
-    if not sizes_only and (reason := why_no_quantiser()) is not None:
-        raise InputError(f"{resolved.source}: adapter.method: qlora {reason}")
+    if not sizes_only and (reason := no_quantiser(resolved.stored)) is not None:
+        raise InputError(f"{resolved.source}: {reason}")
     storage = getattr(torch, resolved.base_storage)
+    nested = resolved.stored is None or resolved.stored.nested
+    if not linears and resolved.stored is not None:
+        raise InputError(f"{resolved.source}: model: its quantization_config leaves out every linear layer")
     if not linears:
         raise InputError(
             f"{resolved.source}: adapter.method: qlora quantises the linear layers of the blocks, but "
@@ -176,13 +194,15 @@ def quantise_base(
         )
     places = _places(model, linears.values())
     for linear, packed in _packings(list(linears.values()), storage, together):
-        layer = Nf4Linear(linear, storage, packed, sizes_only=sizes_only)
+        layer = Nf4Linear(linear, storage, packed, sizes_only=sizes_only, nested=nested)
         for owner, name in places[linear]:
             setattr(owner, name, layer)
         linear.weight = None  # type: ignore[assignment]  # whoever still has the layer keeps no plain weight
 
 
 def _packings(linears: list[nn.Linear], storage: torch.dtype, together: bool) -> Iterable[tuple[nn.Linear, Any]]:
+    if any(packed_weight(linear) is not None for linear in linears):
+        return ((linear, stored_weight(linear, storage)) for linear in linears)
     if together and can_share():
         return packed_by_all(linears, storage)
     return ((linear, None) for linear in linears)
@@ -207,11 +227,14 @@ def dequantise_base(model: nn.Module) -> None:
 
 
 def base_linears(model: nn.Module, resolved: Resolved) -> dict[str, nn.Linear]:
-    """The linear layers of a model without adapters that QLoRA quantises: neither the head, which stays as the
+    """The linear layers of a model without adapters that are in 4 bits. Those that its files have so, or would have
+    (``packed_base.py``); or, as QLoRA quantises them, neither the head, which stays as the
     embeddings do, nor what stands beside the base model (a classifier's), nor what trains (``modules_to_save``), nor
     what transformers leaves out (``_keep_in_fp32_modules``: T5's ``wo``, whose block casts its input to the weight's
     dtype, would get bytes)."""
     adapter = resolved.recipe.adapter
+    if resolved.stored is not None:
+        return packed_linears(model, resolved)
     return dict(_base_linears(model, adapter.modules_to_save if adapter else ()))
 
 

@@ -10,8 +10,8 @@ BLOCK, NESTED = 64, 256
 """Weights that share a statistic; statistics that share one themselves (section 3 of the paper)."""
 
 
-def packed_nf4(weight: torch.Tensor, storage: torch.dtype) -> tuple[torch.Tensor, Any]:
-    """A weight in 4 bits and the statistics that unpack it, of blocks of 64, themselves in 8 bits by 256.
+def packed_nf4(weight: torch.Tensor, storage: torch.dtype, nested: bool = True) -> tuple[torch.Tensor, Any]:
+    """A weight in 4 bits and the statistics that unpack it, of blocks of 64, if ``nested`` themselves in 8 bits by 256.
 
     As one row: on a CPU with AVX-512, bitsandbytes 0.50.2 unpacks rows that are no multiple of 64 long with the sizes
     of other blocks (40 % off where 9 % is right; rows of 32)."""
@@ -22,4 +22,4 @@ def packed_nf4(weight: torch.Tensor, storage: torch.dtype) -> tuple[torch.Tensor
         with torch.device("cpu"):
             name2qmap["dynamic"] = create_dynamic_map()
     row = weight.flatten()
-    return quantize_4bit(row, blocksize=BLOCK, compress_statistics=True, quant_type="nf4", quant_storage=storage)
+    return quantize_4bit(row, blocksize=BLOCK, compress_statistics=nested, quant_type="nf4", quant_storage=storage)

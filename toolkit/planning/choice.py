@@ -8,7 +8,7 @@ from typing import Any
 from toolkit.planning.candidate import Candidate, gib
 from toolkit.planning.hardware import GIB
 from toolkit.planning.search import Search
-from toolkit.recipe.schema import Recipe
+from toolkit.recipe.resolve import Resolved
 
 EQUAL = 0.01
 """Candidates within this fraction of the fastest time are equally fast: the time model is not more precise."""
@@ -103,7 +103,7 @@ def smallest_change(candidates: list[Candidate], search: Search) -> str | None:
 def other_training(asked: Candidate, search: Search) -> str | None:
     """If nothing fits: 8-bit moments, an adapter instead of all weights, or an adapter on a 4-bit base, whichever fits
     first. These train something else, so they are not among the candidates."""
-    for what, flags, top in _others(search.asked.recipe):
+    for what, flags, top in _others(search.asked):
         other = search.training(**top)
         best = None if other is None else choose(other.all())
         if best is not None:
@@ -112,9 +112,9 @@ def other_training(asked: Candidate, search: Search) -> str | None:
     return None
 
 
-def _others(recipe: Recipe) -> Iterator[tuple[str, list[str], dict[str, Any]]]:
+def _others(asked: Resolved) -> Iterator[tuple[str, list[str], dict[str, Any]]]:
     """What to tell of each, the flags that ask for it, and the recipe's sections."""
-    adapter = recipe.adapter
+    recipe, adapter = asked.recipe, asked.recipe.adapter
     if adapter is None:
         if recipe.optimizer.name == "adamw":
             values = recipe.optimizer.model_dump(exclude_unset=True) | {"name": "adamw8bit"}
@@ -122,7 +122,7 @@ def _others(recipe: Recipe) -> Iterator[tuple[str, list[str], dict[str, Any]]]:
         for method in ("lora", "qlora"):
             flags = [f"adapter.method={method}", "adapter.r=16", "adapter.alpha=32"]
             yield "an adapter instead of all weights", flags, {"adapter": {"method": method, "r": 16, "alpha": 32.0}}
-    elif adapter.method == "lora":
+    elif adapter.method == "lora" and asked.stored is None:
         values = adapter.model_dump(exclude_unset=True) | {"method": "qlora"}
         yield "the adapter on a 4-bit base", ["adapter.method=qlora"], {"adapter": values}
 

@@ -19,7 +19,7 @@ from toolkit.planning.hardware import Device, device_named, devices
 from toolkit.planning.unneeded import without
 from toolkit.recipe.load import apply_overrides, recipe_from, source_of, validate
 from toolkit.recipe.positions import parse
-from toolkit.recipe.quantisable import why_no_quantiser
+from toolkit.recipe.quantisable import no_quantiser
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.results import CommandResult, Result, write_json
@@ -153,10 +153,8 @@ def _plan(request: Request, kept: Callable[[], None]) -> Planned:
     if request.calibrate:
         from toolkit.planning.calibrate import calibrated
 
-        if asked.base_storage is not None and (reason := why_no_quantiser()) is not None:
-            raise InputError(
-                f"{asked.source}: adapter.method: qlora {reason}; `toolkit plan` without --calibrate does not need it"
-            )
+        if asked.base_storage is not None and (reason := no_quantiser(asked.stored)) is not None:
+            raise InputError(f"{asked.source}: {reason}; `toolkit plan` without --calibrate does not need it")
         log = Path("runs/plan") / f"{Path(source).stem}.log"
         print(f"calibrating: running a few steps of this model under each strategy; output of the ranks: {log}",
               file=sys.stderr, flush=True)  # fmt: skip

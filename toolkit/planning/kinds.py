@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import nn
 
+_VARIED = ("attention_type", "layer_type", "is_sliding", "sliding_window", "use_rope", "is_decoder", "in_4_bits")
+
 
 def _signature(name: str, block: nn.Module) -> Any:
     """Two blocks of one signature hold and compute the same: class, weights (trained or not), and the settings that a
@@ -15,7 +17,7 @@ def _signature(name: str, block: nn.Module) -> Any:
     shapes = tuple((key, tuple(p.shape), p.requires_grad) for key, p in block.named_parameters())
     settings = []
     for key, module in block.named_modules():
-        for attribute in ("attention_type", "layer_type", "is_sliding", "sliding_window", "use_rope", "is_decoder"):
+        for attribute in _VARIED:
             if isinstance(value := getattr(module, attribute, None), str | int | bool | None):
                 settings.append((key, attribute, value))
     return (name.rsplit(".", 1)[0], type(block).__name__, shapes, tuple(settings))

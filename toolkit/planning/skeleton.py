@@ -82,13 +82,17 @@ def build(resolved: Resolved) -> Skeleton:
     own = {id(buffer) for buffer in model.buffers()}
     frozen = resolved.recipe.model.freeze
     whole = adapter is not None and (_differs_by_layer(adapter) or bool(frozen))
+    linears = {} if resolved.base_storage is None else base_linears(model, resolved)
+    for linear in linears.values():
+        vars(linear)["in_4_bits"] = True  # blocks that differ in it are of different kinds
     if whole:
         model = _adapted(model, resolved)  # before blocks are removed: what a block gets depends on its number
     freeze_matching(model, frozen, resolved.source)  # before blocks are removed: patterns may name layers
     blocks = find_blocks(model, resolved.blocks, resolved.source) if resolved.blocks else []
     kept, order = choose_blocks(model, blocks)
     cut_blocks(model, blocks, kept)
-    linears = {} if resolved.base_storage is None else base_linears(model, resolved)
+    left = set(model.modules())
+    linears = {name: linear for name, linear in linears.items() if linear in left}
     if resolved.recipe.fp8:
         convert(model, find_blocks(model, resolved.blocks, resolved.source), resolved)
     if adapter is not None and not whole:

@@ -55,6 +55,8 @@ class Method:
     """Its frozen projections are eigenvectors of base weights: signs and bases that the last bit of a sum decides."""
     starts_from: bool = True
     """Training can start from a saved adapter (``adapter.path``): everything that trains is saved."""
+    packed: bool = False
+    """It can stand on layers whose weights are packed in 4 bits: it calls them, and reads no value of their weights."""
     twin: Mapping[str, int] = field(default_factory=dict)
     """For the small model that `verify` trains: the largest value of an option (or of ``r``) that fits its layers."""
 
@@ -75,6 +77,7 @@ def _prompt(name: str, prompt: Prompt = "tokens", **own: Any) -> Method:
         "twin": {"num_virtual_tokens": 8},
         "merges": False,
         "layers_called": True,
+        "packed": True,
         "refused": {"modules_to_save": "under virtual tokens the whole model stays frozen"},
     } | own
     return Method(name=name, peft_type=_peft_type(name), keys={}, prompt=prompt, **values)
@@ -120,9 +123,9 @@ _LORA: dict[str, Any] = {
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
-        _linear("lora", layers_called=True, **_LORA),
+        _linear("lora", layers_called=True, packed=True, **_LORA),
         _linear("dora", fixed={"use_dora": True}, **_LORA),
-        _linear("qlora", layers_called=True, **_LORA),
+        _linear("qlora", layers_called=True, packed=True, **_LORA),
         _refused(
             "adalora",
             "adds an orthogonality term to the loss and reads whole gradients after each step, which are sharded; use "
@@ -132,32 +135,33 @@ METHODS: dict[str, Method] = {
         Method(
             name="adaption-prompt",
             peft_type="ADAPTION_PROMPT",
+            packed=True,
             keys={},
             required={"adapter_len": 10, "adapter_layers": 8},
             merges=False,
             twin={"adapter_len": 4, "adapter_layers": 2},
         ),
-        _linear("beft", r=False, merges=False),
-        _linear("boft", r=False, dropout="boft_dropout", twin={"boft_block_size": 4, "boft_block_num": 4}),
-        _linear("c3a", r=False, twin={"block_size": 16}),
+        _linear("beft", packed=True, r=False, merges=False),
+        _linear("boft", packed=True, r=False, dropout="boft_dropout", twin={"boft_block_size": 4, "boft_block_num": 4}),
+        _linear("c3a", packed=True, r=False, twin={"block_size": 16}),
         _prompt("cartridge", "cache", layers_called=False, twin={"num_virtual_tokens": 8, "num_frozen_tokens": 2}),
         _refused("cpt", "weights the loss by positions of a prompt of its own; use prompt-tuning"),
         _linear("deft", alpha="alpha", dropout="deft_dropout"),
         _linear("delora"),
-        _linear("fourierft", r=False, twin={"n_frequency": 100}),
+        _linear("fourierft", packed=True, r=False, twin={"n_frequency": 100}),
         _linear("frod", r=False, dropout="frod_dropout", eigenvectors=True),
         _linear("glora"),
-        _linear("gralora", alpha="alpha", dropout="gralora_dropout"),
+        _linear("gralora", packed=True, alpha="alpha", dropout="gralora_dropout"),
         _linear("hira", dropout="hira_dropout"),
         _linear("hra", twin={"r": 8}),
-        _linear("ia3", r=False, defaults={}),
-        _linear("lily", merges=False, shares=True),
-        _linear("ln-tuning", r=False, defaults={}, layers_called=True),
+        _linear("ia3", packed=True, r=False, defaults={}),
+        _linear("lily", packed=True, merges=False, shares=True),
+        _linear("ln-tuning", packed=True, r=False, defaults={}, layers_called=True),
         _linear("loha", alpha="alpha"),
         _linear("lokr", alpha="alpha"),
         _linear("miss", dropout="miss_dropout", twin={"r": 8}),
         _refused("multitask-prompt-tuning", "needs the number of a task with each sample; use prompt-tuning"),
-        _linear("oft", layers_called=True, twin={"r": 4, "oft_block_size": 16}),
+        _linear("oft", packed=True, layers_called=True, twin={"r": 4, "oft_block_size": 16}),
         _linear("osf", r=False, hooks=True),
         _prompt("p-tuning", starts_from=False),
         _linear("peanut"),
@@ -165,9 +169,9 @@ METHODS: dict[str, Method] = {
         _prompt("prefix-tuning", "cache"),
         _prompt("prompt-tuning"),
         _linear("psoft", alpha="psoft_alpha", dropout="psoft_dropout", twin=_SVD),
-        _linear("pvera", dropout="pvera_dropout"),
-        _linear("randlora", alpha="randlora_alpha", dropout="randlora_dropout"),
-        _linear("road", r=False, twin={"group_size": 16}),
+        _linear("pvera", packed=True, dropout="pvera_dropout"),
+        _linear("randlora", packed=True, alpha="randlora_alpha", dropout="randlora_dropout"),
+        _linear("road", packed=True, r=False, twin={"group_size": 16}),
         _refused("shadow", "trains a second model with a loss of its own; use lora"),
         _linear("shira", twin={"r": 4}),
         _linear("supertuning", alpha="lora_alpha", dropout="lora_dropout"),
@@ -175,13 +179,16 @@ METHODS: dict[str, Method] = {
         Method(
             name="trainable-tokens",
             peft_type="TRAINABLE_TOKENS",
+            packed=True,
             keys={"target_modules": "target_modules"},
             required={"token_indices": [0, 1]},
         ),
-        _linear("unilora", dropout="unilora_dropout", shares=True),
-        _linear("vblora", dropout="vblora_dropout", shares=True, twin={"vector_length": 16, "num_vectors": 32}),
-        _linear("vera", dropout="vera_dropout"),
-        _linear("waveft", r=False, twin={"n_frequency": 100}),
+        _linear("unilora", packed=True, dropout="unilora_dropout", shares=True),
+        _linear(
+            "vblora", packed=True, dropout="vblora_dropout", shares=True, twin={"vector_length": 16, "num_vectors": 32}
+        ),
+        _linear("vera", packed=True, dropout="vera_dropout"),
+        _linear("waveft", packed=True, r=False, twin={"n_frequency": 100}),
         _refused("xlora", "mixes adapters that are trained already; train them with lora"),
     )
 }

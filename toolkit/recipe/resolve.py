@@ -20,7 +20,13 @@ from toolkit.recipe.mesh import Mesh, RowPart, reasons
 from toolkit.recipe.model_facts import ModelFacts, block_classes, has_batch_norm, model_facts, supports_sdpa
 from toolkit.recipe.needs import cpus_per_node, why_no_tokenizer
 from toolkit.recipe.packable import why_not_packable
-from toolkit.recipe.quantisable import why_not_quantisable, why_not_trainable
+from toolkit.recipe.quantisable import (
+    StoredBase,
+    stored_base,
+    why_not_on_packed,
+    why_not_quantisable,
+    why_not_trainable,
+)
 from toolkit.recipe.rates import rate_factor, why_no_wsd, why_rate
 from toolkit.recipe.schema import Batch, PrecisionName, Recipe
 from toolkit.recipe.splittable import why_not_splittable
@@ -123,7 +129,9 @@ class Resolved:
     batch_norm: str = "synchronised"
     """What layers of batch normalisation normalise in training, where the model has any."""
     base_storage: str | None = None
-    """``adapter.method: qlora``: the dtype whose elements the base's 4-bit weights are packed in; None without."""
+    """A base in 4 bits: the dtype whose elements its weights are packed in; None without."""
+    stored: StoredBase | None = None
+    """How the model's files pack their weights in 4 bits already; None where they do not."""
 
     @property
     def state_ranks(self) -> int:
@@ -236,6 +244,9 @@ def resolve_values(
         raise InputError(f"{source}: fp8: {reason}, or set fp8: false")
     if reason := why_not_trainable(facts):
         raise InputError(f"{source}: model.{'path' if recipe.model.path else 'config'}: {reason}")
+    stored = stored_base(facts)
+    if stored is not None and (reason := why_not_on_packed(recipe.adapter, recipe.model.path is not None)):
+        raise InputError(f"{source}: {reason}")
     if recipe.fp8:
         decide("fp8", "e4m3, gradients e5m2", "one dynamic scale per tensor; not in training_args.json")
     if (reason := why_no_tokenizer(recipe)) is not None:
@@ -288,7 +299,8 @@ def resolve_values(
         warmup_steps=_warmup(recipe, decide),
         loss_kernel=_loss_kernel(recipe, device, decide),
         batch_norm=_batch_norm(recipe, facts, source, decide),
-        base_storage=_base_storage(recipe, precision, traits, decide),
+        base_storage=_base_storage(recipe, stored, precision, traits, decide),
+        stored=stored,
     )
 
 
@@ -411,10 +423,16 @@ def _loss_kernel(recipe: Recipe, device: str, decide: Decisions) -> str:
     return decide("loss.kernel", "chunked", "on a GPU, liger_kernel is used if it is installed")
 
 
-def _base_storage(recipe: Recipe, precision: Precision, traits: Traits, decide: Decisions) -> str | None:
-    if recipe.adapter is None or recipe.adapter.method != "qlora":
+def _base_storage(
+    recipe: Recipe, stored: StoredBase | None, precision: Precision, traits: Traits, decide: Decisions
+) -> str | None:
+    if stored is not None:
+        where = "the packed values of model.path" if recipe.model.path else "model.config's quantization_config"
+        decide("adapter.base", str(stored), f"{where}; not in training_args.json: from_pretrained reads it")
+    elif recipe.adapter is None or recipe.adapter.method != "qlora":
         return None
-    decide("adapter.base", "nf4, doubly quantised", "not in training_args.json: use BitsAndBytesConfig")
+    else:
+        decide("adapter.base", "nf4, doubly quantised", "not in training_args.json: use BitsAndBytesConfig")
     if "weights" in traits.shards:
         # FSDP flattens, or casts to the compute dtype, all that shares a unit.
         why = f"{recipe.strategy.name} shards it together with the other frozen weights, which need one dtype"

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from toolkit.model.nf4 import BLOCK, NESTED, base_linears, packed_nf4
+from toolkit.model.nf4 import BLOCK, NESTED, base_linears, packed_nf4, packed_weight
 from toolkit.recipe.resolve import Resolved
 
 NF4 = (-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
@@ -19,16 +19,18 @@ NF4 = (-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.
 def dequantised_base(model: nn.Module, resolved: Resolved) -> None:
     """Give the base's linear layers the values that their weights have in 4 bits, in place; the layers stay plain."""
     for linear in base_linears(model, resolved).values():
-        packed, statistics = packed_nf4(linear.weight.detach(), torch.uint8)
+        packed, statistics = packed_weight(linear) or packed_nf4(linear.weight.detach(), torch.uint8)
         linear.weight.data = nf4_values(packed, statistics, linear.weight)
 
 
 def nf4_values(packed: torch.Tensor, statistics: Any, like: torch.Tensor) -> torch.Tensor:
-    """Code times the largest size in its block of 64; those sizes, less their mean, are 8-bit codes of a table times
-    the largest in their block of 256 (section 3). In float32, then in the dtype of ``like``."""
+    """Code times the largest size in its block of 64; with double quantisation those sizes, less their mean, are 8-bit
+    codes of a table times the largest in their block of 256 (section 3). In float32, then in the dtype of ``like``."""
     pairs = packed.view(torch.uint8).flatten().long()
     codes = torch.stack([pairs >> 4, pairs & 15], dim=1).flatten()[: like.numel()]
-    sizes = statistics.state2.code[statistics.absmax.long()]
-    sizes = sizes * statistics.state2.absmax.repeat_interleave(NESTED)[: sizes.numel()] + statistics.offset
+    sizes = statistics.absmax
+    if statistics.state2 is not None:
+        codes_of_sizes = statistics.state2.code[sizes.long()]
+        sizes = codes_of_sizes * statistics.state2.absmax.repeat_interleave(NESTED)[: sizes.numel()] + statistics.offset
     values = torch.tensor(NF4)[codes] * sizes.repeat_interleave(BLOCK)[: codes.numel()]
     return values.view(like.shape).to(like.dtype)

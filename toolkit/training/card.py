@@ -8,12 +8,14 @@ from typing import Any
 
 import yaml
 
+from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Adapter, Recipe
 from toolkit.tasks import task_of
 
 
-def model_card(kind: str, recipe: Recipe, manifest: dict[str, Any], run: Path) -> str:
+def model_card(kind: str, resolved: Resolved, manifest: dict[str, Any], run: Path) -> str:
     """README.md in the hub's format. ``run``: the run folder with the metrics and a `toolkit verify` result."""
+    recipe, stored = resolved.recipe, resolved.stored
     base = recipe.model.path or f"random {(recipe.model.config or {})['model_type']}"
     head: dict[str, Any] = {"library_name": "peft" if kind == "adapter" else "transformers"}
     if recipe.model.path and not Path(recipe.model.path).exists():
@@ -22,8 +24,10 @@ def model_card(kind: str, recipe: Recipe, manifest: dict[str, Any], run: Path) -
     adapter = recipe.adapter
     everything = "full" if recipe.model.freeze else "full (all weights)"
     trained = everything if adapter is None else _settings(adapter)
-    if adapter is not None and adapter.method == "qlora":
-        trained += "; base model's linear weights in 4 bits (NF4, double quantisation, blocks of 64)"
+    if resolved.base_storage is not None:
+        double = "double quantisation, " if stored is None or stored.nested else ""
+        files = "" if stored is None else "as in its files: "
+        trained += f"; base model's linear weights in 4 bits ({files}NF4, {double}blocks of 64)"
     if recipe.model.freeze:
         trained += f"; frozen: names that match {', '.join(map(repr, recipe.model.freeze))}"
     rows = {

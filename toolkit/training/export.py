@@ -11,6 +11,7 @@ from torch import nn
 
 from toolkit.errors import InputError, RunFailed
 from toolkit.model.batch_norm import batch_norms, statistics
+from toolkit.model.nf4 import nf4_layers
 from toolkit.model.processor import load_processor, pad_token_of
 from toolkit.model.sources import NotByPart
 from toolkit.recipe.adapter_methods import METHODS
@@ -68,15 +69,15 @@ def export(
         raise InputError(
             f"--merged: {recipe.adapter.method} cannot be merged into the base weights; export the adapter alone"
         )
-    quantised = recipe.adapter is not None and recipe.adapter.method == "qlora"
+    resolved = resolve(alone(recipe), str(folder), device="cpu")
+    quantised = resolved.base_storage is not None
     if merged and quantised and not dequantise:
         raise InputError(
             "--merged: cannot merge into 4-bit weights; add --dequantise to merge the adapter into the "
             "base's dequantised weights (16 or 32 bits each), or export the adapter alone"
         )
     if dequantise and not (merged and quantised):
-        raise InputError("--dequantise: requires --merged and a run with adapter.method: qlora")
-    resolved = resolve(alone(recipe), str(folder), device="cpu")
+        raise InputError("--dequantise: requires --merged and a run on a base in 4 bits (adapter.method: qlora)")
     tokenizer = load_processor(recipe)
     writing = output.with_name(f".{output.name}.writing")
     shutil.rmtree(writing, ignore_errors=True)
@@ -94,7 +95,8 @@ def export(
         shutil.rmtree(writing, ignore_errors=True)
         raise
     tokenizer.save_pretrained(writing)
-    card = model_card(kind if not ema else f"{kind}, averaged weights", recipe, manifest, folder.absolute().parents[1])
+    told = kind if not ema else f"{kind}, averaged weights"
+    card = model_card(told, resolved, manifest, folder.absolute().parents[1])
     (writing / "README.md").write_text(card, encoding="utf-8")
     if output.exists():
         output.rmdir()
@@ -135,9 +137,7 @@ def _write(model: Any, recipe: Recipe, folder: Path, *, merged: bool) -> str:
         model.save_pretrained(folder)
         name_base(folder, recipe)
         return "adapter"
-    whole: Any = (
-        merge_dequantised(model) if recipe.adapter.method == "qlora" else merged_by_peft(model.merge_and_unload)
-    )
+    whole: Any = merge_dequantised(model) if nf4_layers(model) else merged_by_peft(model.merge_and_unload)
     whole.config.use_cache = True
     whole.save_pretrained(folder)
     return "merged model"

@@ -15,9 +15,11 @@ from toolkit.strategies.engines.base import Claim
 
 
 def base_claims(model: nn.Module, bases: Mapping[str, int], resolved: Resolved, device: torch.device) -> list[Claim]:
-    """Evidence that the base is in 4 bits: how many of its ``bases`` (elements by name) and how many bits a weight
-    takes, counted from the storage on all ranks. Every rank calls it."""
-    layers = {name: layer for name, layer in nf4_layers(model).items() if _doubly(layer.statistics)}
+    """Evidence that the base is in 4 bits (NF4 in blocks of 64, doubly quantised unless its files say otherwise): how
+    many of its ``bases`` (elements by name) and how many bits a weight takes, counted from the storage on all ranks.
+    Every rank calls it."""
+    nested = resolved.stored is None or resolved.stored.nested
+    layers = {name: layer for name, layer in nf4_layers(model).items() if _right(layer.statistics, nested)}
     elements = sum(bases.values())
     spread = "weights" in resolved.traits.shards
     stored = torch.tensor(float(sum(_local_bytes(layer.weight) for layer in layers.values())), device=device)
@@ -27,31 +29,34 @@ def base_claims(model: nn.Module, bases: Mapping[str, int], resolved: Resolved, 
     weights = sum(layer.in_features * layer.out_features for layer in layers.values())
     bits = 8 * stored.item() / max(1, weights)
     statistics = 8 * sum(layer.statistics_bytes() for layer in layers.values()) / max(1, weights)
-    tables = 8 * (16 + 256 + 1) * 4 * len(layers) / max(1, weights)
+    tables = 8 * ((16 + 256 + 1) if nested else 16) * 4 * len(layers) / max(1, weights)
     # A shard is padded to a whole element on each rank.
     padding = 8 * len(layers) * resolved.state_ranks * 8 / max(1, weights)
-    # 8 bits for 64 weights and 32 for 64 x 256 (the paper's 0.127); a layer's last block may be a short one.
+    # 8 bits for 64 weights and 32 for 64 x 256 (the paper's 0.127), or 32 for 64; a layer's last block may be short.
     rest = len(layers) * (8 + 32) / max(1, weights)
-    fits = 4 <= bits <= 4 + padding and statistics - tables <= 8 / BLOCK + 32 / (BLOCK * NESTED) + rest
+    expected = 8 / BLOCK + 32 / (BLOCK * NESTED) if nested else 32 / BLOCK
+    fits = 4 <= bits <= 4 + padding and statistics - tables <= expected + rest
     told = f"{bits:.3f} + {statistics - tables:.3f}" if layers else "none are in NF4"
     return [
         Claim(
             "nf4-weights",
-            "base weights in NF4, doubly quantised",
+            "base weights in NF4" + (", doubly quantised" if nested else ""),
             f"{elements:,}",
             f"{weights:,}",
             weights == elements > 0,
         ),
-        Claim("nf4-bits", "bits of such a weight", "4 + 0.127, and what pads a shard and a block", told, fits),
+        Claim(
+            "nf4-bits", "bits of such a weight", f"4 + {expected:.3f}, and what pads a shard and a block", told, fits
+        ),
     ]
 
 
-def _doubly(statistics: Any) -> bool:
+def _right(statistics: Any, nested: bool) -> bool:
     return (
         statistics.quant_type == "nf4"
         and statistics.blocksize == BLOCK
-        and statistics.absmax.dtype == torch.uint8
-        and statistics.state2 is not None
+        and statistics.absmax.dtype == (torch.uint8 if nested else torch.float32)
+        and (statistics.state2 is not None) == nested
     )
 
 

@@ -268,7 +268,8 @@ class MemoryModel:
             held = self.host.get("parameters", 0) if self.overlap else self.loading()  # on a CPU the device is the host
             return held + self.largest(), 0
         frozen = [(w, count) for unit, count in self.holdings.units() for w in unit if not w.trains]
-        plain = sum(count * w.numel for w, count in frozen) * self.frozen
+        unread = self.resolved.stored is not None  # what the files have packed is never there in 16 bits
+        plain = sum(count * w.numel for w, count in frozen if not (unread and w.packed is not None)) * self.frozen
         packed = sum(count * (w.packed + w.statistics) for w, count in frozen if w.packed is not None)
         own = self.trains * self.trained + packed
         return (own, plain) if self.frozen == 2 else (own + plain, 0)

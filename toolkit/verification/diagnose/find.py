@@ -184,7 +184,7 @@ def _forward(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnos
         return Diagnosis("running-statistics-differ", {"first": measure.tensor, "count": len(wrong)})
     if any(m.kind == "loss-samples-apart" for m in wrong):
         return Diagnosis("model-mixes-packed-samples")
-    if case.recipe["adapter"] and case.recipe["adapter"]["method"] == "qlora" and not case.recipe["data"]["packing"]:
+    if case.resolved().base_storage is not None and not case.recipe["data"]["packing"]:
         return Diagnosis("base-unpacked-wrong")
     if (cause := _other_extras(found, measure)) is not None:
         return cause

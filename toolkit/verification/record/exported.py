@@ -47,9 +47,10 @@ def exported_answers(resolved: Resolved, checkpoint: Path, samples: RaggedSample
 
     export._write(trained, recipe, folder / "adapter", merged=False)
     fresh = load_base(alone, samples.pad_id)
-    if resolved.base_storage is not None:
-        quantise_base(fresh, base_linears(fresh, resolved), resolved)
+    linears = {} if resolved.base_storage is None else base_linears(fresh, resolved)
     adapted = PeftModel.from_pretrained(fresh, str(folder / "adapter")).eval()
+    if linears:
+        quantise_base(adapted, linears, resolved)
     answers["exported"] = adapted(**inputs).logits
     if not METHODS[recipe.adapter.method].merges:
         return answers
