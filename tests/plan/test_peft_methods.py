@@ -46,6 +46,7 @@ def adapter_of(name: str) -> dict[str, Any]:
         *(adapter_of(name) for name in ("vera", "ia3", "prompt-tuning", "prefix-tuning", "unilora", "ln-tuning")),
         SOME_LAYERS,
         REGEX,
+        *({"method": "lora", "r": 4, "options": {"init_lora_weights": start}} for start in ("pissa", "olora")),
     ],
     ids=lambda adapter: adapter["method"] + ("" if "layers" not in str(adapter) else " by layer"),
 )
@@ -91,3 +92,9 @@ def test_memory_is_that_of_real_training(name: str, strategy: str) -> None:
     resolved = resolved_from(recipe)
     said = Planner.of(resolved, 128).memory(resolved).peak
     assert abs(said / real - 1) < 0.05, f"{name}: predicted {said:,}, measured {real:,}"
+
+
+def test_a_start_that_needs_values_is_refused_in_words() -> None:
+    adapter = {"method": "lora", "r": 4, "options": {"init_lora_weights": "mica"}}
+    with pytest.raises(InputError, match="lora is created from the values of weights, which a plan does not have"):
+        build(resolved_from(sections(adapter)))

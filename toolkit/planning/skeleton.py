@@ -6,7 +6,7 @@ removed, adapters are added to the rest, and the contents of one block of a kind
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -119,9 +119,9 @@ def _freeze_unreached(model: nn.Module, resolved: Resolved) -> None:
 
 def _adapted(model: nn.Module, resolved: Resolved) -> nn.Module:
     try:
-        return add_adapter(model, resolved)
+        return add_adapter(model, _started_from_nothing(resolved))
     except InputError as error:
-        if "meta" not in str(error):
+        if not any(sign in str(error) for sign in ("meta", "set_data")):  # what torch says of tensors without values
             raise
         assert resolved.recipe.adapter is not None
         name = resolved.recipe.adapter.method
@@ -129,6 +129,20 @@ def _adapted(model: nn.Module, resolved: Resolved) -> nn.Module:
             f"{resolved.source}: adapter.method: {name} is created from the values of weights, which a plan "
             "does not have. Measure it in place: toolkit bench RECIPE"
         ) from None
+
+
+_DECOMPOSED = ("pissa", "olora")
+
+
+def _started_from_nothing(resolved: Resolved) -> Resolved:
+    """With LoRA's own start in place of one that decomposes base weights (PiSSA, OLoRA): a plan has none to decompose,
+    and the adapter and the changed base have the same shapes and dtypes."""
+    adapter = resolved.recipe.adapter
+    start = None if adapter is None else adapter.options.get("init_lora_weights")
+    if adapter is None or not (isinstance(start, str) and start.startswith(_DECOMPOSED)):
+        return resolved
+    plain = adapter.model_copy(update={"options": adapter.options | {"init_lora_weights": True}})
+    return replace(resolved, recipe=resolved.recipe.model_copy(update={"adapter": plain}))
 
 
 _NUMBERED = ("layers_to_transform", "adapter_layers", "exclude_modules", "rank_pattern", "alpha_pattern",
