@@ -1,5 +1,6 @@
-"""``python -m benchmarks.outside MEASUREMENTS.jsonl [-o TABLE.md]``: every exact row of the collection, predicted from
-what it says about its configuration; nothing is fitted to a row. The collection is not part of this repository."""
+"""``python -m benchmarks.outside MEASUREMENTS.jsonl [-o TABLE.md]``: every exact row of the collection, its memory and
+time predicted from what it says about its configuration. Nothing is fitted to the memory of a row. The collection is
+not part of this repository."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import warnings
 from collections import Counter
 from pathlib import Path
 
+from benchmarks.outside import times
 from benchmarks.outside.allocator import fit, fitted_half
 from benchmarks.outside.rows import GIB, Row, held_against
 
@@ -112,7 +114,11 @@ def main() -> None:
     given = parser.parse_args()
     warnings.filterwarnings("ignore")
     rows = [json.loads(line) for line in given.measurements.read_text(encoding="utf-8").splitlines()]
-    text = "\n".join(table(held_against(rows, lambda told: print(told, file=sys.stderr)))) + "\n"
+
+    def show(told: str) -> None:
+        print(told, file=sys.stderr)
+
+    text = "\n".join([*table(held_against(rows, show)), "", *times.table(rows, show)]) + "\n"
     sys.stdout.write(text)
     if given.output:
         given.output.write_text(text, encoding="utf-8")

@@ -29,8 +29,13 @@ class Allocator:
 
 
 def fitted_half(row: Row) -> bool:
-    """Whether a row is one of those that are fitted to: by its id, so that the halves stay the same."""
-    return hashlib.sha256(row.id.encode()).digest()[0] % 2 == 0
+    """Whether a row is one of those that are fitted to."""
+    return in_fitted_half(row.id)
+
+
+def in_fitted_half(name: str) -> bool:
+    """Whether a row of this id is of the half that is fitted to: by the id alone, so that the halves stay the same."""
+    return hashlib.sha256(name.encode()).digest()[0] % 2 == 0
 
 
 def fit(rows: Sequence[Row], of: Callable[[Row], float] = lambda row: row.process) -> Allocator:

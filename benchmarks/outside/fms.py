@@ -43,6 +43,11 @@ def why_left_out(row: dict[str, Any]) -> str:
     return ""
 
 
+def why_not_timed(row: dict[str, Any]) -> str:
+    """Why no time is predicted for a row; empty if it is."""
+    return why_left_out(row)
+
+
 def recipe(row: dict[str, Any]) -> dict[str, Any]:
     """The recipe that says what the row says. Under FSDP, bf16 means float32 weights that train; on one GPU all that
     trains but an adapter is in bfloat16 (``torch_dtype: bfloat16``)."""
@@ -138,10 +143,17 @@ def _liger(model: nn.Module, config: Any, tensors: Any, task: str, terms: Any) -
         del base._loss_function, head.__dict__["forward"]
 
 
-def predicted(row: dict[str, Any]) -> int:
-    """Bytes at the peak of the step as `max_memory_allocated` counts them: with cuBLAS' workspaces, without the CUDA
-    context."""
+@contextlib.contextmanager
+def planned(row: dict[str, Any]) -> Iterator[tuple[Planner, Resolved]]:
+    """The row's planner and recipe, inside the context that its traces need."""
     experts = older.linear_experts() if "Mixtral" in row["model"] else contextlib.nullcontext()
     with experts, without("bitsandbytes"):
         resolved = resolve(Recipe.model_validate(recipe(row)), "row", device="cuda")
-        return Planner.of(resolved, row["seq_len"], loop(row)).memory(resolved).peak + WORKSPACE
+        yield Planner.of(resolved, row["seq_len"], loop(row)), resolved
+
+
+def predicted(row: dict[str, Any]) -> int:
+    """Bytes at the peak of the step as `max_memory_allocated` counts them: with cuBLAS' workspaces, without the CUDA
+    context."""
+    with planned(row) as (planner, resolved):
+        return planner.memory(resolved).peak + WORKSPACE

@@ -7,7 +7,9 @@ length. Measured is ``max_memory_reserved``; one row has the allocated bytes too
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +20,7 @@ from toolkit.planning.loops import LOOPS, Loop, linear4bit
 from toolkit.planning.loops.base import as_resolved
 from toolkit.planning.predict import Planner
 from toolkit.planning.unneeded import without
+from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve
 
@@ -29,6 +32,11 @@ _LAYERS = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "up": "up_proj", "down":
 def why_left_out(row: dict[str, Any]) -> str:
     """Why a row is not predicted; empty if it is."""
     return "" if row["model"] in MODELS else "a model without a config here"
+
+
+def why_not_timed(row: dict[str, Any]) -> str:
+    """Why no time is predicted for a row; empty if it is."""
+    return why_left_out(row)
 
 
 def recipe(row: dict[str, Any]) -> dict[str, Any]:
@@ -59,8 +67,15 @@ def loop(row: dict[str, Any]) -> Loop:
     return replace(LOOPS["trainer-4.48"], acting=acting, precision=as_resolved)
 
 
-def predicted(row: dict[str, Any]) -> int:
-    """Bytes allocated at the peak, cuBLAS' workspaces too."""
+@contextlib.contextmanager
+def planned(row: dict[str, Any]) -> Iterator[tuple[Planner, Resolved]]:
+    """The row's planner and recipe, inside the context that its traces need."""
     with without("bitsandbytes"):
         resolved = resolve(Recipe.model_validate(recipe(row)), "row", device="cuda")
-        return Planner.of(resolved, row["seq_len"], loop(row)).memory(resolved).peak + WORKSPACE
+        yield Planner.of(resolved, row["seq_len"], loop(row)), resolved
+
+
+def predicted(row: dict[str, Any]) -> int:
+    """Bytes allocated at the peak, cuBLAS' workspaces too."""
+    with planned(row) as (planner, resolved):
+        return planner.memory(resolved).peak + WORKSPACE

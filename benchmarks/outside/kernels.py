@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from toolkit.planning.loops import linear4bit
+from toolkit.planning.work import kernel
 
 
 class FastNorm(torch.autograd.Function):
@@ -25,10 +26,12 @@ class FastNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(hidden, weight, torch.empty(hidden.shape[:-1], dtype=torch.float32))
+        kernel(hidden, hidden)
         return torch.empty_like(hidden)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        kernel(grads[0], grads[0], ctx.saved_tensors[0])
         return grads[0], None
 
 
@@ -37,10 +40,12 @@ class FastRotation(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, states: torch.Tensor) -> torch.Tensor:
+        kernel(states, states)
         return states.view(states.shape)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        kernel(grads[0], grads[0])
         return grads[0].contiguous()
 
 
@@ -51,10 +56,12 @@ class FastLoss(torch.autograd.Function):
     def forward(ctx: Any, logits: torch.Tensor) -> torch.Tensor:
         losses = torch.empty(logits.shape[0], dtype=torch.float32)
         ctx.save_for_backward(logits, torch.empty_like(losses))
+        kernel(logits)
         return losses
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        kernel(ctx.saved_tensors[0], ctx.saved_tensors[0])
         return ctx.saved_tensors[0]
 
 

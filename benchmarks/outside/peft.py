@@ -6,12 +6,16 @@ step: weights, gradients, moments, and the logits of the batch, which ``outputs`
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.outside.fms import WORKSPACE
 from benchmarks.outside.models import MODELS
 from toolkit.planning.loops import LOOPS
+from toolkit.planning.predict import Planner
 from toolkit.planning.skeleton import build
+from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve, strategy_of
 
@@ -29,6 +33,11 @@ def why_left_out(row: dict[str, Any]) -> str:
     if adapter is not None and "bdlora" in row["experiment"]:
         return "the method's own options are not in the row"
     return ""
+
+
+def why_not_timed(row: dict[str, Any]) -> str:
+    """Why no time is predicted for a row; empty if it is."""
+    return why_left_out(row)
 
 
 def recipe(row: dict[str, Any]) -> dict[str, Any]:
@@ -49,6 +58,13 @@ def recipe(row: dict[str, Any]) -> dict[str, Any]:
         "machine": {"device": "cuda", "processes": 1},
         "run": {"max_steps": 2},
     }
+
+
+@contextlib.contextmanager
+def planned(row: dict[str, Any]) -> Iterator[tuple[Planner, Resolved]]:
+    """The row's planner and recipe, rows of the mean length."""
+    resolved = resolve(Recipe.model_validate(recipe(row)), "row", device="cuda")
+    yield Planner.of(resolved, resolved.recipe.data.max_length, "trainer"), resolved
 
 
 def predicted(row: dict[str, Any]) -> int:

@@ -3,17 +3,21 @@ bytes."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.outside.fms import WORKSPACE
 from benchmarks.outside.models import MODELS
 from toolkit.planning.predict import Planner
+from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve
 
 SOURCE = "pytorch/torchtune"
 KIND = "peak_active_gib"
 CONFIG = MODELS["meta-llama/Llama-3.2-3B"]
+_LAYERS = {"output_proj": ("o_proj",), "mlp (gate,up,down)": ("gate_proj", "up_proj", "down_proj")}
 
 
 def why_left_out(row: dict[str, Any]) -> str:
@@ -27,10 +31,24 @@ def why_left_out(row: dict[str, Any]) -> str:
     return ""
 
 
+def why_not_timed(row: dict[str, Any]) -> str:
+    """Why no time is predicted for a row; empty if it is."""
+    if "3B" not in row["model"]:
+        return "a configuration that is not complete"
+    return ""
+
+
 def recipe(row: dict[str, Any]) -> dict[str, Any]:
     """The recipe that says what the row says."""
+    adapter = None
+    if row["task"] == "lora":
+        found = row["adapter"]
+        targets = [name for target in found["target_modules"] for name in _LAYERS.get(target, (target,))]
+        adapter = {"method": "lora", "r": found["r"], "alpha": float(found["lora_alpha"]), "target_modules": targets}
     return {
         "model": {"config": CONFIG},
+        "adapter": adapter,
+        "compile": row["compile"],
         "tokenizer": {"path": "none"},
         "data": {"train": "none", "max_length": row["seq_len"]},
         "batch": {"micro_size": row["micro_batch"], "accumulation": row["grad_accum"]},
@@ -43,7 +61,14 @@ def recipe(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+@contextlib.contextmanager
+def planned(row: dict[str, Any]) -> Iterator[tuple[Planner, Resolved]]:
+    """The row's planner and recipe."""
+    resolved = resolve(Recipe.model_validate(recipe(row)), "row", device="cuda")
+    yield Planner.of(resolved, row["seq_len"], "torchtune"), resolved
+
+
 def predicted(row: dict[str, Any]) -> int:
     """Bytes at the peak of a step, with cuBLAS' workspaces."""
-    resolved = resolve(Recipe.model_validate(recipe(row)), "row", device="cuda")
-    return Planner.of(resolved, row["seq_len"], "torchtune").memory(resolved).peak + WORKSPACE
+    with planned(row) as (planner, resolved):
+        return planner.memory(resolved).peak + WORKSPACE

@@ -137,6 +137,17 @@ def test_a_run_of_epochs_has_no_price_of_its_own(config: str) -> None:
     assert not any("for the run" in line for line in found.answers.lines())
 
 
+def test_an_explanation_says_how_long_a_step_of_longer_rows_takes(config: str) -> None:
+    device: dict[str, Any] = {"memory": None, "gpu": "a100-80gb", "micro": 8}
+    found = planned(config, explain=True, **device)
+    twice = planned(config, **device | {"length": 2048}).to_json()["candidates"][0]["seconds_per_step"]
+    assert found.to_json()["explain"]["seconds_twice_as_long"] == pytest.approx(twice)
+    own = found.to_json()["candidates"][0]["seconds_per_step"]
+    (line,) = [line for line in found.answers.lines() if line.startswith("rows twice as long")]
+    assert line == f"rows twice as long: {twice:.2f} s a step, {twice / own / 2:.2f} times the time of a token"
+    assert planned(config, explain=True).to_json()["explain"]["seconds_twice_as_long"] is None
+
+
 def test_an_explanation_says_where_the_bytes_are(config: str) -> None:
     found = planned(config, memory=2.0, explain=True)
     told = found.to_json()["explain"]

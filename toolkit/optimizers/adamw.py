@@ -30,6 +30,8 @@ OPTIMIZER = OptimizerKind(
     formula="toolkit.reference.optimizers.adamw:AdamW",
     keys=("kernel", "betas", "eps"),
     lr="2e-4",
+    # ``_multi_tensor_adam``: decay 2, lerp 3, mul 2, addcmul 3, sqrt 2, div 2, add 2, addcdiv 4.
+    foreach_passes=20,
     copies=_copies,
     trainer=_trainer,
 )

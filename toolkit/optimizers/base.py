@@ -81,6 +81,8 @@ class OptimizerKind:
     section and whether the group has weight decay."""
     passes: int = 7
     """How often a step reads or writes a tensor of the weights' size: weight, gradient and each state tensor."""
+    foreach_passes: int = 0
+    """... with foreach kernels, each of which reads and writes all tensors; 0: as many as ``passes``."""
     flops: Callable[[Any, tuple[int, ...], bool], float] = lambda optimizer, shape, matrix: 0.0
     """Floating-point operations in bf16 products of one weight's update: takes the recipe's section, the weight's
     shape, and whether it is a hidden matrix."""

@@ -15,7 +15,7 @@ from toolkit.planning.candidate import gib
 from toolkit.planning.hardware import GIB, Device
 from toolkit.planning.mechanics import TOKENS, Step, own_seconds, seconds, step_of, variants
 from toolkit.planning.predict import Planner
-from toolkit.planning.time import Rates, flops
+from toolkit.planning.time import Rates, flops, update_passes
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve, simplest
@@ -93,7 +93,7 @@ def applied(speeds: Speeds, asked: Resolved, together: Resolved, device: Device,
     holdings = planner.skeleton.holdings
     reached = sum(flops(segments, list(holdings.order))) / ((speeds.rows.first + speeds.rows.last) / 2)
     reached *= 1.0 if together.precision.compute != "float32" else 2.0  # in terms of the 16-bit rate: see time.py
-    moved = 7 * holdings.elements(True) * BYTES[together.precision.trainable] / speeds.rows.update
+    moved = update_passes(together) * holdings.elements(True) * BYTES[together.precision.trainable] / speeds.rows.update
     known = dataclasses.replace(
         device,
         bf16=device.bf16 or reached / 1e12, bandwidth=device.bandwidth or moved / 1e9,
@@ -101,7 +101,7 @@ def applied(speeds: Speeds, asked: Resolved, together: Resolved, device: Device,
     )  # fmt: skip
     rates = dataclasses.replace(
         rates, compute=reached / (known.bf16 * 1e12), bandwidth=moved / (known.bandwidth * 1e9),
-        overlap=together.device == "cuda",
+        by_kernel=False, handled=0.0, launch=0.0, spread=(1.0, 1.0), overlap=together.device == "cuda",
     )  # fmt: skip
     if speeds.large is None or speeds.small is None or speeds.alone is None:
         return known, rates

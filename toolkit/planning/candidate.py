@@ -119,6 +119,7 @@ class Candidate:
             "phases": {name: size + self.reserve for name, size in self.memory.phases.items()},
             "peak_phase": self.memory.peak_phase,
             "seconds_per_step": None if self.seconds is None else self.seconds.total,
+            "seconds_range": None if self.seconds is None else [self.seconds.low, self.seconds.high],
             "seconds": None if self.seconds is None else dataclasses.asdict(self.seconds),
             "reason": self.reason,
             "unmeasured": self.unmeasured,

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from toolkit.planning.candidate import Candidate
     from toolkit.planning.loops import Loop
     from toolkit.planning.search import Search
+    from toolkit.planning.time import Rates
 
 
 QUESTIONS = ("length", "micro", "gpus", "gpu", "model")
@@ -149,7 +150,7 @@ def _plan(request: Request, kept: Callable[[], None]) -> Planned:
     from toolkit.planning.search import Search
     from toolkit.planning.time import Rates
 
-    rates = Rates() if request.link is None else Rates(between_nodes=request.link)
+    rates = Rates.on(device, request.link)
     if request.calibrate:
         from toolkit.planning.calibrate import calibrated
 
@@ -189,7 +190,7 @@ def _plan(request: Request, kept: Callable[[], None]) -> Planned:
         usable_bytes=search.usable,
         loop=request.loop,
         assumptions=[
-            *_assumptions(asked, device),
+            *_assumptions(asked, device, rates),
             *search.planner.told(),
             *_of_loop(LOOPS[request.loop], request.loop),
         ],
@@ -313,7 +314,7 @@ def _of_loop(loop: Loop, name: str) -> list[str]:
     return [] if name == "toolkit" else [f"the loop of {loop.title}: {loop.source}"]
 
 
-def _assumptions(asked: Resolved, device: Device) -> list[str]:
+def _assumptions(asked: Resolved, device: Device, rates: Rates) -> list[str]:
     data = asked.recipe.data
     rows = f"packed rows are full: {asked.micro_size * data.max_length:,} tokens per micro-batch"
     if not data.packing:
@@ -325,6 +326,18 @@ def _assumptions(asked: Resolved, device: Device) -> list[str]:
         found += [
             "not validated on a GPU yet; assumed: CUDA context 0.5 GiB, cuBLAS workspace 32 MiB, and the "
             "headroom for fragmentation",
-            "rates are assumed fractions of data sheet values; --calibrate measures them",
+            _of_rates(asked, device, rates),
         ]
     return found
+
+
+def _of_rates(asked: Resolved, device: Device, rates: Rates) -> str:
+    if not device.bf16:
+        return "the device's rates are not known: no times"
+    if not rates.by_kernel:
+        return "rates measured on this machine"
+    between = f"; {rates.between_nodes:g} GB/s between nodes, assumed" if asked.recipe.machine.nodes > 1 else ""
+    return (
+        f"rates fitted to published runs, steps of which took {rates.spread[0]:g} to {rates.spread[1]:g} of the "
+        f"predicted time; links assumed{between}; --calibrate measures them"
+    )

@@ -45,10 +45,10 @@ def interpolate(one: Traced, two: Traced, micro: int) -> list[Segment]:
     def at(a: int, b: int) -> int:
         return round(a + (b - a) * steps)
 
-    return [_blend(a, b, at) for a, b in zip(one.segments, two.segments, strict=True)]
+    return [_blend(a, b, at, steps) for a, b in zip(one.segments, two.segments, strict=True)]
 
 
-def _blend(a: Segment, b: Segment, at: Callable[[int, int], int]) -> Segment:
+def _blend(a: Segment, b: Segment, at: Callable[[int, int], int], steps: float) -> Segment:
     held = {key: at(a.held.get(key, 0), b.held.get(key, 0)) for key in a.held.keys() | b.held.keys()}
     gradients = [
         Gradient(x.weight, at(x.live, y.live), at(x.peak, y.peak))
@@ -56,7 +56,7 @@ def _blend(a: Segment, b: Segment, at: Callable[[int, int], int]) -> Segment:
     ]
     return Segment(
         a.block, a.backward, at(a.start, b.start), at(a.peak, b.peak), held, at(a.flops, b.flops),
-        at(a.exchanged, b.exchanged), a.exchanges, gradients,
+        a.work.toward(b.work, steps), at(a.exchanged, b.exchanged), a.exchanges, gradients,
     )  # fmt: skip
 
 

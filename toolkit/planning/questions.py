@@ -212,6 +212,8 @@ class Explanation:
     """Bytes for each more token of a row."""
     by_row: float
     """Bytes for each more row of a micro-batch."""
+    longer: Candidate
+    """With rows twice as long."""
 
     def lines(self) -> list[str]:
         """The explanation as it is printed."""
@@ -221,6 +223,9 @@ class Explanation:
         lines += [f"  {name:14s}{size / GIB:8.2f} GiB  {size / one.peak:4.0%}" for name, size in terms if size]
         lines.append(f"1,024 more tokens a row: {1024 * self.by_token / GIB:+.2f} GiB")
         lines.append(f"one more row a micro-batch: {self.by_row / GIB:+.2f} GiB")
+        if one.seconds is not None and self.longer.seconds is not None:
+            now, then = one.seconds.total, self.longer.seconds.total
+            lines.append(f"rows twice as long: {then:.2f} s a step, {then / now / 2:.2f} times the time of a token")
         if not one.fits:
             lines.append(f"why it does not fit: {one.reason}")
             if recipe.activation_checkpointing != "full" and terms[0][0] == "activations":
@@ -236,6 +241,7 @@ class Explanation:
             "breakdown": one.breakdown,
             "bytes_per_token": round(self.by_token),
             "bytes_per_row": round(self.by_row),
+            "seconds_twice_as_long": None if self.longer.seconds is None else self.longer.seconds.total,
             "reason": one.reason,
         }
 
@@ -244,9 +250,9 @@ def explain(search: Search) -> Explanation:
     """Raises InputError where the model cannot be traced."""
     own = search.candidate(search.asked, asked=True)
     length = search.planner.length
-    longer = search.planner.of_length(2 * length)
-    by_token = (search.candidate(search.asked, planner=longer).peak - own.peak) / length
+    longer = search.candidate(search.asked, planner=search.planner.of_length(2 * length))
+    by_token = (longer.peak - own.peak) / length
     micro = search.asked.micro_size
     batch = {"micro_size": 2 * micro, "accumulation": search.asked.accumulation}
     by_row = (search.candidate(_variant(search, batch=batch)).peak - own.peak) / micro
-    return Explanation(own, by_token, by_row)
+    return Explanation(own, by_token, by_row, longer)

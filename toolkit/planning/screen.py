@@ -75,13 +75,24 @@ def show(
     if request.loop != "toolkit":
         out.write(f"planned for the loop of {LOOPS[request.loop].title}\n")
     if asked.device == "cuda":
-        out.write("not measured on a GPU yet: context and rates are assumptions, see docs/planning.md\n")
+        out.write(f"{_of_times(search)}, see docs/planning.md\n")
     if chosen is not None:
         done = f"wrote {request.output} · " if request.output else ""
         file = source_of(request.recipe)
         follow = request.output or (file if file.endswith((".yaml", ".yml")) else "-o recipe.yaml")
         out.write(f"{done}next: toolkit verify {follow}\n" if follow != "-o recipe.yaml" else
                   "next: add -o recipe.yaml, then toolkit verify recipe.yaml\n")  # fmt: skip
+
+
+def _of_times(search: Search) -> str:
+    rates = search.rates
+    if not rates.by_kernel or not search.device.bf16:
+        return "not measured on a GPU yet: context is an assumption"
+    low, high = rates.spread
+    return (
+        "not measured on a GPU by this project: context is an assumption; steps of published runs took "
+        f"{low:.2f} to {high:.2f} of the predicted time"
+    )
 
 
 def best_of_each(candidates: list[Candidate], chosen: Candidate | None) -> list[Candidate]:

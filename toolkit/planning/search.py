@@ -49,6 +49,7 @@ class Search:
         """The same search on another device, with the traces of this one."""
         other = copy.copy(self)
         other.device, other.usable = device, int(device.bytes * (1 - self.headroom))
+        other.rates = Rates.on(device, self.rates.between_nodes)
         return other
 
     def candidate(self, resolved: Resolved, asked: bool = False, planner: Planner | None = None) -> Candidate:

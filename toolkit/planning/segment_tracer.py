@@ -15,6 +15,7 @@ from toolkit.planning.autocast import ActedAutocast
 from toolkit.planning.live import LiveBytes
 from toolkit.planning.reentrant import checkpointed
 from toolkit.planning.segments import OUTSIDE, Gradient, Segment
+from toolkit.planning.work import Meter
 from toolkit.recipe.schema import CheckpointingName
 
 
@@ -27,6 +28,7 @@ class Counter(LiveBytes):
     def __init__(self, owner: Callable[[], Any], acted: ActedAutocast | None) -> None:
         super().__init__(owner, meta=True)
         self._acted = acted
+        self.meter = Meter()
 
     def dispatched(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         if self._acted is not None:
@@ -34,6 +36,7 @@ class Counter(LiveBytes):
         formula = flop_registry.get(func._overloadpacket)
         if formula is not None:
             self.flops += formula(*args, **kwargs, out_val=result)
+        self.meter.see(func, args, kwargs, result)
 
 
 class SegmentTracer:
@@ -75,6 +78,7 @@ class SegmentTracer:
         segment.peak = self._live.peak
         total = self._live.flops
         segment.flops, self._counted = total - self._counted, total
+        segment.work = self._live.meter.taken()
 
     @contextlib.contextmanager
     def watching(

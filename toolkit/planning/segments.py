@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from toolkit.planning.images import Images
 from toolkit.planning.loops import LOOPS, Loop
+from toolkit.planning.work import Work
 from toolkit.recipe.schema import CheckpointingName
 from toolkit.strategies.memory.base import Compute
 
@@ -60,6 +61,7 @@ class Segment:
     """From the last finished gradient on, or from the begin where there was none."""
     held: dict[int, int] = field(default_factory=dict)
     flops: int = 0
+    work: Work = field(default_factory=Work)
     exchanged: int = 0
     """Bytes of this rank that exchanges between parts of rows send and receive, its own for itself among them; or that
     it adds up with the ranks that divide its layers."""

@@ -1,36 +1,54 @@
 """Seconds per optimizer step: compute, memory traffic and collectives, with the overlap of a strategy.
 
-This is a roofline model: each part is its amount divided by a rate. Amounts are exact (floating-point operations of the
-traced module, including recomputation; bytes of every collective). Rates are the data sheet's, times the fraction that
-real kernels reach; these fractions are assumptions until `--calibrate` measures them.
+This is a roofline model: each part is its amount divided by a rate. Amounts are counted (floating-point operations and
+bytes of every kernel of the traced module, including recomputation; bytes of every collective). Rates are the data
+sheet's, times the part that kernels reach: fitted to published runs (toolkit/planning/reached.py), or measured by
+`--calibrate`. Those of links are assumed.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from toolkit.optimizers import optimizer_kind
 from toolkit.planning.hardware import Device
+from toolkit.planning.reached import reached
 from toolkit.planning.segments import OUTSIDE, Segment
 from toolkit.recipe.mesh import Mesh
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies import strategy_of
 from toolkit.strategies.memory.base import BYTES, Holdings
-from toolkit.strategies.traffic import Axis, Sent
+from toolkit.strategies.traffic import Axis, Sent, Traffic
+
+LAUNCH = 10e-6
+"""Seconds to issue a kernel from Python, assumed. Eight published runs of litgpt with a few hundred tokens take 35 to
+77 µs a kernel, no less for one row than for four (docs/measurements/outside.md)."""
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Fractions of the data sheet's rates that are reached, and rates that it does not contain. None was measured on a
-    GPU; `--calibrate` replaces compute, bandwidth, link and latency, and adds ``own``."""
+    """Fractions of the data sheet's rates that are reached, and rates that it does not contain. `--calibrate` replaces
+    compute, bandwidth, link and latency, and adds ``own``."""
 
     compute: float = 0.5
+    """Of the bf16 rate: by matrix products, or, if not ``by_kernel``, by all floating-point operations of a step."""
+    attention: float = 0.5
+    """Of the bf16 rate, by attention kernels."""
     bandwidth: float = 0.8
+    by_kernel: bool = False
+    """Whether attention and the bytes of other kernels take time of their own."""
+    handled: float = 0.0
+    """Bytes of memory traffic that a device has with each byte that it sends while it computes: copies, casts, sums,
+    and what collectives take from the kernels beside them."""
+    launch: float = 0.0
+    """Seconds to issue a kernel, assumed: a step does not take less than that for each."""
+    spread: tuple[float, float] = (1.0, 1.0)
+    """Measured by predicted seconds: from, to."""
     link: float = 0.7
     between_nodes: float = 25.0
-    """GB/s per direction and node, of one 200 Gb/s adapter."""
+    """GB/s per direction and node: of one 200 Gb/s adapter."""
     latency: float = 10e-6
     """Seconds of one collective's start, times log2 of the devices."""
     host_bandwidth: float = 50.0
@@ -42,20 +60,37 @@ class Rates:
     its collectives over the link: copies into and out of its buffers, hooks, waiting for each other. Not known but
     by `--calibrate`. They are a device's own, whatever the number of devices."""
 
+    @classmethod
+    def on(cls, device: Device, between_nodes: float | None = None) -> Rates:
+        """What is known of ``device``. ``between_nodes``: GB/s of a node's link, where it is known."""
+        part = reached(device.name)
+        rates = cls(part.products, part.attention, part.bandwidth, True, part.handled, LAUNCH, (part.low, part.high))
+        return replace(rates, between_nodes=part.between_nodes if between_nodes is None else between_nodes)
+
 
 @dataclass(frozen=True)
 class Seconds:
-    """Parts of one step; ``exposed``: communication that computing does not hide. ``total`` is not their sum."""
+    """Parts of one step; ``exposed``: communication that computing does not hide. ``total`` is not their sum.
+    ``spread``: by which factors a measured step may differ, from and to."""
 
     compute: float
     optimizer: float
     communication: float
     exposed: float
     offload: float
+    spread: tuple[float, float] = (1.0, 1.0)
 
     @property
     def total(self) -> float:
         return self.compute + self.optimizer + self.exposed + self.offload
+
+    @property
+    def low(self) -> float:
+        return self.total * self.spread[0]
+
+    @property
+    def high(self) -> float:
+        return self.total * self.spread[1]
 
 
 def flops(segments: list[Segment], order: list[int]) -> tuple[int, int]:
@@ -65,6 +100,54 @@ def flops(segments: list[Segment], order: list[int]) -> tuple[int, int]:
         times = 1 if segment.block == OUTSIDE else order.count(segment.block)
         parts[segment.backward] += segment.flops * times
     return parts[0], parts[1]
+
+
+@dataclass(frozen=True)
+class Amounts:
+    """Seconds of a part of a step at the data sheet's rates: ``products``, ``attention``, ``moved``; ``kernels``: how
+    many."""
+
+    products: float
+    attention: float
+    moved: float
+    kernels: float
+
+    def seconds(self, rates: Rates) -> float:
+        """... at the rates that are reached."""
+        busy = self.products / rates.compute + self.attention / rates.attention + self.moved / rates.bandwidth
+        return max(busy, self.kernels * rates.launch)
+
+
+def amounts(segments: list[Segment], order: list[int], resolved: Resolved, device: Device) -> tuple[Amounts, Amounts]:
+    """Of one micro-batch's forward, and of its backward with what is recomputed.
+
+    A block that is compiled runs what is between its products as one kernel for each: these read what one product has
+    written and write what the next one reads.
+    """
+    parts = [[0.0] * 4, [0.0] * 4]
+    half = resolved.precision.compute != "float32"
+    rate, bandwidth = device.bf16 * 1e12, device.bandwidth * 1e9
+    for segment in segments:
+        times = 1 if segment.block == OUTSIDE else order.count(segment.block)
+        work, part = segment.work, parts[segment.backward]
+        compiled = resolved.recipe.compile and segment.block != OUTSIDE
+        part[0] += times * (work.products + 2 * work.wide) / rate
+        part[1] += times * work.attention * (1 if half else 2) / rate
+        part[2] += times * (min(work.moved, work.operands) if compiled else work.moved) / bandwidth
+        part[3] += 0 if compiled else times * work.kernels
+    return Amounts(*parts[0]), Amounts(*parts[1])
+
+
+def computing(
+    segments: list[Segment], order: list[int], resolved: Resolved, device: Device, rates: Rates
+) -> tuple[float, float]:
+    """Seconds of one micro-batch's forward, and of its backward with what is recomputed."""
+    if rates.by_kernel:
+        forward, backward = amounts(segments, order, resolved, device)
+        return forward.seconds(rates), backward.seconds(rates)
+    speed = device.bf16 * 1e12 * rates.compute * (1.0 if resolved.precision.compute != "float32" else 0.5)
+    ahead, back = flops(segments, order)
+    return ahead / speed, back / speed
 
 
 def exchanged(segments: list[Segment], order: list[int], mesh: Mesh) -> Sent:
@@ -88,45 +171,65 @@ def step_seconds(
     """
     if not device.bf16:
         return None
-    forward, backward = flops(segments, list(holdings.order))
-    speed = device.bf16 * 1e12 * rates.compute * (1.0 if resolved.precision.compute != "float32" else 0.5)
+    forward, backward = computing(segments, list(holdings.order), resolved, device, rates)
     micro_batches = resolved.accumulation
-    compute = micro_batches * (forward + backward) / speed
+    compute = micro_batches * (forward + backward)
     traffic = strategy_of(resolved).traffic(resolved, holdings)
     wire = Wire(resolved, device, rates)
     own_per_micro, own_at_end = rates.own.get(resolved.recipe.strategy.name, (0.0, 0.0))
     per_micro = own_per_micro + sum(wire.seconds(*sent) for sent in traffic.per_micro)
     at_end = own_at_end + sum(wire.seconds(*sent) for sent in traffic.at_end)
-    hidden_under = micro_batches * ((forward + backward) / speed if traffic.also_forward else backward / speed)
+    hidden_under = micro_batches * (forward + backward if traffic.also_forward else backward)
     hideable = micro_batches * per_micro
-    if traffic.end_overlaps:
-        exposed = max(0.0, at_end - backward / speed)
-    else:
-        exposed = at_end
-    exposed += max(0.0, hideable - hidden_under)
+    own_work = handled_bytes(traffic, micro_batches)
+    per_byte = rates.handled / (device.bandwidth * 1e9 * rates.bandwidth)
+    exposed = max(0.0, own_work[1] * per_byte, at_end - backward) if traffic.end_overlaps else at_end
+    exposed += max(0.0, own_work[0] * per_byte, hideable - hidden_under)
     # Attention waits for its exchanges, and computes between them; so do layers for their sums.
     waited = micro_batches * wire.seconds(*exchanged(segments, list(holdings.order), resolved.mesh))
     if not rates.overlap:
         exposed = hideable + at_end
     exposed += waited
-    trained = holdings.elements(True) * BYTES[resolved.precision.trainable]
-    share = trained / resolved.state_ranks if "optimizer" in resolved.traits.shards else trained
-    # AdamW reads weight, gradient and two moments and writes weight and moments: seven passes.
-    kind = optimizer_kind(resolved.recipe.optimizer.name)
+    share = optimizer_share(resolved, holdings)
+    passes = update_passes(resolved)
     offload = 0.0
     if resolved.recipe.strategy.offload == "none":
-        optimizer = kind.passes * share / (device.bandwidth * 1e9 * rates.bandwidth)
+        optimizer = passes * share / (device.bandwidth * 1e9 * rates.bandwidth)
     else:
-        optimizer = kind.passes * share / (rates.host_bandwidth * 1e9)
+        optimizer = passes * share / (rates.host_bandwidth * 1e9)
         offload = 2 * share / (device.pcie * 1e9 * rates.link)
         if resolved.recipe.strategy.offload == "all":
-            weights = holdings.elements() * BYTES[resolved.precision.compute] / resolved.state_ranks
-            offload += 2 * micro_batches * weights / (device.pcie * 1e9 * rates.link)
+            precision = resolved.precision
+            weights = holdings.elements(True) * BYTES[precision.compute] + holdings.frozen_bytes(
+                BYTES[precision.frozen]
+            )
+            offload += 2 * micro_batches * weights / resolved.state_ranks / (device.pcie * 1e9 * rates.link)
     optimizer += _whole_updates(resolved, holdings, wire, device.bf16 * 1e12 * rates.compute)
     if away:  # out under the forward, back under the backward
         pcie = away / (device.pcie * 1e9 * rates.link)
-        offload += micro_batches * (max(0.0, pcie - forward / speed) + max(0.0, pcie - backward / speed))
-    return Seconds(compute, optimizer, hideable + at_end + waited, exposed, offload)
+        offload += micro_batches * (max(0.0, pcie - forward) + max(0.0, pcie - backward))
+    return Seconds(compute, optimizer, hideable + at_end + waited, exposed, offload, rates.spread)
+
+
+def handled_bytes(traffic: Traffic, micro_batches: int) -> tuple[float, float]:
+    """Bytes that a device sends while it computes, in a step: with each micro-batch, and at the end."""
+    at_end = sum(Sent(*one).size for one in traffic.at_end) if traffic.end_overlaps else 0.0
+    return micro_batches * sum(Sent(*one).size for one in traffic.per_micro), at_end
+
+
+def optimizer_share(resolved: Resolved, holdings: Holdings) -> float:
+    """Bytes of the weights that one device updates, in the trained dtype."""
+    trained = holdings.elements(True) * BYTES[resolved.precision.trainable]
+    return trained / resolved.state_ranks if "optimizer" in resolved.traits.shards else trained
+
+
+def update_passes(resolved: Resolved) -> int:
+    """How often a step reads or writes a tensor of the weights' size: its optimizer's passes, and with clipping the
+    gradients once for their norm and twice to scale them."""
+    section = resolved.recipe.optimizer
+    kind = optimizer_kind(section.name)
+    foreach = kind.foreach_passes if section.kernel == "foreach" else 0
+    return (foreach or kind.passes) + (3 if section.max_grad_norm else 0)
 
 
 def _whole_updates(resolved: Resolved, holdings: Holdings, wire: Wire, speed: float) -> float:

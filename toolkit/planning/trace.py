@@ -28,6 +28,7 @@ from toolkit.planning.segment_tracer import Counter, SegmentTracer
 from toolkit.planning.segments import OUTSIDE, Shape, Traced
 from toolkit.planning.skeleton import Skeleton
 from toolkit.planning.target import TargetKernels
+from toolkit.planning.work import counted_unpacking
 from toolkit.recipe.mesh import RowPart
 from toolkit.recipe.resolve import Precision
 from toolkit.tasks import task_of
@@ -93,6 +94,8 @@ def _run(
         recorder.watching(model, blocks, shape.checkpointing, shape.loop.reentrant),
         contextlib.nullcontext() if shape.images is None else Values(),
         Counter(recorder.owner, acted) as live,
+        live.meter,
+        counted_unpacking(),
     ):
         live.born_before([*model.parameters(), *model.buffers()])
         recorder.begin(live)
