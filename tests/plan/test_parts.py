@@ -46,7 +46,7 @@ def test_bytes_on_the_wire_are_those_of_a_real_step(cell: Cell, group: WorkerGro
     """Query, key, value and output, there and back; once more where blocks recompute their activations."""
     resolved = resolved_from(cell.recipe())
     planner = Planner.of(resolved, cell.length)
-    sent = exchanged(planner.segments_of(resolved), list(planner.skeleton.holdings.order), 2)
+    sent = exchanged(planner.segments_of(resolved), list(planner.skeleton.holdings.order), resolved.mesh)
     assert sent.size == group.run(exchanged_job, cell.recipe(), cell.length)[0] > 0
 
 

@@ -113,6 +113,8 @@ def test_rows_train_beside_an_adapter_and_hosts_load_them(
     [
         ({"adapter": {"method": "ia3"}}, r"under adapter\.method: ia3 the rows .* adapter\.modules_to_save"),
         ({"model": {"own": {"freeze": ["embed_tokens"]}}}, r"in embed_tokens would stay .* drawn: model\.freeze"),
+        ({"tie": True, "adapter": LORA | {"modules_to_save": ["lm_head"]}},
+         r"trains lm_head, whose weight is that of embed_tokens.*modules_to_save: \[embed_tokens\], or leave lm_head"),
         ({"adapter": LORA, "loss": "fused"}, r"loss: fused .* rows of new tokens in it; set loss: plain"),
     ],
 )  # fmt: skip

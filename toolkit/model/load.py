@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -118,6 +119,25 @@ def set_dtypes(model: nn.Module, trainable: str, frozen: str) -> None:
         if parameter.is_floating_point() and id(parameter) not in packed:
             dtype = getattr(torch, trainable if parameter.requires_grad else frozen)
             parameter.data = parameter.data.to(dtype)
+    for module in model.modules():
+        if type(module) is nn.LayerNorm and trainable != frozen and not _trains_whole(module):
+            module.forward = MethodType(_norm_in_its_inputs_dtype, module)  # type: ignore[method-assign]
+
+
+def _trains_whole(module: nn.Module) -> bool:
+    return all(parameter.requires_grad for parameter in module.parameters(recurse=False))
+
+
+def _norm_in_its_inputs_dtype(self: nn.LayerNorm, x: torch.Tensor) -> torch.Tensor:
+    """A LayerNorm with frozen 16-bit weights of inputs in float32, which an embedding that trains gives under autocast.
+    On a GPU autocast casts the weights; on a CPU torch 2.13.0 raises «mixed dtype (CPU): expect parameter to have
+    scalar type of Float»."""
+    weight: torch.Tensor | None = self.weight
+    bias: torch.Tensor | None = self.bias
+    dtypes = {one.dtype for one in (weight, bias) if one is not None}
+    if x.dtype == torch.float32 or len(dtypes) > 1:  # one that trains and one that does not
+        weight, bias = (None if one is None else one.float() for one in (weight, bias))
+    return nn.functional.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
 
 
 def cast_inputs(model: nn.Module, dtype: torch.dtype) -> None:

@@ -90,6 +90,12 @@ def trained_rows(adapter: Adapter, model: nn.Module, resolved: Resolved) -> dict
     if tokens is None:
         return {}
     tables = [name for name in _tables(model) if name not in adapter.modules_to_save]
+    if tables and (head := _tied_head(model)) in adapter.modules_to_save:
+        raise InputError(
+            f"{resolved.source}: tokenizer.add_tokens: adapter.modules_to_save trains {head}, whose weight is that of "
+            f"{tables[0]}, and PEFT 0.21.2 then cannot train rows of it; set adapter.modules_to_save: [{tables[0]}], "
+            f"or leave {head} out"
+        )
     if not tables:
         return {}
     field = next((name for name in ROWS if name in options_of(adapter.method)), None)
@@ -119,6 +125,14 @@ def _tables(model: Any) -> list[str]:
     if head is not None and head.weight is not embedding.weight and head.weight.shape[0] == embedding.weight.shape[0]:
         found.append(names[id(head)])
     return found
+
+
+def _tied_head(model: Any) -> str | None:
+    """The last part of the name of a head whose weight is the input embedding's."""
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if head is None or head is embedding or head.weight is not embedding.weight:
+        return None
+    return next(name.rsplit(".", 1)[-1] for name, module in model.named_modules() if module is head)
 
 
 def check_trained(model: nn.Module, resolved: Resolved) -> None:

@@ -37,6 +37,8 @@ def why_not_splittable(recipe: Recipe, facts: ModelFacts, traits: Traits) -> str
         )
     if task_of(model.task).media is not None:
         return f"has not been verified with model.task: {model.task}"
+    if config.get("quantization_config"):
+        return "has not been verified with a base that is quantised already"
     if (reason := _why_not_option(recipe)) is not None:
         return reason
     for key in _ATTENTION_DROPOUT:
