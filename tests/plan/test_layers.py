@@ -62,6 +62,14 @@ def test_half_of_every_layer_takes_less_memory_than_all_of_it() -> None:
     assert 0.5 < predicted(half) / predicted(whole) < 0.85
 
 
+def test_weights_are_counted_whole_where_they_are_told() -> None:
+    half = LAYERED[1]
+    divided, whole = (Planner.of(resolved_from(one.recipe()), one.length).skeleton.holdings
+                      for one in (half, replace(half, tensor=False)))  # fmt: skip
+    assert divided.elements() < whole.elements()
+    assert divided.elements(whole=True) == whole.elements(whole=True) == whole.elements()
+
+
 def test_other_strategies_are_planned_with_layers_divided_alike() -> None:
     recipe = LAYERED[3].recipe() | {"machine": {"device": "cuda", "processes": 4}}
     asked = resolve(Recipe.model_validate(recipe), "recipe", device="cuda")

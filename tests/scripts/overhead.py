@@ -1,6 +1,6 @@
 """What recording costs: pairs of the same run, without and with it, interleaved.
 
-    python -m tests.scripts.overhead [--pairs 5] [--steps 40] [--hidden 256]
+    python -m tests.scripts.overhead [--pairs 5] [--steps 40] [--hidden 256] [--rows 8]
 
 Time is the process's CPU time (other processes of the machine do not count), of the training loop: the recorded steps,
 the steps after them, and all, with what the recorder does at the first sight of the model and at its end.
@@ -24,12 +24,12 @@ SCRIPT = """
 import json, sys, time, torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-steps, hidden, file = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+steps, hidden, rows, file = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 torch.manual_seed(0)
 model = LlamaForCausalLM(LlamaConfig(hidden_size=hidden, intermediate_size=4 * hidden, num_hidden_layers=4,
                                      num_attention_heads=4, vocab_size=4096))
 draw = torch.Generator().manual_seed(0)
-ids = torch.randint(0, 4096, (steps, 8, 256), generator=draw)
+ids = torch.randint(0, 4096, (steps, rows, 256), generator=draw)
 model(input_ids=ids[0], labels=ids[0]).loss.backward()
 model.zero_grad()
 begun = time.process_time()
@@ -53,6 +53,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--rows", type=int, default=8, help="of 256 tokens, in a step")
     given = parser.parse_args()
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     rows = []
@@ -63,7 +64,7 @@ def main() -> None:
             found = {}
             for how in ("plain", "recorded") if pair % 2 else ("recorded", "plain"):
                 file = folder / f"{how}.json"
-                call = [sys.executable, "train.py", str(given.steps), str(given.hidden), str(file)]
+                call = [sys.executable, "train.py", str(given.steps), str(given.hidden), str(given.rows), str(file)]
                 if how == "recorded":
                     call = [sys.executable, "-m", "toolkit", "record", "-o", "recording", "--", *call]
                 subprocess.run(call, cwd=folder, env=environment, check=True, capture_output=True)

@@ -179,7 +179,7 @@ def _model(search: Search) -> Answer:
         model = search.asked.recipe.model.model_dump(exclude_unset=True, exclude={"path"})
         varied = _variant(search, model=model | {"config": with_layers(kept, layers)})
         planner = Planner.of(varied, search.planner.length, search.planner.loop, search.planner.images)
-        counted[layers] = planner.skeleton.holdings.elements()
+        counted[layers] = planner.skeleton.holdings.elements(whole=True)
         return search.candidate(varied, planner=planner)
 
     layers, found = _found(search, _LAYERS, at)

@@ -46,7 +46,7 @@ def show(
             "per micro-batch"
         )
     out.write(
-        f"plan  {name} · {trained_share(holdings.elements(True), holdings.elements())} · "
+        f"plan  {name} · {trained_share(holdings.elements(True, whole=True), holdings.elements(whole=True))} · "
         f"{recipe.precision} · {rows} · global batch {asked.global_size}\n"
         f"      {asked.world_size} × {device.name}, {device.memory:.1f} GiB ({search.usable / GIB:.1f} usable)\n"
     )

@@ -6,6 +6,7 @@ removed, adapters are added to the rest, and the contents of one block of a kind
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -99,13 +100,15 @@ def build(resolved: Resolved) -> Skeleton:
         model = _adapted(model, resolved)
     if linears:
         quantise_base(model, linears, resolved, sizes_only=True)
+    divided: Collection[str] = ()
     if resolved.mesh.tensor > 1:
-        split_layers(model, acted_ranks(resolved.mesh.tensor), resolved.source)
+        divided = split_layers(model, acted_ranks(resolved.mesh.tensor), resolved.source)
     _freeze_unreached(model, resolved)
     model.train()
     short = find_blocks(model, resolved.blocks, resolved.source) if resolved.blocks else []
     buffers += _projections(model, short, order, own)
-    return Skeleton(model.config, _count(model, short, order, buffers, resolved), model, short, resolved)
+    holdings = _count(model, short, order, buffers, resolved, divided)
+    return Skeleton(model.config, holdings, model, short, resolved)
 
 
 def _freeze_unreached(model: nn.Module, resolved: Resolved) -> None:
@@ -221,8 +224,14 @@ def _flash() -> str:
 
 
 def _count(
-    model: nn.Module, blocks: list[tuple[str, nn.Module]], order: list[int], buffers: int, resolved: Resolved
+    model: nn.Module,
+    blocks: list[tuple[str, nn.Module]],
+    order: list[int],
+    buffers: int,
+    resolved: Resolved,
+    divided: Collection[str] = (),
 ) -> Holdings:
+    """``divided``: names of the weights of which the model has this rank's part."""
     optimizer = resolved.recipe.optimizer
     decayed, matrices = _decaying(model, optimizer), hidden_matrices(model, task_of(resolved.recipe.model.task).heads)
     kinds: list[list[Weight]] = []
@@ -236,6 +245,7 @@ def _count(
             p.numel(),
             group=-1 if (at := group_of(optimizer, key)) is None else at,
             matrix=key in matrices,
+            ranks=resolved.mesh.tensor if key in divided else 1,
         )
         for key, p in model.named_parameters()
     }

@@ -166,7 +166,9 @@ def reasons(mesh: Mesh, machine: Machine, hybrid: str | None) -> dict[str, str]:
     if mesh.context > 1 and mesh.shard > 1:
         shard += f"; the ranks of context divide the state too: {mesh.shard} parts of it"
     over = "" if machine.nodes == 1 else ", over the network between nodes"
-    if mesh.replicate == 1:
+    if mesh.replicate == mesh.shard == 1:
+        replicate = "no copies: each process has the whole gradient of its part of every layer"
+    elif mesh.replicate == 1:
         replicate = "no copies: gradients are summed by the shards alone"
     elif mesh.shard == 1:
         replicate = f"every process holds all of the state: gradients are all-reduced{over}"

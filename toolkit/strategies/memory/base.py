@@ -50,6 +50,8 @@ class Weight:
     """Number of its group in the recipe's ``optimizer.groups``; -1: in none."""
     matrix: bool = False
     """Whether it is a matrix of a hidden layer that trains."""
+    ranks: int = 1
+    """Ranks that divide it (``strategy.mesh.tensor``): then ``shape`` and ``numel`` are those of one part."""
 
 
 @dataclass(frozen=True)
@@ -79,10 +81,11 @@ class Holdings:
         counted = [(self.kinds[kind], self.order.count(kind)) for kind in sorted(set(self.order))]
         return [*counted, (self.embed, 1), (self.tail, 1)]
 
-    def elements(self, trains: bool | None = None) -> int:
-        """Elements of the whole model: all, trained or frozen ones."""
+    def elements(self, trains: bool | None = None, whole: bool = False) -> int:
+        """Elements of the model: all, trained or frozen ones; of divided weights those of one part, or ``whole``."""
         return sum(
-            count * sum(w.numel for w in unit if trains is None or w.trains == trains) for unit, count in self.units()
+            count * sum(w.numel * (w.ranks if whole else 1) for w in unit if trains is None or w.trains == trains)
+            for unit, count in self.units()
         )
 
     def frozen_bytes(self, size: int) -> int:
