@@ -17,7 +17,7 @@ from toolkit.planning.predict import Planner
 from toolkit.planning.search import Search
 from toolkit.planning.time import Rates, exchanged
 from toolkit.recipe.schema import Recipe
-from toolkit.strategies import resolve
+from toolkit.strategies import resolve, strategy_of
 
 CASES = [LAYERED[0], LAYERED[1], LAYERED[2], replace(LAYERED[0], model="qwen3", micro=1)]
 
@@ -68,6 +68,17 @@ def test_weights_are_counted_whole_where_they_are_told() -> None:
                       for one in (half, replace(half, tensor=False)))  # fmt: skip
     assert divided.elements() < whole.elements()
     assert divided.elements(whole=True) == whole.elements(whole=True) == whole.elements()
+
+
+def test_every_process_loads_the_whole_model_under_ddp() -> None:
+    """The parts are cut from it; under fsdp2 each reads its own."""
+    found = {}
+    for one in (LAYERED[1], replace(LAYERED[1], tensor=False), LAYERED[3], replace(LAYERED[3], tensor=False)):
+        resolved = resolved_from(one.recipe())
+        model = strategy_of(resolved).memory_model()(Planner.of(resolved, one.length).skeleton.holdings, resolved)
+        found[one.strategy, one.tensor] = sum(model.host_loading())
+    assert found["ddp", True] == found["ddp", False]
+    assert found["fsdp2", True] < found["fsdp2", False]
 
 
 def test_other_strategies_are_planned_with_layers_divided_alike() -> None:

@@ -266,15 +266,17 @@ class MemoryModel:
 
         By part: what stays on the host, and the largest tensor, which is read or drawn whole at most. Otherwise every
         process loads the whole model: trained weights into memory of its own, frozen ones in 16 bits by mapping the
-        files, which all of a node see once; frozen ones in 32 bits are copies too."""
+        files, which all of a node see once; frozen ones in 32 bits are copies too, and so are parts of divided ones."""
         if self.by_part():
             held = self.host.get("parameters", 0) if self.overlap else self.loading()  # on a CPU the device is the host
             return held + self.largest(), 0
         frozen = [(w, count) for unit, count in self.holdings.units() for w in unit if not w.trains]
         unread = self.resolved.stored is not None  # what the files have packed is never there in 16 bits
-        plain = sum(count * w.numel for w, count in frozen if not (unread and w.packed is not None)) * self.frozen
+        plain = sum(count * w.numel * w.ranks for w, count in frozen if not (unread and w.packed is not None))
+        plain *= self.frozen
+        parts = sum(count * w.numel for w, count in frozen if w.ranks > 1) * self.frozen
         packed = sum(count * (w.packed + w.statistics) for w, count in frozen if w.packed is not None)
-        own = self.trains * self.trained + packed
+        own = self.holdings.elements(True, whole=True) * self.trained + packed + parts
         return (own, plain) if self.frozen == 2 else (own + plain, 0)
 
     def by_part(self) -> bool:
@@ -288,7 +290,9 @@ class MemoryModel:
     def largest(self) -> int:
         """Bytes of the largest weight, as it is loaded."""
         return max(
-            w.numel * (self.trained if w.trains else self.frozen) for unit, _ in self.holdings.units() for w in unit
+            w.numel * w.ranks * (self.trained if w.trains else self.frozen)
+            for unit, _ in self.holdings.units()
+            for w in unit
         )
 
     def frozen_bytes(self) -> int:
