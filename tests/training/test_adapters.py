@@ -196,6 +196,6 @@ def test_an_adapter_of_another_method_is_not_loaded(tiny_root: Path, tmp_path: P
 
 
 def test_a_card_names_what_the_method_has(tiny_root: Path) -> None:
-    recipe = resolved(tiny_root, {"method": "prompt-tuning", "options": {"num_virtual_tokens": 3}}).recipe
+    found = resolved(tiny_root, {"method": "prompt-tuning", "options": {"num_virtual_tokens": 3}})
     manifest = {"step": 1, "strategy": "single", "world_size": 1, "versions": {}}
-    assert "| trained | prompt-tuning, num_virtual_tokens 3 |" in model_card("adapter", recipe, manifest, Path("run"))
+    assert "| trained | prompt-tuning, num_virtual_tokens 3 |" in model_card("adapter", found, manifest, Path("run"))
