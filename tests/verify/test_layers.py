@@ -128,6 +128,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "biases": {"model": {"config": PLAIN | {"model_type": "qwen2"}}, "precision": "bf16"},
     "classification": {"model": {"task": "sequence-classification", "num_labels": 3,
                                  "config": PLAIN | {"pad_token_id": 0}}},
+    "eager": {"model": {"attention": "eager"}, "precision": "bf16"},
     "sync-every": {"strategy": {"sync": "every"}},
 }  # fmt: skip
 

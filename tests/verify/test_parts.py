@@ -180,6 +180,23 @@ def test_a_twin_is_small_and_computes(name: str) -> None:
         assert (twin["num_key_value_heads"] < twin["num_attention_heads"]) == grouped
 
 
+@pytest.mark.parametrize("axis, count", [("tensor", 2), ("tensor", 3), ("tensor", 4), ("context", 8)])
+def test_a_twin_is_divided_over_as_many_ranks_as_its_model(
+    axis: str, count: int, recipe: Callable[..., Resolved], tmp_path: Path
+) -> None:
+    """A recipe whose layers four ranks divide was refused by verify: the twin had two key heads."""
+    published = {
+        "model_type": "llama", "hidden_size": 3072, "intermediate_size": 9216, "num_hidden_layers": 32,
+        "num_attention_heads": 24, "num_key_value_heads": 12, "vocab_size": 32000,
+    }  # fmt: skip
+    resolved = recipe("ddp", strategy={"mesh": {axis: count}}, machine={"processes": count}, model={"config": published})
+    twin = case_of(resolved, tmp_path).resolved().facts.config
+    assert twin is not None
+    assert twin["hidden_size"] < 512
+    assert twin["num_key_value_heads"] < twin["num_attention_heads"]
+    assert twin["num_attention_heads"] % count == 0
+
+
 def test_a_small_model_is_its_own_twin(recipe: Callable[..., Resolved]) -> None:
     config = dict(recipe("ddp").recipe.model.config or {})
     assert twin_config(config) == config

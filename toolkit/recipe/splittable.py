@@ -78,7 +78,6 @@ def _why_not_option(recipe: Recipe) -> str | None:
     unverified: dict[str, Any] = {
         "run.ema": recipe.run.ema,
         "run.group_norms": recipe.run.group_norms,
-        "loss: liger": recipe.loss == "liger",
     }
     for key, given in unverified.items():
         if given:

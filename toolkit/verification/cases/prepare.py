@@ -40,7 +40,9 @@ def twin_recipe(resolved: Resolved, *, full_size: bool) -> dict[str, Any]:
                 f"{resolved.source}: model.trust_remote_code: no small twin can be made of a model with its own code; "
                 "add --full-size"
             )
-        values["model"] |= {"config": twin_config(config), "path": None, "revision": None}
+        mesh = resolved.recipe.strategy.mesh
+        ranks = 1 if mesh is None else mesh.tensor * mesh.context
+        values["model"] |= {"config": twin_config(config, ranks), "path": None, "revision": None}
         values["batch"] |= {"micro_size": min(_MICRO, resolved.micro_size), "global_size": None,
                             "accumulation": min(_ACCUMULATION, resolved.accumulation)}  # fmt: skip
         if values["adapter"]:

@@ -6,6 +6,7 @@ rotary scaling, dropout) is kept.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from toolkit.errors import InputError
@@ -13,7 +14,8 @@ from toolkit.model.new_tokens import ROWS
 from toolkit.recipe.adapter_methods import METHODS, REBUILT, Method
 from toolkit.recipe.adapter_options import options_of
 
-_WIDTH, _HEADS, _HEAD_DIM = 64, 4, 16
+_HEADS, _HEAD_DIM = 4, 16
+_WIDTH = _HEADS * _HEAD_DIM
 _LAYERS = 2
 _VOCABULARY = 512
 _IMAGE = 64
@@ -91,8 +93,11 @@ _TOKEN_KEYS = (
 _NESTED = ("text_config", "vision_config", "decoder", "encoder")
 
 
-def twin_config(config: dict[str, Any]) -> dict[str, Any]:
-    """A smaller config of the same model type; ``config`` itself where it is small already."""
+def twin_config(config: dict[str, Any], parts_of_a_layer: int = 1) -> dict[str, Any]:
+    """A smaller config of the same model type; ``config`` itself where it is small already.
+
+    ``parts_of_a_layer`` ranks divide its heads between them (`strategy.mesh`): each has as many, and of a group's keys
+    too."""
     if "model_type" not in config:
         raise InputError("model: its config has no model_type")
     parts = [config[name] for name in _NESTED if isinstance(config.get(name), dict)]
@@ -101,8 +106,8 @@ def twin_config(config: dict[str, Any]) -> dict[str, Any]:
     twin = dict(config)
     for name in _NESTED:
         if isinstance(twin.get(name), dict):
-            twin[name] = _narrowed(twin[name])
-    return _narrowed(twin)
+            twin[name] = _narrowed(twin[name], parts_of_a_layer)
+    return _narrowed(twin, parts_of_a_layer)
 
 
 _TEXT = ("prompt_tuning_init_text", "tokenizer_name_or_path", "tokenizer_kwargs")
@@ -175,8 +180,11 @@ def _is_small(config: dict[str, Any]) -> bool:
     )
 
 
-def _narrowed(config: dict[str, Any]) -> dict[str, Any]:
+def _narrowed(config: dict[str, Any], parts_of_a_layer: int) -> dict[str, Any]:
     twin = dict(config)
+    groups = math.lcm(2, parts_of_a_layer)
+    of_twin = max(_HEADS, 2 * groups) if parts_of_a_layer > 1 else _HEADS
+    width = of_twin * _HEAD_DIM
     kinds = twin.get("layer_types")
     layers = _layers(kinds)
     for key in _LAYER_KEYS:
@@ -187,17 +195,17 @@ def _narrowed(config: dict[str, Any]) -> dict[str, Any]:
     heads = next((twin[key] for key in _HEAD_KEYS if isinstance(twin.get(key), int)), None)
     for key in _HEAD_KEYS:
         if isinstance(twin.get(key), int):
-            twin[key] = _HEADS
+            twin[key] = of_twin
     for key in ("num_key_value_heads", "num_kv_heads", "n_head_kv"):
         if isinstance(twin.get(key), int):
             # All heads share one key, each has its own, or groups do.
-            twin[key] = {1: 1, heads: _HEADS}.get(twin[key], 2)
+            twin[key] = {1: 1, heads: of_twin}.get(twin[key], groups)
     for key in _WIDTH_KEYS:
         if isinstance(twin.get(key), int):
-            twin[key] = _WIDTH
+            twin[key] = width
     for key in _FEED_FORWARD_KEYS:
         if isinstance(twin.get(key), int):
-            twin[key] = 2 * _WIDTH
+            twin[key] = 2 * width
     for key, cap in _CAPS.items():
         if isinstance(twin.get(key), int):
             twin[key] = min(twin[key], cap)
