@@ -17,6 +17,10 @@ _METHODS: dict[str, dict[str, Any]] = {
     "prefix-tuning": {"options": {"num_virtual_tokens": 4}},
 }
 
+_OF_ANY_OPTIMIZER = ("lr", "weight_decay", "decay", "max_grad_norm")
+_NEWEST_FROM = 42000
+"""The first seed whose recipe may have a mesh or train free of a schedule."""
+
 
 def add_newer(recipe: dict[str, Any], seed: int) -> None:
     """Change ``recipe`` in place: most options in few recipes, some recipes with several."""
@@ -52,11 +56,26 @@ def add_newer(recipe: dict[str, Any], seed: int) -> None:
         recipe["strategy"] = strategy | {"sync": own}
         if strategy["name"] == "fsdp2" and draw.random() < 0.5:
             recipe["strategy"] |= {"reshard_after_forward": False}
+    if seed >= _NEWEST_FROM:
+        _add_newest(recipe, random.Random(f"newest {seed}"))
+
+
+def _add_newest(recipe: dict[str, Any], draw: random.Random) -> None:
+    """A mesh of two where two processes train; no mesh in a recipe that could not have it anyway."""
+    model, name = recipe["model"], recipe["strategy"]["name"]
+    refused = recipe.get("fp8") or "neftune_alpha" in model or "attention" in model or "task" in model
+    if name != "single" and not refused and draw.random() < 0.3:
+        able = ("context", "tensor") if name == "ddp" else ("context",)
+        recipe["strategy"] = recipe["strategy"] | {"mesh": {draw.choice(able): 2}}
+    if draw.random() < 0.06:
+        kept = {key: value for key, value in recipe["optimizer"].items() if key in _OF_ANY_OPTIMIZER}
+        recipe["optimizer"] = kept | {"name": "schedule-free"}
+        recipe["schedule"] = {"name": "constant", "warmup_steps": recipe["schedule"].get("warmup_steps", 0)}
 
 
 def _optimizer(draw: random.Random, old: dict[str, Any]) -> dict[str, Any]:
     name = draw.choice(("muon", "lion", "adafactor", "sgd"))
-    kept = {key: old[key] for key in ("lr", "weight_decay", "decay", "max_grad_norm") if key in old}
+    kept = {key: old[key] for key in _OF_ANY_OPTIMIZER if key in old}
     own: dict[str, Any] = {}
     if name == "sgd":
         own = draw.choice(({}, {"momentum": 0.0, "nesterov": False}, {"nesterov": True}))

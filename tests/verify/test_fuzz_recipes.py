@@ -44,6 +44,14 @@ def test_recipes_are_of_every_kind_and_mostly_sound() -> None:
     assert 0 < refused < len(drawn) / 3
 
 
+def test_later_seeds_have_meshes_and_earlier_ones_are_what_they_were() -> None:
+    later = [draw_recipe(seed)[1] for seed in range(42000, 42100)]
+    axes = [axis for recipe in later for axis in recipe["strategy"].get("mesh", ())]
+    assert {"context", "tensor"} == set(axes)
+    assert any(recipe["optimizer"].get("name") == "schedule-free" for recipe in later)
+    assert not any("mesh" in draw_recipe(seed)[1]["strategy"] for seed in range(41900, 42000))
+
+
 @pytest.mark.parametrize("seed", [3, 19])
 def test_a_random_recipe_is_equivalent(seed: int, group: WorkerGroup, lone_group: WorkerGroup) -> None:
     family, recipe = draw_recipe(seed)
