@@ -180,7 +180,7 @@ def test_a_twin_is_small_and_computes(name: str) -> None:
         assert (twin["num_key_value_heads"] < twin["num_attention_heads"]) == grouped
 
 
-@pytest.mark.parametrize("axis, count", [("tensor", 2), ("tensor", 3), ("tensor", 4), ("context", 8)])
+@pytest.mark.parametrize(("axis", "count"), [("tensor", 2), ("tensor", 3), ("tensor", 4), ("context", 8)])
 def test_a_twin_is_divided_over_as_many_ranks_as_its_model(
     axis: str, count: int, recipe: Callable[..., Resolved], tmp_path: Path
 ) -> None:

@@ -23,7 +23,8 @@ from toolkit.strategies.memory.base import Compute
 
 @dataclass
 class Planner:
-    """Predictions for one model, adapter, precision, length and device; strategies and sizes may differ.
+    """Predictions for one model, adapter, precision, length, division of layers and device; strategies and sizes may
+    differ.
 
     Traces are kept by checkpointing, micro-batch, way of computing and loss; two give all larger micro-batches.
     """
@@ -35,6 +36,8 @@ class Planner:
     images: Images | None = None
     traces: dict[Shape, Traced] = field(default_factory=dict)
     expanded: dict[tuple[Shape, bool], list[Point]] = field(default_factory=dict)
+    divided: dict[int, Planner] = field(default_factory=dict)
+    """Of the same rows, by how many ranks divide the layers: each has its own skeleton."""
 
     @classmethod
     def of(cls, resolved: Resolved, length: int, loop: str | Loop = "toolkit", images: Images | None = None) -> Planner:
@@ -60,6 +63,15 @@ class Planner:
             planner = Planner(self.resolved, length, self.skeleton, self.loop, self.images)
             reuse.add(planner)
         return planner
+
+    def for_layers_of(self, resolved: Resolved) -> Planner:
+        """This one, or one whose layers are divided as those of ``resolved``, a variant of this planner's recipe."""
+        count = resolved.mesh.tensor
+        if count == self.resolved.mesh.tensor:
+            return self
+        if count not in self.divided:
+            self.divided[count] = Planner.of(resolved, self.length, self.loop, self.images)
+        return self.divided[count]
 
     def memory(self, resolved: Resolved) -> Memory:
         """Peak memory of ``resolved``, a variant of this planner's recipe, on one device.

@@ -131,22 +131,38 @@ def _gpus(search: Search) -> Answer:
         if best := choose(own or fitting):
             machine, name = best.resolved.recipe.machine, best.resolved.recipe.strategy.name
             change = f"--gpus {machine.processes} --nodes {machine.nodes} strategy.name={name}"
+            change += "".join(f" {override}" for override in _axes(search.asked, best.resolved))
             return Answer("gpus", count, f"{count} × {search.device.name} under {name}", change, best)
         count *= 2
     return Answer("gpus", None, f"{_DEVICES} × {search.device.name} are too few under every strategy")
 
 
+def _axes(asked: Resolved, found: Resolved) -> list[str]:
+    """Overrides that make the mesh of ``asked`` the mesh of ``found``."""
+    own, mesh = asked.recipe.strategy.mesh, found.recipe.strategy.mesh
+    if mesh is None:
+        return [] if own is None else ["strategy.mesh=null"]
+    given = mesh.model_dump(exclude_defaults=True)
+    kept = set() if own is None else own.model_fields_set
+    return [f"strategy.mesh.{axis}={size}" for axis, size in mesh if axis in given or axis in kept]
+
+
 def on_devices(search: Search, count: int) -> Iterable[Candidate]:
-    """The recipe under every strategy on ``count`` devices, at most 8 a node, with its micro-batch and accumulation."""
-    per_node = min(count, 8)
+    """The recipe under every strategy on ``count`` devices, at most 8 a node, with its micro-batch and accumulation:
+    rows and layers divided as it says, where as many devices are there, and undivided."""
+    per_node, asked = min(count, 8), search.asked.mesh
     batch = {"micro_size": search.asked.micro_size, "accumulation": search.asked.accumulation}
     own = search.asked.recipe.model_dump(exclude_unset=True)
     machine = own.get("machine", {}) | {"processes": per_node, "nodes": count // per_node}
     for name, strategy in strategies().items():
         if strategy.traits.distributed != (count > 1):
             continue
-        with contextlib.suppress(InputError):  # an adapter that a strategy cannot shard, say
-            yield search.candidate(_variant(search, strategy={"name": name}, machine=machine, batch=batch))
+        ways: list[dict[str, Any]] = [{"name": name}]
+        if asked.context * asked.tensor > 1 and count % (asked.context * asked.tensor) == 0:
+            ways.append({"name": name, "mesh": asked.divided_alike(count, bool(strategy.traits.shards))})
+        for way in ways:
+            with contextlib.suppress(InputError):  # an adapter that a strategy cannot shard, say
+                yield search.candidate(_variant(search, strategy=way, machine=machine, batch=batch))
 
 
 def _gpu(search: Search, table: Iterable[Device], prices: dict[str, float]) -> Answer:

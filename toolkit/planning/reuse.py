@@ -58,7 +58,7 @@ def _key(resolved: Resolved, length: int, loop: Loop, images: Images | None) -> 
         "config": resolved.facts.config,
         "folder": str(resolved.facts.folder),
         "resolved": [resolved.device, resolved.blocks, vars(resolved.precision), resolved.base_storage,
-                     str(resolved.stored), resolved.loss_kernel, resolved.recipe.strategy.wrap],
+                     str(resolved.stored), resolved.loss_kernel, resolved.recipe.strategy.wrap, resolved.mesh.tensor],
         "new tokens": resolved.recipe.tokenizer.model_dump(mode="json") if resolved.recipe.tokenizer.added else None,
         "length": length,
         "loop": repr(loop),

@@ -1,56 +1,107 @@
-"""Predictions for the recipe on 1 to 1,024 devices: memory per device, time, and the share of communication."""
+"""Predictions for the recipe on 1 to 1,024 devices: memory per device, time, the share of communication, and which
+mesh is the fastest."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from toolkit.errors import InputError
+from toolkit.planning.candidate import Candidate
 from toolkit.planning.loops import check_loop
 from toolkit.planning.search import Search
 from toolkit.recipe.schema import Recipe
+from toolkit.recipe.traits import Traits
 from toolkit.strategies import resolve, simplest, strategies
 
 _DEVICES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _PER_NODE = 8
+_PARTS = (2, 4, 8)
+"""Ranks that divide rows or layers between them: all of them in one node."""
 
 
 def on_paper(search: Search) -> list[dict[str, Any]]:
-    """A row per number of devices and strategy that shards gradients, and one more where it can shard within a node
-    and replicate over nodes. Each has the asked micro-batch and accumulation, so that the global batch grows with the
-    devices. What the training loop that is planned for does not have is left out."""
-    rows: list[dict[str, Any] | None] = []
+    """A row per number of devices, strategy and mesh that the recipe can have. Each has the asked micro-batch and
+    accumulation, so that the global batch grows with the devices that have rows of their own. ``fastest``: of the rows
+    of this number of devices that fit, the one with the most samples a second.
+
+    What the training loop that is planned for does not have is left out."""
+    rows = []
     for count in _DEVICES:
         per_node = min(count, _PER_NODE)
-        for name, strategy in strategies().items():
-            if "gradients" not in strategy.traits.shards:
-                continue
-            rows.append(_row(search, name, per_node, count // per_node))
-            if strategy.traits.hybrid and count > _PER_NODE:
-                rows.append(_row(search, name, per_node, count // per_node, hybrid=True))
-    return [row for row in rows if row is not None]
+        own = [_row(one) for one in _candidates(search, per_node, count // per_node)]
+        if best := _fastest(own):
+            best["fastest"] = True
+        rows += own
+    return rows
 
 
-def _row(search: Search, name: str, per_node: int, nodes: int, hybrid: bool = False) -> dict[str, Any] | None:
-    values = search.asked.recipe.model_dump(exclude_unset=True)
+def fastest_of_each(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of the rows of each number of devices one per strategy: the fastest that fits, or else the smallest."""
+    best: dict[tuple[int, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        best.setdefault((row["devices"], row["strategy"].split()[0]), []).append(row)
+    return [_fastest(same) or min(same, key=lambda row: row["peak_bytes"]) for same in best.values()]
+
+
+def meshes(traits: Traits, per_node: int, nodes: int) -> Iterator[dict[str, int] | None]:
+    """``strategy.mesh`` of every arrangement of ``per_node`` x ``nodes`` devices: state sharded over all of them, or
+    within a node where the strategy can; rows or layers undivided, or divided within a node. A recipe may refuse
+    some."""
+    whole = "shard" if traits.shards else "replicate"
+    parts = [("context", 1), *((axis, size) for axis in ("context", "tensor") for size in _PARTS if size <= per_node)]
+    for axis, size in parts:
+        rest = per_node * nodes // size
+        yield None if size == 1 else {axis: size} | ({whole: rest} if rest > 1 else {})
+        if traits.hybrid and nodes > 1 and per_node > size:
+            yield {axis: size, "shard": per_node // size, "replicate": nodes}
+
+
+def _candidates(search: Search, per_node: int, nodes: int) -> Iterable[Candidate]:
     alone = per_node * nodes == 1
-    strategy = simplest(lambda other: not other.traits.distributed) if alone else name
-    values["strategy"] = {"name": strategy} | ({"mesh": {"replicate": nodes, "shard": per_node}} if hybrid else {})
+    for name, strategy in strategies().items():
+        if alone:
+            if name == simplest(lambda other: not other.traits.distributed):
+                yield from _candidate(search, {"name": name}, per_node, nodes)
+        elif strategy.traits.distributed:
+            for mesh in meshes(strategy.traits, per_node, nodes):
+                yield from _candidate(search, {"name": name, "mesh": mesh}, per_node, nodes)
+
+
+def _candidate(search: Search, strategy: dict[str, Any], per_node: int, nodes: int) -> Iterator[Candidate]:
+    """One, or none where the recipe and the strategy contradict each other."""
+    values = search.asked.recipe.model_dump(exclude_unset=True)
+    values["strategy"] = strategy
     values["machine"] = values.get("machine", {}) | {"processes": per_node, "nodes": nodes}
     values["batch"] = {"micro_size": search.asked.micro_size, "accumulation": search.asked.accumulation}
-    resolved = resolve(Recipe.model_validate(values), search.asked.source, device=search.asked.device)
-    try:
+    with contextlib.suppress(InputError):
+        resolved = resolve(Recipe.model_validate(values), search.asked.source, device=search.asked.device)
         check_loop(search.loop, resolved)
-    except InputError:
-        return None
-    candidate = search.candidate(resolved)
-    seconds = candidate.seconds
+        yield search.candidate(resolved)
+
+
+def _row(candidate: Candidate) -> dict[str, Any]:
+    resolved, seconds = candidate.resolved, candidate.seconds
+    mesh = resolved.mesh
+    parts = {axis: size for axis, size in (("context", mesh.context), ("tensor", mesh.tensor)) if size > 1}
+    words = [resolved.recipe.strategy.name]
+    words += ["hybrid"] if mesh.hybrid else []
+    words += [f"{axis} {size}" for axis, size in parts.items()]
     return {
-        "devices": per_node * nodes,
-        "strategy": f"{strategy} hybrid" if hybrid else strategy,
-        "mesh": {"replicate": resolved.mesh.replicate, "shard": resolved.mesh.shard},
+        "devices": resolved.world_size,
+        "strategy": " ".join(words),
+        "mesh": {"replicate": mesh.replicate, "shard": mesh.shard} | parts,
         "sent_bytes": {axis: round(size) for axis, size in candidate.sent.items()},
         "peak_bytes": candidate.peak,
         "fits": candidate.fits,
         "seconds": None if seconds is None else seconds.total,
         "waiting": None if seconds is None else seconds.exposed / seconds.total,
+        "samples_per_second": None if seconds is None else resolved.global_size / seconds.total,
+        "fastest": False,
     }
+
+
+def _fastest(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
+    able = [row for row in rows if row["fits"] and row["samples_per_second"] is not None]
+    return max(able, key=lambda row: float(row["samples_per_second"]), default=None)

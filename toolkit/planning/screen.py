@@ -9,6 +9,7 @@ from toolkit.counts import trained_share
 from toolkit.planning.candidate import Candidate
 from toolkit.planning.choice import choose, why_chosen
 from toolkit.planning.hardware import GIB
+from toolkit.planning.scale import fastest_of_each
 from toolkit.planning.search import Search
 from toolkit.recipe.load import source_of
 
@@ -69,7 +70,7 @@ def show(
             else "nothing else fits: tried other strategies, sizes, lengths and adapters\n"
         )
     if scaled:
-        out.write("\n" + _scale_table(scaled))
+        out.write("\n" + _scale_table(scaled, search.planner.length, request.every))
     if answers is not None:
         out.write("".join(f"{line}\n" for line in answers.lines()))
     if request.loop != "toolkit":
@@ -158,13 +159,22 @@ def _time_line(candidate: Candidate) -> str:
     return f"  {row}  peak in {candidate.memory.peak_phase}\n  {names}".rstrip()
 
 
-def _scale_table(rows: list[dict[str, Any]]) -> str:
+def _scale_table(rows: list[dict[str, Any]], length: int, every: bool) -> str:
+    shown = rows if every else fastest_of_each(rows)
+    label = max(len(row["strategy"]) for row in shown)
     text = (
-        "predicted, with the same micro-batch on every device:\n  devices  strategy        GiB   step s  "
-        "waiting for links\n"
+        "predicted, with the same micro-batch on every device"
+        + ("" if every else "; the fastest mesh of each strategy, --all shows every one")
+        + f":\n  devices  {'strategy':<{label}}    GiB   step s       tok/s  waiting for links\n"
     )
-    for row in rows:
-        seconds = "      –" if row["seconds"] is None else f"{row['seconds']:7.2f}"
-        share = "–" if row["waiting"] is None else f"{100 * row['waiting']:.0f} %"
-        text += f"  {row['devices']:>7}  {row['strategy']:<13} {row['peak_bytes'] / GIB:5.1f}  {seconds}  {share:>6}\n"
+    for row in shown:
+        known = row["seconds"] is not None
+        seconds = f"{row['seconds']:7.2f}" if known else "      –"
+        rate = f"{row['samples_per_second'] * length:11,.0f}" if known else "          –"
+        share = f"{100 * row['waiting']:.0f} %" if known else "–"
+        note = "  ← fastest that fits" if row["fastest"] else "" if row["fits"] else "  does not fit"
+        text += (
+            f"  {row['devices']:>7}  {row['strategy']:<{label}}  {row['peak_bytes'] / GIB:5.1f}  {seconds} {rate}  "
+            f"{share:>6}{note}\n"
+        )
     return text

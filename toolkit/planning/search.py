@@ -54,7 +54,7 @@ class Search:
 
     def candidate(self, resolved: Resolved, asked: bool = False, planner: Planner | None = None) -> Candidate:
         """Predict one. Raises InputError if the model cannot be traced."""
-        planner = planner or self.planner
+        planner = (planner or self.planner).for_layers_of(resolved)
         memory = planner.memory(resolved)
         held = strategy_of(resolved).memory_model()(planner.skeleton.holdings, resolved)
         segments = planner.segments_of(resolved)

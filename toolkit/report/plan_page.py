@@ -11,6 +11,7 @@ from toolkit.planning.candidate import Candidate
 from toolkit.planning.choice import EQUAL, why_chosen
 from toolkit.planning.hardware import GIB
 from toolkit.planning.memory import TERMS
+from toolkit.planning.scale import fastest_of_each
 from toolkit.planning.screen import best_of_each
 from toolkit.planning.search import Search
 from toolkit.report.step_picture import COLOURS, NAMES, step_pictured
@@ -196,13 +197,15 @@ def _table(candidates: Sequence[Candidate], chosen: Candidate | None, chosen_for
 
 
 def _scale(rows: Sequence[dict[str, Any]]) -> str:
-    names = list(dict.fromkeys(row["strategy"] for row in rows if row["devices"] > 1))
-    alone = {row["devices"]: row for row in rows if row["devices"] == 1}
-    by_place = {(row["devices"], row["strategy"]): row for row in rows}
-    told = ["<p class='soft'>GiB per device, and the share of a step spent waiting for links, with the recipe's "
-            "micro-batch on every device.</p><div class='wide'><table><tr><th class='n'>devices</th>",
+    best = fastest_of_each(list(rows))
+    names = list(dict.fromkeys(_words(row)[0] for row in best if row["devices"] > 1))
+    alone = {row["devices"]: row for row in best if row["devices"] == 1}
+    by_place = {(row["devices"], _words(row)[0]): row for row in best}
+    text = ["<p class='soft'>GiB per device, and the share of a step spent waiting for links, with the recipe's "
+            "micro-batch on every device; of each strategy the fastest mesh that fits, in bold the fastest of all.</p>"
+            "<div class='wide'><table><tr><th class='n'>devices</th>",
             *(f"<th class='n'>{name}</th>" for name in names), "</tr>"]  # fmt: skip
-    for count in dict.fromkeys(row["devices"] for row in rows):
+    for count in dict.fromkeys(row["devices"] for row in best):
         cells = []
         for name in names:
             row = by_place.get((count, name)) or alone.get(count)
@@ -211,6 +214,14 @@ def _scale(rows: Sequence[dict[str, Any]]) -> str:
                 continue
             waits = "" if row["waiting"] is None else f", {100 * row['waiting']:.0f} %"
             tone = "" if row["fits"] else " bad"
-            cells.append(f"<td class='n{tone}'>{row['peak_bytes'] / GIB:.1f}{waits}</td>")
-        told.append(f"<tr><td class='n'>{count}</td>{''.join(cells)}</tr>")
-    return "".join(told) + "</table></div>"
+            sized = f"{row['peak_bytes'] / GIB:.1f}{waits}"
+            sized = f"<b>{sized}</b>" if row["fastest"] else sized
+            mesh = " ".join(_words(row)[1:])
+            cells.append(f"<td class='n{tone}'>{sized}{f' <span class=soft>{mesh}</span>' if mesh else ''}</td>")
+        text.append(f"<tr><td class='n'>{count}</td>{''.join(cells)}</tr>")
+    return "".join(text) + "</table></div>"
+
+
+def _words(row: dict[str, Any]) -> list[str]:
+    """A row's strategy, then its mesh."""
+    return str(row["strategy"]).split(" ")
