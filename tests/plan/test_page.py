@@ -12,6 +12,7 @@ import pytest
 from plan.test_command import BIG
 from toolkit.errors import InputError
 from toolkit.planning.command import Request, plan_command
+from toolkit.planning.scale import fastest_of_each
 
 VOID = {"meta", "br"}
 
@@ -60,10 +61,16 @@ def test_the_page_is_whole_and_loads_nothing(planned: tuple[str, dict]) -> None:
         "does not fit",
         "To make it fit",
         "Simplest that fits (times are unknown)",
-        "fsdp2 hybrid",
+        "of each strategy the smallest mesh",
         "Assumptions",
     ):
         assert told in reader.text
+    best = fastest_of_each(planned[1]["scale"])
+    meshes = {row["strategy"].partition(" ")[2] for row in best}
+    assert len(meshes) > 2
+    assert all(mesh in reader.text for mesh in meshes)
+    for row in best:
+        assert f"{row['peak_bytes'] / 2**30:.1f}" in reader.text
 
 
 def test_a_bar_is_as_long_as_its_terms(planned: tuple[str, dict]) -> None:

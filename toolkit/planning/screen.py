@@ -162,9 +162,10 @@ def _time_line(candidate: Candidate) -> str:
 def _scale_table(rows: list[dict[str, Any]], length: int, every: bool) -> str:
     shown = rows if every else fastest_of_each(rows)
     label = max(len(row["strategy"]) for row in shown)
+    timed = any(row["seconds"] is not None for row in rows)
     text = (
         "predicted, with the same micro-batch on every device"
-        + ("" if every else "; the fastest mesh of each strategy, --all shows every one")
+        + ("" if every else f"; the {'fastest' if timed else 'smallest'} mesh of each strategy, --all shows every one")
         + f":\n  devices  {'strategy':<{label}}    GiB   step s       tok/s  waiting for links\n"
     )
     for row in shown:

@@ -201,8 +201,10 @@ def _scale(rows: Sequence[dict[str, Any]]) -> str:
     names = list(dict.fromkeys(_words(row)[0] for row in best if row["devices"] > 1))
     alone = {row["devices"]: row for row in best if row["devices"] == 1}
     by_place = {(row["devices"], _words(row)[0]): row for row in best}
+    timed = any(row["seconds"] is not None for row in best)
+    chosen = "fastest mesh that fits, in bold the fastest of all" if timed else "smallest mesh"
     text = ["<p class='soft'>GiB per device, and the share of a step spent waiting for links, with the recipe's "
-            "micro-batch on every device; of each strategy the fastest mesh that fits, in bold the fastest of all.</p>"
+            f"micro-batch on every device; of each strategy the {chosen}.</p>"
             "<div class='wide'><table><tr><th class='n'>devices</th>",
             *(f"<th class='n'>{name}</th>" for name in names), "</tr>"]  # fmt: skip
     for count in dict.fromkeys(row["devices"] for row in best):
