@@ -7,6 +7,7 @@ import json
 import shutil
 from itertools import product
 from pathlib import Path
+from time import perf_counter, sleep
 from typing import Any
 
 from benchmarks.measuring import MIB, forget_peak, moved, status
@@ -17,8 +18,8 @@ Row = dict[str, Any]
 
 
 def keep(case: Resolved, tiny: Resolved, folder: str) -> Row:
-    """Bytes that this process's peak grows by while it saves and resumes, and that it writes and reads. ``tiny`` is
-    saved and resumed before: everything is imported then."""
+    """Bytes that this process's peak grows by while it saves and resumes, and that it writes and reads; seconds of
+    both, until the files are on the disk. ``tiny`` is saved and resumed before: everything is imported then."""
     from toolkit.model.silence import silence_libraries
     from toolkit.strategies.engines.connect import make_accelerator
     from toolkit.training import checkpoint
@@ -28,12 +29,16 @@ def keep(case: Resolved, tiny: Resolved, folder: str) -> Row:
     silence_libraries()
     for name, one in (("tiny", tiny), ("large", case)):
         session = engage(one, make_accelerator(one), None, 0)
-        before, wrote = forget_peak(), moved("wchar")
+        before, wrote, begun = forget_peak(), moved("wchar"), perf_counter()
         saved = checkpoint.save(session, Path(folder) / name, Progress())
-        found = {"save": status("VmHWM") - before, "written": moved("wchar") - wrote}
-        before, read = forget_peak(), moved("rchar")
-        checkpoint.load(session, saved)
+        found: Row = {"save": status("VmHWM") - before, "written": moved("wchar") - wrote}
+        found["saving_s"] = perf_counter() - begun
+        sleep(2.5)  # a later start resumes; files of this moment are hashed anew (toolkit/training/manifest.py)
+        before, read, begun = forget_peak(), moved("rchar"), perf_counter()
+        newest = checkpoint.newest_for(session, saved.parent, print)
+        checkpoint.load(session, newest or saved)
         found |= {"resume": status("VmHWM") - before, "read": moved("rchar") - read}
+        found["resuming_s"] = perf_counter() - begun
         del session
     return found
 
@@ -93,15 +98,18 @@ def section(rows: list[Row], size: int, largest: int) -> list[str]:
         "## Checkpoints", "",
         "MiB that the highest resident memory of a process grows by while a checkpoint of the trained weights is saved "
         "and resumed, the largest of the N, and MiB that it writes and reads. Saving has its part in files of 1 GiB; "
-        "resuming reads each file once for its SHA-256, divided over the processes, and once for the pieces.", "",
-        "| strategy | N | model/N | saving | written | resuming | read |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "resuming reads each file once for its SHA-256, divided over the processes, and once for the pieces. Seconds "
+        "are the slowest process's: saving until the files are on the disk, resuming files that the system may still "
+        "have in memory.", "",
+        "| strategy | N | model/N | saving | written | seconds | resuming | read | seconds |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]  # fmt: skip
     for row in rows:
         if row["strategy"] != "export":
-            numbers = (size / row["processes"], row["save"], row["written"], row["resume"], row["read"])
-            cells = " | ".join(f"{number / MIB:,.0f}" for number in numbers)
-            lines.append(f"| {row['strategy']} | {row['processes']} | {cells} |")
+            cells = [f"{size / row['processes'] / MIB:,.0f}"]
+            for memory, bytes_, seconds in (("save", "written", "saving_s"), ("resume", "read", "resuming_s")):
+                cells += [f"{row[memory] / MIB:,.0f}", f"{row[bytes_] / MIB:,.0f}", f"{row[seconds]:.1f}"]
+            lines.append(f"| {row['strategy']} | {row['processes']} | {' | '.join(cells)} |")
     lines += [
         "", "## Export", "",
         "`toolkit export` of the last of these checkpoints in one process. "

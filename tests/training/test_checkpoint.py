@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ import torch
 
 from jobs import Run, resolved_from, train_job, worst
 from tiny import LLAMA, recipe_dict
+from toolkit.disk import file_sha256
 from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
+from toolkit.training import manifest as manifests
 from toolkit.training.export import export, trained_model
 from toolkit.training.finding import newest
 from toolkit.training.manifest import read_manifest, write_manifest
@@ -120,6 +123,39 @@ def test_a_damaged_checkpoint_is_said_and_passed_over(saved: Path, tmp_path: Pat
     assert str(bad) in told[0]
     with pytest.raises(InputError):
         export(bad, tmp_path / "out")
+
+
+def test_what_was_hashed_is_not_hashed_again_until_it_changes(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run looks for its newest whole checkpoint and then loads it: its files were read three times."""
+    folder = tmp_path / saved.name
+    shutil.copytree(saved, folder)
+    hashed: list[str] = []
+
+    def counted(path: Path) -> str:
+        hashed.append(path.name)
+        return file_sha256(path)
+
+    monkeypatch.setattr(manifests, "file_sha256", counted)
+    read_manifest(folder)
+    every = len(hashed)
+    read_manifest(folder)
+    assert len(hashed) == 2 * every, "files that are this new may change again unseen"
+    monkeypatch.setattr(manifests, "_SETTLED_S", -10.0)
+    read_manifest(folder)
+    read_manifest(folder)
+    assert len(hashed) == 3 * every
+    read_manifest(folder, share=(0, 2))
+    assert 3 * every < len(hashed) < 4 * every, "another part of the files is another question"
+    weights = folder / "weights-00000-00001.safetensors"
+    was = weights.stat()
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    os.utime(weights, ns=(was.st_atime_ns, was.st_mtime_ns))
+    with pytest.raises(InputError, match="checksum mismatch"):
+        read_manifest(folder)
 
 
 def test_another_recipe_is_refused_and_the_difference_named(saved: Path, tiny_root: Path) -> None:
