@@ -29,6 +29,7 @@ from toolkit.training import checkpoint
 from toolkit.training.export import export
 from toolkit.training.loop import Progress, evaluate, train
 from toolkit.training.session import Session, _check_statistics, open_session
+from toolkit.verification.run import verify
 
 STEPS = 4
 CONSTANT = {"name": "constant", "warmup_steps": 2}
@@ -226,3 +227,10 @@ def test_its_state_takes_as_much_as_that_of_adamw(strategy: str, tiny_root: Path
         memory = strategy_of(resolved).memory_model()(build(resolved).holdings, resolved)
         found.append(memory.resident["optimizer"] + memory.host.get("optimizer", 0))
     assert found[0] == found[1] > 0
+
+
+@pytest.mark.group
+def test_the_fused_loss_is_counted_in_training_alone(tiny_root: Path, group: WorkerGroup) -> None:
+    """``verify`` evaluates the average once, without a micro-batch: «losses without logits: 6 of 5»."""
+    outcome = verify(recipe(tiny_root, "ddp", loss="fused"), group=group, time_limit=120)
+    assert outcome.verdict == "equivalent", (outcome.difference, outcome.failure, outcome.unproven)

@@ -30,6 +30,9 @@ class Traits:
     reduces_each_micro_batch: bool = False
     """Gradients are summed over the ranks after each micro-batch; False: each rank adds up its own first. What a recipe
     does is ``Resolved.reduces_each_micro_batch``."""
+    reduces_what_is_added_up: bool = False
+    """What is summed over the ranks after each micro-batch is each rank's own sum so far, not the micro-batch's
+    gradient alone: in 16 bits another rounding (DDP's buckets copy ``.grad``)."""
     other_sync: bool = False
     """`strategy.sync` can choose the other moment."""
     distributed: bool = True

@@ -99,6 +99,7 @@ class PlainLoop:
             return self._finished(scale, losses)
         for part in dict.fromkeys(parts):
             gradients: dict[str, torch.Tensor] = {}
+            before = self._taken()
             for place, (rank, micro) in enumerate(window):
                 if parts[place] != part:
                     continue
@@ -110,7 +111,7 @@ class PlainLoop:
                     loss = self.loss_sum(micro)
                 (loss * (scale / tokens)).backward()
                 losses[place] = loss.item()
-                self._collect(gradients)
+                self._collect(gradients, before)
                 self.model.zero_grad(set_to_none=True)
             _add(self.gradients, gradients)
         return self._finished(scale, losses)
@@ -126,11 +127,11 @@ class PlainLoop:
     ) -> None:
         """``backward`` where the same micro-batch of all ranks is one batch to layers of batch normalisation, or that
         of some ranks to attention."""
-        sums: dict[int, dict[str, torch.Tensor]] = {part: {} for part in parts}
+        sums: dict[int, dict[str, torch.Tensor]] = {}
         together: dict[tuple[int, int], list[int]] = {}
         for place, (rank, micro) in enumerate(window):
             together.setdefault((micro.micro, rank // micro.part.count if micro.part else 0), []).append(place)
-        for places in together.values():
+        for _, places in sorted(together.items()):
             models = self._models(len(places))
             meeting = Meeting(len(places))
 
@@ -159,7 +160,9 @@ class PlainLoop:
             for place, loss, model in zip(places, found, models, strict=True):
                 losses[place] = loss.item()
                 own = {n: p for n, p in model.named_parameters() if p.requires_grad}
-                self._collect(sums[parts[place]], own)
+                if parts[place] not in sums:
+                    before = self._taken(sums)
+                self._collect(sums.setdefault(parts[place], {}), before, own)
                 model.zero_grad(set_to_none=True)
         for part in sums.values():
             _add(self.gradients, part)
@@ -178,10 +181,27 @@ class PlainLoop:
                 tensor.div_(scale)
         return losses
 
-    def _collect(self, part: dict[str, torch.Tensor], trained: dict[str, nn.Parameter] | None = None) -> None:
-        """Add the parameters' gradients to a part of the window's, in the dtype that the weights are kept in."""
-        found = {n: p.grad.to(self.weights[n].dtype) for n, p in (trained or self.trained).items()
-                 if p.grad is not None}  # fmt: skip
+    def _taken(self, sums: dict[int, dict[str, torch.Tensor]] | None = None) -> dict[str, torch.Tensor]:
+        """With the order «average»: each rank's share of the sum so far, to which it adds its next micro-batch. It is
+        taken out of ``sums`` or of the gradients, since the ranks' sums contain it."""
+        if self.order.first != "average":
+            return {}
+        total = self.gradients if sums is None else sums.popitem()[1] if sums else {}
+        share = {name: gradient / self.order.divisor for name, gradient in total.items()}
+        total.clear()
+        return share
+
+    def _collect(
+        self,
+        part: dict[str, torch.Tensor],
+        before: dict[str, torch.Tensor],
+        trained: dict[str, nn.Parameter] | None = None,
+    ) -> None:
+        """Add the parameters' gradients, each to what ``before`` has of it, to a part of the window's, in the dtype
+        that the weights are kept in."""
+        own = {n: p.grad.to(self.weights[n].dtype) for n, p in (trained or self.trained).items()
+               if p.grad is not None}  # fmt: skip
+        found = before | {n: before[n] + gradient if n in before else gradient for n, gradient in own.items()}
         if self.order.by_collective:
             _add(self.magnitudes, {name: gradient.abs() for name, gradient in found.items()})
         _add(part, {name: gradient.clone() for name, gradient in found.items()})

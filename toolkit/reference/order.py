@@ -21,13 +21,14 @@ from torch.nn import functional
 class Order:
     """``divisor``: the loss is multiplied by it before the backward, the gradient divided by it after (strategies
     average over data-parallel ranks). ``first``: gradients are summed over a rank's micro-batches first («rank»), or
-    over the ranks of each micro-batch («micro»), and those sums then. ``by_module``: the parts of a hidden state's
+    over the ranks of each micro-batch («micro»), and those sums then; or each rank adds a micro-batch to the average so
+    far, and these are summed over the ranks («average»). ``by_module``: the parts of a hidden state's
     gradient are summed within each module first. ``by_block``: within each of the model's blocks. ``fused``: softmax
     as quotients, of supervised tokens alone. ``in_parts``: each row's tokens in parts, which meet in attention.
     ``columns``: how many parts the matrices of each layer are computed in, whose sums are added up."""
 
     divisor: int = 1
-    first: Literal["rank", "micro"] = "rank"
+    first: Literal["rank", "micro", "average"] = "rank"
     by_module: bool = False
     by_block: bool = False
     fused: bool = False

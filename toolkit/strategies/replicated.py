@@ -42,6 +42,7 @@ class DistributedDataParallel(Strategy):
         same_operations=True,
         collectives=(("all-reduce",),),
         rearranges_sums=True,  # torch 2.13.0, Reducer::rebuild_buckets
+        reduces_what_is_added_up=True,  # torch 2.13.0, Reducer::mark_variable_ready_dense
         other_sync=True,
         broadcasts=True,
         continues_without_gradient=False,

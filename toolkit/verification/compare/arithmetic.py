@@ -9,7 +9,7 @@ several chunks), the tolerance is measured: ``noise.Noise``.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -23,7 +23,7 @@ def order_of(resolved: Resolved, config: Any = None) -> Order:
     """The order in which the recipe's strategy and options compute a model of this ``config``."""
     return Order(
         divisor=resolved.token_parts,
-        first="micro" if resolved.reduces_each_micro_batch else "rank",
+        first=_first(resolved),
         by_module=resolved.traits.sums_input_gradients_by_module,
         # Elsewhere a block reads nothing that another one reads too.
         by_block=resolved.traits.sums_input_gradients_by_block and getattr(config, "is_encoder_decoder", False),
@@ -31,6 +31,12 @@ def order_of(resolved: Resolved, config: Any = None) -> Order:
         in_parts=resolved.mesh.context > 1,
         columns=resolved.mesh.tensor,
     )
+
+
+def _first(resolved: Resolved) -> Literal["rank", "micro", "average"]:
+    if not resolved.reduces_each_micro_batch:
+        return "rank"
+    return "average" if resolved.traits.reduces_what_is_added_up else "micro"
 
 
 def why_measured(resolved: Resolved, windows: list[Window], vocabulary: int, statistics: bool = False) -> str | None:

@@ -66,13 +66,16 @@ def _run(case: Case, trace: RankTrace) -> None:
         session, progress, case.overflow_step, case.folder / f"rank{trace.rank}.at", case.loss_scale
     )
 
-    averages = optimizer_kind(resolved.recipe.optimizer.name).averages
+    averages, evaluating = optimizer_kind(resolved.recipe.optimizer.name).averages, 0
 
     def after_step(pending: Pending) -> None:
+        nonlocal evaluating
         if averages and pending.step == SAVE_AFTER:
             # Before it is saved, as in training, and not again where it is resumed.
             window = expected_windows(case.samples, resolved, 1)[0]
+            before = fused_calls(session.engine.model)
             recorder.evaluate([micro for rank, micro in window if rank == session.token_rank])
+            evaluating = fused_calls(session.engine.model) - before
         if case.round_trip and pending.step == SAVE_AFTER:
             checkpoint.save(session, checkpoints, progress)
 
@@ -80,7 +83,7 @@ def _run(case: Case, trace: RankTrace) -> None:
         trace.run = run
         _train(session, case, progress, after_step)
     trace.forwards = sum(len(step.micros) for step in run.steps)
-    trace.fused = fused_calls(session.engine.model)
+    trace.fused = fused_calls(session.engine.model) - evaluating
     trace.noised = noised_calls(session.engine.model)
     trace.compiled = copy(compilation()) if resolved.recipe.compile else None
     trace.offloaded = [(s.moved, s.returned, s.bytes_out) for s in host_stores(session.engine.blocks)]
