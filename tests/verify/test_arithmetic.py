@@ -36,7 +36,9 @@ def _of_ranks(ranks: int, recipe: Make, **sections: object) -> Resolved:
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3"])
 @pytest.mark.parametrize(
-    "order", [Order(fused=True), Order(by_module=True), Order(divisor=3), Order(first="micro")], ids=str
+    "order",
+    [Order(fused=True), Order(by_module=True), Order(divisor=3), Order(first="micro"), Order(2, "average")],
+    ids=str,
 )
 def test_an_order_changes_nothing_but_rounding(family: str, order: Order, recipe: Make, tmp_path: Path) -> None:
     reference = reference_of(recipe("ddp", model=FAMILIES[family]), tmp_path)
@@ -115,6 +117,7 @@ def test_what_is_free_has_its_reason(recipe: Make, tmp_path: Path) -> None:
     windows = reference_of(plain, tmp_path).windows
     assert why_measured(plain, windows, 64) is None
     assert order_of(plain) == Order(2, "micro", by_module=True, fused=False)
+    assert order_of(recipe("ddp", strategy={"sync": "every"})).first == "average"
     assert order_of(recipe("ddp", loss="fused")) == Order(2, "rank", by_module=False, fused=True)
     free = {
         "a GPU": replace(plain, device="cuda"),
