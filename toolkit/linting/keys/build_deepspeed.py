@@ -68,7 +68,7 @@ def _models() -> dict[str, Any]:
     from deepspeed.monitor.config import CometConfig, CSVConfig, TensorBoardConfig, WandbConfig
     from deepspeed.runtime.config import HybridEngineConfig
     from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
-    from deepspeed.runtime.tensor_parallel.config import TPTrainingConfig
+    from deepspeed.runtime.tensor_parallel.config import TPConfig, TPTrainingConfig
     from deepspeed.runtime.zenflow.zenflow_config import ZenFlowConfig
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
     from deepspeed.runtime.zero.leaf_module_config import DeepSpeedZeroLeafModuleConfig
@@ -90,6 +90,7 @@ def _models() -> dict[str, Any]:
         "comms_logger": CommsLoggerConfig,
         "hybrid_engine": HybridEngineConfig,
         "tensor_parallel": TPTrainingConfig,
+        "tensor_parallel.tp": TPConfig,
         "compile": CompileConfig,
         "zero_optimization.zenflow": ZenFlowConfig,
         "zero_optimization.leaf_module": DeepSpeedZeroLeafModuleConfig,

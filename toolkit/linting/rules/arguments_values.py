@@ -173,3 +173,23 @@ def two_names_of_checkpointing(context: LintContext) -> Iterator[Diagnostic]:
             f"activation_checkpointing is {str(new.value).lower()} and wins: this has no effect",
             remove(old),
         )
+
+
+@rule(
+    "TA117",
+    "error",
+    source="transformers 5.23.0 training_args.py (parallelism_config stays a dict); accelerate 1.15.0 accelerator.py: "
+    "Accelerator.__init__ (AttributeError)",
+    fails=args(parallelism_config={"dp_shard_size": 2}),
+    passes=args(bf16=True),
+)
+def parallelism_in_a_file(context: LintContext) -> Iterator[Diagnostic]:
+    """parallelism_config among the training arguments of a file.
+
+    Only a ParallelismConfig that a script makes works there: nothing converts a mapping, and the Trainer fails with
+    «'dict' object has no attribute». Write the sizes to parallelism_config of the accelerate config.
+    """
+    setting = context.arg("parallelism_config")
+    if setting is not None and isinstance(setting.value, dict) and setting.value:
+        message = "nothing makes a ParallelismConfig of this: set parallelism_config in the accelerate config"
+        yield Diagnostic(setting, message)

@@ -91,7 +91,10 @@ def micro_batch(context: LintContext) -> Iterator[Diagnostic]:
     passes=ds(train_batch_size=16) | args(per_device_train_batch_size=2, gradient_accumulation_steps=4),
 )
 def global_batch(context: LintContext) -> Iterator[Diagnostic]:
-    """train_batch_size is not processes × micro-batch × accumulation."""
+    """train_batch_size is not processes × micro-batch × accumulation.
+
+    The Trainer counts all processes, also those that divide layers (AutoTP) or rows and train on the same samples.
+    """
     setting, processes = context.ds("train_batch_size"), context.processes
     if setting is None or not number(setting.value) or processes is None or not context.trainer_run:
         return
@@ -102,7 +105,7 @@ def global_batch(context: LintContext) -> Iterator[Diagnostic]:
     if not isinstance(micro, int) or not isinstance(steps, int):
         return
     total = processes.value * micro * steps
-    if setting.value != total and context.parallel_extra == 1:
+    if setting.value != total:
         message = f"{setting.value} here, but {processes.value} processes × {micro} × {steps} accumulated = {total}"
         yield Diagnostic(setting, message, set_value(setting, "auto"))
 

@@ -26,6 +26,7 @@ STRICT = (
     "comet",
     "hybrid_engine",
     "tensor_parallel",
+    "tensor_parallel.tp",
     "compile",
     "zero_optimization.zenflow",
     "zero_optimization.leaf_module",

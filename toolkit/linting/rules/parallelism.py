@@ -1,33 +1,20 @@
-"""LT51x: values of parallelism_config that accelerate rejects or does not read."""
+"""LT515 to LT520: values of parallelism_config that accelerate rejects or does not read."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from toolkit.linting.context import LintContext
+from toolkit.linting.context import LintContext, true
 from toolkit.linting.examples import fsdp2, multi_gpu
-from toolkit.linting.files.tree import Source
-from toolkit.linting.model import Diagnostic, Files, Setting
+from toolkit.linting.model import Diagnostic, Files
+from toolkit.linting.parallel import AXES, setting, size
 from toolkit.linting.registry import rule
 
 _CONFIG = "accelerate 1.15.0 parallelism_config.py:ParallelismConfig.__post_init__ (ValueError)"
-_SIZES = ("dp_replicate", "dp_shard", "tp", "cp", "sp")
 
 
 def _parallel(*lines: str) -> Files:
     return fsdp2(top=("parallelism_config:", *(f"  parallelism_config_{line}" for line in lines)))
-
-
-def _setting(source: Source, name: str) -> Setting | None:
-    key = f"parallelism_config.parallelism_config_{name}"
-    entry = source.entry(key)
-    return Setting(source, key, entry) if entry is not None else None
-
-
-def _size(context: LintContext, name: str) -> int:
-    setting = _setting(context.accelerate, f"{name}_size")
-    value = setting.value if setting is not None else 1
-    return value if isinstance(value, int) and not isinstance(value, bool) else 1
 
 
 @rule(
@@ -39,13 +26,13 @@ def _size(context: LintContext, name: str) -> int:
 )
 def size_of_nothing(context: LintContext) -> Iterator[Diagnostic]:
     """A size of parallelism_config that is not a whole number of 1 or more."""
-    for name in _SIZES:
-        setting = _setting(context.accelerate, f"{name}_size")
-        if setting is None or (isinstance(setting.value, str) and setting.value.isdigit() and name in _SIZES[:3]):
+    for name in AXES:
+        found = setting(context, f"{name}_size")
+        if found is None or (isinstance(found.value, str) and found.value.isdigit() and name in AXES[:3]):
             continue
-        value = setting.value
+        value = found.value
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            yield Diagnostic(setting, f"{value!r} is not a whole number of 1 or more")
+            yield Diagnostic(found, f"{value!r} is not a whole number of 1 or more")
 
 
 @rule(
@@ -57,9 +44,9 @@ def size_of_nothing(context: LintContext) -> Iterator[Diagnostic]:
 )
 def two_splits_of_a_sequence(context: LintContext) -> Iterator[Diagnostic]:
     """Context and sequence parallelism are both on."""
-    if _size(context, "cp") > 1 and _size(context, "sp") > 1:
-        setting = _setting(context.accelerate, "cp_size")
-        yield Diagnostic(setting, "cp_size and sp_size are both above 1: accelerate accepts only one of them")
+    if size(context, "cp") > 1 and size(context, "sp") > 1:
+        found = setting(context, "cp_size")
+        yield Diagnostic(found, "cp_size and sp_size are both above 1: accelerate accepts only one of them")
 
 
 @rule(
@@ -71,11 +58,10 @@ def two_splits_of_a_sequence(context: LintContext) -> Iterator[Diagnostic]:
 )
 def replicas_of_a_split_model(context: LintContext) -> Iterator[Diagnostic]:
     """Tensor or context parallelism with replicas that shard nothing."""
-    split = next((name for name in ("tp", "cp") if _size(context, name) > 1), None)
-    if split is not None and _size(context, "dp_replicate") > 1 and _size(context, "dp_shard") == 1:
-        setting = _setting(context.accelerate, f"{split}_size")
+    split = next((name for name in ("tp", "cp") if size(context, name) > 1), None)
+    if split is not None and size(context, "dp_replicate") > 1 and size(context, "dp_shard") == 1:
         yield Diagnostic(
-            setting,
+            setting(context, f"{split}_size"),
             f"{split}_size above 1 with dp_replicate_size above 1 needs dp_shard_size above 1: accelerate rejects it",
         )
 
@@ -89,28 +75,69 @@ def replicas_of_a_split_model(context: LintContext) -> Iterator[Diagnostic]:
 )
 def no_such_backend(context: LintContext) -> Iterator[Diagnostic]:
     """A backend of context parallelism that does not exist: torch is the only one."""
-    setting = _setting(context.accelerate, "cp_backend")
-    if setting is not None and setting.value != "torch":
-        yield Diagnostic(setting, f"{setting.value!r} is not torch, the only backend of context parallelism")
+    found = setting(context, "cp_backend")
+    if found is not None and found.value != "torch":
+        yield Diagnostic(found, f"{found.value!r} is not torch, the only backend of context parallelism")
 
 
 @rule(
     "LT519",
     "error",
-    source="accelerate 1.15.0 parallelism_config.py:_validate_accelerator; accelerator.py:prepare_model (DDP)",
+    source="accelerate 1.15.0 parallelism_config.py:_validate_accelerator; state.py:AcceleratorState; "
+    "accelerator.py:prepare_model (DDP, none with tp_size)",
     fails=multi_gpu("parallelism_config:", "  parallelism_config_dp_shard_size: 2"),
     passes=_parallel("dp_shard_size: 2"),
 )
 def sharded_without_fsdp2(context: LintContext) -> Iterator[Diagnostic]:
-    """dp_shard_size without FSDP2: only FSDP2 reads it.
+    """Sizes of parallelism_config without FSDP2, which alone reads them.
 
-    Under MULTI_GPU accelerate runs plain DDP and says nothing: every process holds the whole model. Under FSDP1 it
-    rejects the section; hybrid sharding there is fsdp_sharding_strategy: HYBRID_SHARD.
+    Under MULTI_GPU accelerate runs plain DDP with dp_shard_size and says nothing: every process holds the whole model.
+    With tp_size beside it there is not even DDP, and ranks with different samples never exchange gradients. cp_size is
+    rejected there. FSDP1 rejects every size; hybrid sharding there is fsdp_sharding_strategy: HYBRID_SHARD.
     """
-    setting = _setting(context.accelerate, "dp_shard_size")
-    if setting is None or _size(context, "dp_shard") == 1 or context.trainer_fsdp:
+    if context.trainer_fsdp:
         return
-    if context.distributed_type == "MULTI_GPU":
-        yield Diagnostic(setting, "distributed_type is MULTI_GPU: accelerate runs plain DDP, and nothing is sharded")
-    elif context.distributed_type == "FSDP" and context.fsdp_version == 1:
-        yield Diagnostic(setting, "fsdp_version is 1: accelerate accepts parallelism_config for FSDP2 only")
+    large = [axis for axis in AXES if size(context, axis) > 1]
+    if context.distributed_type == "FSDP" and context.fsdp_version == 1:
+        for axis in large[:1] if "sp" not in large else []:  # LT525 has sp_size
+            message = "fsdp_version is 1: accelerate accepts parallelism_config for FSDP2 only"
+            yield Diagnostic(setting(context, f"{axis}_size"), message)
+    if context.distributed_type != "MULTI_GPU":
+        return
+    if "dp_shard" in large:
+        what = "accelerate runs plain DDP, and nothing is sharded"
+        if "tp" in large:
+            what = "with tp_size accelerate leaves DDP out: gradients are not summed over the ranks of dp_shard"
+        yield Diagnostic(setting(context, "dp_shard_size"), f"distributed_type is MULTI_GPU: {what}")
+    if "cp" in large:
+        message = "distributed_type is MULTI_GPU: accelerate rejects cp_size without FSDP2"
+        yield Diagnostic(setting(context, "cp_size"), message)
+
+
+@rule(
+    "LT520",
+    "error",
+    source="accelerate 1.15.0 utils/dataclasses.py:TorchContextParallelConfig, DeepSpeedSequenceParallelConfig "
+    "(ValueError); deepspeed 0.19.8 runtime/sequence_parallel/ulysses_sp.py:register_with_transformers (ValueError)",
+    fails=_parallel("cp_size: 2", "cp_comm_strategy: ring"),
+    passes=_parallel("cp_size: 2", "cp_comm_strategy: alltoall"),
+)
+def no_such_way_to_divide(context: LintContext) -> Iterator[Diagnostic]:
+    """A value of context or sequence parallelism that does not exist, or lacks another.
+
+    Keys and values are exchanged by allgather or alltoall. Sequence parallelism runs with flash_attention_2,
+    flash_attention_3, sdpa, or a flash-attn kernel of the Hub, and rows of a fixed length need sp_seq_length.
+    """
+    found = setting(context, "cp_comm_strategy")
+    if found is not None and size(context, "cp") > 1 and found.value not in ("allgather", "alltoall"):
+        yield Diagnostic(found, f"{found.value!r} is not allgather or alltoall")
+    if size(context, "sp") == 1:
+        return
+    found = setting(context, "sp_attn_implementation")
+    value = found.value if found is not None else None
+    hub = isinstance(value, str) and "/" in value and "flash-attn" in value
+    if found is not None and not hub and value not in ("flash_attention_2", "flash_attention_3", "sdpa"):
+        yield Diagnostic(found, f"{value!r} is not flash_attention_2, flash_attention_3, sdpa or a flash-attn kernel")
+    found = setting(context, "sp_seq_length_is_variable")
+    if found is not None and not true(found.value) and setting(context, "sp_seq_length") is None:
+        yield Diagnostic(found, "rows of a fixed length, but sp_seq_length does not say which: DeepSpeed rejects it")

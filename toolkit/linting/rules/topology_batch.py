@@ -8,9 +8,10 @@ from toolkit.linting.context import LintContext, number
 from toolkit.linting.edits import set_value
 from toolkit.linting.examples import ds, fsdp2
 from toolkit.linting.model import Diagnostic
+from toolkit.linting.parallel import size
 from toolkit.linting.registry import rule
 
-_BATCH = "deepspeed 0.19.8 runtime/config.py:_batch_assertion"
+_BATCH = "deepspeed 0.19.8 runtime/config.py:DeepSpeedConfig.__init__ (world_size), _batch_assertion"
 
 
 @rule(
@@ -21,7 +22,11 @@ _BATCH = "deepspeed 0.19.8 runtime/config.py:_batch_assertion"
     passes=ds(train_batch_size=16, gradient_accumulation_steps=2),
 )
 def batch_arithmetic(context: LintContext) -> Iterator[Diagnostic]:
-    """train_batch_size is not processes × micro-batch × accumulation, or no number of processes fits."""
+    """train_batch_size is not processes × micro-batch × accumulation, or no number of processes fits.
+
+    The processes that AutoTP gives one layer count in full (autotp_size does not divide them), though they train on the
+    same samples. sequence_parallel_size divides them.
+    """
     setting = context.ds("train_batch_size")
     micro, steps = (
         context.deepspeed.get("train_micro_batch_size_per_gpu"),
@@ -36,13 +41,23 @@ def batch_arithmetic(context: LintContext) -> Iterator[Diagnostic]:
     if setting.value % unit:
         shown = f"{micro} × {steps} accumulation" if steps else f"the micro-batch of {micro}"
         yield Diagnostic(setting, f"{setting.value} is not a multiple of {shown} for any number of processes")
-    elif context.processes is not None and context.parallel_extra == 1:
-        total = context.processes.value * unit
+    elif (ranks := _ranks(context)) is not None:
+        total = ranks * unit
         if (steps and setting.value != total) or setting.value % total:
             yield Diagnostic(
                 setting,
-                f"{setting.value} here, but {context.processes.value} processes × {micro} × {steps or 1} = {total}",
+                f"{setting.value} here, but {ranks} processes × {micro} × {steps or 1} = {total}",
             )
+
+
+def _ranks(context: LintContext) -> int | None:
+    """The processes that DeepSpeed's assertion counts; None where accelerate writes another batch over the file's."""
+    if context.processes is None or size(context, "sp") > 1:
+        return None
+    rows = context.deepspeed.get("sequence_parallel_size", 1)
+    if not isinstance(rows, int) or rows < 1 or context.processes.value % rows:
+        return None
+    return int(context.processes.value) // rows
 
 
 @rule(
