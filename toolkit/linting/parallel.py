@@ -44,3 +44,17 @@ def processes_of_a_machine(context: LintContext) -> int | None:
         return processes.value  # torchrun and deepspeed count the processes of a machine
     count = int(machines.value) if machines is not None and number(machines.value) and machines.value > 1 else 1
     return processes.value // count if processes.value % count == 0 else None
+
+
+def launch_type(context: LintContext) -> str | None:
+    """The launch type that the command names."""
+    if context.launch.launcher != "accelerate":
+        return None
+    return next((flag for flag in LAUNCH_TYPES if context.launch.get(flag) is True), None)
+
+
+def reads_sizes(context: LintContext) -> bool:
+    """Whether accelerate reads parallelism_config: by its flag, else from a file that alone names the launch type."""
+    if context.launch.launcher == "accelerate" and context.launch.get("use_parallelism_config") is True:
+        return True
+    return launch_type(context) is None and bool(written(context))

@@ -7,6 +7,7 @@ from typing import Any
 from toolkit.linting import keys
 from toolkit.linting.context import LintContext, number, same, true
 from toolkit.linting.files.tree import Source
+from toolkit.migration import parallel
 from toolkit.migration.meaning import Meaning
 
 # They tune DeepSpeed's own buckets and streams; the numbers that a run computes do not depend on them. Some have a
@@ -79,6 +80,7 @@ def read(context: LintContext, meaning: Meaning) -> None:
             "zero_stage",
             "1 shards optimizer state alone; FSDP2 shards gradients and weights too, with the same result",
         )
+    parallel.of_deepspeed(context, meaning)
     flag = context.acc("deepspeed_config.zero3_init_flag")
     if flag is not None and stage == 3:
         meaning.rank0_loading = true(flag.value)
@@ -127,6 +129,10 @@ def _json(source: Source, meaning: Meaning) -> None:
             _optimizer(value, place, meaning)
         elif key == "scheduler":
             _scheduler(value, place, meaning)
+        elif key == "tensor_parallel":
+            parallel.tensor_section(value, place, meaning)
+        elif key == "sequence_parallel_size":
+            parallel.sequence_key(value, place, meaning)
         elif same(value, keys.section("deepspeed", "")[key].default if key in keys.section("deepspeed", "") else None):
             meaning.note(place, f"{key} is at DeepSpeed's default")
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from toolkit.linting.context import LintContext, number, true
+from toolkit.migration import parallel
 from toolkit.migration.meaning import Meaning
 
 _STRATEGIES = {
@@ -37,7 +38,7 @@ def read(context: LintContext, meaning: Meaning) -> None:
     for key, entry in context.accelerate.section("fsdp_config").items():
         name = key.removeprefix("fsdp_")
         _key(name, entry.node.plain(), str(context.accelerate.place(entry.start)), meaning, version)
-    _parallelism(context, meaning)
+    parallel.of_fsdp(context, meaning, version)
 
 
 def _strategy_of_1(context: LintContext, meaning: Meaning) -> None:
@@ -58,10 +59,10 @@ def _strategy_of_1(context: LintContext, meaning: Meaning) -> None:
         return
     # torch shards inside a machine and replicates across: FSDP1's default groups for HYBRID_SHARD.
     meaning.replicas = max(1, count)
+    meaning.shards = context.processes.value // meaning.replicas
     meaning.note(
         place,
-        f"{name} is {meaning.replicas} replicas of "
-        f"{context.processes.value // meaning.replicas} shards in parallelism_config",
+        f"{name} is {meaning.replicas} replicas of {meaning.shards} shards in parallelism_config",
     )
 
 
@@ -94,13 +95,3 @@ def _key(name: str, value: Any, place: str, meaning: Meaning, version: int) -> N
         meaning.note(place, f"{name} exists only in FSDP1; the result does not depend on it")
     else:
         meaning.refuse(place, f"{name} has no equivalent")
-
-
-def _parallelism(context: LintContext, meaning: Meaning) -> None:
-    for key, entry in context.accelerate.section("parallelism_config").items():
-        name, value = key.removeprefix("parallelism_config_"), entry.node.plain()
-        place = str(context.accelerate.place(entry.start))
-        if name == "dp_replicate_size":
-            meaning.replicas = value if number(value) else 1
-        elif name in ("tp_size", "cp_size", "sp_size") and value != 1:
-            meaning.refuse(place, f"{name} {value}: this parallelism cannot be converted")

@@ -14,6 +14,7 @@ class Meaning:
     precision: str = "no"
     reshard: bool = True  # weights are freed between forward and backward (ZeRO-3, FULL_SHARD)
     replicas: int = 1  # hybrid sharding: copies of the sharded group
+    shards: int = 1  # hybrid sharding: processes of a group
     offload: bool = False  # weights, gradients and optimizer state live on the host
     offload_optimizer: bool = False  # the optimizer state alone does
     full_checkpoint: bool = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from toolkit.linting.context import LintContext, true
+from toolkit.linting.parallel import setting, size
 
 _GATHER = "stage3_gather_16bit_weights_on_model_save"
 
@@ -12,6 +13,7 @@ _GATHER = "stage3_gather_16bit_weights_on_model_save"
 def what_changes(context: LintContext, source: str, target: str) -> list[str]:
     """The lines of the refusal: DeepSpeed's files stay, so the change is made by hand."""
     changes = list(_from_3(context) if source == "zero3" else _to_3(context) if target == "zero3" else [])
+    changes += _rows(context, source, target)
     if not changes:
         return [f"{source} to {target}: only the stage differs; change it in the file"]
     return [f"{source} to {target}: change the stage in the file, and", *(f"  {line}" for line in changes)]
@@ -31,6 +33,14 @@ def _from_3(context: LintContext) -> Iterator[str]:
             yield f"{place}: {key}.ratio is for stage 3: other stages reject it"
         elif key.startswith("stage3_"):
             yield f"{place}: {key} has no effect in other stages: remove it"
+
+
+def _rows(context: LintContext, source: str, target: str) -> Iterator[str]:
+    """Sequence parallelism, whose gradients stage 3 alone averages over all ranks."""
+    count, found = size(context, "sp"), setting(context, "sp_size")
+    if found is not None and count > 1 and "zero3" in (source, target):
+        told = f"{count} times" if source == "zero3" else f"1/{count} of"
+        yield f"{found.place}: sp_size: gradients before clipping are {told} those of {source} (toolkit explain LT527)"
 
 
 def _to_3(context: LintContext) -> Iterator[str]:

@@ -56,10 +56,9 @@ def fsdp2(meaning: Meaning) -> dict[str, Any]:
         )
     config = _top(meaning, "FSDP") | {"fsdp_config": section}
     if meaning.replicas > 1:
-        shards = meaning.top["num_processes"] // meaning.replicas
         config["parallelism_config"] = {
             "parallelism_config_dp_replicate_size": meaning.replicas,
-            "parallelism_config_dp_shard_size": shards,
+            "parallelism_config_dp_shard_size": meaning.shards,
         }
     return config
 
@@ -67,7 +66,11 @@ def fsdp2(meaning: Meaning) -> dict[str, Any]:
 def deepspeed(meaning: Meaning, stage: int) -> dict[str, Any]:
     """accelerate.yaml for ZeRO, without a JSON: the plugin needs none."""
     if meaning.replicas > 1:
-        meaning.refuse("parallelism_config", "hybrid sharding has no equivalent in DeepSpeed (MiCS was removed)")
+        meaning.refuse(
+            "parallelism_config",
+            "dp_replicate_size: hybrid sharding has no equivalent in DeepSpeed (MiCS was removed, hpZ of ZeRO-3 copies "
+            "weights alone); keep FSDP2, or set dp_replicate_size: 1",
+        )
     if meaning.offload and stage != 3:
         meaning.refuse("fsdp_offload_params", f"ZeRO-{stage} cannot offload weights: zero3 can")
     if meaning.checkpointing:

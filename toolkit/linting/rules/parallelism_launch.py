@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from toolkit.linting.context import LintContext
 from toolkit.linting.examples import ds, fsdp2, shell, zero
 from toolkit.linting.model import Diagnostic, Setting
-from toolkit.linting.parallel import LAUNCH_TYPES, autotp, processes_of_a_machine, setting, size, written
+from toolkit.linting.parallel import autotp, launch_type, processes_of_a_machine, setting, size, written
 from toolkit.linting.registry import rule
 
 _LAUNCH = "accelerate 1.15.0 commands/launch.py:_validate_launch_command"
@@ -16,13 +16,6 @@ _OVER_MACHINES = zero("deepspeed_config_file: ds.json", top=_MACHINES)
 _COMMAND = "accelerate launch --use_fsdp --fsdp_version 2 --num_processes 4 --config_file accelerate.yaml"
 _FROM_FILE = "accelerate launch --config_file accelerate.yaml --num_processes 4"
 _SHARDED = fsdp2(top=("parallelism_config:", "  parallelism_config_dp_shard_size: 4"))
-
-
-def _launch_type(context: LintContext) -> str | None:
-    """The launch type that the command names."""
-    if context.launch.launcher != "accelerate":
-        return None
-    return next((flag for flag in LAUNCH_TYPES if context.launch.get(flag) is True), None)
 
 
 @rule(
@@ -45,7 +38,7 @@ def sizes_that_nothing_reads(context: LintContext) -> Iterator[Diagnostic]:
         return
     flags = [Setting(context.launch, key, entry) for key, entry in context.launch.section("").items()]
     flags = [flag for flag in flags if flag.key.startswith("parallelism_config_")]
-    kind = _launch_type(context)
+    kind = launch_type(context)
     if kind is not None:
         for found in flags or written(context)[:1]:
             message = f"not read: --{kind} without --use_parallelism_config leaves every size at 1"
