@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from toolkit.importing import parallel
 from toolkit.importing.draft import Draft
 from toolkit.importing.outcome import Key, Outcome
 from toolkit.importing.table import words
@@ -18,7 +19,8 @@ _WHERE = words(
     "log_dir max_restarts monitor_interval num_cpu_threads_per_process quiet q env master_addr master_port node_rank "
     "rdzv_endpoint rdzv_id standalone include exclude hostfile no_local_rank multi_gpu use_deepspeed use_fsdp "
     "deepspeed_config_file deepspeed_hostfile deepspeed_multinode_launcher deepspeed_inclusion_filter "
-    "deepspeed_exclusion_filter no_python tpu_env tpu_use_cluster tpu_use_sudo command_file commands"
+    "deepspeed_exclusion_filter no_python tpu_env tpu_use_cluster tpu_use_sudo command_file commands "
+    "use_parallelism_config"
 )
 _FSDP = words(
     "auto_wrap_policy backward_prefetch cpu_ram_efficient_loading forward_prefetch min_num_params state_dict_type "
@@ -54,7 +56,7 @@ class Launch:
             for source in sources:
                 if source.kind == kind:
                     reader(source)
-        self._finish()
+        self._finish(sources)
 
     def _note(self, source: Source, entry: Entry, outcome: Outcome, reason: str, recipe: str = "") -> None:
         key = Key(
@@ -90,7 +92,9 @@ class Launch:
                 self._set(source, entry, "machine.device", "cpu")
             elif key in ("dynamo_config", "dynamo_backend"):
                 self._note(source, entry, "no-effect", "compilation; set compile: true for compiled blocks")
-            elif key in ("parallelism_config", "megatron_lm_config", "fp8_config") and value:
+            elif key == "parallelism_config" and value:
+                continue  # parallel.read
+            elif key in ("megatron_lm_config", "fp8_config") and value:
                 self._note(source, entry, "unsupported", "the recipe has no such parallelism or number format")
             elif key in _WHERE or key in ("use_cpu", "mpirun_config", "tpu_name", "tpu_vm", "tpu_zone") or not value:
                 self._note(source, entry, "no-effect", "where and how processes start")
@@ -187,6 +191,8 @@ class Launch:
                 self._fsdp(source, {key: entry}, "fsdp_")
             elif key in ("offload_optimizer_device", "offload_param_device"):
                 self._offload(source, entry, value, key)
+            elif key.startswith("parallelism_config_"):
+                continue  # parallel.read
             elif key in _WHERE or key.startswith(("dynamo_", "gradient_", "zero3_", "offload_")):
                 self._note(source, entry, "no-effect", "where and how processes start")
             else:
@@ -212,16 +218,36 @@ class Launch:
                 self._note(source, entry, "no-effect", "filled in by the Trainer, or not about training")
             elif key in ("gradient_clipping", "gradient_accumulation_steps"):
                 self._note(source, entry, "no-effect", "the Trainer refuses a value other than its own")
+            elif key == "tensor_parallel":
+                self._tensor(source, entry, source.get(f"{key}.autotp_size", 0))
+            elif key == "sequence_parallel_size" and value == 1:
+                self._note(source, entry, "no-effect", "1: rows are whole")
+            elif key == "sequence_parallel_size":
+                self._note(source, entry, "unsupported", "the script divides rows; set strategy.mesh.context")
             elif key in ("optimizer", "scheduler"):
                 self._note(source, entry, "unsupported", f"DeepSpeed's own {key} instead of the Trainer's")
             else:
                 self._note(source, entry, "unsupported", "the recipe has no such DeepSpeed setting")
 
-    def _finish(self) -> None:
+    def _tensor(self, source: Source, entry: Entry, count: Any) -> None:
+        if count in (0, 1):
+            self._note(source, entry, "no-effect", "AutoTP is off")
+        else:
+            reason = (
+                f"AutoTP (autotp_size {count}): the recipe divides layers under ddp and fsdp2 (strategy.mesh.tensor), "
+                "not under ZeRO"
+            )
+            self._note(source, entry, "unsupported", reason)
+
+    def _finish(self, sources: list[Source]) -> None:
         draft = self.draft
         processes = draft.values.get("machine.processes", 1) * draft.values.get("machine.nodes", 1)
         strategy = self.strategy or ("ddp" if processes > 1 else "single")
         if strategy == "single" and processes > 1:
+            strategy = "ddp"
+        parallel.read(draft, sources, strategy, self.names_processes)
+        self.names_processes = self.names_processes or "machine.processes" in draft.values
+        if strategy == "single" and draft.values.get("machine.processes", 1) > 1:
             strategy = "ddp"
         draft.values.setdefault("strategy.name", strategy)
         draft.origins.setdefault(

@@ -85,6 +85,9 @@ def import_config(paths: Sequence[str], overrides: Sequence[str] = ()) -> Import
     apply(draft, table)
     _variables(draft, subject)
     for key, value in given.items():
+        before = draft.values.get(key)
+        if isinstance(value, dict) and isinstance(before, dict):
+            value = before | value
         draft.set(key, value, "the command line")
     return _finished(draft, table, subject, started)
 
@@ -143,7 +146,10 @@ def _with_a_known_model(recipe: Recipe, draft: Draft) -> Recipe:
     except InputError as error:
         why = error.problems[0].removeprefix("model.path: ")
     draft.notes.append(f"checked without the model: {why}")
-    stand_in = recipe.model.model_copy(update={"path": None, "config": {"model_type": "llama"}})
+    config: dict[str, Any] = {"model_type": "llama"}
+    if (mesh := recipe.strategy.mesh) is not None:  # of which every number divides the heads
+        config["num_attention_heads"] = mesh.tensor * mesh.context
+    stand_in = recipe.model.model_copy(update={"path": None, "config": config})
     return recipe.model_copy(update={"model": stand_in})
 
 
@@ -152,11 +158,11 @@ def _answers(overrides: Sequence[str]) -> dict[str, Any]:
     apply_overrides(document, overrides)
     found: dict[str, Any] = {}
     for override in overrides:
-        key = override.partition("=")[0]
+        parts = override.partition("=")[0].split(".")[:2]  # a draft has sections and their keys: strategy.mesh is one
         value: Any = document.value
-        for part in key.split("."):
+        for part in parts:
             value = value[part]
-        found[key] = value
+        found[".".join(parts)] = value
     return found
 
 
