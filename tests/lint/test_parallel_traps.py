@@ -132,6 +132,26 @@ def total_batch(files: Files) -> Any:
     return Trainer.get_total_train_batch_size(me, SimpleNamespace(world_size=4, gradient_accumulation_steps=1))  # type: ignore[arg-type]
 
 
+def experts(files: Files) -> Any:
+    """DeepSpeed's own check of AutoTP beside AutoEP, on four processes."""
+    from deepspeed.module_inject.auto_ep_config import parse_autoep_config
+    from deepspeed.module_inject.auto_ep_folding import build_folding_spec, validate_folding_global
+
+    content = json.loads(files["ds.json"])
+    made, layers = parse_autoep_config(content["expert_parallel"]), tensor_section(files)
+    spec = build_folding_spec(world_size=4, pp_size=1, tp_size=layers.autotp_size, ep_size=made.autoep_size)
+    validate_folding_global(
+        spec, autoep_enabled=made.enabled, tp_preset=layers.preset_model, ep_preset=made.preset_model,
+        deepcompile_enabled=content.get("compile", {}).get("deepcompile", False),
+        zero_offload_optimizer="offload_optimizer" in content["zero_optimization"],
+    )  # fmt: skip
+
+
+def split(ep: dict[str, Any], zero: dict[str, Any] | None = None, **more: Any) -> Files:
+    tp = {"autotp_size": 2, "vocab_parallel_lm_head": False, "preset_model": "mixtral"}
+    return ds(2, zero=zero or {}, tensor_parallel=tp, expert_parallel={"enabled": True} | ep, **more)
+
+
 def handler(files: Files) -> Any:
     made = parallelism()
     with patch.dict(os.environ, real.launch_environment("accelerate.yaml")):
@@ -180,6 +200,13 @@ TRAPS = [
     Trap("DS102", "ds.json:14", tensor(autotp_size=2, tp={"size": 2}), tensor(autotp_size=2, tp={"tp_size": 2}),
          tensor_section),
     Trap("DS232", "ds.json:12", tensor(autotp_size=0), tensor(autotp_size=1), total_batch, "trainer"),
+    Trap("DS235", "ds.json:13", split({}), split({"autoep_size": 2}), experts),
+    Trap("DS235", "ds.json:7", split({"autoep_size": 2}, {"offload_optimizer": {"device": "cpu", "pin_memory": True}}),
+         split({"autoep_size": 2}), experts),
+    Trap("DS235", "ds.json:15", split({"autoep_size": 2, "preset_model": "qwen3_moe"}),
+         split({"autoep_size": 2, "preset_model": "mixtral"}), experts),
+    Trap("DS235", "ds.json:17", split({"autoep_size": 2}, compile={"deepcompile": True}),
+         split({"autoep_size": 2}), experts),
     Trap("LT501", "ds.json:10",
          named(4) | ds(bf16={"enabled": True}, train_batch_size=4, gradient_accumulation_steps=1,
                        tensor_parallel={"autotp_size": 2, "vocab_parallel_lm_head": False}),
@@ -330,6 +357,13 @@ def test_the_trainer_compares_all_processes() -> None:
     from transformers.integrations import deepspeed
 
     assert "args.world_size * args.per_device_train_batch_size" in inspect.getsource(deepspeed)
+
+
+def test_a_script_of_deepspeeds_may_give_it_groups() -> None:
+    for total, found in ((4, False), (8, False), (6, True)):
+        config = ds(train_batch_size=total, gradient_accumulation_steps=1, tensor_parallel={"autotp_size": 2})
+        command = shell("deepspeed --num_gpus 4 train.py --deepspeed_config ds.json")
+        assert ("LT501" in codes(config | command)) is found
 
 
 def test_layers_over_machines() -> None:

@@ -1,4 +1,4 @@
-"""DS227 to DS234: AutoTP, DeepSpeed's tensor parallelism (the section tensor_parallel)."""
+"""DS227 to DS235: AutoTP, DeepSpeed's tensor parallelism (the section tensor_parallel)."""
 
 from __future__ import annotations
 
@@ -204,3 +204,37 @@ def loss_by_the_model(context: LintContext) -> Iterator[Diagnostic]:
     if autotp(context) > 1 and context.ds("tensor_parallel.vocab_parallel_lm_head") is None:
         message = "a model with tied embeddings gets DeepSpeed's loss over a divided vocabulary; "
         yield Diagnostic(found, message + "vocab_parallel_lm_head: false keeps its own")
+
+
+@rule(
+    "DS235",
+    "error",
+    source="deepspeed 0.19.8 module_inject/auto_ep_folding.py:validate_folding_global (ValueError)",
+    fails=ds(2, tensor_parallel={"autotp_size": 2}, expert_parallel={"enabled": True}),
+    passes=ds(
+        2,
+        tensor_parallel={"autotp_size": 2, "vocab_parallel_lm_head": False},
+        expert_parallel={"enabled": True, "autoep_size": 2},
+    ),
+)
+def layers_and_experts(context: LintContext) -> Iterator[Diagnostic]:
+    """AutoTP with AutoEP in a way that DeepSpeed rejects.
+
+    Beside autotp_size experts are divided too: autoep_size is 2 or more. Offload, DeepCompile and two different values
+    of preset_model are rejected.
+    """
+    found = context.ds("expert_parallel.enabled")
+    if found is None or found.value is not True or autotp(context) == 1:
+        return
+    if context.deepspeed.get("expert_parallel.autoep_size", 1) == 1:
+        yield Diagnostic(found, "with autotp_size DeepSpeed requires expert_parallel.autoep_size above 1")
+    for part in ("optimizer", "param"):
+        device = context.ds(f"zero_optimization.offload_{part}.device")
+        if device is not None and device.value != "none":
+            yield Diagnostic(device, "offload with autotp_size and AutoEP: DeepSpeed rejects it")
+    compiled = context.ds("compile.deepcompile")
+    if compiled is not None and compiled.value is True:
+        yield Diagnostic(compiled, "DeepCompile with autotp_size and AutoEP: DeepSpeed rejects it")
+    one, other = (context.ds(f"{section}.preset_model") for section in ("tensor_parallel", "expert_parallel"))
+    if one is not None and other is not None and None not in (one.value, other.value) and one.value != other.value:
+        yield Diagnostic(other, f"preset_model is {other.value} here, {one.told}: DeepSpeed rejects it")

@@ -8,7 +8,7 @@ from toolkit.linting.context import LintContext, number
 from toolkit.linting.edits import set_value
 from toolkit.linting.examples import ds, fsdp2
 from toolkit.linting.model import Diagnostic
-from toolkit.linting.parallel import size
+from toolkit.linting.parallel import autotp, size
 from toolkit.linting.registry import rule
 
 _BATCH = "deepspeed 0.19.8 runtime/config.py:DeepSpeedConfig.__init__ (world_size), _batch_assertion"
@@ -43,6 +43,9 @@ def batch_arithmetic(context: LintContext) -> Iterator[Diagnostic]:
         yield Diagnostic(setting, f"{setting.value} is not a multiple of {shown} for any number of processes")
     elif (ranks := _ranks(context)) is not None:
         total = ranks * unit
+        divided = ranks // autotp(context) * unit
+        if context.reader == "deepspeed" and (setting.value == divided or (not steps and setting.value % divided == 0)):
+            return  # a script of DeepSpeed's may give it groups (mpu), whose data-parallel ranks then count
         if (steps and setting.value != total) or setting.value % total:
             yield Diagnostic(
                 setting,
