@@ -22,6 +22,7 @@ JUDGED = {
     "accelerate/fsdp.yaml": {"FS402", "FS418", "SV705"},
     "accelerate/zero_stage3_config.json": {"SV701", "AU305"},
     "accelerate/zero_stage3_offload_config.json": {"SV701", "AU305", "MM602"},
+    "LLaMA-Factory/ds_z2_autotp_config.json": {"AU305", "DS234"},
     "LLaMA-Factory/ds_z3_fp8_config.json": {"AU305", "MM602", "MM603", "DS101"},
     "trl/alst_ulysses_4gpu.yaml": {"AC102"},
     "trl/context_parallel_2gpu.yaml": {"FS410"},

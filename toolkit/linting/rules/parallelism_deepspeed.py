@@ -178,7 +178,7 @@ def context_without_sdpa(context: LintContext) -> Iterator[Diagnostic]:
 
 @rule(
     "LT530",
-    "warning",
+    "note",
     source="accelerate 1.15.0 accelerator.py:_prepare_tp (imports ReplicateParallel, which transformers 5.23.0 "
     "integrations/tensor_parallel.py does not have; skips models that nothing has divided)",
     fails=_fsdp2("dp_shard_size: 2", "tp_size: 2", processes=4),
