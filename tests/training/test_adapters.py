@@ -185,6 +185,19 @@ def test_what_the_model_does_not_have_is_told(
     assert told in str(caught.value)
 
 
+@pytest.mark.parametrize("method", ["lora", "dora"])
+def test_a_second_attempt_at_an_adapter_is_like_the_first(method: str, tiny_root: Path) -> None:
+    """A base that cannot be loaded by part is given its adapter again, whole. PEFT writes the name of a tied table
+    into modules_to_save in place of the head's, and then the head kept its old weights."""
+    adapter = {"method": method, "r": 2, "modules_to_save": ["lm_head"]}
+    recipe = resolved(tiny_root, adapter, model={"config": LLAMA | {"tie_word_embeddings": True}})
+    for attempt in range(2):
+        model: Any = add_adapter(load_base(recipe, 0), recipe).base_model.model
+        assert model.lm_head.weight is model.model.embed_tokens.weight, attempt
+        assert model.lm_head.weight.requires_grad
+        assert recipe.recipe.adapter.modules_to_save == ["lm_head"]
+
+
 def test_an_adapter_of_another_method_is_not_loaded(tiny_root: Path, tmp_path: Path) -> None:
     saved = resolved(tiny_root, {"method": "ia3"})
     add_adapter(load_base(saved, 0), saved).save_pretrained(tmp_path)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from families import EVERY_FAMILY
 from jobs import loader_for, resolved_from
 from tiny import LLAMA, make_text, recipe_dict
 from toolkit.errors import InputError
@@ -64,6 +65,22 @@ def test_a_vocabulary_with_room_is_not_resized(tiny_root: Path) -> None:
     made = recipe(tiny_root, "single")
     made["model"]["config"] |= {"vocab_size": 512}
     assert load_base(resolved_from(made)).config.vocab_size == 512  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("tie", [False, True])
+def test_a_resize_that_ties_weights_is_refused(tie: bool, tiny_root: Path) -> None:
+    """transformers 5.23.0: BART's set_input_embeddings gives encoder and decoder one table, also where they have their
+    own, and the exported config says that they are several. Remove this and the refusal when untied weights stay so."""
+    made = recipe_dict(tiny_root, strategy={"name": "single"}, machine={"processes": 1})
+    made["model"] = {"task": "seq2seq-lm", "config": EVERY_FAMILY["bart"]["config"] | {"tie_word_embeddings": tie}}
+    made["tokenizer"] = {"path": "none", "add_tokens": TOKENS}
+    made["data"] = {"train": "built-in", "format": "prompt-completion", "max_length": 48}
+    resolved = resolved_from(made)
+    if tie:
+        assert load_base(resolved).get_input_embeddings().weight.shape[0] == 98  # type: ignore[operator]
+        return
+    with pytest.raises(InputError, match=r"one weight of model\.shared\.weight, model\.encoder\.embed_tokens\.weight"):
+        load_base(resolved)
 
 
 def train_job(resolved: Resolved, steps: int, folder: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:

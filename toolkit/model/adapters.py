@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -125,7 +126,8 @@ def peft_config(adapter: Adapter, resolved: Resolved, model: nn.Module) -> PeftC
     if "ensure_weight_tying" in made.__dataclass_fields__:
         # A saved copy of a tied embedding would leave the head with the old weights.
         values["ensure_weight_tying"] = _ties(model) and bool(adapter.modules_to_save)
-    return made(**values)
+    # PEFT writes into the lists that it is given: where a head is tied, into modules_to_save (peft 0.21.2).
+    return made(**copy.deepcopy(values))
 
 
 def _leave_out(values: dict[str, Any], made: Any, task: str, model: nn.Module) -> None:

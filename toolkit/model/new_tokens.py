@@ -64,7 +64,9 @@ def add_rows(model: Any, resolved: Resolved) -> None:
     """Give the embeddings of ``model`` a row for each new token; one that has enough rows stays as it is.
 
     New rows are drawn around the mean of the others, from ``run.seed`` (Hewitt, «Initializing New Word Embeddings for
-    Pretrained Language Models», 2021, as transformers does it). Raises NotByPart if the weights are read by part.
+    Pretrained Language Models», 2021, as transformers does it). Raises NotByPart if the weights are read by part, and
+    InputError if resizing makes one weight of several: transformers 5.23.0 gives the encoder and the decoder of BART
+    and its kin one table, whatever ``tie_word_embeddings`` says, and no host that loads the export does so.
     """
     tokens = new_tokens(resolved)
     if tokens is None or tokens.rows <= _rows_of(model):
@@ -73,7 +75,24 @@ def add_rows(model: Any, resolved: Resolved) -> None:
         raise NotByPart("the rows of its new tokens are drawn around the mean of all others")
     torch.manual_seed(resolved.recipe.run.seed)
     empty = model.get_input_embeddings().weight.is_meta
+    before = _shared(model)
     model.resize_token_embeddings(tokens.rows, mean_resizing=not empty)
+    if made := _shared(model) - before:
+        several = ", ".join(sorted(made)[0])
+        raise InputError(
+            f"{resolved.source}: tokenizer.add_tokens: transformers makes one weight of {several} when it adds "
+            "rows, and whatever loads the exported model makes several, as its config has tie_word_embeddings: false; "
+            "leave tokenizer.add_tokens out (the vocabulary of such a base has to be enlarged in its own files), or "
+            "train a base with tie_word_embeddings: true"
+        )
+
+
+def _shared(model: nn.Module) -> set[tuple[str, ...]]:
+    """Names of the parameters that are one weight, by weight."""
+    groups: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        groups.setdefault(id(parameter), []).append(name)
+    return {tuple(names) for names in groups.values() if len(names) > 1}
 
 
 def _rows_of(model: Any) -> int:

@@ -1,7 +1,8 @@
 """Weights that no output of a model depends on: they would get no gradient.
 
 Models of images have them: a mask token of another task, the layers of a vision tower behind the one whose output is
-taken (LLaVA takes the last but one), a pooling head. DDP would end the run, ZeRO would let them decay.
+taken (LLaVA takes the last but one), a pooling head. So have encoder-decoders whose embeddings are not tied: BART keeps
+the table that both sides would have shared. DDP would end the run, ZeRO would let them decay.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -21,16 +22,22 @@ from toolkit.tasks import task_of
 from toolkit.tasks.base import Task
 
 
+def can_have_unreached(model: nn.Module, resolved: Resolved) -> bool:
+    """Whether ``unreached`` runs the model. Every other model of text uses all it has, and a forward takes time."""
+    config: Any = model.config
+    untied = config.is_encoder_decoder and not getattr(config, "tie_word_embeddings", True)
+    return untied or task_of(resolved.recipe.model.task).media is not None
+
+
 def unreached(model: nn.Module, resolved: Resolved) -> list[str]:
     """Names of trainable weights that the output for one random sample does not depend on.
 
-    Only models of images or sound are asked. The forward runs on the CPU, and no backward: what the output depends on
+    Only where ``can_have_unreached``. The forward runs on the CPU, and no backward: what the output depends on
     is read off its graph. Raises InputError if the model's own forward does not accept such a sample.
     """
-    task = task_of(resolved.recipe.model.task)
-    if task.media is None:
+    if not can_have_unreached(model, resolved):
         return []
-    config: Any = model.config
+    task, config = task_of(resolved.recipe.model.task), cast(Any, model.config)
     dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
     inputs = {n: t.to(dtype) if t.is_floating_point() else t for n, t in _sample(model, task, config).items()}
     model.eval()
@@ -77,7 +84,11 @@ def freeze(model: nn.Module, names: list[str]) -> None:
 
 
 def _sample(model: nn.Module, task: Task, config: Any) -> dict[str, torch.Tensor]:
-    assert task.media is not None
+    if task.media is None:
+        end = config.eos_token_id  # classifiers of encoder-decoders read the state at the last one
+        sample = torch.tensor([[5, 6, 7 if end is None else end]])
+        start = torch.tensor([[config.decoder_start_token_id, 5, 6]])
+        return {"input_ids": sample, "attention_mask": torch.ones_like(sample), "decoder_input_ids": start}
     values = config.to_dict()
     found = {name: torch.from_numpy(one) for name, one in task.media.draw(values, random.Random(0)).items()}
     if task.media.in_text is not None:

@@ -21,7 +21,7 @@ from toolkit.model.freezing import freeze_matching
 from toolkit.model.load import switch_off_cache
 from toolkit.model.nf4 import base_linears, nf4_layers, quantise_base
 from toolkit.model.tensor import split_layers
-from toolkit.model.unreached import freeze, unreached
+from toolkit.model.unreached import can_have_unreached, freeze, unreached
 from toolkit.optim.groups import decayed_names, group_of, hidden_matrices
 from toolkit.planning.empty import empty_weights, shapes_alone
 from toolkit.planning.images import Values
@@ -112,8 +112,8 @@ def build(resolved: Resolved) -> Skeleton:
 
 
 def _freeze_unreached(model: nn.Module, resolved: Resolved) -> None:
-    """Freeze what no output depends on, as a session does; only models of images or sound are asked."""
-    if task_of(resolved.recipe.model.task).media is None:
+    """Freeze what no output depends on, as a session does."""
+    if not can_have_unreached(model, resolved):
         return
     with shapes_alone(), empty_weights(model, resolved.precision, False), Values():
         names = unreached(model, resolved)

@@ -135,10 +135,13 @@ def all_finite(reference: Reference, scale: float) -> bool:
 
 
 def _plain_norms(case: Case) -> list[float]:
+    """By step, without the one that is made to overflow: it updates nothing, and no norm of it is compared."""
     reference = Reference(case)
     loop, norms = reference.loop, []
     for step, window in enumerate(reference.windows):
         loop.backward(step, window)
+        if step == case.overflow_step:
+            continue
         loop.update(plain_learning_rate(reference.resolved, step, case.steps))
         norms.append(loop.norm)
     return norms
