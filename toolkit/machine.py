@@ -7,6 +7,10 @@ import functools
 import os
 from pathlib import Path
 
+READ_AT_ONCE = 2**24
+"""Elements of a weight that are read at a time where a process reads its part of a model: what is read and what it is
+cast to wait beside the part."""
+
 
 @functools.cache
 def cuda_device_count() -> int:

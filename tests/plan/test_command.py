@@ -252,7 +252,8 @@ def test_a_strategy_that_shards_weights_loads_no_whole_model(
     whole = of_host("zero2")
     for strategy in ("zero3", "fsdp1", "fsdp2"):
         assert of_host(strategy) < 0.8 * whole, strategy  # a tiny model: its embedding is a large part of it
-        assert of_host(strategy, lora=8) < of_host(strategy)
+        # One weight at a time is drawn in float32, whatever trains; an adapter and the cast to 16 bits come on top.
+        assert of_host(strategy) < of_host(strategy, lora=8) < 1.4 * of_host(strategy), strategy
     assert of_host("fsdp2", "adapter.method=dora", lora=8) == of_host("zero2", "adapter.method=dora", lora=8)
     assert "host memory of a node while its processes load: " in capsys.readouterr().out
 

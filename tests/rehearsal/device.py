@@ -186,5 +186,6 @@ def _pin_by_note() -> None:
         return note(made) if pin_memory else made
 
     torch.empty = empty_or_pinned
+    torch.utils._device._device_constructors().add(empty)  # else ``torch.device`` as a context does not reach it
     torch.Tensor.pin_memory = lambda self, *args: note(self.clone())  # type: ignore[method-assign, assignment]
     torch.Tensor.is_pinned = lambda self, *args: is_pinned(self)  # type: ignore[method-assign, assignment]

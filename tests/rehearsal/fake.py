@@ -62,11 +62,14 @@ def _apply(self: torch.nn.Module, fn: Callable[..., Any], recurse: bool = True) 
     """``Module._apply`` for fake tensors: parameters stay the same objects, as they do on a real device."""
     for child in self.children():
         child._apply(fn)
-    for parameter in self._parameters.values():
+    for name, parameter in self._parameters.items():
         if parameter is None:
             continue
         with torch.no_grad():
             new = fn(parameter)
+            if not torch._has_compatible_shallow_copy_type(parameter, new):  # a DTensor without memory gets some
+                self._parameters[name] = torch.nn.Parameter(new, parameter.requires_grad)
+                continue
             if new is not parameter:
                 parameter.data = new
             if parameter.grad is not None:

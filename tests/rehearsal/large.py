@@ -30,14 +30,23 @@ SPLIT = ("zero1", "zero2", "zero3", "fsdp1", "fsdp2")
 WORLDS = (64, 512, 1024)
 
 
-def cell(strategy: str, world: int, rank: int, layers: int = 32) -> Cell:
+def cell(
+    strategy: str,
+    world: int,
+    rank: int,
+    layers: int = 32,
+    config: dict[str, object] = LLAMA_8B,
+    more: dict[str, object] | None = None,
+) -> Cell:
     sections = {
-        "model": {"config": LLAMA_8B | {"num_hidden_layers": layers}},
+        "model": {"config": config | {"num_hidden_layers": layers}},
         "activation_checkpointing": "full",
         # One micro-batch a step, however few samples there are for so many ranks.
         "batch": {"micro_size": 2, "accumulation": 1},
+        **(more or {}),
     }
-    return Cell(strategy, f"8b-{layers}-layers", rank=rank, world=world, sections=sections)
+    option = "-".join((f"{config['hidden_size']}-wide-{layers}-layers", *(more or ())))
+    return Cell(strategy, option, rank=rank, world=world, sections=sections)
 
 
 def mesh_cell(name: str, rank: int, config: dict[str, object], layers: int) -> Cell:

@@ -158,6 +158,42 @@ def test_masters_and_frozen_weights_in_16_bits(
     check(strategy, QUICK["llama"], folder, tiny_root, group, drawn, precision="bf16", adapter=adapter)
 
 
+def counted_job(resolved: Resolved) -> tuple[int, dict[str, torch.Tensor]]:
+    """Bytes that this process reads of the files, and whole masters."""
+    from toolkit.model.stored import Stored
+
+    read, total = Stored.read, 0
+
+    def counts(stored: Stored, start: int, stop: int) -> torch.Tensor:
+        nonlocal total
+        found = read(stored, start, stop)
+        total += found.nbytes
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Stored, "read", counts)
+        weights = loaded_job(resolved)[0]
+    return total, weights
+
+
+@pytest.mark.parametrize("kept", [torch.bfloat16, torch.float32])
+def test_zero3_reads_a_file_in_16_bits_once(
+    kept: torch.dtype, tiny_root: Path, tmp_path: Path, group: WorkerGroup
+) -> None:
+    """DeepSpeed makes masters from what was rounded to 16 bits: where that loses bits they are read again."""
+    made: Any = load_base(resolved_from(recipe(tiny_root, QUICK["llama"], None)), 0)
+    size = sum(p.numel() for p in made.parameters()) * kept.itemsize
+    made.to(kept).save_pretrained(tmp_path / "base")
+    values = recipe(tiny_root, QUICK["llama"], tmp_path / "base", strategy={"name": "zero3"}, precision="bf16")
+    times = 1 if kept == torch.bfloat16 else 2
+    expected: Any = prepare_model(resolved_from(values), 0).model
+    for read, weights in group.run(counted_job, resolved_from(values), timeout=400):
+        assert times * size / 2 <= read < 1.05 * times * size / 2  # parts are padded
+        for name, weight in weights.items():
+            assert weight.dtype == torch.float32
+            assert torch.equal(weight, expected.get_parameter(name)), name
+
+
 def broken_job(resolved: Resolved) -> list[str]:
     """Names of weights that differ where every range is read one element too late."""
     from toolkit.model.stored import Stored

@@ -18,7 +18,7 @@ _COPIES = {torch.ops.aten.clone.default, torch.ops.aten._to_copy.default}
 
 
 class _Watch(TorchDispatchMode):
-    """Knows stand-ins and their copies by the memory they are in, and the first operation that uses values of one."""
+    """Knows stand-ins and their copies by the storage they are in, and the first operation that uses values of one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,11 +26,11 @@ class _Watch(TorchDispatchMode):
         self._known: dict[int, tuple[Source, torch.Tensor]] = {}
 
     def know(self, tensor: torch.Tensor, source: Source) -> None:
-        # Holding the tensor, so that no other one gets its place in memory.
-        self._known[tensor.untyped_storage().data_ptr()] = source, tensor
+        # Holding the tensor, so that no other storage gets the same number.
+        self._known[tensor.untyped_storage()._cdata] = source, tensor
 
     def source_of(self, tensor: torch.Tensor) -> Source | None:
-        known = None if tensor.is_meta else self._known.get(tensor.untyped_storage().data_ptr())
+        known = None if tensor.is_meta else self._known.get(tensor.untyped_storage()._cdata)
         if known is None:
             return None
         if known[1].shape != tensor.shape:

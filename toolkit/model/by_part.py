@@ -17,7 +17,8 @@ from unittest import mock
 import torch
 from torch import nn
 
-from toolkit.model.sources import CHUNK, Cast, Made, NotByPart, Source, give, set_values, sources
+from toolkit.machine import READ_AT_ONCE
+from toolkit.model.sources import Cast, Made, NotByPart, Source, give, set_values, sources
 from toolkit.model.stored import Stored, stored_in
 
 _log = logging.getLogger(__name__)
@@ -67,8 +68,8 @@ class Found:
 def _equal(one: Source, other: Source, first: torch.Tensor, second: torch.Tensor) -> bool:
     if (first.shape, first.dtype) != (second.shape, second.dtype):
         return False
-    for at in range(0, first.numel(), CHUNK):
-        parts = [torch.empty(min(CHUNK, first.numel() - at), dtype=first.dtype) for _ in range(2)]
+    for at in range(0, first.numel(), READ_AT_ONCE):
+        parts = [torch.empty(min(READ_AT_ONCE, first.numel() - at), dtype=first.dtype) for _ in range(2)]
         for source, part in zip((one, other), parts, strict=True):
             source.fill(part, at)
         if not torch.equal(*parts):

@@ -12,11 +12,9 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from toolkit.machine import give_back_memory
+from toolkit.machine import READ_AT_ONCE, give_back_memory
 from toolkit.model.stored import Stored
 
-CHUNK = 2**24
-"""Elements that are read at a time: what is read and cast waits beside the shard."""
 TRIMMED = 2**20
 """Bytes of a shard, or of what is made for it, from which on it matters what that leaves behind."""
 _ATTRIBUTE = "_toolkit_source"
@@ -44,12 +42,16 @@ class Cast:
     dtype: torch.dtype
 
     def fill(self, into: torch.Tensor, start: int) -> None:
-        for at in range(0, into.numel(), CHUNK):
-            part = into[at : at + CHUNK]
+        for at in range(0, into.numel(), READ_AT_ONCE):
+            part = into[at : at + READ_AT_ONCE]
             part.copy_(self.stored.read(start + at, start + at + part.numel()).to(self.dtype))
 
     def whole(self) -> torch.Tensor:
         return self.stored.read(0, self.stored.numel).to(self.dtype).view(self.stored.shape)
+
+    def exact_in(self, dtype: torch.dtype) -> bool:
+        """Whether ``dtype`` holds what the file holds."""
+        return self.stored.dtype == dtype
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,8 @@ class Made:
             return
         made = self.make().reshape(-1)
         large = made.nbytes >= TRIMMED
-        for at in range(0, into.numel(), CHUNK):
-            part = into[at : at + CHUNK]
+        for at in range(0, into.numel(), READ_AT_ONCE):
+            part = into[at : at + READ_AT_ONCE]
             part.copy_(self._cast(made[start + at : start + at + part.numel()]))
         del made
         if large:

@@ -98,7 +98,7 @@ class Fsdp1Engine(Engine):
         mesh = self._device_mesh()
         self._group = None if mesh is None else mesh.get_group("dp_shard")
         waiting = sources(prepared.model)
-        _lend_memory(prepared.model)
+        _lend_memory(prepared.model, self.device)
         with _on_mesh(mesh), _giving_back_units():
             self.model = self.accelerator.prepare_model(prepared.model)
         self.parameters = {_clean(name): p for name, p in self.model.named_parameters() if p.requires_grad}
@@ -345,14 +345,15 @@ def _own_unit(module: nn.Module, recurse: bool, nonwrapped_numel: int, *, blocks
     return apart and not list(module.children()) and any(p.requires_grad for p in own)
 
 
-def _lend_memory(model: nn.Module) -> None:
+def _lend_memory(model: nn.Module, device: torch.device) -> None:
     """Give all parameters that are loaded by part the same memory, of the largest of them: FSDP1 makes its flat
-    parameters out of tensors with memory (torch 2.13.0), whatever is in it, and each rank then reads its slices."""
+    parameters out of tensors with memory (torch 2.13.0), whatever is in it, and each rank then reads its slices. On
+    the device: FSDP would move each there by itself, a unit's weights beside its flat parameter."""
     largest: dict[torch.dtype, int] = {}
     waiting = [parameter for parameter in model.parameters() if parameter.is_meta]
     for parameter in waiting:
         largest[parameter.dtype] = max(parameter.numel(), largest.get(parameter.dtype, 0))
-    lent = {dtype: torch.empty(size, dtype=dtype) for dtype, size in largest.items()}
+    lent = {dtype: torch.empty(size, dtype=dtype, device=device) for dtype, size in largest.items()}
     for parameter in waiting:
         set_values(parameter, lent[parameter.dtype][: parameter.numel()].view(parameter.shape))
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from toolkit.model.nf4 import nf4_layers
-from toolkit.model.sources import Source, fill, set_values, source_of, sources
+from toolkit.model.sources import Cast, Source, fill, set_values, source_of, sources
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies import strategy_of
 from toolkit.strategies.engines.base import (
@@ -52,15 +52,19 @@ class ZeroEngine(Engine):
         self.tensors = ZeroTensors(self.engine)
         for name, original in originals.items():
             self.tensors.set_weight(self.parameters[name], original)
-        for name in [name for name in self.parameters if name in waiting] if self._rounds() else []:
+        for name in self._rounded(waiting):
             parameter = self.parameters[name]  # what forwards gather has its values, hpZ's second copy too
             self.tensors.load_master(parameter, _read(waiting[name], self.dtypes[name], partition(parameter)))
 
-    def _rounds(self) -> bool:
-        """Whether 16 bits cannot hold a trained weight: DeepSpeed 0.19.8 makes its float32 masters from the 16-bit
-        copy."""
+    def _rounded(self, waiting: Mapping[str, Source]) -> list[str]:
+        """Names of trained weights that are loaded by part and that 16 bits cannot hold: DeepSpeed 0.19.8 makes its
+        float32 masters from the 16-bit copy. Those of a file in the same 16 bits are not read a second time."""
         precision = self.resolved.precision
-        return precision.compute != precision.trainable
+        if precision.compute == precision.trainable:
+            return []
+        dtype = getattr(torch, precision.compute)
+        sources = {name: waiting[name] for name in self.parameters if name in waiting}
+        return [name for name, one in sources.items() if not (isinstance(one, Cast) and one.exact_in(dtype))]
 
     def _make_scaler(self) -> Any:
         return None  # DeepSpeed's own

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from toolkit.machine import READ_AT_ONCE
 from toolkit.optimizers import optimizer_kind
 from toolkit.recipe.adapter_methods import adapter_reads_base
 from toolkit.recipe.resolve import Resolved
@@ -264,12 +265,13 @@ class MemoryModel:
     def host_loading(self) -> tuple[int, int]:
         """Host memory of loading: bytes for each process, and bytes that a node's processes share.
 
-        By part: what stays on the host, and the largest tensor, which is read or drawn whole at most. Otherwise every
-        process loads the whole model: trained weights into memory of its own, frozen ones in 16 bits by mapping the
-        files, which all of a node see once; frozen ones in 32 bits are copies too, and so are parts of divided ones."""
+        By part: what stays on the host, an adapter, which is drawn whole, and what reading or drawing one weight takes.
+        Otherwise every process loads the whole model: trained weights into memory of its own, frozen ones in 16 bits by
+        mapping the files, which all of a node see once; frozen ones in 32 bits are copies too, and so are parts of
+        divided ones."""
         if self.by_part():
             held = self.host.get("parameters", 0) if self.overlap else self.loading()  # on a CPU the device is the host
-            return held + self.largest(), 0
+            return held + self.adapter_loading() + self.reading(), 0
         frozen = [(w, count) for unit, count in self.holdings.units() for w in unit if not w.trains]
         unread = self.resolved.stored is not None  # what the files have packed is never there in 16 bits
         plain = sum(count * w.numel * w.ranks for w, count in frozen if not (unread and w.packed is not None))
@@ -287,13 +289,35 @@ class MemoryModel:
         grows = bool(self.resolved.recipe.tokenizer.added)
         return not (reads or grows or self.resolved.base_storage) and "weights" in self.resolved.traits.shards
 
-    def largest(self) -> int:
-        """Bytes of the largest weight, as it is loaded."""
-        return max(
-            w.numel * w.ranks * (self.trained if w.trains else self.frozen)
+    def adapter_loading(self) -> int:
+        """Bytes on the host of an adapter before it is sharded."""
+        return 0 if self.resolved.recipe.adapter is None else self.trains * self.trained
+
+    def reading(self) -> int:
+        """Bytes on the host that it takes to read or draw this rank's part of one weight (toolkit/model/sources.py), of
+        the weight where they are most: a stretch of the file and its cast; of weights that transformers puts together
+        out of several, at most the sources and each operation's result, whole; of random ones one whole, in float32."""
+        sizes = [
+            (w.numel * w.ranks, self.trained if w.trains else self.frozen)
             for unit, _ in self.holdings.units()
             for w in unit
-        )
+        ]
+        config = self.resolved.facts.config or {}
+        kept = BYTES.get(str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch."), 4)
+        if self.resolved.recipe.model.path is None:
+            return max(4 * size + (width < 4) * width * self._read_at_once(size) for size, width in sizes)
+        if (operations := _operations(str(config.get("model_type")))) is not None:
+            return max((1 + operations) * size * width for size, width in sizes)
+        # What has the file's dtype already needs no cast.
+        return max(self._read_at_once(size) * (kept + width * (kept != width)) for size, width in sizes)
+
+    def _read_at_once(self, elements: int) -> int:
+        """Elements of a weight's part that a rank reads at a time."""
+        return min(self.part_of_one(elements), READ_AT_ONCE)
+
+    def part_of_one(self, elements: int) -> int:
+        """The most elements that a rank keeps of a weight."""
+        return -(-elements // self.ranks)
 
     def frozen_bytes(self) -> int:
         """Bytes of all frozen weights, whole."""
@@ -309,3 +333,12 @@ class MemoryModel:
     def bytes_now(self) -> int:
         """Total bytes of the memory model at this point."""
         return sum(self.resident.values()) + self.gathered + self.gradients + self.buffers
+
+
+def _operations(model_type: str) -> int | None:
+    """How many operations transformers (5.17 to 5.23) makes one weight out of several of a file with, at most; None if
+    it reads each as it is."""
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+    found = [len(getattr(one, "operations", ())) for one in get_checkpoint_conversion_mapping(model_type) or ()]
+    return max(found, default=0) or None

@@ -215,6 +215,27 @@ class Fsdp1Memory(_FsdpMemory):
         # node holds, with its gradient, until ``_finalize_params`` takes the hook away.
         return bool(self.freezes)
 
+    def loading(self) -> int:
+        # A unit's weights are on the device, and put together into the flat parameter that is then sharded
+        # (_flat_param.py, ``flatten_tensors``). Loaded by part they are views of one that is as large as the largest.
+        unit = max(sum(map(self._loaded, self.weights(block))) for block in self._units())
+        if not self.by_part():
+            return self.resident["parameters"] + 2 * unit
+        # On a CPU nothing writes to what is lent: it takes no memory.
+        lent = max(self._loaded(w) for block in self._units() for w in self.weights(block))
+        return self.resident["parameters"] + unit + lent * self.overlap
+
+    def part_of_one(self, elements: int) -> int:
+        # Parts are those of a flat parameter: one can have all of a weight.
+        unit = max(sum(w.numel for w in self.weights(block)) for block in self._units())
+        return min(elements, -(-unit // self.ranks))
+
+    def _units(self) -> Sequence[int]:
+        return (EMBED, *range(len(self.holdings.order)))
+
+    def _loaded(self, weight: Weight) -> int:
+        return weight.numel * self.trained if weight.trains else self._stored(weight)
+
     def whole(self, block: int) -> int:
         if block == EMBED:
             return super().whole(EMBED) + super().whole(TAIL)

@@ -36,7 +36,7 @@ class ZeroMemory(MemoryModel):
         the largest weight on either side."""
         if self.offload == "none":
             return
-        room = self.largest() * self.compute
+        room = self.largest_trained() * self.compute
         self.host["gradients"] = self.part * self.trained
         self.host["communication"] = self.part * self.compute + room
         self.resident["communication"] += room
@@ -46,9 +46,9 @@ class ZeroMemory(MemoryModel):
         ``get_local_fp32_param``)."""
         if self.settings.stage < 3 or self.offload == "none":
             return super().saving()
-        return -(-self.largest() // self.ranks) * self.trained
+        return -(-self.largest_trained() // self.ranks) * self.trained
 
-    def largest(self) -> int:
+    def largest_trained(self) -> int:
         """Elements of the largest weight that trains."""
         return max((w.numel for unit, _ in self.holdings.units() for w in unit if w.trains), default=0)
 
@@ -75,7 +75,7 @@ class ZeroMemory(MemoryModel):
 
     def norm_in_double(self) -> int:
         """Bytes of the largest weight's part in float64, in which its norm is computed (``get_norm_dtype``)."""
-        return 8 * min(self.largest(), self.part)
+        return 8 * min(self.largest_trained(), self.part)
 
     def account_weights(self) -> None:
         """Add the weights to ``resident``: whole under stages 1 and 2, those that train in the compute dtype."""

@@ -60,6 +60,10 @@ class Zero3Memory(ZeroMemory):
         largest = max(self._elements(w) * self._size(w) for unit, _ in self.holdings.units() for w in unit)
         return self.resident["parameters"] + largest
 
+    def adapter_loading(self) -> int:
+        # Beside its float32 values those that DeepSpeed rounds (engines/zero.py, ``_lossy_copies``).
+        return super().adapter_loading() * (2 if self.mixed else 1)
+
     def _size(self, weight: Weight) -> int:
         return self.compute if weight.trains else self.frozen
 
