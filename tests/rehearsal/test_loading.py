@@ -10,20 +10,25 @@ from rehearsal.cells import Call
 from rehearsal.large import LLAMA_70B, cell
 
 SHARDING = ("zero3", "fsdp1", "fsdp2")
-_LORA = {"adapter": {"r": 16, "target_modules": "all-linear"}}
+_TRAINED: dict[str, dict[str, Any]] = {
+    "full": {},
+    "lora": {"adapter": {"r": 16, "target_modules": "all-linear"}},
+    "offload": {"strategy": {"offload": "all"}},
+}
 
 
 def _call(strategy: str, world: int, rank: int, layers: int, trained: str) -> Call:
-    sections = _LORA if trained == "lora" else {}
-    return Call("loading_job.loaded", (cell(strategy, world, rank, layers, LLAMA_70B, sections),))
+    return Call("loading_job.loaded", (cell(strategy, world, rank, layers, LLAMA_70B, _TRAINED[trained]),))
 
 
 def _cases() -> list[Any]:
     found = []
     for strategy in SHARDING:
-        for trained in ("full", "lora"):
+        for trained in _TRAINED:
             for layers, world, rank in ((2, 64, 3), (80, 64, 0), (80, 512, 259), (80, 1024, 1023)):
-                quick = layers == 2 and trained == "full"
+                quick = layers == 2 and trained == ("offload" if strategy == "fsdp1" else "full")
+                if layers > 2 and trained == "offload":
+                    continue
                 call = _call(strategy, world, rank, layers, trained)
                 marks = [] if quick else [pytest.mark.slow]
                 name = f"{strategy}-{trained}-{layers}-layers-{rank}of{world}"

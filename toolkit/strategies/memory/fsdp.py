@@ -219,11 +219,14 @@ class Fsdp1Memory(_FsdpMemory):
         # A unit's weights are on the device, and put together into the flat parameter that is then sharded
         # (_flat_param.py, ``flatten_tensors``). Loaded by part they are views of one that is as large as the largest.
         unit = max(sum(map(self._loaded, self.weights(block))) for block in self._units())
+        stays = self.resident["parameters"]
+        if self.settings.offload:
+            stays += -(-unit // self.ranks)  # a unit is sharded before its shard goes to the host
         if not self.by_part():
-            return self.resident["parameters"] + 2 * unit
+            return stays + 2 * unit
         # On a CPU nothing writes to what is lent: it takes no memory.
         lent = max(self._loaded(w) for block in self._units() for w in self.weights(block))
-        return self.resident["parameters"] + unit + lent * self.overlap
+        return stays + unit + lent * self.overlap
 
     def part_of_one(self, elements: int) -> int:
         # Parts are those of a flat parameter: one can have all of a weight.
