@@ -17,7 +17,7 @@ import typer
 import yaml
 
 import toolkit
-from docsite import api, check_links, rules, site
+from docsite import api, check_links, mesh_pictures, rules, site
 from docsite.messages import listed, messages, raised_as
 from tiny import recipe_dict
 from toolkit.cli import app
@@ -50,6 +50,14 @@ def nav_files(nav: Any) -> Iterator[str]:
         yield nav
     for item in nav if isinstance(nav, list) else nav.values() if isinstance(nav, dict) else ():
         yield from nav_files(item)
+
+
+def test_the_pictures_of_meshes_are_those_that_are_drawn_and_each_is_shown_with_a_description() -> None:
+    page = (DOCS / "how-to" / "meshes.md").read_text()
+    shown = dict(re.findall(r"!\[(.{80,})\]\(\.\./assets/meshes/(.+)\)", page))
+    assert sorted(shown.values()) == sorted(mesh_pictures.PICTURES)
+    for name, draw in mesh_pictures.PICTURES.items():
+        assert (mesh_pictures.FOLDER / name).read_text(encoding="utf-8") == draw().svg(), name
 
 
 def test_every_page_is_in_the_navigation_and_nothing_else_is() -> None:
