@@ -89,6 +89,9 @@ def test_it_learns_evaluates_and_exports(tiny_root: Path, tmp_path: Path) -> Non
     mean = sum(row["label"] for row in rows) / len(rows)
     assert lines[-1]["loss"] < 0.5 * sum((row["label"] - mean) ** 2 for row in rows) / len(rows), "better than the mean"
     assert "held-out mean squared error" in screen.getvalue()
+    assert "over 19 samples" in screen.getvalue()
+    assert re.search(r"done: .* samples · [\d,]+ samples/s", screen.getvalue())
+    assert "tok" not in screen.getvalue().split("done:")[1]
 
     export(tmp_path / "run", tmp_path / "model")
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "model").eval()

@@ -35,6 +35,11 @@ class Labels(Enum):
     """One integer for the sample: a class, or the bits of a number."""
 
     @property
+    def counted(self) -> str:
+        """What has a loss, in words: where a sample has one label, samples."""
+        return "samples" if self is Labels.SAMPLE else "tokens"
+
+    @property
     def under_input(self) -> bool:
         """Whether there are as many as input tokens."""
         return self in (Labels.NEXT, Labels.TOKEN)

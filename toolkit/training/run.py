@@ -18,6 +18,7 @@ from toolkit.launch.signals import attempt, handled, name_of
 from toolkit.model.compiling import compilation
 from toolkit.recipe.resolve import Resolved
 from toolkit.results import Result
+from toolkit.tasks import task_of
 from toolkit.training import checkpoint, finding
 from toolkit.training.early_stopping import Improvement
 from toolkit.training.extension import check_length, total_steps
@@ -25,7 +26,7 @@ from toolkit.training.identity import saved_recipe
 from toolkit.training.loop import Progress, counted_once, sum_over_ranks, train
 from toolkit.training.manifest import read_manifest
 from toolkit.training.metrics import MetricsLog, peak_memory_bytes, truncate_metrics
-from toolkit.training.screen import Screen, engaged_line, headline
+from toolkit.training.screen import Screen, engaged_line, headline, rate_of
 from toolkit.training.session import Session, open_session
 from toolkit.training.steps import Steps
 from toolkit.training.stop import Stop
@@ -73,7 +74,8 @@ def run(
     if main:
         truncate_metrics(folder / "metrics.jsonl", progress.step)
         truncate_metrics(folder / "eval.jsonl", progress.step)
-    view = Screen(screen if main else None, total, progress.step)
+    counted = task_of(resolved.recipe.model.task).labels.counted
+    view = Screen(screen if main else None, total, progress.step, counted)
     for damage in passed_over:
         view.say(damage)
     _introduce(view, session, samples, start, resume, progress.improvement)
@@ -130,7 +132,7 @@ def run(
             note = {"signal": stop.agreed, "step": progress.step, "checkpoint": answer["checkpoint"]}
             (folder / STOPPED).write_text(json.dumps(note) + "\n", encoding="utf-8")
         else:
-            view.say(_farewell(answer, folder))
+            view.say(_farewell(answer, folder, counted))
     if dist.is_initialized():
         dist.barrier()  # no rank takes the group away while another still uses it
         session.accelerator.state.destroy_process_group()
@@ -230,10 +232,10 @@ def _stopped(number: int, step: int, saved: str | None, again: str) -> str:
     return f"{told}, saved in {saved}\nresume with: {again}"
 
 
-def _farewell(answer: dict[str, Any], folder: Path) -> str:
+def _farewell(answer: dict[str, Any], folder: Path, counted: str) -> str:
     loss = "" if answer["final_loss"] is None else f" · loss {answer['final_loss']:.4f}"
-    rate = "" if answer["tokens_per_second"] is None else f" · {answer['tokens_per_second']:,.0f} tok/s"
-    told = f"done: {answer['steps']} steps{loss} · {answer['tokens']:,} tokens{rate} · {answer['seconds']:.0f} s"
+    rate = "" if answer["tokens_per_second"] is None else f" · {answer['tokens_per_second']:,.0f} {rate_of(counted)}"
+    told = f"done: {answer['steps']} steps{loss} · {answer['tokens']:,} {counted}{rate} · {answer['seconds']:.0f} s"
     if answer["checkpoint"] is None:
         return f"{told}\nnothing was saved (run.save_every: 0) · metrics in {folder}/metrics.jsonl"
     return f"{told}\nnext: toolkit export {answer['checkpoint']} -o {folder}/export"

@@ -68,10 +68,17 @@ class _Enduring:
         return getattr(self._stream, name)
 
 
-class Screen:
-    """Rank 0's view of a run; that of the other ranks shows nothing."""
+def rate_of(counted: str) -> str:
+    """The unit of speed, in short."""
+    return "tok/s" if counted == "tokens" else f"{counted}/s"
 
-    def __init__(self, stream: TextIO | None, total_steps: int, done: int = 0) -> None:
+
+class Screen:
+    """Rank 0's view of a run; that of the other ranks shows nothing. ``counted``: what has a loss, tokens or
+    samples."""
+
+    def __init__(self, stream: TextIO | None, total_steps: int, done: int = 0, counted: str = "tokens") -> None:
+        self.rate = rate_of(counted)
         self.console: Console | None = None
         if stream:
             self.console = Console(file=cast(TextIO, _Enduring(stream)), highlight=False, soft_wrap=True)
@@ -97,7 +104,7 @@ class Screen:
         loss = "not finite" if record.loss is None else f"{record.loss:.4f}"
         norm = "not finite" if record.grad_norm is None else f"{record.grad_norm:.3g}"
         skipped = "  skipped (overflow)" if record.skipped else ""
-        told = f"loss {loss}  norm {norm}  {record.tokens_per_second:,.0f} tok/s  {memory / 2**30:.1f} GiB{skipped}"
+        told = f"loss {loss}  norm {norm}  {record.tokens_per_second:,.0f} {self.rate}  {memory / 2**30:.1f} GiB{skipped}"
         if self._bar:
             self._bar.update(self._task, completed=record.step, description=told)
         else:

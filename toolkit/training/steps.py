@@ -160,13 +160,14 @@ class Steps:
         loss, tokens = evaluate(session, batches)
         self.eval_loss = loss if math.isfinite(loss) else None  # JSON has no NaN
         step = self._evaluated = self.progress.step
-        numbers = task_of(resolved.recipe.model.task).numbers
+        task = task_of(resolved.recipe.model.task)
+        numbers, counted = task.numbers, task.labels.counted
         root = math.sqrt(loss) if numbers and math.isfinite(loss) else None
         if numbers:
             shown = "not finite" if root is None else f"{loss:.4f}, root {root:.4f},"
-            self.view.say(f"  step {step}: held-out mean squared error {shown} over {tokens:,} samples")
+            self.view.say(f"  step {step}: held-out mean squared error {shown} over {tokens:,} {counted}")
         else:
-            self.view.say(f"  step {step}: held-out loss {loss:.4f} over {tokens:,} tokens")
+            self.view.say(f"  step {step}: held-out loss {loss:.4f} over {tokens:,} {counted}")
         if (early := self.run.early_stopping) is not None:
             # The loss was summed over ranks in float64: every rank has the same, and decides the same.
             self.progress.improvement.judge(self.eval_loss, step, early)
