@@ -104,7 +104,8 @@ class Screen:
         loss = "not finite" if record.loss is None else f"{record.loss:.4f}"
         norm = "not finite" if record.grad_norm is None else f"{record.grad_norm:.3g}"
         skipped = "  skipped (overflow)" if record.skipped else ""
-        told = f"loss {loss}  norm {norm}  {record.tokens_per_second:,.0f} {self.rate}  {memory / 2**30:.1f} GiB{skipped}"
+        rate = f"{record.tokens_per_second:,.0f} {self.rate}"
+        told = f"loss {loss}  norm {norm}  {rate}  {memory / 2**30:.1f} GiB{skipped}"
         if self._bar:
             self._bar.update(self._task, completed=record.step, description=told)
         else:
