@@ -162,7 +162,7 @@ def test_a_model_of_the_scripts_own_class(defect: str, tmp_path: Path, monkeypat
     """Its class is in the main file, which trains at its top level and must not be run again."""
     monkeypatch.chdir(tmp_path)
     command = [sys.executable, script(tmp_path, OWN.replace("DEFECT", defect or "pass"))]
-    found = prove(command, tmp_path / "recording", timeout=60)
+    found = prove(command, tmp_path / "recording", timeout=200)
     assert found.verdict == ("different" if defect else "equivalent"), found.document["first_difference"]
     assert found.document["models"][0]["loss"] == "cross-entropy"
     if defect:
@@ -295,8 +295,8 @@ def test_a_recorded_command_that_records_another(tmp_path: Path) -> None:
     """Each process belongs to one recording: the innermost."""
     (tmp_path / "inner.py").write_text(TRAINS.replace("FIRST", ""), encoding="utf-8")
     command = [sys.executable, "-m", "toolkit", "record", "-o", str(tmp_path / "inner"), "--", sys.executable]
-    inner = f"import subprocess; subprocess.run({[*command, str(tmp_path / 'inner.py')]!r}, check=True, timeout=90)"
-    record([sys.executable, script(tmp_path, TRAINS.replace("FIRST", inner))], tmp_path / "outer", timeout=120)
+    inner = f"import subprocess; subprocess.run({[*command, str(tmp_path / 'inner.py')]!r}, check=True, timeout=180)"
+    record([sys.executable, script(tmp_path, TRAINS.replace("FIRST", inner))], tmp_path / "outer", timeout=200)
     for name, file in (("outer", "train.py"), ("inner", "inner.py")):
         kept = json.loads((tmp_path / name / "record.json").read_text(encoding="utf-8"))
         assert kept["recorded"][-1].endswith(file)
