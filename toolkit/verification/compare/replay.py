@@ -194,10 +194,22 @@ class Reference:
         return [end >= first for end in ends]
 
     def dropout_matters(self, step: int, weights: dict[str, torch.Tensor]) -> bool:
-        """Whether masks are drawn at all: the same window gives another loss without them."""
-        with_masks, _ = self.gradient(step, weights)
+        """Whether masks are drawn at all: the same window gives another loss without them, or another gradient (at
+        first an adapter adds nothing to what it would change, and its dropout has no effect on the loss)."""
+        losses, gradients = self.gradient(step, weights)
+        with_masks = {name: gradient.clone() for name, gradient in gradients.items()}
         with self.without_dropout():
-            return with_masks != self.gradient(step, weights)[0]
+            others, without = self.gradient(step, weights)
+        return losses != others or any(not torch.equal(one, without[name]) for name, one in with_masks.items())
+
+    def gradient_with_shared_masks(self, step: int, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The window's gradient if every rank drew the first one's dropout masks."""
+        right = self.loop.seed
+        self.loop.seed = lambda at, micro, rank: right(at, micro, 0)
+        try:
+            return {name: gradient.clone() for name, gradient in self.gradient(step, weights)[1].items()}
+        finally:
+            self.loop.seed = right
 
     def losses_without_blocks(self, step: int, weights: dict[str, torch.Tensor]) -> list[float]:
         """Loss of each micro-batch of packed rows if every sample saw all that stands before it in its row."""

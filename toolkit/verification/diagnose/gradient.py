@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 
 from toolkit.recipe.mesh import Mesh
 from toolkit.verification.cases.case import Case
 from toolkit.verification.compare.measure import Measure, Stage
-from toolkit.verification.compare.noise import NO_SIGNAL
+from toolkit.verification.compare.noise import NO_SIGNAL, relative_error
+from toolkit.verification.compare.replay import Reference
 from toolkit.verification.diagnose.attribution import Attribution, MicroGradients
 from toolkit.verification.diagnose.diagnosis import Diagnosis
 from toolkit.verification.diagnose.layers import other_masks, wrong_layers
@@ -67,6 +69,8 @@ def gradient_cause(found: Pass, case: Case, stage: Stage, measure: Measure) -> D
         return Diagnosis("sums-rounded-to-16-bits", {"residual": fitted.residual})
     if (cause := other_masks(found)) is not None:
         return cause
+    if _shares_masks(reference, step, weights, {name: taken.gradient[name] for name in wrong}, bound):
+        return Diagnosis("dropout-mask-shared")
     if _redraws(found):
         return Diagnosis("dropout-mask-redrawn", {"count": len(wrong), "all": len(names)})
     if any(n in group for n in wrong for group in reference.tied):
@@ -77,6 +81,21 @@ def gradient_cause(found: Pass, case: Case, stage: Stage, measure: Measure) -> D
 def _is_nothing(gradient: torch.Tensor | None) -> bool:
     """Sharded engines give zeros where no gradient arrived."""
     return gradient is None or not bool(gradient.any())
+
+
+def _shares_masks(
+    reference: Reference,
+    step: int,
+    weights: dict[str, torch.Tensor],
+    gradient: Mapping[str, torch.Tensor | None],
+    bound: float,
+) -> bool:
+    """Whether the wrong tensors are right where every rank draws the first one's masks. Of an adapter, which adds
+    nothing at first, no loss says so."""
+    if reference.resolved.data_size == 1 or not reference.dropout_matters(step, weights):
+        return False
+    shared = reference.gradient_with_shared_masks(step, weights)
+    return all(one is not None and relative_error(one, shared[name]) < bound for name, one in gradient.items())
 
 
 def _redraws(found: Pass) -> bool:
