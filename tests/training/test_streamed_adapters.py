@@ -48,6 +48,10 @@ QUICK: dict[str, dict[str, Any]] = {
         "adapter": None, "model": {"config": MODELS["experts"], "freeze": ["experts"]},
     },
 }  # fmt: skip
+ELECTRA = {
+    "model_type": "electra", "hidden_size": 32, "embedding_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "vocab_size": 300, "max_position_embeddings": 64,
+}  # fmt: skip
 WHOLE = {"delora", "frod", "osf", "supertuning", "tinylora", "trainable-tokens", "lora, PiSSA", "lora, OLoRA",
          "lora, MiCA", "lora, new tokens", "psoft", "qlora"}  # fmt: skip
 """Methods whose adapters are computed from values of the base; packed bases."""
@@ -105,6 +109,17 @@ def test_the_files_are_those_of_the_whole_model(
     assert compare(tmp_path, monkeypatch, **ema) is None
     if QUICK[name]["adapter"]:
         assert compare(tmp_path, monkeypatch, merged=True, **ema) is None
+
+
+def test_a_trained_head_of_several_layers_is_merged(
+    tiny_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PEFT's merge of every method but LoRA ended in an AttributeError: such a head has no weight of its own."""
+    head = {"task": "sequence-classification", "num_labels": 3, "config": ELECTRA}
+    labelled = tmp_path / "labelled.jsonl"
+    labelled.write_text("".join(f'{{"text": "the cat sat", "label": {n % 3}}}\n' for n in range(8)))
+    train(tiny_root, tmp_path, False, adapter={"method": "hra", "r": 2}, model=head, data={"train": str(labelled)})
+    assert compare(tmp_path, monkeypatch, merged=True) is None
 
 
 @pytest.mark.slow

@@ -97,3 +97,21 @@ def vera_multiplies_16_bits_by_32() -> str:
     except RuntimeError as error:
         return str(error)
     return ""
+
+
+def merging_takes_the_weight_of_a_head_of_layers() -> str:
+    """What merging an adapter beside a trained classifier of several layers ends with (every method but LoRA's)."""
+    from peft import HRAConfig, get_peft_model
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    config = AutoConfig.for_model(
+        "electra", hidden_size=16, embedding_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        vocab_size=32,
+    )  # fmt: skip
+    model: Any = AutoModelForSequenceClassification.from_config(config)
+    adapter = HRAConfig(r=2, task_type="SEQ_CLS", target_modules=["query", "value"])
+    try:
+        get_peft_model(model, adapter).merge_and_unload()
+    except AttributeError as error:
+        return str(error)
+    return "merged"

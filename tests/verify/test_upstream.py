@@ -38,6 +38,11 @@ def test_peft_wraps_the_head_of_a_token_classifier() -> None:
     assert "modules_to_save cannot be applied" in adapter_traps.all_linear_takes_the_head_of_a_token_classifier()
 
 
+def test_peft_merges_no_head_of_several_layers() -> None:
+    """Worked around in training/merge.py: merge_and_unload."""
+    assert "has no attribute 'weight'" in adapter_traps.merging_takes_the_weight_of_a_head_of_layers()
+
+
 def test_peft_keeps_projections_in_float32() -> None:
     """Worked around in model/adapters.py: _round_projections."""
     assert "same dtype" in adapter_traps.vera_multiplies_16_bits_by_32()

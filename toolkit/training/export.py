@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from toolkit.training.card import model_card
 from toolkit.training.finding import best as best_checkpoint
 from toolkit.training.finding import newest, tensors_of, whole_manifest
 from toolkit.training.identity import saved_recipe
-from toolkit.training.merge import merge_dequantised, merged_by_peft
+from toolkit.training.merge import merge_and_unload, merge_dequantised, merged_by_peft
 from toolkit.training.session import prepare_model
 from toolkit.training.streamed import Job, name_base, name_classes, one_dtype, write_in_turn
 from toolkit.training.tensor_folder import TensorReader, read_index
@@ -137,7 +138,7 @@ def _write(model: Any, recipe: Recipe, folder: Path, *, merged: bool) -> str:
         model.save_pretrained(folder)
         name_base(folder, recipe)
         return "adapter"
-    whole: Any = merge_dequantised(model) if nf4_layers(model) else merged_by_peft(model.merge_and_unload)
+    whole: Any = merge_dequantised(model) if nf4_layers(model) else merged_by_peft(partial(merge_and_unload, model))
     whole.config.use_cache = True
     whole.save_pretrained(folder)
     return "merged model"

@@ -32,7 +32,7 @@ def merge_dequantised(adapted: Any) -> nn.Module:
     names = [name.removesuffix(".token_adapter") for name in wrapped]  # within an embedding whose rows train
     with _InFloat32():
         live = adapted(**inputs).logits
-    merged: Any = adapted.merge_and_unload()
+    merged = merge_and_unload(adapted)
     changed = {id(merged.get_submodule(name).weight) for name in names}
     with _InFloat32():
         found = merged(**inputs).logits
@@ -49,6 +49,30 @@ def merge_dequantised(adapted: Any) -> nn.Module:
             "nothing was written"
         )
     return merged
+
+
+def merge_and_unload(adapted: Any) -> Any:
+    """PEFT's own; raises what it raises.
+
+    peft 0.21.2 takes the ``weight`` of every trained copy that it puts back (huggingface/peft#3114, open); a classifier
+    of several layers has none, and every method but those of LoRA ended in AttributeError. The copy is whole already.
+    """
+    from peft.utils.other import AuxiliaryTrainingWrapper
+
+    tuner = adapted.base_model
+    replace = tuner._replace_module
+
+    def put_back(parent: nn.Module, name: str, module: nn.Module, wrapper: nn.Module) -> None:
+        if isinstance(wrapper, AuxiliaryTrainingWrapper) and not hasattr(wrapper, "weight"):
+            setattr(parent, name, module)
+        else:
+            replace(parent, name, module, wrapper)
+
+    tuner._replace_module = put_back
+    try:
+        return adapted.merge_and_unload()
+    finally:
+        del tuner._replace_module
 
 
 def merged_by_peft(merge: Callable[[], Any]) -> Any:

@@ -13,7 +13,7 @@ from torch import nn
 
 from toolkit.errors import RunFailed
 from toolkit.model.sources import NotByPart, set_values, source_of
-from toolkit.training.merge import merged_by_peft
+from toolkit.training.merge import merge_and_unload, merged_by_peft
 from toolkit.training.tensor_folder import TensorReader
 
 Read = Callable[[], torch.Tensor]
@@ -74,7 +74,7 @@ class Values:
         for module in adapted.modules():
             if isinstance(module, BaseTunerLayer):
                 module.merge = partial(self._note, module)
-        base: Any = adapted.merge_and_unload()
+        base = merge_and_unload(adapted)
         # PEFT compares addresses, which tensors without values do not have.
         head, table = _weight(base.get_output_embeddings), _weight(base.get_input_embeddings)
         if head is not table and None not in (head, table) and getattr(base.config, "tie_word_embeddings", False):
