@@ -7,7 +7,8 @@ import time
 
 from toolkit.training import loop
 from toolkit.verification.cases.case import Case
-from toolkit.verification.record.worker import run_case
+from toolkit.verification.record import worker
+from toolkit.verification.record.worker import resume_case, run_case
 
 
 def raises(case: Case) -> None:
@@ -20,6 +21,15 @@ def dies(case: Case) -> None:
 
 def hangs(case: Case) -> None:
     _break(case, lambda: time.sleep(600))
+
+
+def breaks_where_it_exports(case: Case) -> None:
+    """A job in the place of `resume_case`."""
+    right, worker.exported_answers = worker.exported_answers, lambda *_: _raise()  # type: ignore[assignment, func-returns-value]
+    try:
+        resume_case(case)
+    finally:
+        worker.exported_answers = right
 
 
 def _raise() -> None:

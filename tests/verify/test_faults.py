@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import broken
 import psutil
@@ -162,6 +163,18 @@ def test_a_rank_that_breaks_is_told_with_its_step_and_stage(
     # Two micro-batches were done, of three in a step. Who waits for a rank that hangs does not answer either.
     assert re.match(r"rank [01], step 1, (forward of micro-batch 2|backward)", outcome.failure)
     assert not any(psutil.pid_exists(pid) for pid in processes if pid), "nothing is left behind"
+
+
+def test_an_export_that_breaks_is_told_as_that_and_the_log_says_where(
+    recipe: Callable[..., Resolved], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(passes, "resume_case", broken.breaks_where_it_exports)
+    with WorkerGroup(1) as workers:
+        outcome = verify(recipe("single"), group=workers, time_limit=60, folder=tmp_path)
+    assert outcome.failure == "rank 0, step 3, exporting the checkpoint: RuntimeError: the device is on fire"
+    log = (tmp_path / "logic-rank0.log").read_text()
+    assert "Traceback" in log
+    assert "in _raise" in log
 
 
 def test_a_loss_that_is_not_a_number_is_told(recipe: Callable[..., Resolved], lone_group: WorkerGroup) -> None:

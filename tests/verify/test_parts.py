@@ -16,7 +16,7 @@ from toolkit.launch.group import WorkerGroup
 from toolkit.recipe.resolve import Resolved
 from toolkit.reference.loop import Window
 from toolkit.verification.cases.case import Case
-from toolkit.verification.cases.prepare import exercise_clipping, make_case, twin_recipe
+from toolkit.verification.cases.prepare import clip_between, exercise_clipping, make_case, twin_recipe
 from toolkit.verification.cases.twin import twin_config
 from toolkit.verification.compare.ledger import rows_of, supervised
 from toolkit.verification.compare.measure import Measure, Stage, first_difference
@@ -67,6 +67,21 @@ def test_a_limit_is_chosen_that_some_steps_exceed(recipe: Callable[..., Resolved
     assert case.resolved().max_grad_norm not in (0.0, 1.0)
     unclipped = recipe("ddp", optimizer={"max_grad_norm": None})
     assert exercise_clipping(case_of(unclipped, tmp_path)).resolved().max_grad_norm == 0.0
+
+
+# Seed 44180 of the random recipes: Lion's signs take a run to other norms than the plain loop has.
+def test_a_run_whose_every_step_clips_is_run_with_a_limit_between_its_own_norms(
+    recipe: Callable[..., Resolved], lone_group: WorkerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_low(case: Case) -> Case:
+        limits.append(1e-6)
+        return clip_between(case, [limits[-1], limits[-1]])
+
+    limits: list[float] = []
+    monkeypatch.setattr("toolkit.verification.run.exercise_clipping", too_low)
+    outcome = verify(recipe("single"), group=lone_group, time_limit=60, round_trip=False)
+    assert outcome.verdict == "equivalent", (outcome.failure, outcome.unproven)
+    assert limits == [1e-6]
 
 
 def drawn_within(window: Window) -> Grouped:

@@ -110,6 +110,8 @@ def run_pass(case: Case, group: WorkerGroup, fresh: WorkerGroup, timeout: float,
         if error.refused is not None:
             raise error.refused from None
         found.failure = _told(case, error)
+        with (case.folder / f"rank{error.rank}.log").open("a", encoding="utf-8") as log:
+            log.write(f"{error}\n")
         found.fault_reached = True
     found.seconds = time.perf_counter() - started
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -104,9 +105,14 @@ def exercise_clipping(case: Case) -> Case:
     if resolved.max_grad_norm <= 0:
         return case
     unclipped = replace(case, recipe=case.recipe | {"optimizer": case.recipe["optimizer"] | {"max_grad_norm": None}})
+    return clip_between(case, _plain_norms(unclipped))
+
+
+def clip_between(case: Case, norms: Sequence[float]) -> Case:
+    """With a limit in the widest gap between these norms; as it is if there is none."""
     # A recipe that diverges is for the comparison to tell.
-    norms = sorted(norm for norm in _plain_norms(unclipped) if math.isfinite(norm))
-    gaps = [(high / low, (high * low) ** 0.5) for low, high in itertools.pairwise(norms) if low > 0]
+    found = sorted(norm for norm in norms if math.isfinite(norm))
+    gaps = [(high / low, (high * low) ** 0.5) for low, high in itertools.pairwise(found) if low > 0]
     if not gaps:
         return case
     limit = max(gaps)[1]

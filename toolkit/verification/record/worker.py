@@ -37,6 +37,9 @@ from toolkit.verification.record.exported import exported_answers
 from toolkit.verification.record.trace import RankTrace, load_trace
 from toolkit.verification.record.tracer import SessionTracer
 
+# Where a rank is, as the tracer writes it: the last step that was done, and the stage.
+_RESUMING, _EXPORTING = (f"{SAVE_AFTER - 1} {what} the checkpoint" for what in ("resuming", "exporting"))
+
 
 def run_case(case: Case) -> None:
     """Train ``case`` on this rank and leave its RankTrace in ``case.folder``. Every rank calls it."""
@@ -110,18 +113,19 @@ def resume_case(case: Case) -> None:
 
 def _resume(case: Case, trace: RankTrace) -> None:
     resolved = case.resolved()
+    marker = case.folder / f"rank{trace.rank}.at"
+    marker.write_text(_RESUMING, encoding="utf-8")
     session = _open(resolved, case)
     checkpoints = case.folder / "checkpoints"
     newest = finding.newest(checkpoints)
     assert newest is not None
     progress = checkpoint.load(session, newest)
-    recorder = SessionTracer(
-        session, progress, case.overflow_step, case.folder / f"rank{trace.rank}.at", case.loss_scale
-    )
+    recorder = SessionTracer(session, progress, case.overflow_step, marker, case.loss_scale)
     with recorder.watching() as trace.resumed:
         _train(session, case, progress, lambda pending: None)
     if trace.rank == 0:
         if case.pass_name == "logic" and resolved.recipe.model.path is None:
+            marker.write_text(_EXPORTING, encoding="utf-8")
             trace.exported = exported_answers(resolved, newest, case.samples, case.folder)
         shutil.rmtree(checkpoints)
     _together()
