@@ -35,8 +35,8 @@ def keep(case: Resolved, tiny: Resolved, folder: str) -> Row:
         found["saving_s"] = perf_counter() - begun
         sleep(2.5)  # a later start resumes; files of this moment are hashed anew (toolkit/training/manifest.py)
         before, read, begun = forget_peak(), moved("rchar"), perf_counter()
-        newest = checkpoint.newest_for(session, saved.parent, print)
-        checkpoint.load(session, newest or saved)
+        loaded = checkpoint.load_newest(session, saved.parent, print)
+        assert loaded.path == saved
         found |= {"resume": status("VmHWM") - before, "read": moved("rchar") - read}
         found["resuming_s"] = perf_counter() - begun
         del session
@@ -56,7 +56,7 @@ def take(tiny: str, large: str, out: str, in_turn: bool) -> Row:
     for name, source in (("tiny", tiny), ("large", large)):
         before, wrote, read = forget_peak(), moved("wchar"), moved("rchar")
         folder = Path(source)
-        manifest = whole_manifest(folder)
+        manifest = whole_manifest(folder, when_read=True)
         case = resolve(export.alone(saved_recipe(folder, manifest)), source, device="cpu")
         target = Path(out) / f"{name} {in_turn}"
         if in_turn:
@@ -98,7 +98,7 @@ def section(rows: list[Row], size: int, largest: int) -> list[str]:
         "## Checkpoints", "",
         "MiB that the highest resident memory of a process grows by while a checkpoint of the trained weights is saved "
         "and resumed, the largest of the N, and MiB that it writes and reads. Saving has its part in files of 1 GiB; "
-        "resuming reads each file once for its SHA-256, divided over the processes, and once for the pieces. Seconds "
+        "resuming validates each block when it is read. Seconds "
         "are the slowest process's: saving until the files are on the disk, resuming files that the system may still "
         "have in memory.", "",
         "| strategy | N | model/N | saving | written | seconds | resuming | read | seconds |",

@@ -190,6 +190,7 @@ def plan(
     price: Sequence[str] = (),
     images: int | None = None,
     image_size: str | None = None,
+    disk: float | None = None,
 ) -> Planned:
     """Predict peak memory and time of every strategy, and choose the fastest that fits.
 
@@ -199,7 +200,7 @@ def plan(
     rates of this machine. ``loop``: whose training loop, of those of ``--loop``. ``fit``: inverse questions, of length,
     micro, model, gpus and gpu. ``explain``: where the bytes are. ``price``: of an hour of a device, «2.5» or
     «h100=2.5». ``images``, ``image_size``: images per row, and their width and height in pixels, «1024x768», for models
-    that see.
+    that see. ``disk``: GB/s of a node's disk, for the seconds of loading, saving and resuming.
 
     Raises InputError if the input cannot be used, RunFailed if calibration fails.
     """
@@ -224,6 +225,7 @@ def plan(
             price=tuple(price),
             images=images,
             image_size=image_size,
+            disk=disk,
         )
     )
 

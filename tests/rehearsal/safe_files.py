@@ -17,20 +17,20 @@ from toolkit.training.tensor_folder import Entry
 
 def install() -> None:
     """For the rest of this process."""
-    save = tensor_folder.save_file
+    write = tensor_folder.write_tensors
 
     @outside
-    def zeros(tensors: dict[str, torch.Tensor], path: Path, metadata: Any) -> None:
+    def zeros(path: Path, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
         for name, tensor in tensors.items():
             assert tensor.device.type == "cpu", f"{name} is saved from {tensor.device}"
-        save({name: torch.zeros(t.shape, dtype=t.dtype) for name, t in tensors.items()}, path, metadata)
+        return write(path, {name: torch.zeros(t.shape, dtype=t.dtype) for name, t in tensors.items()})
 
     @outside
     def get(reader: Any, name: str, piece: Any = None) -> torch.Tensor:
         entry = reader.index[name]
         return torch.zeros(entry.shape if piece is None else piece.size, dtype=entry.dtype)
 
-    tensor_folder.save_file = zeros
+    tensor_folder.write_tensors = zeros
     tensor_folder.TensorReader.get = get  # type: ignore[method-assign]
     checkpoint._seal = _seal_alone
 

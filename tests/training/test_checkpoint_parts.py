@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 import threading
 import time
@@ -11,51 +12,48 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from jobs import loader_for, resolved_from
 from tiny import recipe_dict
+from toolkit.disk import file_sha256
 from toolkit.errors import InputError, RunFailed
 from toolkit.launch.group import WorkerGroup
 from toolkit.recipe.resolve import Resolved
-from toolkit.strategies.engines.pieces import box, span
-from toolkit.training import agreement, checkpoint, manifest, sealing, tensor_folder
+from toolkit.strategies.engines.pieces import box, span, whole
+from toolkit.training import agreement, blocks, checkpoint, safetensors_file, sealing, tensor_folder
 from toolkit.training.finding import tensors_of, whole_manifest
 from toolkit.training.loop import Progress, train
+from toolkit.training.run import run
 from toolkit.training.sealing import Ending, Part, join_parts, note_part
 from toolkit.training.session import open_session
 from toolkit.training.tensor_folder import Entry, TensorReader, TensorWriter, incomplete, read_index
 
 
 def save_and_load(resolved: Resolved, folder: str, file_bytes: int) -> dict[str, Any]:
-    """Save after a step in files of ``file_bytes``, train on, load; what this rank hashed and read, and the weights."""
+    """Save after a step in files of ``file_bytes``, train on, load; the bytes that this rank read, and the weights."""
     session = open_session(resolved)
     engine, rank = session.engine, session.accelerator.process_index
     progress = Progress()
     train(session, loader_for(resolved, rank), 1, progress, lambda pending: None)
     before, tensor_folder.FILE_BYTES = tensor_folder.FILE_BYTES, file_bytes
-    hashed: list[str] = []
-    read, hash_file, get = Counter[str](), manifest.file_sha256, TensorReader.get
+    read, fill = Counter[str](), blocks._fill
     try:
         saved = checkpoint.save(session, Path(folder), progress)
         weights = {name: engine.full_weight(name) for name in engine.shapes}
         train(session, loader_for(resolved, rank, 1), 2, progress, lambda pending: None)
 
-        def noted(path: Path) -> str:
-            hashed.append(path.name)
-            return hash_file(path)
+        def counted(file: Any, begin: int, into: memoryview) -> int:
+            read[Path(file.name).name] += len(into)
+            return fill(file, begin, into)
 
-        def counted(reader: TensorReader, name: str, piece: Any = None) -> torch.Tensor:
-            tensor = get(reader, name, piece)
-            read["elements"] += tensor.numel()
-            return tensor
-
-        manifest.file_sha256, TensorReader.get = noted, counted  # type: ignore[method-assign]
+        blocks._fill = counted
         loaded = checkpoint.load(session, saved)
     finally:
         tensor_folder.FILE_BYTES = before
-        manifest.file_sha256, TensorReader.get = hash_file, get  # type: ignore[method-assign]
+        blocks._fill = fill
     same = all(torch.equal(engine.full_weight(name), weight) for name, weight in weights.items())
-    return {"weights": weights, "hashed": hashed, "read": read["elements"], "same": same, "step": loaded.step}
+    return {"weights": weights, "read": read.total(), "same": same, "step": loaded.step}
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero3", "fsdp1", "fsdp2"])
@@ -75,12 +73,11 @@ def test_each_rank_writes_and_reads_its_part(
     for answer in answers:
         assert answer["same"]
         assert answer["step"] == 1
-    assert sorted(answers[0]["hashed"] + answers[1]["hashed"]) == sorted(content["files"]), "each file by one rank"
     kept = dict(tensors_of(folder))
     assert all(torch.equal(kept[name], weight) for name, weight in answers[0]["weights"].items())
-    total = 3 * sum(weight.numel() for weight in kept.values())
+    total = sum(sizes)
     share = {"ddp": 1.0, "zero1": 0.7}.get(strategy, 0.55)  # copies are read whole, into each rank's copy
-    assert all(answer["read"] <= share * total for answer in answers)
+    assert all(answer["read"] <= share * total for answer in answers), "each of its bytes once"
 
 
 def written(folder: Path, rank: int, values: torch.Tensor, start: int, shape: tuple[int, ...]) -> None:
@@ -162,10 +159,8 @@ def load_from_own_disks(resolved: Resolved, folder: str) -> dict[str, Any]:
     session = open_session(resolved)
     own = Path(folder) / f"node-{session.accelerator.process_index}"
     said: list[str] = []
-    found = checkpoint.newest_for(session, own, said.append)
-    if found is None:
+    if checkpoint.load_newest(session, own, said.append).path is None:
         return {"said": said}
-    checkpoint.load(session, found)
     engine = session.engine
     weights = {name: engine.full_weight(name) for name in engine.shapes}
     return {"weights": weights, "states": {name: engine.full_state(name) for name in engine.shapes}}
@@ -224,3 +219,91 @@ def test_an_index_of_another_schema_or_a_damaged_one_is_refused(tiny_root: Path,
     file.write_text(file.read_text().replace("[", "[ ", 1))
     with pytest.raises(InputError, match=r"index\.json: damaged: checksum mismatch"):
         read_index(folder, content)
+
+
+@pytest.mark.parametrize("block", [16, 64, 1000, 4096, 1024**2])
+def test_blocks_are_validated_when_a_part_of_them_is_read(
+    block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every byte of the file is damaged in turn: what is read is right, or the damage is reported."""
+    monkeypatch.setattr(safetensors_file, "BLOCK_BYTES", block)
+    values = {"a": torch.arange(60.0).view(12, 5), "b": torch.arange(9, dtype=torch.bfloat16)}
+    index = {name: Entry(tuple(v.shape), v.dtype, [("f", whole(tuple(v.shape)))]) for name, v in values.items()}
+    stored = {name: v.view(-1) for name, v in values.items()}
+    file = tmp_path / "f"
+    files = {"f": safetensors_file.write_tensors(file, stored)}
+    good = file.read_bytes()
+    assert files["f"]["sha256"] == file_sha256(file)
+    assert load_file(file)["b"].equal(values["b"])
+    wanted = [("a", None), ("a", span(7, 21)), ("a", box((2, 1), (9, 2), (12, 5))), ("b", None), ("b", span(8, 9))]
+
+    def read(report: Any = None) -> list[torch.Tensor]:
+        reader = TensorReader(tmp_path, index, files, report)
+        return [reader.get(name, piece) for name, piece in wanted]
+
+    right = read()
+    assert right[1].equal(values["a"].view(-1)[7:21])
+    assert right[2].equal(values["a"][2:11, 1:3])
+    for at in range(len(good)):
+        file.write_bytes(good[:at] + bytes([good[at] ^ 4]) + good[at + 1 :])
+        told: list[str] = []
+        found = read(told.append)
+        assert told, f"byte {at}"
+        assert all(str(file) in one or "elements are in its files" in one for one in told)
+        assert [one.shape for one in found] == [one.shape for one in right]
+    file.write_bytes(good[:-3])
+    with pytest.raises(InputError, match="checksum mismatch in MiB"):
+        read()
+
+
+def test_a_file_without_checksums_of_blocks_is_read_as_it_is(tmp_path: Path) -> None:
+    """Earlier versions wrote them; ``read_manifest`` has hashed the whole file."""
+    entry = safetensors_file.write_tensors(tmp_path / "f", {"a": torch.ones(3)})
+    kept = {key: entry[key] for key in ("bytes", "sha256")}
+    reader = TensorReader(tmp_path, {"a": Entry((3,), torch.float32, [("f", whole((3,)))])}, {"f": kept})
+    assert reader.get("a").tolist() == [1, 1, 1]
+
+
+def damage(folder: Path, rank: int) -> None:
+    """Flip a bit of the last value that a rank has written."""
+    file = max(folder.glob(f"weights-{rank:05d}-*.safetensors"))
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 2
+    file.write_bytes(content)
+
+
+def resumed(resolved: Resolved) -> dict[str, Any]:
+    said = io.StringIO()
+    destroy = torch.distributed.destroy_process_group
+    torch.distributed.destroy_process_group = lambda *_: None  # the group is the tests'
+    try:
+        answer = run(resolved, resume=True, screen=said)
+    finally:
+        torch.distributed.destroy_process_group = destroy
+    last = Path(resolved.recipe.run.output_dir) / "checkpoints" / "step-00000004"
+    return {"said": said.getvalue(), "steps": answer["steps"], "weights": dict(tensors_of(last))}
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero3", "fsdp1", "fsdp2"])
+def test_damage_that_one_rank_finds_while_it_loads(
+    strategy: str, tiny_root: Path, tmp_path: Path, group: WorkerGroup
+) -> None:
+    """The run goes back to an earlier checkpoint, or begins anew where there is none: with the same end."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    changes = {"max_steps": 4, "save_every": 2, "keep": 3, "output_dir": str(folder), "eval_every": None}
+    recipe = recipe_dict(tiny_root, strategy={"name": strategy}, run=changes)
+    whole_run = group.run(resumed, resolved_from(recipe))[0]
+    last, first = (folder / "checkpoints" / f"step-0000000{step}" for step in (4, 2))
+    damage(last, 0 if strategy == "ddp" else 1)
+    again = group.run(resumed, resolved_from(recipe))[0]
+    assert f"skipping an invalid checkpoint: {'' if strategy == 'ddp' else 'rank 1: '}{last}" in again["said"]
+    assert f"resumed from {first}" in again["said"]
+    damage(last, 0)
+    damage(first, 0)
+    anew = group.run(resumed, resolved_from(recipe))[0]
+    assert anew["said"].count("skipping an invalid checkpoint") == 2
+    assert "starting at step 0" in anew["said"]
+    for name, weight in whole_run["weights"].items():
+        assert again["weights"][name].equal(weight), name
+        assert anew["weights"][name].equal(weight), name

@@ -6,19 +6,27 @@ import json
 import random
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from jobs import resolved_from, train_job
 from tiny import recipe_dict
 from toolkit.errors import InputError
-from toolkit.recipe.schema import Recipe
+from toolkit.training import checkpoint
 from toolkit.training.finding import newest, whole_manifest
 from toolkit.training.identity import check_recipe
+from toolkit.training.session import Session, open_session
 
 Saved = dict[str, Path]
 Harm = Callable[[Path, Saved, random.Random], str]
+
+
+def recipe_of(root: Path, **change: Any) -> dict[str, Any]:
+    sections = {"strategy": {"name": "single"}, "machine": {"processes": 1}, "adapter": {"r": 2}} | change
+    return recipe_dict(root, **sections)
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +34,7 @@ def saved(tiny_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Saved:
     """Two checkpoints of one run, one of the same step of another, and one under another recipe."""
     folders: Saved = {}
     for name, change in {"run": {}, "other data": {"run": {"seed": 4}}, "other": {"optimizer": {"lr": 0.5}}}.items():
-        sections = {"strategy": {"name": "single"}, "machine": {"processes": 1}, "adapter": {"r": 2}} | change
-        recipe = recipe_dict(tiny_root, **sections)
+        recipe = recipe_of(tiny_root, **change)
         folder = tmp_path_factory.mktemp(name.replace(" ", "-"))
         train_job(resolved_from(recipe), 2, str(folder), None, 4)
         folders[name] = folder / "step-00000002"
@@ -122,14 +129,13 @@ HARMS: list[Harm] = [
 ]
 
 
-def read(folder: Path, recipe: dict[str, object]) -> None:
-    """What `checkpoint.load` asks of a folder before it takes a tensor from it."""
-    check_recipe(folder, whole_manifest(folder), Recipe.model_validate(recipe), "recipe.yaml")
+@pytest.fixture(scope="module")
+def session(tiny_root: Path) -> Session:
+    return open_session(resolved_from(recipe_of(tiny_root)))
 
 
-def harmed(saved: Saved, folder: Path, count: int) -> list[str]:
-    """What was damaged and yet could be loaded as if nothing were."""
-    recipe = json.loads((saved["run"] / "recipe.json").read_text())
+def harmed(session: Session, saved: Saved, folder: Path, count: int) -> list[str]:
+    """What was damaged and yet was loaded, or hashed, as if nothing were."""
     bad = folder / "step-00000002"
     draw = random.Random(0)
     silent = []
@@ -141,14 +147,20 @@ def harmed(saved: Saved, folder: Path, count: int) -> list[str]:
         after = {path.name: path.read_bytes() for path in bad.iterdir()}
         if _same(before, after):
             continue  # one bit flipped twice, or a blank made a line end in the manifest: it says the same
-        try:
-            read(bad, recipe)
-        except InputError as error:
-            if str(bad) in str(error):
-                continue
-            told += ", not named"
-        silent.append(f"{number}: {told}")
+        for how in (partial(checkpoint.load, session), partial(hashed, session)):
+            try:
+                how(bad)
+            except InputError as error:
+                if str(bad) in str(error):
+                    continue
+                told += ", not named"
+            silent.append(f"{number}: {told}")
     return silent
+
+
+def hashed(session: Session, folder: Path) -> None:
+    """What reads no tensor, as the search for the newest checkpoint does."""
+    check_recipe(folder, whole_manifest(folder), session.resolved.recipe, "recipe.yaml")
 
 
 def _same(before: dict[str, bytes], after: dict[str, bytes]) -> bool:
@@ -161,19 +173,18 @@ def _same(before: dict[str, bytes], after: dict[str, bytes]) -> bool:
     return content(before) == content(after)
 
 
-def test_the_undamaged_one_is_loaded(saved: Saved) -> None:
-    recipe = json.loads((saved["run"] / "recipe.json").read_text())
-    read(saved["run"], recipe)
-    read(saved["later"], recipe)
+def test_the_undamaged_one_is_loaded(session: Session, saved: Saved) -> None:
+    for name in ("run", "later"):
+        assert checkpoint.load(session, saved[name]).step == {"run": 2, "later": 3}[name]
 
 
-def test_damaged_checkpoints_are_not_loaded_in_silence(saved: Saved, tmp_path: Path) -> None:
-    assert harmed(saved, tmp_path, 5 * len(HARMS)) == []
+def test_damaged_checkpoints_are_not_loaded_in_silence(session: Session, saved: Saved, tmp_path: Path) -> None:
+    assert harmed(session, saved, tmp_path, 5 * len(HARMS)) == []
 
 
 @pytest.mark.slow
-def test_a_thousand_damaged_checkpoints(saved: Saved, tmp_path: Path) -> None:
-    assert harmed(saved, tmp_path, 1000) == []
+def test_a_thousand_damaged_checkpoints(session: Session, saved: Saved, tmp_path: Path) -> None:
+    assert harmed(session, saved, tmp_path, 1000) == []
 
 
 def test_resume_goes_back_to_the_newest_whole_one(saved: Saved, tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def read_contents(folder: Path, manifest: dict[str, Any], resolved: Resolved) ->
     if kind.packed or kind.splits or kind.tensors(optimizer, (2, 2), False) != ADAM:
         raise InputError(f"--format: optimizer.name: {optimizer.name}: only the moments of adamw can be exported")
     names, weights, _ = trained_tensors(folder, manifest)
-    moments = TensorReader(folder, read_index(folder, manifest)[1])
+    moments = TensorReader(folder, read_index(folder, manifest)[1], manifest["files"])
     counts = manifest["optimizer_steps"]
     absent = next((n for n in names if n not in counts or any(f"{n}.{key}" not in moments for key in ADAM)), None)
     if absent is not None:

@@ -12,7 +12,7 @@ from toolkit.checkpoint_export.universal import write_universal
 from toolkit.errors import InputError, RunFailed
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies import resolve
-from toolkit.training.export import alone, chosen_checkpoint, empty_target
+from toolkit.training.export import alone, empty_target, with_checkpoint
 from toolkit.training.finding import whole_manifest
 from toolkit.training.identity import saved_recipe
 
@@ -30,17 +30,21 @@ def export_state(source: Path, output: Path, form: str, *, best: bool = False) -
     """
     if form not in FORMATS:
         raise InputError(f"--format {form}: not known; use transformers, {', '.join(FORMATS)}")
-    kind, write = FORMATS[form]
-    folder = chosen_checkpoint(source, best=best)
-    manifest = whole_manifest(folder)
-    resolved = resolve(alone(saved_recipe(folder, manifest)), str(folder), device="cpu")
     empty_target(output)
+    kind = FORMATS[form][0]
+    resolved, contents = with_checkpoint(source, lambda folder: _export(folder, output, form), best=best)
+    return kind, resolved, contents
+
+
+def _export(folder: Path, output: Path, form: str) -> tuple[Resolved, Contents]:
+    manifest = whole_manifest(folder, when_read=True)
+    resolved = resolve(alone(saved_recipe(folder, manifest)), str(folder), device="cpu")
     contents = read_contents(folder, manifest, resolved)
     writing = output.with_name(f".{output.name}.writing")
     shutil.rmtree(writing, ignore_errors=True)
     try:
         writing.mkdir(parents=True)
-        write(contents, writing)
+        FORMATS[form][1](contents, writing)
         if output.exists():
             output.rmdir()
         writing.rename(output)
@@ -51,7 +55,7 @@ def export_state(source: Path, output: Path, form: str, *, best: bool = False) -
         raise RunFailed(f"{output}: cannot be written: {reason}; free space there, or set another folder") from None
     finally:
         shutil.rmtree(writing, ignore_errors=True)
-    return kind, resolved, contents
+    return resolved, contents
 
 
 def _disk_error(error: BaseException | None) -> str | None:

@@ -10,6 +10,7 @@ from typing import Any
 from toolkit.planning.hardware import GIB
 from toolkit.planning.head import LIGER_UNKNOWN
 from toolkit.planning.memory import Memory
+from toolkit.planning.storage import Storage
 from toolkit.planning.time import Seconds
 from toolkit.recipe.resolve import Resolved
 from toolkit.tasks import task_of
@@ -29,6 +30,7 @@ class Candidate:
     asked: bool = False
     host_loading: int = 0
     """Bytes of a node's host while all its processes load the model; ``host``: while they train."""
+    storage: Storage = dataclasses.field(default_factory=Storage)
     sent: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """Bytes that a device sends in a step, by axis of the mesh; ``all``: in collectives of all ranks."""
 
@@ -111,6 +113,7 @@ class Candidate:
             "peak_bytes": self.peak,
             "host_bytes": self.host,
             "host_load_bytes": self.host_loading,
+            "disk": self.storage.to_json(),
             "mesh": {"replicate": self.resolved.mesh.replicate, "shard": self.resolved.mesh.shard}
             | ({"context": self.resolved.mesh.context} if self.resolved.mesh.context > 1 else {})
             | ({"tensor": self.resolved.mesh.tensor} if self.resolved.mesh.tensor > 1 else {}),

@@ -66,6 +66,8 @@ class Request:
     images: int | None = None
     image_size: str | None = None
     """Width and height in pixels, «1024x768»."""
+    disk: float | None = None
+    """GB/s of a node's disk."""
 
 
 def plan_command(request: Request) -> int:
@@ -188,6 +190,7 @@ def _plan(request: Request, kept: Callable[[], None]) -> Planned:
         chosen_because=None if chosen is None else why_chosen(candidates, chosen),
         smallest_change=change,
         usable_bytes=search.usable,
+        disk_seconds=None if request.disk is None else candidates[0].storage.seconds(request.disk),
         loop=request.loop,
         assumptions=[
             *_assumptions(asked, device, rates),
@@ -265,6 +268,8 @@ def _check(request: Request) -> None:
         )
     if request.memory is not None and request.memory <= 0:
         raise InputError(f"--memory {request.memory:g}: GiB per device must be above 0")
+    if request.disk is not None and request.disk <= 0:
+        raise InputError(f"--disk {request.disk:g}: GB/s of a node's disk must be above 0")
     for question in request.fit:
         if question not in QUESTIONS:
             raise InputError(f"--fit {question}: not one of {', '.join(QUESTIONS)}")

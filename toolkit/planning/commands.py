@@ -50,6 +50,9 @@ def plan(
     price: Annotated[
         list[str] | None, typer.Option(metavar="[NAME=]NUMBER", help="price of an hour of one device, for costs")
     ] = None,
+    disk: Annotated[
+        float | None, typer.Option(help="GB/s of a node's disk: how long loading, saving and resuming take")
+    ] = None,
     output: Annotated[
         str | None, typer.Option("-o", "--output", metavar="FILE", help="write the chosen recipe to FILE")
     ] = None,
@@ -64,6 +67,6 @@ def plan(
     request = Request(
         recipe, tuple(overrides or ()), gpu, memory, gpus, nodes, gpu_table, link, lora, length, micro,
         headroom, every, scale, calibrate, output, json_target, page, loop,
-        tuple(fit or ()), explain, tuple(price or ()), images, image_size,
+        tuple(fit or ()), explain, tuple(price or ()), images, image_size, disk,
     )  # fmt: skip
     raise typer.Exit(plan_command(request))

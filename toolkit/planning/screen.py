@@ -62,6 +62,8 @@ def show(
     out.write("  █ weights, gradients, optimizer  ▒ activations  ▓ logits and loss  ░ buffers, context\n")
     out.write(f"\none step of {candidates[0].label}\n{_time_line(candidates[0])}\n")
     out.write(f"host memory of a node while its processes load: {candidates[0].host_loading / GIB:.1f} GiB\n")
+    if request.disk is not None:
+        out.write(candidates[0].storage.line(request.disk) + "\n")
     if not candidates[0].fits:
         out.write(f"\n{candidates[0].label} does not fit: {candidates[0].reason}\n")
         out.write(

@@ -13,6 +13,7 @@ from toolkit.planning.hardware import GIB, Device
 from toolkit.planning.images import Images
 from toolkit.planning.loops import check_loop
 from toolkit.planning.predict import Planner
+from toolkit.planning.storage import Storage
 from toolkit.planning.time import Rates, exchanged, step_seconds
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
@@ -68,7 +69,10 @@ class Search:
         sent = strategy_of(resolved).traffic(resolved, holdings).by_axis(resolved.accumulation)
         if (parts := exchanged(segments, list(holdings.order), resolved.mesh)).size:
             sent |= {parts.axis: resolved.accumulation * parts.size}
-        return Candidate(resolved, memory, reserve, host, seconds, self.device.bytes, self.usable, asked, loading, sent)
+        bytes_of = (memory, reserve, host)
+        return Candidate(
+            resolved, *bytes_of, seconds, self.device.bytes, self.usable, asked, loading, Storage.of(held), sent
+        )
 
     def all(self, every: bool = False) -> list[Candidate]:
         """The recipe's own candidate, then every other strategy, offload, checkpointing and micro-batch size.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,11 @@ from toolkit.training.early_stopping import Improvement
 from toolkit.training.finding import AVERAGE, all_checkpoints, first_valid, keep_some, whole_manifest
 from toolkit.training.identity import check_recipe, identity
 from toolkit.training.loop import Progress
+from toolkit.training.manifest import Damaged
 from toolkit.training.saving import Background
 from toolkit.training.sealing import Ending, Part, join_parts, note_part, seal, wait_for_folder
 from toolkit.training.session import Session
-from toolkit.training.tensor_folder import SCHEMA, TensorReader, TensorWriter, read_index
+from toolkit.training.tensor_folder import SCHEMA, Index, TensorReader, TensorWriter, read_index
 
 
 class Saving:
@@ -184,32 +186,71 @@ def _seal(writing: Path, target: Path, recipe: Any, manifest: Any, world: int, e
     seal(writing, target, recipe, manifest, join_parts(writing, world, ending), *trained)
 
 
-def load(session: Session, folder: Path) -> Progress:
-    """Load weights, moments and progress from a checkpoint; every rank calls it, and reads what it holds.
+@dataclass(frozen=True)
+class Loaded:
+    """``path`` and ``progress`` of the checkpoint that was loaded; without one None and the start. ``touched``: the
+    weights are no longer those of the session's beginning."""
 
-    Raises InputError if it is damaged, or if the recipe cannot resume it. `check_length` compares the run's length.
+    path: Path | None
+    progress: Progress
+    touched: bool
+
+
+def load_newest(session: Session, folder: Path, tell: Any) -> Loaded:
+    """Load the latest valid checkpoint of a run; every rank calls it, with a folder that all read or have a copy of.
+
+    Invalid ones are reported and skipped, also those whose damage shows only when a part of them has been loaded.
     """
-    manifest = _checked_by_all(session, folder)
-    weights, moments = (TensorReader(folder, index) for index in read_index(folder, manifest))
+    touched = False
+
+    def loaded(candidate: Path) -> Progress:
+        nonlocal touched
+        contents = _checked_by_all(session, candidate)
+        touched = True
+        return _load(session, candidate, *contents)
+
+    candidates = [path.name for path in reversed(all_checkpoints(folder))]
+    names: list[str] = from_rank(session, 0, candidates)
+    found = first_valid((folder / name for name in names), tell, loaded)
+    return Loaded(*found, touched) if found else Loaded(None, Progress(), touched)
+
+
+def load(session: Session, folder: Path) -> Progress:
+    """Load weights, moments and progress from a checkpoint; every rank calls it, and reads what it holds, once: each
+    block of a file is validated when it is read.
+
+    Raises Damaged on every rank where one has read something else than was written; weights are anything then. Raises
+    InputError if the recipe cannot resume it. `check_length` compares the run's length.
+    """
+    return _load(session, folder, *_checked_by_all(session, folder))
+
+
+def _load(session: Session, folder: Path, manifest: dict[str, Any], *indexes: Index) -> Progress:
+    engine = session.engine
+    damages: list[str] = []
+    # A rank that finds damage goes on reading: others wait for it in collectives.
+    weights, moments = (TensorReader(folder, index, manifest["files"], damages.append) for index in indexes)
     check_recipe(folder, manifest, session.resolved.recipe, session.resolved.source)
-    if session.average is not None:
-        # Before the weights: loading sets what a forward uses, too.
-        with session.average.swapped():
-            for name in session.engine.shapes:
-                average = partial(moments.get, f"{name}.{AVERAGE}")
-                session.engine.load_pieces(name, Saved(None, average, partial(_moment, moments, name)))
-    for name, shape in session.engine.shapes.items():
+    for name, shape in engine.shapes.items():
         if name not in weights:
             raise InputError(f"{folder}: recipe mismatch: it has no tensor {name}")
         if weights.index[name].shape != shape:
             raise InputError(f"{folder}: recipe mismatch: {name}: {weights.index[name].shape}, the model has {shape}")
-        step = manifest["optimizer_steps"].get(name)
-        session.engine.load_pieces(name, Saved(step, partial(weights.get, name), partial(_moment, moments, name)))
-    for name in statistics(session.engine.batch_norms):
+    for name in statistics(engine.batch_norms):
         if name not in moments:
             raise InputError(f"{folder}: recipe mismatch: it has no running statistic {name}")
-    session.engine.load_statistics(moments.get)
-    session.engine.load_extra_state(manifest["extra"])
+    if session.average is not None:
+        # Before the weights: loading sets what a forward uses, too.
+        with session.average.swapped():
+            for name in engine.shapes:
+                average = partial(moments.get, f"{name}.{AVERAGE}")
+                engine.load_pieces(name, Saved(None, average, partial(_moment, moments, name)))
+    for name in engine.shapes:
+        step = manifest["optimizer_steps"].get(name)
+        engine.load_pieces(name, Saved(step, partial(weights.get, name), partial(_moment, moments, name)))
+    engine.load_statistics(moments.get)
+    engine.load_extra_state(manifest["extra"])
+    _agree(session, damages[0] if damages else None)
     # Keys that earlier versions did not write.
     extensions, improvement = list(manifest.get("extensions", [])), Improvement(**manifest.get("improvement", {}))
     return Progress(manifest["step"], manifest["updates"], list(manifest["recent"]), improvement, extensions)
@@ -219,22 +260,24 @@ def _moment(moments: TensorReader, name: str, key: str, piece: Any) -> torch.Ten
     return moments.get(f"{name}.{key}", piece)
 
 
-def _checked_by_all(session: Session, folder: Path) -> dict[str, Any]:
-    """``whole_manifest``, with the files divided over the ranks; raises InputError on every rank."""
-    problem, manifest = None, {}
+def _checked_by_all(session: Session, folder: Path) -> tuple[dict[str, Any], Index, Index]:
+    """Manifest and both indexes of a checkpoint; raises Damaged on every rank where one of them finds a file that is
+    missing, has another size, or is not what was written, as far as it is not validated when it is read."""
+    problem: str | None = None
+    manifest: dict[str, Any] = {}
+    indexes: tuple[Index, Index] = {}, {}
     try:
         rank, world = session.accelerator.process_index, session.accelerator.num_processes
-        manifest = whole_manifest(folder, (rank, world))
-    except InputError as error:
+        manifest = whole_manifest(folder, (rank, world), when_read=True)
+        indexes = read_index(folder, manifest)
+    except Damaged as error:
         problem = str(error)
+    _agree(session, problem)
+    return manifest, *indexes
+
+
+def _agree(session: Session, problem: str | None) -> None:
+    """Raise Damaged on every rank where one of them has a problem; every rank calls it."""
     if (found := first_problem(session, problem)) is not None:
         rank, why = found
-        raise InputError(f"rank {rank}: {why}" if rank else why)
-    return manifest
-
-
-def newest_for(session: Session, folder: Path, tell: Any) -> Path | None:
-    """``newest`` of a folder that all ranks read; every rank calls it, and hashes a part of the files."""
-    candidates = [path.name for path in reversed(all_checkpoints(folder))]
-    names: list[str] = from_rank(session, 0, candidates)
-    return first_valid((folder / name for name in names), tell, partial(_checked_by_all, session))
+        raise Damaged(f"rank {rank}: {why}" if rank else why)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -20,13 +21,15 @@ from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve, simplest
 from toolkit.training.card import model_card
+from toolkit.training.finding import all_checkpoints, first_valid, tensors_of, whole_manifest
 from toolkit.training.finding import best as best_checkpoint
-from toolkit.training.finding import newest, tensors_of, whole_manifest
 from toolkit.training.identity import saved_recipe
 from toolkit.training.merge import merge_and_unload, merge_dequantised, merged_by_peft
 from toolkit.training.session import prepare_model
 from toolkit.training.streamed import Job, name_base, name_classes, one_dtype, write_in_turn
 from toolkit.training.tensor_folder import TensorReader, read_index
+
+T = TypeVar("T")
 
 
 def push_folder(folder: str, repository: str) -> None:
@@ -60,10 +63,21 @@ def export(
     Raises InputError if ``source`` is not a valid checkpoint or ``output`` exists, RunFailed if a trained tensor is
     missing.
     """
-    folder = chosen_checkpoint(source, best=best)
-    manifest = whole_manifest(folder)
-    recipe = saved_recipe(folder, manifest)
     empty_target(output)
+
+    def use(folder: Path) -> tuple[str, Resolved, str | None]:
+        return _export(folder, output, merged=merged, dequantise=dequantise, ema=ema)
+
+    return with_checkpoint(source, use, best=best)
+
+
+def _export(
+    folder: Path, output: Path, *, merged: bool, dequantise: bool, ema: bool
+) -> tuple[str, Resolved, str | None]:
+    """``export`` of one checkpoint, each tensor of which is validated when it is read: raises Damaged, and nothing is
+    left."""
+    manifest = whole_manifest(folder, when_read=True)
+    recipe = saved_recipe(folder, manifest)
     if merged and recipe.adapter is None:
         raise InputError("--merged: this run trained every weight, so there is no adapter to merge")
     if merged and recipe.adapter is not None and not METHODS[recipe.adapter.method].merges:
@@ -83,26 +97,30 @@ def export(
     writing = output.with_name(f".{output.name}.writing")
     shutil.rmtree(writing, ignore_errors=True)
     job = Job(resolved, folder, manifest, pad_token_of(tokenizer), writing, average=ema, merged=merged)
-    reason = None
     try:
-        kind = write_in_turn(job)
+        kind, reason = _written(job)
+        tokenizer.save_pretrained(writing)
+        told = kind if not ema else f"{kind}, averaged weights"
+        card = model_card(told, resolved, manifest, folder.absolute().parents[1])
+        (writing / "README.md").write_text(card, encoding="utf-8")
+        if output.exists():
+            output.rmdir()
+        writing.rename(output)
+    finally:
+        shutil.rmtree(writing, ignore_errors=True)
+    return kind, resolved, reason
+
+
+def _written(job: Job) -> tuple[str, str | None]:
+    """Write the model; returns the kind, and why the whole model was built in memory."""
+    try:
+        return write_in_turn(job), None
     except NotByPart as problem:
         reason = str(problem)
-        shutil.rmtree(writing, ignore_errors=True)
-        model = trained_model(resolved, folder, job.pad_token_id, average=ema)
-        name_classes(model, manifest)
-        kind = _write(model, recipe, writing, merged=merged)
-    except BaseException:
-        shutil.rmtree(writing, ignore_errors=True)
-        raise
-    tokenizer.save_pretrained(writing)
-    told = kind if not ema else f"{kind}, averaged weights"
-    card = model_card(told, resolved, manifest, folder.absolute().parents[1])
-    (writing / "README.md").write_text(card, encoding="utf-8")
-    if output.exists():
-        output.rmdir()
-    writing.rename(output)
-    return kind, resolved, reason
+    shutil.rmtree(job.writing, ignore_errors=True)
+    model = trained_model(job.resolved, job.folder, job.pad_token_id, average=job.average)
+    name_classes(model, job.manifest)
+    return _write(model, job.resolved.recipe, job.writing, merged=job.merged), reason
 
 
 def trained_model(
@@ -118,7 +136,8 @@ def trained_model(
                 raise RunFailed(f"{folder}: {name}: the model has no tensor of this name and shape")
             parameters[name].copy_(tensor)
             missing.discard(name)
-    running = TensorReader(folder, read_index(folder, whole_manifest(folder))[1])
+    manifest = whole_manifest(folder, when_read=True)
+    running = TensorReader(folder, read_index(folder, manifest)[1], manifest["files"])
     for name, value in statistics(batch_norms(model)).items():
         if name not in running:
             raise RunFailed(f"{folder}: {name}: the checkpoint has no such running statistic")
@@ -150,8 +169,9 @@ def empty_target(output: Path) -> None:
         raise InputError(f"{output}: already exists; choose a new folder")
 
 
-def chosen_checkpoint(source: Path, *, best: bool) -> Path:
-    """A checkpoint, or the newest or best one of a run; raises InputError if there is none."""
+def with_checkpoint(source: Path, use: Callable[[Path], T], *, best: bool) -> T:
+    """``use`` of a checkpoint, or of the newest or best one of a run. Damaged ones of a run are reported and skipped:
+    ``use`` raises Damaged. Raises InputError if there is none."""
     if not source.is_dir():
         raise InputError(f"{source}: no such folder; expected a checkpoint or a run folder")
     if best:
@@ -161,12 +181,12 @@ def chosen_checkpoint(source: Path, *, best: bool) -> Path:
                 f"{source}: --best: no checkpoint has a held-out loss; set data.eval, and let "
                 "run.eval_every divide run.save_every"
             )
-        return found
+        return use(found)
     for folder in (source, source / "checkpoints"):
         if (folder / "manifest.json").exists():
-            return folder
-        if (found := newest(folder)) is not None:
-            return found
+            return use(folder)
+        if (used := first_valid(reversed(all_checkpoints(folder)), print, use)) is not None:
+            return used[1]
     raise InputError(f"{source}: contains no checkpoint (run.save_every: 0 saves none)")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -14,35 +14,37 @@ from toolkit.optim.schedule_free import averaged
 from toolkit.optimizers import optimizer_kind
 from toolkit.strategies.engines.pieces import Piece
 from toolkit.training.identity import saved_recipe
-from toolkit.training.manifest import Share, read_manifest
+from toolkit.training.manifest import Damaged, Share, read_manifest
 from toolkit.training.tensor_folder import Index, TensorReader, read_index
+
+T = TypeVar("T")
 
 AVERAGE = "ema"
 """``run.ema``: the average of a weight is the tensor NAME.ema beside the weight's moments."""
 
 
-def whole_manifest(folder: Path, share: Share = (0, 1)) -> dict[str, Any]:
-    """The manifest of a valid checkpoint under its own name; raises InputError. ``share``: see ``read_manifest``."""
-    manifest = read_manifest(folder, share=share)
+def whole_manifest(folder: Path, share: Share = (0, 1), *, when_read: bool = False) -> dict[str, Any]:
+    """The manifest of a valid checkpoint under its own name; raises Damaged. ``share``, ``when_read``: see
+    ``read_manifest``."""
+    manifest = read_manifest(folder, share=share, when_read=when_read)
     if folder.name.startswith("step-") and folder.name != f"step-{manifest['step']:08d}":
-        raise InputError(f"{folder}: contains step {manifest['step']}; the folder was renamed or swapped")
+        raise Damaged(f"{folder}: contains step {manifest['step']}; the folder was renamed or swapped")
     return manifest
 
 
 def newest(folder: Path, tell: Any = print) -> Path | None:
     """The latest valid checkpoint; invalid ones are reported and skipped."""
-    return first_valid(reversed(all_checkpoints(folder)), tell, whole_manifest)
+    found = first_valid(reversed(all_checkpoints(folder)), tell, whole_manifest)
+    return found[0] if found else None
 
 
-def first_valid(candidates: Iterable[Path], tell: Any, check: Callable[[Path], Any]) -> Path | None:
-    """The first that ``check`` raises no InputError for; the others are reported."""
+def first_valid(candidates: Iterable[Path], tell: Any, use: Callable[[Path], T]) -> tuple[Path, T] | None:
+    """The first that ``use`` does not raise Damaged for, with its answer; the others are reported."""
     for candidate in candidates:
         try:
-            check(candidate)
-        except InputError as error:
+            return candidate, use(candidate)
+        except Damaged as error:
             tell(f"skipping an invalid checkpoint: {error}")
-            continue
-        return candidate
     return None
 
 
@@ -54,7 +56,7 @@ def all_checkpoints(folder: Path) -> list[Path]:
 def tensors_of(folder: Path, average: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
     """The trained weights of a checkpoint, or with ``average`` their moving averages, one after another; raises
     InputError if it is damaged or has none."""
-    names, reader, suffix = trained_tensors(folder, whole_manifest(folder), average)
+    names, reader, suffix = trained_tensors(folder, whole_manifest(folder, when_read=True), average)
     for name in names:
         yield name, reader.get(name + suffix)
 
@@ -68,22 +70,23 @@ def trained_tensors(
     Of an optimizer that averages the weights itself, they are its averages.
     """
     weights, moments = read_index(folder, manifest)
+    files = manifest["files"]
     if not average:
         optimizer = saved_recipe(folder, manifest).optimizer
         if optimizer_kind(optimizer.name).averages:
-            return list(weights), AverageReader(folder, weights, moments, optimizer.betas[0]), ""
-        return list(weights), TensorReader(folder, weights), ""
+            return list(weights), AverageReader(folder, weights, moments, files, optimizer.betas[0]), ""
+        return list(weights), TensorReader(folder, weights, files), ""
     if any(f"{name}.{AVERAGE}" not in moments for name in weights):
         raise InputError(f"{folder}: --ema: it has no average of the weights: the run had no run.ema")
-    return list(weights), TensorReader(folder, moments), f".{AVERAGE}"
+    return list(weights), TensorReader(folder, moments, files), f".{AVERAGE}"
 
 
 class AverageReader(TensorReader):
     """Reads the average x of the weights y of a checkpoint, which has z among the moments."""
 
-    def __init__(self, folder: Path, weights: Index, moments: Index, beta1: float) -> None:
-        super().__init__(folder, weights)
-        self._moments, self._beta1 = TensorReader(folder, moments), beta1
+    def __init__(self, folder: Path, weights: Index, moments: Index, files: dict[str, Any], beta1: float) -> None:
+        super().__init__(folder, weights, files)
+        self._moments, self._beta1 = TensorReader(folder, moments, files), beta1
 
     def get(self, name: str, piece: Piece | None = None) -> torch.Tensor:
         weight, z = super().get(name, piece), f"{name}.z"

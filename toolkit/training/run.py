@@ -62,12 +62,16 @@ def run(
     session = open_session(resolved, **_tracking(resolved, folder))
     if connected is not None:
         connected()
+    passed_over: list[str] = []
+    start, progress = None, Progress()
+    if resume:
+        found = checkpoint.load_newest(session, folder / "checkpoints", passed_over.append)
+        start, progress = found.path, found.progress
+        if start is None and found.touched:  # by a part of a damaged one: begin with the model as it was
+            session = open_session(resolved, **_tracking(resolved, folder))
     main = session.accelerator.is_main_process
     samples = open_data(session.data_recipe, "train", session.tokenizer)
     session.label_names = samples.label_names
-    passed_over: list[str] = []
-    start = checkpoint.newest_for(session, folder / "checkpoints", passed_over.append) if resume else None
-    progress = checkpoint.load(session, start) if start else Progress()
     loader = _loader(session, samples, progress.step)
     total = total_steps(recipe.run, loader.steps_per_epoch, resolved.source)
     length = _check_length(session, start, loader, progress, extend=extend) if start else None

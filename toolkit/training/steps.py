@@ -134,10 +134,10 @@ class Steps:
     def _roll_back(self, step: int, reason: str) -> None:
         self.marks.at(step, "rolling back", untimed=True)
         self._settle()
-        start = checkpoint.newest_for(self.session, self.folder / "checkpoints", self.view.say)
+        found = checkpoint.load_newest(self.session, self.folder / "checkpoints", self.view.say)
+        start, back = found.path, found.progress
         if start is None:
             raise no_way_back(step, reason)
-        back = checkpoint.load(self.session, start)
         self.guard.returned(back.step, step)
         self.guard.recent.clear()
         self.guard.recent.extend(back.recent)

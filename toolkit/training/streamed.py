@@ -76,7 +76,7 @@ def _trained_whole(job: Job) -> bool:
 def _with_frozen(job: Job) -> None:
     model: Any = without_values(job.resolved, job.pad_token_id).model
     values = Values(model, *trained_tensors(job.folder, job.manifest, job.average))
-    running = TensorReader(job.folder, read_index(job.folder, job.manifest)[1])
+    running = TensorReader(job.folder, read_index(job.folder, job.manifest)[1], job.manifest["files"])
     for name, value in statistics(batch_norms(model)).items():
         if name not in running:
             raise RunFailed(f"{job.folder}: {name}: the checkpoint has no such running statistic")

@@ -4,7 +4,6 @@ has no memory, and a file is written while its tensors are read."""
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +13,11 @@ import torch
 
 from toolkit.disk import flush_to_disk
 from toolkit.model.sources import NotByPart
+from toolkit.training.safetensors_file import bytes_of, content_of, header
 
 FILE_BYTES = 5 * 10**9
 """Of one file, unless a tensor is larger."""
 Tensors = dict[str, torch.Tensor]
-_NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
-          torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8", torch.bool: "BOOL"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -31,7 +29,7 @@ class Source:
 
     @property
     def bytes(self) -> int:
-        return sum(_bytes(tensor) for tensor in self.saved.values())
+        return sum(bytes_of(tensor) for tensor in self.saved.values())
 
 
 def sources(model: Any) -> list[Source] | None:
@@ -82,16 +80,15 @@ def write_file(path: Path, parts: list[Source], saved: Callable[[Source], Tensor
     """Write a safetensors file, one part after another. ``saved`` gives the tensors of a part; raises NotByPart if one
     of them is not of the shape and dtype that were announced."""
     with path.open("wb") as file:
-        file.write(_header(parts))
+        file.write(header((key, tensor) for part in parts for key, tensor in part.saved.items()))
         for part in parts:
             made = saved(part)
             for key, expected in part.saved.items():
                 tensor = made.pop(key)
                 if (tensor.shape, tensor.dtype) != (expected.shape, expected.dtype):
                     raise NotByPart(f"{key} becomes {tensor.dtype} {tuple(tensor.shape)}")
-                content = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()
-                file.write(memoryview(content))  # type: ignore[arg-type]
-                del tensor, content
+                file.write(content_of(tensor))
+                del tensor
     flush_to_disk(path)
 
 
@@ -105,22 +102,3 @@ def _divided(parts: list[Source]) -> list[list[Source]]:
         files[-1].append(part)
         size += part.bytes
     return files
-
-
-def _header(parts: list[Source]) -> bytes:
-    """The beginning of a safetensors file with these tensors in this order. The library writes whole files from memory;
-    of what it documents as its format this is all."""
-    content: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    at = 0
-    for part in parts:
-        for name, tensor in part.saved.items():
-            end = at + _bytes(tensor)
-            content[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, end]}
-            at = end
-    text = json.dumps(content, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
-
-
-def _bytes(tensor: torch.Tensor) -> int:
-    return math.prod(tensor.shape) * tensor.element_size()

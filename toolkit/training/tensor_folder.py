@@ -10,20 +10,19 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from io import RawIOBase
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 
-from toolkit.disk import file_sha256, flush_to_disk
 from toolkit.errors import InputError, RunFailed
 from toolkit.strategies.engines.base import on_host
 from toolkit.strategies.engines.pieces import Piece, Shape, Values, cut, overlap, whole
+from toolkit.training.blocks import BlockReader, Report
 from toolkit.training.manifest import read_bytes
+from toolkit.training.safetensors_file import offsets, write_tensors
 
 INDEX = "index.json"
 SCHEMA = "toolkit.checkpoint/2"
@@ -119,26 +118,29 @@ class TensorWriter:
 
 
 def _write(tensors: dict[str, torch.Tensor], path: Path, files: dict[str, Any]) -> None:
-    save_file(tensors, path, {"format": "pt"})
-    flush_to_disk(path)
-    files[path.name] = {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
+    files[path.name] = write_tensors(path, tensors)
 
 
 class TensorReader:
-    """Reads pieces of a folder's tensors, and of their files no more than these pieces. Files are read, not mapped: no
-    page of them stays in memory, and one that shrinks ends in an error instead of a signal."""
+    """Reads pieces of a folder's tensors, and of their files no more than the blocks that have these pieces. Files are
+    read, not mapped: no page of them stays in memory, and one that shrinks ends in an error instead of a signal."""
 
-    def __init__(self, folder: Path, index: Index) -> None:
+    def __init__(
+        self, folder: Path, index: Index, files: dict[str, Any] | None = None, report: Report | None = None
+    ) -> None:
+        """``files``: of the manifest, by which every block is validated that is read; without it none is. ``report``
+        gets what is damaged, and the values of that piece are anything; without it InputError is raised."""
         self.folder = folder
         self.index = index
-        self._offsets: dict[str, dict[str, int]] = {}
+        self._files, self._report = files or {}, report or _raise
+        self._opened: dict[str, tuple[BlockReader, dict[str, int]]] = {}
 
     def __contains__(self, name: str) -> bool:
         return name in self.index
 
     def get(self, name: str, piece: Piece | None = None) -> torch.Tensor:
         """The elements of a piece in a tensor of its own, flat if it is a range; without ``piece`` the whole tensor.
-        Raises InputError if the checkpoint lacks one of them."""
+        Raises InputError if the checkpoint lacks one of them, or reports it."""
         entry = self.index[name]
         wanted = piece or whole(entry.shape)
         found, count = torch.empty(wanted.numel, dtype=entry.dtype), 0
@@ -147,34 +149,44 @@ class TensorReader:
             if (first := next(runs, None)) is not None:
                 count += self._read(file, stored_name(name, there, entry.shape), chain([first], runs), found)
         if count != wanted.numel:
-            raise InputError(f"{self.folder}: {name}: {count} of {wanted.numel} elements are in its files")
+            self._report(f"{self.folder}: {name}: {count} of {wanted.numel} elements are in its files")
         return found.view(entry.shape if piece is None else piece.size)
 
     def _read(self, file: str, name: str, runs: Iterable[tuple[int, int, int]], found: torch.Tensor) -> int:
         """Read runs of a stored piece into ``found``; returns how many elements were there."""
         content, size = memoryview(found.view(torch.uint8).numpy()), found.element_size()  # type: ignore[arg-type]
-        count = 0
-        with (self.folder / file).open("rb", buffering=0) as opened:
-            if file not in self._offsets:
-                self._offsets[file] = _offsets(opened)
-            begin = self._offsets[file][name]
-            for at, place, length in runs:
-                opened.seek(begin + place * size)
-                rest = content[at * size : (at + length) * size]
-                while rest and (read := opened.readinto(rest)):  # a read gives 2 GiB at most
-                    rest = rest[read:]
-                count += length - len(rest) // size
-        return count
+        reader, begins = self._open(file)
+        if name not in begins:
+            return 0
+        begin = begins[name]
+        places = ((begin + place * size, content[at * size : (at + length) * size]) for at, place, length in runs)
+        return reader.read(places) // size
+
+    def _open(self, file: str) -> tuple[BlockReader, dict[str, int]]:
+        """The reader of a file, and where in it each tensor begins: the library tells no one."""
+        if file not in self._opened:
+            reader = BlockReader(self.folder / file, self._files.get(file), self._report)
+            self._opened[file] = reader, self._begins(file, reader)
+        return self._opened[file]
+
+    def _begins(self, file: str, reader: BlockReader) -> dict[str, int]:
+        length = bytearray(8)
+        if reader.read([(0, memoryview(length))]) < 8:
+            return {}
+        header = bytearray(min(int.from_bytes(length, "little"), (self.folder / file).stat().st_size))
+        reader.read([(8, memoryview(header))])
+        try:
+            return offsets(bytes(header))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            self._report(f"{self.folder / file}: damaged: {error}")
+            return {}
 
     def names(self) -> Iterator[str]:
         return iter(self.index)
 
 
-def _offsets(file: RawIOBase) -> dict[str, int]:
-    """Where each tensor of a safetensors file begins: the library tells no one."""
-    size = int.from_bytes(file.read(8) or b"", "little")
-    header = json.loads(file.read(size) or b"")
-    return {name: 8 + size + one["data_offsets"][0] for name, one in header.items() if name != "__metadata__"}
+def _raise(problem: str) -> None:
+    raise InputError(problem)
 
 
 def read_index(folder: Path, manifest: dict[str, Any]) -> tuple[Index, Index]:

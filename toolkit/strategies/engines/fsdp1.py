@@ -98,8 +98,8 @@ class Fsdp1Engine(Engine):
         mesh = self._device_mesh()
         self._group = None if mesh is None else mesh.get_group("dp_shard")
         waiting = sources(prepared.model)
-        _lend_memory(prepared.model, self.device)
-        with _on_mesh(mesh), _giving_back_units():
+        lent = _lend_memory(prepared.model, self.device)
+        with _on_mesh(mesh), _units_without_values(lent):
             self.model = self.accelerator.prepare_model(prepared.model)
         self.parameters = {_clean(name): p for name, p in self.model.named_parameters() if p.requires_grad}
         self._places = _places(self.model)
@@ -293,17 +293,34 @@ class Fsdp1Engine(Engine):
 
 
 @contextlib.contextmanager
-def _giving_back_units() -> Iterator[None]:
-    """Context in which the host's memory of a unit that has been whole goes back to the system when it is sharded
-    (torch 2.13.0 has units whole on their device, one after another). Its shard, which stays, may have got the
-    beginning of that memory: the next unit does not fit there, and glibc kept nearly the whole model."""
-    shard = FlatParamHandle.shard
+def _units_without_values(lent: set[int]) -> Iterator[None]:
+    """Context in which no process writes or copies a whole unit of parameters whose memory is ``lent`` (by address).
 
-    def wrapped(self: FlatParamHandle) -> None:
+    torch 2.13.0 has each unit whole on its device, put together from its parameters, before it is sharded. Here the
+    unit's memory is not written, so that a host has no pages of it, and goes back to the system with the shard: glibc
+    kept nearly the whole model, where a shard got the beginning of that memory and the next unit did not fit there.
+    The shard is zero until each parameter is read, and its padding stays so.
+    """
+    flatten, shard = FlatParamHandle.flatten_tensors, FlatParamHandle.shard
+    unwritten: set[int] = set()
+
+    def flattened(self: FlatParamHandle, tensors: list[torch.Tensor], aligned_numel: int) -> torch.Tensor:
+        if any(tensor.data_ptr() not in lent for tensor in tensors):
+            return flatten(self, tensors, aligned_numel)
+        size = flatten(self, [tensor.to("meta") for tensor in tensors], aligned_numel)
+        unwritten.add(id(self))
+        return torch.empty(size.shape, dtype=size.dtype, device=tensors[0].device)
+
+    def sharded(self: FlatParamHandle) -> None:
         shard(self)
+        if id(self) in unwritten:
+            self.flat_param.detach().zero_()
         give_back_memory()
 
-    with mock.patch.object(FlatParamHandle, "shard", wrapped):
+    with (
+        mock.patch.object(FlatParamHandle, "flatten_tensors", flattened),
+        mock.patch.object(FlatParamHandle, "shard", sharded),
+    ):
         yield
 
 
@@ -345,10 +362,10 @@ def _own_unit(module: nn.Module, recurse: bool, nonwrapped_numel: int, *, blocks
     return apart and not list(module.children()) and any(p.requires_grad for p in own)
 
 
-def _lend_memory(model: nn.Module, device: torch.device) -> None:
+def _lend_memory(model: nn.Module, device: torch.device) -> set[int]:
     """Give all parameters that are loaded by part the same memory, of the largest of them: FSDP1 makes its flat
     parameters out of tensors with memory (torch 2.13.0), whatever is in it, and each rank then reads its slices. On
-    the device: FSDP would move each there by itself, a unit's weights beside its flat parameter."""
+    the device: FSDP would move each there by itself, a unit's weights beside its flat parameter. Returns addresses."""
     largest: dict[torch.dtype, int] = {}
     waiting = [parameter for parameter in model.parameters() if parameter.is_meta]
     for parameter in waiting:
@@ -356,6 +373,7 @@ def _lend_memory(model: nn.Module, device: torch.device) -> None:
     lent = {dtype: torch.empty(size, dtype=dtype, device=device) for dtype, size in largest.items()}
     for parameter in waiting:
         set_values(parameter, lent[parameter.dtype][: parameter.numel()].view(parameter.shape))
+    return {memory.data_ptr() for memory in lent.values()}
 
 
 def _places(model: nn.Module) -> dict[int, Piece]:
