@@ -40,8 +40,15 @@ def family_recipe(family: str, adapter: bool, root: Path, data: dict[str, Any], 
     )
 
 
-@pytest.mark.parametrize("adapter", [False, True], ids=["full", "lora"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "adapter"),
+    [
+        pytest.param(family, adapter, id=f"{family}-{'lora' if adapter else 'full'}",
+                     marks=[] if at % 2 == adapter else [pytest.mark.slow])
+        for at, family in enumerate(FAMILIES)
+        for adapter in (False, True)
+    ],
+)  # fmt: skip
 def test_family_trains_as_the_plain_loop(
     family: str, adapter: bool, tiny_root: Path, family_data: dict[str, Any], group: WorkerGroup
 ) -> None:

@@ -63,8 +63,14 @@ def test_single_equals_the_plain_loop(tiny_root: Path) -> None:
     assert worst(found.weights, expected.weights)[0] < 1e-5
 
 
-@pytest.mark.parametrize("strategy", SPREAD)
-@pytest.mark.parametrize("checkpointing", ["none", "full", "selective"])
+@pytest.mark.parametrize(
+    ("strategy", "checkpointing"),
+    [
+        pytest.param(strategy, checkpointing, marks=[] if which == (1 + at % 2) else [pytest.mark.slow])
+        for at, strategy in enumerate(SPREAD)
+        for which, checkpointing in enumerate(["none", "full", "selective"])
+    ],
+)
 def test_lora_with_dropout_under_checkpointing(
     strategy: str, checkpointing: str, tiny_root: Path, group: WorkerGroup
 ) -> None:
