@@ -50,6 +50,9 @@ def plan(
     price: Annotated[
         list[str] | None, typer.Option(metavar="[NAME=]NUMBER", help="price of an hour of one device, for costs")
     ] = None,
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="neither take traces from disk nor keep them there")
+    ] = False,
     output: Annotated[
         str | None, typer.Option("-o", "--output", metavar="FILE", help="write the chosen recipe to FILE")
     ] = None,
@@ -64,6 +67,6 @@ def plan(
     request = Request(
         recipe, tuple(overrides or ()), gpu, memory, gpus, nodes, gpu_table, link, lora, length, micro,
         headroom, every, scale, calibrate, output, json_target, page, loop,
-        tuple(fit or ()), explain, tuple(price or ()), images, image_size,
+        tuple(fit or ()), explain, tuple(price or ()), images, image_size, not no_cache,
     )  # fmt: skip
     raise typer.Exit(plan_command(request))
