@@ -57,6 +57,8 @@ class Stopped(ToolkitError):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message; its class if it has none."""
-    lines = str(error).strip().splitlines()
+    """The first line of an error's message, with the second where it ends in a colon; its class if it has none."""
+    lines = [line.strip() for line in str(error).strip().splitlines()]
+    if len(lines) > 1 and lines[0].endswith(":"):
+        return f"{lines[0]} {lines[1]}"
     return lines[0] if lines else type(error).__name__

@@ -9,29 +9,20 @@ import json
 import statistics
 import sys
 import warnings
-from collections import Counter
 from pathlib import Path
 
 from benchmarks.outside import times
-from benchmarks.outside.allocator import fit, fitted_half
+from benchmarks.outside.accounts import accounts
+from benchmarks.outside.allocator import IN_PLAN, expected, fit, fitted_half, interval
 from benchmarks.outside.rows import GIB, Row, held_against
 
 
 def table(rows: list[Row]) -> list[str]:
-    """By source: allocated memory of exact rows, those that ran out of memory, the process; what is left out."""
+    """By source: allocated memory of exact rows, those that ran out of memory, the process."""
     lines: list[str] = []
     for source in dict.fromkeys(row.source for row in rows if not row.left_out):
         own = [row for row in rows if row.source == source and not row.left_out]
         lines += [f"## {source}", "", *_of_source(own), ""]
-    lines += [
-        "## Left out",
-        "",
-        "| source | left out because | exact rows | out of memory |",
-        "| --- | --- | --- | --- |",
-    ]
-    reasons = Counter((row.source, row.left_out) for row in rows if row.left_out and row.exact)
-    failed = Counter((row.source, row.left_out) for row in rows if row.left_out and not row.exact)
-    lines += [f"| {s} | {why} | {reasons[s, why]} | {failed[s, why]} |" for s, why in sorted({*reasons, *failed})]
     return lines
 
 
@@ -46,23 +37,19 @@ def _of_source(rows: list[Row]) -> list[str]:
 
 
 def _reserved(told: list[Row]) -> list[str]:
-    """Reserved bytes as a factor of the allocated ones: fitted on one half, told on the other."""
-    model = fit(told, lambda row: row.measured)
-    other = [row for row in told if not fitted_half(row)]
-    ends = {row.id: model.interval(row.predicted / GIB, row.device) for row in told}
-    inside = sum(ends[row.id][0] <= row.measured <= ends[row.id][1] for row in other)
+    """Reserved bytes, of a source that nothing was fitted to, and the interval of the plan without the context."""
+    ends = {row.id: interval(row) for row in told}
+    inside = sum(ends[row.id][0] <= row.measured <= ends[row.id][1] for row in told)
     lines = [
-        f"Reserved by allocated, fitted on {len(told) - len(other)} rows: {model.middle:.2f}, from {model.low:.2f} to "
-        f"{model.high:.2f}. Of the other {len(other)}, {inside} are inside.",
+        f"Reserved bytes: nothing is fitted to these {len(told)}; {inside} are inside the interval of the plan.",
         "",
-        "| row | configuration | reserved GiB | predicted: allocated GiB | predicted: reserved GiB | fitted to |",
+        "| row | configuration | reserved GiB | predicted: allocated GiB | predicted: reserved GiB | inside |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for row in told:
         low, high = ends[row.id]
-        half = "yes" if fitted_half(row) else "no"
         sizes = f"{row.measured:.2f} | {row.predicted / GIB:.2f} | {low:.1f} to {high:.1f}"
-        lines.append(f"| {row.id} | {row.what} | {sizes} | {half} |")
+        lines.append(f"| {row.id} | {row.what} | {sizes} | {'yes' if low <= row.measured <= high else 'no'} |")
     return lines
 
 
@@ -77,33 +64,47 @@ def _summary(told: list[Row]) -> str:
 
 
 def _process(told: list[Row]) -> list[str]:
-    rows = [row for row in told if row.process]
-    if sum(map(fitted_half, rows)) < 10:
+    rows = [row for row in told if row.process and row.parts is not None]
+    if sum(map(fitted_half, rows)) < 20:
         return []
-    model, other = fit(rows), [row for row in rows if not fitted_half(row)]
-    ends = [(row, *model.interval(row.predicted / GIB, row.device)) for row in other]
+    other = [row for row in rows if not fitted_half(row)]
+    ends = [(row, *interval(row)) for row in other]
     inside = sum(low <= row.process <= high for row, low, high in ends)
+    errors = [abs(expected(IN_PLAN, row) / row.process / GIB - 1) for row in other]
+    lines = ["", "Process (nvidia-smi), with the allocator's cache:", "",
+             "| numbers | fixed GiB | of what is transient | of the loss | measured by predicted |",
+             "| --- | --- | --- | --- | --- |"]  # fmt: skip
+    for name, one in ((f"fitted to {len(rows) - len(other)} rows", fit(rows)), ("in the plan", IN_PLAN)):
+        numbers = f"{one.fixed / GIB:.2f} | {one.transient:.3f} | {one.loss:.3f} | {one.low:.3f} to {one.high:.3f}"
+        lines.append(f"| {name} | {numbers} |")
+    width = statistics.median(high / low for _, low, high in ends)
     return [
+        *lines,
         "",
-        f"Process (nvidia-smi) by allocated, fitted on {len(rows) - len(other)} rows: {model.middle:.2f}, from "
-        f"{model.low:.2f} to {model.high:.2f} for eight of ten. Of the other {len(other)}, {inside} are inside.",
+        f"Of the other {len(other)} rows, {inside} are inside the interval of the plan; the median error of its middle "
+        f"is {statistics.median(errors):.1%}, the interval's upper end is {width:.2f} times the lower one (median). "
+        f"Outside: {_outside(ends)}.",
     ]
 
 
+def _outside(ends: list[tuple[Row, float, float]]) -> str:
+    found = [f"{row.id} ({row.process:.1f}, {low:.1f} to {high:.1f} GiB)" for row, low, high in ends
+             if not low <= row.process <= high]  # fmt: skip
+    return ", ".join(found) or "none"
+
+
 def _out_of_memory(told: list[Row], failed: list[Row]) -> list[str]:
+    """Rows that ran out: of memory for tensors, or within the interval of the process."""
     if not failed:
         return []
     over = sum(row.predicted / GIB >= row.device for row in failed)
     text = f"Out of memory: {over} of {len(failed)} rows are predicted to allocate more than the device has"
-    rows = [row for row in told if row.process]
-    if sum(map(fitted_half, rows)) < 10:
-        missed = [row for row in failed if row.predicted / GIB < row.device]
-        lines = ["", f"{text}."]
-    else:
-        model = fit(rows)
-        missed = [row for row in failed if model.interval(row.predicted / GIB, row.device)[1] < row.device]
-        reach = len(failed) - len(missed)
-        lines = ["", f"{text}; {reach} reach it within the interval of the process."]
+    missed = [row for row in failed if row.predicted / GIB < row.device]
+    if any(row.parts is not None for row in missed):
+        # At its upper end the interval is the device.
+        missed = [row for row in missed if row.parts is None or interval(row)[1] < 0.999 * row.device]
+        text += f"; {len(failed) - len(missed)} reach it within the interval of the process"
+    lines = ["", f"{text}."]
     return lines + [f"Not said: {row.id} ({row.what}: {row.predicted / GIB:.1f} GiB)" for row in missed]
 
 
@@ -118,7 +119,8 @@ def main() -> None:
     def show(told: str) -> None:
         print(told, file=sys.stderr)
 
-    text = "\n".join([*table(held_against(rows, show)), "", *times.table(rows, show)]) + "\n"
+    found = held_against(rows, show)
+    text = "\n".join([*accounts(rows, found), *table(found), "", *times.table(rows, show)]) + "\n"
     sys.stdout.write(text)
     if given.output:
         given.output.write_text(text, encoding="utf-8")

@@ -17,7 +17,10 @@ from torch import nn
 
 from benchmarks.outside import kernels, older
 from benchmarks.outside.models import MODELS
-from toolkit.planning.loops import LOOPS, Loop, LoopPrecision, adapters_in_float32, linear4bit, with_loss
+from toolkit.planning.allocator import Parts
+from toolkit.planning.loops import LOOPS, Loop, LoopPrecision
+from toolkit.planning.loops.rules import adapters_in_float32
+from toolkit.planning.loops.trainer import linear4bit, with_loss
 from toolkit.planning.predict import Planner
 from toolkit.planning.unneeded import without
 from toolkit.recipe.resolve import Precision, Resolved
@@ -155,5 +158,11 @@ def planned(row: dict[str, Any]) -> Iterator[tuple[Planner, Resolved]]:
 def predicted(row: dict[str, Any]) -> int:
     """Bytes at the peak of the step as `max_memory_allocated` counts them: with cuBLAS' workspaces, without the CUDA
     context."""
+    return int(parts(row).peak)
+
+
+def parts(row: dict[str, Any]) -> Parts:
+    """The same, with what a process takes more for."""
     with planned(row) as (planner, resolved):
-        return planner.memory(resolved).peak + WORKSPACE
+        found = Parts.of(planner.memory(resolved))
+    return replace(found, peak=found.peak + WORKSPACE)

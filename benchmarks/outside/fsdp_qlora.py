@@ -16,8 +16,10 @@ from typing import Any
 from benchmarks.outside import older
 from benchmarks.outside.fms import WORKSPACE, entering
 from benchmarks.outside.models import MODELS
-from toolkit.planning.loops import LOOPS, Loop, linear4bit
+from toolkit.planning.allocator import Parts
+from toolkit.planning.loops import LOOPS, Loop
 from toolkit.planning.loops.base import as_resolved
+from toolkit.planning.loops.trainer import linear4bit
 from toolkit.planning.predict import Planner
 from toolkit.planning.unneeded import without
 from toolkit.recipe.resolve import Resolved
@@ -77,5 +79,11 @@ def planned(row: dict[str, Any]) -> Iterator[tuple[Planner, Resolved]]:
 
 def predicted(row: dict[str, Any]) -> int:
     """Bytes allocated at the peak, cuBLAS' workspaces too."""
+    return int(parts(row).peak)
+
+
+def parts(row: dict[str, Any]) -> Parts:
+    """The same, with what a process takes more for."""
     with planned(row) as (planner, resolved):
-        return planner.memory(resolved).peak + WORKSPACE
+        found = Parts.of(planner.memory(resolved))
+    return replace(found, peak=found.peak + WORKSPACE)

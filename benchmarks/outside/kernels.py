@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from toolkit.planning.loops import linear4bit
-from toolkit.planning.work import kernel
+from toolkit.planning.loops.trainer import linear4bit
+from toolkit.planning.meter import kernel
 
 
 class FastNorm(torch.autograd.Function):

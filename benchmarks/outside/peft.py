@@ -74,4 +74,4 @@ def predicted(row: dict[str, Any]) -> int:
     held = strategy_of(resolved).memory_model()(skeleton.holdings, resolved)
     tokens = row["micro_batch"] * resolved.recipe.data.max_length
     gradients = held.trains * held.trained
-    return sum(held.resident.values()) + gradients + 2 * tokens * skeleton.vocabulary + WORKSPACE
+    return sum(held.resident.values()) + gradients + 2 * tokens * skeleton.contents().vocabulary + WORKSPACE

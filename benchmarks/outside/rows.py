@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.outside import fms, fsdp_qlora, litgpt, peft, torchtune
+from toolkit.planning.allocator import Parts
 
 GIB = 2**30
 SOURCES: dict[str, Any] = {module.SOURCE: module for module in (fms, fsdp_qlora, litgpt, peft, torchtune)}
@@ -35,6 +36,8 @@ class Row:
     process: float = 0.0
     device: float = 0.0
     """GiB that torch sees of the row's device; 0: not known."""
+    parts: Parts | None = None
+    """Of the prediction, where the process or reserved bytes were measured."""
     reserved: bool = False
     """Whether reserved bytes were measured: ``predicted`` are allocated ones all the same."""
 
@@ -74,10 +77,13 @@ def why_left_out(row: dict[str, Any]) -> str:
     return reason
 
 
-def predicted_bytes(row: dict[str, Any]) -> int:
-    """What is predicted for a row that is not left out."""
-    made: int = SOURCES[row["source_repo"]].predicted(row)
-    return made
+def predicted_bytes(row: dict[str, Any]) -> tuple[int, Parts | None]:
+    """What is predicted for a row that is not left out, and its parts where its source has those of a peak."""
+    source = SOURCES[row["source_repo"]]
+    if hasattr(source, "parts"):
+        parts: Parts = source.parts(row)
+        return int(parts.peak), parts
+    return source.predicted(row), None
 
 
 def held_against(
@@ -91,9 +97,9 @@ def held_against(
         reason = why_left_out(row)
         kind = getattr(SOURCES.get(row["source_repo"]), "KIND", "peak_allocated_gib")
         measured = 0.0 if row["outcome"] == "oom" else row.get(kind, 0.0)
-        made = Row(row["id"], described(row), measured, 0 if reason else predicted(row), reason, row["source_repo"],
-                   row["quality"] == "exact", row.get("peak_process_gib", 0.0), device_of(row),
-                   kind == "peak_reserved_gib")  # fmt: skip
+        size, parts = (0, None) if reason else predicted(row)
+        made = Row(row["id"], described(row), measured, size, reason, row["source_repo"], row["quality"] == "exact",
+                   row.get("peak_process_gib", 0.0), device_of(row), parts, kind == "peak_reserved_gib")  # fmt: skip
         told(f"{made.id} {made.what}")
         found.append(made)
     return found

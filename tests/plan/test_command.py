@@ -343,3 +343,31 @@ def test_a_sync_of_the_recipe_is_its_strategys_alone(tmp_path: Path) -> None:
     cells, left_out = make_cells(str(file), overrides, ["zero2", "fsdp1"], [], None)
     assert [cell.resolved.recipe.strategy.sync for cell in cells] == ["last", None, None], left_out
     assert with_strategy(asked, "zero2", 2).recipe.strategy.sync is None
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        pytest.param({"hidden_size": None, "intermediate_size": None}, "it has no width (hidden_size)", id="no width"),
+        pytest.param({"num_hidden_layers": None}, "it has no number of layers (num_hidden_layers)", id="no layers"),
+        pytest.param(
+            {"max_position_embeddings": 512},
+            "data.max_length: 1,024 tokens are more than the model's 512",
+            id="rows beyond the model's limit",
+        ),
+        pytest.param({"model_type": "no_such"}, "Unrecognized model identifier: no_such.", id="no such architecture"),
+        pytest.param(
+            {"num_attention_heads": 7},
+            "Class validation error for validator 'validate_architecture': ",
+            id="sizes that do not go together",
+        ),
+    ],
+)
+def test_a_config_that_no_plan_can_be_made_of_is_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({key: value for key, value in (BIG | change).items() if value is not None}))
+    with pytest.raises(InputError) as refused:
+        plan_command(Request(str(file), gpu="h100", length=1024))
+    assert said in str(refused.value)
+    assert len(str(refused.value)) < 250
+    assert refused.value.exit_code == 2

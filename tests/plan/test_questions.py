@@ -14,7 +14,6 @@ from toolkit.planning.answers import prices_of
 from toolkit.planning.command import Planned, Request, make_plan
 from toolkit.planning.hardware import devices
 from toolkit.planning.layers import repeated, with_layers
-from toolkit.planning.predict import Planner
 from toolkit.planning.questions import largest
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve
@@ -46,7 +45,7 @@ def test_the_longest_rows_and_largest_micro_batch_fit_and_the_next_do_not(config
     assert length % 64 == 0
     assert 1024 < length < 100_000
     for rows, fits in ((length, True), (length + 64, False)):
-        planner = Planner(search.asked, rows, search.planner.skeleton)
+        planner = search.planner.of_length(rows)
         assert search.candidate(search.asked, planner=planner).fits == fits
     assert micro > 1
     values = search.asked.recipe.model_dump(exclude_unset=True)

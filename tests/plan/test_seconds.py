@@ -12,12 +12,13 @@ import torch
 from benchmarks.outside import foundry, peft, times
 from plan.test_outside import LLAMA3, NEW, OLD, QFOAK, row
 from toolkit.planning.hardware import device_named
+from toolkit.planning.meter import Meter, kernel
 from toolkit.planning.predict import Planner
 from toolkit.planning.reached import reached
 from toolkit.planning.search import Search
 from toolkit.planning.segments import Segment
 from toolkit.planning.time import Rates, amounts, computing, handled_bytes, step_seconds, update_passes
-from toolkit.planning.work import Meter, Work, kernel
+from toolkit.planning.work import Work
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve, strategy_of
 

@@ -11,6 +11,7 @@ import torch
 
 from plan.cells import LLAMA, LORA, MODELS, Cell
 from toolkit.errors import InputError
+from toolkit.model.chunk_size import CHUNK_BYTES
 from toolkit.planning import trace as tracing
 from toolkit.planning.autocast import ActedAutocast, NotActedOut
 from toolkit.planning.hardware import Device
@@ -210,9 +211,8 @@ def test_another_error_is_not_traced_again(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_chunks_of_the_fused_loss_do_not_grow_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """With few rows all logits are one chunk; what two larger traces give is what a trace of its own does."""
-    from toolkit.model import head_loss
 
-    monkeypatch.setitem(head_loss.CHUNK_BYTES, "cuda", 4 * LLAMA["vocab_size"] * 150)
+    monkeypatch.setitem(CHUNK_BYTES, "cuda", 4 * LLAMA["vocab_size"] * 150)
     made = planner(loss="fused")
     for micro in (1, 3, 8, 12):
         put_together = made.segments("none", micro, "cast")

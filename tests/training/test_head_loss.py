@@ -12,7 +12,7 @@ from torch.nn import functional
 from tiny import LLAMA, recipe_dict
 from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
-from toolkit.model import head_loss
+from toolkit.model.chunk_size import CHUNK_BYTES
 from toolkit.model.head_loss import linear_cross_entropy
 from toolkit.planning.live import LiveBytes
 from toolkit.recipe.resolve import Resolved
@@ -35,7 +35,7 @@ def plain_loss(hidden: Any, weight: Any, bias: Any, targets: Any) -> torch.Tenso
 def test_loss_and_gradients_are_those_of_the_logits(
     biased: bool, autocast: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(head_loss.CHUNK_BYTES, "cpu", 4 * 50 * 7)  # seven rows to a chunk, the last one short
+    monkeypatch.setitem(CHUNK_BYTES, "cpu", 4 * 50 * 7)  # seven rows to a chunk, the last one short
     torch.manual_seed(0)
     tensors = [torch.randn(40, 16), torch.randn(50, 16)] + ([torch.randn(50)] if biased else [])
     targets = torch.randint(0, 50, (40,))
@@ -75,7 +75,7 @@ def peak(loss: str, length: int) -> int:
 
 
 def test_memory_does_not_grow_with_vocabulary_times_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(head_loss.CHUNK_BYTES, "cpu", 4 * 16384 * 64)
+    monkeypatch.setitem(CHUNK_BYTES, "cpu", 4 * 16384 * 64)
     logits = 4 * 16384  # bytes of one token's, in float32
     plain, fused = ([peak(loss, length) for length in (512, 1536)] for loss in ("plain", "fused"))
     # Logits, their softmax and its gradient: two of them at once at least.

@@ -13,7 +13,7 @@ from jobs import resolved_from
 from tiny import LLAMA, make_llama, recipe_dict
 from toolkit.data.collate import MicroBatch
 from toolkit.errors import InputError
-from toolkit.model import head_loss
+from toolkit.model.chunk_size import CHUNK_BYTES
 from toolkit.model.embedding_noise import noise_scale, noised_calls
 from toolkit.model.freezing import Frozen, freeze_matching
 from toolkit.model.head_loss import linear_cross_entropy, multiplied_by
@@ -134,7 +134,7 @@ ROUNDING = 1e-6
 
 @pytest.mark.parametrize("terms", TERMS)
 def test_the_fused_loss_is_its_definition(terms: LossTerms, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(head_loss.CHUNK_BYTES, "cpu", 4 * 50 * 7)  # several chunks
+    monkeypatch.setitem(CHUNK_BYTES, "cpu", 4 * 50 * 7)  # several chunks
     hidden, weight, bias, targets = drawn()
     ours = [x.clone().requires_grad_() for x in (hidden, weight, bias)]
     right = [x.double().requires_grad_() for x in (hidden, weight, bias)]

@@ -17,13 +17,10 @@ from torch import nn
 from torch.nn import functional
 
 from toolkit.errors import InputError
+from toolkit.model.chunk_size import CHUNK_BYTES
 from toolkit.model.loss_terms import CROSS_ENTROPY, LossTerms
 from toolkit.recipe.resolve import Resolved
 from toolkit.tasks.labels import IGNORED
-
-CHUNK_BYTES = {"cuda": 256 * 2**20, "cpu": 16 * 2**20}
-"""Bytes of a chunk's float32 logits. A GPU reads the whole head for every chunk, so chunks have to be large enough for
-the products to outweigh that (at 128k tokens of vocabulary, 500 rows); a CPU is better off near its caches."""
 
 
 @dataclass

@@ -184,7 +184,9 @@ def _config(resolved: Resolved, pad_token_id: int | None) -> PretrainedConfig:
             config = AutoConfig.for_model(**spec.config)
     except Exception as error:  # each config class checks what it was given in its own way
         where = "path" if spec.path else "config"
-        raise InputError(f"{resolved.source}: model.{where}: {first_line(error)}") from None
+        # transformers names all of its hundreds of architectures.
+        why = first_line(error).partition(" Should contain one of")[0]
+        raise InputError(f"{resolved.source}: model.{where}: {why}") from None
     if resolved.stored is not None:
         leave_heads(config, resolved) if spec.path is not None else without_marks(config)
     if spec.num_labels is not None:

@@ -90,7 +90,7 @@ def applied(speeds: Speeds, asked: Resolved, together: Resolved, device: Device,
     """The device and the rates under which what was timed is what is predicted."""
     planner = Planner.of(together, asked.recipe.data.max_length)
     segments = planner.segments(together.recipe.activation_checkpointing, together.micro_size, "autocast")
-    holdings = planner.skeleton.holdings
+    holdings = planner.holdings
     reached = sum(flops(segments, list(holdings.order))) / ((speeds.rows.first + speeds.rows.last) / 2)
     reached *= 1.0 if together.precision.compute != "float32" else 2.0  # in terms of the 16-bit rate: see time.py
     moved = update_passes(together) * holdings.elements(True) * BYTES[together.precision.trainable] / speeds.rows.update

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from toolkit.planning.hardware import GIB
-from toolkit.planning.head import LIGER_UNKNOWN
 from toolkit.planning.memory import Memory
 from toolkit.planning.storage import Storage
 from toolkit.planning.time import Seconds
 from toolkit.recipe.resolve import Resolved
 from toolkit.tasks import task_of
+
+LIGER_UNKNOWN = "loss from liger_kernel"
+"""What is counted is the toolkit's own chunked loss; that kernel's chunks are of another size."""
 
 
 @dataclass
@@ -33,10 +35,21 @@ class Candidate:
     storage: Storage = dataclasses.field(default_factory=Storage)
     sent: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """Bytes that a device sends in a step, by axis of the mesh; ``all``: in collectives of all ranks."""
+    interval: tuple[int, int] | None = None
+    """Bytes that the process takes on a GPU, from and to (toolkit/planning/allocator.py); None on a CPU."""
+    loop: str = "toolkit"
+    """The training loop that is planned for."""
 
     @property
     def peak(self) -> int:
         return self.memory.peak + self.reserve
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Of all devices; None without a time."""
+        if self.seconds is None:
+            return None
+        return self.resolved.global_size * self.resolved.recipe.data.max_length / self.seconds.total
 
     @property
     def fits(self) -> bool:
@@ -111,6 +124,9 @@ class Candidate:
             "tokens_per_micro_batch": self.resolved.micro_size * recipe.data.max_length // self.resolved.mesh.context,
             "fits": self.fits,
             "peak_bytes": self.peak,
+            "interval": None if self.interval is None else list(self.interval),
+            "loop": self.loop,
+            "tokens_per_second": self.tokens_per_second,
             "host_bytes": self.host,
             "host_load_bytes": self.host_loading,
             "disk": self.storage.to_json(),

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from toolkit.disk import write_text
 from toolkit.errors import InputError
 from toolkit.planning.hardware import Device, device_named, devices
+from toolkit.planning.sizes import check_sizes
 from toolkit.planning.unneeded import without
 from toolkit.recipe.load import apply_overrides, recipe_from, source_of, validate
 from toolkit.recipe.positions import parse
@@ -68,6 +69,8 @@ class Request:
     """Width and height in pixels, «1024x768»."""
     disk: float | None = None
     """GB/s of a node's disk."""
+    cache: bool = True
+    """Whether traces are taken from disk and kept there (toolkit/planning/cache.py)."""
 
 
 def plan_command(request: Request) -> int:
@@ -114,7 +117,9 @@ def make_plan(request: Request) -> Planned:
     """Predict memory and time; writes the chosen recipe where ``request.output`` says so. Raises InputError."""
     warnings.filterwarnings("ignore")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    with _nothing_collected() as kept:
+    from toolkit.planning.cache import caching, default_folder
+
+    with _nothing_collected() as kept, caching(default_folder() if request.cache else None):
         return _plan(request, kept)
 
 
@@ -147,6 +152,7 @@ def _plan(request: Request, kept: Callable[[], None]) -> Planned:
     from toolkit.planning.loops import LOOPS, check_loop
 
     check_loop(request.loop, asked)
+    check_sizes(asked)
     from toolkit.planning.choice import choose, other_training, smallest_change, why_chosen
     from toolkit.planning.images import Images
     from toolkit.planning.search import Search

@@ -53,6 +53,9 @@ def plan(
     disk: Annotated[
         float | None, typer.Option(help="GB/s of a node's disk: how long loading, saving and resuming take")
     ] = None,
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="neither take traces from disk nor keep them there")
+    ] = False,
     output: Annotated[
         str | None, typer.Option("-o", "--output", metavar="FILE", help="write the chosen recipe to FILE")
     ] = None,
@@ -67,6 +70,6 @@ def plan(
     request = Request(
         recipe, tuple(overrides or ()), gpu, memory, gpus, nodes, gpu_table, link, lora, length, micro,
         headroom, every, scale, calibrate, output, json_target, page, loop,
-        tuple(fit or ()), explain, tuple(price or ()), images, image_size, disk,
+        tuple(fit or ()), explain, tuple(price or ()), images, image_size, disk, not no_cache,
     )  # fmt: skip
     raise typer.Exit(plan_command(request))

@@ -10,16 +10,9 @@ import torch
 from torch import nn
 
 from toolkit.model import head_loss
+from toolkit.model.chunk_size import CHUNK_BYTES
 from toolkit.model.loss_terms import CROSS_ENTROPY, LossTerms
 from toolkit.recipe.resolve import Resolved
-
-LIGER_UNKNOWN = "loss from liger_kernel"
-"""What is counted is the toolkit's own chunked loss; that kernel's chunks are of another size."""
-
-
-def chunk_rows(device: str, vocabulary: int) -> int:
-    """Tokens of one chunk on ``device`` («cuda» or «cpu»)."""
-    return max(1, head_loss.CHUNK_BYTES[device] // (4 * vocabulary))
 
 
 @contextlib.contextmanager
@@ -50,15 +43,15 @@ def acted_head(model: nn.Module, resolved: Resolved, device: str, rows: int) -> 
         factor, wanted = head_loss.known_factor(), torch.is_grad_enabled()
         return head_loss._ChunkedLoss.apply(hidden, weight, bias, targets, factor, dtype, wanted, terms)
 
-    right, chunk = head_loss.linear_cross_entropy, dict(head_loss.CHUNK_BYTES)
+    right, chunk = head_loss.linear_cross_entropy, dict(CHUNK_BYTES)
     head_loss.linear_cross_entropy = acted
     # Tensors of a trace are on the meta device or a fake CPU.
-    head_loss.CHUNK_BYTES |= dict.fromkeys(("cpu", "meta", "cuda"), chunk[device])
+    CHUNK_BYTES.update(dict.fromkeys(("cpu", "meta", "cuda"), chunk[device]))
     try:
         yield
     finally:
         head_loss.linear_cross_entropy = right
-        head_loss.CHUNK_BYTES.clear()
-        head_loss.CHUNK_BYTES |= chunk
+        CHUNK_BYTES.clear()
+        CHUNK_BYTES.update(chunk)
         for module in fused:
             module.__dict__.pop("forward", None)

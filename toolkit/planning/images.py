@@ -1,26 +1,18 @@
-"""Images in planned rows, and tracing models that compute the places of images.
-
-How many patches a model makes, and where their features go among the tokens, depends on values: of grids, ids and
-masks. So a trace of such a model computes whatever no weight, activation or pixel went into, and has shapes alone for
-the rest.
-"""
+"""Images in planned rows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_iter
-
-from toolkit.data.media import kinds_of_config
 from toolkit.errors import InputError
 from toolkit.recipe.resolve import Resolved
 from toolkit.tasks import task_of
 from toolkit.tasks.image_shapes import Size, image_shape, image_token, size_step
+
+if TYPE_CHECKING:
+    import torch
 
 _LARGE = 1024
 
@@ -71,6 +63,10 @@ class Images:
     def batch(self, config: Any, task: str, micro: int, length: int) -> dict[str, torch.Tensor]:
         """A micro-batch of rows of ``length`` tokens that begin with the images, without mask and labels: int64
         (micro, length), float32 features as the processor makes them."""
+        import torch
+
+        from toolkit.data.media import kinds_of_config
+
         values = config.to_dict()
         ids, features = self.in_row(values, task, length)
         token = image_token(values)
@@ -96,29 +92,3 @@ def _fitting(config: Mapping[str, Any], step: int | None, count: int, length: in
     # Two tokens frame an image.
     found = (side for side in sides if count * (image_shape(config, (side, side)).tokens + 2) < length)
     return (next(found, sides[-1]),) * 2
-
-
-class Values(TorchDispatchMode):
-    """Inside torch's fake mode: operations on tensors with values are computed, those that meet one without are not."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if any(isinstance(item, FakeTensor) for item in tree_iter((args, kwargs))):
-            if func in _INDEXED:
-                args = (args[0], _numbers(args[1]), *args[2:])
-            return func(*args, **kwargs)
-        with _disable_current_modes():
-            return func(*args, **kwargs)
-
-
-_INDEXED = (torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default)
-
-
-def _numbers(indices: Sequence[Any]) -> list[Any]:
-    """Masks that have values as the numbers of their places: how many these are is a shape, which a mask hides."""
-    found: list[Any] = []
-    for index in indices:
-        mask = isinstance(index, torch.Tensor) and index.dtype == torch.bool and not isinstance(index, FakeTensor)
-        with _disable_current_modes():
-            found += index.nonzero().unbind(1) if mask else [index]
-    return found

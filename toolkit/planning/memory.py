@@ -32,12 +32,13 @@ class Place:
 @dataclass
 class Memory:
     """``phases``: the highest bytes of each; ``breakdown``: the terms at the highest of all; ``line``: one step,
-    place by place, without loading and saving."""
+    place by place, without loading and saving. ``stays``: bytes of weights and moments, for the whole step."""
 
     phases: dict[str, int] = field(default_factory=dict)
     breakdown: dict[str, int] = field(default_factory=dict)
     peak: int = 0
     peak_phase: str = ""
+    stays: int = 0
     line: list[Place] = field(default_factory=list)
 
     def see(self, phase: str, terms: dict[str, int]) -> None:
@@ -52,7 +53,7 @@ class Memory:
 def walk(points: Iterable[Point], held: MemoryModel, accumulation: int) -> Memory:
     """The memory of loading, of a window's last micro-batch and its optimizer step, when every buffer and moment is
     there, and of saving."""
-    memory = Memory()
+    memory = Memory(stays=sum(held.resident.values()))
     nothing = dict.fromkeys(TERMS, 0)
     if held.overlap:
         # On a CPU the device is the host, where every process loads the whole model: Candidate.host_loading.

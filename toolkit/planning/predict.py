@@ -4,21 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from toolkit.data.spread import takes_one_row
-from toolkit.planning import reuse
-from toolkit.planning.head import chunk_rows
+from toolkit.model.chunk_size import chunk_rows
+from toolkit.planning import cache, reuse
+from toolkit.planning.contents import Contents
 from toolkit.planning.images import Images
 from toolkit.planning.loops import LOOPS, Loop
 from toolkit.planning.memory import Memory, walk
 from toolkit.planning.profile import Point, expand, held_bytes, interpolate, leaking
 from toolkit.planning.segments import Segment, Shape, Traced
-from toolkit.planning.skeleton import Skeleton, build, build_as_is
-from toolkit.planning.trace import trace
 from toolkit.recipe.resolve import Precision, Resolved
 from toolkit.recipe.schema import CheckpointingName
 from toolkit.strategies import strategy_of
-from toolkit.strategies.memory.base import Compute
+from toolkit.strategies.memory.base import Compute, Holdings
+
+if TYPE_CHECKING:
+    from toolkit.planning.skeleton import Skeleton
+
+
+@dataclass
+class Model:
+    """A recipe's model as ``loop`` trains it: its skeleton is built when the first trace wants it."""
+
+    resolved: Resolved
+    loop: Loop
+
+    @cached_property
+    def skeleton(self) -> Skeleton:
+        """Raises InputError if the model cannot be built from its config."""
+        from toolkit.planning.skeleton import build, build_as_is
+
+        if self.loop.model is None:
+            return build(self.resolved)
+        trained = self.loop.trained(self.resolved)
+        return build_as_is(trained, self.loop.model(trained))
 
 
 @dataclass
@@ -31,13 +53,18 @@ class Planner:
 
     resolved: Resolved
     length: int
-    skeleton: Skeleton
+    model: Model
     loop: Loop = LOOPS["toolkit"]
     images: Images | None = None
     traces: dict[Shape, Traced] = field(default_factory=dict)
     expanded: dict[tuple[Shape, bool], list[Point]] = field(default_factory=dict)
     divided: dict[int, Planner] = field(default_factory=dict)
     """Of the same rows, by how many ranks divide the layers: each has its own skeleton."""
+
+    def __post_init__(self) -> None:
+        self._entry = cache.entry(self.resolved, self.length, self.loop, self.images)
+        if self._entry is None or self._entry.contents is None:
+            _ = self.contents  # a model that cannot be built is told before anything is planned
 
     @classmethod
     def of(cls, resolved: Resolved, length: int, loop: str | Loop = "toolkit", images: Images | None = None) -> Planner:
@@ -50,9 +77,7 @@ class Planner:
         images = images or Images.of(resolved, None, None)
         planner = reuse.kept(resolved, length, found, images)
         if planner is None:
-            trained = resolved if found.model is None else found.trained(resolved)
-            made = build(resolved) if found.model is None else build_as_is(trained, found.model(trained))
-            planner = cls(resolved, length, made, found, images)
+            planner = cls(resolved, length, Model(resolved, found), found, images)
             reuse.add(planner)
         return planner
 
@@ -60,7 +85,7 @@ class Planner:
         """One for rows of another length, or one that is kept."""
         planner = reuse.kept(self.resolved, length, self.loop, self.images)
         if planner is None:
-            planner = Planner(self.resolved, length, self.skeleton, self.loop, self.images)
+            planner = Planner(self.resolved, length, self.model, self.loop, self.images)
             reuse.add(planner)
         return planner
 
@@ -80,18 +105,18 @@ class Planner:
         """
         strategy = strategy_of(resolved)
         resolved = self.loop.trained(resolved)
-        held = strategy.memory_model()(self.skeleton.holdings, resolved)
+        held = strategy.memory_model()(self.holdings, resolved)
         shape, away = self._shape(resolved, held.compute_as), resolved.recipe.activation_offload
         if (shape, away) not in self.expanded:
-            self.expanded[shape, away] = list(expand(self._segments(shape), self.skeleton.holdings.order, away))
+            self.expanded[shape, away] = list(expand(self._segments(shape), self.holdings.order, away))
         points: Iterable[Point] = self.expanded[shape, away]
         if self.loop.reentrant and held.leaks_inputs and shape.checkpointing == "full":
-            points = leaking(points, self._segments(shape), self.skeleton.holdings.order)
+            points = leaking(points, self._segments(shape), self.holdings.order)
         return walk(points, held, resolved.accumulation)
 
     def held(self, resolved: Resolved) -> int:
         """Bytes that blocks hold from their forward to their backward, wherever these are."""
-        return held_bytes(self.segments_of(resolved), self.skeleton.holdings.order)
+        return held_bytes(self.segments_of(resolved), self.holdings.order)
 
     def away(self, resolved: Resolved) -> int:
         """Bytes of activations that wait in host memory, for one device."""
@@ -115,7 +140,34 @@ class Planner:
         """What stands in each row, in words, where that is more than tokens."""
         if self.images is None:
             return []
-        return [self.images.told(self.skeleton.config.to_dict(), self.resolved.recipe.model.task, self.length)]
+        if self._entry is None or self._entry.told is None:
+            config = self.skeleton.config.to_dict()
+            told = [self.images.told(config, self.resolved.recipe.model.task, self.length)]
+            if self._entry is None:
+                return told
+            self._entry.tell(told)
+        assert self._entry.told is not None
+        return self._entry.told
+
+    @property
+    def skeleton(self) -> Skeleton:
+        """The short model that is traced; built if it is not there yet."""
+        return self.model.skeleton
+
+    @cached_property
+    def contents(self) -> Contents:
+        """The model's weights and sizes, from disk where they are kept."""
+        if self._entry is None:
+            return self.skeleton.contents()
+        if self._entry.contents is None:
+            self._entry.describe(self.skeleton.contents())
+        assert self._entry.contents is not None
+        return self._entry.contents
+
+    @property
+    def holdings(self) -> Holdings:
+        """The weights of the whole model."""
+        return self.contents.holdings
 
     @property
     def slowly(self) -> list[str]:
@@ -153,14 +205,14 @@ class Planner:
         are two whole ones."""
         small = 2
         if shape.fused:
-            two_chunks = 2 * chunk_rows(self.resolved.device, self.skeleton.vocabulary)
+            two_chunks = 2 * chunk_rows(self.resolved.device, self.contents.vocabulary)
             while small * (shape.length // shape.parts - 1) < two_chunks and small < shape.micro:
                 small *= 2
         return small
 
     def _same_as(self, compute: Compute) -> Compute:
         """Ways of computing that come to the same for this recipe share their traces."""
-        frozen = self.skeleton.holdings.elements(False)
+        frozen = self.holdings.elements(False)
         if compute == "deepspeed-linear" and not frozen:
             return "cast"
         precision = self.precision
@@ -170,9 +222,17 @@ class Planner:
 
     def _trace(self, shape: Shape) -> Traced:
         if shape not in self.traces:
-            recipe = self.resolved.recipe
-            self.traces[shape] = trace(self.skeleton, shape, self.precision, self.resolved.device, recipe.model.task)
+            kept = None if self._entry is None else self._entry.trace(shape)
+            self.traces[shape] = kept or self._run(shape)
         return self.traces[shape]
+
+    def _run(self, shape: Shape) -> Traced:
+        from toolkit.planning.trace import trace
+
+        traced = trace(self.skeleton, shape, self.precision, self.resolved.device, self.resolved.recipe.model.task)
+        if self._entry is not None:
+            self._entry.add(traced)
+        return traced
 
 
 def masks_rows(resolved: Resolved) -> bool:

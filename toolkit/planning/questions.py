@@ -16,6 +16,7 @@ from toolkit.planning.layers import with_layers
 from toolkit.planning.loops import check_loop
 from toolkit.planning.predict import Planner
 from toolkit.planning.search import Search
+from toolkit.planning.sizes import positions
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve, strategies
@@ -95,9 +96,7 @@ def _found(search: Search, highest: int, at: Callable[[int], Candidate]) -> tupl
 
 
 def _length(search: Search) -> Answer:
-    config = search.planner.skeleton.config
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    limit = int(getattr(text, "max_position_embeddings", 0) or 0) or 1 << 20
+    limit = positions(search.asked.facts.config or {}) or 1 << 20
 
     def at(steps: int) -> Candidate:
         planner = search.planner.of_length(min(steps * _STEP, limit))
@@ -195,7 +194,7 @@ def _model(search: Search) -> Answer:
         model = search.asked.recipe.model.model_dump(exclude_unset=True, exclude={"path"})
         varied = _variant(search, model=model | {"config": with_layers(kept, layers)})
         planner = Planner.of(varied, search.planner.length, search.planner.loop, search.planner.images)
-        counted[layers] = planner.skeleton.holdings.elements(whole=True)
+        counted[layers] = planner.holdings.elements(whole=True)
         return search.candidate(varied, planner=planner)
 
     layers, found = _found(search, _LAYERS, at)

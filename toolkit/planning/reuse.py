@@ -33,7 +33,7 @@ def kept(resolved: Resolved, length: int, loop: Loop, images: Images | None) -> 
     """A planner of the same model, training and rows, if one is kept."""
     if not _limit:
         return None
-    key = _key(resolved, length, loop, images)
+    key = planner_key(resolved, length, repr(loop), images)
     if key in _kept:
         _kept.move_to_end(key)
     return _kept.get(key)
@@ -42,12 +42,13 @@ def kept(resolved: Resolved, length: int, loop: Loop, images: Images | None) -> 
 def add(planner: Planner) -> None:
     """Keep one more, and let the one go that was used longest ago."""
     if _limit:
-        _kept[_key(planner.resolved, planner.length, planner.loop, planner.images)] = planner
+        _kept[planner_key(planner.resolved, planner.length, repr(planner.loop), planner.images)] = planner
         while len(_kept) > _limit:
             _kept.popitem(last=False)
 
 
-def _key(resolved: Resolved, length: int, loop: Loop, images: Images | None) -> str:
+def planner_key(resolved: Resolved, length: int, loop: str, images: Images | None) -> str:
+    """What the traces and the contents of a planner depend on, as JSON. ``loop``: what tells loops apart."""
     values = resolved.recipe.model_dump(mode="json", exclude={*_VARIED, *_ELSEWHERE, "data"})
     # The rate and the decay's size change no memory; which weights decay, and the optimizer, do.
     optimizer = {key: value for key, value in values.pop("optimizer").items() if key not in ("lr", "max_grad_norm")}
@@ -61,7 +62,7 @@ def _key(resolved: Resolved, length: int, loop: Loop, images: Images | None) -> 
                      str(resolved.stored), resolved.loss_kernel, resolved.recipe.strategy.wrap, resolved.mesh.tensor],
         "new tokens": resolved.recipe.tokenizer.model_dump(mode="json") if resolved.recipe.tokenizer.added else None,
         "length": length,
-        "loop": repr(loop),
+        "loop": loop,
         "images": repr(images),
     }  # fmt: skip
     return json.dumps(told, sort_keys=True, default=str)

@@ -37,7 +37,7 @@ def show(
 
     asked = search.asked
     recipe, device = asked.recipe, search.device
-    holdings = search.planner.skeleton.holdings
+    holdings = search.planner.holdings
     name = recipe.model.path or (recipe.model.config or {}).get("model_type", "model")
     out = sys.stdout
     rows = f"length {search.planner.length}"
@@ -61,6 +61,10 @@ def show(
         out.write(f"  … {hidden} more; --all shows every candidate\n")
     out.write("  █ weights, gradients, optimizer  ▒ activations  ▓ logits and loss  ░ buffers, context\n")
     out.write(f"\none step of {candidates[0].label}\n{_time_line(candidates[0])}\n")
+    if (ends := candidates[0].interval) is not None:
+        out.write(
+            f"expected in nvidia-smi, with the allocator's cache: {ends[0] / GIB:.1f} to {ends[1] / GIB:.1f} GiB\n"
+        )
     out.write(f"host memory of a node while its processes load: {candidates[0].host_loading / GIB:.1f} GiB\n")
     if request.disk is not None:
         out.write(candidates[0].storage.line(request.disk) + "\n")
@@ -120,8 +124,7 @@ def _line(candidate: Candidate, label: int, why: str | None) -> str:
     mark = " " if candidate.fits else "✗"
     text = f"  {candidate.label:<{label}}  {_bar(candidate)}{mark} {candidate.peak / GIB:6.1f} GiB"
     if candidate.seconds is not None:
-        tokens = candidate.resolved.global_size * candidate.resolved.recipe.data.max_length
-        text += f"  {candidate.seconds.total:7.2f} s {tokens / candidate.seconds.total:>9,.0f} tok/s"
+        text += f"  {candidate.seconds.total:7.2f} s {candidate.tokens_per_second:>9,.0f} tok/s"
     notes = [why] if why else []
     if candidate.asked:
         notes.append("this recipe")

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from toolkit.errors import InputError
+from toolkit.planning.allocator import CONTEXT, Parts, process_interval
 from toolkit.planning.candidate import Candidate
-from toolkit.planning.hardware import GIB, Device
+from toolkit.planning.hardware import Device
 from toolkit.planning.images import Images
 from toolkit.planning.loops import check_loop
 from toolkit.planning.predict import Planner
@@ -20,8 +21,6 @@ from toolkit.recipe.schema import Recipe
 from toolkit.recipe.strategy_names import OWN_KEYS
 from toolkit.strategies import resolve, strategies, strategy_of
 
-CONTEXT = int(0.5 * GIB)
-"""CUDA context, NCCL and loaded kernels: assumed, since no GPU has been measured (see docs/planning.md)."""
 WORKSPACE = 32 * 2**20
 """cuBLAS workspace of one stream on Hopper, 8 MiB before (PyTorch docs, CUDA semantics, «cuBLAS workspaces»)."""
 
@@ -57,22 +56,24 @@ class Search:
         """Predict one. Raises InputError if the model cannot be traced."""
         planner = (planner or self.planner).for_layers_of(resolved)
         memory = planner.memory(resolved)
-        held = strategy_of(resolved).memory_model()(planner.skeleton.holdings, resolved)
+        held = strategy_of(resolved).memory_model()(planner.holdings, resolved)
         segments = planner.segments_of(resolved)
         reserve = _reserve(resolved)
         away = planner.away(resolved)
-        seconds = step_seconds(resolved, planner.skeleton.holdings, segments, self.device, self.rates, away)
+        seconds = step_seconds(resolved, planner.holdings, segments, self.device, self.rates, away)
         host = (sum(held.host.values()) + away) * resolved.recipe.machine.processes
         own, shared = held.host_loading()
         loading = own * resolved.recipe.machine.processes + shared
-        holdings = planner.skeleton.holdings
+        holdings = planner.holdings
         sent = strategy_of(resolved).traffic(resolved, holdings).by_axis(resolved.accumulation)
         if (parts := exchanged(segments, list(holdings.order), resolved.mesh)).size:
             sent |= {parts.axis: resolved.accumulation * parts.size}
-        bytes_of = (memory, reserve, host)
+        on_gpu = resolved.device == "cuda"
+        interval = process_interval(Parts.of(memory), self.device.bytes) if on_gpu else None
         return Candidate(
-            resolved, *bytes_of, seconds, self.device.bytes, self.usable, asked, loading, Storage.of(held), sent
-        )
+            resolved, memory, reserve, host, seconds, self.device.bytes, self.usable, asked, loading,
+            Storage.of(held), sent, interval, self.loop,
+        )  # fmt: skip
 
     def all(self, every: bool = False) -> list[Candidate]:
         """The recipe's own candidate, then every other strategy, offload, checkpointing and micro-batch size.
@@ -138,7 +139,7 @@ class Search:
     def least(self, resolved: Resolved) -> int:
         """Bytes that stay for the whole step, the minimum for any micro-batch, length or recomputation. Traces
         nothing."""
-        held = strategy_of(resolved).memory_model()(self.planner.skeleton.holdings, resolved)
+        held = strategy_of(resolved).memory_model()(self.planner.holdings, resolved)
         least = sum(held.resident.values())
         return max(least, held.loading() if held.overlap else 0) + _reserve(resolved)
 

@@ -13,9 +13,9 @@ from torch.utils.flop_counter import flop_registry
 from toolkit.model.checkpointing import checkpoint_blocks
 from toolkit.planning.autocast import ActedAutocast
 from toolkit.planning.live import LiveBytes
+from toolkit.planning.meter import Meter
 from toolkit.planning.reentrant import checkpointed
 from toolkit.planning.segments import OUTSIDE, Gradient, Segment
-from toolkit.planning.work import Meter
 from toolkit.recipe.schema import CheckpointingName
 
 

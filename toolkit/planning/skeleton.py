@@ -23,8 +23,9 @@ from toolkit.model.nf4 import base_linears, nf4_layers, quantise_base
 from toolkit.model.tensor import split_layers
 from toolkit.model.unreached import can_have_unreached, freeze, unreached
 from toolkit.optim.groups import decayed_names, group_of, hidden_matrices
+from toolkit.planning.contents import Contents
 from toolkit.planning.empty import empty_weights, shapes_alone
-from toolkit.planning.images import Values
+from toolkit.planning.image_values import Values
 from toolkit.planning.kinds import choose_blocks, cut_blocks
 from toolkit.planning.parts import acted_ranks
 from toolkit.recipe.adapter_methods import METHODS
@@ -49,11 +50,10 @@ class Skeleton:
     resolved: Resolved | None = field(repr=False, default=None)
     """The recipe that it was created from."""
 
-    @property
-    def vocabulary(self) -> int:
-        """Columns of the logits."""
+    def contents(self) -> Contents:
+        """What a plan asks of it beside traces."""
         text = self.config.get_text_config() if hasattr(self.config, "get_text_config") else self.config
-        return int(text.vocab_size)
+        return Contents(self.holdings, int(getattr(text, "vocab_size", None) or 0))
 
 
 def build_as_is(resolved: Resolved, model: nn.Module) -> Skeleton:

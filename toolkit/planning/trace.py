@@ -22,13 +22,13 @@ from toolkit.model.loss_terms import CROSS_ENTROPY, LossTerms
 from toolkit.planning.autocast import ActedAutocast, NotActedOut
 from toolkit.planning.empty import empty_weights, shapes_alone
 from toolkit.planning.head import acted_head
-from toolkit.planning.images import Values
+from toolkit.planning.image_values import Values
+from toolkit.planning.meter import counted_unpacking
 from toolkit.planning.parts import acted_parts, sums_told
 from toolkit.planning.segment_tracer import Counter, SegmentTracer
 from toolkit.planning.segments import OUTSIDE, Shape, Traced
 from toolkit.planning.skeleton import Skeleton
 from toolkit.planning.target import TargetKernels
-from toolkit.planning.work import counted_unpacking
 from toolkit.recipe.mesh import RowPart
 from toolkit.recipe.resolve import Precision
 from toolkit.tasks import task_of

@@ -85,7 +85,7 @@ def plan_parts(
 
 
 def _facts(search: Search) -> str:
-    asked, holdings = search.asked, search.planner.skeleton.holdings
+    asked, holdings = search.asked, search.planner.holdings
     return (
         f"{trained_share(holdings.elements(True), holdings.elements())}, "
         f"{asked.recipe.precision}, length {search.planner.length}, global batch {asked.global_size}; "

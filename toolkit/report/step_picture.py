@@ -111,7 +111,7 @@ def _times(candidate: Candidate, search: Search) -> list[float]:
     """When each place is, from 0 to 1: forward and backward take what their operations do, each place of one of
     them as long as another; the update what it takes, and enough to be seen."""
     line = candidate.memory.line
-    holdings, resolved = search.planner.skeleton.holdings, candidate.resolved
+    holdings, resolved = search.planner.holdings, candidate.resolved
     segments = search.planner.segments_of(resolved)
     forward, backward = flops(segments, list(holdings.order))
     computing = forward + backward

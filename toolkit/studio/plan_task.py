@@ -37,7 +37,7 @@ def plan(settings: Settings, arguments: dict[str, Any]) -> dict[str, Any]:
         recipe = checked_recipe(arguments["text"], settings)
         if recipe.machine.device == "auto":
             recipe = recipe.model_copy(update={"machine": recipe.machine.model_copy(update={"device": "cuda"})})
-        found = make_plan(Request(recipe, gpu=arguments["gpu"], memory=arguments["memory"]))
+        found = make_plan(Request(recipe, gpu=arguments["gpu"], memory=arguments["memory"], cache=False))
     except InputError as error:
         return {"problems": [placed(problem) for problem in error.problems]}
     document = found.to_json()

@@ -9,25 +9,10 @@ from __future__ import annotations
 from toolkit.errors import InputError
 from toolkit.optimizers import optimizer_kind
 from toolkit.planning.loops.base import Loop, LoopPrecision
-from toolkit.planning.loops.litgpt import LITGPT
-from toolkit.planning.loops.torchtitan import TORCHTITAN
-from toolkit.planning.loops.torchtune import TORCHTUNE
-from toolkit.planning.loops.trainer import TRAINER, TRAINER_4_48, adapters_in_float32, linear4bit, with_loss
-from toolkit.planning.loops.trl import TRL
+from toolkit.planning.loops.known import LOOPS
 from toolkit.recipe.resolve import Resolved
-from toolkit.training.loss import loss_sum
 
-__all__ = ["LOOPS", "Loop", "LoopPrecision", "adapters_in_float32", "check_loop", "linear4bit", "with_loss"]
-
-LOOPS: dict[str, Loop] = {
-    "toolkit": Loop(loss_sum, "toolkit train", "toolkit/training/loss.py"),
-    "trainer": TRAINER,
-    "trainer-4.48": TRAINER_4_48,
-    "trl": TRL,
-    "litgpt": LITGPT,
-    "torchtune": TORCHTUNE,
-    "torchtitan": TORCHTITAN,
-}
+__all__ = ["LOOPS", "Loop", "LoopPrecision", "check_loop"]
 
 
 def check_loop(name: str, resolved: Resolved) -> None:

@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
-
-from toolkit.model.loss_terms import LossTerms
 from toolkit.recipe.resolve import Precision, Resolved
 from toolkit.strategies import resolve
 
-Loss = Callable[[nn.Module, Any, Mapping[str, torch.Tensor], str, LossTerms], torch.Tensor]
-Acting = Callable[[nn.Module], contextlib.AbstractContextManager[Any]]
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from toolkit.model.loss_terms import LossTerms
+
+    Loss = Callable[[nn.Module, Any, Mapping[str, torch.Tensor], str, LossTerms], torch.Tensor]
+    Acting = Callable[[nn.Module], contextlib.AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True)
+class Deferred:
+    """A function of a module that imports torch, which is imported when it is called: a plan from kept traces calls
+    none."""
+
+    module: str
+    name: str
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return getattr(importlib.import_module(self.module), self.name)(*args, **options)
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,8 @@ from torch.nn import functional
 
 from toolkit.errors import InputError
 from toolkit.model.loss_terms import LossTerms
-from toolkit.planning.loops.base import Loop, LoopPrecision
 from toolkit.planning.loops.litgpt_model import LitGpt, Lora, LoraQkv, Style
-from toolkit.recipe.resolve import Precision, Resolved
+from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Adapter
 
 CHUNK = 128
@@ -120,51 +119,3 @@ def _adapt(model: LitGpt, adapter: Adapter, style: Style) -> None:
 def _linear(module: nn.Module) -> nn.Linear:
     assert isinstance(module, nn.Linear)
     return module
-
-
-def _precision(resolved: Resolved) -> Precision:
-    """``bf16-true``: all in bfloat16, adapters too. ``bf16-mixed``: all in float32, what is frozen too, and
-    autocast."""
-    own = resolved.precision
-    if not own.mixed:
-        return own
-    return LoopPrecision(own.compute, "float32", "float32", autocast=True, packed=own.compute)
-
-
-def _refused(resolved: Resolved) -> str:
-    recipe = resolved.recipe
-    sharded, adapter = resolved.traits.distributed, recipe.adapter
-    if recipe.strategy.offload != "none":
-        return "litgpt's scripts offload nothing; plan it with strategy.offload=none"
-    if not sharded and recipe.activation_checkpointing != "none":
-        return "litgpt recomputes activations under FSDP alone; plan it with activation_checkpointing=none"
-    if sharded and recipe.activation_checkpointing != "full":
-        return "litgpt recomputes every block under FSDP; plan it with activation_checkpointing=full"
-    if recipe.model.task != "causal-lm":
-        return f"litgpt has no task {recipe.model.task}"
-    if adapter is not None and adapter.method not in ("lora", "qlora"):
-        return f"plan does not know litgpt's {adapter.method}"
-    if sharded and resolved.accumulation > 1 and (adapter is not None or recipe.precision != "bf16-pure"):
-        return (
-            "plan does not know what FSDP1 keeps where litgpt accumulates beside frozen weights or in mixed precision; "
-            "plan it with batch.accumulation=1"
-        )
-    if adapter is not None and adapter.method == "qlora" and (sharded or recipe.precision != "bf16-pure"):
-        return "litgpt quantises on one GPU and without mixed precision; plan it with precision=bf16-pure"
-    return ""
-
-
-LITGPT = Loop(
-    chunked_loss,
-    "litgpt's fine-tuning",
-    "litgpt 0.5.12 utils.py: a head and a cross entropy of 128 positions at once; Fabric copies logits to float32; "
-    "model.py: repeated keys and values, norms in float32; the head in 4 bits too",
-    _precision,
-    strategies=("single", "fsdp1"),
-    optimizers=("adamw", "sgd"),
-    kernel="foreach",
-    sync="last",
-    refuses=_refused,
-    one_group=True,
-    model=build_model,
-)

@@ -15,7 +15,6 @@ from torch import nn
 from torch.nn import functional
 
 from toolkit.model.loss_terms import LossTerms
-from toolkit.planning.loops.base import Loop
 from toolkit.planning.loops.decoder import Decoder
 from toolkit.recipe.resolve import Resolved
 
@@ -58,7 +57,7 @@ class ChunkedHead(torch.autograd.Function):
         return of_hidden, of_weight, None
 
 
-def _loss(
+def chunked_loss(
     model: nn.Module, config: Any, tensors: Mapping[str, torch.Tensor], task: str, terms: LossTerms
 ) -> torch.Tensor:
     own: Any = model
@@ -72,29 +71,3 @@ def build_model(resolved: Resolved) -> nn.Module:
 
     with torch.device("meta"):
         return Decoder(_config(resolved, 0), tune=False)
-
-
-def _refused(resolved: Resolved) -> str:
-    recipe = resolved.recipe
-    if recipe.adapter is not None:
-        return "plan does not know torchtitan's adapters; plan it with adapter=null"
-    if recipe.model.task != "causal-lm":
-        return f"torchtitan has no task {recipe.model.task}"
-    if recipe.activation_checkpointing == "selective":
-        return "plan does not know which products torchtitan keeps; plan it with activation_checkpointing=full or none"
-    return ""
-
-
-TORCHTITAN = Loop(
-    _loss,
-    "torchtitan",
-    "torchtitan 0.3.0 components/loss.py: eight chunks of logits, each copied to float32, with its backward before the "
-    "next; norms in the dtype of the model, rotation in float32",
-    strategies=("fsdp2",),
-    optimizers=("adamw",),
-    kernel="fused",
-    unknown=frozenset({"fp8"}),
-    refuses=_refused,
-    one_group=True,
-    model=build_model,
-)

@@ -16,7 +16,6 @@ from torch.nn import functional
 
 from toolkit.errors import InputError
 from toolkit.model.loss_terms import LossTerms
-from toolkit.planning.loops.base import Loop
 from toolkit.planning.loops.decoder import Decoder
 from toolkit.planning.loops.litgpt_model import Lora
 from toolkit.recipe.resolve import Resolved
@@ -27,7 +26,7 @@ CHUNKS = 8
 _LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
-def _loss(
+def chunked_loss(
     model: nn.Module, config: Any, tensors: Mapping[str, torch.Tensor], task: str, terms: LossTerms
 ) -> torch.Tensor:
     own: Any = model
@@ -66,32 +65,3 @@ def _adapt(model: Decoder, adapter: Adapter) -> None:
         for name, child in list(owner.named_children()):
             if (name in named or (name == "output" and "lm_head" in named)) and isinstance(child, nn.Linear):
                 setattr(owner, name, Lora(child, adapter.r or 0, adapter.dropout or 0.0))
-
-
-def _refused(resolved: Resolved) -> str:
-    recipe = resolved.recipe
-    adapter = recipe.adapter
-    if resolved.precision.mixed:
-        return "torchtune has no mixed precision; plan it with precision=bf16-pure or fp32"
-    if recipe.model.task != "causal-lm":
-        return f"plan does not know torchtune's task {recipe.model.task}"
-    if recipe.activation_checkpointing == "selective":
-        return "torchtune recomputes whole layers; plan it with activation_checkpointing=full or none"
-    if adapter is not None and adapter.method != "lora":
-        return f"plan does not know torchtune's {adapter.method}"
-    return ""
-
-
-TORCHTUNE = Loop(
-    _loss,
-    "torchtune's recipes",
-    "torchtune 0.6.1 modules/loss/ce_chunked_output_loss.py: eight chunks of logits, each copied to float32; norms and "
-    "rotation in float32; repeated keys and values",
-    strategies=("single", "fsdp2"),
-    optimizers=("adamw", "sgd"),
-    kernel="fused",
-    unknown=frozenset({"activation_offload"}),
-    refuses=_refused,
-    one_group=True,
-    model=build_model,
-)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -12,10 +12,11 @@ from torch.nn import functional
 
 from toolkit.model.loss_terms import LossTerms
 from toolkit.model.nf4 import Nf4Linear
-from toolkit.planning.loops.base import Loop, LoopPrecision, Loss
-from toolkit.recipe.resolve import Precision, Resolved
 from toolkit.tasks import task_of
 from toolkit.tasks.labels import Labels
+
+if TYPE_CHECKING:
+    from toolkit.planning.loops.base import Loss
 
 
 @contextlib.contextmanager
@@ -34,16 +35,7 @@ def linear4bit(model: nn.Module) -> Iterator[None]:
         Nf4Linear.forward = own  # type: ignore[method-assign]
 
 
-def adapters_in_float32(resolved: Resolved) -> Precision:
-    """PEFT 0.13 to 0.21 (tuners_utils.py, ``cast_adapter_dtype``) makes adapters in float32 whatever the base is in;
-    bf16-pure has no autocast, so that adapters compute in float32."""
-    own = resolved.precision
-    if resolved.recipe.adapter is None or own.mixed or own.compute == "float32":
-        return own
-    return LoopPrecision(own.compute, "float32", own.frozen, packed=own.compute)
-
-
-def _trainer(
+def trainer_loss(
     model: nn.Module, config: Any, tensors: Mapping[str, torch.Tensor], task: str, terms: LossTerms
 ) -> torch.Tensor:
     output = model(**tensors)
@@ -59,11 +51,11 @@ def with_loss(function: Callable[..., torch.Tensor]) -> Loss:
         model: nn.Module, config: Any, tensors: Mapping[str, torch.Tensor], task: str, terms: LossTerms
     ) -> torch.Tensor:
         if task_of(task).labels is not Labels.NEXT:
-            return _trainer(model, config, tensors, task, terms)
+            return trainer_loss(model, config, tensors, task, terms)
         base: Any = getattr(model, "get_base_model", lambda: model)()
         base.loss_function = function
         try:
-            return _trainer(model, config, tensors, task, terms)
+            return trainer_loss(model, config, tensors, task, terms)
         finally:
             del base._loss_function
 
@@ -86,20 +78,5 @@ def _returned(output: Any, loss: torch.Tensor) -> torch.Tensor:
     return loss
 
 
-TRAINER = Loop(
-    _trainer,
-    "transformers' Trainer",
-    "the model's own loss; transformers 5.23.0 loss/loss_utils.py",
-    adapters_in_float32,
-    linear4bit,
-    unknown=frozenset({"label_smoothing"}),
-)
-TRAINER_4_48 = Loop(
-    with_loss(shifted_copy),
-    "transformers' Trainer of version 4.48",
-    "transformers 4.48.1 loss/loss_utils.py: float32 logits, then a copy without the last position",
-    adapters_in_float32,
-    linear4bit,
-    reentrant=True,
-    unknown=frozenset({"label_smoothing"}),
-)
+shifted_loss = with_loss(shifted_copy)
+"""That of the Trainer of transformers 4.48."""

@@ -14,12 +14,7 @@ import torch
 from torch import nn
 
 from toolkit.model.loss_terms import LossTerms
-from toolkit.planning.loops.base import Loop, LoopPrecision
-from toolkit.planning.loops.trainer import adapters_in_float32, linear4bit
 from toolkit.planning.target import acted_device
-from toolkit.recipe.resolve import Precision, Resolved
-from toolkit.tasks import task_of
-from toolkit.tasks.labels import Labels
 
 TOKENS, WORDS = 4096, 32768
 """Rows and columns of a tile: ``TOKEN_CHUNK_SIZE`` and ``_CHUNKED_LOGPROB_CHUNK_SIZE``."""
@@ -119,7 +114,7 @@ def _add(total: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> None:
         total.addmm_(one.float(), other.float())
 
 
-def _loss(
+def tiled_loss(
     model: nn.Module, config: Any, tensors: Mapping[str, torch.Tensor], task: str, terms: LossTerms
 ) -> torch.Tensor:
     base: Any = getattr(model, "get_base_model", lambda: model)()
@@ -147,30 +142,3 @@ def _loss(
         return loss
     finally:
         del base.__dict__["forward"]
-
-
-def _precision(resolved: Resolved) -> Precision:
-    """sft_trainer.py, «When using QLoRA, the PEFT adapter weights are converted to bf16»."""
-    own = resolved.precision
-    if resolved.base_storage is None:
-        return adapters_in_float32(resolved)
-    return LoopPrecision(own.compute, "bfloat16", own.frozen, autocast=own.mixed, packed=own.frozen)
-
-
-def _refused(resolved: Resolved) -> str:
-    task = resolved.recipe.model.task
-    if task_of(task).labels is not Labels.NEXT:
-        return f"TRL's SFTTrainer has no task {task}"
-    return ""
-
-
-TRL = Loop(
-    _loss,
-    "TRL's SFTTrainer",
-    "trl 1.16.0 kernels/chunked_logprob.py: tiles of 4,096 x 32,768 logits, the head's gradient in float32; adapters "
-    "on 4-bit weights in bfloat16",
-    _precision,
-    linear4bit,
-    unknown=frozenset({"label_smoothing", "activation_offload"}),
-    refuses=_refused,
-)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 
-from toolkit.model.head_loss import CHUNK_BYTES
+from toolkit.model.chunk_size import CHUNK_BYTES
 from toolkit.recipe.resolve import Resolved
 from toolkit.reference.loop import PlainLoop, Window
 from toolkit.reference.order import Order

@@ -1,0 +1,42 @@
+"""Tracing models that compute the places of images.
+
+How many patches a model makes, and where their features go among the tokens, depends on values: of grids, ids and
+masks. So a trace of such a model computes whatever no weight, activation or pixel went into, and has shapes alone for
+the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_iter
+
+
+class Values(TorchDispatchMode):
+    """Inside torch's fake mode: operations on tensors with values are computed, those that meet one without are not."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if any(isinstance(item, FakeTensor) for item in tree_iter((args, kwargs))):
+            if func in _INDEXED:
+                args = (args[0], _numbers(args[1]), *args[2:])
+            return func(*args, **kwargs)
+        with _disable_current_modes():
+            return func(*args, **kwargs)
+
+
+_INDEXED = (torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default)
+
+
+def _numbers(indices: Sequence[Any]) -> list[Any]:
+    """Masks that have values as the numbers of their places: how many these are is a shape, which a mask hides."""
+    found: list[Any] = []
+    for index in indices:
+        mask = isinstance(index, torch.Tensor) and index.dtype == torch.bool and not isinstance(index, FakeTensor)
+        with _disable_current_modes():
+            found += index.nonzero().unbind(1) if mask else [index]
+    return found

@@ -1,0 +1,85 @@
+"""The training loops that plan knows. Imports no torch: their code is imported when it is traced."""
+
+from __future__ import annotations
+
+from toolkit.planning.loops import rules
+from toolkit.planning.loops.base import Deferred, Loop
+
+_LINEAR4BIT = Deferred("toolkit.planning.loops.trainer", "linear4bit")
+TOOLKIT = Loop(Deferred("toolkit.training.loss", "loss_sum"), "toolkit train", "toolkit/training/loss.py")
+TRAINER = Loop(
+    Deferred("toolkit.planning.loops.trainer", "trainer_loss"),
+    "transformers' Trainer",
+    "the model's own loss; transformers 5.23.0 loss/loss_utils.py",
+    rules.adapters_in_float32,
+    _LINEAR4BIT,
+    unknown=frozenset({"label_smoothing"}),
+)
+TRAINER_4_48 = Loop(
+    Deferred("toolkit.planning.loops.trainer", "shifted_loss"),
+    "transformers' Trainer of version 4.48",
+    "transformers 4.48.1 loss/loss_utils.py: float32 logits, then a copy without the last position",
+    rules.adapters_in_float32,
+    _LINEAR4BIT,
+    reentrant=True,
+    unknown=frozenset({"label_smoothing"}),
+)
+TRL = Loop(
+    Deferred("toolkit.planning.loops.trl", "tiled_loss"),
+    "TRL's SFTTrainer",
+    "trl 1.16.0 kernels/chunked_logprob.py: tiles of 4,096 x 32,768 logits, the head's gradient in float32; adapters "
+    "on 4-bit weights in bfloat16",
+    rules.trl_precision,
+    _LINEAR4BIT,
+    unknown=frozenset({"label_smoothing", "activation_offload"}),
+    refuses=rules.trl_refused,
+)
+LITGPT = Loop(
+    Deferred("toolkit.planning.loops.litgpt", "chunked_loss"),
+    "litgpt's fine-tuning",
+    "litgpt 0.5.12 utils.py: a head and a cross entropy of 128 positions at once; Fabric copies logits to float32; "
+    "model.py: repeated keys and values, norms in float32; the head in 4 bits too",
+    rules.litgpt_precision,
+    strategies=("single", "fsdp1"),
+    optimizers=("adamw", "sgd"),
+    kernel="foreach",
+    sync="last",
+    refuses=rules.litgpt_refused,
+    one_group=True,
+    model=Deferred("toolkit.planning.loops.litgpt", "build_model"),
+)
+TORCHTUNE = Loop(
+    Deferred("toolkit.planning.loops.torchtune", "chunked_loss"),
+    "torchtune's recipes",
+    "torchtune 0.6.1 modules/loss/ce_chunked_output_loss.py: eight chunks of logits, each copied to float32; norms and "
+    "rotation in float32; repeated keys and values",
+    strategies=("single", "fsdp2"),
+    optimizers=("adamw", "sgd"),
+    kernel="fused",
+    unknown=frozenset({"activation_offload"}),
+    refuses=rules.torchtune_refused,
+    one_group=True,
+    model=Deferred("toolkit.planning.loops.torchtune", "build_model"),
+)
+TORCHTITAN = Loop(
+    Deferred("toolkit.planning.loops.torchtitan", "chunked_loss"),
+    "torchtitan",
+    "torchtitan 0.3.0 components/loss.py: eight chunks of logits, each copied to float32, with its backward before the "
+    "next; norms in the dtype of the model, rotation in float32",
+    strategies=("fsdp2",),
+    optimizers=("adamw",),
+    kernel="fused",
+    unknown=frozenset({"fp8"}),
+    refuses=rules.torchtitan_refused,
+    one_group=True,
+    model=Deferred("toolkit.planning.loops.torchtitan", "build_model"),
+)
+LOOPS: dict[str, Loop] = {
+    "toolkit": TOOLKIT,
+    "trainer": TRAINER,
+    "trainer-4.48": TRAINER_4_48,
+    "trl": TRL,
+    "litgpt": LITGPT,
+    "torchtune": TORCHTUNE,
+    "torchtitan": TORCHTITAN,
+}

@@ -1,0 +1,148 @@
+"""Counts the work of a trace, operation by operation: floating-point operations, bytes read and written, kernels.
+
+A kernel of an operation reads its operands and writes its result once: PyTorch runs one after another, and what a GPU's
+caches keep is small beside an activation. Views are no kernels. Two operations stand apart: of rows that are looked up
+only those are read, and a causal flash kernel skips the half of the scores that it masks (arXiv:2307.08691, section
+3.1.1).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import flop_registry
+
+from toolkit.model import nf4
+from toolkit.planning.work import Work
+
+_aten = torch.ops.aten
+_ATTENTION = {
+    _aten._scaled_dot_product_flash_attention: 4,
+    _aten._scaled_dot_product_flash_attention_backward: 11,
+    _aten._scaled_dot_product_efficient_attention: 6,
+    _aten._scaled_dot_product_efficient_attention_backward: 11,
+}
+"""Where ``is_causal`` is among an operation's arguments (torch 2.13.0, native_functions.yaml)."""
+THIN = 128
+"""Floating-point operations a byte below which a product is as slow as reading its operands: an adapter's, whose rank
+is small. Rates by bandwidths of the devices' data sheets are 76 to 420."""
+_NOTHING = {_aten._unsafe_view, _aten._reshape_alias, _aten.empty, _aten.empty_like, _aten.empty_strided,
+            _aten.new_empty, _aten.new_empty_strided, _aten.set_, _aten.resize_}  # fmt: skip
+_LOOKS_UP = {_aten.embedding, _aten.index_select, _aten.gather, _aten.index, _aten.nll_loss_forward}
+_WRITES = {_aten.fill_, _aten.zero_, _aten.copy_, _aten.bernoulli_, _aten.normal_, _aten.uniform_}
+"""In place, without reading what was there."""
+
+
+_moved: list[Callable[[float], None]] = []
+
+
+def kernel(*tensors: torch.Tensor, more: float = 0) -> None:
+    """Count a kernel that reads or writes ``tensors`` and ``more`` bytes, for code that stands in for one in a
+    trace."""
+    for counted in _moved[-1:]:
+        counted(more + sum(map(_size, tensors)))
+
+
+@contextlib.contextmanager
+def counted_unpacking() -> Iterator[None]:
+    """Inside, unpacking a 4-bit weight counts as the kernel that it is: half a byte read and an element written."""
+    own = nf4.Sizes.dequantised
+
+    def dequantised(self: nf4.Sizes) -> torch.Tensor:
+        made = own(self)
+        kernel(made, more=self.elements / 2)
+        return made
+
+    nf4.Sizes.dequantised = dequantised  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nf4.Sizes.dequantised = own  # type: ignore[method-assign]
+
+
+class Meter:
+    """Adds up the work of dispatched operations. Entered, it also hears `kernel`."""
+
+    def __init__(self) -> None:
+        self._sums = [0.0] * 6
+        self._kinds: dict[Any, str] = {}
+
+    def __enter__(self) -> Meter:
+        _moved.append(self._unseen)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        _moved.pop()
+
+    def taken(self) -> Work:
+        """The work since the last call."""
+        sums, self._sums = self._sums, [0.0] * 6
+        return Work(*sums)
+
+    def _unseen(self, size: float) -> None:
+        self._sums[4] += size
+        self._sums[5] += 1
+
+    def see(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """One dispatched operation."""
+        kind = self._kinds.get(func)
+        if kind is None:
+            kind = self._kinds[func] = _kind(func)
+        if kind == "nothing":
+            return
+        sums = self._sums
+        sums[5] += 1
+        if kind == "attention":
+            place = _ATTENTION[func._overloadpacket]
+            causal = args[place] if len(args) > place else kwargs.get("is_causal", False)
+            count = flop_registry[func._overloadpacket](*args, **kwargs, out_val=result)
+            sums[2] += count / 2 if causal else count
+            sums[3] += _sizes(args) + _sizes(_results(result))
+        elif kind == "product":
+            count = flop_registry[func._overloadpacket](*args, **kwargs, out_val=result)
+            size = _sizes(args) + _sizes(_results(result))
+            if count < THIN * size:
+                sums[4] += size
+            else:
+                sums[1 if _results(result)[0].dtype == torch.float32 else 0] += count
+                sums[3] += size
+        elif kind == "lookup":
+            sums[4] += 2 * _sizes(_results(result))
+        else:
+            sums[4] += _sizes(args[1:] if kind == "write" else args) + _sizes(_results(result))
+
+
+def _kind(func: Any) -> str:
+    packet = func._overloadpacket
+    if packet in _ATTENTION:
+        return "attention"
+    if packet in flop_registry:
+        return "product"
+    if func.is_view or func.namespace == "prim" or packet in _NOTHING:
+        return "nothing"
+    return "lookup" if packet in _LOOKS_UP else "write" if packet in _WRITES else "kernel"
+
+
+def _results(result: Any) -> list[torch.Tensor]:
+    if isinstance(result, torch.Tensor):
+        return [result]
+    return [one for one in result if isinstance(one, torch.Tensor)] if isinstance(result, list | tuple) else []
+
+
+def _sizes(values: Iterable[Any]) -> float:
+    total = 0.0
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            total += _size(value)
+        elif isinstance(value, list | tuple):
+            total += _sizes(value)
+    return total
+
+
+def _size(tensor: torch.Tensor) -> float:
+    """Bytes: of a tensor that is expanded, those that exist."""
+    size = tensor.numel() * tensor.element_size()
+    return size if tensor.is_contiguous() else min(size, tensor.untyped_storage().nbytes())
