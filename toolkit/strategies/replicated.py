@@ -36,6 +36,7 @@ class DistributedDataParallel(Strategy):
     distributed_type = "MULTI_GPU"
     engine = "toolkit.strategies.engines.replicated:DdpEngine"
     divided_engine = "toolkit.strategies.engines.layers:DividedDdpEngine"
+    staged_engine = "toolkit.strategies.engines.stages:StagedDdpEngine"
     memory = "toolkit.strategies.memory.replicated:DdpMemory"
     traits = Traits(
         autocast=True,
@@ -47,6 +48,7 @@ class DistributedDataParallel(Strategy):
         broadcasts=True,
         continues_without_gradient=False,
         splits_layers=True,
+        stages=True,
         precedence=1,
         validated=frozenset({"fp16"}),
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
@@ -27,6 +28,7 @@ from toolkit.model.new_tokens import check_trained
 from toolkit.model.nf4 import base_linears, quantise_base, weight_count
 from toolkit.model.processor import load_processor, pad_token_of
 from toolkit.model.sources import NotByPart
+from toolkit.model.stages import cut
 from toolkit.model.tensor import own_ranks, split_layers
 from toolkit.model.unreached import freeze, unreached
 from toolkit.optim.groups import check_groups, decayed_names, hidden_matrices
@@ -98,8 +100,13 @@ class Session:
 
     @property
     def token_rank(self) -> int:
-        """Which part of each window's tokens this process computes, and which dropout masks it draws."""
+        """Which part of each window's tokens this process computes."""
         return self.resolved.token_rank(self.rank)
+
+    @property
+    def mask_rank(self) -> int:
+        """Which dropout masks this process draws: those of its tokens, and of its blocks."""
+        return self.token_rank + self.resolved.mesh.stage(self.rank) * self.resolved.token_parts
 
 
 def without_values(resolved: Resolved, pad_token_id: int | None = None, *, overwritten: bool = False) -> Prepared:
@@ -243,11 +250,17 @@ def engage(
 
 
 def divide(prepared: Prepared) -> None:
-    """Have the model compute a part of its rows, or of its layers, where the mesh divides them. Every rank calls it."""
+    """Have the model compute a part of its rows, of its layers, or some of its blocks, where the mesh divides them.
+    Every rank calls it."""
     resolved = prepared.resolved
     divide_rows(prepared.model, resolved)
     if resolved.mesh.tensor > 1:
         prepared.divisions = split_layers(prepared.model, own_ranks(resolved), resolved.source)
+    if resolved.mesh.pipeline > 1:
+        index = resolved.mesh.stage(dist.get_rank())
+        blocks = find_blocks(prepared.model, resolved.blocks, resolved.source)
+        prepared.stage = cut(prepared.model, blocks, index, resolved.mesh.pipeline, resolved.source)
+        prepared.blocks = [blocks[at] for at in prepared.stage.blocks]
 
 
 def seed_micro_batch(seed: int, step: int, micro: int, rank: int) -> None:
