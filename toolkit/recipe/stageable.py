@@ -10,7 +10,10 @@ from toolkit.recipe.schema import Recipe
 from toolkit.recipe.strategy_names import REGISTERED
 from toolkit.recipe.traits import Traits
 
-FAMILIES = ("llama", "qwen3")
+FAMILIES = (
+    "apertus", "arcee", "cohere", "cohere2", "ernie4_5", "exaone4", "gemma", "gemma2", "gemma3_text", "granite",
+    "helium", "llama", "mistral", "olmo", "qwen2", "qwen3", "seed_oss", "smollm3", "starcoder2",
+)  # fmt: skip
 """Model types whose ``base_model_pp_plan`` (transformers 5.23.0) has embeddings, blocks and a norm, and which are
 verified."""
 

@@ -25,6 +25,7 @@ from toolkit.reference.context import Mistake, attending_in_parts, computing, pa
 from toolkit.reference.extras import Extras
 from toolkit.reference.meeting import Meeting, replicas
 from toolkit.reference.order import NATURAL, Order, fused_loss, summed_by_module
+from toolkit.reference.stages import HEAD, in_stages, joined_heads
 from toolkit.reference.rules import plain_matrices, plain_rules
 from toolkit.tasks import task_of
 from toolkit.tasks.labels import Labels
@@ -107,13 +108,19 @@ class PlainLoop:
                 for layer in self.batch_norms.values():
                     layer.counts, layer.updates = bool(micro.sample_ids), rank == 0
                 orders = summed_by_module(self.model, self.order, self.blocks)
-                with self.autocast(), orders, in_columns(self.model, self.order.columns):
-                    loss = self.loss_sum(micro)
-                (loss * (scale / tokens)).backward()
+
+                def masks(stage: int, rank: int = rank, micro: MicroBatch = micro) -> None:
+                    self.seed(step, micro.micro, rank + stage * self.resolved.token_parts)
+
+                with in_stages(self.model, self.blocks, self.order.stages, masks) as heads:
+                    with self.autocast(), orders, in_columns(self.model, self.order.columns):
+                        loss = self.loss_sum(micro)
+                    (loss * (scale / tokens)).backward()
                 losses[place] = loss.item()
-                self._collect(gradients, before)
+                self._collect(gradients, before, heads=heads)
                 self.model.zero_grad(set_to_none=True)
-            _add(self.gradients, gradients)
+            _add(self.gradients, joined_heads(gradients))
+        self.magnitudes = joined_heads(self.magnitudes)
         return self._finished(scale, losses)
 
     def _joint(self, window: Window) -> bool:
@@ -196,11 +203,13 @@ class PlainLoop:
         part: dict[str, torch.Tensor],
         before: dict[str, torch.Tensor],
         trained: dict[str, nn.Parameter] | None = None,
+        heads: dict[str, nn.Parameter] | None = None,
     ) -> None:
         """Add the parameters' gradients, each to what ``before`` has of it, to a part of the window's, in the dtype
         that the weights are kept in."""
         own = {n: p.grad.to(self.weights[n].dtype) for n, p in (trained or self.trained).items()
                if p.grad is not None}  # fmt: skip
+        own |= {f"{n}{HEAD}": p.grad for n, p in (heads or {}).items() if p.grad is not None}
         found = before | {n: before[n] + gradient if n in before else gradient for n, gradient in own.items()}
         if self.order.by_collective:
             _add(self.magnitudes, {name: gradient.abs() for name, gradient in found.items()})

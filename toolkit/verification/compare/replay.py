@@ -64,7 +64,7 @@ class Reference:
             [(rank, micro.to(self.device)) for rank, micro in window]
             for window in expected_windows(case.samples, self.resolved, case.steps)
         ]
-        self.loop.order = order_of(self.resolved, self.loop.config)
+        self.loop.order = order_of(self.resolved, self.loop.config, len(self.blocks))
         self.loop.blocks = [block for _, block in self.blocks]
         self.measured_because: str | None = why_measured(
             self.resolved, self.windows, self._vocabulary(), self._depends_on_batch()
