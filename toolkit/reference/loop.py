@@ -70,7 +70,7 @@ class PlainLoop:
         self.order: Order = NATURAL
         self.extras = Extras.of(resolved.recipe)
         self.mistake: Mistake = ""
-        """What to do wrong with parts of rows, for a diagnosis."""
+        """What to do wrong with parts of rows, or with stages, for a diagnosis."""
         self.blocks: list[nn.Module] = []
         """The model's repeated blocks, for orders that sum by them."""
         self.gradients: dict[str, torch.Tensor] = {}
@@ -110,7 +110,8 @@ class PlainLoop:
                 orders = summed_by_module(self.model, self.order, self.blocks)
 
                 def masks(stage: int, rank: int = rank, micro: MicroBatch = micro) -> None:
-                    self.seed(step, micro.micro, rank + stage * self.resolved.token_parts)
+                    own = 0 if self.mistake == "masks" else stage
+                    self.seed(step, micro.micro, rank + own * self.resolved.token_parts)
 
                 with in_stages(self.model, self.blocks, self.order.stages, masks) as heads:
                     with self.autocast(), orders, in_columns(self.model, self.order.columns):

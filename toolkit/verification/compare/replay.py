@@ -229,10 +229,20 @@ class Reference:
             self.loop.extras = right
 
     def losses_with_mistake(self, mistake: Mistake, step: int, weights: dict[str, torch.Tensor]) -> list[float]:
-        """Loss of each micro-batch if parts of rows were computed with this mistake."""
+        """Loss of each micro-batch if parts of rows, or stages, were computed with this mistake."""
         self.loop.mistake = mistake
         try:
             return self.gradient(step, weights)[0]
+        finally:
+            self.loop.mistake = ""
+
+    def gradients_with_mistake(
+        self, mistake: Mistake, step: int, weights: dict[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """The window's gradient if parts of rows, or stages, were computed with this mistake."""
+        self.loop.mistake = mistake
+        try:
+            return {name: gradient.clone() for name, gradient in self.gradient(step, weights)[1].items()}
         finally:
             self.loop.mistake = ""
 
