@@ -27,7 +27,7 @@ from toolkit.model.load import cast_inputs, load_base, set_dtypes
 from toolkit.model.new_tokens import check_trained
 from toolkit.model.nf4 import base_linears, quantise_base, weight_count
 from toolkit.model.processor import load_processor, pad_token_of
-from toolkit.model.sources import NotByPart
+from toolkit.model.sources import NotByPart, fill_model
 from toolkit.model.stages import cut
 from toolkit.model.tensor import own_ranks, split_layers
 from toolkit.model.unreached import freeze, unreached
@@ -69,7 +69,7 @@ class Session:
     frozen: list[Frozen] = field(default_factory=list)
     """What each pattern of ``model.freeze`` has frozen."""
     loaded_whole: str | None = None
-    """Why every process loaded the whole model although the strategy shards it; None where each read its part."""
+    """Why every process loaded the whole model although it keeps a part; None where each read its part."""
     label_names: list[str] | None = None
     """The classes' names in order, where the data names them: exported with the model."""
 
@@ -120,13 +120,13 @@ def prepare_model(
 ) -> Prepared:
     """The model of a recipe, ready for its strategy; nothing is sharded yet.
 
-    ``together``: every rank calls it, so that they can divide work between them. Where the strategy shards weights, no
-    rank reads them here: the engine has each read its part (``model/sources.py``). If that is not possible, every rank
+    ``together``: every rank calls it, so that they can divide work between them. Where the strategy shards weights, or
+    ranks have some of the blocks, no rank reads them here: each reads its part later (``model/sources.py``). If that is not possible, every rank
     has the whole model, and ``loaded_whole`` of the result says why. ``by_part``: other than the strategy decides.
     """
     reason = None
     if by_part is None:
-        by_part = together and "weights" in resolved.traits.shards
+        by_part = together and ("weights" in resolved.traits.shards or resolved.mesh.pipeline > 1)
     if by_part:
         try:
             return _prepared(resolved, pad_token_id, together, by_part=True)
@@ -261,6 +261,7 @@ def divide(prepared: Prepared) -> None:
         blocks = find_blocks(prepared.model, resolved.blocks, resolved.source)
         prepared.stage = cut(prepared.model, blocks, index, resolved.mesh.pipeline, resolved.source)
         prepared.blocks = [blocks[at] for at in prepared.stage.blocks]
+        fill_model(prepared.model)
 
 
 def seed_micro_batch(seed: int, step: int, micro: int, rank: int) -> None:
