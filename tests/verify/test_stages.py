@@ -1,4 +1,4 @@
-"""Blocks divided over the stages of a pipeline (`strategy.mesh.pipeline`): proven equal, and found where they are not."""
+"""Blocks divided over stages (`strategy.mesh.pipeline`): proven equal, and found where they are not."""
 
 from __future__ import annotations
 
@@ -300,8 +300,8 @@ def read_job(resolved: Resolved) -> tuple[int, str | None]:
 
 @pytest.mark.parametrize(("stages", "micros"), [(2, 1), (2, 3), (4, 2), (4, 4), (4, 9), (3, 7)])
 def test_a_schedule_keeps_few_micro_batches_and_waits_as_little_as_can_be(stages: int, micros: int) -> None:
-    """Backwards come in order; a stage holds the activations of as many micro-batches as stages follow, and one more; the
-    idle slots are those of a pipeline that fills and empties once."""
+    """Backwards come in order; a stage holds the activations of as many micro-batches as stages follow, and one more;
+    the idle slots are those of a pipeline that fills and empties once."""
     actions = [one_forward_one_backward(stage, stages, micros) for stage in range(stages)]
     for stage, own in enumerate(actions):
         for what in ("forward", "backward"):

@@ -92,8 +92,8 @@ class Stage:
 
 
 def cut(model: nn.Module, blocks: list[tuple[str, nn.Module]], index: int, count: int, source: str) -> Stage:
-    """Leave stage ``index`` of ``count`` in ``model``: its blocks, on the first stage the embedding, on the last one the
-    norm and the head. ``blocks``: all of the model's, by name, in order.
+    """Leave stage ``index`` of ``count`` in ``model``: its blocks, on the first stage the embedding, on the last one
+    the norm and the head. ``blocks``: all of the model's, by name, in order.
 
     Call it when the model is ready otherwise: adapters, checkpointing. Raises InputError for a model of another
     structure, and where a stage would have nothing to train.

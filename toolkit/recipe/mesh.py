@@ -88,8 +88,8 @@ class Mesh:
 
 
 def stage_blocks(blocks: int, stages: int) -> list[range]:
-    """Which of a model's ``blocks`` each stage has: as many each, the first ones one more where that leaves a rest, since
-    the last stage has the head."""
+    """Which of a model's ``blocks`` each stage has: as many each, the first ones one more where that leaves a rest,
+    since the last stage has the head."""
     each, rest = divmod(blocks, stages)
     starts = [stage * each + min(stage, rest) for stage in range(stages + 1)]
     return [range(first, end) for first, end in pairwise(starts)]
@@ -233,5 +233,11 @@ def reasons(mesh: Mesh, machine: Machine, hybrid: str | None) -> dict[str, str]:
             "them samples of its own"
         )
     unserved = dict.fromkeys((axis for axis in AXES if axis not in SERVED), "not supported yet")
-    return {"replicate": replicate, "shard": shard, "context": context, "tensor": tensor, "pipeline": pipeline,
-            **unserved}
+    return {
+        "replicate": replicate,
+        "shard": shard,
+        "context": context,
+        "tensor": tensor,
+        "pipeline": pipeline,
+        **unserved,
+    }

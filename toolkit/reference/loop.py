@@ -25,8 +25,8 @@ from toolkit.reference.context import Mistake, attending_in_parts, computing, pa
 from toolkit.reference.extras import Extras
 from toolkit.reference.meeting import Meeting, replicas
 from toolkit.reference.order import NATURAL, Order, fused_loss, summed_by_module
-from toolkit.reference.stages import HEAD, in_stages, joined_heads
 from toolkit.reference.rules import plain_matrices, plain_rules
+from toolkit.reference.stages import HEAD, in_stages, joined_heads
 from toolkit.tasks import task_of
 from toolkit.tasks.labels import Labels
 

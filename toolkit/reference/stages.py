@@ -1,8 +1,8 @@
 """Stages of consecutive blocks, in the plain loop: dropout masks of their own, and the order of a shared weight's sums.
 
-The plain loop computes the whole model. Where a candidate's stages draw masks from seeds of their own, it sets the seed
-of a stage in front of its first block. Where an embedding and a head share a weight, it adds up their two gradients over
-the micro-batches before it adds them to each other, as two stages do.
+The plain loop computes the whole model. Where a candidate's stages draw masks from seeds of their own, it sets the
+seed of a stage in front of its first block. Where an embedding and a head share a weight, it adds up their two
+gradients over the micro-batches before it adds them to each other, as two stages do.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def in_stages(
 
     handles = [blocks[at].register_forward_pre_hook(before(stage)) for stage, at in enumerate(starts) if stage]
     own: dict[str, nn.Parameter] = {}
-    head = _weight_holder(model.get_output_embeddings())
-    shared = None if head is None else head.weight
-    name = next((n for n, p in model.named_parameters() if p is shared), None)
-    if head is not None and name is not None and shared.requires_grad and _is_shared(model, shared):
+    head = _linear_of(model.get_output_embeddings())
+    shared: nn.Parameter = head.weight
+    name = next(n for n, p in model.named_parameters() if p is shared)
+    if shared.requires_grad and _is_shared(model, shared):
         own[name] = head.weight = nn.Parameter(shared.detach())
     try:
         yield own
@@ -60,7 +60,7 @@ def _is_shared(model: nn.Module, parameter: nn.Parameter) -> bool:
     return sum(p is parameter for _, p in model.named_parameters(remove_duplicate=False)) > 1
 
 
-def _weight_holder(head: Any) -> Any:
+def _linear_of(head: Any) -> Any:
     """The linear layer of a head, inside what an adapter puts around it."""
     kept = getattr(head, "modules_to_save", None)
     head = kept["default"] if kept is not None else head

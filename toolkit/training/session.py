@@ -121,8 +121,9 @@ def prepare_model(
     """The model of a recipe, ready for its strategy; nothing is sharded yet.
 
     ``together``: every rank calls it, so that they can divide work between them. Where the strategy shards weights, or
-    ranks have some of the blocks, no rank reads them here: each reads its part later (``model/sources.py``). If that is not possible, every rank
-    has the whole model, and ``loaded_whole`` of the result says why. ``by_part``: other than the strategy decides.
+    ranks have some of the blocks, no rank reads them here: each reads its part later (``model/sources.py``). If that is
+    not possible, every rank has the whole model, and ``loaded_whole`` of the result says why. ``by_part``: other than
+    the strategy decides.
     """
     reason = None
     if by_part is None:

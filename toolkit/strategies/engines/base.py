@@ -342,7 +342,8 @@ class Engine:
         import torch.distributed as dist
 
         mesh = self.resolved.mesh
-        sums = torch.zeros(mesh.pipeline * mesh.tensor, mesh.replicate, mesh.shard, dtype=torch.int64, device=self.device)
+        rows = mesh.pipeline * mesh.tensor
+        sums = torch.zeros(rows, mesh.replicate, mesh.shard, dtype=torch.int64, device=self.device)
         flat = [part.reshape(-1).view(torch.uint8).sum(dtype=torch.int64) for part in parts if part.numel()]
         rank = self.accelerator.process_index
         row = mesh.stage(rank) * mesh.tensor + mesh.column(rank)

@@ -21,7 +21,8 @@ from toolkit.reference.order import Order
 
 
 def order_of(resolved: Resolved, config: Any = None, blocks: int = 0) -> Order:
-    """The order in which the recipe's strategy and options compute a model of this ``config``, with so many ``blocks``."""
+    """The order in which the recipe's strategy and options compute a model of this ``config``, with so many
+    ``blocks``."""
     return Order(
         divisor=resolved.token_parts,
         first=_first(resolved),

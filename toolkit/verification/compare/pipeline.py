@@ -1,5 +1,5 @@
-"""Evidence that micro-batches pass through the stages of a pipeline: what each rank did, sent and received, and how long
-it would wait if every forward and every backward took the same time."""
+"""Evidence that micro-batches pass through the stages of a pipeline: what each rank did, sent and received, and how
+long it would wait if every forward and every backward took the same time."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def idle_slots(stages: Sequence[Sequence[Action]]) -> int | None:
     and needs what its neighbour makes: a forward that of the stage before, a backward that of the stage after. The
     window begins with the first action and ends with the last. None where they wait for each other."""
     done: dict[tuple[int, str, int], int] = {}
-    left = [list(map(tuple, actions)) for actions in stages]
+    left: list[list[Action]] = [[(what, micro) for what, micro in actions] for actions in stages]
     free = [0] * len(stages)
     while any(left):
         moved = False

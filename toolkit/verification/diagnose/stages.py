@@ -10,8 +10,8 @@ from toolkit.verification.diagnose.diagnosis import Diagnosis
 from toolkit.verification.passes import Pass
 
 _FITS = 1e-4
-"""How near a gradient, or a loss, has to be to what it is with a mistake: other masks change it by percents, an order of
-sums in float32 or of 16-bit gradients in float32 by less."""
+"""How near a gradient, or a loss, has to be to what it is with a mistake: other masks change it by percents, an order
+of sums in float32 by less."""
 
 
 def wrong_stages(found: Pass, step: int, wrong: Sequence[str]) -> Diagnosis | None:

@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 
 from toolkit.verification.faults.base import STAGES, Fault, Patch
 
-
 _ALONE = {"replicate": 1, "shard": 1, "context": 1, "tensor": 1}
 
 

@@ -14,8 +14,9 @@ EXCHANGE = "all-to-all"
 
 
 def axis_of(kind: str, arguments: Iterable[Any], mesh: Mesh) -> str:
-    """``all``, ``shard``, ``replicate``, ``tensor``, ``pipeline`` or ``ends`` (its first and last stage) for the group among a c10d operator's arguments, ``context``
-    where it is an exchange between parts of rows; ``other`` where its ranks are those of no axis of this process."""
+    """``all``, ``shard``, ``replicate``, ``tensor``, ``pipeline`` or ``ends`` (the first and the last stage) for the
+    group among a c10d operator's arguments, ``context`` where it is an exchange between parts of rows; ``other`` where
+    its ranks are those of no axis of this process."""
     ranks, rank = _ranks(arguments), dist.get_rank()
     if kind == EXCHANGE:
         own = rank // mesh.context * mesh.context

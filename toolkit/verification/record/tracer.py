@@ -238,11 +238,9 @@ class SessionTracer:
                 state.scales = whole.moments if whole and stored <= {"uint8"} else None
             elif state is not None:
                 self.dtypes["state"] |= {_name(moment.dtype) for moment in state.moments.values()}
-            live = self.engine.parameters.get(name)  # another stage may have it
-            live = None if live is None else live.data
-            if live is None:
-                pass
-            elif live.numel() == math.prod(shape) and type(live) is torch.Tensor and live.shape == torch.Size(shape):
+            held = self.engine.parameters.get(name)  # None: another stage has it
+            live = None if held is None else held.data
+            if type(live) is torch.Tensor and live.shape == torch.Size(shape):
                 copies[name] = digest(live)
                 if self.main:
                     copies[f"{name} as the optimizer has it"] = digest(weight.to(live.dtype))
