@@ -214,10 +214,21 @@ def test_blocks_that_cannot_be_divided_are_refused_with_the_reason(sections: dic
         resolve(Recipe.model_validate(recipe), "recipe.yaml", device="cpu")
 
 
-@pytest.mark.parametrize("name", ["zero1", "zero2", "zero3", "fsdp1", "fsdp2"])
+@pytest.mark.parametrize("name", ["zero1", "zero2", "zero3", "fsdp1"])
 def test_stages_are_not_supported_by_other_strategies(name: str) -> None:
-    with pytest.raises(InputError, match=rf"mesh\.pipeline: is not supported by {name}, use ddp"):
+    with pytest.raises(
+        InputError, match=rf"mesh\.pipeline: is not supported by {name}, use (ddp or fsdp2|fsdp2 or ddp)"
+    ):
         resolved(name, {"shard": 2, "pipeline": 2}, model={"config": STAGED})
+
+
+def test_sharded_stages_are_not_in_accelerates_file() -> None:
+    """Its ParallelismConfig has no axis for them, and the product of its sizes has to be the number of processes."""
+    found = resolved("fsdp2", {"shard": 2, "pipeline": 2}, model={"config": STAGED})
+    assert "parallelism_config" not in launch_files(found, Path("launch"), "recipe.yaml", [])["accelerate.yaml"]
+    assert (found.data_size, found.state_ranks, found.token_parts) == (2, 2, 2)
+    with pytest.raises(InputError, match=r"mesh\.shard: with 1 fsdp2 has nothing to shard"):
+        resolved("fsdp2", {"pipeline": 4}, model={"config": STAGED})
 
 
 def test_stages_share_their_samples_and_are_as_far_apart_as_can_be() -> None:

@@ -30,10 +30,16 @@ TIED = FOUR | {"tie_word_embeddings": True}
 DROPPING = FOUR | {"attention_dropout": 0.1}
 
 
-def staged(recipe: Callable[..., Resolved], stages: int, copies: int = 1, **sections: Any) -> Resolved:
+BESIDE = {"ddp": "replicate", "fsdp2": "shard"}
+
+
+def staged(
+    recipe: Callable[..., Resolved], stages: int, ranks: int = 1, /, name: str = "ddp", **sections: Any
+) -> Resolved:
+    """``ranks`` of them have copies of each stage, or shard it."""
     model = {"config": FOUR} | sections.pop("model", {})
-    strategy = {"mesh": {"pipeline": stages, "replicate": copies}} | sections.pop("strategy", {})
-    return recipe("ddp", strategy=strategy, machine={"processes": stages * copies}, model=model, **sections)
+    strategy = {"mesh": {"pipeline": stages, BESIDE[name]: ranks}} | sections.pop("strategy", {})
+    return recipe(name, strategy=strategy, machine={"processes": stages * ranks}, model=model, **sections)
 
 
 def assert_equivalent(outcome: Any) -> None:
@@ -79,17 +85,53 @@ MODELS = {"llama": FOUR, "qwen3": QWEN, "tied": TIED, "dropout": DROPPING}
 @pytest.mark.slow
 @pytest.mark.parametrize("adapter", [None, LORA], ids=["full", "lora"])
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize(("stages", "copies"), [(2, 2), (4, 1)], ids=["two-by-two", "four"])
+@pytest.mark.parametrize(
+    ("name", "stages", "ranks"), [("ddp", 2, 2), ("ddp", 4, 1), ("fsdp2", 2, 2)], ids=["copies", "four", "shards"]
+)
 def test_four_processes_are_equivalent(
-    stages: int, copies: int, model: str, adapter: Any, recipe: Callable[..., Resolved], four: WorkerGroup
+    name: str, stages: int, ranks: int, model: str, adapter: Any, recipe: Callable[..., Resolved], four: WorkerGroup
 ) -> None:
     config = {"config": MODELS[model]}
-    resolved = staged(recipe, stages, copies, model=config, adapter=adapter, precision="bf16")
+    resolved = staged(recipe, stages, ranks, name, model=config, adapter=adapter, precision="bf16")
     outcome = verify(resolved, group=four, time_limit=300)
     assert_equivalent(outcome)
     collectives = {c.expected for one in outcome.passes for c in one.claims if c.id == "mesh-collectives"}
-    assert collectives == {"all-reduce pipeline"} | ({"all-reduce all"} if copies > 1 else set())
+    asked = {"ddp": {"all-reduce all"}, "fsdp2": {"all-gather all", "reduce-scatter all"}}[name]
+    assert collectives == {"all-reduce pipeline"} | (asked if ranks > 1 else set())
     assert seen(outcome, "bubble") == {"2 of 8" if stages == 2 else "6 of 12"}
+
+
+SHARDED: dict[str, dict[str, Any]] = {
+    "bf16-pure": {"precision": "bf16-pure"},
+    "checkpointed": {"precision": "bf16", "activation_checkpointing": "full"},
+    "gathered-once": {"precision": "bf16", "strategy": {"reshard_after_forward": False}},
+    "sync-last": {"strategy": {"sync": "last"}, "model": {"config": TIED}},
+    "sync-last-gathered": {"strategy": {"sync": "last", "reshard_after_forward": False}, "precision": "bf16"},
+    "packed-fused": {"data": {"packing": True}, "loss": "fused", "precision": "bf16"},
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", SHARDED)
+def test_sharded_stages_with_an_option_are_equivalent(
+    option: str, recipe: Callable[..., Resolved], four: WorkerGroup
+) -> None:
+    sections = dict(SHARDED[option])
+    strategy = {"mesh": {"pipeline": 2, "shard": 2}} | sections.pop("strategy", {})
+    assert_equivalent(verify(staged(recipe, 2, 2, "fsdp2", strategy=strategy, **sections), group=four, time_limit=300))
+
+
+@pytest.mark.slow
+def test_copies_of_sharded_stages_are_equivalent(recipe: Callable[..., Resolved]) -> None:
+    """Replicate, shard and pipeline, two of each."""
+    mesh = {"replicate": 2, "shard": 2, "pipeline": 2}
+    model = {"config": TIED}
+    resolved = recipe("fsdp2", strategy={"mesh": mesh}, machine={"processes": 8}, model=model, precision="bf16")
+    with WorkerGroup(8) as eight:
+        outcome = verify(resolved, group=eight, time_limit=300)
+    assert_equivalent(outcome)
+    collectives = {c.expected for one in outcome.passes for c in one.claims if c.id == "mesh-collectives"}
+    assert collectives == {"all-gather shard", "reduce-scatter shard", "all-reduce replicate", "all-reduce pipeline"}
 
 
 @pytest.mark.slow
@@ -143,15 +185,15 @@ OF_STAGES = [name for name, kind in faults().items() if kind.__module__ == FAULT
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("fault", OF_STAGES)
+@pytest.mark.parametrize(
+    ("fault", "name"), [(fault, name) for fault in OF_STAGES for name in fault_class(fault).strategies.names()]
+)
 def test_what_is_wrong_with_stages_is_found(
-    fault: str, precision: str, recipe: Callable[..., Resolved], group: WorkerGroup, four: WorkerGroup
+    fault: str, name: str, recipe: Callable[..., Resolved], four: WorkerGroup
 ) -> None:
     kind = fault_class(fault)
-    resolved = recipe("ddp", model={"config": FOUR}, precision=precision)
-    ranks = four if kind.processes == 4 else group
-    outcome = verify(resolved, group=ranks, fault=fault, time_limit=300, round_trip=False, stop_early=True)
+    resolved = recipe(name, model={"config": FOUR})
+    outcome = verify(resolved, group=four, fault=fault, time_limit=300, round_trip=False, stop_early=True)
     stage, where = what_caught(outcome)
     assert stage in kind.stages, (stage, where)
     assert outcome.diagnosis is not None
@@ -194,15 +236,19 @@ def test_twenty_steps_are_the_plain_loops(tiny_root: Path, group: WorkerGroup) -
 
 @pytest.mark.slow
 def test_twenty_steps_of_four_processes_are_the_plain_loops(tiny_root: Path, four: WorkerGroup) -> None:
-    for mesh, micro in (({"pipeline": 2, "replicate": 2}, 2), ({"pipeline": 4}, 4)):
-        staged_run = run_of(tiny_root, "ddp", strategy={"mesh": mesh}, machine={"processes": 4},
+    meshes: list[tuple[str, dict[str, int], int]] = [
+        ("ddp", {"pipeline": 2, "replicate": 2}, 2), ("ddp", {"pipeline": 4}, 4),
+        ("fsdp2", {"pipeline": 2, "shard": 2}, 2),
+    ]  # fmt: skip
+    for name, mesh, micro in meshes:
+        staged_run = run_of(tiny_root, name, strategy={"mesh": mesh}, machine={"processes": 4},
                             batch={"micro_size": micro})  # fmt: skip
         alone = run_of(tiny_root, "ddp", machine={"processes": 4 // mesh["pipeline"]}, strategy={"mesh": None},
                        batch={"micro_size": micro})  # fmt: skip
         run = four.run(train_job, resolved_from(staged_run), 20)[0]
         plain = plain_run(resolved_from(alone), 20)
-        for name, weight in plain.weights.items():
-            assert torch.allclose(run.weights[name], weight, rtol=1e-5, atol=1e-5), name
+        for tensor, weight in plain.weights.items():
+            assert torch.allclose(run.weights[tensor], weight, rtol=1e-5, atol=1e-5), (mesh, tensor)
 
 
 @pytest.mark.group
@@ -222,16 +268,18 @@ def test_a_run_goes_on_with_stages_and_without(tiny_root: Path, tmp_path: Path, 
 
 @pytest.mark.slow
 def test_a_run_goes_on_under_every_strategy(tiny_root: Path, tmp_path: Path, four: WorkerGroup) -> None:
-    """From two stages with copies to four stages, and to the others, with an adapter too."""
-    for adapter in (None, LORA | {"dropout": 0.0}):
-        two = run_of(tiny_root, "ddp", strategy={"mesh": {"pipeline": 2, "replicate": 2}}, machine={"processes": 4},
-                     batch={"micro_size": 4}, adapter=adapter)  # fmt: skip
-        folder = tmp_path / ("full" if adapter is None else "lora")
+    """From two stages with copies, or sharded, to four stages, and to the others, with an adapter too."""
+    for first, adapter in (("ddp", None), ("ddp", LORA | {"dropout": 0.0}), ("fsdp2", None)):
+        strategy = {"mesh": {"pipeline": 2, BESIDE[first]: 2}}
+        two = run_of(tiny_root, first, strategy=strategy, machine={"processes": 4}, batch={"micro_size": 4},
+                     adapter=adapter)  # fmt: skip
+        folder = tmp_path / f"{first}-{'full' if adapter is None else 'lora'}"
         straight = four.run(train_job, resolved_from(two), 4, None, None, 4)[0]
         four.run(train_job, resolved_from(two), 2, str(folder), None, 4)
         others: list[tuple[str, dict[str, int] | None, int]] = [
-            ("ddp", {"pipeline": 4}, 8), ("ddp", None, 2), ("fsdp2", None, 2), ("fsdp1", None, 2), ("zero1", None, 2),
-            ("ddp", {"tensor": 2, "replicate": 2}, 4), ("fsdp2", {"replicate": 2, "shard": 2}, 2),
+            ("ddp", {"pipeline": 4}, 8), ("fsdp2", {"pipeline": 2, "shard": 2}, 4), ("ddp", None, 2),
+            ("fsdp2", None, 2), ("fsdp1", None, 2), ("zero1", None, 2), ("ddp", {"tensor": 2, "replicate": 2}, 4),
+            ("fsdp2", {"replicate": 2, "shard": 2}, 2),
         ]  # fmt: skip
         for name, mesh, micro in others:
             then = run_of(tiny_root, name, strategy={"mesh": mesh}, machine={"processes": 4},

@@ -41,11 +41,13 @@ class Stage:
     """Of every parameter of the whole model, in its order, the first stage that has it."""
     shared: list[str]
     """Parameters that the first stage and the last one both have."""
-    tied: list[list[str]]
+    names: dict[str, str] = field(default_factory=dict)
+    """Names in the whole model of parameters that have another one in the model that was cut: a shared weight's."""
+    tied: list[list[str]] = field(default_factory=list)
     """Names that share one parameter in the whole model."""
-    trained: dict[str, torch.Size]
+    trained: dict[str, torch.Size] = field(default_factory=dict)
     """Shapes of the trained parameters of the whole model, in its order."""
-    dtypes: dict[str, torch.dtype]
+    dtypes: dict[str, torch.dtype] = field(default_factory=dict)
     """Of every parameter of the whole model."""
     received: torch.Tensor | None = None
     """The hidden states that the last forward took, whose gradient is the stage before's."""
@@ -63,7 +65,8 @@ class Stage:
         return self.index == self.count - 1
 
     def connect(self, take: Take, give: Give) -> None:
-        """Have forwards exchange hidden states with the neighbouring stages."""
+        """Have forwards exchange hidden states with the neighbouring stages. Call it when the model is wrapped: a
+        strategy's own hooks see what comes from there."""
 
         def enter(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
             received = take(args[0].shape)
@@ -80,7 +83,7 @@ class Stage:
             give(output.detach())
 
         if not self.first:
-            self.ends[0].register_forward_pre_hook(enter)
+            self.ends[0].register_forward_pre_hook(enter, prepend=True)
         if not self.last:
             self.ends[1].register_forward_hook(leave)
 
@@ -91,9 +94,17 @@ class Stage:
         return ends
 
 
-def cut(model: nn.Module, blocks: list[tuple[str, nn.Module]], index: int, count: int, source: str) -> Stage:
+def cut(
+    model: nn.Module,
+    blocks: list[tuple[str, nn.Module]],
+    index: int,
+    count: int,
+    source: str,
+    dtype: torch.dtype | None = None,
+) -> Stage:
     """Leave stage ``index`` of ``count`` in ``model``: its blocks, on the first stage the embedding, on the last one
-    the norm and the head. ``blocks``: all of the model's, by name, in order.
+    the norm and the head. ``blocks``: all of the model's, by name, in order. ``dtype``: of hidden
+    states, where it is not that of the embedding.
 
     Call it when the model is ready otherwise: adapters, checkpointing. Raises InputError for a model of another
     structure, and where a stage would have nothing to train.
@@ -125,12 +136,14 @@ def cut(model: nn.Module, blocks: list[tuple[str, nn.Module]], index: int, count
         if at not in stage.blocks:
             model.set_submodule(name, _Passed(block))
     for name in embedding if not stage.first else ():
-        model.set_submodule(name, _NoEmbedding(model.get_submodule(name)))
+        model.set_submodule(name, _NoEmbedding(model.get_submodule(name), dtype))
     if not stage.last:
         *norms, head = after
         for name in norms:
             model.set_submodule(name, nn.Identity())
         model.set_submodule(head, _NoHead())
+    own = {id(parameter): name for name, parameter in stage.own.items()}
+    stage.names = {name: own[id(p)] for name, p in model.named_parameters() if own[id(p)] != name}
     return stage
 
 
@@ -177,9 +190,9 @@ class _Passed(nn.Module):
 class _NoEmbedding(nn.Module):
     """In place of an embedding: hidden states of its shape and dtype without values, in the memory of one."""
 
-    def __init__(self, embedding: Any) -> None:
+    def __init__(self, embedding: Any, dtype: torch.dtype | None) -> None:
         super().__init__()
-        self.width, self.dtype = int(embedding.weight.shape[1]), embedding.weight.dtype
+        self.width, self.dtype = int(embedding.weight.shape[1]), dtype or embedding.weight.dtype
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         return torch.zeros((), dtype=self.dtype, device=ids.device).expand(*ids.shape, self.width)

@@ -35,7 +35,7 @@ def why_not_stageable(recipe: Recipe, facts: ModelFacts, traits: Traits) -> str 
         )
     if config.get("quantization_config"):
         return "has not been verified with a base that is quantised already"
-    if (reason := _why_not_option(recipe)) is not None:
+    if (reason := _why_not_option(recipe, traits)) is not None:
         return reason
     blocks = config.get("num_hidden_layers")
     if not isinstance(blocks, int):
@@ -45,7 +45,7 @@ def why_not_stageable(recipe: Recipe, facts: ModelFacts, traits: Traits) -> str 
     return None
 
 
-def _why_not_option(recipe: Recipe) -> str | None:
+def _why_not_option(recipe: Recipe, traits: Traits) -> str | None:
     adapter, optimizer = recipe.adapter, recipe.optimizer
     if recipe.precision == "fp16":
         return "has not been verified with fp16, whose overflow one stage alone may see; use bf16"
@@ -63,7 +63,7 @@ def _why_not_option(recipe: Recipe) -> str | None:
         return "has not been verified with tokenizer.add_tokens; remove it"
     if not optimizer_kind(optimizer.name).elementwise:
         return f"has not been verified with optimizer.name: {optimizer.name}; use adamw, lion or sgd"
-    if recipe.strategy.sync == "every":
+    if recipe.strategy.sync == "every" and not traits.reduces_each_micro_batch:
         return "sums gradients over the copies of a stage once per step; set strategy.sync: last, or remove it"
     if recipe.strategy.offload != "none":
         return "has not been verified with strategy.offload; set offload: none"

@@ -73,6 +73,8 @@ class PlainLoop:
         """What to do wrong with parts of rows, or with stages, for a diagnosis."""
         self.blocks: list[nn.Module] = []
         """The model's repeated blocks, for orders that sum by them."""
+        self.in_two: set[str] = set()
+        """Weights whose gradient is the sum of two, of an embedding and of a head, in two stages."""
         self.gradients: dict[str, torch.Tensor] = {}
         self.magnitudes: dict[str, torch.Tensor] = {}
         self.norm = self.coefficient = 0.0
@@ -120,8 +122,8 @@ class PlainLoop:
                 losses[place] = loss.item()
                 self._collect(gradients, before, heads=heads)
                 self.model.zero_grad(set_to_none=True)
-            _add(self.gradients, joined_heads(gradients))
-        self.magnitudes = joined_heads(self.magnitudes)
+            _add(self.gradients, joined_heads(gradients) if self.order.first == "rank" else gradients)
+        self.gradients, self.magnitudes = joined_heads(self.gradients), joined_heads(self.magnitudes)
         return self._finished(scale, losses)
 
     def _joint(self, window: Window) -> bool:
@@ -210,7 +212,8 @@ class PlainLoop:
         that the weights are kept in."""
         own = {n: p.grad.to(self.weights[n].dtype) for n, p in (trained or self.trained).items()
                if p.grad is not None}  # fmt: skip
-        own |= {f"{n}{HEAD}": p.grad for n, p in (heads or {}).items() if p.grad is not None}
+        own |= {f"{n}{HEAD}": p.grad.to(self.weights[n].dtype) for n, p in (heads or {}).items() if p.grad is not None}
+        self.in_two |= set(heads or {})
         found = before | {n: before[n] + gradient if n in before else gradient for n, gradient in own.items()}
         if self.order.by_collective:
             _add(self.magnitudes, {name: gradient.abs() for name, gradient in found.items()})

@@ -107,7 +107,7 @@ class Strategy:
                 f"{where}.shard: {self.name} keeps all weights in every process; set shard: 1 and "
                 f"replicate: {rows}, or use one of {hybrids}"
             )
-        if mesh.shard == 1 and mesh.replicate * mesh.tensor > 1 and shards:
+        if mesh.shard == 1 and mesh.replicate * mesh.tensor * mesh.pipeline > 1 and shards:
             raise InputError(
                 f"{where}.shard: with 1 {self.name} has nothing to shard; set a larger number, or use a strategy that "
                 "keeps all weights in every process (ddp)"

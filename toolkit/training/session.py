@@ -260,9 +260,11 @@ def divide(prepared: Prepared) -> None:
     if resolved.mesh.pipeline > 1:
         index = resolved.mesh.stage(dist.get_rank())
         blocks = find_blocks(prepared.model, resolved.blocks, resolved.source)
-        prepared.stage = cut(prepared.model, blocks, index, resolved.mesh.pipeline, resolved.source)
+        dtype = None if resolved.traits.autocast else getattr(torch, resolved.precision.compute)
+        prepared.stage = cut(prepared.model, blocks, index, resolved.mesh.pipeline, resolved.source, dtype)
         prepared.blocks = [blocks[at] for at in prepared.stage.blocks]
-        fill_model(prepared.model)
+        if "weights" not in resolved.traits.shards:
+            fill_model(prepared.model)
 
 
 def seed_micro_batch(seed: int, step: int, micro: int, rank: int) -> None:

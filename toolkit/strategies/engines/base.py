@@ -90,6 +90,11 @@ class Prepared:
         named = self.model.named_parameters() if self.stage is None else self.stage.own.items()
         return {name: p for name, p in named if p.requires_grad}
 
+    def trained_of(self, wrapped: nn.Module) -> dict[str, nn.Parameter]:
+        """The same of the model that a strategy has made of it, with other parameters by the same names."""
+        names = {} if self.stage is None else self.stage.names
+        return {names.get(name, name): p for name, p in wrapped.named_parameters() if p.requires_grad}
+
 
 @dataclass(frozen=True)
 class Step:

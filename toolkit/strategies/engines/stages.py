@@ -5,7 +5,6 @@ What is told and taken here is of the whole model: the stage that has a weight s
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,10 @@ import torch.distributed as dist
 from torch import nn
 
 from toolkit.model.tensor import group_of, state_group
+from toolkit.optim.adamw8bit import local
 from toolkit.strategies.engines.base import Claim, Engine, OptimizerState, Prepared
+from toolkit.strategies.engines.fsdp2 import Fsdp2Engine
+from toolkit.strategies.engines.layers import square
 from toolkit.strategies.engines.link import Link, Pipeline
 from toolkit.strategies.engines.pieces import Owned, Saved, Values
 from toolkit.strategies.engines.replicated import SingleEngine
@@ -34,23 +36,23 @@ class Staged(Engine):
         assert prepared.stage is not None
         self.stage = prepared.stage
         resolved = prepared.resolved
-        self.state_group = state_group(resolved)
         self.link = Link(resolved, accelerator.device)
         self.pipeline = Pipeline(self.stage, self.link)
         self.ends_group = group_of(resolved, lambda rank: _ends(resolved.mesh.stage_ranks(rank), rank), "ends")
-        self.stage.connect(self.link.receive_hidden, self.link.send_hidden)
         super().__init__(prepared, accelerator)
+        self.stage.own = {}  # what a strategy shards, it has replaced
+        self.stage.connect(self.link.receive_hidden, self.link.send_hidden)
         self.shapes = {name: tuple(shape) for name, shape in self.stage.trained.items()}
         self.dtypes = self.stage.dtypes
 
     # ------------------------------------------------------------------ the step
 
-    def accumulating(self, last: bool) -> contextlib.AbstractContextManager[Any]:
-        return contextlib.nullcontext()
+    def backward(self, loss: torch.Tensor, last: bool) -> None:
+        with self.accumulating(last):
+            super().backward(loss, last)
 
     def unscale(self) -> None:
         self._sum_shared()
-        self._average()
         super().unscale()
 
     def _sum_shared(self) -> None:
@@ -59,24 +61,12 @@ class Staged(Engine):
             if (parameter := self.parameters.get(name)) is not None:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
-                _over_ends(parameter.grad, self.ends_group)
-
-    def _average(self) -> None:
-        """Average gradients over the ranks that have the same blocks, once per step."""
-        copies = self.resolved.mesh.replicate
-        gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
-        if copies == 1:
-            return
-        for bucket in _buckets(gradients):
-            flat = torch.cat([gradient.reshape(-1) for gradient in bucket]).div_(copies)
-            dist.all_reduce(flat, group=self.state_group)
-            for gradient, part in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
-                gradient.copy_(part.view_as(gradient))
+                _over_ends(local(parameter.grad), self.ends_group)
 
     def clip(self, max_norm: float) -> torch.Tensor:
         index, owners = self.stage.index, self.stage.owners
         own = [p.grad for name, p in self.parameters.items() if owners[name] == index and p.grad is not None]
-        squares = torch.nn.utils.get_total_norm(own).float().square() if own else torch.zeros((), device=self.device)
+        squares = square(own, self.device)
         _over_stages(squares, self.link.group)
         norm = squares.sqrt()
         if max_norm > 0:
@@ -173,8 +163,8 @@ class Staged(Engine):
 
     def _sums(self) -> list[int]:
         """Of each weight that two stages share the sum of its bytes, where this is one of them."""
-        own = self.stage.own
-        return [int(own[name].detach().reshape(-1).view(torch.uint8).sum(dtype=torch.int64))
+        own = {self.stage.names.get(name, name): p for name, p in self.model.named_parameters()}
+        return [int(local(own[name]).detach().reshape(-1).view(torch.uint8).sum(dtype=torch.int64))
                 for name in self.stage.shared if name in own]  # fmt: skip
 
 
@@ -207,12 +197,29 @@ def _buckets(gradients: list[torch.Tensor]) -> list[list[torch.Tensor]]:
 
 
 class StagedDdpEngine(Staged, SingleEngine):
-    """Gradients are averaged over the ranks that have the same blocks."""
+    """Gradients are averaged over the ranks that have the same blocks, once per step. DDP itself begins to sum them in
+    the backward that follows the last forward, which with stages is an earlier micro-batch's."""
+
+    def unscale(self) -> None:
+        super().unscale()
+        self._average()
+
+    def _average(self) -> None:
+        copies = self.resolved.mesh.replicate
+        gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
+        if copies == 1:
+            return
+        for bucket in _buckets(gradients):
+            flat = torch.cat([gradient.reshape(-1) for gradient in bucket]).div_(copies)
+            dist.all_reduce(flat, group=state_group(self.resolved))
+            for gradient, part in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
+                gradient.copy_(part.view_as(gradient))
 
     def wrap(self, model: nn.Module) -> nn.Module:
         # As DDP does: the first rank's weights are those of all copies.
+        first, group = self.resolved.mesh.state_peers(dist.get_rank())[0], state_group(self.resolved)
         for tensor in (*model.parameters(), *model.buffers()):
-            dist.broadcast(tensor.detach(), self.resolved.mesh.state_peers(dist.get_rank())[0], group=self.state_group)
+            dist.broadcast(tensor.detach(), first, group=group)
         return model
 
     def load_pieces(self, name: str, saved: Saved) -> None:
@@ -222,3 +229,22 @@ class StagedDdpEngine(Staged, SingleEngine):
     def evidence(self) -> list[Claim]:
         parts = [((self.resolved.mesh.replicate, 1), p.data) for p in self.parameters.values()]
         return [*super().evidence(), *self._mesh_claims(parts), *self._stage_claims()]
+
+
+class StagedFsdp2Engine(Staged, Fsdp2Engine):
+    """The ranks of a stage shard its blocks, or copy what is sharded: accelerate is given their mesh."""
+
+    def engage(self, prepared: Prepared) -> None:
+        from accelerate import ParallelismConfig
+        from torch.distributed.device_mesh import init_device_mesh
+
+        mesh, state = self.resolved.mesh, self.accelerator.state
+        # accelerate 1.15.0 knows no axis of stages: its own mesh would have to have all processes.
+        names = ("pipeline", "dp_replicate", "dp_shard_cp")
+        sizes = (mesh.pipeline, mesh.replicate, mesh.shard)
+        state.parallelism_config = ParallelismConfig(dp_replicate_size=mesh.replicate, dp_shard_size=mesh.shard)
+        state.device_mesh = init_device_mesh(self.device.type, sizes, mesh_dim_names=names)
+        super().engage(prepared)
+
+    def evidence(self) -> list[Claim]:
+        return [*super().evidence(), *self._stage_claims()]

@@ -78,7 +78,9 @@ def sum_bounds(loop: PlainLoop, window: Window) -> dict[str, float]:
     if not loop.order.by_collective:
         return dict.fromkeys(loop.gradients, _FACTORS * torch.finfo(torch.float32).eps)
     return {
-        name: sum_bound(len(window), loop.magnitudes[name].double().norm().item(), gradient)
+        name: sum_bound(
+            len(window) * (1 + (name in loop.in_two)), loop.magnitudes[name].double().norm().item(), gradient
+        )
         for name, gradient in loop.gradients.items()
     }
 

@@ -225,8 +225,7 @@ def _axes(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
     asked = [*strategy_of(resolved).collectives_by_axis(resolved)]
     exchanges = [(EXCHANGE, "context")] if resolved.mesh.context > 1 else []
     exchanges += [("all-reduce", "tensor")] if resolved.mesh.tensor > 1 else []
-    if resolved.mesh.pipeline > 1:  # the norm of all stages, and gradients over the copies of each
-        exchanges += [("all-reduce", "pipeline")] + [("all-reduce", "all")] * (resolved.mesh.replicate > 1)
+    exchanges += [("all-reduce", "pipeline")] if resolved.mesh.pipeline > 1 else []  # the norm
     for kind, axis in [*asked, *exchanges]:
         without = [rank for rank in ranks if not rank.axes.get(f"{kind} {axis}")]
         shown = (without or ranks)[0]

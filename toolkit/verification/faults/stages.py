@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from toolkit.verification.faults.base import STAGES, Fault, Patch
+from toolkit.verification.faults.base import STAGES, STAGES_OF_COPIES, Fault, Patch
 
 _ALONE = {"replicate": 1, "shard": 1, "context": 1, "tensor": 1}
 
@@ -14,17 +14,19 @@ class _OfStages(Fault):
 
     stages: ClassVar[tuple[str, ...]] = ("gradient",)
     strategies = STAGES
+    processes = 4
 
     @classmethod
     def needs_of(cls, resolved: Any) -> dict[str, Any]:
-        """Two stages on two processes."""
+        """Two stages of two ranks each."""
         config = dict(resolved.facts.config or {})
         needs = {"model": {"config": config | cls.of_model(config), "path": None}}
-        if resolved.mesh.pipeline > 1:
+        if resolved.mesh.pipeline > 1 and resolved.world_size == cls.processes:
             return needs if cls.of_model(config) else {}
+        rows = {"shard" if resolved.traits.shards else "replicate": 2}
         return needs | {
-            "strategy": {"mesh": _ALONE | {"pipeline": 2}, "offload": "none", "sync": None},
-            "machine": {"processes": 2, "nodes": 1},
+            "strategy": {"mesh": _ALONE | rows | {"pipeline": 2}, "offload": "none", "sync": None},
+            "machine": {"processes": 4, "nodes": 1},
             "batch": {"micro_size": resolved.micro_size, "accumulation": resolved.accumulation, "global_size": None},
             "compile": False,
             "fp8": False,
@@ -66,19 +68,20 @@ class DividedAgain(_OfStages):
     diagnoses = ("accumulation-divided-twice",)
 
     def inject(self, patch: Patch, case: Any) -> None:
-        from toolkit.training import loop
+        from toolkit.strategies.engines.stages import Staged
 
-        def run_window(right: Any) -> Any:
-            def wrong(pipeline: Any, micros: Any, count: int, *work: Any) -> None:
-                right(pipeline, micros, count, *work)
-                for parameter in pipeline.stage.own.values():
-                    if parameter.grad is not None and count > 1:
+        def unscale(right: Any) -> Any:
+            def wrong(engine: Any) -> None:
+                micros = len(engine.pipeline.actions) // 2
+                for parameter in engine.parameters.values():
+                    if parameter.grad is not None and micros > 1:
                         self.reached()
-                        parameter.grad.div_(count)
+                        parameter.grad.div_(micros)
+                right(engine)
 
             return wrong
 
-        patch(loop, "run_window", run_window)
+        patch(Staged, "unscale", unscale)
 
 
 class MicroBatchDropped(_OfStages):
@@ -142,17 +145,7 @@ class CopiesApart(_OfStages):
     id = "stages-copies-not-averaged"
     title = "ranks that have the same blocks each keep their own gradient"
     diagnoses = ("ranks-not-reduced", "tensors-not-reduced")
-    processes = 4
-
-    @classmethod
-    def needs_of(cls, resolved: Any) -> dict[str, Any]:
-        """Two copies of each of two stages."""
-        if resolved.mesh.pipeline > 1 and resolved.mesh.replicate > 1:
-            return {}
-        needs = super().needs_of(resolved)
-        batch = {"micro_size": resolved.micro_size, "accumulation": resolved.accumulation, "global_size": None}
-        strategy = needs.get("strategy", {}) | {"mesh": _ALONE | {"pipeline": 2, "replicate": 2}}
-        return needs | {"strategy": strategy, "machine": {"processes": 4, "nodes": 1}, "batch": batch}
+    strategies = STAGES_OF_COPIES
 
     def inject(self, patch: Patch, case: Any) -> None:
         from toolkit.strategies.engines import stages
@@ -160,7 +153,7 @@ class CopiesApart(_OfStages):
         def average(right: Any) -> Any:
             return lambda engine: self.reached()
 
-        patch(stages.Staged, "_average", average)
+        patch(stages.StagedDdpEngine, "_average", average)
 
 
 class MasksAlike(_OfStages):
