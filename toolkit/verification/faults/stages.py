@@ -18,16 +18,17 @@ class _OfStages(Fault):
 
     @classmethod
     def needs_of(cls, resolved: Any) -> dict[str, Any]:
-        """Two stages of two ranks each."""
+        """Two stages of two ranks each, and micro-batches that can be confused."""
         config = dict(resolved.facts.config or {})
         needs = {"model": {"config": config | cls.of_model(config), "path": None}}
-        if resolved.mesh.pipeline > 1 and resolved.world_size == cls.processes:
+        accumulation = max(2, resolved.accumulation)
+        if resolved.mesh.pipeline > 1 and (resolved.world_size, resolved.accumulation) == (cls.processes, accumulation):
             return needs if cls.of_model(config) else {}
         rows = {"shard" if resolved.traits.shards else "replicate": 2}
         return needs | {
             "strategy": {"mesh": _ALONE | rows | {"pipeline": 2}, "offload": "none", "sync": None},
             "machine": {"processes": 4, "nodes": 1},
-            "batch": {"micro_size": resolved.micro_size, "accumulation": resolved.accumulation, "global_size": None},
+            "batch": {"micro_size": resolved.micro_size, "accumulation": accumulation, "global_size": None},
             "compile": False,
             "fp8": False,
         }
