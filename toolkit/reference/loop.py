@@ -122,7 +122,7 @@ class PlainLoop:
                 losses[place] = loss.item()
                 self._collect(gradients, before, heads=heads)
                 self.model.zero_grad(set_to_none=True)
-            _add(self.gradients, joined_heads(gradients) if self.order.first == "rank" else gradients)
+            _add(self.gradients, gradients)
         self.gradients, self.magnitudes = joined_heads(self.gradients), joined_heads(self.magnitudes)
         return self._finished(scale, losses)
 

@@ -27,7 +27,7 @@ class Order:
     as quotients, of supervised tokens alone. ``in_parts``: each row's tokens in parts, which meet in attention.
     ``columns``: how many parts the matrices of each layer are computed in, whose sums are added up. ``stages``: the
     first block of each stage; masks are drawn anew there, and the two parts of the gradient of a weight that the
-    embedding and the head share are each added up over the micro-batches."""
+    embedding and the head share are each added up by themselves first."""
 
     divisor: int = 1
     first: Literal["rank", "micro", "average"] = "rank"

@@ -2,7 +2,7 @@
 
 The plain loop computes the whole model. Where a candidate's stages draw masks from seeds of their own, it sets the
 seed of a stage in front of its first block. Where an embedding and a head share a weight, it adds up their two
-gradients over the micro-batches before it adds them to each other, as two stages do.
+gradients over micro-batches and ranks before it adds them to each other, as two stages do.
 """
 
 from __future__ import annotations

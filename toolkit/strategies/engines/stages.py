@@ -201,8 +201,10 @@ class StagedDdpEngine(Staged, SingleEngine):
     the backward that follows the last forward, which with stages is an earlier micro-batch's."""
 
     def unscale(self) -> None:
-        super().unscale()
+        # Before the two stages of a shared weight add up: a collective of more than two ranks adds in an order that
+        # depends on where a tensor is in its bucket, and both have to have the same gradient.
         self._average()
+        super().unscale()
 
     def _average(self) -> None:
         copies = self.resolved.mesh.replicate
