@@ -185,7 +185,8 @@ def plain_run(resolved: Resolved, steps: int, total: int | None = None) -> Run:
     loop = PlainLoop(
         prepared.model, resolved, prepared.decayed, seed, "autocast" if resolved.precision.mixed else "plain"
     )
-    loaders = [iter(loader_for(resolved, part * resolved.ranks_per_part)) for part in range(resolved.data_size)]
+    apart = resolved.mesh.stage_size // resolved.data_size
+    loaders = [iter(loader_for(resolved, part * apart)) for part in range(resolved.data_size)]
     run = Run()
     total = total or steps
     for step in range(steps):

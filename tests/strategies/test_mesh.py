@@ -47,6 +47,10 @@ def resolved(strategy: str, mesh: dict[str, int] | None, **sections: Any) -> Res
         ({"shard": 2, "tensor": 4}, {"processes": 4}, r"2 x tensor 4 = 8, but there are 4 processes; set shard: 1"),
         ({"shard": 2, "tensor": 3}, {"processes": 4}, r"= 6, but there are 4 processes; set tensor to a divisor of 4"),
         ({"tensor": 2, "context": 2}, {"processes": 4}, r"mesh\.tensor: has not been verified with divided rows"),
+        ({"pipeline": 2, "context": 2}, {"processes": 4}, r"mesh\.pipeline: has not been verified with divided rows"),
+        ({"pipeline": 2, "tensor": 2}, {"processes": 4}, r"mesh\.pipeline: has not been verified with divided layers"),
+        ({"pipeline": 3}, {"processes": 4}, r"1 x pipeline 3 = 3, but .*; set pipeline to a divisor of 4"),
+        ({"pipeline": 2}, {"processes": 4}, r"1 x pipeline 2 = 2, but .*; set shard: 2"),
         (
             {"replicate": 3, "shard": 2, "tensor": 2},
             {"processes": 6, "nodes": 2},
@@ -64,10 +68,9 @@ def test_a_wrong_product_is_refused_with_the_numbers(mesh: dict[str, int], machi
         resolved("fsdp2", mesh, machine=machine)
 
 
-@pytest.mark.parametrize("axis", ["pipeline", "expert"])
-def test_an_axis_that_is_not_supported_is_refused_by_name(axis: str) -> None:
-    with pytest.raises(InputError, match=rf"strategy\.mesh\.{axis}: {axis} parallelism is not supported yet"):
-        resolved("fsdp2", {"shard": 2, axis: 2})
+def test_an_axis_that_is_not_supported_is_refused_by_name() -> None:
+    with pytest.raises(InputError, match=r"strategy\.mesh\.expert: expert parallelism is not supported yet"):
+        resolved("fsdp2", {"shard": 2, "expert": 2})
 
 
 MODEL = LLAMA | {"num_attention_heads": 4}
@@ -182,6 +185,71 @@ def test_parts_of_a_layer_are_on_one_node() -> None:
         resolved("ddp", {"tensor": 4}, machine={"processes": 2, "nodes": 2}, model={"config": SPLIT})
 
 
+STAGED = LLAMA | {"num_hidden_layers": 4}
+NOT_STAGEABLE: list[tuple[dict[str, Any], str]] = [
+    ({"model": {"config": {"model_type": "gpt2", "n_layer": 4}}}, r"gpt2 has no plan for its stages"),
+    ({"model": {"config": STAGED | {"num_hidden_layers": 1}}}, r"the model has 1 blocks, and each stage .* set 1 or"),
+    ({"model": {"config": STAGED, "task": "sequence-classification", "num_labels": 3}},
+     r"requires model\.task: causal-lm \(it is sequence-classification\)"),
+    ({"model": {"config": STAGED, "neftune_alpha": 5.0}}, r"has not been verified with model\.neftune_alpha"),
+    ({"precision": "fp16"}, r"has not been verified with fp16, .* use bf16"),
+    ({"compile": True}, r"has not been verified with compiled blocks; set compile: false"),
+    ({"adapter": {"method": "dora"}}, r"has been verified with adapter\.method: lora alone, .* \(it is dora\)"),
+    ({"optimizer": {"name": "muon"}}, r"has not been verified with optimizer\.name: muon; use adamw, lion or sgd"),
+    ({"optimizer": {"groups": [{"match": "mlp", "lr": 1e-3}]}}, r"has not been verified with optimizer\.groups; rem"),
+    ({"run": {"ema": {"decay": 0.9}}}, r"has not been verified with run\.ema; remove it"),
+    ({"run": {"group_norms": True}}, r"has not been verified with run\.group_norms; remove it"),
+    ({"sync": "every"}, r"sums gradients over the copies .* once per step; set strategy\.sync: last"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("sections", "told"), NOT_STAGEABLE, ids=[told[:24] for _, told in NOT_STAGEABLE])
+def test_blocks_that_cannot_be_divided_are_refused_with_the_reason(sections: dict[str, Any], told: str) -> None:
+    strategy = {"name": "ddp", "mesh": {"replicate": 2, "pipeline": 2}}
+    strategy |= {"sync": sections["sync"]} if "sync" in sections else {}
+    rest = {key: value for key, value in sections.items() if key != "sync"}
+    recipe = recipe_dict(Path("nowhere"), strategy=strategy, machine={"processes": 4},
+                         **({"model": {"config": STAGED}} | rest))  # fmt: skip
+    with pytest.raises(InputError, match=rf"recipe\.yaml: strategy\.mesh\.pipeline: {told}"):
+        resolve(Recipe.model_validate(recipe), "recipe.yaml", device="cpu")
+
+
+@pytest.mark.parametrize("name", ["zero1", "zero2", "zero3", "fsdp1"])
+def test_stages_are_not_supported_by_other_strategies(name: str) -> None:
+    with pytest.raises(
+        InputError, match=rf"mesh\.pipeline: is not supported by {name}, use (ddp or fsdp2|fsdp2 or ddp)"
+    ):
+        resolved(name, {"shard": 2, "pipeline": 2}, model={"config": STAGED})
+
+
+def test_sharded_stages_are_not_in_accelerates_file() -> None:
+    """Its ParallelismConfig has no axis for them, and the product of its sizes has to be the number of processes."""
+    found = resolved("fsdp2", {"shard": 2, "pipeline": 2}, model={"config": STAGED})
+    assert "parallelism_config" not in launch_files(found, Path("launch"), "recipe.yaml", [])["accelerate.yaml"]
+    assert (found.data_size, found.state_ranks, found.token_parts) == (2, 2, 2)
+    with pytest.raises(InputError, match=r"mesh\.shard: with 1 fsdp2 has nothing to shard"):
+        resolved("fsdp2", {"pipeline": 4}, model={"config": STAGED})
+
+
+def test_stages_share_their_samples_and_are_as_far_apart_as_can_be() -> None:
+    """The ranks of a stage are consecutive: gradients are averaged within a node, hidden states pass between nodes."""
+    found = resolved("ddp", {"replicate": 2, "pipeline": 3}, machine={"processes": 2, "nodes": 3},
+                     model={"config": STAGED})  # fmt: skip
+    assert found.mesh == Mesh(2, 1, pipeline=3)
+    assert (found.data_size, found.token_parts, found.ranks_per_part, found.global_size) == (2, 2, 3, 8)
+    assert [found.data_rank(rank) for rank in range(6)] == [0, 1, 0, 1, 0, 1]
+    assert [found.mesh.stage(rank) for rank in range(6)] == [0, 0, 1, 1, 2, 2]
+    assert found.mesh.stage_ranks(3) == [1, 3, 5]
+    assert found.mesh.state_peers(3) == [2, 3]
+    assert found.part_ranks == [4, 5]
+    told = {d.key: d.reason for d in found.decisions}
+    assert told["strategy.mesh.pipeline"].startswith("3 stages of consecutive blocks, on ranks 2 apart")
+    assert "no key for it" in told["strategy.mesh.pipeline"]
+    assert told["strategy.mesh.replicate"].startswith("copies of each stage, on 2 consecutive ranks")
+    files = launch_files(found, Path("launch"), "recipe.yaml", [])
+    assert "parallelism_config" not in files["accelerate.yaml"]
+
+
 @pytest.mark.parametrize(
     ("strategy", "mesh", "told"),
     [
@@ -230,7 +298,8 @@ def test_each_axis_is_explained() -> None:
     assert "all processes of a node" in decided["strategy.mesh.shard"].reason
     assert "over the network between nodes" in decided["strategy.mesh.replicate"].reason
     assert decided["strategy.mesh.tensor"].reason == "every layer is computed by one process"
-    assert decided["strategy.mesh.pipeline"].reason == "not supported yet"
+    assert decided["strategy.mesh.pipeline"].reason == "every process computes all blocks"
+    assert decided["strategy.mesh.expert"].reason == "not supported yet"
     second = {d.key: d.reason for d in resolved("zero3", {"replicate": 4, "shard": 8}, machine=machine).decisions}
     assert "second copies of the weights" in second["strategy.mesh.replicate"]
     assert "sharded over all 32 processes" in second["zero.zero_hpz_partition_size"]

@@ -54,7 +54,7 @@ class Cell:
         """Supervised tokens per second of each turn; tokens that several ranks share count once."""
         found = []
         for turn, seconds in zip(self.turns, self.seconds_by_turn, strict=True):
-            parts = turn[:: self.resolved.ranks_per_part]
+            parts = [turn[rank] for rank in self.resolved.part_ranks]
             found.append(sum(sum(rank.supervised[: len(rank.seconds)]) for rank in parts) / sum(seconds))
         return found
 

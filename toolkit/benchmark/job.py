@@ -159,7 +159,9 @@ class _Run:
                 self.found.rows += rows
                 self.found.supervised.append(sum(micro.supervised for micro in window))
                 flops = model_flops(session, self.resolved, rows)
-                self.found.flops.append(None if flops is None else flops / self.resolved.mesh.context)
+                # Of those that compute the same rows each counts its share.
+                sharing = self.resolved.mesh.context * self.resolved.ranks_per_part
+                self.found.flops.append(None if flops is None else flops / sharing)
             yield window
 
     def _after(self, pending: Pending) -> None:

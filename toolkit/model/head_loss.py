@@ -60,6 +60,12 @@ def wanted_loss(labels: torch.Tensor, terms: LossTerms = CROSS_ENTROPY) -> Itera
         _WANTED.reset(token)
 
 
+def answer_wanted() -> None:
+    """What the model gives is the loss that is wanted, no logits; without effect where none is."""
+    if (wanted := _WANTED.get()) is not None:
+        wanted.answered = True
+
+
 def next_labels(labels: torch.Tensor, length: int) -> torch.Tensor:
     """What each of ``length`` positions predicts: the label of the next token. The last predicts nothing, unless
     ``labels`` (batch, length or length + 1) go on behind it, where a row does."""

@@ -120,6 +120,15 @@ def set_values(parameter: nn.Parameter, values: torch.Tensor) -> None:
     torch.utils.swap_tensors(parameter, nn.Parameter(values, requires_grad=parameter.requires_grad))
 
 
+def fill_model(model: nn.Module) -> None:
+    """Give every parameter of a model its values, on the CPU, one after another."""
+    for parameter in model.parameters():
+        if (source := source_of(parameter)) is not None:
+            values = torch.empty(parameter.shape, dtype=parameter.dtype)
+            fill(values.view(-1), source, 0)
+            set_values(parameter, values)
+
+
 def has_sources(model: nn.Module) -> bool:
     """Whether a model is loaded by part. One on the meta device without sources, as a plan has it, is not."""
     return any(source_of(parameter) is not None for parameter in model.parameters())

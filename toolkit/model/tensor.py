@@ -58,30 +58,33 @@ class Ranks:
     add_up: Callable[[torch.Tensor], None]
 
 
-_GROUPS: dict[tuple[int, ...], tuple[Any, dist.ProcessGroup]] = {}
-"""Groups of this process by their ranks, with the group of all that each was made in: once for each."""
+_GROUPS: dict[tuple[str, tuple[int, ...]], tuple[Any, dist.ProcessGroup]] = {}
+"""Groups of this process by what they are for and their ranks, with the group of all that each was made in: once for
+each."""
 
 
 def layer_group(resolved: Resolved) -> dist.ProcessGroup:
     """Of the ranks that divide layers with this one. Every process calls it."""
-    return _group(resolved, resolved.mesh.layer_ranks)
+    return group_of(resolved, resolved.mesh.layer_ranks)
 
 
 def state_group(resolved: Resolved) -> dist.ProcessGroup:
     """Of the ranks that hold the same part of every layer as this one. Every process calls it."""
-    return _group(resolved, resolved.mesh.state_peers)
+    return group_of(resolved, resolved.mesh.state_peers)
 
 
-def _group(resolved: Resolved, of: Callable[[int], list[int]]) -> dist.ProcessGroup:
+def group_of(resolved: Resolved, of: Callable[[int], list[int]], use: str = "") -> dist.ProcessGroup:
+    """The group of this process among those that ``of`` gives for all ranks. ``use``: what needs a group of its own.
+    Every process calls it."""
     world: Any = dist.group.WORLD
     wanted = sorted({tuple(of(rank)) for rank in range(resolved.world_size)})
     own = tuple(of(dist.get_rank()))
-    if own not in _GROUPS or _GROUPS[own][0] is not world:
+    if (use, own) not in _GROUPS or _GROUPS[use, own][0] is not world:
         for ranks in wanted:
             made = dist.new_group(list(ranks))
             if ranks == own:
-                _GROUPS[own] = world, made
-    return _GROUPS[own][1]
+                _GROUPS[use, own] = world, made
+    return _GROUPS[use, own][1]
 
 
 def own_ranks(resolved: Resolved) -> Ranks:
@@ -102,7 +105,7 @@ def split_layers(model: nn.Module, ranks: Ranks, source: str) -> dict[str, Divis
     be divided, or a plan that divides none.
     """
     plan = _plan(model)
-    base, prefix = _base(model)
+    base, prefix = transformers_base(model)
     divisions: dict[str, Division] = {}
     found = False
     for name, module in list(base.named_modules()):
@@ -124,7 +127,7 @@ def _plan(model: Any) -> dict[str, str]:
     return dict(getattr(whole.config, "base_model_tp_plan", None) or {})
 
 
-def _base(model: Any) -> tuple[nn.Module, str]:
+def transformers_base(model: Any) -> tuple[nn.Module, str]:
     """The transformers model without its head, whose modules the plan names, and the prefix of their names."""
     whole = model.get_base_model() if hasattr(model, "get_base_model") else model
     inner = getattr(whole, whole.base_model_prefix, whole)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from toolkit.recipe.schema import Machine, MeshAxes, Recipe
 
 AXES = ("replicate", "shard", "context", "tensor", "pipeline", "expert")
-SERVED = ("replicate", "shard", "context", "tensor")
+SERVED = ("replicate", "shard", "context", "tensor", "pipeline")
 
 
 @dataclass(frozen=True)
@@ -18,16 +19,32 @@ class Mesh:
     """How the training state is divided, and the tokens. ``tensor``: consecutive ranks that divide the matrices of each
     layer. ``shard``: ranks at the same place of such groups, one group after another, that divide the sharded state
     between them. ``replicate``: groups of those; the ranks at the same place of each hold the same part. ``context``:
-    consecutive ranks that divide the tokens of the same rows; they are among the ranks of the two others."""
+    consecutive ranks that divide the tokens of the same rows; they are among the ranks of the two others.
+    ``pipeline``: the outermost axis: the first ranks, as many as the others make, have the first blocks of the model,
+    the next ranks the next ones."""
 
     replicate: int
     shard: int
     context: int = 1
     tensor: int = 1
+    pipeline: int = 1
+
+    @property
+    def stage_size(self) -> int:
+        """The number of ranks that have the same blocks of the model."""
+        return self.replicate * self.shard * self.tensor
+
+    def stage(self, rank: int) -> int:
+        """Which of ``pipeline`` groups of consecutive blocks a rank has, from 0."""
+        return rank // self.stage_size
+
+    def stage_ranks(self, rank: int) -> list[int]:
+        """The ranks that pass the same micro-batches on to each other with this one, in the order of their stages."""
+        return list(range(rank % self.stage_size, self.pipeline * self.stage_size, self.stage_size))
 
     def replica(self, rank: int) -> int:
         """Which copy of its state a rank holds."""
-        return rank // (self.tensor * self.shard)
+        return rank % self.stage_size // (self.tensor * self.shard)
 
     def place(self, rank: int) -> int:
         """A rank's place among those of ``shard``, from 0: which part of the sharded state it holds."""
@@ -45,7 +62,8 @@ class Mesh:
     def state_peers(self, rank: int) -> list[int]:
         """The ranks that hold the same part of every layer as this one, or shard it with this one: those that sum
         gradients."""
-        return list(range(self.column(rank), self.replicate * self.shard * self.tensor, self.tensor))
+        first = self.stage(rank) * self.stage_size
+        return list(range(first + self.column(rank), first + self.stage_size, self.tensor))
 
     def divided_alike(self, world: int, shards: bool) -> dict[str, int] | None:
         """``strategy.mesh`` for a strategy without copies of what it shards, with rows and layers divided as here; None
@@ -65,8 +83,16 @@ class Mesh:
         """The mesh of a recipe. Ranks of the context axis train the same weights on other tokens, so they divide the
         state where the strategy does (``shards``), and else hold copies of it."""
         if shards:
-            return cls(asked.replicate, asked.shard * asked.context, asked.context, asked.tensor)
-        return cls(asked.replicate * asked.context, asked.shard, asked.context, asked.tensor)
+            return cls(asked.replicate, asked.shard * asked.context, asked.context, asked.tensor, asked.pipeline)
+        return cls(asked.replicate * asked.context, asked.shard, asked.context, asked.tensor, asked.pipeline)
+
+
+def stage_blocks(blocks: int, stages: int) -> list[range]:
+    """Which of a model's ``blocks`` each stage has: as many each, the first ones one more where that leaves a rest,
+    since the last stage has the head."""
+    each, rest = divmod(blocks, stages)
+    starts = [stage * each + min(stage, rest) for stage in range(stages + 1)]
+    return [range(first, end) for first, end in pairwise(starts)]
 
 
 @dataclass(frozen=True)
@@ -100,7 +126,7 @@ def mesh_problems(recipe: Recipe) -> list[str]:
     world = machine.processes * machine.nodes
     if product != world:
         told = f"replicate {asked.replicate} x shard {asked.shard}"
-        told += "".join(f" x {axis} {sizes[axis]}" for axis in ("context", "tensor") if sizes[axis] > 1)
+        told += "".join(f" x {axis} {sizes[axis]}" for axis in ("context", "tensor", "pipeline") if sizes[axis] > 1)
         told += f" = {product}"
         return [f"strategy.mesh: {told}, but there are {_processes(machine)}; {_instead(recipe, world, product)}"]
     if machine.processes % asked.context:
@@ -115,6 +141,9 @@ def mesh_problems(recipe: Recipe) -> list[str]:
         ]
     if asked.tensor > 1 and asked.context > 1:
         return ["strategy.mesh.tensor: has not been verified with divided rows; set context: 1 or tensor: 1"]
+    for axis, what in (("context", "divided rows"), ("tensor", "divided layers")):
+        if asked.pipeline > 1 and sizes[axis] > 1:
+            return [f"strategy.mesh.pipeline: has not been verified with {what}; set {axis}: 1 or pipeline: 1"]
     node = machine.processes // asked.tensor
     if asked.shard % node and node % asked.shard:
         ranks = "consecutive ranks" if asked.tensor == 1 else f"groups of {asked.tensor} ranks"
@@ -138,7 +167,9 @@ def _instead(recipe: Recipe, world: int, product: int) -> str:
         return f"set context to a divisor of {world}"
     if world // asked.context % asked.tensor:
         return f"set tensor to a divisor of {world // asked.context}"
-    rows = world // asked.context // asked.tensor
+    if world // asked.context // asked.tensor % asked.pipeline:
+        return f"set pipeline to a divisor of {world // asked.context // asked.tensor}"
+    rows = world // asked.context // asked.tensor // asked.pipeline
     if rows % asked.shard == 0 and asked.shard > 1:
         return f"set replicate: {rows // asked.shard}"
     if rows % asked.replicate == 0:
@@ -167,9 +198,12 @@ def reasons(mesh: Mesh, machine: Machine, hybrid: str | None) -> dict[str, str]:
         shard += f"; the ranks of context divide the state too: {mesh.shard} parts of it"
     over = "" if machine.nodes == 1 else ", over the network between nodes"
     if mesh.replicate == mesh.shard == 1:
-        replicate = "no copies: each process has the whole gradient of its part of every layer"
+        part = "its blocks" if mesh.pipeline > 1 else "its part of every layer"
+        replicate = f"no copies: each process has the whole gradient of {part}"
     elif mesh.replicate == 1:
         replicate = "no copies: gradients are summed by the shards alone"
+    elif mesh.shard == 1 and mesh.pipeline > 1:
+        replicate = f"copies of each stage, on {mesh.replicate} consecutive ranks: their gradients are all-reduced"
     elif mesh.shard == 1:
         replicate = f"every process holds all of the state: gradients are all-reduced{over}"
     elif hybrid == "weights":
@@ -190,5 +224,20 @@ def reasons(mesh: Mesh, machine: Machine, hybrid: str | None) -> dict[str, str]:
             "(arXiv:1909.08053); they train on the same samples. Not in training_args.json: the Trainer reads it from "
             "the model"
         )
+    pipeline = "every process computes all blocks"
+    if mesh.pipeline > 1:
+        pipeline = (
+            f"{mesh.pipeline} stages of consecutive blocks, on ranks {mesh.stage_size} apart, which train on the same "
+            "samples: micro-batches of a step pass through them one after another (1F1B, arXiv:2104.04473). Not in "
+            "accelerate.yaml, which has no key for it, nor in training_args.json: another script would give each of "
+            "them samples of its own"
+        )
     unserved = dict.fromkeys((axis for axis in AXES if axis not in SERVED), "not supported yet")
-    return {"replicate": replicate, "shard": shard, "context": context, "tensor": tensor, **unserved}
+    return {
+        "replicate": replicate,
+        "shard": shard,
+        "context": context,
+        "tensor": tensor,
+        "pipeline": pipeline,
+        **unserved,
+    }

@@ -30,6 +30,7 @@ from toolkit.recipe.quantisable import (
 from toolkit.recipe.rates import rate_factor, why_no_wsd, why_rate
 from toolkit.recipe.schema import Batch, PrecisionName, Recipe
 from toolkit.recipe.splittable import why_not_splittable
+from toolkit.recipe.stageable import why_not_stageable
 from toolkit.recipe.traits import Traits
 from toolkit.tasks import task_of
 
@@ -109,7 +110,7 @@ class Resolved:
     """Processes, over all nodes."""
     data_size: int
     """Data-parallel size: the number of parts that a window's samples are divided into; a divisor of ``world_size``.
-    Consecutive ranks have the same part."""
+    Consecutive ranks have the same part, and the stages of a pipeline."""
     mesh: Mesh
     """The strategy's own where the recipe has none: one group of all processes, sharded or replicated."""
     micro_size: int
@@ -157,11 +158,18 @@ class Resolved:
 
     def data_rank(self, rank: int) -> int:
         """The data-parallel rank, from 0 to ``data_size`` - 1, of a process: which samples it gets."""
-        return rank // (self.world_size // self.data_size)
+        return rank % self.mesh.stage_size // (self.mesh.stage_size // self.data_size)
 
     def token_rank(self, rank: int) -> int:
-        """Which of ``token_parts`` a process computes; those of the same samples are consecutive."""
-        return rank // self.ranks_per_part
+        """Which of ``token_parts`` a process computes; those of the same samples are consecutive, but for stages of a
+        pipeline."""
+        return rank % self.mesh.stage_size // (self.mesh.stage_size // self.token_parts)
+
+    @property
+    def part_ranks(self) -> list[int]:
+        """A process for each of ``token_parts``: one of those that compute its loss."""
+        first = (self.mesh.pipeline - 1) * self.mesh.stage_size
+        return list(range(first, first + self.mesh.stage_size, self.mesh.stage_size // self.token_parts))
 
     def row_part(self, rank: int) -> RowPart | None:
         """Which tokens of its rows a process computes; None for all of them."""
@@ -240,6 +248,8 @@ def resolve_values(
         raise InputError(f"{source}: strategy.mesh.context: {reason}")
     if mesh is not None and mesh.tensor > 1 and (reason := why_not_splittable(recipe, facts, traits)):
         raise InputError(f"{source}: strategy.mesh.tensor: {reason}")
+    if mesh is not None and mesh.pipeline > 1 and (reason := why_not_stageable(recipe, facts, traits)):
+        raise InputError(f"{source}: strategy.mesh.pipeline: {reason}")
     if recipe.fp8 and (reason := why_not_fp8(recipe, facts, blocks)):
         raise InputError(f"{source}: fp8: {reason}, or set fp8: false")
     if reason := why_not_trainable(facts):

@@ -413,7 +413,7 @@ class MeshAxes(Section):
         1, description="consecutive ranks that divide the tokens of each row, for rows too long for one device"
     )
     tensor: Positive = Field(1, description="consecutive ranks that divide the matrices of each layer")
-    pipeline: Positive = Field(1, description="stages of consecutive layers; not supported yet")
+    pipeline: Positive = Field(1, description="stages of consecutive blocks, through which micro-batches pass")
     expert: Positive = Field(1, description="ranks that divide the experts of a layer; not supported yet")
 
 

@@ -26,6 +26,7 @@ from toolkit.reference.extras import Extras
 from toolkit.reference.meeting import Meeting, replicas
 from toolkit.reference.order import NATURAL, Order, fused_loss, summed_by_module
 from toolkit.reference.rules import plain_matrices, plain_rules
+from toolkit.reference.stages import HEAD, in_stages, joined_heads
 from toolkit.tasks import task_of
 from toolkit.tasks.labels import Labels
 
@@ -69,9 +70,11 @@ class PlainLoop:
         self.order: Order = NATURAL
         self.extras = Extras.of(resolved.recipe)
         self.mistake: Mistake = ""
-        """What to do wrong with parts of rows, for a diagnosis."""
+        """What to do wrong with parts of rows, or with stages, for a diagnosis."""
         self.blocks: list[nn.Module] = []
         """The model's repeated blocks, for orders that sum by them."""
+        self.in_two: set[str] = set()
+        """Weights whose gradient is the sum of two, of an embedding and of a head, in two stages."""
         self.gradients: dict[str, torch.Tensor] = {}
         self.magnitudes: dict[str, torch.Tensor] = {}
         self.norm = self.coefficient = 0.0
@@ -107,13 +110,20 @@ class PlainLoop:
                 for layer in self.batch_norms.values():
                     layer.counts, layer.updates = bool(micro.sample_ids), rank == 0
                 orders = summed_by_module(self.model, self.order, self.blocks)
-                with self.autocast(), orders, in_columns(self.model, self.order.columns):
-                    loss = self.loss_sum(micro)
-                (loss * (scale / tokens)).backward()
+
+                def masks(stage: int, rank: int = rank, micro: MicroBatch = micro) -> None:
+                    own = 0 if self.mistake == "masks" else stage
+                    self.seed(step, micro.micro, rank + own * self.resolved.token_parts)
+
+                with in_stages(self.model, self.blocks, self.order.stages, masks) as heads:
+                    with self.autocast(), orders, in_columns(self.model, self.order.columns):
+                        loss = self.loss_sum(micro)
+                    (loss * (scale / tokens)).backward()
                 losses[place] = loss.item()
-                self._collect(gradients, before)
+                self._collect(gradients, before, heads=heads)
                 self.model.zero_grad(set_to_none=True)
             _add(self.gradients, gradients)
+        self.gradients, self.magnitudes = joined_heads(self.gradients), joined_heads(self.magnitudes)
         return self._finished(scale, losses)
 
     def _joint(self, window: Window) -> bool:
@@ -196,11 +206,14 @@ class PlainLoop:
         part: dict[str, torch.Tensor],
         before: dict[str, torch.Tensor],
         trained: dict[str, nn.Parameter] | None = None,
+        heads: dict[str, nn.Parameter] | None = None,
     ) -> None:
         """Add the parameters' gradients, each to what ``before`` has of it, to a part of the window's, in the dtype
         that the weights are kept in."""
         own = {n: p.grad.to(self.weights[n].dtype) for n, p in (trained or self.trained).items()
                if p.grad is not None}  # fmt: skip
+        own |= {f"{n}{HEAD}": p.grad.to(self.weights[n].dtype) for n, p in (heads or {}).items() if p.grad is not None}
+        self.in_two |= set(heads or {})
         found = before | {n: before[n] + gradient if n in before else gradient for n, gradient in own.items()}
         if self.order.by_collective:
             _add(self.magnitudes, {name: gradient.abs() for name, gradient in found.items()})

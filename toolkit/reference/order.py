@@ -25,7 +25,9 @@ class Order:
     far, and these are summed over the ranks («average»). ``by_module``: the parts of a hidden state's
     gradient are summed within each module first. ``by_block``: within each of the model's blocks. ``fused``: softmax
     as quotients, of supervised tokens alone. ``in_parts``: each row's tokens in parts, which meet in attention.
-    ``columns``: how many parts the matrices of each layer are computed in, whose sums are added up."""
+    ``columns``: how many parts the matrices of each layer are computed in, whose sums are added up. ``stages``: the
+    first block of each stage; masks are drawn anew there, and the two parts of the gradient of a weight that the
+    embedding and the head share are each added up by themselves first."""
 
     divisor: int = 1
     first: Literal["rank", "micro", "average"] = "rank"
@@ -34,6 +36,7 @@ class Order:
     fused: bool = False
     in_parts: bool = False
     columns: int = 1
+    stages: tuple[int, ...] = (0,)
 
     @property
     def by_collective(self) -> bool:

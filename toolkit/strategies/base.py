@@ -36,6 +36,8 @@ class Strategy:
     """``module:class`` of the engine."""
     divided_engine: ClassVar[str] = ""
     """The same of layers that ranks divide (``strategy.mesh.tensor``), where ``traits.splits_layers``."""
+    staged_engine: ClassVar[str] = ""
+    """The same of a model whose blocks ranks divide (``strategy.mesh.pipeline``), where ``traits.stages``."""
     memory: ClassVar[str]
     """``module:class`` of the memory model: the bytes that the strategy uses on a device."""
 
@@ -50,7 +52,7 @@ class Strategy:
         """
         mesh = recipe.strategy.mesh
         # A mesh that does not fit is refused as such (recipe/mesh.py).
-        alike = 1 if mesh is None else mesh.context * mesh.tensor
+        alike = 1 if mesh is None else mesh.context * mesh.tensor * mesh.pipeline
         return max(1, recipe.machine.processes * recipe.machine.nodes // alike)
 
     def traffic(self, resolved: Resolved, holdings: Holdings) -> Traffic:
@@ -98,13 +100,14 @@ class Strategy:
         if resolved.recipe.strategy.mesh is None:
             return
         hybrids = ", ".join(name for name, other in REGISTERED.items() if other.traits.hybrid)
-        where, rows = f"{resolved.source}: strategy.mesh", resolved.world_size // mesh.context // mesh.tensor
+        where = f"{resolved.source}: strategy.mesh"
+        rows = resolved.world_size // mesh.context // mesh.tensor // mesh.pipeline
         if mesh.shard > 1 and not shards:
             raise InputError(
                 f"{where}.shard: {self.name} keeps all weights in every process; set shard: 1 and "
                 f"replicate: {rows}, or use one of {hybrids}"
             )
-        if mesh.shard == 1 and mesh.replicate * mesh.tensor > 1 and shards:
+        if mesh.shard == 1 and mesh.replicate * mesh.tensor * mesh.pipeline > 1 and shards:
             raise InputError(
                 f"{where}.shard: with 1 {self.name} has nothing to shard; set a larger number, or use a strategy that "
                 "keeps all weights in every process (ddp)"
@@ -137,7 +140,9 @@ class Strategy:
         return _imported(self.engine)
 
     def engine_for(self, resolved: Resolved) -> type[Engine]:
-        """The engine's class for a recipe: of divided layers, where its mesh divides them."""
+        """The engine's class for a recipe: of divided layers, or of stages, where its mesh has them."""
+        if resolved.mesh.pipeline > 1:
+            return _imported(self.staged_engine)
         return _imported(self.engine if resolved.mesh.tensor == 1 else self.divided_engine)
 
     def memory_model(self) -> type[MemoryModel]:

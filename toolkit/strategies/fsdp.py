@@ -147,7 +147,7 @@ class _Fsdp(Strategy):
             }
         else:
             fsdp["fsdp_reshard_after_forward"] = settings.reshard
-            if settings.mesh is not None:
+            if settings.mesh is not None and settings.mesh.pipeline == 1:
                 sizes = {"dp_replicate": settings.mesh.replicate, "dp_shard": settings.mesh.shard}
                 sizes |= {"tp": settings.mesh.tensor, "cp": 1, "sp": 1}
                 axes = {f"parallelism_config_{axis}_size": size for axis, size in sizes.items()}
@@ -156,7 +156,8 @@ class _Fsdp(Strategy):
 
     def collectives_by_axis(self, resolved: Resolved) -> tuple[tuple[str, Axis], ...]:
         if not resolved.mesh.hybrid:
-            return ()
+            of_a_stage: tuple[tuple[str, Axis], ...] = (("all-gather", "all"), ("reduce-scatter", "all"))
+            return of_a_stage if resolved.mesh.pipeline > 1 else ()
         return (("all-gather", "shard"), ("reduce-scatter", "shard"), ("all-reduce", "replicate"))
 
     def traffic(self, resolved: Resolved, holdings: Holdings) -> Traffic:
@@ -201,12 +202,14 @@ class Fsdp2(_Fsdp):
     version = 2
     engine = "toolkit.strategies.engines.fsdp2:Fsdp2Engine"
     divided_engine = "toolkit.strategies.engines.layers:DividedFsdp2Engine"
+    staged_engine = "toolkit.strategies.engines.stages:StagedFsdp2Engine"
     memory = "toolkit.strategies.memory.fsdp:Fsdp2Memory"
     traits = Traits(
         precedence=4,
         validated=frozenset({"fp16"}),
         sums_input_gradients_by_block=True,
         splits_layers=True,
+        stages=True,
         **_FSDP,
     )
 

@@ -6,7 +6,7 @@ from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.traits import Traits
 from toolkit.strategies.base import Strategy
 from toolkit.strategies.memory.base import Holdings
-from toolkit.strategies.traffic import Traffic, Volumes
+from toolkit.strategies.traffic import Axis, Traffic, Volumes
 
 _BUCKET = 25 * 2**20
 """Bytes of a DDP bucket (torch/nn/parallel/distributed.py, ``bucket_cap_mb``)."""
@@ -36,6 +36,7 @@ class DistributedDataParallel(Strategy):
     distributed_type = "MULTI_GPU"
     engine = "toolkit.strategies.engines.replicated:DdpEngine"
     divided_engine = "toolkit.strategies.engines.layers:DividedDdpEngine"
+    staged_engine = "toolkit.strategies.engines.stages:StagedDdpEngine"
     memory = "toolkit.strategies.memory.replicated:DdpMemory"
     traits = Traits(
         autocast=True,
@@ -47,9 +48,14 @@ class DistributedDataParallel(Strategy):
         broadcasts=True,
         continues_without_gradient=False,
         splits_layers=True,
+        stages=True,
         precedence=1,
         validated=frozenset({"fp16"}),
     )
+
+    def collectives_by_axis(self, resolved: Resolved) -> tuple[tuple[str, Axis], ...]:
+        # Without stages DDP's own axis is all processes, or beside the axis of layers.
+        return (("all-reduce", "all"),) if resolved.mesh.pipeline > 1 and resolved.mesh.replicate > 1 else ()
 
     def traffic(self, resolved: Resolved, holdings: Holdings) -> Traffic:
         volumes = Volumes(resolved, holdings)

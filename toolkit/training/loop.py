@@ -20,6 +20,7 @@ from toolkit.training.early_stopping import Improvement
 from toolkit.training.guard import LossGuard
 from toolkit.training.loss import loss_sum
 from toolkit.training.metrics import Pending
+from toolkit.training.pipeline import run_window
 from toolkit.training.session import Session, seed_micro_batch
 from toolkit.training.stop import Stop
 from toolkit.training.watch import Marks
@@ -80,19 +81,15 @@ def train(
         # Strategies average over data-parallel ranks; a window without a supervised token has gradient zero, not 0/0.
         weight = engine.gradient_divisor / tokens.clamp(min=1.0)
         loss = torch.zeros((), device=engine.device)
-        for micro in micros:
-            last = micro.micro == micro.micro_count - 1
-            seed_micro_batch(recipe.run.seed, progress.step, micro.micro, session.token_rank)
-            with engine.accumulating(last), counting(bool(micro.sample_ids)):
-                marks.at(at, f"micro-batch {micro.micro + 1}, forward", untimed=first)
-                with engine.autocast(), multiplied_by(weight):
-                    micro_loss = loss_sum(
-                        engine.model, engine.config, micro.tensors, recipe.model.task, terms, micro.part
-                    )
-                marks.at(at, f"micro-batch {micro.micro + 1}, backward", untimed=first)
-                engine.backward(micro_loss * weight, last)
-            loss += micro_loss.detach()
-            marks.at(at, "reading ahead", untimed=first)
+        now = _Window(session, terms, marks, progress.step, weight, loss, untimed=first)
+        if engine.pipeline is not None:
+            run_window(engine.pipeline, micros, len(window), now.forward, now.backward)
+            loss = engine.pipeline.of_last_stage(now.loss)
+        else:
+            for micro in micros:
+                with engine.accumulating(_is_last(micro)), counting(bool(micro.sample_ids)):
+                    now.backward(now.forward(micro), micro)
+            loss = now.loss
         marks.at(at, "optimizer step", untimed=first)
         engine.unscale()
         if session.group_norms is not None:
@@ -113,6 +110,42 @@ def train(
             return
         first = False
         marks.at(progress.step + 1, "reading data")
+
+
+@dataclass
+class _Window:
+    """The micro-batches of one step. ``step``: steps taken before it; ``weight``: what their losses are multiplied by;
+    ``loss``: what they have added up."""
+
+    session: Session
+    terms: LossTerms
+    marks: Marks
+    step: int
+    weight: torch.Tensor
+    loss: torch.Tensor
+    untimed: bool
+
+    def forward(self, micro: MicroBatch) -> torch.Tensor:
+        """The loss of a micro-batch, summed over its supervised tokens; on another stage than the last one zero."""
+        session, engine, recipe = self.session, self.session.engine, self.session.resolved.recipe
+        seed_micro_batch(recipe.run.seed, self.step, micro.micro, session.mask_rank)
+        self._mark(f"micro-batch {micro.micro + 1}, forward")
+        with engine.autocast(), multiplied_by(self.weight):
+            return loss_sum(engine.model, engine.config, micro.tensors, recipe.model.task, self.terms, micro.part)
+
+    def backward(self, loss: torch.Tensor, micro: MicroBatch) -> None:
+        """Accumulate the gradient of a micro-batch's loss."""
+        self._mark(f"micro-batch {micro.micro + 1}, backward")
+        self.session.engine.backward(loss * self.weight, _is_last(micro))
+        self.loss += loss.detach()
+        self._mark("reading ahead")
+
+    def _mark(self, what: str) -> None:
+        self.marks.at(self.step + 1, what, untimed=self.untimed)
+
+
+def _is_last(micro: MicroBatch) -> bool:
+    return micro.micro == micro.micro_count - 1
 
 
 def _mean(loss: torch.Tensor, tokens: torch.Tensor, resolved: Resolved) -> float:
@@ -138,6 +171,8 @@ def evaluate(session: Session, batches: Iterable[MicroBatch]) -> tuple[float, in
                 total[1] += micro.supervised
     finally:
         engine.model.train()
+    if engine.pipeline is not None:
+        total = engine.pipeline.of_last_stage(total)
     loss_total, count = counted_once(sum_over_ranks(total), session.resolved).tolist()
     return loss_total / max(1.0, count), int(count)
 

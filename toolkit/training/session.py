@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
@@ -26,7 +27,8 @@ from toolkit.model.load import cast_inputs, load_base, set_dtypes
 from toolkit.model.new_tokens import check_trained
 from toolkit.model.nf4 import base_linears, quantise_base, weight_count
 from toolkit.model.processor import load_processor, pad_token_of
-from toolkit.model.sources import NotByPart
+from toolkit.model.sources import NotByPart, fill_model
+from toolkit.model.stages import cut
 from toolkit.model.tensor import own_ranks, split_layers
 from toolkit.model.unreached import freeze, unreached
 from toolkit.optim.groups import check_groups, decayed_names, hidden_matrices
@@ -67,7 +69,7 @@ class Session:
     frozen: list[Frozen] = field(default_factory=list)
     """What each pattern of ``model.freeze`` has frozen."""
     loaded_whole: str | None = None
-    """Why every process loaded the whole model although the strategy shards it; None where each read its part."""
+    """Why every process loaded the whole model although it keeps a part; None where each read its part."""
     label_names: list[str] | None = None
     """The classes' names in order, where the data names them: exported with the model."""
 
@@ -98,8 +100,13 @@ class Session:
 
     @property
     def token_rank(self) -> int:
-        """Which part of each window's tokens this process computes, and which dropout masks it draws."""
+        """Which part of each window's tokens this process computes."""
         return self.resolved.token_rank(self.rank)
+
+    @property
+    def mask_rank(self) -> int:
+        """Which dropout masks this process draws: those of its tokens, and of its blocks."""
+        return self.token_rank + self.resolved.mesh.stage(self.rank) * self.resolved.token_parts
 
 
 def without_values(resolved: Resolved, pad_token_id: int | None = None, *, overwritten: bool = False) -> Prepared:
@@ -113,13 +120,14 @@ def prepare_model(
 ) -> Prepared:
     """The model of a recipe, ready for its strategy; nothing is sharded yet.
 
-    ``together``: every rank calls it, so that they can divide work between them. Where the strategy shards weights, no
-    rank reads them here: the engine has each read its part (``model/sources.py``). If that is not possible, every rank
-    has the whole model, and ``loaded_whole`` of the result says why. ``by_part``: other than the strategy decides.
+    ``together``: every rank calls it, so that they can divide work between them. Where the strategy shards weights, or
+    ranks have some of the blocks, no rank reads them here: each reads its part later (``model/sources.py``). If that is
+    not possible, every rank has the whole model, and ``loaded_whole`` of the result says why. ``by_part``: other than
+    the strategy decides.
     """
     reason = None
     if by_part is None:
-        by_part = together and "weights" in resolved.traits.shards
+        by_part = together and ("weights" in resolved.traits.shards or resolved.mesh.pipeline > 1)
     if by_part:
         try:
             return _prepared(resolved, pad_token_id, together, by_part=True)
@@ -243,11 +251,20 @@ def engage(
 
 
 def divide(prepared: Prepared) -> None:
-    """Have the model compute a part of its rows, or of its layers, where the mesh divides them. Every rank calls it."""
+    """Have the model compute a part of its rows, of its layers, or some of its blocks, where the mesh divides them.
+    Every rank calls it."""
     resolved = prepared.resolved
     divide_rows(prepared.model, resolved)
     if resolved.mesh.tensor > 1:
         prepared.divisions = split_layers(prepared.model, own_ranks(resolved), resolved.source)
+    if resolved.mesh.pipeline > 1:
+        index = resolved.mesh.stage(dist.get_rank())
+        blocks = find_blocks(prepared.model, resolved.blocks, resolved.source)
+        dtype = None if resolved.traits.autocast else getattr(torch, resolved.precision.compute)
+        prepared.stage = cut(prepared.model, blocks, index, resolved.mesh.pipeline, resolved.source, dtype)
+        prepared.blocks = [blocks[at] for at in prepared.stage.blocks]
+        if "weights" not in resolved.traits.shards:
+            fill_model(prepared.model)
 
 
 def seed_micro_batch(seed: int, step: int, micro: int, rank: int) -> None:

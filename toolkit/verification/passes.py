@@ -48,7 +48,7 @@ class Pass:
     def parts(self) -> list[RankTrace]:
         """One rank of each data-parallel part, by data-parallel rank."""
         assert self.reference is not None
-        return self.ranks[:: self.reference.resolved.ranks_per_part]
+        return [self.ranks[rank] for rank in self.reference.resolved.part_ranks]
 
     @property
     def different(self) -> tuple[Stage, Measure] | None:

@@ -16,8 +16,13 @@ __all__ = ["LOOPS", "Loop", "LoopPrecision", "check_loop"]
 
 
 def check_loop(name: str, resolved: Resolved) -> None:
-    """Raise InputError if there is no such loop, or if it cannot train this recipe."""
+    """Raise InputError if there is no such loop, if it cannot train this recipe, or if plans do not count it."""
     recipe = resolved.recipe
+    if resolved.mesh.pipeline > 1:
+        raise InputError(
+            f"{resolved.source}: strategy.mesh.pipeline: plan does not count stages yet; plan it without, on "
+            f"{resolved.mesh.stage_size} processes: each stage has about 1/{resolved.mesh.pipeline} of that model"
+        )
     if name not in LOOPS:
         raise InputError(f"--loop {name}: not one of {', '.join(LOOPS)}")
     if name == "toolkit":

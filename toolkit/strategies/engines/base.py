@@ -20,12 +20,14 @@ from toolkit.errors import RunFailed
 from toolkit.machine import give_back_memory
 from toolkit.model.batch_norm import batch_norms, statistics
 from toolkit.model.freezing import Frozen
+from toolkit.model.stages import Stage
 from toolkit.model.tensor import Division
 from toolkit.optim.adamw import step_count
 from toolkit.optim.adamw8bit import local
 from toolkit.optim.groups import make_optimizer
 from toolkit.optimizers import optimizer_kind
 from toolkit.recipe.resolve import Resolved
+from toolkit.strategies.engines.link import Pipeline
 from toolkit.strategies.engines.pieces import Owned, Piece, Saved, Shape, Values, span, whole
 
 if TYPE_CHECKING:
@@ -80,9 +82,18 @@ class Prepared:
     divisions: dict[str, Division] = field(default_factory=dict)
     """``strategy.mesh.tensor``: how each weight is divided of which this rank has a part, by name."""
 
+    stage: Stage | None = None
+    """``strategy.mesh.pipeline``: which of the model's blocks this rank has."""
+
     def trainable(self) -> dict[str, nn.Parameter]:
-        """Trainable parameters by name, in the model's order, tied ones once."""
-        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        """Trainable parameters by name, in the model's order, tied ones once; of a stage its own."""
+        named = self.model.named_parameters() if self.stage is None else self.stage.own.items()
+        return {name: p for name, p in named if p.requires_grad}
+
+    def trained_of(self, wrapped: nn.Module) -> dict[str, nn.Parameter]:
+        """The same of the model that a strategy has made of it, with other parameters by the same names."""
+        names = {} if self.stage is None else self.stage.names
+        return {names.get(name, name): p for name, p in wrapped.named_parameters() if p.requires_grad}
 
 
 @dataclass(frozen=True)
@@ -116,6 +127,8 @@ class Engine:
     """Trainable parameters by their name in the unwrapped model; possibly shards."""
     gradient_divisor: int
     """The strategy divides gradients by this when it sums them over ranks; the loss is multiplied by it."""
+    pipeline: Pipeline | None = None
+    """This rank's stage and its neighbours; None where it has all of the model's blocks."""
     skip_not_finite = False
     """Whether a step with a non-finite gradient is skipped; checking this synchronises the device."""
 
@@ -334,10 +347,12 @@ class Engine:
         import torch.distributed as dist
 
         mesh = self.resolved.mesh
-        sums = torch.zeros(mesh.tensor, mesh.replicate, mesh.shard, dtype=torch.int64, device=self.device)
+        rows = mesh.pipeline * mesh.tensor
+        sums = torch.zeros(rows, mesh.replicate, mesh.shard, dtype=torch.int64, device=self.device)
         flat = [part.reshape(-1).view(torch.uint8).sum(dtype=torch.int64) for part in parts if part.numel()]
         rank = self.accelerator.process_index
-        sums[mesh.column(rank), mesh.replica(rank), self.place] = sum(one.to(self.device) for one in flat)
+        row = mesh.stage(rank) * mesh.tensor + mesh.column(rank)
+        sums[row, mesh.replica(rank), self.place] = sum(one.to(self.device) for one in flat)
         dist.all_reduce(sums)
         same = int((sums == sums[:, :1]).all(1).all(0).sum().item())
         return [Claim("mesh-copies", "parts whose copies are equal", str(mesh.shard), str(same), same == mesh.shard)]
@@ -345,7 +360,8 @@ class Engine:
     def _share(self, name: str) -> Piece:
         """This rank's part of a tensor that it and its peers hold. They divide all trained elements, in the model's
         order, into equal ranges, so that few tensors are cut."""
-        rank, world = self.peer, self.accelerator.num_processes // self.resolved.mesh.tensor
+        mesh = self.resolved.mesh
+        rank, world = self.peer, mesh.stage_size // mesh.tensor
         total, size = max(self._ends.values()), math.prod(self.parts[name])
         before = self._ends[name] - size
         first, last = total * rank // world - before, total * (rank + 1) // world - before

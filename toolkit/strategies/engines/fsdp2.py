@@ -66,7 +66,7 @@ class Fsdp2Engine(Engine):
     @staticmethod
     def accelerator_options(settings: FsdpSettings) -> dict[str, Any]:
         """What else the Accelerator is made with: the recipe's mesh, as accelerate.yaml has it."""
-        if settings.mesh is None:
+        if settings.mesh is None or settings.mesh.pipeline > 1:  # accelerate has no axis of stages
             return {}
         from accelerate import ParallelismConfig
 
@@ -83,7 +83,7 @@ class Fsdp2Engine(Engine):
         _fill(self.model, waiting, torch.device("cpu") if self.resolved.settings.offload else self.device)
         if self.resolved.precision.mixed:
             _cast_root_inputs(self.model, getattr(torch, self.resolved.precision.compute))
-        self.parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        self.parameters = prepared.trained_of(self.model)
         self.optimizer = self._make_optimizer(self.parameters, prepared.decayed)
 
     def accumulating(self, last: bool) -> contextlib.AbstractContextManager[Any]:

@@ -42,9 +42,9 @@ class DividedLayers(Engine):
     def clip(self, max_norm: float) -> torch.Tensor:
         divided = [p.grad for name, p in self.parameters.items() if name in self.divisions and p.grad is not None]
         alike = [p.grad for name, p in self.parameters.items() if name not in self.divisions and p.grad is not None]
-        squares = _square(divided, self.device)
+        squares = square(divided, self.device)
         _over_ranks(squares, self.layer_group)
-        norm = (squares + _square(alike, self.device)).sqrt()
+        norm = (squares + square(alike, self.device)).sqrt()
         if max_norm > 0:
             torch.nn.utils.clip_grads_with_norm_(list(self.parameters.values()), max_norm, norm)
         return norm
@@ -163,7 +163,7 @@ def _over_ranks(squares: torch.Tensor, group: dist.ProcessGroup) -> None:
     dist.all_reduce(squares, group=group)
 
 
-def _square(gradients: list[torch.Tensor], device: torch.device) -> torch.Tensor:
+def square(gradients: list[torch.Tensor], device: torch.device) -> torch.Tensor:
     """The squared 2-norm of gradients, summed over the ranks that shard them; float32."""
     if not gradients:
         return torch.zeros((), device=device)

@@ -93,11 +93,11 @@ _TOKEN_KEYS = (
 _NESTED = ("text_config", "vision_config", "decoder", "encoder")
 
 
-def twin_config(config: dict[str, Any], parts_of_a_layer: int = 1) -> dict[str, Any]:
+def twin_config(config: dict[str, Any], parts_of_a_layer: int = 1, stages: int = 1) -> dict[str, Any]:
     """A smaller config of the same model type; ``config`` itself where it is small already.
 
     ``parts_of_a_layer`` ranks divide its heads between them (`strategy.mesh`): each has as many, and of a group's keys
-    too."""
+    too. ``stages`` divide its layers: each has one at least."""
     if "model_type" not in config:
         raise InputError("model: its config has no model_type")
     parts = [config[name] for name in _NESTED if isinstance(config.get(name), dict)]
@@ -106,8 +106,8 @@ def twin_config(config: dict[str, Any], parts_of_a_layer: int = 1) -> dict[str, 
     twin = dict(config)
     for name in _NESTED:
         if isinstance(twin.get(name), dict):
-            twin[name] = _narrowed(twin[name], parts_of_a_layer)
-    return _narrowed(twin, parts_of_a_layer)
+            twin[name] = _narrowed(twin[name], parts_of_a_layer, stages)
+    return _narrowed(twin, parts_of_a_layer, stages)
 
 
 _TEXT = ("prompt_tuning_init_text", "tokenizer_name_or_path", "tokenizer_kwargs")
@@ -180,13 +180,13 @@ def _is_small(config: dict[str, Any]) -> bool:
     )
 
 
-def _narrowed(config: dict[str, Any], parts_of_a_layer: int) -> dict[str, Any]:
+def _narrowed(config: dict[str, Any], parts_of_a_layer: int, stages: int) -> dict[str, Any]:
     twin = dict(config)
     groups = math.lcm(2, parts_of_a_layer)
     of_twin = max(_HEADS, 2 * groups) if parts_of_a_layer > 1 else _HEADS
     width = of_twin * _HEAD_DIM
     kinds = twin.get("layer_types")
-    layers = _layers(kinds)
+    layers = max(_layers(kinds), stages)
     for key in _LAYER_KEYS:
         if isinstance(twin.get(key), int):
             twin[key] = min(twin[key], layers)

@@ -14,13 +14,15 @@ from typing import Any, Literal
 import torch
 
 from toolkit.model.chunk_size import CHUNK_BYTES
+from toolkit.recipe.mesh import stage_blocks
 from toolkit.recipe.resolve import Resolved
 from toolkit.reference.loop import PlainLoop, Window
 from toolkit.reference.order import Order
 
 
-def order_of(resolved: Resolved, config: Any = None) -> Order:
-    """The order in which the recipe's strategy and options compute a model of this ``config``."""
+def order_of(resolved: Resolved, config: Any = None, blocks: int = 0) -> Order:
+    """The order in which the recipe's strategy and options compute a model of this ``config``, with so many
+    ``blocks``."""
     return Order(
         divisor=resolved.token_parts,
         first=_first(resolved),
@@ -30,6 +32,7 @@ def order_of(resolved: Resolved, config: Any = None) -> Order:
         fused=resolved.loss_kernel != "plain",
         in_parts=resolved.mesh.context > 1,
         columns=resolved.mesh.tensor,
+        stages=tuple(part[0] for part in stage_blocks(blocks, resolved.mesh.pipeline)) if blocks else (0,),
     )
 
 
@@ -75,7 +78,9 @@ def sum_bounds(loop: PlainLoop, window: Window) -> dict[str, float]:
     if not loop.order.by_collective:
         return dict.fromkeys(loop.gradients, _FACTORS * torch.finfo(torch.float32).eps)
     return {
-        name: sum_bound(len(window), loop.magnitudes[name].double().norm().item(), gradient)
+        name: sum_bound(
+            len(window) * (1 + (name in loop.in_two)), loop.magnitudes[name].double().norm().item(), gradient
+        )
         for name, gradient in loop.gradients.items()
     }
 

@@ -7,12 +7,14 @@ from dataclasses import replace
 
 from toolkit.data.collate import sample_spans
 from toolkit.optimizers import optimizer_kind
+from toolkit.recipe.mesh import stage_blocks
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies import strategy_of
 from toolkit.strategies.engines.base import Claim
 from toolkit.strategies.engines.float8 import FLOAT8_LAYERS
 from toolkit.verification.cases.case import Case, products_step
 from toolkit.verification.compare.measure import Stage
+from toolkit.verification.compare.pipeline import schedule_claims
 from toolkit.verification.compare.replay import Reference
 from toolkit.verification.record.axes import EXCHANGE
 from toolkit.verification.record.trace import RankTrace
@@ -35,6 +37,7 @@ def engagement(
     claims += _compiled(ranks, resolved)
     claims += _float8(ranks, resolved, reference)
     claims += _collectives(ranks, resolved)
+    claims += schedule_claims(ranks, resolved)
     claims += _ties(ranks, reference)
     claims += _exercised(ranks, case, resolved, reference, stages)
     return claims
@@ -74,7 +77,7 @@ def _dtypes(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
 
 def _block_inputs(ranks: Sequence[RankTrace], reference: Reference) -> list[Claim]:
     """What a block is given has the dtype that the model gave it."""
-    seen = ranks[0].inputs
+    seen = {name: names for rank in reversed(ranks) for name, names in rank.inputs.items()}
     if not seen:
         return []
     right = reference.block_inputs()
@@ -92,12 +95,19 @@ def _recomputation(ranks: Sequence[RankTrace], resolved: Resolved, reference: Re
     claims = []
     for rank in ranks:
         # Once in the forward, once in the backward: unless nothing trains in the block or before it.
-        right = [rank.forwards * (2 if reached else 1) for reached in reference.backward_reaches()]
+        reaches = _own_blocks(reference.backward_reaches(), rank, resolved)
+        right = [rank.forwards * (2 if reached else 1) for reached in reaches]
         ok = bool(rank.recomputed) and rank.recomputed == right
         seen = f"{len(rank.recomputed)} blocks, runs {sorted(set(rank.recomputed))}"
         if rank.rank == 0 or not ok:
             claims.append(Claim("recomputation", "blocks recomputed", f"runs {sorted(set(right))}", seen, ok))
     return claims
+
+
+def _own_blocks(of_all: list[bool], rank: RankTrace, resolved: Resolved) -> list[bool]:
+    """Of all blocks those of a rank's stage."""
+    stages = stage_blocks(len(of_all), resolved.mesh.pipeline)
+    return [of_all[at] for at in stages[resolved.mesh.stage(rank.rank)]]
 
 
 def _offloaded(ranks: Sequence[RankTrace], resolved: Resolved, reference: Reference) -> list[Claim]:
@@ -121,8 +131,9 @@ def _offloaded(ranks: Sequence[RankTrace], resolved: Resolved, reference: Refere
 def _fused(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
     if resolved.loss_kernel == "plain":
         return []
-    ok = all(rank.fused == rank.forwards > 0 for rank in ranks)
-    seen = ", ".join(f"{rank.fused} of {rank.forwards}" for rank in ranks)
+    with_head = [rank for rank in ranks if resolved.mesh.stage(rank.rank) == resolved.mesh.pipeline - 1]
+    ok = all(rank.fused == rank.forwards > 0 for rank in with_head)
+    seen = ", ".join(f"{rank.fused} of {rank.forwards}" for rank in with_head)
     return [Claim("fused-loss", "losses without logits", "every micro-batch", seen, ok)]
 
 
@@ -214,6 +225,7 @@ def _axes(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
     asked = [*strategy_of(resolved).collectives_by_axis(resolved)]
     exchanges = [(EXCHANGE, "context")] if resolved.mesh.context > 1 else []
     exchanges += [("all-reduce", "tensor")] if resolved.mesh.tensor > 1 else []
+    exchanges += [("all-reduce", "pipeline")] if resolved.mesh.pipeline > 1 else []  # the norm
     for kind, axis in [*asked, *exchanges]:
         without = [rank for rank in ranks if not rank.axes.get(f"{kind} {axis}")]
         shown = (without or ranks)[0]

@@ -76,19 +76,18 @@ def supervised(tensors: dict[str, torch.Tensor], task: str, part: tuple[int, int
 
 def ledger(ranks: Sequence[RankTrace], windows: Sequence[Window], resolved: Resolved) -> Stage:
     """Every step's samples, per data-parallel rank and micro-batch, and its supervised tokens."""
-    sharing = resolved.ranks_per_part
-    stage = _compare([rank.run for rank in ranks[::sharing]], windows, resolved.recipe.model.task, 0)
-    if sharing > 1:
-        stage.measures += _shared(ranks, sharing)
+    stage = _compare([ranks[rank].run for rank in resolved.part_ranks], windows, resolved.recipe.model.task, 0)
+    if resolved.ranks_per_part > 1:
+        stage.measures += _shared(ranks, resolved)
     return stage
 
 
-def _shared(ranks: Sequence[RankTrace], sharing: int) -> list[Measure]:
+def _shared(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Measure]:
     """Ranks of one data-parallel part get the same micro-batches."""
     found = []
     for step in range(len(ranks[0].run.steps)):
         seen = [[rows_of(m.tensors) for s in rank.run.steps[step : step + 1] for m in s.micros] for rank in ranks]
-        odd = [at for at, rows in enumerate(seen) if rows != seen[at - at % sharing]]
+        odd = [at for at, rows in enumerate(seen) if rows != seen[resolved.part_ranks[resolved.token_rank(at)]]]
         found.append(Measure("samples-of-shared-part", step, len(odd), 0.0, facts={"ranks": odd}))
     return found
 

@@ -64,7 +64,7 @@ class Reference:
             [(rank, micro.to(self.device)) for rank, micro in window]
             for window in expected_windows(case.samples, self.resolved, case.steps)
         ]
-        self.loop.order = order_of(self.resolved, self.loop.config)
+        self.loop.order = order_of(self.resolved, self.loop.config, len(self.blocks))
         self.loop.blocks = [block for _, block in self.blocks]
         self.measured_because: str | None = why_measured(
             self.resolved, self.windows, self._vocabulary(), self._depends_on_batch()
@@ -229,10 +229,20 @@ class Reference:
             self.loop.extras = right
 
     def losses_with_mistake(self, mistake: Mistake, step: int, weights: dict[str, torch.Tensor]) -> list[float]:
-        """Loss of each micro-batch if parts of rows were computed with this mistake."""
+        """Loss of each micro-batch if parts of rows, or stages, were computed with this mistake."""
         self.loop.mistake = mistake
         try:
             return self.gradient(step, weights)[0]
+        finally:
+            self.loop.mistake = ""
+
+    def gradients_with_mistake(
+        self, mistake: Mistake, step: int, weights: dict[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """The window's gradient if parts of rows, or stages, were computed with this mistake."""
+        self.loop.mistake = mistake
+        try:
+            return {name: gradient.clone() for name, gradient in self.gradient(step, weights)[1].items()}
         finally:
             self.loop.mistake = ""
 

@@ -19,6 +19,7 @@ from toolkit.verification.diagnose.diagnosis import Diagnosis
 from toolkit.verification.diagnose.gradient import gradient_cause
 from toolkit.verification.diagnose.layers import other_masks
 from toolkit.verification.diagnose.mesh import other_rows, stale_copies, wrong_parts
+from toolkit.verification.diagnose.stages import masks_of_stages
 from toolkit.verification.diagnose.step import clip_cause, schedule_cause, state_cause, update_cause
 from toolkit.verification.passes import Pass
 
@@ -81,6 +82,12 @@ _CLAIMS = {
     "mesh-collectives": "mesh-not-active",
     "layers-divided": "mesh-not-active",
     "layers-alike": "mesh-copies-differ",
+    "stages": "mesh-not-active",
+    "stage-weights": "mesh-not-active",
+    "stage-exchanges": "mesh-not-active",
+    "bubble": "mesh-not-active",
+    "stage-shared": "mesh-copies-differ",
+    "schedule": "micro-batches-dropped",
     "processes": "processes-not-connected",
     "recomputation": "checkpointing-not-applied",
     "trainable": "other-parameters-train",
@@ -90,7 +97,7 @@ _CLAIMS = {
     "embedding-noise": "noise-missing",
 }
 """The diagnosis by the claim without evidence."""
-_CAUSES_OF_DIFFERENCES = {"block-inputs", "float8-layers", "float8-products"}
+_CAUSES_OF_DIFFERENCES = {"block-inputs", "float8-layers", "float8-products", "schedule"}
 
 
 _SAMPLES = {
@@ -122,7 +129,7 @@ def _ledger(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnosi
         return odd
     samples = wrong.get("samples")
     told = {"measure": (samples or measure).sentence}
-    ids = [_ids(rank, measure.step) for rank in found.ranks]
+    ids = [_ids(rank, measure.step) for rank in found.parts]
     if len(ids) > 1 and all(other == ids[0] for other in ids[1:]):
         return Diagnosis("same-samples-on-every-rank", told)
     counts = samples.facts if samples else {"missing": 0, "unexpected": 0, "repeated": 0, "relabelled": 0}
@@ -134,7 +141,7 @@ def _ledger(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnosi
     if counts["repeated"] and counts["repeated"] == counts["unexpected"] and not counts["missing"]:
         return Diagnosis("samples-repeated", told)
     lengths = {len(rank.run.steps) for rank in found.ranks}
-    micros = sum(len(rank.run.steps[measure.step].micros) for rank in found.ranks) if len(lengths) == 1 else None
+    micros = sum(len(rank.run.steps[measure.step].micros) for rank in found.parts) if len(lengths) == 1 else None
     right = len(found.reference.windows[measure.step]) if found.reference else None
     if measure.step == FULL_WINDOWS and micros != right:
         return Diagnosis("remainder-dropped", told)
@@ -170,7 +177,8 @@ def _forward(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnos
     if not math.isfinite(measure.error) and measure.kind == "loss" and found.replayed:
         finite = all(math.isfinite(loss) for loss in found.replayed.losses[measure.step])
         return Diagnosis("loss-not-finite" if finite else "recipe-diverges", {"measure": measure.sentence})
-    if (cause := stale_copies(found, measure) or wrong_parts(found, measure)) is not None:
+    cause = stale_copies(found, measure) or wrong_parts(found, measure) or masks_of_stages(found, measure)
+    if cause is not None:
         return cause
     kinds = {m.kind for m in wrong}
     if kinds <= {"evaluation-weight", "evaluation-loss"}:

@@ -16,6 +16,7 @@ from toolkit.verification.diagnose.attribution import Attribution, MicroGradient
 from toolkit.verification.diagnose.diagnosis import Diagnosis
 from toolkit.verification.diagnose.layers import other_masks, wrong_layers
 from toolkit.verification.diagnose.recompute import recomputed_otherwise
+from toolkit.verification.diagnose.stages import wrong_stages
 from toolkit.verification.passes import Pass
 
 _EXPLAINED = 1e-3
@@ -40,6 +41,8 @@ def gradient_cause(found: Pass, case: Case, stage: Stage, measure: Measure) -> D
     if missing and len(missing) == len(wrong):
         return _no_gradient(missing, names, found, case)
     if (cause := wrong_layers(found, step, right)) is not None:
+        return cause
+    if (cause := wrong_stages(found, step, wrong)) is not None:
         return cause
     strangers = [name for name in wrong if name not in right]
     if strangers:

@@ -38,6 +38,8 @@ _EVIDENCE = {
     "sync-not-as-set": Known("gradients are summed over the ranks after other micro-batches than strategy.sync says",
                              _MISSING),
     "mesh-not-active": Known("the mesh is not active", _MISSING),
+    "micro-batches-dropped": Known("micro-batches do not all pass through the stages (strategy.mesh.pipeline)",
+                                   _MISSING),
     "mesh-copies-differ": Known("ranks that hold copies of the same part hold different ones", _MISSING),
     "processes-not-connected": Known(
         "the processes are not connected", _MISSING, "accelerate 1.15.0 on a machine without a GPU",
@@ -92,6 +94,9 @@ _FORWARD = {
     "key-heads-of-another-rank": Known("ranks attend with the key heads of another rank's query heads", _PARTS),
     "masks-of-layer-ranks": Known("the {ranks} ranks of a layer draw other dropout masks than one process would "
                                   "(strategy.mesh.tensor)", "losses differ where masks are drawn"),
+    "masks-of-another-stage": Known("all {stages} stages draw the same dropout masks (strategy.mesh.pipeline)",
+                                    "what differs is equal to what the plain loop computes with the masks of the first "
+                                    "stage in every stage"),
     "masks-of-another-part": Known("all parts of a row draw the same dropout masks", _PARTS),
     "loss-not-finite": Known("the loss is not finite, but the plain loop's is", "{measure}"),
     "recipe-diverges": Known("the recipe diverges: the plain loop's loss is not finite either", "{measure}",
@@ -192,6 +197,9 @@ _GRADIENT = {
     "hidden-gradients-summed-twice": Known("the gradient of hidden states is summed twice over the ranks of a layer "
                                            "(strategy.mesh.tensor)", "the gradient of {first} is {factor:.5g} times "
                                            "the right one"),
+    "shared-gradient-of-one-stage": Known("the gradient of a tied head is not added to that of the embedding, which "
+                                          "another stage has (strategy.mesh.pipeline)",
+                                          "of all gradients that of {first} alone is wrong"),
     "gradients-scaled-by-parts": Known("the gradient is scaled by the size of strategy.mesh.context", _SCALED),
     "ranks-not-reduced": Known("gradients are not reduced over the ranks", _WEIGHTS, "DeepSpeed#4321"),
     "last-micro-batch-not-reduced": Known("the last micro-batch is not reduced over the ranks", _WEIGHTS,

@@ -40,11 +40,11 @@ def wrong_parts(found: Pass, measure: Measure) -> Diagnosis | None:
 
 def other_rows(found: Pass, step: int) -> Diagnosis | None:
     """Whether ranks that divide rows, or layers, between them were given different rows."""
-    mesh = None if found.reference is None else found.reference.resolved.mesh
-    count = 1 if mesh is None else mesh.context * mesh.tensor
+    resolved = None if found.reference is None else found.reference.resolved
+    first = [resolved.data_rank(rank.rank) if resolved else rank.rank for rank in found.ranks]
     seen = [[rows_of(micro.tensors) for taken in rank.run.steps[step : step + 1] for micro in taken.micros]
             for rank in found.ranks]  # fmt: skip
-    odd = [rank for rank, rows in enumerate(seen) if rows != seen[rank - rank % count]]
+    odd = [rank for rank, rows in enumerate(seen) if rows != seen[first.index(first[rank])]]
     if not odd:
         return None
     told = ", ".join(map(str, odd))

@@ -45,6 +45,9 @@ WITHOUT_GRADIENT = Applies(lambda strategy: strategy.traits.continues_without_gr
 
 SPLITS_LAYERS = Applies(lambda strategy: strategy.traits.splits_layers)
 """`strategy.mesh.tensor` divides the matrices of layers."""
+STAGES = Applies(lambda strategy: strategy.traits.stages)
+"""`strategy.mesh.pipeline` divides the model's blocks over ranks."""
+STAGES_OF_COPIES = Applies(lambda strategy: strategy.traits.stages and not strategy.traits.shards)
 HYBRID = Applies(lambda strategy: strategy.traits.hybrid is not None)
 HYBRID_STATE = Applies(lambda strategy: strategy.traits.hybrid == "state")
 """Gradients are reduced over the axes of a mesh one after the other."""

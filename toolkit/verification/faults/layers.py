@@ -145,7 +145,7 @@ class NormOfOnePart(_OfLayers):
         def over_ranks(right: Any) -> Any:
             return lambda squares, group: None
 
-        patch(layers, "_square", square)
+        patch(layers, "square", square)
         patch(layers, "_over_ranks", over_ranks)
 
 

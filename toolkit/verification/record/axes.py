@@ -14,8 +14,9 @@ EXCHANGE = "all-to-all"
 
 
 def axis_of(kind: str, arguments: Iterable[Any], mesh: Mesh) -> str:
-    """``all``, ``shard``, ``replicate`` or ``tensor`` for the group among a c10d operator's arguments, ``context``
-    where it is an exchange between parts of rows; ``other`` where its ranks are those of no axis of this process."""
+    """``all``, ``shard``, ``replicate``, ``tensor``, ``pipeline`` or ``ends`` (the first and the last stage) for the
+    group among a c10d operator's arguments, ``context`` where it is an exchange between parts of rows; ``other`` where
+    its ranks are those of no axis of this process."""
     ranks, rank = _ranks(arguments), dist.get_rank()
     if kind == EXCHANGE:
         own = rank // mesh.context * mesh.context
@@ -24,6 +25,8 @@ def axis_of(kind: str, arguments: Iterable[Any], mesh: Mesh) -> str:
     at = peers.index(rank)
     first = at - mesh.place(rank)
     axes = {
+        "pipeline": mesh.stage_ranks(rank) if mesh.pipeline > 1 else None,
+        "ends": mesh.stage_ranks(rank)[:: mesh.pipeline - 1] if mesh.pipeline > 2 else None,
         "tensor": mesh.layer_ranks(rank) if mesh.tensor > 1 else None,
         "all": peers,
         "shard": peers[first : first + mesh.shard],

@@ -115,6 +115,10 @@ class RankTrace:
     """Micro-batches of the first step in whose backward gradients are summed over ranks."""
     axes: dict[str, int] = field(default_factory=dict)
     """With a mesh: collectives of the first step by kind and axis."""
+    actions: list[tuple[str, int]] = field(default_factory=list)
+    """With a pipeline: what this rank did with the micro-batches of the first step, in order."""
+    exchanged: dict[str, int] = field(default_factory=dict)
+    """With a pipeline: tensors that this rank exchanged with its neighbours in the first step, by what they are."""
     fault_reached: bool = False
 
     def save(self, folder: Path) -> None:

@@ -58,6 +58,10 @@ class SessionTracer:
         self.float8 = 0
         """Products in float8 that torch ran in the step where they are counted."""
         self.products: list[Product] = []
+        self.actions: list[tuple[str, int]] = []
+        """With a pipeline: what this rank did with the micro-batches of the first step, in order."""
+        self.exchanged: dict[str, int] = {}
+        """And how many tensors it exchanged with its neighbours in it."""
         self.inputs: BlockInputs = {}
         """What the blocks were given in the first micro-batch."""
         self.dtypes: dict[str, set[str]] = {"gradient": set(), "state": set(), "weight": set()}
@@ -172,10 +176,19 @@ class SessionTracer:
 
     def _watched_unscale(self, unscale: Callable[[], None]) -> Callable[[], None]:
         def watched() -> None:
-            unscale()
+            with self._counting():  # where stages have passed on all micro-batches, they sum gradients
+                unscale()
+            self._note_schedule()
             self._after_backward()
 
         return watched
+
+    def _note_schedule(self) -> None:
+        """Of the first step: what this rank has done with its micro-batches, and what it has exchanged."""
+        pipeline = self.engine.pipeline
+        if pipeline is not None and self._step is not None and self._step.step == 0:
+            self.actions = list(pipeline.actions)
+            self.exchanged = dict(pipeline.link.counts)
 
     def _after_backward(self) -> None:
         step = self._step
@@ -225,8 +238,9 @@ class SessionTracer:
                 state.scales = whole.moments if whole and stored <= {"uint8"} else None
             elif state is not None:
                 self.dtypes["state"] |= {_name(moment.dtype) for moment in state.moments.values()}
-            live = self.engine.parameters[name].data
-            if live.numel() == math.prod(shape) and type(live) is torch.Tensor and live.shape == torch.Size(shape):
+            held = self.engine.parameters.get(name)  # None: another stage has it
+            live = None if held is None else held.data
+            if type(live) is torch.Tensor and live.shape == torch.Size(shape):
                 copies[name] = digest(live)
                 if self.main:
                     copies[f"{name} as the optimizer has it"] = digest(weight.to(live.dtype))

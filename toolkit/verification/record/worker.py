@@ -95,6 +95,7 @@ def _run(case: Case, trace: RankTrace) -> None:
     trace.inputs = recorder.inputs
     trace.collectives, trace.axes = dict(recorder.collectives), dict(recorder.axes)
     trace.reducing = sorted(recorder.reducing)
+    trace.actions, trace.exchanged = recorder.actions, recorder.exchanged
     trace.dtypes = {what: sorted(names) for what, names in recorder.dtypes.items()}
     trace.dtypes |= _parameter_dtypes(session)
 
@@ -143,7 +144,10 @@ def _train(session: Session, case: Case, progress: Progress, after_step: Callabl
 
 
 def _tied(session: Session) -> list[list[str]]:
-    """Names that share one parameter in the live model."""
+    """Names that share one parameter in the live model; of a stage those in the model before it was cut. That the two
+    stages have the same is evidence of the engine."""
+    if session.engine.pipeline is not None:
+        return session.engine.pipeline.stage.tied
     sharing: dict[int, list[str]] = {}
     for name, parameter in session.accelerator.unwrap_model(session.engine.model).named_parameters(
         remove_duplicate=False

@@ -1,0 +1,78 @@
+"""Whether a model's blocks can be divided over ranks (`strategy.mesh.pipeline`), determined without torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from toolkit.optimizers import optimizer_kind
+from toolkit.recipe.model_facts import ModelFacts
+from toolkit.recipe.schema import Recipe
+from toolkit.recipe.strategy_names import REGISTERED
+from toolkit.recipe.traits import Traits
+
+FAMILIES = (
+    "apertus", "arcee", "cohere", "cohere2", "ernie4_5", "exaone4", "gemma", "gemma2", "gemma3_text", "granite",
+    "helium", "llama", "mistral", "olmo", "qwen2", "qwen3", "seed_oss", "smollm3", "starcoder2",
+)  # fmt: skip
+"""Model types whose ``base_model_pp_plan`` (transformers 5.23.0) has embeddings, blocks and a norm, and which are
+verified."""
+
+
+def why_not_stageable(recipe: Recipe, facts: ModelFacts, traits: Traits) -> str | None:
+    """Why ranks could not compute some of the model's blocks each, and the alternative; or None."""
+    mesh, model = recipe.strategy.mesh, recipe.model
+    assert mesh is not None
+    config = facts.config or {}
+    if not traits.stages:
+        able = " or ".join(name for name, other in REGISTERED.items() if other.traits.stages)
+        return f"is not supported by {recipe.strategy.name}, use {able}"
+    if model.task != "causal-lm":
+        return f"requires model.task: causal-lm (it is {model.task})"
+    if model.trust_remote_code or facts.model_type not in FAMILIES:
+        return (
+            f"{facts.model_type or 'this model'} has no plan for its stages, or none that is verified; verified are "
+            f"{', '.join(FAMILIES)}"
+        )
+    if config.get("quantization_config"):
+        return "has not been verified with a base that is quantised already"
+    if (reason := _why_not_option(recipe, traits)) is not None:
+        return reason
+    blocks = config.get("num_hidden_layers")
+    if not isinstance(blocks, int):
+        return "requires the number of blocks (num_hidden_layers), which the model's config does not say"
+    if blocks < mesh.pipeline:
+        return f"the model has {blocks} blocks, and each stage needs one; set {blocks} or less"
+    return None
+
+
+def _why_not_option(recipe: Recipe, traits: Traits) -> str | None:
+    adapter, optimizer = recipe.adapter, recipe.optimizer
+    if recipe.precision == "fp16":
+        return "has not been verified with fp16, whose overflow one stage alone may see; use bf16"
+    if recipe.compile:
+        return "has not been verified with compiled blocks; set compile: false"
+    if recipe.fp8:
+        return "has not been verified with fp8; set fp8: false"
+    if recipe.activation_offload:
+        return "has not been verified with activation_offload; set it to false"
+    if adapter is not None and (adapter.method != "lora" or adapter.options.get("target_parameters")):
+        return f"has been verified with adapter.method: lora alone, on linear layers (it is {adapter.method})"
+    if recipe.model.neftune_alpha is not None:
+        return "has not been verified with model.neftune_alpha; remove it"
+    if recipe.tokenizer.added:
+        return "has not been verified with tokenizer.add_tokens; remove it"
+    if not optimizer_kind(optimizer.name).elementwise:
+        return f"has not been verified with optimizer.name: {optimizer.name}; use adamw, lion or sgd"
+    if recipe.strategy.sync == "every" and not traits.reduces_each_micro_batch:
+        return "sums gradients over the copies of a stage once per step; set strategy.sync: last, or remove it"
+    if recipe.strategy.offload != "none":
+        return "has not been verified with strategy.offload; set offload: none"
+    unverified: dict[str, Any] = {
+        "optimizer.groups": recipe.optimizer.groups,
+        "run.ema": recipe.run.ema,
+        "run.group_norms": recipe.run.group_norms,
+    }
+    for key, given in unverified.items():
+        if given:
+            return f"has not been verified with {key}; remove it"
+    return None
