@@ -127,7 +127,65 @@ def tensor() -> Picture:
     return made
 
 
-PICTURES = {"hybrid.svg": hybrid, "context.svg": context, "tensor.svg": tensor}
+_SLOT = 46
+
+
+def pipeline() -> Picture:
+    """Two stages of two ranks each, and what they do with four micro-batches."""
+    made = Picture(760, 400, "pipeline: 2, replicate: 2 on four processes: ranks divide the blocks of the model")
+    made.text(150, 24, "stage 1: embedding, first half of the blocks", 12)
+    made.text(450, 24, "stage 2: second half, norm, head", 12)
+    for row in range(2):
+        y = 36 + row * 100
+        made.text(16, y + 38, f"samples {'AB'[row]}", 14)
+        for stage in range(2):
+            made.rank(150 + stage * 300, y, 2 * stage + row, 2, stage, _LAYERS)
+        made.arrow(150 + _WIDE + 8, y + 34, 450 - 8, y + 34, _LAYERS)
+        made.text(366, y + 26, "hidden states", 11, _LAYERS, "middle")
+        made.text(366, y + 52, "their gradients back", 11, _LAYERS, "middle")
+    made.arrow(150 + _WIDE / 2, 106, 150 + _WIDE / 2, 132, _WEIGHTS)
+    made.arrow(450 + _WIDE / 2, 106, 450 + _WIDE / 2, 132, _WEIGHTS)
+    made.text(366, 123, "copies of a stage sum gradients", 11, _WEIGHTS, "middle")
+    made.text(16, 250, "four micro-batches, where a forward and a backward take one slot each", 12)
+    done = _slots(stages=2, micros=4)
+    for stage, slots in enumerate(done):
+        y = 264 + stage * 48
+        made.text(16, y + 24, f"stage {stage + 1}", 14)
+        for at in range(max(map(max, done)) + 1):
+            what = slots.get(at)
+            colour = _PALE if what is None else _WEIGHTS if what[0] == "forward" else _ROWS
+            made.box(100 + at * _SLOT, y, _SLOT - 3, 36, colour)
+            if what is not None:
+                made.text(100 + at * _SLOT + 21, y + 24, f"{what[0][0].upper()}{what[1] + 1}", 14, "white", "middle")
+    made.text(100, 382, "F: forward, B: backward; pale: the stage waits", 12)
+    return made
+
+
+def _slots(stages: int, micros: int) -> list[dict[int, tuple[str, int]]]:
+    """By stage, what it does in each slot of time: an action begins when its own stage and the stage that it waits for
+    have ended theirs."""
+    from toolkit.training.pipeline import one_forward_one_backward
+
+    waiting = [one_forward_one_backward(stage, stages, micros) for stage in range(stages)]
+    ended: dict[tuple[int, str, int], int] = {}
+    found: list[dict[int, tuple[str, int]]] = [{} for _ in range(stages)]
+    now = 0
+    while any(waiting):
+        done = dict(ended)
+        for stage, actions in enumerate(waiting):
+            if not actions:
+                continue
+            what, micro = actions[0]
+            before = (stage - 1, what, micro) if what == "forward" else (stage + 1, what, micro)
+            if 0 <= before[0] < stages and before not in done:
+                continue
+            found[stage][now] = actions.pop(0)
+            ended[stage, what, micro] = now
+        now += 1
+    return found
+
+
+PICTURES = {"hybrid.svg": hybrid, "context.svg": context, "tensor.svg": tensor, "pipeline.svg": pipeline}
 
 
 def main() -> None:
