@@ -133,7 +133,8 @@ class Cell:
             "model": {"config": MODELS[self.model], "attention": self.attention, "task": self.task}
             | ({"num_labels": 5} if self.task == "image-classification" else {}),
             "tokenizer": {"path": "none"},
-            "data": {"train": "none", "max_length": self.length, "packing": self.packing, "format": self.format},
+            "data": {"train": "none", "max_length": self.length, "packing": self.packing, "format": self.format}
+            | ({"eval": "none"} if self.optimizer == "schedule-free" else {}),
             "loss": self.loss,
             "batch": {"micro_size": self.micro, "accumulation": self.accumulation},
             "adapter": LORA if self.lora else None,
@@ -147,7 +148,8 @@ class Cell:
             | ({"mesh": {"tensor": 2, "shard": self.processes // 2}} if self.tensor else {})
             | ({"sync": "last", "reshard_after_forward": self.sync == "last"} if self.sync else {}),
             "machine": {"device": "cpu", "processes": self.processes},
-            "run": {"max_steps": 2, "save_every": 0, "eval_every": 0},
+            "run": {"max_steps": 2, "save_every": 0, "eval_every": int(self.optimizer == "schedule-free")},
+            **({"schedule": {"name": "constant"}} if self.optimizer == "schedule-free" else {}),
         }
 
 
@@ -205,6 +207,12 @@ LAYERED = [
     Cell("qwen3", False, "ddp", "full", 512, micro=1, loss="fused", tensor=True),
 ]  # fmt: skip
 """Layers whose matrices two processes divide; under fsdp2 two such groups shard them."""
+AVERAGED = [
+    Cell("llama", False, s, "full", 16, micro=1, accumulation=1, optimizer="schedule-free")
+    for s in STRATEGIES
+    if s != "fsdp1"
+]
+"""Evaluations at an optimizer's average, which are the peak where a micro-batch is small."""
 _SEE = ("qwen3_vl", "qwen2_5_vl", "gemma3-vl", "smolvlm", "llava", "internvl")
 MEDIA = [
     *(Cell(name, lora, "single", kind, 128) for name in _SEE for lora in (False, True) for kind in ("none", "full")),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import pytest
 
-from plan.cells import BUILT, DIVIDED, HELD_OUT, HYBRID, MEDIA, SYNCED, Cell
-from plan.truth import GROUPS, error, kept, predicted, truth
+from plan.cells import AVERAGED, BUILT, DIVIDED, HELD_OUT, HYBRID, MEDIA, SYNCED, Cell
+from plan.truth import GROUPS, error, kept, predicted, resolved_from, truth
 from toolkit.launch.group import WorkerGroup
+from toolkit.planning.predict import Planner
 
 TOLERANCE = 0.05
 QUICK = [
@@ -54,6 +56,23 @@ def test_what_is_kept_is_within_the_tolerance() -> None:
     assert {name for name, row in cells.items() if abs(error(row)) >= TOLERANCE} == set()
 
 
+def test_an_evaluation_at_the_average_is_a_phase_of_its_own() -> None:
+    """Of the cell of one process, whose evaluation takes more than its steps; other optimizers' take less."""
+    found = {}
+    for optimizer in ("schedule-free", "adamw"):
+        cell = dataclasses.replace(AVERAGED[0], optimizer=optimizer)
+        values = cell.recipe() | {"data": AVERAGED[0].recipe()["data"], "run": AVERAGED[0].recipe()["run"]}
+        resolved = resolved_from(values)
+        found[optimizer] = Planner.of(resolved, cell.length).memory(resolved)
+    own = found["schedule-free"]
+    weights = 4 * Planner.of(resolved, cell.length).holdings.elements(True)
+    assert own.peak_phase == "evaluate"
+    assert own.peak == own.phases["evaluate"] > own.phases["step"]
+    assert own.breakdown["parameters"] >= 2 * weights
+    assert own.breakdown["gradients"] == 0
+    assert "evaluate" not in found["adamw"].phases
+
+
 @pytest.mark.parametrize(
     "cell",
     [
@@ -68,6 +87,7 @@ def test_what_is_kept_is_within_the_tolerance() -> None:
         MEDIA[0],
         MEDIA[18],
         MEDIA[27],
+        AVERAGED[0],
         HELD_OUT[2],
         HELD_OUT[25],
     ],

@@ -14,7 +14,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from plan.cells import BUCKET, BUILT, DIVIDED, HELD_OUT, HYBRID, LAYERED, MEDIA, SYNCED, Cell
+from plan.cells import AVERAGED, BUCKET, BUILT, DIVIDED, HELD_OUT, HYBRID, LAYERED, MEDIA, SYNCED, Cell
 
 GROUPS = {
     "built": BUILT,
@@ -23,6 +23,7 @@ GROUPS = {
     "rows in parts": DIVIDED,
     "layers in parts": LAYERED,
     "images and sound": MEDIA,
+    "evaluated at an average": AVERAGED,
     "held out": HELD_OUT,
 }
 ROOT = Path(__file__).parents[2]

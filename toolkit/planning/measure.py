@@ -12,6 +12,7 @@ import torch
 from toolkit.data.collate import drawn_features
 from toolkit.model.head_loss import multiplied_by
 from toolkit.model.loss_terms import LossTerms
+from toolkit.optimizers import optimizer_kind
 from toolkit.planning.images import Images
 from toolkit.planning.live import LiveBytes
 from toolkit.recipe.resolve import Resolved
@@ -19,6 +20,7 @@ from toolkit.strategies import strategy_of
 from toolkit.strategies.engines.connect import make_accelerator
 from toolkit.tasks import task_of
 from toolkit.tasks.labels import IGNORED, Labels
+from toolkit.training.average import evaluation_weights
 from toolkit.training.loss import loss_sum
 from toolkit.training.session import divide, prepare_model
 
@@ -98,7 +100,19 @@ def _train(
         if engine.device.type == "cuda":
             torch.cuda.synchronize()
         close(f"step{step}.step")
+        if resolved.recipe.eval_interval and optimizer_kind(resolved.recipe.optimizer.name).averages:
+            _evaluate(engine, tensors, resolved, terms, part)
+            close(f"step{step}.evaluate")
         found.seconds.append(time.perf_counter() - begun)
+
+
+@torch.no_grad()
+def _evaluate(engine: Any, tensors: Any, resolved: Resolved, terms: LossTerms, part: Any) -> None:
+    """As `toolkit.training.loop.evaluate`, of one micro-batch."""
+    engine.model.eval()
+    with evaluation_weights(engine), engine.autocast():
+        loss_sum(engine.model, engine.config, tensors, resolved.recipe.model.task, terms, part)
+    engine.model.train()
 
 
 def random_batch(config: Any, resolved: Resolved, length: int, device: torch.device | str) -> dict[str, torch.Tensor]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from toolkit.planning.profile import Point
 from toolkit.strategies.memory.base import TAIL, MemoryModel
 
-PHASES = ("load", "forward", "loss", "backward", "reduce", "step", "save")
+PHASES = ("load", "forward", "loss", "backward", "reduce", "step", "evaluate", "save")
 
 
 TERMS = ("parameters", "gradients", "optimizer", "activations", "loss", "communication")
@@ -44,7 +44,7 @@ class Memory:
     def see(self, phase: str, terms: dict[str, int]) -> None:
         total = sum(terms.values())
         self.phases[phase] = max(self.phases.get(phase, 0), total)
-        if phase not in ("load", "save"):
+        if phase not in ("load", "evaluate", "save"):
             self.line.append(Place(phase, terms))
         if total > self.peak:
             self.peak, self.peak_phase, self.breakdown = total, phase, terms
@@ -81,6 +81,20 @@ def walk(points: Iterable[Point], held: MemoryModel, accumulation: int) -> Memor
     memory.see("step", _terms(held, 0, 0, held.step()))
     memory.see("save", nothing | held.resident | {"communication": held.resident["communication"] + held.saving()})
     return memory
+
+
+def walk_evaluation(memory: Memory, points: Iterable[Point], held: MemoryModel) -> None:
+    """Add an evaluation at the optimizer's average: this rank's weights are kept beside it, without gradients."""
+    kept, moment = held.evaluating()
+    held.start(accumulating=False)
+    held.resident["parameters"] += kept
+    memory.see("evaluate", _terms(held, 0, 0, moment))
+    for point in points:
+        if point.event == "leave":
+            held.leave(point.block, False)
+            continue
+        now = held.enter(point.block, False) if point.event == "enter" else held.fetched
+        memory.see("evaluate", _terms(held, point.live - point.loss, point.loss, now))
 
 
 def _terms(held: MemoryModel, activations: int, loss: int, moment: int) -> dict[str, int]:

@@ -13,8 +13,8 @@ from toolkit.planning import cache, reuse
 from toolkit.planning.contents import Contents
 from toolkit.planning.images import Images
 from toolkit.planning.loops import LOOPS, Loop
-from toolkit.planning.memory import Memory, walk
-from toolkit.planning.profile import Point, expand, held_bytes, interpolate, leaking
+from toolkit.planning.memory import Memory, walk, walk_evaluation
+from toolkit.planning.profile import Point, evaluated, expand, held_bytes, interpolate, leaking
 from toolkit.planning.segments import Segment, Shape, Traced
 from toolkit.recipe.resolve import Precision, Resolved
 from toolkit.recipe.schema import CheckpointingName
@@ -112,7 +112,11 @@ class Planner:
         points: Iterable[Point] = self.expanded[shape, away]
         if self.loop.reentrant and held.leaks_inputs and shape.checkpointing == "full":
             points = leaking(points, self._segments(shape), self.holdings.order)
-        return walk(points, held, resolved.accumulation)
+        memory = walk(points, held, resolved.accumulation)
+        if resolved.recipe.eval_interval and held.optimizer.averages:
+            shape = replace(shape, checkpointing="none", evaluates=True)
+            walk_evaluation(memory, evaluated(self._segments(shape), self.holdings.order), held)
+        return memory
 
     def held(self, resolved: Resolved) -> int:
         """Bytes that blocks hold from their forward to their backward, wherever these are."""

@@ -139,6 +139,33 @@ def held_bytes(segments: list[Segment], order: Sequence[int]) -> int:
     return sum(held.get(kind, 0) for kind in order)
 
 
+def evaluated(segments: list[Segment], order: Sequence[int]) -> Iterator[Point]:
+    """Every place of a forward without gradients (``Shape.evaluates``) in the whole model: a block holds nothing for a
+    backward, but autocast keeps the casts of its weights until the forward's end."""
+    forward = {s.block: s for s in segments if s.block != OUTSIDE}
+    outside = [s for s in segments if s.block == OUTSIDE]
+    first, tail = outside[0], outside[-1]
+
+    def inside(held: dict[int, int]) -> int:
+        return sum(size for block, size in held.items() if block != OUTSIDE)
+
+    yield Point(EMBED, False, "enter", first.start)
+    yield Point(EMBED, False, "high", first.peak)
+    yield Point(EMBED, False, "leave", first.peak)
+    kept = 0
+    for block, kind in enumerate(order):
+        segment = forward[kind]
+        base = segment.start - inside(segment.held) + segment.held.get(kind, 0) + kept
+        yield Point(block, False, "enter", base)
+        yield Point(block, False, "high", base + segment.peak - segment.start)
+        yield Point(block, False, "leave", base)
+        kept += tail.held.get(kind, 0)
+    shift = kept - inside(tail.held)
+    yield Point(TAIL, False, "enter", tail.start + shift)
+    yield Point(TAIL, False, "high", tail.peak + shift, loss=tail.peak - inside(tail.held))
+    yield Point(TAIL, False, "leave", tail.start + shift)
+
+
 def _backward_points(segment: Segment, block: int, shift: int) -> Iterator[Point]:
     held = sum(size for owner, size in segment.held.items() if owner != OUTSIDE)
 

@@ -31,6 +31,8 @@ class Shape:
     """What stands in each row, for models that see."""
     parts: int = 1
     """Ranks that divide the tokens of each row; ``length`` is a whole row's."""
+    evaluates: bool = False
+    """Whether it is a forward of an evaluation: without gradients, dropout and a backward."""
 
     @property
     def autocast(self) -> bool:

@@ -51,9 +51,8 @@ def contents_from(found: dict[str, Any]) -> Contents:
 
 def shape_name(shape: Shape) -> str:
     """What tells the traces of one entry apart. Loop and images are in the entry's key."""
-    return json.dumps(
-        [shape.checkpointing, shape.micro, shape.length, shape.compute, shape.fused, shape.masked, shape.parts]
-    )
+    own = (shape.checkpointing, shape.micro, shape.length, shape.compute, shape.fused, shape.masked, shape.parts)
+    return json.dumps([*own, shape.evaluates])
 
 
 def trace_to(traced: Traced) -> dict[str, Any]:

@@ -108,12 +108,16 @@ def _run(
         acting = acted.acting() if acted else contextlib.nullcontext()
         parts = acted_parts(model, shape.parts, shape.masked, recorder.exchanged)
         sums = sums_told(recorder.exchanged)
-        with kernels.acting(), acting, shape.loop.acting(model), _rows(shape.masked), parts, sums:
+        evaluated = _evaluated(model) if shape.evaluates else contextlib.nullcontext()
+        with kernels.acting(), acting, shape.loop.acting(model), _rows(shape.masked), parts, sums, evaluated:
             factor = torch.full((), 1.0 / shape.length)
             with cast, _head(model, skeleton, shape, kernels), multiplied_by(factor):
                 terms = LossTerms.of(skeleton.resolved.recipe) if skeleton.resolved else CROSS_ENTROPY
                 loss = _loss(model, skeleton.config, given, task, terms, shape)
             del given
+            if shape.evaluates:
+                recorder.end()
+                return
             recorder.move(OUTSIDE, backward=True)
             weighted = loss * factor
             weighted.backward()
@@ -161,6 +165,17 @@ def _head(
         return contextlib.nullcontext()
     assert skeleton.resolved is not None
     return acted_head(model, skeleton.resolved, "cuda" if kernels.cuda else "cpu", shape.micro)
+
+
+@contextlib.contextmanager
+def _evaluated(model: nn.Module) -> Iterator[None]:
+    """As `toolkit.training.loop.evaluate` runs a forward."""
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train()
 
 
 @contextlib.contextmanager

@@ -72,7 +72,7 @@ def step_pictured(candidate: Candidate, search: Search, which: str) -> list[str]
 def _around(candidate: Candidate) -> str:
     phases = candidate.memory.phases
     told = [f"{name} takes {(phases[phase] + candidate.reserve) / GIB:.1f}" for phase, name in (
-        ("load", "Loading"), ("save", "saving")) if phase in phases]  # fmt: skip
+        ("load", "Loading"), ("evaluate", "an evaluation"), ("save", "saving")) if phase in phases]  # fmt: skip
     host = f"the host {candidate.host_loading / GIB:.1f} while all processes load the model"
     return ", ".join([*told, host]) + "."
 

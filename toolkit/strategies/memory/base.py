@@ -189,6 +189,21 @@ class MemoryModel:
         largest = max((w.numel for unit, _ in self.holdings.units() for w in unit if w.trains), default=0)
         return _UNPACKED * min(largest, _STRETCH)
 
+    def evaluating(self) -> tuple[int, int]:
+        """What an evaluation at the optimizer's average has on the device beside what stays: a copy of the trained
+        weights that this rank updates, and, while they are exchanged, the average of the largest tensor of them
+        (toolkit/training/average.py). Nothing where they are in host memory."""
+        if self.resolved.recipe.strategy.offload != "none":
+            return 0, 0
+        divided = {"optimizer", "weights"} & set(self.resolved.traits.shards)
+        own = -(-self.trains // self.ranks) if divided else self.trains
+        return own * self.trained, self.largest_master() * self.trained
+
+    def largest_master(self) -> int:
+        """Elements of the largest tensor that this rank's optimizer updates."""
+        largest = max((w.numel for unit, _ in self.holdings.units() for w in unit if w.trains), default=0)
+        return self.part_of_one(largest) if "weights" in self.resolved.traits.shards else largest
+
     def loading(self) -> int:
         """Maximum bytes of weights on the device while the model is moved there, before the first step."""
         return self.resident["parameters"]

@@ -48,6 +48,10 @@ class ZeroMemory(MemoryModel):
             return super().saving()
         return -(-self.largest_trained() // self.ranks) * self.trained
 
+    def largest_master(self) -> int:
+        """A rank's part of a whole parameter group is one tensor."""
+        return -(-max(self.group_sizes().values(), default=0) // self.ranks)
+
     def largest_trained(self) -> int:
         """Elements of the largest weight that trains."""
         return max((w.numel for unit, _ in self.holdings.units() for w in unit if w.trains), default=0)
