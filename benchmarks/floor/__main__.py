@@ -1,7 +1,7 @@
 """The table: ``python -m benchmarks.floor [--only wire,operators] [--quick] [--out FOLDER]``.
 
 Each row is a ratio to the bare loop, or to the least possible. Counts hold on any machine under any load. Timed rows
-need a machine that nothing else uses; their spread is beside them. All parts take about 20 minutes on two cores.
+need a machine that nothing else uses; their spread is beside them.
 """
 
 from __future__ import annotations
