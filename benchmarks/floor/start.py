@@ -55,6 +55,9 @@ def measure(quick: bool) -> list[Row]:
         for size in (1,) if quick else (1, 2):
             recipe = Work(llama(2, 32), rows=2, processes=size).recipe(1)
             recipe["tokenizer"] = {"path": str(_tokenizer(folder))}
+            text = folder / "train.jsonl"
+            text.write_text('{"text": "one sample of text"}\n' * 64)
+            recipe["data"] |= {"train": str(text)}
             file = folder / f"recipe{size}.yaml"
             file.write_text(yaml.safe_dump(recipe))
             for cold in (False,) if quick else (False, True):
