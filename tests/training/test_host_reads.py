@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from host_reads import HostReads
+from benchmarks.host_reads import HostReads
 from jobs import loader_for, resolved_from
 from tiny import recipe_dict
 from toolkit.launch.group import WorkerGroup
