@@ -69,7 +69,8 @@ def rows() -> Iterator[Row]:
     for name in _WITH_EXPERTS:
         yield Row("experts", f"{name}, adapters on experts", EVERY_FAMILY[name], {}, _ON_EXPERTS, full=False)
     for name, model in {"lfm2": EVERY_FAMILY["lfm2"], **HYBRIDS}.items():
-        targets = {"target_modules": ["in_proj", "q_proj", "v_proj"]} if name in _SCANS else None
+        attends = [] if name in ("mamba", "mamba2") else ["q_proj", "v_proj"]
+        targets = {"target_modules": ["in_proj", *attends]} if name in _SCANS else None
         yield Row("state space or linear attention", name, model, {}, targets)
     for name, config in SEEING.items():
         data = {"format": "messages", "max_length": 64}

@@ -2,7 +2,8 @@
 
 Models of images have them: a mask token of another task, the layers of a vision tower behind the one whose output is
 taken (LLaVA takes the last but one), a pooling head. So have encoder-decoders whose embeddings are not tied: BART keeps
-the table that both sides would have shared. DDP would end the run, ZeRO would let them decay.
+the table that both sides would have shared. So has an adapter on a layer whose weight the model reads past the layer.
+DDP would end the run, ZeRO would let them decay.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ def can_have_unreached(model: nn.Module, resolved: Resolved) -> bool:
     """Whether ``unreached`` runs the model. Every other model of text uses all it has, and a forward takes time."""
     config: Any = model.config
     untied = config.is_encoder_decoder and not getattr(config, "tie_word_embeddings", True)
-    return untied or task_of(resolved.recipe.model.task).media is not None
+    # Jamba's scan multiplies by this layer's weight itself (transformers 5.23.0): its adapter is never called.
+    adapted = resolved.recipe.adapter is not None
+    scan = adapted and any(".dt_proj." in name for name, p in model.named_parameters() if p.requires_grad)
+    return untied or scan or task_of(resolved.recipe.model.task).media is not None
 
 
 def unreached(model: nn.Module, resolved: Resolved) -> list[str]:
@@ -87,8 +91,10 @@ def _sample(model: nn.Module, task: Task, config: Any) -> dict[str, torch.Tensor
     if task.media is None:
         end = config.eos_token_id  # classifiers of encoder-decoders read the state at the last one
         sample = torch.tensor([[5, 6, 7 if end is None else end]])
-        start = torch.tensor([[config.decoder_start_token_id, 5, 6]])
-        return {"input_ids": sample, "attention_mask": torch.ones_like(sample), "decoder_input_ids": start}
+        found = {"input_ids": sample, "attention_mask": torch.ones_like(sample)}
+        if config.is_encoder_decoder:
+            found["decoder_input_ids"] = torch.tensor([[config.decoder_start_token_id, 5, 6]])
+        return found
     values = config.to_dict()
     found = {name: torch.from_numpy(one) for name, one in task.media.draw(values, random.Random(0)).items()}
     if task.media.in_text is not None:
