@@ -57,18 +57,21 @@ def offsets(header: bytes) -> dict[str, int]:
     return {name: begin + one["data_offsets"][0] for name, one in found.items() if name != "__metadata__"}
 
 
-class Checksums:
-    """SHA-256 of a file and CRC-32 of each of its blocks, of what is written to it."""
+class HashingFile:
+    """Writes a file and takes its SHA-256 and the CRC-32 of each of its blocks, a block at a time: it is written and
+    hashed while it is in the processor's cache."""
 
-    def __init__(self) -> None:
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
         self._whole, self._blocks = hashlib.sha256(), bytearray()
         self._crc = self.bytes = 0
 
-    def update(self, content: bytes | memoryview) -> None:
+    def write(self, content: bytes | memoryview) -> None:
         view = memoryview(content)
-        self._whole.update(view)
         while view:
             part = view[: BLOCK_BYTES - self.bytes % BLOCK_BYTES]
+            self._file.write(part)
+            self._whole.update(part)
             self._crc = zlib.crc32(part, self._crc)
             self.bytes += len(part)
             if self.bytes % BLOCK_BYTES == 0:
@@ -90,15 +93,10 @@ class Checksums:
 def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
     """Write and flush a file; returns its entry in a manifest. Needs no memory beside ``tensors``. Raises OSError."""
     ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
-    sums = Checksums()
     with path.open("wb") as file:
-        _write(file, header(ordered), sums)
+        hashing = HashingFile(file)
+        hashing.write(header(ordered))
         for _, tensor in ordered:
-            _write(file, content_of(tensor), sums)
+            hashing.write(content_of(tensor))
     flush_to_disk(path)
-    return sums.to_json()
-
-
-def _write(file: IO[bytes], content: bytes | memoryview, sums: Checksums) -> None:
-    file.write(content)
-    sums.update(content)
+    return hashing.to_json()
