@@ -13,6 +13,7 @@ import torch
 
 from jobs import Run, resolved_from, train_job, worst
 from tiny import LLAMA, recipe_dict
+from toolkit.checkpoint_export.state import export_state
 from toolkit.disk import file_sha256
 from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
@@ -123,6 +124,35 @@ def test_a_damaged_checkpoint_is_said_and_passed_over(saved: Path, tmp_path: Pat
     assert str(bad) in told[0]
     with pytest.raises(InputError):
         export(bad, tmp_path / "out")
+
+
+@pytest.mark.parametrize("form", ["transformers", "torch"])
+def test_an_export_of_a_run_takes_the_checkpoint_before_a_damaged_one(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    """The damage shows while tensors are read: nothing of them is left."""
+    run, whole = tmp_path / "run" / "checkpoints", tmp_path / "whole" / "checkpoints"
+    for at in (run / "step-00000002", run / "step-00000003", whole / "step-00000002"):
+        shutil.copytree(saved, at)
+        content = read_manifest(at)
+        write_manifest(at, content | {"step": int(at.name[-1])}, content["files"])
+    weights = run / "step-00000003" / "weights-00001-00001.safetensors"
+    held = bytearray(weights.read_bytes())
+    held[-1] ^= 1
+    weights.write_bytes(held)
+    for source, out in ((run, "out"), (whole, "expected")):
+        if form == "torch":
+            export_state(source.parent, tmp_path / out, form)
+        else:
+            export(source.parent, tmp_path / out)
+    assert f"skipping an invalid checkpoint: {weights}: damaged: checksum mismatch in MiB 0" in capsys.readouterr().out
+    kept = {path.name: file_sha256(path) for path in (tmp_path / "out").glob("*") if path.suffix in _TENSORS}
+    assert kept == {p.name: file_sha256(p) for p in (tmp_path / "expected").glob("*") if p.suffix in _TENSORS}
+    assert kept
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["expected", "out", "run", "whole"]
+
+
+_TENSORS = (".safetensors", ".distcp")
 
 
 def test_what_was_hashed_is_not_hashed_again_until_it_changes(

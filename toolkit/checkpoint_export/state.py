@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from toolkit.checkpoint_export.contents import Contents, read_contents
 from toolkit.checkpoint_export.dcp import write_dcp
@@ -15,6 +16,9 @@ from toolkit.strategies import resolve
 from toolkit.training.export import alone, empty_target, with_checkpoint
 from toolkit.training.finding import whole_manifest
 from toolkit.training.identity import saved_recipe
+from toolkit.training.manifest import Damaged
+
+E = TypeVar("E", bound=BaseException)
 
 FORMATS: dict[str, tuple[str, Callable[[Contents, Path], None]]] = {
     "deepspeed-universal": ("DeepSpeed universal checkpoint", write_universal),
@@ -49,24 +53,26 @@ def _export(folder: Path, output: Path, form: str) -> tuple[Resolved, Contents]:
             output.rmdir()
         writing.rename(output)
     except BaseException as error:  # torch.distributed.checkpoint's is no Exception
-        reason = _disk_error(error)
-        if reason is None:
+        if (damaged := _cause(error, Damaged)) is not None:
+            raise damaged from None
+        if (failed := _cause(error, OSError)) is None:
             raise
+        reason = failed.strerror or str(failed)
         raise RunFailed(f"{output}: cannot be written: {reason}; free space there, or set another folder") from None
     finally:
         shutil.rmtree(writing, ignore_errors=True)
     return resolved, contents
 
 
-def _disk_error(error: BaseException | None) -> str | None:
-    """What the system said, where it could not write: torch.save raises another error while it handles that one, and
-    torch.distributed.checkpoint gathers those of all ranks."""
+def _cause(error: BaseException | None, kind: type[E]) -> E | None:
+    """The first error of a kind among those that led to one: torch.save raises another error while it handles that
+    one, and torch.distributed.checkpoint gathers those of all ranks."""
     while error is not None:
-        if isinstance(error, OSError):
-            return error.strerror or str(error)
+        if isinstance(error, kind):
+            return error
         failures = getattr(error, "failures", {})
         for inner, *_ in failures.values():
-            if (found := _disk_error(inner)) is not None:
+            if (found := _cause(inner, kind)) is not None:
                 return found
         error = error.__cause__ or error.__context__
     return None

@@ -21,7 +21,7 @@ from toolkit.errors import InputError, RunFailed
 from toolkit.strategies.engines.base import on_host
 from toolkit.strategies.engines.pieces import Piece, Shape, Values, cut, overlap, whole
 from toolkit.training.blocks import BlockReader, Report
-from toolkit.training.manifest import read_bytes
+from toolkit.training.manifest import Damaged, read_bytes
 from toolkit.training.safetensors_file import offsets, write_tensors
 
 INDEX = "index.json"
@@ -129,7 +129,7 @@ class TensorReader:
         self, folder: Path, index: Index, files: dict[str, Any] | None = None, report: Report | None = None
     ) -> None:
         """``files``: of the manifest, by which every block is validated that is read; without it none is. ``report``
-        gets what is damaged, and the values of that piece are anything; without it InputError is raised."""
+        gets what is damaged, and the values of that piece are anything; without it Damaged is raised."""
         self.folder = folder
         self.index = index
         self._files, self._report = files or {}, report or _raise
@@ -140,7 +140,7 @@ class TensorReader:
 
     def get(self, name: str, piece: Piece | None = None) -> torch.Tensor:
         """The elements of a piece in a tensor of its own, flat if it is a range; without ``piece`` the whole tensor.
-        Raises InputError if the checkpoint lacks one of them, or reports it."""
+        Raises Damaged if the checkpoint lacks one of them, or reports it."""
         entry = self.index[name]
         wanted = piece or whole(entry.shape)
         found, count = torch.empty(wanted.numel, dtype=entry.dtype), 0
@@ -186,7 +186,7 @@ class TensorReader:
 
 
 def _raise(problem: str) -> None:
-    raise InputError(problem)
+    raise Damaged(problem)
 
 
 def read_index(folder: Path, manifest: dict[str, Any]) -> tuple[Index, Index]:
