@@ -102,7 +102,7 @@ def test_cells_are_the_recipe_its_strategies_and_options(recipe_file: str) -> No
 
 
 def test_the_slowest_rank_is_the_time_of_a_step_and_medians_are_told(recipe_file: str) -> None:
-    [cell], _ = make_cells(recipe_file, [], [], [], None)
+    [cell], _ = make_cells(recipe_file, ["strategy.name=ddp", "machine.processes=2"], [], [], None)
     for seconds in (1.0, 2.0, 9.0):
         ranks = [Turn(seconds=[seconds], supervised=[10], flops=[1e6], losses=[1.0]),
                  Turn(seconds=[seconds / 2], supervised=[20], flops=[1e6], losses=[1.0])]  # fmt: skip
@@ -111,7 +111,7 @@ def test_the_slowest_rank_is_the_time_of_a_step_and_medians_are_told(recipe_file
     assert told["tokens_per_second"] == 15.0
     assert told["seconds_per_step"] == 2.0
     assert told["seconds_spread"] == [1.0, 9.0]
-    assert told["mfu"] == pytest.approx(6e6 / (12 * 1e6))
+    assert told["mfu"] == pytest.approx(6e6 / (2 * 12 * 1e6))
     failed = Cell("other", cell.resolved, failure="out of memory")
     lines = table({"cells": [told, as_json(failed, None)]})
     assert any(line.startswith("other") and "out of memory" in line for line in lines)
