@@ -21,7 +21,7 @@ def test_a_defect_is_reported(stage: Any, name: str) -> None:
     assert outcome.error is None
     kind, _ = PLANTS[name]
     found = {(report.kind, report.file, report.function) for report in unexpected(outcome.planted[name])}
-    assert (kind, "toolkit/training/loop.py", "train") in found, found
+    assert (kind, "toolkit/training/loop.py", "forward") in found, found
 
 
 def test_and_nothing_is_without_one(stage: Any) -> None:
