@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from families import EVERY_FAMILY
+from families import EVERY_FAMILY, HYBRIDS
 from toolkit.launch.group import WorkerGroup
 from toolkit.model.load import load_base
 from toolkit.model.unreached import unreached
@@ -41,4 +41,15 @@ def test_it_trains_as_the_plain_loop(strategy: str, recipe: Callable[..., Resolv
     """DDP ended in «did not receive gradient», and fsdp2 had no state where the plain loop had one."""
     resolved = recipe(strategy, precision="bf16", **bart(tie=False))
     outcome = verify(resolved, group=group, time_limit=200)
+    assert outcome.verdict == "equivalent", (outcome.difference, outcome.failure, outcome.unproven)
+
+
+@pytest.mark.group
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_an_adapter_that_the_model_passes_by_is_not_trained(
+    strategy: str, recipe: Callable[..., Resolved], group: WorkerGroup
+) -> None:
+    """Jamba multiplies by the weight of ``dt_proj`` itself. DDP ended in «did not receive gradient»."""
+    resolved = recipe(strategy, model=HYBRIDS["jamba"], adapter={"r": 2, "target_modules": "all-linear"})
+    outcome = verify(resolved, group=group, round_trip=False, time_limit=200)
     assert outcome.verdict == "equivalent", (outcome.difference, outcome.failure, outcome.unproven)
