@@ -66,7 +66,8 @@ def summed_by_module(model: nn.Module, order: Order, blocks: Sequence[nn.Module]
     def of(x: Any) -> Any:
         if isinstance(x, tuple | list) and type(x) in (tuple, list):
             return type(x)(map(of, x))
-        return x.view_as(x) if isinstance(x, torch.Tensor) and x.requires_grad else x
+        # An alias: a view computes strides anew, and those of an axis of size 1 decide between layouts of convolutions.
+        return torch.ops.aten.alias(x) if isinstance(x, torch.Tensor) and x.requires_grad else x
 
     def through_nodes(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         named = {name: of(x) for name, x in kwargs.items()} if order.by_block else kwargs
