@@ -1,6 +1,7 @@
 """`python -m tests.fuzz_recipes --hours H [--seed S] [--count N]`: draw, verify, note, sum up.
 
-Results go to a file, a JSON line for each recipe; a second run with the same file continues after the last seed in it.
+Results go to a file, a JSON line for each recipe with the version of the code that judged it; a second run with the
+same file continues after the last seed in it.
 Exit status 1 where a recipe is neither equivalent, nor refused with a reason, nor explained in known.py.
 """
 
@@ -20,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from families import EVERY_FAMILY
 from fuzz_recipes.draw import draw_recipe
 from fuzz_recipes.judge import EXPLAINED, Groups, Judged, judge, quiet, shrink
+from fuzz_recipes.version import version
 
 
 def main(arguments: list[str]) -> int:
@@ -32,6 +34,7 @@ def main(arguments: list[str]) -> int:
     silence_libraries()
     done = _read(results)
     deadline = time.monotonic() + 3600 * options.hours
+    code = version()  # before the first recipe: source may change while recipes are judged
     groups = Groups(results.with_suffix(".log").absolute())
     try:
         for seed in range(options.seed, options.seed + options.count):
@@ -41,7 +44,7 @@ def main(arguments: list[str]) -> int:
                 break
             family, recipe = draw_recipe(seed, tuple(options.family or EVERY_FAMILY))
             judged = judge(seed, family, recipe, groups, options.time_limit)
-            done[seed] = judged.to_json()
+            done[seed] = judged.to_json() | {"version": code}
             with results.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(done[seed]) + "\n")
             if options.verbose:
@@ -105,10 +108,21 @@ def summary(results: list[dict[str, Any]]) -> str:
         "verdicts: " + ", ".join(f"{name} {count}" for name, count in verdicts.most_common()),
         "strategies: " + ", ".join(f"{name} {count}" for name, count in sorted(strategies.items())),
         "families: " + ", ".join(f"{name} {count}" for name, count in sorted(families.items())),
+        *_by_version(results),
         f"unexplained: {len(unexplained)}",
         *(f"  {one['seed']} {one['family']}: {one['verdict']} {one['stage']}: {one['why']}" for one in unexplained),
     ]
     return "\n".join(lines)
+
+
+def _by_version(results: list[dict[str, Any]]) -> list[str]:
+    """Verdicts, that is recipes that were not refused, of each version of the code, and how many did not hold."""
+    lines = []
+    for code in dict.fromkeys(one.get("version", "unknown") for one in results):
+        own = [one for one in results if one.get("version", "unknown") == code and one["verdict"] != "refused"]
+        failing = sum(one["verdict"] not in EXPLAINED for one in own)
+        lines.append(f"version {code}: {len(own)} verdicts, {failing} unexplained")
+    return lines
 
 
 if __name__ == "__main__":

@@ -5,6 +5,10 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from toolkit.recipe import splittable, stageable
+
+MODELS = {"tensor": splittable.FAMILIES, "pipeline": stageable.FAMILIES}
+
 _PATTERNS = ("embed", r"\b(layers|h|layer|block)\.0\.", "norm|ln_", r"bias$", "lora_A", "mlp")
 _METHODS: dict[str, dict[str, Any]] = {
     "ia3": {},
@@ -20,6 +24,8 @@ _METHODS: dict[str, dict[str, Any]] = {
 _OF_ANY_OPTIMIZER = ("lr", "weight_decay", "decay", "max_grad_norm")
 _NEWEST_FROM = 42000
 """The first seed whose recipe may have a mesh or train free of a schedule."""
+_STAGES_FROM = 60000
+"""The first seed whose mesh may be one of stages."""
 
 
 def add_newer(recipe: dict[str, Any], seed: int) -> None:
@@ -57,20 +63,46 @@ def add_newer(recipe: dict[str, Any], seed: int) -> None:
         if strategy["name"] == "fsdp2" and draw.random() < 0.5:
             recipe["strategy"] |= {"reshard_after_forward": False}
     if seed >= _NEWEST_FROM:
-        _add_newest(recipe, random.Random(f"newest {seed}"))
+        _add_newest(recipe, random.Random(f"newest {seed}"), stages=seed >= _STAGES_FROM)
 
 
-def _add_newest(recipe: dict[str, Any], draw: random.Random) -> None:
+def _add_newest(recipe: dict[str, Any], draw: random.Random, *, stages: bool) -> None:
     """A mesh of two where two processes train; no mesh in a recipe that could not have it anyway."""
     model, name = recipe["model"], recipe["strategy"]["name"]
     refused = recipe.get("fp8") or "neftune_alpha" in model or "attention" in model or "task" in model
     if name != "single" and not refused and draw.random() < 0.3:
         able = ("context", "tensor") if name == "ddp" else ("context",)
-        recipe["strategy"] = recipe["strategy"] | {"mesh": {draw.choice(able): 2}}
+        if stages and name in ("ddp", "fsdp2"):
+            able = (*able, "pipeline")
+        axis = draw.choice(able)
+        if stages and axis != "context" and model["config"]["model_type"] in MODELS[axis] and draw.random() < 0.8:
+            _suit(recipe, axis)
+        recipe["strategy"] = recipe["strategy"] | {"mesh": {axis: 2}}
     if draw.random() < 0.06:
         kept = {key: value for key, value in recipe["optimizer"].items() if key in _OF_ANY_OPTIMIZER}
         recipe["optimizer"] = kept | {"name": "schedule-free"}
         recipe["schedule"] = {"name": "constant", "warmup_steps": recipe["schedule"].get("warmup_steps", 0)}
+
+
+def _suit(recipe: dict[str, Any], axis: str) -> None:
+    """Leave out what ``axis`` does not bear yet: nearly every recipe with a mesh would be refused for some option."""
+    recipe["run"] = {key: value for key, value in recipe["run"].items() if key != "ema"}
+    recipe["tokenizer"] = {"path": "none"}
+    optimizer = {key: value for key, value in recipe["optimizer"].items() if key != "groups"}
+    if optimizer.get("name", "adamw") not in ("adamw", "lion", "sgd"):
+        optimizer = {key: value for key, value in optimizer.items() if key in _OF_ANY_OPTIMIZER}
+    recipe["optimizer"] = optimizer
+    if recipe["precision"] == "fp16":
+        recipe["precision"] = "bf16"
+    if recipe.get("adapter"):
+        recipe["adapter"] = {"method": "lora", "r": 2, "alpha": 8} | {
+            key: value
+            for key, value in recipe["adapter"].items()
+            if key in ("r", "dropout", "modules_to_save", "target_modules")
+        }
+    if axis == "pipeline":
+        recipe["strategy"] = {"name": "ddp"}  # two processes, both of them stages: fsdp2 has nothing to shard
+    recipe.pop("compile", None)
 
 
 def _optimizer(draw: random.Random, old: dict[str, Any]) -> dict[str, Any]:
