@@ -24,7 +24,8 @@ from toolkit.errors import InputError, RunFailed
 
 
 class JobFailed(RunFailed):
-    """A rank raised, died or timed out. ``rank``: the first that did; the group has been stopped.
+    """A rank raised, died or timed out. ``rank``: the first that did; the group has been stopped, unless every rank
+    has answered.
 
     ``refused``: the exception, if it was an InputError (invalid input).
     """
@@ -32,6 +33,10 @@ class JobFailed(RunFailed):
     def __init__(self, rank: int | None, message: str, refused: InputError | None = None) -> None:
         super().__init__(message)
         self.rank, self.refused = rank, refused
+
+
+_OTHERS_REFUSE = 3.0
+"""Seconds in which the other ranks answer, once one has refused its input: one that does not waits in a collective."""
 
 
 class WorkerGroup:
@@ -66,8 +71,12 @@ class WorkerGroup:
             pipe.send((job, args))
 
     def finish(self, timeout: float) -> list[Any]:
-        """Wait for the job started by `start`; returns its results by rank, and raises like `run`."""
+        """Wait for the job started by `begin`; returns its results by rank, and raises like `run`.
+
+        What all ranks refuse (InputError), they refuse before or after their collectives: the group takes further jobs.
+        """
         results: dict[int, Any] = {}
+        refusal: JobFailed | None = None
         deadline = time.monotonic() + timeout
         while len(results) < self.size:
             waited = {id(pipe): rank for rank, pipe in enumerate(self._pipes) if rank not in results}
@@ -76,7 +85,7 @@ class WorkerGroup:
             if not ready:
                 missing = [rank for rank in range(self.size) if rank not in results]
                 self.close(patience=0.0)
-                raise JobFailed(missing[0], f"no answer from rank {missing} after {timeout:.0f} s")
+                raise refusal or JobFailed(missing[0], f"no answer from rank {missing} after {timeout:.0f} s")
             for rank in ready:
                 try:
                     ok, value = self._pipes[rank].recv()
@@ -84,12 +93,18 @@ class WorkerGroup:
                     self._processes[rank].join(5)  # its pipe closes before its exit code is known
                     code = self._processes[rank].exitcode
                     self.close(patience=0.0)
-                    raise JobFailed(rank, f"rank {rank} died (exit code {code})") from None
+                    raise refusal or JobFailed(rank, f"rank {rank} died (exit code {code})") from None
                 if not ok:
-                    self.close(patience=0.0)
                     told, refused = value
-                    raise JobFailed(rank, f"rank {rank}:\n{told}", refused)
+                    failed = JobFailed(rank, f"rank {rank}:\n{told}", refused)
+                    if refused is None:
+                        self.close(patience=0.0)
+                        raise refusal or failed
+                    deadline = min(deadline, time.monotonic() + _OTHERS_REFUSE)
+                    refusal = refusal or failed
                 results[rank] = value
+        if refusal is not None:
+            raise refusal
         return [results[rank] for rank in range(self.size)]
 
     def _start(self) -> None:
