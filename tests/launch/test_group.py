@@ -39,7 +39,8 @@ def test_group_ends_what_waits_for_a_rank_that_refused() -> None:
         started = time.monotonic()
         with pytest.raises(JobFailed) as failed:
             group.run(refuse, (1,))
-        assert failed.value.refused is not None and failed.value.rank == 1
+        assert failed.value.refused is not None
+        assert failed.value.rank == 1
         assert time.monotonic() - started < 30
         assert not set(group.run(process)) & set(before)
 
