@@ -134,6 +134,9 @@ def test_parts_of_a_row_are_on_one_node() -> None:
 SPLIT = LLAMA | {"attention_dropout": 0.0}
 NOT_SPLITTABLE: list[tuple[dict[str, Any], str]] = [
     ({"model": {"config": {"model_type": "gpt2", "n_head": 4}}}, r"gpt2 has no plan for its layers"),
+    # Its config class draws masks unless it is told not to.
+    ({"model": {"config": {key: value for key, value in SPLIT.items() if key != "attention_dropout"}
+                | {"model_type": "seed_oss"}}}, r"would draw the same dropout mask.* set attention_dropout"),
     ({"model": {"config": SPLIT | {"attention_dropout": 0.1}}}, r"would draw the same dropout mask.* set attention_"),
     ({"model": {"config": SPLIT | {"num_attention_heads": 3, "num_key_value_heads": 3}}},
      r"2 ranks cannot divide 3 attention heads; set a divisor of 3"),

@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from families import EVERY_FAMILY
 from jobs import plain_run, resolved_from, train_job
 from tiny import LLAMA, recipe_dict
+from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
 from toolkit.model.sources import Made
-from toolkit.model.tensor import Division, PartOf
+from toolkit.model.tensor import Division, PartOf, Ranks, split_layers
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.splittable import FAMILIES
 from toolkit.strategies.engines.pieces import Shape, span, within
@@ -26,6 +28,7 @@ from toolkit.verification.run import verify
 LORA = {"r": 4, "dropout": 0.1}
 PLAIN = LLAMA | {"attention_dropout": 0.0}
 QWEN = PLAIN | {"model_type": "qwen3", "head_dim": 8}
+SMALL = {key: value for key, value in PLAIN.items() if key != "model_type"}
 BESIDE = {"ddp": "replicate", "fsdp2": "shard"}
 
 
@@ -70,6 +73,22 @@ def test_half_of_every_layer_is_equivalent(
     logic = outcome.passes[0]
     assert logic.replayed is not None
     assert max(one.gradient for one in logic.replayed.from_natural) < 1e-5, "held against whole layers"
+
+
+@pytest.mark.group
+def test_weights_of_an_activation_are_trained_by_all_parts(recipe: Callable[..., Resolved], group: WorkerGroup) -> None:
+    """Apertus' xIELU has two, which no plan names: each rank applies them to its own inner units alone."""
+    outcome = verify(in_two(recipe, model={"config": PLAIN | {"model_type": "apertus"}}), group=group, time_limit=200)
+    assert_equivalent(outcome)
+    logic = outcome.passes[0]
+    assert any("alpha_p" in measure.name for stage in logic.stages for measure in stage.measures)
+
+
+def test_other_weights_between_divided_layers_are_refused() -> None:
+    model = transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(**SMALL))
+    model.model.layers[1].mlp.scale = torch.nn.RMSNorm(16)
+    with pytest.raises(InputError, match=r"recipe: strategy\.mesh\.tensor: model\.layers\.1\.mlp\.scale has weights"):
+        split_layers(model, Ranks(2, 0, lambda tensor: None), "recipe")
 
 
 @pytest.mark.slow
@@ -146,12 +165,14 @@ def test_an_option_in_two_is_equivalent(option: str, recipe: Callable[..., Resol
 
 @pytest.mark.group
 @pytest.mark.slow
+@pytest.mark.parametrize("adapter", [None, {"r": 4, "target_modules": "all-linear"}], ids=["full", "lora"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_in_two_is_equivalent(family: str, recipe: Callable[..., Resolved], group: WorkerGroup) -> None:
+def test_every_family_in_two_is_equivalent(
+    family: str, adapter: Any, recipe: Callable[..., Resolved], group: WorkerGroup
+) -> None:
     """The families that are named as verified."""
     model = EVERY_FAMILY.get(family) or {"config": PLAIN | {"model_type": family}}
     config = dict(model["config"]) | {"attention_dropout": 0.0}
-    adapter = {"r": 4, "target_modules": "all-linear"}
     model = {"config": config}
     resolved = recipe("ddp", strategy={"mesh": {"tensor": 2}}, model=model, precision="bf16", adapter=adapter)
     assert_equivalent(verify(resolved, group=group, time_limit=200))

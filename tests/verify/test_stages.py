@@ -107,6 +107,7 @@ SHARDED: dict[str, dict[str, Any]] = {
     "gathered-once": {"precision": "bf16", "strategy": {"reshard_after_forward": False}},
     "sync-last": {"strategy": {"sync": "last"}, "model": {"config": TIED}},
     "sync-last-gathered": {"strategy": {"sync": "last", "reshard_after_forward": False}, "precision": "bf16"},
+    "masks-fused": {"adapter": LORA, "loss": "fused", "label_smoothing": 0.3},
     "packed-fused": {"data": {"packing": True}, "loss": "fused", "precision": "bf16"},
 }  # fmt: skip
 
@@ -145,6 +146,7 @@ def test_more_than_two_copies_are_equivalent(recipe: Callable[..., Resolved]) ->
 OPTIONS: dict[str, dict[str, Any]] = {
     "bf16-pure": {"precision": "bf16-pure"},
     "selective": {"activation_checkpointing": "selective", "precision": "bf16"},
+    "masks-fused": {"adapter": LORA, "loss": "fused", "label_smoothing": 0.3},
     "packed-fused": {"data": {"packing": True}, "loss": "fused", "precision": "bf16"},
     "terms": {"label_smoothing": 0.1, "z_loss": 1e-4},
     "lion": {"optimizer": {"name": "lion", "lr": 1e-4}},
@@ -170,13 +172,13 @@ def test_an_option_in_two_stages_is_equivalent(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("adapter", [None, {"r": 4, "target_modules": "all-linear"}], ids=["full", "lora"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_in_two_stages_is_equivalent(
-    family: str, recipe: Callable[..., Resolved], group: WorkerGroup
+    family: str, adapter: Any, recipe: Callable[..., Resolved], group: WorkerGroup
 ) -> None:
     """The families that are named as verified."""
     model = EVERY_FAMILY.get(family) or {"config": FOUR | {"model_type": family}}
-    adapter = {"r": 4, "target_modules": "all-linear"} if FAMILIES.index(family) % 2 else None
     resolved = staged(recipe, 2, model={"config": dict(model["config"])}, precision="bf16", adapter=adapter)
     assert_equivalent(verify(resolved, group=group, time_limit=200))
 

@@ -25,6 +25,9 @@ from toolkit.errors import InputError, RunFailed
 from toolkit.model.sources import Made, Source, give, source_of
 from toolkit.recipe.resolve import Resolved
 
+ACTIVATIONS = ("act_fn", "act", "activation_fn")
+"""What transformers' models call the function between the matrices of a feed-forward layer. Few have weights of their
+own (xIELU), and no plan names them."""
 COLUMNS, ROWS, SHARED = "colwise", "rowwise", "replicated_with_grad_allreduce"
 """transformers' names: a matrix whose outputs are divided, one whose inputs are, and a weight that every rank has and
 applies to its own part alone."""
@@ -117,9 +120,33 @@ def split_layers(model: nn.Module, ranks: Ranks, source: str) -> dict[str, Divis
             _split(module, how, ranks, f"{prefix}{name}", divisions)
         except ValueError as problem:
             raise InputError(f"{source}: strategy.mesh.tensor: {prefix}{name}: {problem}") from None
+    for name in _between(base, plan):
+        if name.rpartition(".")[2] not in ACTIVATIONS:
+            raise InputError(
+                f"{source}: strategy.mesh.tensor: {prefix}{name} has weights between layers that ranks divide, of "
+                f"which {type(model).__name__}'s plan says nothing"
+            )
+        _sum_gradients(base.get_submodule(name), ranks)
     if not found:
         raise InputError(f"{source}: strategy.mesh.tensor: {type(model).__name__} has no plan that divides its layers")
     return divisions
+
+
+def _between(base: nn.Module, plan: Mapping[str, str]) -> list[str]:
+    """Modules with weights of their own, which the plan does not name, in one whose layers are divided both ways: what
+    they are applied to is a part."""
+    found = []
+    for parent, module in base.named_modules():
+        path = f"{parent}." if parent else ""
+        named = {child: _how(plan, f"{path}{child}") for child, _ in module.named_children()}
+        if not {COLUMNS, ROWS} <= set(named.values()):
+            continue
+        planned = [f"{path}{child}" for child, how in named.items() if how is not None]
+        for name, part in module.named_modules(prefix=parent):
+            divided = any(name == own or name.startswith(f"{own}.") for own in planned)
+            if not divided and any(True for _ in part.parameters(recurse=False)):
+                found.append(name)
+    return found
 
 
 def _plan(model: Any) -> dict[str, str]:

@@ -152,6 +152,39 @@ def supports_sdpa(facts: ModelFacts) -> bool:
     return not sources or any(_marked_sdpa(source) for source in sources)
 
 
+def config_default(facts: ModelFacts, key: str) -> Any:
+    """The value that transformers' config class of this model type has for ``key`` where a config does not say it; None
+    where it has none, or none that is written as a constant."""
+    package = _transformers_models()
+    if package is None or facts.model_type is None:
+        return None
+    module = _special_modules().get(facts.model_type, facts.model_type.replace("-", "_"))
+    sources = (package / module).glob("configuration_*.py")
+    found = [_constants(source).get((facts.model_type, key)) for source in sources]
+    return next((value for value in found if value is not None), None)
+
+
+@functools.cache
+def _constants(source: Path) -> dict[tuple[str, str], Any]:
+    """By model type and key the constants that the config classes of a file set in their bodies."""
+    constants: dict[tuple[str, str], Any] = {}
+    for node in ast.parse(source.read_text(encoding="utf-8")).body:
+        if not isinstance(node, ast.ClassDef):
+            continue
+        values: dict[str, Any] = {}
+        for statement in node.body:
+            if isinstance(statement, ast.AnnAssign):
+                targets: list[ast.expr] = [statement.target]
+            elif isinstance(statement, ast.Assign):
+                targets = statement.targets
+            else:
+                continue
+            if isinstance(statement.value, ast.Constant):
+                values |= {target.id: statement.value.value for target in targets if isinstance(target, ast.Name)}
+        constants |= {(values["model_type"], key): value for key, value in values.items() if "model_type" in values}
+    return constants
+
+
 def has_batch_norm(facts: ModelFacts) -> bool:
     """Whether the model's code makes layers of batch normalisation; False where it is not known."""
     return any("nn.BatchNorm" in source.read_text(encoding="utf-8") for source in model_sources(facts))

@@ -6,7 +6,7 @@ from typing import Any
 
 from toolkit.optimizers import optimizer_kind
 from toolkit.recipe.contextable import attention_heads
-from toolkit.recipe.model_facts import ModelFacts
+from toolkit.recipe.model_facts import ModelFacts, config_default
 from toolkit.recipe.schema import Recipe
 from toolkit.recipe.strategy_names import REGISTERED
 from toolkit.recipe.traits import Traits
@@ -42,7 +42,7 @@ def why_not_splittable(recipe: Recipe, facts: ModelFacts, traits: Traits) -> str
     if (reason := _why_not_option(recipe)) is not None:
         return reason
     for key in _ATTENTION_DROPOUT:
-        if config.get(key):
+        if config.get(key, config_default(facts, key)):
             return (
                 f"would draw the same dropout mask for the heads of every rank; set {key}: 0 in "
                 "model.config, or in the model's config.json"

@@ -22,6 +22,8 @@ SECOND = ("o_proj", "down_proj", "dense", "fc2", "c_proj")
 """Those that make hidden states of them."""
 OF_HEADS = ("q_norm", "k_norm", "q_layernorm", "k_layernorm")
 """Norms of each head by itself."""
+OF_UNITS = ("act_fn", "act", "activation_fn")
+"""Functions of each inner unit by itself, of which some have weights."""
 
 
 NAME = "plain_columns"
@@ -44,6 +46,8 @@ def in_columns(model: nn.Module, count: int) -> Iterator[None]:
             own = name.rpartition(".")[2]
             if own in OF_HEADS:
                 patch(module, _heads(module.forward, count))
+            elif own in OF_UNITS and any(True for _ in module.parameters()):
+                patch(module, _units(module.forward, count))
             elif own in (*FIRST, *SECOND):
                 for linear in _linears(module, own in FIRST):
                     patch(linear, _outputs(count) if own in FIRST else _inputs(count))
@@ -111,6 +115,13 @@ def _inputs(count: int) -> Callable[..., torch.Tensor]:
         total = sum(functional.linear(own.contiguous(), weight.contiguous()) for own, weight in parts)
         assert isinstance(total, torch.Tensor)
         return total if self.bias is None else total + self.bias.to(total.dtype)
+
+    return forward
+
+
+def _units(own: Callable[..., torch.Tensor], count: int) -> Callable[..., torch.Tensor]:
+    def forward(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([own(part.contiguous()) for part in x.chunk(count, dim=-1)], dim=-1)
 
     return forward
 

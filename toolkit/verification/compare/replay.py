@@ -88,8 +88,10 @@ class Reference:
     def in_natural_order(
         self, step: int, weights: dict[str, torch.Tensor], loss_scale: float = 1.0
     ) -> tuple[list[float], dict[str, torch.Tensor]]:
-        """``gradient`` in the plain loop's own order of sums, of whole rows."""
-        taken, self.loop.order = self.loop.order, NATURAL
+        """``gradient`` in the plain loop's own order of sums, of whole rows; with the masks that stages draw, where
+        there are stages: others would be another computation."""
+        taken = self.loop.order
+        self.loop.order = replace(NATURAL, stages=taken.stages)
         self.set_weights(weights)
         try:
             losses = self.loop.backward(step, self.whole_rows(step), loss_scale)
