@@ -69,9 +69,12 @@ class Stage:
         strategy's own hooks see what comes from there."""
 
         def enter(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            received = take(args[0].shape)
-            self.received = received.requires_grad_() if torch.is_grad_enabled() else received
-            return (self.received, *args[1:])
+            self.received = take(args[0].shape)
+            if not torch.is_grad_enabled():
+                return (self.received, *args[1:])
+            # Autocast keeps its cast of a leaf: layers that read hidden states directly would share it, and their
+            # gradients be added up in 16 bits.
+            return (torch.ops.aten.alias(self.received.requires_grad_()), *args[1:])
 
         def leave(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             if not isinstance(output, torch.Tensor):

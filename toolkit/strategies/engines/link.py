@@ -35,7 +35,9 @@ class Link:
         self.group = group_of(resolved, stage_ranks)
         self._forwards = group_of(resolved, stage_ranks, "hidden states")
         self._backwards = group_of(resolved, stage_ranks, "gradients")
-        self._sent: deque[tuple[Any, torch.Tensor]] = deque()
+        self._hidden: deque[tuple[Any, torch.Tensor]] = deque()
+        self._gradients: deque[tuple[Any, torch.Tensor]] = deque()
+        """What was sent and may not have been received, oldest first."""
         self._dtype: torch.dtype | None = None
         self._told = False
         self.counts: Counter[str] = Counter()
@@ -45,9 +47,12 @@ class Link:
         """Send hidden states to the stage after this one; the first time their dtype too."""
         if not self._told:
             number = torch.tensor([_DTYPES.index(hidden.dtype)], device=self.device)
-            self._send(number, self.after, self._forwards)
+            _send(number, self.after, self._forwards)[0].wait()
             self._told = True
-        self._send(hidden, self.after, self._forwards)
+        # An evaluation has no backward that would hold back the first stages: they may be this far ahead.
+        while len(self._hidden) > 2 * len(self.ranks):
+            self._hidden.popleft()[0].wait()
+        self._hidden.append(_send(hidden, self.after, self._forwards))
         self.counts["hidden states sent"] += 1
 
     def receive_hidden(self, shape: torch.Size) -> torch.Tensor:
@@ -62,29 +67,33 @@ class Link:
         return hidden
 
     def send_gradient(self, gradient: torch.Tensor) -> None:
-        """Send the gradient of hidden states to the stage that they came from."""
-        self._send(gradient, self.before, self._backwards)
+        """Send the gradient of hidden states to the stage that they came from, when the one before has arrived there: it
+        is not kept longer than that."""
+        while self._gradients:
+            self._gradients.popleft()[0].wait()
+        self._gradients.append(_send(gradient, self.before, self._backwards))
         self.counts["gradients sent"] += 1
 
     def receive_gradient(self, hidden: torch.Tensor) -> torch.Tensor:
         """The gradient of ``hidden`` from the stage that it was sent to."""
         gradient = torch.empty_like(hidden, memory_format=torch.contiguous_format)
         _receive(gradient, self.after, self._backwards)
+        self._hidden.popleft()[0].wait()  # gradients come in the order of hidden states, which have then arrived
         self.counts["gradients received"] += 1
         return gradient
 
     def settle(self) -> None:
         """Wait until all that was sent has been received."""
-        while self._sent:
-            self._sent.popleft()[0].wait()
+        for sent in (self._hidden, self._gradients):
+            while sent:
+                sent.popleft()[0].wait()
 
-    def _send(self, tensor: torch.Tensor, to: int | None, group: Any) -> None:
-        assert to is not None
-        # An evaluation has no backward that would hold back the first stages: they may be this far ahead.
-        while len(self._sent) > 2 * len(self.ranks):
-            self._sent.popleft()[0].wait()
-        tensor = tensor.detach().contiguous()
-        self._sent.append((dist.isend(tensor, to, group=group), tensor))
+
+def _send(tensor: torch.Tensor, to: int | None, group: Any) -> tuple[Any, torch.Tensor]:
+    """The work of sending, and what has to be kept until it is done."""
+    assert to is not None
+    tensor = tensor.detach().contiguous()
+    return dist.isend(tensor, to, group=group), tensor
 
 
 def _receive(into: torch.Tensor, source: int | None, group: Any) -> None:
