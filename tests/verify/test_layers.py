@@ -149,6 +149,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
                                  "config": PLAIN | {"pad_token_id": 0}}},
     "eager": {"model": {"attention": "eager"}, "precision": "bf16"},
     "sync-every": {"strategy": {"sync": "every"}},
+    "sync-every-packed": {"strategy": {"sync": "every"}, "data": {"packing": True}, "batch": {"accumulation": 3}},
 }  # fmt: skip
 
 

@@ -266,7 +266,13 @@ class Reference:
             self.loop.model = adapted
 
     def _run(self, groups: Grouped, step: int, loss_scale: float) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
-        losses = self.loop.backward(step, [(0, micro) for micro, _ in groups], loss_scale)
+        taken = self.loop.order
+        if taken.first == "average":  # the sum so far is divided by the number of ranks, and here one has all groups
+            self.loop.order = replace(taken, first="rank")
+        try:
+            losses = self.loop.backward(step, [(0, micro) for micro, _ in groups], loss_scale)
+        finally:
+            self.loop.order = taken
         by_place: dict[str, float] = defaultdict(float)
         for (_, places), loss in zip(groups, losses, strict=True):
             by_place["+".join(map(str, places))] += loss
