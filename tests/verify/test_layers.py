@@ -149,7 +149,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
                                  "config": PLAIN | {"pad_token_id": 0}}},
     "eager": {"model": {"attention": "eager"}, "precision": "bf16"},
     "sync-every": {"strategy": {"sync": "every"}},
-    "sync-every-packed": {"strategy": {"sync": "every"}, "data": {"packing": True}, "batch": {"accumulation": 3}},
+    "sync-every-packed": {"strategy": {"sync": "every"}, "data": {"packing": True, "max_length": 48},
+                          "batch": {"micro_size": 1, "accumulation": 3}},
 }  # fmt: skip
 
 
