@@ -67,8 +67,8 @@ class Link:
         return hidden
 
     def send_gradient(self, gradient: torch.Tensor) -> None:
-        """Send the gradient of hidden states to the stage that they came from, when the one before has arrived there: it
-        is not kept longer than that."""
+        """Send the gradient of hidden states to the stage that they came from, when the one before has arrived there,
+        which is kept until then."""
         while self._gradients:
             self._gradients.popleft()[0].wait()
         self._gradients.append(_send(gradient, self.before, self._backwards))
