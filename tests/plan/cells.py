@@ -95,11 +95,15 @@ class Cell:
     """Two processes divide the tokens of each row."""
     tensor: bool = False
     """Two processes divide every layer."""
+    stages: int = 0
+    """How many stages the blocks are divided into; under fsdp2 two processes shard each."""
 
     @property
     def processes(self) -> int:
         if self.mesh is not None:
             return self.mesh[0] * self.mesh[1]
+        if self.stages:
+            return self.stages * (2 if self.strategy == "fsdp2" else 1)
         if self.tensor and self.strategy == "fsdp2":
             return 4  # accelerate wants two that shard
         return 1 if self.strategy == "single" else 2
@@ -118,6 +122,7 @@ class Cell:
         more += [f"sync-{self.sync}"] if self.sync else []
         more += ["parts"] if self.context else []
         more += ["layers"] if self.tensor else []
+        more += [f"stages-{self.stages}"] if self.stages else []
         return "-".join([self.model, kind, self.strategy, self.checkpointing, size, self.precision, *more])
 
     @property
@@ -146,6 +151,7 @@ class Cell:
             | ({"mesh": {"replicate": self.mesh[0], "shard": self.mesh[1]}} if self.mesh else {})
             | ({"mesh": {"context": 2}} if self.context else {})
             | ({"mesh": {"tensor": 2, "shard": self.processes // 2}} if self.tensor else {})
+            | ({"mesh": {"pipeline": self.stages, "shard": self.processes // self.stages}} if self.stages else {})
             | ({"sync": "last", "reshard_after_forward": self.sync == "last"} if self.sync else {}),
             "machine": {"device": "cpu", "processes": self.processes},
             "run": {"max_steps": 2, "save_every": 0, "eval_every": int(self.optimizer == "schedule-free")},
@@ -207,6 +213,24 @@ LAYERED = [
     Cell("qwen3", False, "ddp", "full", 512, micro=1, loss="fused", tensor=True),
 ]  # fmt: skip
 """Layers whose matrices two processes divide; under fsdp2 two such groups shard them."""
+STAGED = [
+    *(Cell("llama", lora, "ddp", kind, 256, accumulation=4, stages=2) for lora, kind in (
+        (False, "none"), (False, "full"), (False, "selective"), (True, "none"), (True, "full"))),
+    *(Cell("qwen3", lora, "ddp", kind, 192, accumulation=accumulation, stages=4) for lora, kind, accumulation in (
+        (False, "none", 6), (False, "none", 2), (True, "full", 8), (False, "full", 3))),
+    *(Cell("llama", lora, "fsdp2", kind, 256, accumulation=4, stages=2) for lora, kind in (
+        (False, "none"), (False, "full"), (True, "none"), (True, "selective"))),
+    Cell("llama", False, "ddp", "none", 16, micro=1, accumulation=4, stages=2),
+    Cell("llama", False, "fsdp2", "none", 16, micro=1, accumulation=4, stages=2),
+    Cell("llama-tied", False, "ddp", "none", 128, accumulation=3, stages=2),
+    Cell("llama-tied", True, "ddp", "full", 128, accumulation=1, stages=4),
+    Cell("llama-tied", False, "fsdp2", "full", 64, accumulation=3, stages=2),
+    Cell("llama-wide", False, "ddp", "none", 300, micro=1, accumulation=3, loss="fused", stages=2),
+    Cell("qwen3", False, "ddp", "none", 256, accumulation=4, precision="fp32", stages=2),
+    Cell("qwen3", False, "fsdp2", "none", 256, accumulation=4, packing=True, stages=2),
+    Cell("llama", False, "ddp", "none", 128, accumulation=4, precision="bf16-pure", stages=2),
+]  # fmt: skip
+"""Blocks over stages, with several micro-batches on their way; under fsdp2 two processes shard each stage."""
 AVERAGED = [
     Cell("llama", False, s, "full", 16, micro=1, accumulation=1, optimizer="schedule-free")
     for s in STRATEGIES

@@ -14,7 +14,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from plan.cells import AVERAGED, BUCKET, BUILT, DIVIDED, HELD_OUT, HYBRID, LAYERED, MEDIA, SYNCED, Cell
+from plan.cells import AVERAGED, BUCKET, BUILT, DIVIDED, HELD_OUT, HYBRID, LAYERED, MEDIA, STAGED, SYNCED, Cell
 
 GROUPS = {
     "built": BUILT,
@@ -22,6 +22,7 @@ GROUPS = {
     "one sum a step": SYNCED,
     "rows in parts": DIVIDED,
     "layers in parts": LAYERED,
+    "blocks in stages": STAGED,
     "images and sound": MEDIA,
     "evaluated at an average": AVERAGED,
     "held out": HELD_OUT,

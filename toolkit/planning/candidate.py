@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,8 @@ class Candidate:
     """Bytes that the process takes on a GPU, from and to (toolkit/planning/allocator.py); None on a CPU."""
     loop: str = "toolkit"
     """The training loop that is planned for."""
+    stages: Sequence[tuple[range, int]] = ()
+    """The blocks of each stage, and the peak of a device that has it (``strategy.mesh.pipeline``)."""
 
     @property
     def peak(self) -> int:
@@ -69,6 +71,8 @@ class Candidate:
             parts.append(f"context {self.resolved.mesh.context}")
         if self.resolved.mesh.tensor > 1:
             parts.append(f"tensor {self.resolved.mesh.tensor}")
+        if self.resolved.mesh.pipeline > 1:
+            parts.append(f"pipeline {self.resolved.mesh.pipeline}")
         if recipe.strategy.sync is not None:
             parts.append(f"sync {recipe.strategy.sync}")
         if recipe.strategy.offload != "none":
@@ -132,7 +136,11 @@ class Candidate:
             "disk": self.storage.to_json(),
             "mesh": {"replicate": self.resolved.mesh.replicate, "shard": self.resolved.mesh.shard}
             | ({"context": self.resolved.mesh.context} if self.resolved.mesh.context > 1 else {})
-            | ({"tensor": self.resolved.mesh.tensor} if self.resolved.mesh.tensor > 1 else {}),
+            | ({"tensor": self.resolved.mesh.tensor} if self.resolved.mesh.tensor > 1 else {})
+            | ({"pipeline": self.resolved.mesh.pipeline} if self.resolved.mesh.pipeline > 1 else {}),
+            "stages": [
+                {"first_block": blocks[0], "last_block": blocks[-1], "peak_bytes": peak} for blocks, peak in self.stages
+            ],
             "sent_bytes": {axis: round(size) for axis, size in self.sent.items()},
             "breakdown": self.breakdown,
             "phases": {name: size + self.reserve for name, size in self.memory.phases.items()},

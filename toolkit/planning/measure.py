@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,7 @@ from toolkit.tasks import task_of
 from toolkit.tasks.labels import IGNORED, Labels
 from toolkit.training.average import evaluation_weights
 from toolkit.training.loss import loss_sum
+from toolkit.training.pipeline import run_window
 from toolkit.training.session import divide, prepare_model
 
 
@@ -86,7 +88,10 @@ def _train(
     weight = torch.full((), 1.0 / (resolved.micro_size * length), device=engine.device)
     for step in range(1, steps + 1):
         begun = time.perf_counter()
-        for micro in range(resolved.accumulation):
+        if engine.pipeline is not None:
+            _staged_window(engine, tensors, weight, resolved, terms)
+            close(f"step{step}.window")
+        for micro in range(resolved.accumulation if engine.pipeline is None else 0):
             last = micro == resolved.accumulation - 1
             with engine.accumulating(last):
                 with engine.autocast(), multiplied_by(weight):
@@ -104,6 +109,21 @@ def _train(
             _evaluate(engine, tensors, resolved, terms, part)
             close(f"step{step}.evaluate")
         found.seconds.append(time.perf_counter() - begun)
+
+
+def _staged_window(engine: Any, tensors: Any, weight: torch.Tensor, resolved: Resolved, terms: LossTerms) -> None:
+    """The micro-batches of a step through the stages, as `toolkit.training.loop.train`."""
+    numbers = iter(range(resolved.accumulation))
+
+    def forward(micro: Any) -> torch.Tensor:
+        with engine.autocast(), multiplied_by(weight):
+            return loss_sum(engine.model, engine.config, tensors, resolved.recipe.model.task, terms, None)
+
+    def backward(loss: torch.Tensor, micro: Any) -> None:
+        engine.backward(loss * weight, next(numbers) == resolved.accumulation - 1)
+
+    run_window(engine.pipeline, itertools.repeat(tensors), resolved.accumulation, forward, backward)
+    engine.pipeline.link.settle()
 
 
 @torch.no_grad()

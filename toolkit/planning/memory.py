@@ -6,7 +6,7 @@ The peak is the maximum over the points of the step, never a sum of the terms' m
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from toolkit.planning.profile import Point
 from toolkit.strategies.memory.base import TAIL, MemoryModel
@@ -48,6 +48,13 @@ class Memory:
             self.line.append(Place(phase, terms))
         if total > self.peak:
             self.peak, self.peak_phase, self.breakdown = total, phase, terms
+
+    def joined(self, other: Memory) -> Memory:
+        """The higher of two places in a step, phase by phase; ``line`` is that of the higher one."""
+        higher, lower = (self, other) if self.peak > other.peak else (other, self)
+        phases = {name: max(higher.phases.get(name, 0), lower.phases.get(name, 0)) for name in
+                  [*higher.phases, *lower.phases]}  # fmt: skip
+        return replace(higher, phases=phases)
 
 
 def walk(points: Iterable[Point], held: MemoryModel, accumulation: int) -> Memory:

@@ -16,6 +16,7 @@ from toolkit.planning.loops import LOOPS, Loop
 from toolkit.planning.memory import Memory, walk, walk_evaluation
 from toolkit.planning.profile import Point, evaluated, expand, held_bytes, interpolate, leaking
 from toolkit.planning.segments import Segment, Shape, Traced
+from toolkit.planning.stages import Stage, stages_of
 from toolkit.recipe.resolve import Precision, Resolved
 from toolkit.recipe.schema import CheckpointingName
 from toolkit.strategies import strategy_of
@@ -103,6 +104,8 @@ class Planner:
 
         Raises InputError if the model cannot be traced.
         """
+        if resolved.mesh.pipeline > 1:
+            return max((memory for _, memory in self.by_stage(resolved)), key=lambda memory: memory.peak)
         strategy = strategy_of(resolved)
         resolved = self.loop.trained(resolved)
         held = strategy.memory_model()(self.holdings, resolved)
@@ -117,6 +120,20 @@ class Planner:
             shape = replace(shape, checkpointing="none", evaluates=True)
             walk_evaluation(memory, evaluated(self._segments(shape), self.holdings.order), held)
         return memory
+
+    def by_stage(self, resolved: Resolved) -> list[tuple[Stage, Memory]]:
+        """The stages of ``resolved``, first to last, with the memory of a device of each; [] without
+        ``strategy.mesh.pipeline``."""
+        if resolved.mesh.pipeline == 1:
+            return []
+        segments = self.segments_of(resolved)
+        return [(one, one.memory(segments, resolved)) for one in stages_of(resolved, self.holdings, self.length)]
+
+    def holdings_of(self, resolved: Resolved) -> list[Holdings]:
+        """The weights of the whole model, or those of each stage of its blocks."""
+        if resolved.mesh.pipeline == 1:
+            return [self.holdings]
+        return [one.holdings for one in stages_of(resolved, self.holdings, self.length)]
 
     def held(self, resolved: Resolved) -> int:
         """Bytes that blocks hold from their forward to their backward, wherever these are."""

@@ -64,10 +64,26 @@ def _outline(segment: Segment) -> tuple[int, bool, int]:
     return segment.block, segment.backward, len(segment.gradients)
 
 
-def expand(segments: list[Segment], order: Sequence[int], away: bool = False) -> Iterator[Point]:
+@dataclass(frozen=True)
+class Ends:
+    """Which ends of the model there are beside blocks: the embedding before them, norm, head and loss after them.
+    ``shared``: bytes of the gradient of a weight that embedding and head share, where another rank has the other one:
+    traces have it from the head's backward to the embedding's. ``weight``: its name."""
+
+    first: bool = True
+    last: bool = True
+    shared: int = 0
+    weight: str = ""
+
+
+WHOLE = Ends()
+
+
+def expand(segments: list[Segment], order: Sequence[int], away: bool = False, ends: Ends = WHOLE) -> Iterator[Point]:
     """Every place of one micro-batch's forward and backward in the whole model, from the short model's segments.
 
-    ``order``: the kind of each block, first to last. A short model's block stands for all of its kind.
+    ``order``: the kind of each block, first to last. A short model's block stands for all of its kind. ``ends``: of a
+    stage, whose hidden states come from another one in place of the embedding, and go to another one.
     ``away``: what blocks hold is in host memory (toolkit/model/activation_offload.py), but for the one that is on its
     way: there to the end of the forward, and back beside the one whose backward it is.
     """
@@ -89,9 +105,10 @@ def expand(segments: list[Segment], order: Sequence[int], away: bool = False) ->
     def inside(held: dict[int, int]) -> int:
         return sum(size for block, size in held.items() if block != OUTSIDE)
 
-    yield Point(EMBED, False, "enter", first.start)
-    yield Point(EMBED, False, "high", first.peak)
-    yield Point(EMBED, False, "leave", first.peak)
+    if ends.first:
+        yield Point(EMBED, False, "enter", first.start)
+        yield Point(EMBED, False, "high", first.peak)
+        yield Point(EMBED, False, "leave", first.peak)
     final = tail.held
     for block, kind in enumerate(order):
         segment = forward[kind]
@@ -99,27 +116,47 @@ def expand(segments: list[Segment], order: Sequence[int], away: bool = False) ->
         yield Point(block, False, "enter", base)
         yield Point(block, False, "high", base + segment.peak - segment.start)
         yield Point(block, False, "leave", base + final.get(kind, 0))
-    shift = missing(tail.held)
-    yield Point(TAIL, False, "enter", tail.start + shift)
-    yield Point(TAIL, False, "high", tail.peak + shift, loss=tail.peak - inside(tail.held))
-    yield Point(TAIL, False, "leave", opening.start + shift)
-    saved = opening.held
-    yield from _backward_points(opening, TAIL, missing(saved))
+    shift, saved = missing(tail.held), opening.held
+    if ends.last:
+        yield Point(TAIL, False, "enter", tail.start + shift)
+        yield Point(TAIL, False, "high", tail.peak + shift, loss=tail.peak - inside(tail.held))
+        yield Point(TAIL, False, "leave", opening.start + shift)
+        *before, left = _backward_points(opening, TAIL, missing(saved))
+        yield from before
+        if ends.shared and not ends.first:
+            yield Point(TAIL, True, "gradient", left.live, left.loss, ends.weight)
+        yield left
     for block in range(len(order) - 1, -1, -1):
         kind = order[block]
         if kind not in backward:
             continue  # nothing here or before it trains
         segment = backward[kind]
-        # Kinds stand in the short model in the order of their number: those up to this one still wait.
-        flow = segment.start - sum(segment.held.get(k, 0) for k in set(order) if k <= kind)
-        base = flow + holding(saved, block + 1, 2)
+        base = flowing(segment) - ends.shared + holding(saved, block + 1, 2)
         yield from _backward_points(segment, block, base - segment.start)
+    if not ends.first:
+        return
     if closing:
         for segment in closing:
-            yield from _backward_points(segment, EMBED, 0)
+            yield from _backward_points(segment, EMBED, -ends.shared)
     else:
         yield Point(EMBED, True, "enter", 0)
         yield Point(EMBED, True, "leave", 0)
+
+
+def flowing(segment: Segment) -> int:
+    """Bytes alive at the begin of a block's backward that no block holds which still waits for its own: gradients of
+    hidden states, and what the forward has left outside of blocks. Kinds stand in the short model in the order of their
+    number."""
+    return segment.start - sum(size for kind, size in segment.held.items() if 0 <= kind <= segment.block)
+
+
+def kept_in_flight(segments: list[Segment], order: Sequence[int], hidden: int, shared: int = 0) -> int:
+    """Bytes that a micro-batch keeps between its forward and its backward on a stage of these blocks that hands its
+    hidden states, of ``hidden`` bytes, to another one."""
+    backward = {s.block: s for s in segments if s.backward and s.block != OUTSIDE}
+    last = backward.get(order[-1])
+    outside = 0 if last is None else max(0, flowing(last) - hidden - shared)
+    return held_bytes(segments, order) + outside
 
 
 def leaking(points: Iterable[Point], segments: list[Segment], order: Sequence[int]) -> Iterator[Point]:

@@ -65,6 +65,8 @@ def show(
         out.write(
             f"expected in nvidia-smi, with the allocator's cache: {ends[0] / GIB:.1f} to {ends[1] / GIB:.1f} GiB\n"
         )
+    if candidates[0].stages:
+        out.write(_stages_line(candidates[0]) + "\n")
     out.write(f"host memory of a node while its processes load: {candidates[0].host_loading / GIB:.1f} GiB\n")
     if request.disk is not None:
         out.write(candidates[0].storage.line(request.disk) + "\n")
@@ -141,6 +143,15 @@ def _bar(candidate: Candidate) -> str:
         until = round(_WIDTH * total / candidate.capacity)
         bar += shade * max(0, min(_WIDTH, until) - len(bar))
     return f"{bar:·<{_WIDTH}}"
+
+
+def _stages_line(candidate: Candidate) -> str:
+    """What each stage takes, and how long they wait for each other."""
+    told = " · ".join(f"{blocks[0]}–{blocks[-1]} {peak / GIB:.1f} GiB" for blocks, peak in candidate.stages)
+    if candidate.seconds is None:
+        return f"stages of blocks: {told}"
+    idle = candidate.seconds.idle / candidate.seconds.total
+    return f"stages of blocks: {told}; waiting for each other {idle:.0%} of a step".replace("%", " %")
 
 
 def _time_line(candidate: Candidate) -> str:

@@ -15,7 +15,7 @@ from toolkit.planning.images import Images
 from toolkit.planning.loops import check_loop
 from toolkit.planning.predict import Planner
 from toolkit.planning.storage import Storage
-from toolkit.planning.time import Rates, exchanged, step_seconds
+from toolkit.planning.time import Rates, exchanged, staged_seconds, step_seconds
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.recipe.strategy_names import OWN_KEYS
@@ -55,24 +55,31 @@ class Search:
     def candidate(self, resolved: Resolved, asked: bool = False, planner: Planner | None = None) -> Candidate:
         """Predict one. Raises InputError if the model cannot be traced."""
         planner = (planner or self.planner).for_layers_of(resolved)
-        memory = planner.memory(resolved)
-        held = strategy_of(resolved).memory_model()(planner.holdings, resolved)
-        segments = planner.segments_of(resolved)
+        segments, stages = planner.segments_of(resolved), planner.by_stage(resolved)
+        away, holdings = planner.away(resolved), planner.holdings
+        if stages:
+            largest, memory = max(stages, key=lambda stage: stage[1].peak)
+            holdings = largest.holdings
+            seconds = staged_seconds(resolved, [stage for stage, _ in stages], segments, self.device, self.rates)
+        else:
+            memory = planner.memory(resolved)
+            seconds = step_seconds(resolved, holdings, segments, self.device, self.rates, away)
+        held = strategy_of(resolved).memory_model()(holdings, resolved)
         reserve = _reserve(resolved)
-        away = planner.away(resolved)
-        seconds = step_seconds(resolved, planner.holdings, segments, self.device, self.rates, away)
         host = (sum(held.host.values()) + away) * resolved.recipe.machine.processes
         own, shared = held.host_loading()
         loading = own * resolved.recipe.machine.processes + shared
-        holdings = planner.holdings
         sent = strategy_of(resolved).traffic(resolved, holdings).by_axis(resolved.accumulation)
         if (parts := exchanged(segments, list(holdings.order), resolved.mesh)).size:
             sent |= {parts.axis: resolved.accumulation * parts.size}
+        if stages:
+            sent["pipeline"] = max(stage.sent(resolved.accumulation) for stage, _ in stages)
         on_gpu = resolved.device == "cuda"
         interval = process_interval(Parts.of(memory), self.device.bytes) if on_gpu else None
         return Candidate(
             resolved, memory, reserve, host, seconds, self.device.bytes, self.usable, asked, loading,
-            Storage.of(held), sent, interval, self.loop,
+            Storage.of(held) if not stages else Storage.of_stages([stage.held(resolved) for stage, _ in stages]),
+            sent, interval, self.loop, [(stage.blocks, memory.peak + reserve) for stage, memory in stages],
         )  # fmt: skip
 
     def all(self, every: bool = False) -> list[Candidate]:
@@ -139,9 +146,11 @@ class Search:
     def least(self, resolved: Resolved) -> int:
         """Bytes that stay for the whole step, the minimum for any micro-batch, length or recomputation. Traces
         nothing."""
-        held = strategy_of(resolved).memory_model()(self.planner.holdings, resolved)
-        least = sum(held.resident.values())
-        return max(least, held.loading() if held.overlap else 0) + _reserve(resolved)
+        found = 0
+        for holdings in self.planner.holdings_of(resolved):
+            held = strategy_of(resolved).memory_model()(holdings, resolved)
+            found = max(found, sum(held.resident.values()), held.loading() if held.overlap else 0)
+        return found + _reserve(resolved)
 
     def shorter(self, length: int, rows: int) -> Iterator[tuple[str, Candidate]]:
         """The asked way with shorter rows; packed, first with so many more of them that a step has as many tokens."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,18 @@ class Storage:
         resumed = weights * (share if "weights" in shards else 1) + state * (share if "optimizer" in shards else 1)
         return cls(
             round(_files(held) * (share if held.by_part() else 1)), (weights + state) // machine.nodes, round(resumed)
+        )
+
+    @classmethod
+    def of_stages(cls, stages: Sequence[MemoryModel]) -> Storage:
+        """Where blocks are divided into stages: a node has some of them, or a part of one."""
+        mesh, machine = stages[0].resolved.mesh, stages[0].resolved.recipe.machine
+        here = max(1, machine.processes // mesh.stage_size) / mesh.pipeline
+        each = [cls.of(held) for held in stages]
+        return cls(
+            round(here * sum(one.load_bytes for one in each)),
+            sum(one.save_bytes for one in each),
+            round(here * sum(one.resume_bytes for one in each)),
         )
 
     def seconds(self, speed: float) -> dict[str, float]:

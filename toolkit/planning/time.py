@@ -9,13 +9,14 @@ sheet's, times the part that kernels reach: fitted to published runs (toolkit/pl
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from toolkit.optimizers import optimizer_kind
 from toolkit.planning.hardware import Device
 from toolkit.planning.reached import reached
 from toolkit.planning.segments import OUTSIDE, Segment
+from toolkit.planning.stages import Stage, step_length
 from toolkit.recipe.mesh import Mesh
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies import strategy_of
@@ -78,11 +79,13 @@ class Seconds:
     communication: float
     exposed: float
     offload: float
+    idle: float = 0.0
+    """That stages of blocks wait for each other."""
     spread: tuple[float, float] = (1.0, 1.0)
 
     @property
     def total(self) -> float:
-        return self.compute + self.optimizer + self.exposed + self.offload
+        return self.compute + self.optimizer + self.exposed + self.offload + self.idle
 
     @property
     def low(self) -> float:
@@ -208,7 +211,32 @@ def step_seconds(
     if away:  # out under the forward, back under the backward
         pcie = away / (device.pcie * 1e9 * rates.link)
         offload += micro_batches * (max(0.0, pcie - forward) + max(0.0, pcie - backward))
-    return Seconds(compute, optimizer, hideable + at_end + waited, exposed, offload, rates.spread)
+    return Seconds(compute, optimizer, hideable + at_end + waited, exposed, offload, spread=rates.spread)
+
+
+def staged_seconds(
+    resolved: Resolved, stages: Sequence[Stage], segments: list[Segment], device: Device, rates: Rates
+) -> Seconds | None:
+    """`step_seconds` where ranks have stages of blocks: of the stage that takes longest, and until the last one has
+    ended. Hidden states and their gradients go to the next stage while it and this one compute others."""
+    parts = [step_seconds(resolved, s.holdings, s.segments(segments), device, rates) for s in stages]
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
+        return None
+    each = [computing(s.segments(segments), list(s.holdings.order), resolved, device, rates) for s in stages]
+    hop = Wire(resolved, device, rates).seconds(stages[0].hidden, 1, "pipeline")
+    micros = resolved.accumulation
+    took = step_length([ahead for ahead, _ in each], [back for _, back in each], hop, micros)
+    compute = max(part.compute for part in known)
+    return Seconds(
+        compute,
+        max(part.optimizer for part in known),
+        max(part.communication + 2 * micros * hop for part in known),
+        max(part.exposed for part in known),
+        max(part.offload for part in known),
+        took - compute,
+        rates.spread,
+    )
 
 
 def handled_bytes(traffic: Traffic, micro_batches: int) -> tuple[float, float]:
@@ -252,14 +280,15 @@ class Wire:
 
     def __init__(self, resolved: Resolved, device: Device, rates: Rates) -> None:
         machine, mesh = resolved.recipe.machine, resolved.mesh
-        sizes = {"all": resolved.world_size // mesh.tensor, "shard": mesh.shard, "replicate": mesh.replicate,
-                 "context": mesh.context, "tensor": mesh.tensor}  # fmt: skip
+        sizes = {"all": mesh.stage_size // mesh.tensor, "shard": mesh.shard, "replicate": mesh.replicate,
+                 "context": mesh.context, "tensor": mesh.tensor, "pipeline": 2}  # fmt: skip
         node = machine.processes // mesh.tensor
-        crosses = {"all": machine.nodes > 1, "shard": mesh.shard > node, "replicate": machine.nodes > 1,
-                   "context": False, "tensor": False}  # fmt: skip
-        # Of every place within a layer there is a ring.
+        beyond = mesh.stage_size > machine.processes  # a stage's ranks are consecutive
+        crosses = {"all": beyond, "shard": mesh.shard > node, "replicate": beyond,
+                   "context": False, "tensor": False, "pipeline": machine.nodes > 1}  # fmt: skip
+        # Of every place within a layer there is a ring; every rank of a stage has a neighbour of its own.
         rings = {"all": mesh.tensor, "shard": mesh.tensor, "replicate": mesh.tensor * min(mesh.shard, node),
-                 "context": 1, "tensor": 1}  # fmt: skip
+                 "context": 1, "tensor": 1, "pipeline": min(mesh.stage_size, machine.processes)}  # fmt: skip
         within, between = device.link * rates.link, rates.between_nodes * rates.link
         self.speeds = {axis: 1e9 * (min(within, between / rings[axis]) if crosses[axis] else within) for axis in sizes}
         self.latencies = {axis: rates.latency * math.log2(max(2, size)) for axis, size in sizes.items()}

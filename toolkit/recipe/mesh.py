@@ -95,6 +95,22 @@ def stage_blocks(blocks: int, stages: int) -> list[range]:
     return [range(first, end) for first, end in pairwise(starts)]
 
 
+Action = tuple[str, int]
+"""«forward» or «backward», and the number of a micro-batch."""
+
+
+def one_forward_one_backward(stage: int, stages: int, micros: int) -> list[Action]:
+    """What stage ``stage`` of ``stages`` does with the micro-batches of a window, in order (1F1B; Narayanan et al.,
+    arXiv:2104.04473, figure 4). It runs ahead by as many forwards as there are stages after it, then takes turns."""
+    ahead = min(micros, stages - 1 - stage)
+    found: list[Action] = [("forward", micro) for micro in range(ahead)]
+    for micro in range(micros):
+        if ahead + micro < micros:
+            found.append(("forward", ahead + micro))
+        found.append(("backward", micro))
+    return found
+
+
 @dataclass(frozen=True)
 class RowPart:
     """One of ``count`` equal parts of every row, in order, from 0."""

@@ -6,10 +6,8 @@ from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.traits import Traits
 from toolkit.strategies.base import Strategy
 from toolkit.strategies.memory.base import Holdings
+from toolkit.strategies.memory.replicated import BUCKET
 from toolkit.strategies.traffic import Axis, Traffic, Volumes
-
-_BUCKET = 25 * 2**20
-"""Bytes of a DDP bucket (torch/nn/parallel/distributed.py, ``bucket_cap_mb``)."""
 
 
 class Single(Strategy):
@@ -59,5 +57,7 @@ class DistributedDataParallel(Strategy):
 
     def traffic(self, resolved: Resolved, holdings: Holdings) -> Traffic:
         volumes = Volumes(resolved, holdings)
-        sent = ((2 * volumes.gradients, max(1, int(volumes.trained_bytes // _BUCKET))),)
+        sent = ((2 * volumes.gradients, max(1, int(volumes.trained_bytes // BUCKET))),)
+        if resolved.mesh.pipeline > 1:  # between the copies of a stage, when all micro-batches have passed
+            return Traffic(at_end=sent if resolved.mesh.replicate > 1 else ())
         return Traffic(sent) if resolved.reduces_each_micro_batch else Traffic(at_end=sent, end_overlaps=True)

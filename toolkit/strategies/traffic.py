@@ -8,8 +8,8 @@ from typing import Literal, NamedTuple
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies.memory.base import BYTES, Holdings
 
-Axis = Literal["all", "shard", "replicate", "context", "tensor"]
-"""The ranks of a collective: all that sum gradients, those of an axis of the mesh."""
+Axis = Literal["all", "shard", "replicate", "context", "tensor", "pipeline"]
+"""The ranks of a collective: all that sum gradients, or those of an axis of the mesh; ``pipeline``: neighbours."""
 
 
 class Sent(NamedTuple):
@@ -50,7 +50,7 @@ class Volumes:
     """
 
     def __init__(self, resolved: Resolved, holdings: Holdings, ranks: int | None = None) -> None:
-        ranks = ranks or resolved.world_size // resolved.mesh.tensor
+        ranks = ranks or resolved.mesh.stage_size // resolved.mesh.tensor
         ring = (ranks - 1) / ranks
         precision = resolved.precision
         self.trained_bytes = holdings.elements(True) * BYTES[precision.trainable]

@@ -1,8 +1,8 @@
 """The micro-batches of a window through the stages of a pipeline: one forward, one backward (1F1B).
 
-Narayanan et al., arXiv:2104.04473, figure 4. A stage runs ahead by as many forwards as there are stages after it, then
-takes turns: it keeps the activations of that many micro-batches and one more, however many a window has. Backwards come
-in the order of the micro-batches on every stage, so that gradients are added up as without stages.
+A stage (toolkit/recipe/mesh.py) runs ahead by as many forwards as there are stages after it, then takes turns: it keeps
+the activations of that many micro-batches and one more, however many a window has. Backwards come in the order of the
+micro-batches on every stage, so that gradients are added up as without stages.
 
 ``torch.distributed.pipelining`` (2.13.0) cuts one batch into micro-batches of one shape and calls the model in a loop
 of its own. Here each micro-batch has its own length, mask, seed and tokens, and a window may be short.
@@ -16,18 +16,8 @@ from typing import Any
 import torch
 
 from toolkit.data.collate import MicroBatch
-from toolkit.strategies.engines.link import Action, Pipeline
-
-
-def one_forward_one_backward(stage: int, stages: int, micros: int) -> list[Action]:
-    """What stage ``stage`` of ``stages`` does with the micro-batches of a window, in order."""
-    ahead = min(micros, stages - 1 - stage)
-    found: list[Action] = [("forward", micro) for micro in range(ahead)]
-    for micro in range(micros):
-        if ahead + micro < micros:
-            found.append(("forward", ahead + micro))
-        found.append(("backward", micro))
-    return found
+from toolkit.recipe.mesh import one_forward_one_backward
+from toolkit.strategies.engines.link import Pipeline
 
 
 def run_window(

@@ -18,11 +18,6 @@ __all__ = ["LOOPS", "Loop", "LoopPrecision", "check_loop"]
 def check_loop(name: str, resolved: Resolved) -> None:
     """Raise InputError if there is no such loop, if it cannot train this recipe, or if plans do not count it."""
     recipe = resolved.recipe
-    if resolved.mesh.pipeline > 1:
-        raise InputError(
-            f"{resolved.source}: strategy.mesh.pipeline: plan does not count stages yet; plan it without, on "
-            f"{resolved.mesh.stage_size} processes: each stage has about 1/{resolved.mesh.pipeline} of that model"
-        )
     if name not in LOOPS:
         raise InputError(f"--loop {name}: not one of {', '.join(LOOPS)}")
     if name == "toolkit":
@@ -43,7 +38,9 @@ def check_loop(name: str, resolved: Resolved) -> None:
         unknown = f"plan does not know what memory {loop.title} takes for {given}"
         why = unknown if key in loop.unknown else f"{loop.title} has no {given}"
         raise InputError(f"--loop {name}: {why}; plan it with {key}={plain}")
-    for axis, size, what in (("context", resolved.mesh.context, "rows"), ("tensor", resolved.mesh.tensor, "layers")):
+    mesh = resolved.mesh
+    parts = ("context", mesh.context, "rows"), ("tensor", mesh.tensor, "layers"), ("pipeline", mesh.pipeline, "blocks")
+    for axis, size, what in parts:
         if size > 1:
             raise InputError(
                 f"--loop {name}: {loop.title} does not divide {what}; plan it without strategy.mesh.{axis}"

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from toolkit.model.stages import Stage
 from toolkit.model.tensor import group_of
+from toolkit.recipe.mesh import Action
 from toolkit.recipe.resolve import Resolved
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -101,10 +102,6 @@ def _receive(into: torch.Tensor, source: int | None, group: Any) -> None:
     work = dist.irecv(into, source, group=group)
     assert work is not None
     work.wait()
-
-
-Action = tuple[str, int]
-"""«forward» or «backward», and the number of a micro-batch."""
 
 
 @dataclass

@@ -20,12 +20,10 @@ from toolkit.strategies.engines.layers import square
 from toolkit.strategies.engines.link import Link, Pipeline
 from toolkit.strategies.engines.pieces import Owned, Saved, Values
 from toolkit.strategies.engines.replicated import SingleEngine
+from toolkit.strategies.memory.replicated import BUCKET
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
-
-_BUCKET = 25 * 2**20
-"""Bytes of gradients that are all-reduced together, as DDP does."""
 
 
 class Staged(Engine):
@@ -188,7 +186,7 @@ def _buckets(gradients: list[torch.Tensor]) -> list[list[torch.Tensor]]:
     found: list[list[torch.Tensor]] = []
     size = 0
     for gradient in gradients:
-        if not found or size >= _BUCKET or found[-1][0].dtype != gradient.dtype:
+        if not found or size >= BUCKET or found[-1][0].dtype != gradient.dtype:
             found.append([])
             size = 0
         found[-1].append(gradient)

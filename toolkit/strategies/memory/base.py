@@ -302,7 +302,8 @@ class MemoryModel:
         adapter = self.resolved.recipe.adapter
         reads = adapter is not None and adapter_reads_base(adapter)
         grows = bool(self.resolved.recipe.tokenizer.added)
-        return not (reads or grows or self.resolved.base_storage) and "weights" in self.resolved.traits.shards
+        parts = "weights" in self.resolved.traits.shards or self.resolved.mesh.pipeline > 1
+        return parts and not (reads or grows or self.resolved.base_storage)
 
     def adapter_loading(self) -> int:
         """Bytes on the host of an adapter before it is sharded."""
