@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from plan.cells import AVERAGED, BUILT, DIVIDED, HELD_OUT, HYBRID, MEDIA, SYNCED, Cell
+from plan.cells import AVERAGED, BUILT, DIVIDED, HELD_OUT, HYBRID, MEDIA, STAGED, SYNCED, Cell
 from plan.truth import GROUPS, error, kept, predicted, resolved_from, truth
 from toolkit.launch.group import WorkerGroup
 from toolkit.planning.predict import Planner
@@ -18,6 +18,7 @@ QUICK = [
     Cell("llama", False, "zero2", "none", 128),
     Cell("qwen3", True, "zero3", "none", 96),
     Cell("gpt2", False, "fsdp2", "selective", 64),
+    STAGED[3],
 ]
 
 
@@ -84,6 +85,8 @@ def test_an_evaluation_at_the_average_is_a_phase_of_its_own() -> None:
         SYNCED[14],
         DIVIDED[6],
         DIVIDED[8],
+        STAGED[7],
+        STAGED[11],
         MEDIA[0],
         MEDIA[18],
         MEDIA[27],
