@@ -24,7 +24,7 @@ def way(
     asked: bool = False,
 ) -> Candidate:  # fmt: skip
     """A candidate of 80 GiB devices with only what a choice reads."""
-    strategy = SimpleNamespace(name=name, offload=offload)
+    strategy = SimpleNamespace(name=name, offload=offload, sync=None, reshard_after_forward=True)
     recipe = SimpleNamespace(strategy=strategy, activation_checkpointing=kind, loss="plain", activation_offload=False)
     resolved = cast(Any, SimpleNamespace(recipe=recipe, micro_size=micro, traits=strategies()[name].traits))
     memory = Memory(peak=int(gib * GIB))
@@ -88,3 +88,38 @@ def test_a_plan_takes_the_roomiest_of_equals_and_says_so(tmp_path: Path, capsys:
     assert [again[key] for key in ("strategy", "offload", "activation_checkpointing", "micro_size")] == [
         chosen[key] for key in ("strategy", "offload", "activation_checkpointing", "micro_size")
     ]
+
+
+PLAIN = ("strategy.name=fsdp2", "batch.accumulation=8", "activation_checkpointing=none")
+KEPT = (*PLAIN, "strategy.sync=last", "strategy.reshard_after_forward=false")
+
+
+def test_weights_are_kept_gathered_where_memory_allows(tmp_path: Path) -> None:
+    """`fsdp2` gathers a frozen base twice for every micro-batch, or once per step; what it takes is counted."""
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(BIG))
+    _, result = planned(tmp_path, str(config), gpu="a100-40gb", gpus=8, lora=8, overrides=PLAIN)
+    asked = next(c for c in result["candidates"] if c["asked"])
+    same = [c for c in result["candidates"] if c["strategy"] == "fsdp2" and c["micro_size"] == asked["micro_size"]]
+    kept = next(c for c in same if not c["reshard_after_forward"] and c["activation_checkpointing"] == "none")
+    assert kept["sync"] == "last"
+    assert asked["reshard_after_forward"]
+    # Each of eight micro-batches gathers twice: once in place of sixteen times.
+    assert kept["sent_bytes"]["all"] < asked["sent_bytes"]["all"] / 12
+    assert kept["seconds_per_step"] < asked["seconds_per_step"]
+    assert kept["peak_bytes"] > asked["peak_bytes"]
+
+
+def test_kept_weights_that_do_not_fit_are_sharded_again(tmp_path: Path) -> None:
+    config = str(tmp_path / "config.json")
+    Path(config).write_text(json.dumps(BIG))
+    peaks = []
+    for overrides in (PLAIN, KEPT):
+        _, found = planned(tmp_path, config, gpu="a100-40gb", gpus=8, lora=8, overrides=overrides)
+        peaks.append(found["candidates"][0]["peak_bytes"])
+    between = sum(peaks) / 2 / 0.95 / GIB
+    _, result = planned(tmp_path, config, memory=between, gpus=8, lora=8, overrides=KEPT)
+    assert not result["candidates"][0]["fits"]
+    way = {"strategy": "fsdp2", "activation_checkpointing": "none", "micro_size": 1, "reshard_after_forward": True}
+    sharded = next(c for c in result["candidates"] if way.items() <= c.items())
+    assert (sharded["sync"], sharded["fits"]) == (None, True)

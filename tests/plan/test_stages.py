@@ -29,18 +29,18 @@ from toolkit.strategies import resolve, strategy_of
 
 
 @pytest.mark.parametrize(("stages", "micros"), [(1, 4), (2, 1), (2, 8), (4, 2), (4, 8), (8, 64)])
-def test_equal_stages_wait_as_long_as_micro_batches_take_to_pass(stages: int, micros: int) -> None:
+def test_bubble_of_equal_stages(stages: int, micros: int) -> None:
     """Narayanan et al., arXiv:2104.04473, section 2.2: the bubble is (p - 1)(forward + backward)."""
     took = step_length([1.0] * stages, [2.0] * stages, 0.0, micros)
     assert took == pytest.approx((micros + stages - 1) * 3.0)
 
 
-def test_the_slowest_stage_is_waited_for() -> None:
+def test_the_slowest_stage_sets_the_pace() -> None:
     took = step_length([1.0, 1.0, 1.5], [2.0, 2.0, 3.0], 0.0, 10)
     assert took == pytest.approx(10 * 4.5 + 2 * 3.0)
 
 
-def test_a_hop_is_waited_for_on_the_way_in_and_out() -> None:
+def test_latency_of_the_links_counts_in_both_directions() -> None:
     assert step_length([1.0, 1.0], [2.0, 2.0], 0.25, 1) == pytest.approx(6.5)
 
 
@@ -85,8 +85,8 @@ def test_stages_have_the_model_between_them() -> None:
         assert sum(len(part.order) for part in planner.holdings_of(resolved)) == len(planner.holdings.order)
 
 
-def test_more_micro_batches_on_their_way_take_more_memory() -> None:
-    """Of the first of four stages four, however many more a step has."""
+def test_micro_batches_in_flight_take_memory() -> None:
+    """The first of four stages has at most four in flight, whatever the accumulation."""
     peaks = {count: predicted(replace(STAGED[5], accumulation=count)) for count in (1, 4, 6, 32)}
     assert peaks[1] < peaks[4] < peaks[6] == peaks[32]  # the fifth finds gradients of the first
 
@@ -98,14 +98,14 @@ def test_a_plan_shows_each_stage(tmp_path: Path) -> None:
     printed = io.StringIO()
     with redirect_stdout(printed):
         assert plan_command(Request(str(file), gpu="h100", json_target=str(target))) == 0
-    assert "stages of blocks: 0–1 " in printed.getvalue()
-    assert "waiting for each other" in printed.getvalue()
+    assert "stages, by block: 0–1 " in printed.getvalue()
+    assert "pipeline bubble" in printed.getvalue()
     asked = next(c for c in json.loads(target.read_text())["candidates"] if c["asked"])
     assert asked["mesh"] == {"replicate": 1, "shard": 2, "pipeline": 2}
     assert [(one["first_block"], one["last_block"]) for one in asked["stages"]] == [(0, 1), (2, 3)]
     assert asked["peak_bytes"] == max(one["peak_bytes"] for one in asked["stages"])
     assert asked["sent_bytes"]["pipeline"] == 4 * 2 * 256 * 128 * 2
-    assert asked["seconds"]["idle"] > 0
+    assert asked["seconds"]["bubble"] > 0
 
 
 def test_copies_of_a_stage_average_in_buckets() -> None:

@@ -40,7 +40,7 @@ class Candidate:
     loop: str = "toolkit"
     """The training loop that is planned for."""
     stages: Sequence[tuple[range, int]] = ()
-    """The blocks of each stage, and the peak of a device that has it (``strategy.mesh.pipeline``)."""
+    """Blocks and peak bytes of each pipeline stage (``strategy.mesh.pipeline``)."""
 
     @property
     def peak(self) -> int:
@@ -75,6 +75,8 @@ class Candidate:
             parts.append(f"pipeline {self.resolved.mesh.pipeline}")
         if recipe.strategy.sync is not None:
             parts.append(f"sync {recipe.strategy.sync}")
+        if not getattr(self.resolved.settings, "reshard", True):
+            parts.append("weights kept")
         if recipe.strategy.offload != "none":
             parts.append(f"offload {recipe.strategy.offload}")
         if recipe.activation_checkpointing != "none":
@@ -120,6 +122,8 @@ class Candidate:
         return {
             "strategy": recipe.strategy.name,
             "offload": recipe.strategy.offload,
+            "sync": recipe.strategy.sync,
+            "reshard_after_forward": recipe.strategy.reshard_after_forward,
             "activation_checkpointing": recipe.activation_checkpointing,
             "micro_size": self.resolved.micro_size,
             "accumulation": self.resolved.accumulation,

@@ -55,8 +55,9 @@ def _equally_fast(candidates: list[Candidate]) -> list[Candidate]:
 
 
 def _way(candidate: Candidate) -> tuple[object, ...]:
-    recipe = candidate.resolved.recipe
-    return recipe.strategy.name, candidate.resolved.micro_size, recipe.loss, recipe.activation_offload
+    recipe, strategy = candidate.resolved.recipe, candidate.resolved.recipe.strategy
+    kept = strategy.sync, strategy.reshard_after_forward
+    return strategy.name, kept, candidate.resolved.micro_size, recipe.loss, recipe.activation_offload
 
 
 def _effort(candidate: Candidate) -> tuple[int, int]:
@@ -127,7 +128,7 @@ def _others(asked: Resolved) -> Iterator[tuple[str, list[str], dict[str, Any]]]:
         yield "the adapter on a 4-bit base", ["adapter.method=qlora"], {"adapter": values}
 
 
-_ORDER = ("loss", "micro", "checkpointing", "away", "strategy", "mesh", "sync", "offload")
+_ORDER = ("loss", "micro", "checkpointing", "away", "strategy", "mesh", "sync", "kept", "offload")
 
 
 def _differences(a: Candidate, b: Candidate) -> list[str]:
@@ -140,6 +141,7 @@ def _differences(a: Candidate, b: Candidate) -> list[str]:
         "strategy": (x.recipe.strategy.name, y.recipe.strategy.name),
         "mesh": (x.recipe.strategy.mesh, y.recipe.strategy.mesh),
         "sync": (x.recipe.strategy.sync, y.recipe.strategy.sync),
+        "kept": (x.recipe.strategy.reshard_after_forward, y.recipe.strategy.reshard_after_forward),
         "offload": (x.recipe.strategy.offload, y.recipe.strategy.offload),
     }
     return [name for name in _ORDER if pairs[name][0] != pairs[name][1]]
@@ -154,6 +156,7 @@ def _told(name: str, candidate: Candidate) -> str:
         "away": f"activation_offload={str(resolved.recipe.activation_offload).lower()}",
         "strategy": f"strategy.name={resolved.recipe.strategy.name}",
         "mesh": "strategy.mesh=null",  # a recipe's own is kept or dropped, never made up
-        "sync": "strategy.sync=null",
+        "sync": f"strategy.sync={resolved.recipe.strategy.sync or 'null'}",
+        "kept": f"strategy.reshard_after_forward={str(resolved.recipe.strategy.reshard_after_forward).lower()}",
         "offload": f"strategy.offload={resolved.recipe.strategy.offload}",
     }[name]

@@ -112,7 +112,7 @@ def _train(
 
 
 def _staged_window(engine: Any, tensors: Any, weight: torch.Tensor, resolved: Resolved, terms: LossTerms) -> None:
-    """The micro-batches of a step through the stages, as `toolkit.training.loop.train`."""
+    """The micro-batches of a step through the pipeline stages, as in `toolkit.training.loop.train`."""
     numbers = iter(range(resolved.accumulation))
 
     def forward(micro: Any) -> torch.Tensor:

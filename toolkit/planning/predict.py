@@ -122,7 +122,7 @@ class Planner:
         return memory
 
     def by_stage(self, resolved: Resolved) -> list[tuple[Stage, Memory]]:
-        """The stages of ``resolved``, first to last, with the memory of a device of each; [] without
+        """The pipeline stages of ``resolved``, first to last, with the memory of a device of each; [] without
         ``strategy.mesh.pipeline``."""
         if resolved.mesh.pipeline == 1:
             return []
@@ -130,7 +130,7 @@ class Planner:
         return [(one, one.memory(segments, resolved)) for one in stages_of(resolved, self.holdings, self.length)]
 
     def holdings_of(self, resolved: Resolved) -> list[Holdings]:
-        """The weights of the whole model, or those of each stage of its blocks."""
+        """The weights of the whole model, or those of each pipeline stage."""
         if resolved.mesh.pipeline == 1:
             return [self.holdings]
         return [one.holdings for one in stages_of(resolved, self.holdings, self.length)]

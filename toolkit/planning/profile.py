@@ -66,9 +66,9 @@ def _outline(segment: Segment) -> tuple[int, bool, int]:
 
 @dataclass(frozen=True)
 class Ends:
-    """Which ends of the model there are beside blocks: the embedding before them, norm, head and loss after them.
-    ``shared``: bytes of the gradient of a weight that embedding and head share, where another rank has the other one:
-    traces have it from the head's backward to the embedding's. ``weight``: its name."""
+    """What a pipeline stage has beside blocks. ``first``: the embedding; ``last``: final norm, head and loss.
+    ``shared``: bytes of the head's part of a tied weight's gradient, if embedding and head are on different stages; a
+    trace keeps it until the embedding's backward. ``weight``: the name of that weight."""
 
     first: bool = True
     last: bool = True
@@ -83,7 +83,7 @@ def expand(segments: list[Segment], order: Sequence[int], away: bool = False, en
     """Every place of one micro-batch's forward and backward in the whole model, from the short model's segments.
 
     ``order``: the kind of each block, first to last. A short model's block stands for all of its kind. ``ends``: of a
-    stage, whose hidden states come from another one in place of the embedding, and go to another one.
+    pipeline stage.
     ``away``: what blocks hold is in host memory (toolkit/model/activation_offload.py), but for the one that is on its
     way: there to the end of the forward, and back beside the one whose backward it is.
     """
@@ -144,15 +144,14 @@ def expand(segments: list[Segment], order: Sequence[int], away: bool = False, en
 
 
 def flowing(segment: Segment) -> int:
-    """Bytes alive at the begin of a block's backward that no block holds which still waits for its own: gradients of
-    hidden states, and what the forward has left outside of blocks. Kinds stand in the short model in the order of their
-    number."""
+    """Bytes alive at the start of a block's backward, without what this block and earlier ones saved: gradients of
+    hidden states, and what was saved outside of blocks. Kinds are numbered in their order in the short model."""
     return segment.start - sum(size for kind, size in segment.held.items() if 0 <= kind <= segment.block)
 
 
 def kept_in_flight(segments: list[Segment], order: Sequence[int], hidden: int, shared: int = 0) -> int:
-    """Bytes that a micro-batch keeps between its forward and its backward on a stage of these blocks that hands its
-    hidden states, of ``hidden`` bytes, to another one."""
+    """Bytes of a micro-batch in flight: what a stage of these blocks keeps between its forward and its backward.
+    ``hidden``: bytes of its hidden states."""
     backward = {s.block: s for s in segments if s.backward and s.block != OUTSIDE}
     last = backward.get(order[-1])
     outside = 0 if last is None else max(0, flowing(last) - hidden - shared)

@@ -19,6 +19,7 @@ _DEVICES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _PER_NODE = 8
 _PARTS = (2, 4, 8)
 """Ranks that divide rows or layers between them: all of them in one node."""
+_STAGES = (2, 4, 8)
 
 
 def on_paper(search: Search) -> list[dict[str, Any]]:
@@ -47,8 +48,8 @@ def fastest_of_each(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def meshes(traits: Traits, per_node: int, nodes: int) -> Iterator[dict[str, int] | None]:
     """``strategy.mesh`` of every arrangement of ``per_node`` x ``nodes`` devices: state sharded over all of them, or
-    within a node where the strategy can; rows or layers undivided, or divided within a node. A recipe may refuse
-    some."""
+    within a node where the strategy can; rows or layers undivided, or divided within a node; blocks undivided, or in
+    stages. A recipe may refuse some."""
     whole = "shard" if traits.shards else "replicate"
     parts = [("context", 1), *((axis, size) for axis in ("context", "tensor") for size in _PARTS if size <= per_node)]
     for axis, size in parts:
@@ -56,6 +57,12 @@ def meshes(traits: Traits, per_node: int, nodes: int) -> Iterator[dict[str, int]
         yield None if size == 1 else {axis: size} | ({whole: rest} if rest > 1 else {})
         if traits.hybrid and nodes > 1 and per_node > size:
             yield {axis: size, "shard": per_node // size, "replicate": nodes}
+    for stages in _STAGES if traits.stages else ():
+        rest = per_node * nodes // stages
+        if rest >= 1:
+            yield {"pipeline": stages} | ({whole: rest} if rest > 1 else {})
+        if traits.hybrid and rest > per_node:
+            yield {"pipeline": stages, "shard": per_node, "replicate": rest // per_node}
 
 
 def _candidates(search: Search, per_node: int, nodes: int) -> Iterable[Candidate]:
@@ -84,7 +91,8 @@ def _candidate(search: Search, strategy: dict[str, Any], per_node: int, nodes: i
 def _row(candidate: Candidate) -> dict[str, Any]:
     resolved, seconds = candidate.resolved, candidate.seconds
     mesh = resolved.mesh
-    parts = {axis: size for axis, size in (("context", mesh.context), ("tensor", mesh.tensor)) if size > 1}
+    sizes = {"context": mesh.context, "tensor": mesh.tensor, "pipeline": mesh.pipeline}
+    parts = {axis: size for axis, size in sizes.items() if size > 1}
     words = [resolved.recipe.strategy.name]
     words += ["hybrid"] if mesh.hybrid else []
     words += [f"{axis} {size}" for axis, size in parts.items()]
@@ -97,6 +105,7 @@ def _row(candidate: Candidate) -> dict[str, Any]:
         "fits": candidate.fits,
         "seconds": None if seconds is None else seconds.total,
         "waiting": None if seconds is None else seconds.exposed / seconds.total,
+        "bubble": None if seconds is None else seconds.bubble / seconds.total,
         "samples_per_second": None if seconds is None else resolved.global_size / seconds.total,
         "fastest": False,
     }

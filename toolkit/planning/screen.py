@@ -146,12 +146,12 @@ def _bar(candidate: Candidate) -> str:
 
 
 def _stages_line(candidate: Candidate) -> str:
-    """What each stage takes, and how long they wait for each other."""
+    """Peak memory of each pipeline stage, and the bubble."""
     told = " · ".join(f"{blocks[0]}–{blocks[-1]} {peak / GIB:.1f} GiB" for blocks, peak in candidate.stages)
     if candidate.seconds is None:
-        return f"stages of blocks: {told}"
-    idle = candidate.seconds.idle / candidate.seconds.total
-    return f"stages of blocks: {told}; waiting for each other {idle:.0%} of a step".replace("%", " %")
+        return f"stages, by block: {told}"
+    share = candidate.seconds.bubble / candidate.seconds.total
+    return f"stages, by block: {told}; pipeline bubble {share:.0%} of a step".replace("%", " %")
 
 
 def _time_line(candidate: Candidate) -> str:
@@ -182,13 +182,13 @@ def _scale_table(rows: list[dict[str, Any]], length: int, every: bool) -> str:
     text = (
         "predicted, with the same micro-batch on every device"
         + ("" if every else f"; the {'fastest' if timed else 'smallest'} mesh of each strategy, --all shows every one")
-        + f":\n  devices  {'strategy':<{label}}    GiB   step s       tok/s  waiting for links\n"
+        + f":\n  devices  {'strategy':<{label}}    GiB   step s       tok/s  waiting\n"
     )
     for row in shown:
         known = row["seconds"] is not None
         seconds = f"{row['seconds']:7.2f}" if known else "      –"
         rate = f"{row['samples_per_second'] * length:11,.0f}" if known else "          –"
-        share = f"{100 * row['waiting']:.0f} %" if known else "–"
+        share = f"{100 * (row['waiting'] + row['bubble']):.0f} %" if known else "–"
         note = "  ← fastest that fits" if row["fastest"] else "" if row["fits"] else "  does not fit"
         text += (
             f"  {row['devices']:>7}  {row['strategy']:<{label}}  {row['peak_bytes'] / GIB:5.1f}  {seconds} {rate}  "

@@ -24,6 +24,10 @@ from toolkit.strategies import resolve, strategies, strategy_of
 WORKSPACE = 32 * 2**20
 """cuBLAS workspace of one stream on Hopper, 8 MiB before (PyTorch docs, CUDA semantics, «cuBLAS workspaces»)."""
 
+_OWN = (*OWN_KEYS, "reshard_after_forward")
+_KEPT = {"sync": "last", "reshard_after_forward": False}
+"""Weights are gathered, and gradients summed over the ranks, once per step: the least traffic that sharding allows."""
+
 
 class Search:
     """Candidates of one recipe on one device."""
@@ -96,7 +100,8 @@ class Search:
         smallest = min(self._sizes(), default=1)
         for variant in self._variants():
             name, offload, kind, micro, *_ = key = _key(variant)
-            cannot_win = (name, micro) in enough or micro > too_large.get((name, offload, kind), micro)
+            kept = variant.recipe.strategy.sync, variant.recipe.strategy.reshard_after_forward
+            cannot_win = (name, micro, kept) in enough or micro > too_large.get((name, offload, kind, kept), micro)
             if key in seen or (cannot_win and not every):
                 continue
             if not every and not (kind == "full" and micro == smallest) and self.least(variant) > self.usable:
@@ -104,9 +109,9 @@ class Search:
             seen.add(key)
             found.append(self.candidate(variant))
             if found[-1].fits:
-                enough.add((name, micro))
+                enough.add((name, micro, kept))
             else:
-                too_large[name, offload, kind] = micro
+                too_large[name, offload, kind, kept] = micro
         if self.loop != "toolkit":
             return found  # other loops have neither
         if not found[0].fits:
@@ -190,8 +195,13 @@ class Search:
                     # All ranks divide the state: the least memory.
                     mesh = self.asked.mesh.divided_alike(self.asked.world_size, shards=True)
                     ways += [way | {"mesh": mesh} for way in ways]
-                if self.asked.recipe.strategy.sync is not None:
+                asked = self.asked.recipe.strategy
+                if not asked.reshard_after_forward:
+                    ways += [way | {"sync": None, "reshard_after_forward": True} for way in ways]
+                elif asked.sync is not None:
                     ways += [way | {"sync": None} for way in ways]
+            if strategy.traits.other_sync and "weights" in strategy.traits.shards:
+                ways += [way | _KEPT for way in ways if way["offload"] == "none"]
             for way in ways:
                 for kind in ("none", "selective", "full"):
                     for micro in sizes:
@@ -203,10 +213,9 @@ class Search:
         """The recipe with other values and the same global batch; None if it contradicts itself."""
         recipe = self.asked.recipe
         values = recipe.model_dump(exclude_unset=True)
-        values["strategy"] = values.get("strategy", {}) | strategy
-        if strategy.get("name", recipe.strategy.name) != recipe.strategy.name:
-            for key in OWN_KEYS:
-                values["strategy"].pop(key, None)
+        own, other = values.get("strategy", {}), strategy.get("name", recipe.strategy.name) != recipe.strategy.name
+        values["strategy"] = {key: value for key, value in own.items() if not (other and key in _OWN)} | strategy
+        if other:
             shards = bool(strategies()[strategy["name"]].traits.shards)
             if (mesh := self.asked.mesh.divided_alike(self.asked.world_size, shards)) is not None:
                 values["strategy"]["mesh"] = mesh
@@ -233,6 +242,7 @@ def _key(resolved: Resolved) -> tuple[Any, ...]:
         resolved.accumulation,
         recipe.strategy.mesh,
         recipe.strategy.sync,
+        recipe.strategy.reshard_after_forward,
         recipe.loss,
         recipe.activation_offload,
     )

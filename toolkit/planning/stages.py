@@ -1,7 +1,5 @@
-"""Stages of blocks (``strategy.mesh.pipeline``) in a plan.
-
-What each has of the model and keeps of micro-batches on their way, and how long a step takes when stages wait for each
-other. Imports no torch.
+"""Pipeline stages (``strategy.mesh.pipeline``) in a plan: their weights, the activations of micro-batches in flight,
+and the length of a step under the 1F1B schedule. Imports no torch.
 """
 
 from __future__ import annotations
@@ -20,14 +18,14 @@ from toolkit.strategies.memory.base import BYTES, Holdings, MemoryModel
 
 @dataclass(frozen=True)
 class Stage:
-    """One of ``count`` stages, by number from 0: its ``blocks``, and the weights that its ranks have."""
+    """Stage ``index`` (from 0) of ``count``: its ``blocks``, and the weights of its ranks."""
 
     index: int
     count: int
     blocks: range
     holdings: Holdings
     hidden: int
-    """Bytes of the hidden states of a micro-batch, which go from stage to stage."""
+    """Bytes of a micro-batch's hidden states, which are sent from stage to stage."""
     ends: Ends
 
     @property
@@ -48,18 +46,18 @@ class Stage:
         return [s for s in segments if not any(s is other for other in left_out)]
 
     def memory(self, segments: list[Segment], resolved: Resolved) -> Memory:
-        """Of a step, when the stage has as many micro-batches on their way as it ever has."""
+        """Peak memory of a step, with the largest number of micro-batches in flight."""
         order, micros = self.holdings.order, resolved.accumulation
         ahead = self.count - 1 - self.index
-        # Traces have the embedding's output beside the blocks, and each later block's input as its own. A later stage
-        # does not have the first, and one that is not the last has what it has handed on.
+        # A trace counts the embedding's output outside of the blocks, and every later block's input as the block's own.
+        # Later stages have no embedding output; all but the last keep the hidden states that they have sent.
         spare = self.hidden * ((not self.last) - (not self.first))
         kept = 0 if self.last else kept_in_flight(segments, order, self.hidden, self.ends.shared) + spare
-        # The gradient of what it was given is kept until the stage before has taken it.
+        # The gradient of received hidden states is kept until the previous stage has received it.
         sent = self.hidden if not self.first and micros > 1 else 0
         if micros > ahead + 1:
             situations = [(ahead, True)]
-        else:  # the first backward comes when all have passed, and there is no gradient yet
+        else:  # the first backward runs after all forwards, and no gradients exist yet
             situations = [(micros - 1, False), *([(micros - 2, True)] if micros > 1 else [])]
         found = Memory()
         for others, accumulating in situations:
@@ -73,11 +71,11 @@ class Stage:
         return found
 
     def held(self, resolved: Resolved) -> MemoryModel:
-        """What its ranks keep for the whole step."""
+        """The memory model of its ranks."""
         return strategy_of(resolved).memory_model()(self.holdings, resolved)
 
     def sent(self, micros: int) -> int:
-        """Bytes that a rank of it sends to its neighbours in a step."""
+        """Bytes that one of its ranks sends to neighbouring stages in a step."""
         return micros * self.hidden * ((not self.first) + (not self.last))
 
 
@@ -88,7 +86,7 @@ def stages_of(resolved: Resolved, holdings: Holdings, length: int) -> list[Stage
     embedding = holdings.embed[0]
     kept = BYTES[resolved.precision.trainable if embedding.trains else resolved.precision.frozen]
     computed = BYTES[resolved.precision.compute]
-    # Under autocast embeddings give what they are kept in, and blocks add to it.
+    # Under autocast the residual stream has the dtype of the embedding's weight.
     width = kept if resolved.traits.autocast else computed
     hidden = resolved.micro_size * length * embedding.shape[1] * width
     gradient = embedding.numel * width if shared and embedding.trains else 0

@@ -39,7 +39,7 @@ class Storage:
 
     @classmethod
     def of_stages(cls, stages: Sequence[MemoryModel]) -> Storage:
-        """Where blocks are divided into stages: a node has some of them, or a part of one."""
+        """The same for the memory models of all pipeline stages. A node has some of the stages, or a part of one."""
         mesh, machine = stages[0].resolved.mesh, stages[0].resolved.recipe.machine
         here = max(1, machine.processes // mesh.stage_size) / mesh.pipeline
         each = [cls.of(held) for held in stages]

@@ -79,13 +79,13 @@ class Seconds:
     communication: float
     exposed: float
     offload: float
-    idle: float = 0.0
-    """That stages of blocks wait for each other."""
+    bubble: float = 0.0
+    """Time in which the slowest pipeline stage waits for other stages."""
     spread: tuple[float, float] = (1.0, 1.0)
 
     @property
     def total(self) -> float:
-        return self.compute + self.optimizer + self.exposed + self.offload + self.idle
+        return self.compute + self.optimizer + self.exposed + self.offload + self.bubble
 
     @property
     def low(self) -> float:
@@ -217,8 +217,8 @@ def step_seconds(
 def staged_seconds(
     resolved: Resolved, stages: Sequence[Stage], segments: list[Segment], device: Device, rates: Rates
 ) -> Seconds | None:
-    """`step_seconds` where ranks have stages of blocks: of the stage that takes longest, and until the last one has
-    ended. Hidden states and their gradients go to the next stage while it and this one compute others."""
+    """`step_seconds` of a pipeline: the slowest stage's compute, plus the bubble of the 1F1B schedule. Sends and
+    receives overlap with the compute of other micro-batches, except where a stage waits for them."""
     parts = [step_seconds(resolved, s.holdings, s.segments(segments), device, rates) for s in stages]
     known = [part for part in parts if part is not None]
     if len(known) < len(parts):
