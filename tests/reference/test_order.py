@@ -1,7 +1,11 @@
 """The plain loop in a candidate's order of sums: nothing else of the computation changes."""
 
+from collections.abc import Callable
+
+import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from toolkit.reference.order import Order, summed_by_module
 
@@ -22,3 +26,29 @@ def test_nodes_keep_the_strides_of_a_single_image() -> None:
     with summed_by_module(model, Order(by_module=True)):
         model(x).sum().backward()
     assert [one.strides for one in model] == [(512, 1, 64, 8)] * 2
+
+
+def gradients(linear: Callable[..., torch.Tensor], bias: bool, seed: int) -> list[torch.Tensor]:
+    """Of input, weight and bias. The weight is the transpose of what is stored, as adapters compute it (VB-LoRA)."""
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(2, 37, 4, generator=draw).requires_grad_()
+    stored = torch.randn(4, 16, generator=draw).requires_grad_()
+    shift = torch.randn(16, generator=draw).requires_grad_() if bias else None
+    linear(x, stored.t(), shift).pow(2).sum().backward()
+    return [t.grad for t in (x, stored, shift) if t is not None and t.grad is not None]
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_linear_layers_are_those_of_zero_3(bias: bool) -> None:
+    """DeepSpeed replaces torch's linear layer under ZeRO-3, also for layers without a bias."""
+    from deepspeed.runtime.zero.linear import zero3_linear_wrap
+
+    differs = False
+    for seed in range(20):
+        right = gradients(zero3_linear_wrap, bias, seed)
+        plain = gradients(functional.linear, bias, seed)
+        with summed_by_module(nn.Identity(), Order(by_module=True)):
+            found = gradients(lambda *args: functional.linear(*args), bias, seed)
+        assert all(map(torch.equal, found, right))
+        differs = differs or not all(map(torch.equal, plain, right))
+    assert differs, "autograd's own order is another one"

@@ -89,14 +89,15 @@ def summed_by_module(model: nn.Module, order: Order, blocks: Sequence[nn.Module]
 
 
 def _linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    return torch._C._nn.linear(input, weight) if bias is None else _Linear.apply(input, weight, bias)
+    return _Linear.apply(input, weight, bias)
 
 
 class _Linear(torch.autograd.Function):
-    """A linear layer with a bias. ``x`` (..., in), ``weight`` (out, in), ``bias`` (out,); gives (..., out)."""
+    """A linear layer. ``x`` (..., in), ``weight`` (out, in), ``bias`` (out,) or None; returns (..., out). The order of
+    multiplications in autograd's own backward depends on the strides of the weight; here it does not."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
         return torch._C._nn.linear(x, weight, bias)  # what functional.linear is outside
 

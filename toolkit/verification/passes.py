@@ -132,12 +132,13 @@ def _resumed(case: Case, fresh: WorkerGroup, timeout: float, found: Pass) -> Ite
 
 def compare(case: Case, found: Pass, threads: int) -> None:
     """Fill in the stages of the run itself and the evidence, from the traces. ``threads``: of each rank; torch adds up
-    by threads (the bias gradient of a LayerNorm), so the plain loop has as many."""
-    reference = found.reference = Reference(case)
-    resolved, ranks = reference.resolved, found.ranks
+    by threads (the bias gradient of a LayerNorm, the decompositions that some adapters start from), so the plain loop
+    has as many."""
     own = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
+        reference = found.reference = Reference(case)
+        resolved, ranks = reference.resolved, found.ranks
         replayed = found.replayed = replay(ranks, reference, case.overflow_step)
         evaluated = evaluation(ranks, reference, bool(replayed.bounds))
     finally:
