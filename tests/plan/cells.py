@@ -231,6 +231,21 @@ STAGED = [
     Cell("llama", False, "ddp", "none", 128, accumulation=4, precision="bf16-pure", stages=2),
 ]  # fmt: skip
 """Blocks over stages, with several micro-batches on their way; under fsdp2 two processes shard each stage."""
+STAGED_HELD_OUT = [
+    Cell("gemma3", False, "ddp", "none", 160, accumulation=5, stages=2),
+    Cell("gemma3", True, "ddp", "full", 256, micro=1, accumulation=6, stages=4),
+    Cell("gemma3", False, "fsdp2", "selective", 128, micro=1, accumulation=3, stages=2),
+    Cell("llama", True, "ddp", "selective", 320, micro=1, accumulation=7, stages=4),
+    Cell("llama", False, "fsdp2", "none", 64, micro=4, accumulation=2, precision="fp32", stages=2),
+    Cell("llama", False, "ddp", "full", 96, micro=3, accumulation=1, stages=2),
+    Cell("llama-tied", False, "ddp", "selective", 192, accumulation=6, stages=4),
+    Cell("llama-tied", True, "fsdp2", "none", 128, accumulation=4, stages=2),
+    Cell("qwen3", True, "ddp", "none", 224, accumulation=4, packing=True, precision="fp32", stages=4),
+    Cell("qwen3", False, "ddp", "full", 384, micro=1, accumulation=5, loss="fused", stages=4),
+    Cell("llama-wide", True, "ddp", "none", 256, accumulation=3, loss="fused", stages=2),
+    Cell("llama", False, "ddp", "none", 12, micro=1, accumulation=6, optimizer="lion", stages=4),
+]
+"""First run when the others were done; none of these was looked at before."""
 AVERAGED = [
     Cell("llama", False, s, "full", 16, micro=1, accumulation=1, optimizer="schedule-free")
     for s in STRATEGIES

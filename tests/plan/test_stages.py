@@ -44,12 +44,20 @@ def test_latency_of_the_links_counts_in_both_directions() -> None:
     assert step_length([1.0, 1.0], [2.0, 2.0], 0.25, 1) == pytest.approx(6.5)
 
 
-def sent_job(recipe: dict[str, Any], length: int) -> int:
-    """Bytes that this rank sends to its neighbours in one real step."""
+def sent_job(recipe: dict[str, Any], length: int) -> tuple[int, int]:
+    """Bytes that this rank sends to its neighbours in one real step, and the most tensors that it kept after sending
+    them."""
     from toolkit.planning.measure import measure
     from toolkit.strategies.engines import link
 
-    right, sizes = link._send, []
+    right, receive, sizes, kept = link._send, link.Link.receive_gradient, [], [0]
+
+    def received(self: Any, hidden: torch.Tensor) -> torch.Tensor:
+        gradient = receive(self, hidden)
+        kept.append(len(self._hidden))
+        return gradient
+
+    link.Link.receive_gradient = received
 
     def counted(tensor: torch.Tensor, *args: Any) -> Any:
         if tensor.dim() > 1:  # not what tells the dtype
@@ -60,8 +68,8 @@ def sent_job(recipe: dict[str, Any], length: int) -> int:
     try:
         measure(resolved_from(recipe), length, steps=1, track=False)
     finally:
-        link._send = right
-    return sum(sizes)
+        link._send, link.Link.receive_gradient = right, receive
+    return sum(sizes), max(kept)
 
 
 @pytest.mark.group
@@ -71,7 +79,9 @@ def sent_job(recipe: dict[str, Any], length: int) -> int:
 def test_bytes_between_neighbours_are_those_of_a_real_step(cell: Cell, group: WorkerGroup) -> None:
     resolved = resolved_from(cell.recipe())
     stages = [stage for stage, _ in Planner.of(resolved, cell.length).by_stage(resolved)]
-    assert [stage.sent(resolved.accumulation) for stage in stages] == group.run(sent_job, cell.recipe(), cell.length)
+    found = group.run(sent_job, cell.recipe(), cell.length)
+    assert [stage.sent(resolved.accumulation) for stage in stages] == [size for size, _ in found]
+    assert [kept for _, kept in found] == [1, 0], "when its gradient is back, what was sent is let go of"
 
 
 def test_stages_have_the_model_between_them() -> None:
@@ -96,8 +106,11 @@ def test_a_plan_shows_each_stage(tmp_path: Path) -> None:
     file, target = tmp_path / "recipe.yaml", tmp_path / "plan.json"
     file.write_text(json.dumps(cell.recipe() | {"machine": {"device": "cuda", "processes": 4}}))
     printed = io.StringIO()
+    page = tmp_path / "plan.html"
     with redirect_stdout(printed):
-        assert plan_command(Request(str(file), gpu="h100", json_target=str(target))) == 0
+        assert plan_command(Request(str(file), gpu="h100", json_target=str(target), page=str(page))) == 0
+    assert "pipeline bubble" in page.read_text()
+    assert "GiB of each stage: " in page.read_text()
     assert "stages, by block: 0–1 " in printed.getvalue()
     assert "pipeline bubble" in printed.getvalue()
     asked = next(c for c in json.loads(target.read_text())["candidates"] if c["asked"])

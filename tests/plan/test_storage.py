@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import loading
 from jobs import resolved_from, train_job
-from tiny import recipe_dict
+from tiny import LLAMA, recipe_dict
 from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
 from toolkit.planning.command import Request, make_plan
@@ -25,6 +25,8 @@ CASES: list[dict[str, Any]] = [
     {"strategy": {"name": "fsdp1"}, "precision": "bf16-pure"},
     {"strategy": {"name": "fsdp2"}, "optimizer": {"name": "adamw8bit", "lr": 1e-3}},
     {"strategy": {"name": "ddp"}, "optimizer": {"name": "muon", "lr": 1e-3}},
+    {"strategy": {"name": "ddp", "mesh": {"pipeline": 2}}},
+    {"strategy": {"name": "ddp", "mesh": {"pipeline": 2}}, "model": {"config": LLAMA | {"tie_word_embeddings": True}}},
     {"strategy": {"name": "zero1"}, "optimizer": {"name": "lion", "lr": 1e-3}},
 ]
 

@@ -14,7 +14,20 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from plan.cells import AVERAGED, BUCKET, BUILT, DIVIDED, HELD_OUT, HYBRID, LAYERED, MEDIA, STAGED, SYNCED, Cell
+from plan.cells import (
+    AVERAGED,
+    BUCKET,
+    BUILT,
+    DIVIDED,
+    HELD_OUT,
+    HYBRID,
+    LAYERED,
+    MEDIA,
+    STAGED,
+    STAGED_HELD_OUT,
+    SYNCED,
+    Cell,
+)
 
 GROUPS = {
     "built": BUILT,
@@ -23,6 +36,7 @@ GROUPS = {
     "rows in parts": DIVIDED,
     "layers in parts": LAYERED,
     "blocks in stages": STAGED,
+    "blocks in stages, held out": STAGED_HELD_OUT,
     "images and sound": MEDIA,
     "evaluated at an average": AVERAGED,
     "held out": HELD_OUT,

@@ -70,6 +70,10 @@ class Search:
             seconds = step_seconds(resolved, holdings, segments, self.device, self.rates, away)
         held = strategy_of(resolved).memory_model()(holdings, resolved)
         reserve = _reserve(resolved)
+        storage = Storage.of(held)
+        if stages:
+            whole = strategy_of(resolved).memory_model()(planner.holdings, resolved)
+            storage = Storage.of_stages(whole, [stage.held(resolved) for stage, _ in stages])
         host = (sum(held.host.values()) + away) * resolved.recipe.machine.processes
         own, shared = held.host_loading()
         loading = own * resolved.recipe.machine.processes + shared
@@ -82,7 +86,7 @@ class Search:
         interval = process_interval(Parts.of(memory), self.device.bytes) if on_gpu else None
         return Candidate(
             resolved, memory, reserve, host, seconds, self.device.bytes, self.usable, asked, loading,
-            Storage.of(held) if not stages else Storage.of_stages([stage.held(resolved) for stage, _ in stages]),
+            storage,
             sent, interval, self.loop, [(stage.blocks, memory.peak + reserve) for stage, memory in stages],
         )  # fmt: skip
 

@@ -38,15 +38,17 @@ class Storage:
         )
 
     @classmethod
-    def of_stages(cls, stages: Sequence[MemoryModel]) -> Storage:
-        """The same for the memory models of all pipeline stages. A node has some of the stages, or a part of one."""
-        mesh, machine = stages[0].resolved.mesh, stages[0].resolved.recipe.machine
+    def of_stages(cls, whole: MemoryModel, stages: Sequence[MemoryModel]) -> Storage:
+        """The same for pipeline stages. ``whole``: the memory model of all of them together. A node reads what its
+        stages have, or a part of one; of what is saved it has an equal part."""
+        mesh, machine = whole.resolved.mesh, whole.resolved.recipe.machine
         here = max(1, machine.processes // mesh.stage_size) / mesh.pipeline
-        each = [cls.of(held) for held in stages]
+        each, most = [cls.of(held) for held in stages], cls.of(whole)
+        # A tied weight is on two stages; it is saved once, and read once by a node that has both.
         return cls(
-            round(here * sum(one.load_bytes for one in each)),
-            sum(one.save_bytes for one in each),
-            round(here * sum(one.resume_bytes for one in each)),
+            min(most.load_bytes, round(here * sum(one.load_bytes for one in each))),
+            most.save_bytes,
+            min(most.resume_bytes, round(here * sum(one.resume_bytes for one in each))),
         )
 
     def seconds(self, speed: float) -> dict[str, float]:

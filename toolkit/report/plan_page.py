@@ -167,6 +167,7 @@ def _why_not(candidate: Candidate, chosen: Candidate | None) -> str:
 
 
 def _table(candidates: Sequence[Candidate], chosen: Candidate | None, chosen_for: str) -> str:
+    staged = any(c.stages for c in candidates)
     head = "".join(
         f"<th class='n'>{name}</th>"
         for name in (
@@ -178,18 +179,23 @@ def _table(candidates: Sequence[Candidate], chosen: Candidate | None, chosen_for
             "update",
             "waiting for links",
             "offload",
+            *(["pipeline bubble"] if staged else []),
         )
     )
     rows = [f"<div class='wide'><table><tr><th>candidate</th>{head}<th>reason</th></tr>"]
     for c in candidates:
         seconds = c.seconds
-        parts = [None] * 5 if seconds is None else [
-            seconds.total, seconds.compute, seconds.optimizer, seconds.exposed, seconds.offload]  # fmt: skip
+        parts = [None] * 6 if seconds is None else [
+            seconds.total, seconds.compute, seconds.optimizer, seconds.exposed, seconds.offload, seconds.bubble,
+        ]  # fmt: skip
         sizes = [f"{size / GIB:.1f}" for size in (c.peak, c.host, c.host_loading)]
-        numbers = [*sizes, *("–" if p is None else f"{p:.3f}" for p in parts)]
+        numbers = [*sizes, *("–" if p is None else f"{p:.3f}" for p in parts[: 6 if staged else 5])]
         why = f"<span class='good'>{chosen_for}</span>" if c is chosen else html.escape(c.reason) or _why_not(c, chosen)
         cells = "".join(f"<td class='n'>{n}</td>" for n in numbers)
         asked = " <span class='soft'>this recipe</span>" if c.asked else ""
+        if c.stages:
+            peaks = ", ".join(f"{peak / GIB:.1f}" for _, peak in c.stages)
+            asked += f" <span class='soft'>GiB of each stage: {peaks}</span>"
         if c.unmeasured:
             asked += f" <span class='soft'>({html.escape(', '.join(c.unmeasured))}: not validated)</span>"
         rows.append(f"<tr><td>{html.escape(c.label)}{asked}</td>{cells}<td>{why}</td></tr>")
@@ -203,7 +209,8 @@ def _scale(rows: Sequence[dict[str, Any]]) -> str:
     by_place = {(row["devices"], _words(row)[0]): row for row in best}
     timed = any(row["seconds"] is not None for row in best)
     chosen = "fastest mesh that fits, in bold the fastest of all" if timed else "smallest mesh"
-    text = ["<p class='soft'>GiB per device, and the share of a step spent waiting for links, with the recipe's "
+    text = ["<p class='soft'>GiB per device, and the share of a step spent waiting for links and pipeline stages, "
+            "with the recipe's "
             f"micro-batch on every device; of each strategy the {chosen}.</p>"
             "<div class='wide'><table><tr><th class='n'>devices</th>",
             *(f"<th class='n'>{name}</th>" for name in names), "</tr>"]  # fmt: skip
@@ -214,7 +221,7 @@ def _scale(rows: Sequence[dict[str, Any]]) -> str:
             if row is None:
                 cells.append("<td class='n'>–</td>")
                 continue
-            waits = "" if row["waiting"] is None else f", {100 * row['waiting']:.0f} %"
+            waits = "" if row["waiting"] is None else f", {100 * (row['waiting'] + row['bubble']):.0f} %"
             tone = "" if row["fits"] else " bad"
             sized = f"{row['peak_bytes'] / GIB:.1f}{waits}"
             sized = f"<b>{sized}</b>" if row["fastest"] else sized
