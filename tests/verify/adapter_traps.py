@@ -115,3 +115,19 @@ def merging_takes_the_weight_of_a_head_of_layers() -> str:
     except AttributeError as error:
         return str(error)
     return "merged"
+
+
+def prefix_of_falcon(**sizes: int) -> str:
+    """What the first forward of prefix tuning ends with on a Falcon whose heads share one key; «done» otherwise.
+    ``sizes``: of the keys and values in PEFT's config."""
+    from peft import PrefixTuningConfig, get_peft_model
+    from transformers import FalconConfig, FalconForCausalLM
+
+    config = FalconConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, vocab_size=96)
+    options: dict[str, Any] = {"task_type": "CAUSAL_LM", "num_virtual_tokens": 4}
+    model = get_peft_model(FalconForCausalLM(config), PrefixTuningConfig(**options, **sizes))
+    try:
+        model(input_ids=torch.arange(3, 9)[None])
+    except RuntimeError as error:
+        return str(error)
+    return "done"

@@ -126,8 +126,20 @@ def peft_config(adapter: Adapter, resolved: Resolved, model: nn.Module) -> PeftC
     if "ensure_weight_tying" in made.__dataclass_fields__:
         # A saved copy of a tied embedding would leave the head with the old weights.
         values["ensure_weight_tying"] = _ties(model) and bool(adapter.modules_to_save)
+    if method.prompt == "cache":
+        values = _cache_of_one_head(model) | values
     # PEFT writes into the lists that it is given: where a head is tied, into modules_to_save (peft 0.21.2).
     return made(**copy.deepcopy(values))
+
+
+def _cache_of_one_head(model: nn.Module) -> dict[str, Any]:
+    """Sizes of keys and values in the cache of a Falcon whose heads share one key (``multi_query``, as of 7B). Its
+    config has no ``num_key_value_heads``, and PEFT makes a key of every head: the first forward ends in «Sizes of
+    tensors must match» (peft 0.21.2, transformers 5.23.0)."""
+    config: Any = getattr(model, "config", None)
+    if getattr(config, "model_type", None) != "falcon" or config.new_decoder_architecture or not config.multi_query:
+        return {}
+    return {"token_dim": config.hidden_size // config.num_attention_heads, "num_attention_heads": 1}
 
 
 def _leave_out(values: dict[str, Any], made: Any, task: str, model: nn.Module) -> None:

@@ -4,6 +4,7 @@ under ``fp8: true``. Every value is rounded to the float8 numbers by arithmetic;
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -49,6 +50,9 @@ def _power(exponent: torch.Tensor) -> torch.Tensor:
     return ((exponent.long() + 1023) << 52).view(torch.float64)
 
 
+_ORDER = itertools.count()
+
+
 class RoundedProduct(torch.autograd.Function):
     """``input @ weight.T`` of rounded values, in the dtype of ``input``: float8 numbers are numbers of bf16 too."""
 
@@ -58,6 +62,7 @@ class RoundedProduct(torch.autograd.Function):
         x, w = (rounded(layer.shaken(t), E4M3).to(input.dtype) for t in (input, weight))
         ctx.save_for_backward(x, w)
         layer.products += 1
+        layer.ran = next(_ORDER)
         return functional.linear(x, w)
 
     @staticmethod
@@ -71,14 +76,15 @@ class RoundedProduct(torch.autograd.Function):
 
 
 class RoundedLinear(nn.Linear):
-    """A linear layer whose product is that of rounded values, unless ``off``. Counts its products."""
+    """A linear layer whose product is that of rounded values, unless ``off``. Counts its products.
+    ``ran``: when the last one was, in an order of all layers."""
 
     def __init__(self, linear: nn.Linear) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight, self.bias = linear.weight, linear.bias
         self.off = False
-        self.products = self.backward_products = 0
+        self.products = self.backward_products = self.ran = 0
         self.shake: torch.Generator | None = None
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:

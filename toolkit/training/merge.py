@@ -86,7 +86,9 @@ def merged_by_peft(merge: Callable[[], Any]) -> Any:
 def _inputs(config: Any) -> dict[str, torch.Tensor]:
     text = config.get_text_config()
     draw = torch.Generator().manual_seed(0)
-    ids = torch.randint(0, text.vocab_size, (1, _TOKENS), generator=draw)
+    # RoBERTa counts from the padding id on, so that its last positions have no place in the table.
+    length = min(_TOKENS, (getattr(text, "max_position_embeddings", None) or 2 * _TOKENS) // 2)
+    ids = torch.randint(0, text.vocab_size, (1, length), generator=draw)
     if getattr(config, "pad_token_id", None) is not None:
         ids[ids == config.pad_token_id] = (config.pad_token_id + 1) % text.vocab_size
     tensors = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}

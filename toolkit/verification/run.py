@@ -19,7 +19,14 @@ from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve
 from toolkit.verification.cases.case import Case, PassName
 from toolkit.verification.cases.conversations import data_case
-from toolkit.verification.cases.prepare import avoid_overflow, clip_between, exercise_clipping, make_case, twin_recipe
+from toolkit.verification.cases.prepare import (
+    avoid_overflow,
+    clip_between,
+    clip_by_trial,
+    exercise_clipping,
+    make_case,
+    twin_recipe,
+)
 from toolkit.verification.diagnose.find import diagnose
 from toolkit.verification.faults import fault_class
 from toolkit.verification.outcome import Outcome
@@ -109,9 +116,10 @@ def verify(
                 outcome = outcome or Outcome(resolved, case.resolved())
                 data = data_case(resolved, fault) if name == "logic" else None
                 found = run_pass(case, group, fresh or group, time_limit, data)
-                if (other := _clipping_otherwise(case, found)) is not None:
-                    case = other
-                    found = run_pass(case, group, fresh or group, time_limit, data)
+                for choose in (clip_between, clip_by_trial):
+                    if (other := _clipping_otherwise(case, found, choose)) is not None:
+                        case = other
+                        found = run_pass(case, group, fresh or group, time_limit, data)
                 if folder is not None:
                     _keep_logs(case.folder, folder, name)
             outcome.notes += [note for note in _notes(found) if note not in outcome.notes]
@@ -133,18 +141,20 @@ def verify(
     return outcome
 
 
-def _clipping_otherwise(case: Case, found: Pass) -> Case | None:
-    """With a limit between this run's own norms, where all or none of its steps clipped and nothing else is amiss.
+def _clipping_otherwise(case: Case, found: Pass, choose: Callable[[Case, Sequence[float]], Case]) -> Case | None:
+    """With a limit that is chosen from this run's own norms, where all or none of its steps clipped and nothing else is
+    amiss.
 
     An update by signs (Lion; Adam's first) leaves the plain loop's path where a gradient is a rounding error, and its
-    norms with it; a second run differs from the first only where its clipping does.
+    norms with it; a second run differs from the first only where its clipping does. An update by the gradient itself
+    (SGD) makes other steps with another limit, which the plain loop shows.
     """
     if found.failure or found.different or [claim.id for claim in found.unproven] != ["clipping"]:
         return None
     norms = [step.norm for step in found.ranks[0].run.steps if step.step != case.overflow_step]
     folder = case.folder / "again"
     folder.mkdir()
-    return replace(clip_between(case, norms), folder=folder)
+    return replace(choose(case, norms), folder=folder)
 
 
 def _notes(found: Pass) -> list[str]:

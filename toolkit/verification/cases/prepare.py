@@ -105,8 +105,7 @@ def exercise_clipping(case: Case) -> Case:
     resolved = case.resolved()
     if resolved.max_grad_norm <= 0:
         return case
-    unclipped = replace(case, recipe=case.recipe | {"optimizer": case.recipe["optimizer"] | {"max_grad_norm": None}})
-    return clip_between(case, _plain_norms(unclipped))
+    return clip_between(case, _plain_norms(_with_limit(case, None)))
 
 
 def clip_between(case: Case, norms: Sequence[float]) -> Case:
@@ -116,7 +115,27 @@ def clip_between(case: Case, norms: Sequence[float]) -> Case:
     gaps = [(high / low, (high * low) ** 0.5) for low, high in itertools.pairwise(found) if low > 0]
     if not gaps:
         return case
-    limit = max(gaps)[1]
+    return _with_limit(case, max(gaps)[1])
+
+
+def clip_by_trial(case: Case, norms: Sequence[float]) -> Case:
+    """With the limit between two of ``norms`` that is furthest from every norm which the plain loop meets with it; as
+    it is where each of them makes all steps clip, or none."""
+    found: list[tuple[float, Case]] = []
+    for limit in _between(norms):
+        tried = _with_limit(case, limit)
+        met = _plain_norms(tried)
+        if all(math.isfinite(norm) for norm in met) and min(met) < limit < max(met):
+            found.append((min(abs(math.log(norm / limit)) for norm in met if norm > 0), tried))
+    return max(found, key=lambda one: one[0], default=(0.0, case))[1]
+
+
+def _between(norms: Sequence[float]) -> list[float]:
+    ordered = sorted(norm for norm in norms if math.isfinite(norm) and norm > 0)
+    return [(low * high) ** 0.5 for low, high in itertools.pairwise(ordered)]
+
+
+def _with_limit(case: Case, limit: float | None) -> Case:
     return replace(case, recipe=case.recipe | {"optimizer": case.recipe["optimizer"] | {"max_grad_norm": limit}})
 
 

@@ -107,6 +107,8 @@ class Noise:
     shaken: dict[str, Draws] = field(default_factory=lambda: defaultdict(Draws))
     """Products in float8: of runs in which every operand was off by one rounding before it was rounded to float8. A
     candidate whose operands differ at all comes near it: values fall to other float8 numbers."""
+    rounded: dict[str, Draws] = field(default_factory=lambda: defaultdict(Draws))
+    """Compiled blocks: of runs in which results of their operations were off by a rounding."""
     eps: float = torch.finfo(torch.float32).eps
     compute_eps: float = torch.finfo(torch.float32).eps
     comparisons: int = 1
@@ -121,7 +123,9 @@ class Noise:
 
     def of(self, name: str, size: float = math.inf) -> float:
         """The noise that is told: the largest difference seen between two correct runs, relative to ``size``."""
-        seen = (kind[name].largest(size) for kind in (self.arranged, self.scaled, self.shaken) if name in kind)
+        seen = (
+            kind[name].largest(size) for kind in (self.arranged, self.scaled, self.shaken, self.rounded) if name in kind
+        )
         return max(*seen, self.perturbed.get(name, 0.0), self.eps)
 
     def tolerance(self, name: str, size: float = math.inf) -> float:
@@ -138,7 +142,8 @@ class Noise:
         found = [self.perturbed.get(name, 0.0) * (DRAW_SAFETY if float32 else 1.0), SAFETY * self.eps]
         if name in self.scaled:
             found.append(SAFETY * self.scaled[name].largest(size))
-        for kind, components in ((self.arranged, COMPONENTS), (self.shaken, SHAKEN_COMPONENTS)):
+        kinds = (self.arranged, COMPONENTS), (self.shaken, SHAKEN_COMPONENTS), (self.rounded, COMPONENTS)
+        for kind, components in kinds:
             if name in kind:
                 draws = kind[name]
                 found.append(factor(len(draws.absolute), components, self.chance) * draws.scale(size))

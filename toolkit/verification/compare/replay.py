@@ -20,6 +20,7 @@ from toolkit.reference.fp8 import rounded_layers, shaken, unrounded
 from toolkit.reference.loop import PlainLoop, Window
 from toolkit.reference.model import plain_decayed, plain_model
 from toolkit.reference.order import NATURAL
+from toolkit.reference.roundings import other_roundings
 from toolkit.training.session import seed_micro_batch
 from toolkit.verification.cases.case import Case, compute_of
 from toolkit.verification.cases.samples import expected_windows
@@ -71,6 +72,8 @@ class Reference:
         )
         """Why the candidate's operations may have another order; None where they may not."""
         self.float8_layers, self.products = 0, (0, 0)
+        self.recomputed = 0
+        """Forward products, at least, that recomputing whole blocks runs again."""
         self.noise = Noise(
             eps=torch.finfo(getattr(torch, self.resolved.precision.trainable)).eps,
             compute_eps=torch.finfo(self.loop.compute_dtype).eps,
@@ -120,6 +123,7 @@ class Reference:
         layers = rounded_layers(self.loop.model).values()
         self.float8_layers = len(layers)
         self.products = sum(one.products for one in layers), sum(one.backward_products for one in layers)
+        self.recomputed = sum(_recomputed(block) for _, block in self.blocks)
 
     def set_weights(self, weights: dict[str, torch.Tensor]) -> None:
         """Take the candidate's weights: those that train here too."""
@@ -172,6 +176,10 @@ class Reference:
                 for seed in range(DRAWS):
                     with shaken(self.loop.model, seed):
                         _differ(noise.shaken, plain, self._run(same, step, loss_scale), noise.eps)
+            if self.resolved.recipe.compile:
+                for seed in range(DRAWS):
+                    with other_roundings(self.loop.blocks, seed):
+                        _differ(noise.rounded, plain, self._run(same, step, loss_scale), noise.eps)
             with self._perturbed():
                 for name, (error, _) in _distances(plain, self._run(reversed_order(window), step, loss_scale)).items():
                     noise.perturbed[name] = max(noise.perturbed[name], error)
@@ -365,6 +373,15 @@ def _distances(plain: tuple, other: tuple) -> dict[str, tuple[float, float]]:
         if error != float("inf"):
             found[name] = error, (other_gradients[name].double() - gradient.double()).norm().item()
     return found
+
+
+def _recomputed(block: torch.nn.Module) -> int:
+    """Float8 products of a block that its recomputation runs again. It ends with the last tensor that the backward
+    needs: in the first block of a model whose attention and MLP stand side by side the MLP has no gradient where it
+    does not train, and is not run again."""
+    layers = rounded_layers(block).values()
+    last = max((one.ran for one in layers if one.backward_products), default=-1)
+    return sum(one.products for one in layers if one.ran <= last)
 
 
 def _tied(model: torch.nn.Module) -> list[list[str]]:

@@ -1,0 +1,84 @@
+"""Compiled blocks: what other roundings change, beside what a compiler does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from toolkit.reference.roundings import other_roundings
+from toolkit.verification.compare.noise import COMPONENTS, Draws, factor, relative_error
+
+DRAWS = 16
+
+
+class Gated(nn.Module):
+    """A norm, a gated MLP and what goes past it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(32)
+        self.gate, self.up, self.down = nn.Linear(32, 64), nn.Linear(32, 64), nn.Linear(64, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(x)
+        hidden: torch.Tensor = x + self.down(functional.silu(self.gate(y)) * self.up(y))
+        return hidden
+
+
+def gradients(block: nn.Module, x: torch.Tensor, bf16: bool) -> dict[str, torch.Tensor]:
+    block.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        block(x).float().pow(2).sum().backward()
+    return {name: p.grad.clone() for name, p in block.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("bf16", [True, False])
+def test_a_compiled_block_errs_no_more_than_the_draws_say(bf16: bool) -> None:
+    torch.manual_seed(0)
+    block, x = Gated(), torch.randn(3, 7, 32)
+    plain = gradients(block, x, bf16)
+    draws = {name: Draws() for name in plain}
+    for seed in range(DRAWS):
+        with other_roundings([block], seed):
+            found = gradients(block, x, bf16)
+        for name, right in plain.items():
+            draws[name].add(relative_error(found[name], right), (found[name] - right).norm().item())
+    compiled = gradients(torch.compile(block), x, bf16)  # type: ignore[arg-type]
+    errors = {name.removeprefix("_orig_mod."): gradient for name, gradient in compiled.items()}
+    errors = {name: relative_error(gradient, plain[name]) for name, gradient in errors.items()}
+    assert len(errors) == len(plain) == 8
+    assert max(errors.values()) > 0, "compiled code computes as the plain block does: the draws have no purpose"
+    for name, error in errors.items():
+        scale = draws[name].scale(plain[name].norm().item())
+        assert error < factor(DRAWS, COMPONENTS, 1e-3) * scale, name
+        assert error > scale / 100 or error == 0, name  # no tolerance that anything is within
+    limit = 2e-2 if bf16 else 2e-6
+    assert max(one.scale(plain[name].norm().item()) for name, one in draws.items()) < limit
+
+
+def test_outside_of_blocks_and_in_products_nothing_is_moved() -> None:
+    torch.manual_seed(0)
+    linear, x = nn.Linear(32, 32).bfloat16(), torch.randn(64, 32).bfloat16()
+    with torch.no_grad():
+        right, other = linear(x), functional.gelu(x.float())
+        with other_roundings([linear], 0):
+            assert torch.equal(linear(x), right)
+            assert torch.equal(functional.gelu(x.float()), other)
+
+
+def test_no_hook_is_left() -> None:
+    block = nn.Linear(4, 4)
+    with other_roundings([block], 0):
+        block(torch.ones(1, 4))
+    assert not block._forward_pre_hooks
+    assert not block._forward_hooks
+
+
+def test_zeros_and_infinities_stay() -> None:
+    block, x = nn.Softplus(), torch.tensor([float("inf"), 0.0, 1.0]).repeat(100)
+    with other_roundings([block], 0):
+        found = block(x)
+    assert bool((found[0::3] == torch.inf).all())
+    assert len(found[2::3].unique()) == 3, "one spacing up, one down, or as it was"
