@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
+from families import FAMILIES
+from toolkit.recipe.resolve import Resolved
 from toolkit.reference.roundings import other_roundings
+from toolkit.verification.cases.prepare import make_case, twin_recipe
 from toolkit.verification.compare.noise import COMPONENTS, Draws, factor, relative_error
+from toolkit.verification.compare.replay import Reference
 
 DRAWS = 16
 
@@ -68,6 +75,19 @@ def test_outside_of_blocks_and_in_products_nothing_is_moved() -> None:
             assert torch.equal(functional.gelu(x.float()), other)
 
 
+@pytest.mark.parametrize("bf16", [True, False])
+def test_the_forward_is_moved_in_places_of_its_own(bf16: bool) -> None:
+    torch.manual_seed(0)
+    block, x = Gated(), torch.randn(3, 7, 32)
+    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        right = block(x)
+        with other_roundings([block], 0):
+            found = block(x)
+    moved = (found != right).float().mean().item()
+    assert moved > 0.1, "hidden states depend on each of these roundings"
+    assert 0 < relative_error(found, right) < (1e-2 if bf16 else 1e-6)
+
+
 def test_no_hook_is_left() -> None:
     block = nn.Linear(4, 4)
     with other_roundings([block], 0):
@@ -82,3 +102,23 @@ def test_zeros_and_infinities_stay() -> None:
         found = block(x)
     assert bool((found[0::3] == torch.inf).all())
     assert len(found[2::3].unique()) == 3, "one spacing up, one down, or as it was"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_a_family_counts_and_chooses_by_is_left_alone(
+    family: str, recipe: Callable[..., Resolved], tmp_path: Path
+) -> None:
+    """A number of rows that an expert takes is a float on its way: a rounding of it would be another model."""
+    data = {"format": "prompt-completion"} if FAMILIES[family].get("task") == "seq2seq-lm" else {}
+    resolved = recipe("single", model=FAMILIES[family], data=data)
+    reference = Reference(make_case(twin_recipe(resolved, full_size=False), resolved, "logic", tmp_path))
+    window = reference.windows[1]
+    with reference.without_dropout():
+        reference.loop.backward(1, window)
+        plain = dict(reference.loop.gradients)
+        whole = sum(gradient.norm() ** 2 for gradient in plain.values()) ** 0.5
+        for seed in range(4):
+            with other_roundings(reference.loop.blocks, seed):
+                reference.loop.backward(1, window)
+            errors = [(reference.loop.gradients[name] - right).norm() / whole for name, right in plain.items()]
+            assert 0 < max(errors) < 1e-5, seed

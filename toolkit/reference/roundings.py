@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 LEFT_OUT = 1 / 12
 """Share of the values between fused operations that are moved to a neighbouring number. A rounding errs by at most half
@@ -33,7 +33,12 @@ _EXACT = frozenset(
     }
 )  # fmt: skip
 """Operations that move values, or round them as both sides do."""
-_PRODUCTS = frozenset({_aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm, _aten.convolution, _aten.convolution_backward})
+_PRODUCTS = frozenset(
+    {
+        _aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm, _aten._grouped_mm, _aten.convolution,
+        _aten.convolution_backward,
+    }
+)  # fmt: skip
 _REDUCTIONS = frozenset(
     {
         _aten.sum, _aten.mean, _aten.var, _aten.var_mean, _aten.native_layer_norm, _aten.native_layer_norm_backward,
@@ -45,7 +50,8 @@ _REDUCTIONS = frozenset(
 
 
 class _Moving(TorchDispatchMode):
-    """``inside``: blocks whose forward is running."""
+    """``inside``: blocks whose forward is running. Only what is computed from hidden states is moved, not places or
+    counts, which are floats on their way: a table of relative positions, the number of rows that an expert takes."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -54,16 +60,19 @@ class _Moving(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, packet = kwargs or {}, func.overloadpacket
-        if not (self.inside or torch._C._current_graph_task_id() != -1):
+        tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+        backward = torch._C._current_graph_task_id() != -1
+        if not backward and not (self.inside and any(map(_is_computed, tensors))):
             return func(*args, **kwargs)
         elementwise = torch.Tag.pointwise in func.tags or packet is _aten._to_copy
-        between = any(isinstance(one, torch.Tensor) and hasattr(one, "_elementwise") for one in args)
+        between = any(hasattr(one, "_elementwise") for one in tensors)
         aliases = any(one.alias_info is not None for one in func._schema.returns)  # a view, or written in place
         if between and not aliases and (elementwise or packet in _REDUCTIONS):
             args = tree_map_only(torch.Tensor, self._without_rounding, args)
         found = func(*args, **kwargs)
-        if not aliases and packet not in _EXACT and any(isinstance(one, torch.Tensor) for one in args):
+        if not aliases and packet not in _EXACT and tensors:
             found = tree_map_only(torch.Tensor, lambda one: self._otherwise(one, packet), found)
+        tree_map_only(torch.Tensor, _mark, found)
         fuses = between if aliases else elementwise and not isinstance(args[0], nn.Parameter)
         if fuses and isinstance(found, torch.Tensor) and _is_short(found):
             found._elementwise = True  # type: ignore[attr-defined]
@@ -91,6 +100,15 @@ class _Moving(TorchDispatchMode):
         return torch.where(torch.isfinite(values) & (values != 0), moved, values)
 
 
+def _is_computed(values: torch.Tensor) -> bool:
+    return isinstance(values, nn.Parameter) or hasattr(values, "_computed")
+
+
+def _mark(values: torch.Tensor) -> None:
+    if values.is_floating_point():
+        values._computed = True  # type: ignore[attr-defined]
+
+
 def _is_short(values: torch.Tensor) -> bool:
     return values.dtype in (torch.bfloat16, torch.float16)
 
@@ -100,13 +118,14 @@ def other_roundings(blocks: Sequence[nn.Module], seed: int) -> Iterator[None]:
     """Inside, what these blocks compute, and what every backward does, has other roundings, at random."""
     moving = _Moving(seed)
 
-    def enter(*_: Any) -> None:
+    def enter(_: nn.Module, args: Any, kwargs: Any) -> None:
         moving.inside += 1
+        tree_map_only(torch.Tensor, _mark, (args, kwargs))
 
     def leave(*_: Any) -> None:
         moving.inside -= 1
 
-    handles = [block.register_forward_pre_hook(enter, prepend=True) for block in blocks]
+    handles = [block.register_forward_pre_hook(enter, prepend=True, with_kwargs=True) for block in blocks]
     handles += [block.register_forward_hook(leave, always_call=True) for block in blocks]
     try:
         with moving:
