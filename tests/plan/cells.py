@@ -25,6 +25,8 @@ MODELS: dict[str, dict[str, Any]] = {
                        "vocab_size": 1200},
     "mixtral": LLAMA | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2,
                         "num_hidden_layers": 3, "intermediate_size": 256},
+    "qwen3-moe": LLAMA | {"model_type": "qwen3_moe", "head_dim": 16, "num_experts": 8, "num_experts_per_tok": 2,
+                          "moe_intermediate_size": 96, "num_hidden_layers": 4, "vocab_size": 1000},
     # Its logits are several of the fused loss's chunks.
     "llama-wide": LLAMA | {"vocab_size": 20000, "num_hidden_layers": 2},
     "t5": {"model_type": "t5", "d_model": 128, "d_kv": 16, "d_ff": 256, "num_layers": 4, "num_decoder_layers": 3,
@@ -67,6 +69,8 @@ MODELS |= {name if name != "gemma3" else "gemma3-vl": _wide(config) for name, co
 TASKS["gemma3-vl"] = TASKS.pop("gemma3")
 MODELS |= {"whisper": WHISPER | _EARS, "vit": IMAGE_CLASSIFIERS["vit"] | _EYES}
 LORA: dict[str, Any] = {"method": "lora", "r": 8, "alpha": 16.0, "dropout": 0.1, "target_modules": "all-linear"}
+ATTENTION = {"target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]}
+"""All linear layers but experts, which an adapter cannot be on where ranks divide them."""
 BUCKET = 30_000
 """Elements of a ZeRO bucket in these cells: DeepSpeed's of 50 million would be ten times the model."""
 
@@ -95,6 +99,8 @@ class Cell:
     """Two processes divide the tokens of each row."""
     tensor: bool = False
     """Two processes divide every layer."""
+    experts: bool = False
+    """Two processes divide the experts of every layer."""
     stages: int = 0
     """How many stages the blocks are divided into; under fsdp2 two processes shard each."""
 
@@ -122,6 +128,7 @@ class Cell:
         more += [f"sync-{self.sync}"] if self.sync else []
         more += ["parts"] if self.context else []
         more += ["layers"] if self.tensor else []
+        more += ["experts"] if self.experts else []
         more += [f"stages-{self.stages}"] if self.stages else []
         return "-".join([self.model, kind, self.strategy, self.checkpointing, size, self.precision, *more])
 
@@ -142,7 +149,7 @@ class Cell:
             | ({"eval": "none"} if self.optimizer == "schedule-free" else {}),
             "loss": self.loss,
             "batch": {"micro_size": self.micro, "accumulation": self.accumulation},
-            "adapter": LORA if self.lora else None,
+            "adapter": LORA | (ATTENTION if self.experts else {}) if self.lora else None,
             "precision": self.precision,
             "optimizer": {"name": self.optimizer}
             | ({"kernel": self.kernel, "weight_decay": 0.1} if self.kernel else {}),
@@ -151,6 +158,7 @@ class Cell:
             | ({"mesh": {"replicate": self.mesh[0], "shard": self.mesh[1]}} if self.mesh else {})
             | ({"mesh": {"context": 2}} if self.context else {})
             | ({"mesh": {"tensor": 2, "shard": self.processes // 2}} if self.tensor else {})
+            | ({"mesh": {"expert": 2}} if self.experts else {})
             | ({"mesh": {"pipeline": self.stages, "shard": self.processes // self.stages}} if self.stages else {})
             | ({"sync": "last", "reshard_after_forward": self.sync == "last"} if self.sync else {}),
             "machine": {"device": "cpu", "processes": self.processes},
@@ -213,6 +221,22 @@ LAYERED = [
     Cell("qwen3", False, "ddp", "full", 512, micro=1, loss="fused", tensor=True),
 ]  # fmt: skip
 """Layers whose matrices two processes divide; under fsdp2 two such groups shard them."""
+EXPERTS = [
+    *(Cell("mixtral", lora, "ddp", kind, 256, experts=True) for lora in (False, True) for kind in ("none", "full")),
+    Cell("mixtral", False, "ddp", "selective", 256, experts=True),
+    Cell("qwen3-moe", False, "ddp", "none", 192, experts=True),
+    Cell("qwen3-moe", True, "ddp", "none", 192, precision="fp32", packing=True, experts=True),
+]
+"""Experts over two ranks, each of which is chosen as often."""
+EXPERTS_HELD_OUT = [
+    Cell("mixtral", False, "ddp", "full", 128, micro=4, accumulation=3, experts=True),
+    Cell("mixtral", True, "ddp", "selective", 384, micro=1, experts=True),
+    Cell("mixtral", False, "ddp", "none", 64, precision="bf16-pure", experts=True),
+    Cell("qwen3-moe", False, "ddp", "full", 320, micro=1, loss="fused", experts=True),
+    Cell("qwen3-moe", False, "ddp", "selective", 96, precision="fp32", optimizer="lion", experts=True),
+    Cell("qwen3-moe", True, "ddp", "full", 256, packing=True, experts=True),
+]
+"""First run when the others were done."""
 STAGED = [
     *(Cell("llama", lora, "ddp", kind, 256, accumulation=4, stages=2) for lora, kind in (
         (False, "none"), (False, "full"), (False, "selective"), (True, "none"), (True, "full"))),

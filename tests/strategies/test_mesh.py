@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from families import EVERY_FAMILY
 from tiny import LLAMA, recipe_dict
 from toolkit.errors import InputError
 from toolkit.launch.files import launch_files, parts, write_files
@@ -68,9 +69,51 @@ def test_a_wrong_product_is_refused_with_the_numbers(mesh: dict[str, int], machi
         resolved("fsdp2", mesh, machine=machine)
 
 
-def test_an_axis_that_is_not_supported_is_refused_by_name() -> None:
-    with pytest.raises(InputError, match=r"strategy\.mesh\.expert: expert parallelism is not supported yet"):
-        resolved("fsdp2", {"shard": 2, "expert": 2})
+MIXTRAL = EVERY_FAMILY["mixtral"]["config"]
+NO_EXPERTS: list[tuple[str, dict[str, int], dict[str, Any], str]] = [
+    ("ddp", {"expert": 4}, {"model": {"config": LLAMA}}, r"llama has no plan for its experts, .* are deepseek_v3"),
+    ("ddp", {"expert": 4}, {"model": {"config": MIXTRAL | {"num_local_experts": 6}}}, r"4 ranks cannot divide 6 exp"),
+    ("ddp", {"expert": 4}, {"precision": "fp16"}, r"has not been verified with fp16"),
+    ("ddp", {"expert": 4}, {"compile": True}, r"has not been verified with compiled blocks"),
+    ("ddp", {"expert": 4}, {"adapter": {"method": "dora"}}, r"verified with adapter\.method: lora alone"),
+    ("ddp", {"expert": 4}, {"adapter": {"r": 4, "modules_to_save": ["lm_head"]}}, r"modules_to_save; remove it"),
+    ("ddp", {"expert": 4}, {"optimizer": {"name": "muon"}}, r"optimizer\.name: muon needs whole matrices"),
+    ("ddp", {"expert": 4}, {"run": {"ema": {"decay": 0.9}}}, r"has not been verified with run\.ema; remove it"),
+    ("ddp", {"expert": 2, "tensor": 2}, {}, r"has not been verified with divided layers; set tensor: 1 or expert: 1"),
+    ("ddp", {"expert": 2, "context": 2}, {}, r"has not been verified with divided rows; set context: 1 or expert: 1"),
+    ("ddp", {"expert": 2, "pipeline": 2}, {}, r"has not been verified with stages; set pipeline: 1 or expert: 1"),
+    ("fsdp2", {"shard": 2, "expert": 2}, {}, r"has not been verified with sharded weights; set shard: 1 or expert: 1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("strategy", "mesh", "sections", "told"), NO_EXPERTS, ids=[row[3][:30] for row in NO_EXPERTS])
+def test_experts_that_cannot_be_divided_are_refused_with_the_reason(
+    strategy: str, mesh: dict[str, int], sections: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(InputError, match=rf"strategy\.mesh\.expert: .*{told}"):
+        resolved(strategy, mesh, **({"model": {"config": MIXTRAL}} | sections))
+
+
+def test_other_strategies_have_all_experts() -> None:
+    for name in ("zero1", "zero2"):
+        with pytest.raises(InputError, match=rf"mesh\.expert: is not supported by {name}, use ddp"):
+            resolved(name, {"expert": 4}, model={"config": MIXTRAL})
+
+
+def test_experts_are_over_ranks_that_have_samples_of_their_own() -> None:
+    found = resolved(
+        "ddp", {"expert": 2, "replicate": 4}, machine={"processes": 4, "nodes": 2}, model={"config": MIXTRAL}
+    )
+    assert found.mesh == Mesh(8, 1, expert=2)
+    assert (found.data_size, found.token_parts, found.ranks_per_part) == (8, 8, 1)
+    assert found.mesh.expert_ranks(5) == [4, 5]
+    assert found.mesh.expert_peers(5) == [1, 3, 5, 7]
+    told = {d.key: d.reason for d in found.decisions}
+    assert told["strategy.mesh.expert"].startswith("2 consecutive ranks each have a part of every layer's experts")
+    with pytest.raises(InputError, match=r"mesh\.expert: 4 consecutive ranks .* one node, which has 6 processes"):
+        resolved("ddp", {"expert": 4, "replicate": 3}, machine={"processes": 6, "nodes": 2}, model={"config": MIXTRAL})
+    with pytest.raises(InputError, match=r"expert 3 = 3, but there are 4 processes; set expert to a divisor of 4"):
+        resolved("ddp", {"expert": 3}, model={"config": MIXTRAL})
 
 
 MODEL = LLAMA | {"num_attention_heads": 4}
@@ -302,7 +345,7 @@ def test_each_axis_is_explained() -> None:
     assert "over the network between nodes" in decided["strategy.mesh.replicate"].reason
     assert decided["strategy.mesh.tensor"].reason == "every layer is computed by one process"
     assert decided["strategy.mesh.pipeline"].reason == "every process computes all blocks"
-    assert decided["strategy.mesh.expert"].reason == "not supported yet"
+    assert decided["strategy.mesh.expert"].reason == "every process has all experts"
     second = {d.key: d.reason for d in resolved("zero3", {"replicate": 4, "shard": 8}, machine=machine).decisions}
     assert "second copies of the weights" in second["strategy.mesh.replicate"]
     assert "sharded over all 32 processes" in second["zero.zero_hpz_partition_size"]

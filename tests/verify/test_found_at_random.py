@@ -1,4 +1,4 @@
-"""Recipes that ended otherwise than they should when they were drawn at random, smaller."""
+"""Recipes that ended otherwise than they should when they were drawn at random, smaller, and one beside them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import pytest
 
 from toolkit.launch.group import WorkerGroup
 from toolkit.recipe.resolve import Resolved
-from toolkit.verification.cases.case import Case
+from toolkit.verification.cases import samples as samples_module
+from toolkit.verification.cases.case import FULL_WINDOWS, Case
 from toolkit.verification.cases.prepare import clip_between, clip_by_trial, make_case, twin_recipe
+from toolkit.verification.cases.samples import expected_windows, ragged_samples, uneven
 from toolkit.verification.run import verify
 
 SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 96}
@@ -20,6 +22,19 @@ CASES: dict[str, dict[str, Any]] = {
     "prefix-on-falcon": {
         "model": {"config": {k: v for k, v in SMALL.items() if k != "intermediate_size"} | {"model_type": "falcon"}},
         "adapter": {"method": "prefix-tuning", "options": {"num_virtual_tokens": 4}},
+    },
+    # A mean over the micro-batch: the plain loop weighted it by labels, of which the first is no prediction.
+    "balance-of-experts": {
+        "model": {
+            "config": SMALL
+            | {
+                "model_type": "mixtral",
+                "num_key_value_heads": 2,
+                "num_local_experts": 4,
+                "num_experts_per_tok": 2,
+                "output_router_logits": True,
+            }
+        },
     },
     # The MLP beside the first block's attention has no gradient, and is not recomputed.
     "float8-side-by-side": {
@@ -90,3 +105,20 @@ def test_a_run_whose_second_limit_fits_no_better_gets_one_that_was_tried(
     outcome = verify(recipe("single"), group=lone_group, time_limit=60, round_trip=False)
     assert outcome.verdict == "equivalent", (outcome.failure, outcome.unproven)
     assert taken == ["low", "low", "tried"]
+
+
+def test_samples_are_drawn_again_where_every_window_is_even(recipe: Callable[..., Resolved]) -> None:
+    """A row for two ranks that divide it: with this seed both halves have as many labels in each window."""
+    config = SMALL | {"model_type": "granitemoe", "num_key_value_heads": 2, "num_local_experts": 4}
+    resolved = recipe(
+        "zero3",
+        model={"config": config},
+        strategy={"mesh": {"context": 2}},
+        data={"max_length": 48, "format": "messages"},
+        batch={"micro_size": 1, "accumulation": 1},
+        run={"seed": 261},
+    )
+    first = samples_module._drawn(resolved, config, FULL_WINDOWS, 0)
+    assert uneven(expected_windows(first, resolved, FULL_WINDOWS + 1), resolved) == 0
+    chosen = ragged_samples(resolved, config, FULL_WINDOWS)
+    assert uneven(expected_windows(chosen, resolved, FULL_WINDOWS + 1), resolved) > 0

@@ -112,7 +112,7 @@ def split_layers(model: nn.Module, ranks: Ranks, source: str) -> dict[str, Divis
     divisions: dict[str, Division] = {}
     found = False
     for name, module in list(base.named_modules()):
-        how = _how(plan, name)
+        how = matching(plan, name)
         if how is None:
             continue
         found = True
@@ -138,7 +138,7 @@ def _between(base: nn.Module, plan: Mapping[str, str]) -> list[str]:
     found = []
     for parent, module in base.named_modules():
         path = f"{parent}." if parent else ""
-        named = {child: _how(plan, f"{path}{child}") for child, _ in module.named_children()}
+        named = {child: matching(plan, f"{path}{child}") for child, _ in module.named_children()}
         if not {COLUMNS, ROWS} <= set(named.values()):
             continue
         planned = [f"{path}{child}" for child, how in named.items() if how is not None]
@@ -162,7 +162,7 @@ def transformers_base(model: Any) -> tuple[nn.Module, str]:
     return inner, f"{prefix}." if prefix else ""
 
 
-def _how(plan: Mapping[str, str], name: str) -> str | None:
+def matching(plan: Mapping[str, str], name: str) -> str | None:
     for pattern, how in plan.items():
         if re.fullmatch(re.escape(pattern).replace(r"\*", r"\d+"), name):
             return how
@@ -199,12 +199,12 @@ def _split_linear(module: nn.Module, how: str, ranks: Ranks, name: str, division
     division = Division(dim, ranks.index, ranks.count)
     if module.weight.shape[dim] % ranks.count:
         raise ValueError(f"{ranks.count} ranks cannot divide {module.weight.shape[dim]}")
-    module.weight = _part(module.weight, division)
+    module.weight = divided_part(module.weight, division)
     divisions[f"{name}.weight"] = division
     if how == COLUMNS:
         module.out_features //= ranks.count
         if module.bias is not None:
-            module.bias = _part(module.bias, division)
+            module.bias = divided_part(module.bias, division)
             divisions[f"{name}.bias"] = division
         module.forward = MethodType(_columns(ranks), module)  # type: ignore[method-assign]
     else:
@@ -212,7 +212,7 @@ def _split_linear(module: nn.Module, how: str, ranks: Ranks, name: str, division
         module.forward = MethodType(_rows(ranks), module)  # type: ignore[method-assign]
 
 
-def _part(parameter: torch.Tensor, division: Division) -> nn.Parameter:
+def divided_part(parameter: torch.Tensor, division: Division) -> nn.Parameter:
     """This rank's part of a parameter, with memory of its own; without values, with a source of its own."""
     part = division.part(parameter.detach())
     made = nn.Parameter(part.clone(memory_format=torch.contiguous_format), requires_grad=parameter.requires_grad)

@@ -71,6 +71,8 @@ class Candidate:
             parts.append(f"context {self.resolved.mesh.context}")
         if self.resolved.mesh.tensor > 1:
             parts.append(f"tensor {self.resolved.mesh.tensor}")
+        if self.resolved.mesh.expert > 1:
+            parts.append(f"expert {self.resolved.mesh.expert}")
         if self.resolved.mesh.pipeline > 1:
             parts.append(f"pipeline {self.resolved.mesh.pipeline}")
         if recipe.strategy.sync is not None:
@@ -141,6 +143,7 @@ class Candidate:
             "mesh": {"replicate": self.resolved.mesh.replicate, "shard": self.resolved.mesh.shard}
             | ({"context": self.resolved.mesh.context} if self.resolved.mesh.context > 1 else {})
             | ({"tensor": self.resolved.mesh.tensor} if self.resolved.mesh.tensor > 1 else {})
+            | ({"expert": self.resolved.mesh.expert} if self.resolved.mesh.expert > 1 else {})
             | ({"pipeline": self.resolved.mesh.pipeline} if self.resolved.mesh.pipeline > 1 else {}),
             "stages": [
                 {"first_block": blocks[0], "last_block": blocks[-1], "peak_bytes": peak} for blocks, peak in self.stages

@@ -4,7 +4,7 @@ without ranks."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from toolkit.model import context
+from toolkit.model.experts import ExpertRanks
 from toolkit.model.tensor import Ranks
 
 _TOLD: ContextVar[Callable[[int], None] | None] = ContextVar("told", default=None)
@@ -37,9 +38,25 @@ def acted_ranks(count: int) -> Ranks:
     return Ranks(count, 0, add_up)
 
 
+def acted_experts(count: int) -> ExpertRanks:
+    """Stands where the ranks of divided experts do, as the first of them. Every rank's experts are chosen as often, so
+    that it takes as many rows as it gives; both are there at once."""
+
+    def sizes(owner: torch.Tensor) -> tuple[list[int], list[int]]:
+        return [owner.numel()], [owner.numel()]
+
+    def move(rows: torch.Tensor, given: Sequence[int], taken: Sequence[int]) -> torch.Tensor:
+        if (told := _TOLD.get()) is not None:
+            told(rows.numel() * rows.element_size())
+        return torch.empty_like(rows).copy_(rows)
+
+    return ExpertRanks(count, 0, sizes, move)
+
+
 @contextlib.contextmanager
 def sums_told(told: Callable[[int], None]) -> Iterator[None]:
-    """Inside, ``told`` is called with the bytes of everything that the ranks of divided layers add up."""
+    """Inside, ``told`` is called with the bytes of everything that the ranks of divided layers add up, and of all rows
+    that a rank of divided experts gives."""
     token = _TOLD.set(told)
     try:
         yield

@@ -59,8 +59,8 @@ class Planner:
     images: Images | None = None
     traces: dict[Shape, Traced] = field(default_factory=dict)
     expanded: dict[tuple[Shape, bool], list[Point]] = field(default_factory=dict)
-    divided: dict[int, Planner] = field(default_factory=dict)
-    """Of the same rows, by how many ranks divide the layers: each has its own skeleton."""
+    divided: dict[tuple[int, int], Planner] = field(default_factory=dict)
+    """Of the same rows, by how many ranks divide the layers, and the experts: each has its own skeleton."""
 
     def __post_init__(self) -> None:
         self._entry = cache.entry(self.resolved, self.length, self.loop, self.images)
@@ -91,13 +91,14 @@ class Planner:
         return planner
 
     def for_layers_of(self, resolved: Resolved) -> Planner:
-        """This one, or one whose layers are divided as those of ``resolved``, a variant of this planner's recipe."""
-        count = resolved.mesh.tensor
-        if count == self.resolved.mesh.tensor:
+        """This one, or one whose layers and experts are divided as those of ``resolved``, a variant of this planner's
+        recipe."""
+        counts = resolved.mesh.tensor, resolved.mesh.expert
+        if counts == (self.resolved.mesh.tensor, self.resolved.mesh.expert):
             return self
-        if count not in self.divided:
-            self.divided[count] = Planner.of(resolved, self.length, self.loop, self.images)
-        return self.divided[count]
+        if counts not in self.divided:
+            self.divided[counts] = Planner.of(resolved, self.length, self.loop, self.images)
+        return self.divided[counts]
 
     def memory(self, resolved: Resolved) -> Memory:
         """Peak memory of ``resolved``, a variant of this planner's recipe, on one device.

@@ -148,7 +148,7 @@ def _axes(asked: Resolved, found: Resolved) -> list[str]:
 
 def on_devices(search: Search, count: int) -> Iterable[Candidate]:
     """The recipe under every strategy on ``count`` devices, at most 8 a node, with its micro-batch and accumulation:
-    rows and layers divided as it says, where as many devices are there, and undivided."""
+    rows, layers and experts divided as it says, where as many devices are there, and undivided."""
     per_node, asked = min(count, 8), search.asked.mesh
     batch = {"micro_size": search.asked.micro_size, "accumulation": search.asked.accumulation}
     own = search.asked.recipe.model_dump(exclude_unset=True)
@@ -159,6 +159,8 @@ def on_devices(search: Search, count: int) -> Iterable[Candidate]:
         ways: list[dict[str, Any]] = [{"name": name}]
         if asked.context * asked.tensor > 1 and count % (asked.context * asked.tensor) == 0:
             ways.append({"name": name, "mesh": asked.divided_alike(count, bool(strategy.traits.shards))})
+        if asked.expert > 1 and count % asked.expert == 0:  # refused where the strategy cannot
+            ways.append({"name": name, "mesh": {"expert": asked.expert, "replicate": count // asked.expert}})
         for way in ways:
             with contextlib.suppress(InputError):  # an adapter that a strategy cannot shard, say
                 yield search.candidate(_variant(search, strategy=way, machine=machine, batch=batch))

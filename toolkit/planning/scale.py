@@ -48,8 +48,8 @@ def fastest_of_each(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def meshes(traits: Traits, per_node: int, nodes: int) -> Iterator[dict[str, int] | None]:
     """``strategy.mesh`` of every arrangement of ``per_node`` x ``nodes`` devices: state sharded over all of them, or
-    within a node where the strategy can; rows or layers undivided, or divided within a node; blocks undivided, or in
-    stages. A recipe may refuse some."""
+    within a node where the strategy can; rows, layers or experts undivided, or divided within a node; blocks undivided,
+    or in stages. A recipe may refuse some."""
     whole = "shard" if traits.shards else "replicate"
     parts = [("context", 1), *((axis, size) for axis in ("context", "tensor") for size in _PARTS if size <= per_node)]
     for axis, size in parts:
@@ -57,6 +57,10 @@ def meshes(traits: Traits, per_node: int, nodes: int) -> Iterator[dict[str, int]
         yield None if size == 1 else {axis: size} | ({whole: rest} if rest > 1 else {})
         if traits.hybrid and nodes > 1 and per_node > size:
             yield {axis: size, "shard": per_node // size, "replicate": nodes}
+    for size in _PARTS if traits.splits_experts else ():
+        if size <= per_node:
+            rest = per_node * nodes // size
+            yield {"expert": size} | ({whole: rest} if rest > 1 else {})
     for stages in _STAGES if traits.stages else ():
         rest = per_node * nodes // stages
         if rest >= 1:
@@ -91,7 +95,7 @@ def _candidate(search: Search, strategy: dict[str, Any], per_node: int, nodes: i
 def _row(candidate: Candidate) -> dict[str, Any]:
     resolved, seconds = candidate.resolved, candidate.seconds
     mesh = resolved.mesh
-    sizes = {"context": mesh.context, "tensor": mesh.tensor, "pipeline": mesh.pipeline}
+    sizes = {"context": mesh.context, "tensor": mesh.tensor, "pipeline": mesh.pipeline, "expert": mesh.expert}
     parts = {axis: size for axis, size in sizes.items() if size > 1}
     words = [resolved.recipe.strategy.name]
     words += ["hybrid"] if mesh.hybrid else []

@@ -6,7 +6,7 @@ removed, adapters are added to the rest, and the contents of one block of a kind
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,18 +16,19 @@ from torch import nn
 from toolkit.errors import InputError, first_line
 from toolkit.model.adapters import add_adapter
 from toolkit.model.checkpointing import find_blocks
+from toolkit.model.experts import divide_experts
 from toolkit.model.fp8 import convert
 from toolkit.model.freezing import freeze_matching
 from toolkit.model.load import switch_off_cache
 from toolkit.model.nf4 import base_linears, nf4_layers, quantise_base
-from toolkit.model.tensor import split_layers
+from toolkit.model.tensor import Division, split_layers
 from toolkit.model.unreached import can_have_unreached, freeze, unreached
 from toolkit.optim.groups import decayed_names, group_of, hidden_matrices
 from toolkit.planning.contents import Contents
 from toolkit.planning.empty import empty_weights, shapes_alone
 from toolkit.planning.image_values import Values
 from toolkit.planning.kinds import choose_blocks, cut_blocks
-from toolkit.planning.parts import acted_ranks
+from toolkit.planning.parts import acted_experts, acted_ranks
 from toolkit.recipe.adapter_methods import METHODS
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Adapter, Optimizer
@@ -68,7 +69,7 @@ def build_as_is(resolved: Resolved, model: nn.Module) -> Skeleton:
         quantise_base(model, linears, resolved, sizes_only=True)
     model.train()
     short = [(name, module) for name, module in model.named_modules() if name.rpartition(".")[0] in dict(lists)]
-    return Skeleton(model.config, _count(model, short, order, 0, resolved), model, short, resolved)
+    return Skeleton(model.config, _count(model, short, order, 0, resolved, {}), model, short, resolved)
 
 
 def build(resolved: Resolved) -> Skeleton:
@@ -100,9 +101,11 @@ def build(resolved: Resolved) -> Skeleton:
         model = _adapted(model, resolved)
     if linears:
         quantise_base(model, linears, resolved, sizes_only=True)
-    divided: Collection[str] = ()
+    divided: Mapping[str, Division] = {}
     if resolved.mesh.tensor > 1:
         divided = split_layers(model, acted_ranks(resolved.mesh.tensor), resolved.source)
+    if resolved.mesh.expert > 1:
+        divided = divide_experts(model, acted_experts(resolved.mesh.expert), resolved.source)
     _freeze_unreached(model, resolved)
     model.train()
     short = find_blocks(model, resolved.blocks, resolved.source) if resolved.blocks else []
@@ -229,9 +232,9 @@ def _count(
     order: list[int],
     buffers: int,
     resolved: Resolved,
-    divided: Collection[str] = (),
+    divided: Mapping[str, Division],
 ) -> Holdings:
-    """``divided``: names of the weights of which the model has this rank's part."""
+    """``divided``: how those weights are of which the model has this rank's part."""
     optimizer = resolved.recipe.optimizer
     decayed, matrices = _decaying(model, optimizer), hidden_matrices(model, task_of(resolved.recipe.model.task).heads)
     kinds: list[list[Weight]] = []
@@ -245,7 +248,7 @@ def _count(
             p.numel(),
             group=-1 if (at := group_of(optimizer, key)) is None else at,
             matrix=key in matrices,
-            ranks=resolved.mesh.tensor if key in divided else 1,
+            ranks=divided[key].count if key in divided else 1,
         )
         for key, p in model.named_parameters()
     }

@@ -142,7 +142,9 @@ class _Experts(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(rows, experts)
+        # As torch's own: what the gradient of the other operand needs (tools/autograd/derivatives.yaml, _grouped_mm).
+        of_rows, of_experts = ctx.needs_input_grad
+        ctx.save_for_backward(rows if of_experts else None, experts if of_rows else None)
         with torch.autocast("cpu", enabled=False):
             return rows.matmul(experts[0])
 

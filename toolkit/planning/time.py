@@ -155,11 +155,14 @@ def computing(
 
 def exchanged(segments: list[Segment], order: list[int], mesh: Mesh) -> Sent:
     """What a rank sends to the others that divide its rows, in one micro-batch: of what it exchanges all but its own
-    part. To those that divide its layers: what it adds up with them goes around their ring twice."""
+    part. To those that divide its layers: what it adds up with them goes around their ring twice. To those that divide
+    its experts: the rows of tokens that have chosen theirs, of experts that are chosen alike."""
     size = calls = 0
     for segment in segments:
         times = 1 if segment.block == OUTSIDE else order.count(segment.block)
         size, calls = size + times * segment.exchanged, calls + times * segment.exchanges
+    if mesh.expert > 1:
+        return Sent(size * (mesh.expert - 1) / mesh.expert, calls, "expert")
     if mesh.tensor > 1:
         return Sent(2 * size * (mesh.tensor - 1) / mesh.tensor, calls, "tensor")
     return Sent(size * (mesh.context - 1) / mesh.context, calls, "context")
@@ -281,14 +284,17 @@ class Wire:
     def __init__(self, resolved: Resolved, device: Device, rates: Rates) -> None:
         machine, mesh = resolved.recipe.machine, resolved.mesh
         sizes = {"all": mesh.stage_size // mesh.tensor, "shard": mesh.shard, "replicate": mesh.replicate,
-                 "context": mesh.context, "tensor": mesh.tensor, "pipeline": 2}  # fmt: skip
+                 "context": mesh.context, "tensor": mesh.tensor, "pipeline": 2,
+                 "expert": mesh.expert, "copies": mesh.stage_size // mesh.expert}  # fmt: skip
         node = machine.processes // mesh.tensor
         beyond = mesh.stage_size > machine.processes  # a stage's ranks are consecutive
         crosses = {"all": beyond, "shard": mesh.shard > node, "replicate": beyond,
-                   "context": False, "tensor": False, "pipeline": machine.nodes > 1}  # fmt: skip
+                   "context": False, "tensor": False, "pipeline": machine.nodes > 1,
+                   "expert": False, "copies": beyond}  # fmt: skip
         # Of every place within a layer there is a ring; every rank of a stage has a neighbour of its own.
         rings = {"all": mesh.tensor, "shard": mesh.tensor, "replicate": mesh.tensor * min(mesh.shard, node),
-                 "context": 1, "tensor": 1, "pipeline": min(mesh.stage_size, machine.processes)}  # fmt: skip
+                 "context": 1, "tensor": 1, "pipeline": min(mesh.stage_size, machine.processes),
+                 "expert": 1, "copies": mesh.expert}  # fmt: skip
         within, between = device.link * rates.link, rates.between_nodes * rates.link
         self.speeds = {axis: 1e9 * (min(within, between / rings[axis]) if crosses[axis] else within) for axis in sizes}
         self.latencies = {axis: rates.latency * math.log2(max(2, size)) for axis, size in sizes.items()}

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from toolkit.recipe.schema import Machine, MeshAxes, Recipe
 
 AXES = ("replicate", "shard", "context", "tensor", "pipeline", "expert")
-SERVED = ("replicate", "shard", "context", "tensor", "pipeline")
 
 
 @dataclass(frozen=True)
@@ -20,6 +19,7 @@ class Mesh:
     layer. ``shard``: ranks at the same place of such groups, one group after another, that divide the sharded state
     between them. ``replicate``: groups of those; the ranks at the same place of each hold the same part. ``context``:
     consecutive ranks that divide the tokens of the same rows; they are among the ranks of the two others.
+    ``expert``: consecutive ranks that divide the experts of each layer; they are among the ranks of ``replicate``.
     ``pipeline``: the outermost axis: the first ranks, as many as the others make, have the first blocks of the model,
     the next ranks the next ones."""
 
@@ -28,6 +28,7 @@ class Mesh:
     context: int = 1
     tensor: int = 1
     pipeline: int = 1
+    expert: int = 1
 
     @property
     def stage_size(self) -> int:
@@ -65,6 +66,15 @@ class Mesh:
         first = self.stage(rank) * self.stage_size
         return list(range(first + self.column(rank), first + self.stage_size, self.tensor))
 
+    def expert_ranks(self, rank: int) -> list[int]:
+        """The ranks that divide the experts of each layer with this one."""
+        first = rank - rank % self.expert
+        return list(range(first, first + self.expert))
+
+    def expert_peers(self, rank: int) -> list[int]:
+        """The ranks that have the same experts as this one."""
+        return list(range(rank % self.expert, self.stage_size * self.pipeline, self.expert))
+
     def divided_alike(self, world: int, shards: bool) -> dict[str, int] | None:
         """``strategy.mesh`` for a strategy without copies of what it shards, with rows and layers divided as here; None
         where they are not."""
@@ -80,11 +90,13 @@ class Mesh:
 
     @classmethod
     def of(cls, asked: MeshAxes, shards: bool) -> Mesh:
-        """The mesh of a recipe. Ranks of the context axis train the same weights on other tokens, so they divide the
-        state where the strategy does (``shards``), and else hold copies of it."""
+        """The mesh of a recipe. Ranks of the context axis train the same weights on other tokens, and those of the
+        expert axis the same weights but experts on other samples, so they divide the state where the strategy does
+        (``shards``), and else hold copies of it."""
+        axes = asked.context, asked.tensor, asked.pipeline, asked.expert
         if shards:
-            return cls(asked.replicate, asked.shard * asked.context, asked.context, asked.tensor, asked.pipeline)
-        return cls(asked.replicate * asked.context, asked.shard, asked.context, asked.tensor, asked.pipeline)
+            return cls(asked.replicate, asked.shard * asked.context * asked.expert, *axes)
+        return cls(asked.replicate * asked.context * asked.expert, asked.shard, *axes)
 
 
 def stage_blocks(blocks: int, stages: int) -> list[range]:
@@ -130,19 +142,11 @@ def mesh_problems(recipe: Recipe) -> list[str]:
     if asked is None:
         return []
     sizes = {axis: int(getattr(asked, axis)) for axis in AXES}
-    found = [
-        f"strategy.mesh.{axis}: {axis} parallelism is not supported yet; remove it, and divide the "
-        f"{_processes(recipe.machine)} between {', '.join(SERVED[:-1])} and {SERVED[-1]}"
-        for axis, size in sizes.items()
-        if size > 1 and axis not in SERVED
-    ]
-    if found:
-        return found
     machine, product = recipe.machine, math.prod(sizes.values())
     world = machine.processes * machine.nodes
     if product != world:
         told = f"replicate {asked.replicate} x shard {asked.shard}"
-        told += "".join(f" x {axis} {sizes[axis]}" for axis in ("context", "tensor", "pipeline") if sizes[axis] > 1)
+        told += "".join(f" x {axis} {sizes[axis]}" for axis in AXES[2:] if sizes[axis] > 1)
         told += f" = {product}"
         return [f"strategy.mesh: {told}, but there are {_processes(machine)}; {_instead(recipe, world, product)}"]
     if machine.processes % asked.context:
@@ -160,6 +164,15 @@ def mesh_problems(recipe: Recipe) -> list[str]:
     for axis, what in (("context", "divided rows"), ("tensor", "divided layers")):
         if asked.pipeline > 1 and sizes[axis] > 1:
             return [f"strategy.mesh.pipeline: has not been verified with {what}; set {axis}: 1 or pipeline: 1"]
+    if machine.processes % asked.expert:
+        return [
+            f"strategy.mesh.expert: {asked.expert} consecutive ranks exchange tokens in every layer of experts and "
+            f"have to be on one node, which has {machine.processes} processes; set a divisor of {machine.processes}"
+        ]
+    others = {"context": "divided rows", "tensor": "divided layers", "pipeline": "stages", "shard": "sharded weights"}
+    for axis, what in others.items():
+        if asked.expert > 1 and sizes[axis] > 1:
+            return [f"strategy.mesh.expert: has not been verified with {what}; set {axis}: 1 or expert: 1"]
     node = machine.processes // asked.tensor
     if asked.shard % node and node % asked.shard:
         ranks = "consecutive ranks" if asked.tensor == 1 else f"groups of {asked.tensor} ranks"
@@ -185,7 +198,9 @@ def _instead(recipe: Recipe, world: int, product: int) -> str:
         return f"set tensor to a divisor of {world // asked.context}"
     if world // asked.context // asked.tensor % asked.pipeline:
         return f"set pipeline to a divisor of {world // asked.context // asked.tensor}"
-    rows = world // asked.context // asked.tensor // asked.pipeline
+    if world // asked.context // asked.tensor // asked.pipeline % asked.expert:
+        return f"set expert to a divisor of {world // asked.context // asked.tensor // asked.pipeline}"
+    rows = world // asked.context // asked.tensor // asked.pipeline // asked.expert
     if rows % asked.shard == 0 and asked.shard > 1:
         return f"set replicate: {rows // asked.shard}"
     if rows % asked.replicate == 0:
@@ -248,12 +263,18 @@ def reasons(mesh: Mesh, machine: Machine, hybrid: str | None) -> dict[str, str]:
             "accelerate.yaml, which has no key for it, nor in training_args.json: another script would give each of "
             "them samples of its own"
         )
-    unserved = dict.fromkeys((axis for axis in AXES if axis not in SERVED), "not supported yet")
+    expert = "every process has all experts"
+    if mesh.expert > 1:
+        expert = (
+            f"{mesh.expert} consecutive ranks each have a part of every layer's experts, to which all of them send "
+            "their tokens (arXiv:2006.16668); each trains on samples of its own. Not in accelerate.yaml nor in "
+            "training_args.json: other scripts would keep all experts on every device"
+        )
     return {
         "replicate": replicate,
         "shard": shard,
         "context": context,
         "tensor": tensor,
         "pipeline": pipeline,
-        **unserved,
+        "expert": expert,
     }

@@ -13,6 +13,7 @@ from toolkit.optimizers import optimizer_kind
 from toolkit.recipe.compilable import why_not_compilable
 from toolkit.recipe.contextable import why_not_divisible
 from toolkit.recipe.contradictions import contradictions
+from toolkit.recipe.expertable import why_no_experts
 from toolkit.recipe.fp8able import why_not_fp8
 from toolkit.recipe.fusable import why_not_fusable
 from toolkit.recipe.load import recipe_sha256
@@ -250,6 +251,8 @@ def resolve_values(
         raise InputError(f"{source}: strategy.mesh.tensor: {reason}")
     if mesh is not None and mesh.pipeline > 1 and (reason := why_not_stageable(recipe, facts, traits)):
         raise InputError(f"{source}: strategy.mesh.pipeline: {reason}")
+    if mesh is not None and mesh.expert > 1 and (reason := why_no_experts(recipe, facts, traits)):
+        raise InputError(f"{source}: strategy.mesh.expert: {reason}")
     if recipe.fp8 and (reason := why_not_fp8(recipe, facts, blocks)):
         raise InputError(f"{source}: fp8: {reason}, or set fp8: false")
     if reason := why_not_trainable(facts):

@@ -414,7 +414,9 @@ class MeshAxes(Section):
     )
     tensor: Positive = Field(1, description="consecutive ranks that divide the matrices of each layer")
     pipeline: Positive = Field(1, description="stages of consecutive blocks, through which micro-batches pass")
-    expert: Positive = Field(1, description="ranks that divide the experts of a layer; not supported yet")
+    expert: Positive = Field(
+        1, description="consecutive ranks that divide the experts of each layer, each with samples of its own"
+    )
 
 
 class Strategy(Section):

@@ -59,6 +59,8 @@ class Traits:
     """`strategy.mesh.tensor` can divide the matrices of each layer over ranks beside what the strategy does."""
     stages: bool = False
     """`strategy.mesh.pipeline` can divide the model's blocks over ranks beside what the strategy does."""
+    splits_experts: bool = False
+    """`strategy.mesh.expert` can divide the experts of each layer over ranks beside what the strategy does."""
     validated: frozenset[str] | None = None
     """What `plan`'s predictions were compared with measurements for, beyond plain training: offload, fp16, task names.
     None: nothing was."""

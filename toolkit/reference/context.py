@@ -23,9 +23,10 @@ from toolkit.reference.meeting import Meeting
 
 NAME = "plain_parts"
 
-Mistake = Literal["", "positions", "edges", "alone", "keys", "masks"]
+Mistake = Literal["", "positions", "edges", "alone", "keys", "masks", "order"]
 """What a run may do wrong with parts of rows, for diagnoses: positions that restart in each part; edges whose
-prediction is lost; attention to the own part alone; key heads of another rank; the dropout masks of another part."""
+prediction is lost; attention to the own part alone; key heads of another rank; the dropout masks of another part. With
+experts: results in the order of ranks."""
 
 
 @dataclass(frozen=True)

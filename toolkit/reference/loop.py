@@ -22,6 +22,7 @@ from toolkit.recipe.resolve import Resolved
 from toolkit.reference.batch_norm import plain_layers
 from toolkit.reference.columns import in_columns
 from toolkit.reference.context import Mistake, attending_in_parts, computing, part_of
+from toolkit.reference.experts import among_ranks, meeting_in_experts
 from toolkit.reference.extras import Extras
 from toolkit.reference.meeting import Meeting, replicas
 from toolkit.reference.order import NATURAL, Order, fused_loss, summed_by_module
@@ -128,7 +129,7 @@ class PlainLoop:
 
     def _joint(self, window: Window) -> bool:
         """Whether micro-batches of several ranks have something in common: batch statistics, or their rows."""
-        if window[0][1].part is not None:
+        if window[0][1].part is not None or self.order.experts > 1:
             return True
         return self.resolved.world_size > 1 and any(one.mode == "synchronised" for one in self.batch_norms.values())
 
@@ -140,7 +141,8 @@ class PlainLoop:
         sums: dict[int, dict[str, torch.Tensor]] = {}
         together: dict[tuple[int, int], list[int]] = {}
         for place, (rank, micro) in enumerate(window):
-            together.setdefault((micro.micro, rank // micro.part.count if micro.part else 0), []).append(place)
+            alike = micro.part.count if micro.part else self.order.experts
+            together.setdefault((micro.micro, rank // alike if alike > 1 else 0), []).append(place)
         for _, places in sorted(together.items()):
             models = self._models(len(places))
             meeting = Meeting(len(places))
@@ -153,13 +155,17 @@ class PlainLoop:
                     layer.counts, layer.updates = bool(micro.sample_ids), True
                 masks = rank // micro.part.count if self.mistake == "masks" and micro.part else rank
                 self.seed(step, micro.micro, masks)
-                own = computing(meeting, micro, self.mistake) if micro.part else contextlib.nullcontext()
+                own: Any = computing(meeting, micro, self.mistake) if micro.part else contextlib.nullcontext()
+                if self.order.experts > 1:
+                    own = among_ranks(meeting, at, self.mistake == "order")
                 with self.autocast(), own:
                     return self.loss_sum(micro, model=model)
 
             with contextlib.ExitStack() as orders:
                 if window[0][1].part is not None:
                     orders.enter_context(attending_in_parts(models))
+                if self.order.experts > 1:
+                    orders.enter_context(meeting_in_experts(models, self.order.experts))
                 for model in models:
                     blocks = _same(model, self.model, self.blocks)
                     orders.enter_context(summed_by_module(model, self.order, blocks))
@@ -292,8 +298,8 @@ class PlainLoop:
                 loss = extras.loss(logits.flatten(0, -2), targets.flatten(), everywhere)
         balance = getattr(output, "aux_loss", None)
         if isinstance(balance, torch.Tensor):
-            # A mixture of experts' balance loss is a mean over the micro-batch: weighted by tokens, as the rest is.
-            loss = loss + self.config.router_aux_loss_coef * balance * (labels != -100).sum()
+            # A mixture of experts' balance loss is a mean over the micro-batch: weighted by predictions, as all else.
+            loss = loss + self.config.router_aux_loss_coef * balance * (targets != -100).sum()
         return loss
 
     def virtual_tokens(self) -> int:

@@ -27,7 +27,8 @@ class Order:
     as quotients, of supervised tokens alone. ``in_parts``: each row's tokens in parts, which meet in attention.
     ``columns``: how many parts the matrices of each layer are computed in, whose sums are added up. ``stages``: the
     first block of each stage; masks are drawn anew there, and the two parts of the gradient of a weight that the
-    embedding and the head share are each added up by themselves first."""
+    embedding and the head share are each added up by themselves first. ``experts``: how many ranks divide them, whose
+    rows each part of the experts computes together."""
 
     divisor: int = 1
     first: Literal["rank", "micro", "average"] = "rank"
@@ -37,6 +38,7 @@ class Order:
     in_parts: bool = False
     columns: int = 1
     stages: tuple[int, ...] = (0,)
+    experts: int = 1
 
     @property
     def by_collective(self) -> bool:
@@ -46,7 +48,7 @@ class Order:
     @property
     def within_micro_batches(self) -> bool:
         """Whether a micro-batch itself is computed in another order than the natural one."""
-        return self.by_module or self.by_block or self.fused or self.in_parts or self.columns > 1
+        return self.by_module or self.by_block or self.fused or self.in_parts or self.columns > 1 or self.experts > 1
 
 
 NATURAL = Order()

@@ -36,6 +36,8 @@ class Strategy:
     """``module:class`` of the engine."""
     divided_engine: ClassVar[str] = ""
     """The same of layers that ranks divide (``strategy.mesh.tensor``), where ``traits.splits_layers``."""
+    experts_engine: ClassVar[str] = ""
+    """The same of a model whose experts ranks divide (``strategy.mesh.expert``), where ``traits.splits_experts``."""
     staged_engine: ClassVar[str] = ""
     """The same of a model whose blocks ranks divide (``strategy.mesh.pipeline``), where ``traits.stages``."""
     memory: ClassVar[str]
@@ -143,6 +145,8 @@ class Strategy:
         """The engine's class for a recipe: of divided layers, or of stages, where its mesh has them."""
         if resolved.mesh.pipeline > 1:
             return _imported(self.staged_engine)
+        if resolved.mesh.expert > 1:
+            return _imported(self.experts_engine)
         return _imported(self.engine if resolved.mesh.tensor == 1 else self.divided_engine)
 
     def memory_model(self) -> type[MemoryModel]:

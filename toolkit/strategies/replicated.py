@@ -5,9 +5,9 @@ from __future__ import annotations
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.traits import Traits
 from toolkit.strategies.base import Strategy
-from toolkit.strategies.memory.base import Holdings
-from toolkit.strategies.memory.replicated import BUCKET
-from toolkit.strategies.traffic import Axis, Traffic, Volumes
+from toolkit.strategies.memory.base import BYTES, Holdings
+from toolkit.strategies.memory.replicated import BUCKET, expert_elements
+from toolkit.strategies.traffic import Axis, Sent, Traffic, Volumes
 
 
 class Single(Strategy):
@@ -34,6 +34,7 @@ class DistributedDataParallel(Strategy):
     distributed_type = "MULTI_GPU"
     engine = "toolkit.strategies.engines.replicated:DdpEngine"
     divided_engine = "toolkit.strategies.engines.layers:DividedDdpEngine"
+    experts_engine = "toolkit.strategies.engines.experts:ExpertsDdpEngine"
     staged_engine = "toolkit.strategies.engines.stages:StagedDdpEngine"
     memory = "toolkit.strategies.memory.replicated:DdpMemory"
     traits = Traits(
@@ -46,6 +47,7 @@ class DistributedDataParallel(Strategy):
         broadcasts=True,
         continues_without_gradient=False,
         splits_layers=True,
+        splits_experts=True,
         stages=True,
         precedence=1,
         validated=frozenset({"fp16"}),
@@ -58,6 +60,21 @@ class DistributedDataParallel(Strategy):
     def traffic(self, resolved: Resolved, holdings: Holdings) -> Traffic:
         volumes = Volumes(resolved, holdings)
         sent = ((2 * volumes.gradients, max(1, int(volumes.trained_bytes // BUCKET))),)
+        if resolved.mesh.expert > 1:
+            return _of_experts(resolved, holdings)
         if resolved.mesh.pipeline > 1:  # between the copies of a stage, when all micro-batches have passed
             return Traffic(at_end=sent if resolved.mesh.replicate > 1 else ())
         return Traffic(sent) if resolved.reduces_each_micro_batch else Traffic(at_end=sent, end_overlaps=True)
+
+
+def _of_experts(resolved: Resolved, holdings: Holdings) -> Traffic:
+    """DDP averages what all ranks have. The gradients of experts are summed over the ranks that have the same ones when
+    the last backward has ended; then nothing of either is told to overlap."""
+    element, world = BYTES[resolved.precision.trainable], resolved.world_size
+    experts = expert_elements(holdings, resolved) * element
+    alike, copies = holdings.elements(True) * element - experts, world // resolved.mesh.expert
+    sent = [Sent(2 * (world - 1) / world * alike, max(1, int(alike // BUCKET)))]
+    if copies > 1 and experts:
+        number = sum(count for unit, count in holdings.units() for w in unit if w.trains and w.ranks > 1)
+        sent.append(Sent(2 * (copies - 1) / copies * experts, number, "copies"))
+    return Traffic(at_end=tuple(sent), end_overlaps=len(sent) == 1)

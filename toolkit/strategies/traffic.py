@@ -8,8 +8,9 @@ from typing import Literal, NamedTuple
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies.memory.base import BYTES, Holdings
 
-Axis = Literal["all", "shard", "replicate", "context", "tensor", "pipeline"]
-"""The ranks of a collective: all that sum gradients, or those of an axis of the mesh; ``pipeline``: neighbours."""
+Axis = Literal["all", "shard", "replicate", "context", "tensor", "pipeline", "expert", "copies"]
+"""The ranks of a collective: all that sum gradients, or those of an axis of the mesh; ``pipeline``: neighbours;
+``copies``: those that have the same experts."""
 
 
 class Sent(NamedTuple):

@@ -20,6 +20,7 @@ from toolkit.model.checkpointing import checkpoint_blocks, find_blocks
 from toolkit.model.compiling import compile_blocks
 from toolkit.model.context import divide_rows
 from toolkit.model.embedding_noise import add_embedding_noise
+from toolkit.model.experts import divide_experts, own_expert_ranks
 from toolkit.model.fp8 import check_device, convert
 from toolkit.model.freezing import Frozen, freeze_matching
 from toolkit.model.head_loss import fuse_head
@@ -121,13 +122,14 @@ def prepare_model(
     """The model of a recipe, ready for its strategy; nothing is sharded yet.
 
     ``together``: every rank calls it, so that they can divide work between them. Where the strategy shards weights, or
-    ranks have some of the blocks, no rank reads them here: each reads its part later (``model/sources.py``). If that is
-    not possible, every rank has the whole model, and ``loaded_whole`` of the result says why. ``by_part``: other than
-    the strategy decides.
+    ranks have some of the blocks or experts, no rank reads them here: each reads its part later (``model/sources.py``).
+    If that is not possible, every rank has the whole model, and ``loaded_whole`` of the result says why. ``by_part``:
+    other than the strategy decides.
     """
     reason = None
     if by_part is None:
-        by_part = together and ("weights" in resolved.traits.shards or resolved.mesh.pipeline > 1)
+        apart = resolved.mesh.pipeline > 1 or resolved.mesh.expert > 1
+        by_part = together and ("weights" in resolved.traits.shards or apart)
     if by_part:
         try:
             return _prepared(resolved, pad_token_id, together, by_part=True)
@@ -251,20 +253,23 @@ def engage(
 
 
 def divide(prepared: Prepared) -> None:
-    """Have the model compute a part of its rows, of its layers, or some of its blocks, where the mesh divides them.
+    """Have the model compute a part of its rows, of its layers, or some of its blocks or experts, where the mesh
+    divides them.
     Every rank calls it."""
     resolved = prepared.resolved
     divide_rows(prepared.model, resolved)
     if resolved.mesh.tensor > 1:
         prepared.divisions = split_layers(prepared.model, own_ranks(resolved), resolved.source)
+    if resolved.mesh.expert > 1:
+        prepared.divisions = divide_experts(prepared.model, own_expert_ranks(resolved), resolved.source)
     if resolved.mesh.pipeline > 1:
         index = resolved.mesh.stage(dist.get_rank())
         blocks = find_blocks(prepared.model, resolved.blocks, resolved.source)
         dtype = None if resolved.traits.autocast else getattr(torch, resolved.precision.compute)
         prepared.stage = cut(prepared.model, blocks, index, resolved.mesh.pipeline, resolved.source, dtype)
         prepared.blocks = [blocks[at] for at in prepared.stage.blocks]
-        if "weights" not in resolved.traits.shards:
-            fill_model(prepared.model)
+    if (resolved.mesh.pipeline > 1 or resolved.mesh.expert > 1) and "weights" not in resolved.traits.shards:
+        fill_model(prepared.model)
 
 
 def seed_micro_batch(seed: int, step: int, micro: int, rank: int) -> None:

@@ -39,7 +39,12 @@ def check_loop(name: str, resolved: Resolved) -> None:
         why = unknown if key in loop.unknown else f"{loop.title} has no {given}"
         raise InputError(f"--loop {name}: {why}; plan it with {key}={plain}")
     mesh = resolved.mesh
-    parts = ("context", mesh.context, "rows"), ("tensor", mesh.tensor, "layers"), ("pipeline", mesh.pipeline, "blocks")
+    parts = [
+        ("context", mesh.context, "rows"),
+        ("tensor", mesh.tensor, "layers"),
+        ("pipeline", mesh.pipeline, "blocks"),
+        ("expert", mesh.expert, "experts"),
+    ]
     for axis, size, what in parts:
         if size > 1:
             raise InputError(

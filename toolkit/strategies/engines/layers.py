@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from toolkit.model.tensor import layer_group, state_group
 from toolkit.optim.adamw8bit import local
+from toolkit.recipe.resolve import Resolved
 from toolkit.strategies.engines.base import Claim, Engine, OptimizerState, Prepared
 from toolkit.strategies.engines.fsdp2 import Fsdp2Engine
 from toolkit.strategies.engines.pieces import Owned, Piece, Saved, Shape, Values, within
@@ -32,10 +33,13 @@ class DividedLayers(Engine):
 
     def __init__(self, prepared: Prepared, accelerator: Accelerator) -> None:
         self.divisions = prepared.divisions
-        self.layer_group = layer_group(prepared.resolved)
-        self.state_group = state_group(prepared.resolved)
+        self.layer_group, self.state_group = self._groups(prepared.resolved)
         super().__init__(prepared, accelerator)
         self.shapes = {name: self._whole_shape(name, shape) for name, shape in self.parts.items()}
+
+    def _groups(self, resolved: Resolved) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+        """Of the ranks that have the other parts, and of those that have the same one."""
+        return layer_group(resolved), state_group(resolved)
 
     # ------------------------------------------------------------------ the step
 

@@ -52,7 +52,7 @@ class Weight:
     matrix: bool = False
     """Whether it is a matrix of a hidden layer that trains."""
     ranks: int = 1
-    """Ranks that divide it (``strategy.mesh.tensor``): then ``shape`` and ``numel`` are those of one part."""
+    """Ranks that divide it (``strategy.mesh``: ``tensor``, ``expert``): then ``shape`` and ``numel`` are a part's."""
 
 
 @dataclass(frozen=True)
@@ -302,7 +302,8 @@ class MemoryModel:
         adapter = self.resolved.recipe.adapter
         reads = adapter is not None and adapter_reads_base(adapter)
         grows = bool(self.resolved.recipe.tokenizer.added)
-        parts = "weights" in self.resolved.traits.shards or self.resolved.mesh.pipeline > 1
+        mesh = self.resolved.mesh
+        parts = "weights" in self.resolved.traits.shards or mesh.pipeline > 1 or mesh.expert > 1
         return parts and not (reads or grows or self.resolved.base_storage)
 
     def adapter_loading(self) -> int:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from toolkit.strategies.memory.base import MemoryModel
+from toolkit.recipe.resolve import Resolved
+from toolkit.strategies.memory.base import Holdings, MemoryModel
 
 BUCKET = 25 * 2**20
 """Bytes of gradients that are reduced together (torch/nn/parallel/distributed.py, ``bucket_cap_mb``)."""
+
+
+def expert_elements(holdings: Holdings, resolved: Resolved) -> int:
+    """Elements that train of one rank's part of divided experts."""
+    if resolved.mesh.expert == 1:
+        return 0
+    return sum(count * w.numel for unit, count in holdings.units() for w in unit if w.trains and w.ranks > 1)
 
 
 class SingleMemory(MemoryModel):
@@ -26,7 +34,11 @@ class DdpMemory(SingleMemory):
     def account(self) -> None:
         super().account()
         if self.resolved.mesh.pipeline == 1:
-            self.resident["communication"] = self.trains * self.trained
+            self.resident["communication"] = (self.trains - self.divided_experts()) * self.trained
+
+    def divided_experts(self) -> int:
+        """Elements of this rank's experts that train where ranks divide them: DDP leaves their gradients alone."""
+        return expert_elements(self.holdings, self.resolved)
 
     def finish_backward(self) -> int:
         if self.resolved.mesh.pipeline == 1 or self.resolved.mesh.replicate == 1:

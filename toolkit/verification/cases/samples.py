@@ -28,6 +28,7 @@ from toolkit.verification.cases.images import SampleImages
 
 _LONGEST = 24
 _SHORTEST = 4
+_ATTEMPTS = 8
 
 
 class RaggedSamples:
@@ -62,10 +63,25 @@ class RaggedSamples:
 def ragged_samples(resolved: Resolved, config: dict[str, Any], full_windows: int) -> RaggedSamples:
     """An epoch of ``full_windows`` windows and a short one, in whose last micro-batch all ranks but one are empty.
 
-    Every sample is unique, so that one can be told from another by its tokens alone.
+    Every sample is unique, so that one can be told from another by its tokens alone. Drawn again where no window has
+    another number of supervised tokens on each rank, as may happen with a row for each two that divide it.
     """
+    for attempt in range(_ATTEMPTS):
+        samples = _drawn(resolved, config, full_windows, attempt)
+        if resolved.token_parts == 1 or uneven(expected_windows(samples, resolved, full_windows + 1), resolved):
+            break
+    return samples
+
+
+def uneven(windows: Sequence[Window], resolved: Resolved) -> int:
+    """How many windows have other numbers of supervised tokens on some ranks than on others."""
+    ranks = range(resolved.token_parts)
+    return sum(len({sum(m.supervised for r, m in window if r == rank) for rank in ranks}) > 1 for window in windows)
+
+
+def _drawn(resolved: Resolved, config: dict[str, Any], full_windows: int, attempt: int) -> RaggedSamples:
     recipe = resolved.recipe
-    draw = random.Random(recipe.run.seed)
+    draw = random.Random(recipe.run.seed + attempt * 2**32)
     pad = config.get("pad_token_id")
     pad_id = pad if isinstance(pad, int) else 0
     task = task_of(recipe.model.task)

@@ -32,6 +32,7 @@ def order_of(resolved: Resolved, config: Any = None, blocks: int = 0) -> Order:
         fused=resolved.loss_kernel != "plain",
         in_parts=resolved.mesh.context > 1,
         columns=resolved.mesh.tensor,
+        experts=resolved.mesh.expert,
         stages=tuple(part[0] for part in stage_blocks(blocks, resolved.mesh.pipeline)) if blocks else (0,),
     )
 

@@ -13,6 +13,7 @@ from toolkit.strategies import strategy_of
 from toolkit.strategies.engines.base import Claim
 from toolkit.strategies.engines.float8 import FLOAT8_LAYERS
 from toolkit.verification.cases.case import Case, products_step
+from toolkit.verification.cases.samples import uneven
 from toolkit.verification.compare.measure import Stage
 from toolkit.verification.compare.pipeline import schedule_claims
 from toolkit.verification.compare.replay import Reference
@@ -228,6 +229,7 @@ def _axes(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
     claims = []
     asked = [*strategy_of(resolved).collectives_by_axis(resolved)]
     exchanges = [(EXCHANGE, "context")] if resolved.mesh.context > 1 else []
+    exchanges += [(EXCHANGE, "expert")] if resolved.mesh.expert > 1 else []
     exchanges += [("all-reduce", "tensor")] if resolved.mesh.tensor > 1 else []
     exchanges += [("all-reduce", "pipeline")] if resolved.mesh.pipeline > 1 else []  # the norm
     for kind, axis in [*asked, *exchanges]:
@@ -261,11 +263,8 @@ def _exercised(
             Claim("clipping", "steps that clip, steps that do not", "some of each", seen, 0 < above < len(norms))
         )
     if resolved.token_parts > 1:
-        uneven = sum(
-            len({sum(m.supervised for r, m in window if r == rank) for rank in range(resolved.token_parts)}) > 1
-            for window in reference.windows
-        )
-        claims.append(Claim("uneven-windows", "windows uneven over ranks", "1 or more", str(uneven), uneven > 0))
+        count = uneven(reference.windows, resolved)
+        claims.append(Claim("uneven-windows", "windows uneven over ranks", "1 or more", str(count), count > 0))
     if resolved.data_size > 1:
         empty = sum(not micro.sample_ids for window in reference.windows for _, micro in window)
         claims.append(Claim("empty-micro-batches", "micro-batches without samples", "1 or more", str(empty), empty > 0))

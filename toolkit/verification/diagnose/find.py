@@ -16,6 +16,7 @@ from toolkit.verification.cases.case import FULL_WINDOWS, Case
 from toolkit.verification.compare.ledger import rows_of
 from toolkit.verification.compare.measure import Measure, Stage
 from toolkit.verification.diagnose.diagnosis import Diagnosis
+from toolkit.verification.diagnose.experts import misplaced
 from toolkit.verification.diagnose.gradient import gradient_cause
 from toolkit.verification.diagnose.layers import other_masks
 from toolkit.verification.diagnose.mesh import other_rows, stale_copies, wrong_parts
@@ -82,6 +83,8 @@ _CLAIMS = {
     "mesh-collectives": "mesh-not-active",
     "layers-divided": "mesh-not-active",
     "layers-alike": "mesh-copies-differ",
+    "experts-divided": "mesh-not-active",
+    "experts-alike": "mesh-copies-differ",
     "stages": "mesh-not-active",
     "stage-weights": "mesh-not-active",
     "stage-exchanges": "mesh-not-active",
@@ -178,6 +181,7 @@ def _forward(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnos
         finite = all(math.isfinite(loss) for loss in found.replayed.losses[measure.step])
         return Diagnosis("loss-not-finite" if finite else "recipe-diverges", {"measure": measure.sentence})
     cause = stale_copies(found, measure) or wrong_parts(found, measure) or masks_of_stages(found, measure)
+    cause = cause or misplaced(found, measure)
     if cause is not None:
         return cause
     kinds = {m.kind for m in wrong}

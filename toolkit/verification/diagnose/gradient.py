@@ -14,6 +14,7 @@ from toolkit.verification.compare.noise import NO_SIGNAL, relative_error
 from toolkit.verification.compare.replay import Reference
 from toolkit.verification.diagnose.attribution import Attribution, MicroGradients
 from toolkit.verification.diagnose.diagnosis import Diagnosis
+from toolkit.verification.diagnose.experts import wrong_experts
 from toolkit.verification.diagnose.layers import other_masks, wrong_layers
 from toolkit.verification.diagnose.recompute import recomputed_otherwise
 from toolkit.verification.diagnose.stages import wrong_stages
@@ -43,6 +44,8 @@ def gradient_cause(found: Pass, case: Case, stage: Stage, measure: Measure) -> D
     if (cause := wrong_layers(found, step, right)) is not None:
         return cause
     if (cause := wrong_stages(found, step, wrong)) is not None:
+        return cause
+    if (cause := wrong_experts(found, step, wrong, right)) is not None:
         return cause
     strangers = [name for name in wrong if name not in right]
     if strangers:

@@ -87,6 +87,8 @@ _FORWARD = {
     "weights-of-an-earlier-step": Known("a step computes with weights of an earlier one",
                                         "step {step}: the losses are those of the first weights; the second copy of "
                                         "the weights (hpZ) is stale"),
+    "expert-results-misplaced": Known("results of experts are added to other tokens than they are of "
+                                      "(strategy.mesh.expert)", "the losses of step {step} are those of such a run"),
     "positions-restart": Known("positions begin anew in every part of a row (strategy.mesh.context)", _PARTS),
     "predictions-lost-at-edges": Known("the last token of each part of a row predicts nothing", _PARTS,
                                        "labels have to be shifted before rows are divided"),
@@ -197,6 +199,11 @@ _GRADIENT = {
     "hidden-gradients-summed-twice": Known("the gradient of hidden states is summed twice over the ranks of a layer "
                                            "(strategy.mesh.tensor)", "the gradient of {first} is {factor:.5g} times "
                                            "the right one"),
+    "expert-copies-not-summed": Known("gradients of experts are not added up over the {ranks} ranks that have the same "
+                                      "ones (strategy.mesh.expert)", "{first} has another gradient on each of them, "
+                                      "{count} weights in all"),
+    "expert-gradients-scaled": Known("the gradients of experts alone are scaled (strategy.mesh.expert)",
+                                     "those of {count} weights are {factor:.5g} times the right ones"),
     "shared-gradient-of-one-stage": Known("the gradient of a tied head is not added to that of the embedding, which "
                                           "another stage has (strategy.mesh.pipeline)",
                                           "of all gradients that of {first} alone is wrong"),

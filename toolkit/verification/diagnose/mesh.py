@@ -33,7 +33,7 @@ def wrong_parts(found: Pass, measure: Measure) -> Diagnosis | None:
     for mistake, cause in _MISTAKES:
         losses = reference.losses_with_mistake(mistake, step, weights)
         # The right losses of a step tell nothing: the mistake has to explain the wrong ones.
-        if _same_losses(found, step, losses) and losses != found.replayed.losses[step]:
+        if same_losses(found, step, losses) and losses != found.replayed.losses[step]:
             return Diagnosis(cause, {"step": step + 1, "parts": reference.resolved.mesh.context})
     return None
 
@@ -53,7 +53,8 @@ def other_rows(found: Pass, step: int) -> Diagnosis | None:
     )
 
 
-def _same_losses(found: Pass, step: int, losses: Sequence[float]) -> bool:
+def same_losses(found: Pass, step: int, losses: Sequence[float]) -> bool:
+    """Whether the ranks have these losses of a step's micro-batches, in the order of the plain loop's window."""
     assert found.reference is not None
     for (rank, micro), loss in zip(found.reference.windows[step], losses, strict=True):
         taken = found.parts[rank].run.steps[step].micros
@@ -76,6 +77,6 @@ def stale_copies(found: Pass, measure: Measure) -> Diagnosis | None:
         name: run.weights[name] if weight.numel() >= small else weight
         for name, weight in run.steps[step - 1].weights.items()
     }
-    if not _same_losses(found, step, reference.gradient(step, weights)[0]):
+    if not same_losses(found, step, reference.gradient(step, weights)[0]):
         return None
     return Diagnosis("weights-of-an-earlier-step", {"step": step + 1})

@@ -45,6 +45,8 @@ WITHOUT_GRADIENT = Applies(lambda strategy: strategy.traits.continues_without_gr
 
 SPLITS_LAYERS = Applies(lambda strategy: strategy.traits.splits_layers)
 """`strategy.mesh.tensor` divides the matrices of layers."""
+SPLITS_EXPERTS = Applies(lambda strategy: strategy.traits.splits_experts)
+"""`strategy.mesh.expert` divides the experts of layers."""
 STAGES = Applies(lambda strategy: strategy.traits.stages)
 """`strategy.mesh.pipeline` divides the model's blocks over ranks."""
 STAGES_OF_COPIES = Applies(lambda strategy: strategy.traits.stages and not strategy.traits.shards)

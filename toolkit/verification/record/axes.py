@@ -15,9 +15,11 @@ EXCHANGE = "all-to-all"
 
 def axis_of(kind: str, arguments: Iterable[Any], mesh: Mesh) -> str:
     """``all``, ``shard``, ``replicate``, ``tensor``, ``pipeline`` or ``ends`` (the first and the last stage) for the
-    group among a c10d operator's arguments, ``context`` where it is an exchange between parts of rows; ``other`` where
-    its ranks are those of no axis of this process."""
+    group among a c10d operator's arguments, ``context`` where it is an exchange between parts of rows,
+    ``expert`` where it is one between experts; ``other`` where its ranks are those of no axis of this process."""
     ranks, rank = _ranks(arguments), dist.get_rank()
+    if kind == EXCHANGE and mesh.expert > 1:
+        return "expert" if ranks == mesh.expert_ranks(rank) else "other"
     if kind == EXCHANGE:
         own = rank // mesh.context * mesh.context
         return "context" if ranks == list(range(own, own + mesh.context)) else "other"
@@ -29,6 +31,7 @@ def axis_of(kind: str, arguments: Iterable[Any], mesh: Mesh) -> str:
         "ends": mesh.stage_ranks(rank)[:: mesh.pipeline - 1] if mesh.pipeline > 2 else None,
         "tensor": mesh.layer_ranks(rank) if mesh.tensor > 1 else None,
         "all": peers,
+        "copies of experts": mesh.expert_peers(rank) if mesh.expert > 1 else None,
         "shard": peers[first : first + mesh.shard],
         "replicate": peers[mesh.place(rank) :: mesh.shard],
     }

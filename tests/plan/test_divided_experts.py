@@ -1,0 +1,104 @@
+"""`plan` of experts that ranks divide: bytes on the wire; memory is in the matrix (plan/cells.py)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from plan.cells import EXPERTS, Cell
+from plan.truth import balanced, predicted, resolved_from
+from toolkit.launch.group import WorkerGroup
+from toolkit.planning.hardware import device_named
+from toolkit.planning.predict import Planner
+from toolkit.planning.scale import meshes
+from toolkit.planning.search import Search
+from toolkit.planning.time import Rates, exchanged
+from toolkit.recipe.schema import Recipe
+from toolkit.strategies import resolve, strategy_of
+
+CASES = [EXPERTS[0], EXPERTS[1], EXPERTS[2], EXPERTS[5]]
+
+
+def given_job(recipe: dict[str, Any], length: int) -> float:
+    """What a rank gives to the others that divide its experts, in one micro-batch of a real step, in bytes."""
+    import torch.distributed as dist
+
+    from toolkit.planning.measure import measure
+
+    right, sizes = dist.all_to_all_single, []
+
+    def counted(into: torch.Tensor, rows: torch.Tensor, taken: Any = None, given: Any = None, **rest: Any) -> Any:
+        if given is not None:  # not the exchange of how many rows there are
+            sizes.append((sum(given) - given[dist.get_rank()]) * rows[:1].numel() * rows.element_size())
+        return right(into, rows, taken, given, **rest)
+
+    dist.all_to_all_single = counted
+    try:
+        with balanced():
+            measure(resolved_from(recipe), length, steps=1, track=False)
+    finally:
+        dist.all_to_all_single = right
+    return sum(sizes) / recipe["batch"]["accumulation"]
+
+
+@pytest.mark.group
+@pytest.mark.parametrize("cell", CASES, ids=lambda cell: cell.name)
+def test_bytes_on_the_wire_are_those_of_a_real_step(cell: Cell, group: WorkerGroup) -> None:
+    """A row for each expert of a token and its number, the result, and both gradients; recomputed blocks twice."""
+    resolved = resolved_from(cell.recipe())
+    planner = Planner.of(resolved, cell.length)
+    sent = exchanged(planner.segments_of(resolved), list(planner.skeleton.holdings.order), resolved.mesh)
+    assert sent.axis == "expert"
+    assert sent.size == group.run(given_job, cell.recipe(), cell.length)[0] > 0
+
+
+def test_half_of_the_experts_takes_less_memory_than_all_of_them() -> None:
+    half = EXPERTS[0]
+    whole = replace(half, experts=False)
+    assert 0.5 < predicted(half) / predicted(whole) < 0.85
+    divided, all_of_them = (Planner.of(resolved_from(one.recipe()), one.length).skeleton.holdings
+                            for one in (half, whole))  # fmt: skip
+    assert divided.elements() < all_of_them.elements()
+    assert divided.elements(whole=True) == all_of_them.elements()
+
+
+def test_gradients_of_experts_go_to_their_copies_alone() -> None:
+    def sent(experts: int, copies: int) -> dict[str, float]:
+        recipe = EXPERTS[0].recipe() | {"machine": {"device": "cuda", "processes": experts * copies}}
+        recipe["strategy"] = {"name": "ddp", "mesh": {"expert": experts, "replicate": copies}}
+        resolved = resolve(Recipe.model_validate(recipe), "recipe", device="cuda")
+        holdings = Planner.of(resolved, 64).skeleton.holdings
+        return strategy_of(resolved).traffic(resolved, holdings).by_axis(2)
+
+    config = EXPERTS[0].recipe()["model"]["config"]
+    experts = config["num_hidden_layers"] * 4 * 3 * config["hidden_size"] * config["intermediate_size"]
+    assert set(sent(4, 1)) == {"all"}
+    two = sent(2, 2)
+    assert two["copies"] == 2 * (1 / 2) * experts / 2 * 4  # half of the experts, float32, around a ring of two
+    assert two["all"] == sent(4, 1)["all"]
+
+
+def test_other_strategies_are_planned_with_all_experts() -> None:
+    recipe = EXPERTS[0].recipe() | {"machine": {"device": "cuda", "processes": 2}}
+    asked = resolve(Recipe.model_validate(recipe), "recipe", device="cuda")
+    found = Search(asked, device_named("h100", None), 0.1, Rates()).all(every=True)
+    kinds = {(one.resolved.recipe.strategy.name, one.resolved.mesh.expert) for one in found}
+    assert kinds >= {("ddp", 2), ("fsdp2", 1), ("zero3", 1)}
+    own = next(one for one in found if one.asked)
+    assert "expert 2" in own.label
+    assert own.as_json()["mesh"] == {"replicate": 2, "shard": 1, "expert": 2}
+    assert own.sent["expert"] > 0
+    assert own.seconds is not None
+    assert own.seconds.exposed > 0
+
+
+def test_meshes_of_experts_are_tried_on_paper() -> None:
+    from toolkit.strategies import strategies
+
+    kinds = list(meshes(strategies()["ddp"].traits, 8, 2))
+    assert {"expert": 2, "replicate": 8} in kinds
+    assert {"expert": 8, "replicate": 2} in kinds
+    assert not any(mesh and "expert" in mesh for mesh in meshes(strategies()["fsdp2"].traits, 8, 2))

@@ -1,0 +1,148 @@
+"""Experts divided over ranks: expert parallelism (Lepikhin et al., arXiv:2006.16668).
+
+Each rank has samples of its own, all of the model but its experts, and an equal part of each layer's experts. In every
+such layer a token's hidden state goes to the ranks that have its experts, and their results come back to be weighted.
+The model's own ``base_model_ep_plan`` (transformers) says which modules hold experts, and their own ``forward``
+computes: of the rows that a rank has received, each with one expert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import MethodType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from toolkit.errors import InputError
+from toolkit.model.tensor import Division, divided_part, group_of, matching, transformers_base
+from toolkit.recipe.resolve import Resolved
+
+EXPERTS, WEIGHT = "ep_dispatch_experts", "grouped_gemm"
+"""transformers' names (5.23.0): a module of experts, and a weight of it with one entry per expert along its first
+dimension."""
+
+
+@dataclass(frozen=True)
+class ExpertRanks:
+    """The ranks that divide experts with this one, and its place among them. ``sizes``: of the rank that each row goes
+    to, how many rows this one gives to each and takes from each. ``move``: gives rows, and takes others, of so many."""
+
+    count: int
+    index: int
+    sizes: Callable[[torch.Tensor], tuple[Sequence[int], Sequence[int]]]
+    move: Callable[[torch.Tensor, Sequence[int], Sequence[int]], torch.Tensor]
+
+
+def expert_group(resolved: Resolved) -> dist.ProcessGroup:
+    """Of the ranks that divide experts with this one. Every process calls it."""
+    return group_of(resolved, resolved.mesh.expert_ranks, "experts")
+
+
+def expert_copies(resolved: Resolved) -> dist.ProcessGroup:
+    """Of the ranks that have the same experts as this one. Every process calls it."""
+    return group_of(resolved, resolved.mesh.expert_peers, "copies of experts")
+
+
+def divide_experts(model: nn.Module, ranks: ExpertRanks, source: str) -> dict[str, Division]:
+    """Leave this rank's part in every module of experts; returns how each weight is divided, by name.
+
+    Call it when adapters are there; values may be missing (``sources.py``). Raises InputError for a model whose plan
+    names no experts, or whose experts cannot be divided.
+    """
+    base, prefix = transformers_base(model)
+    adapted: Any = model
+    whole = adapted.get_base_model() if hasattr(model, "get_base_model") else adapted
+    plan = dict(getattr(whole.config, "base_model_ep_plan", None) or {})
+    divisions: dict[str, Division] = {}
+    for name, module in list(base.named_modules()):
+        if matching(plan, name) != EXPERTS:
+            continue
+        if hasattr(module, "base_layer") or hasattr(module, "original_module"):
+            raise InputError(
+                f"{source}: strategy.mesh.expert: {prefix}{name} has an adapter, which ranks cannot divide; set "
+                "adapter.target_modules to linear layers, e.g. [q_proj, v_proj]"
+            )
+        for own, parameter in list(module.named_parameters(recurse=False)):
+            if matching(plan, f"{name}.{own}") != WEIGHT:
+                raise InputError(f"{source}: strategy.mesh.expert: the model's plan does not name {prefix}{name}.{own}")
+            if parameter.shape[0] % ranks.count:
+                raise InputError(
+                    f"{source}: strategy.mesh.expert: {ranks.count} ranks cannot divide {parameter.shape[0]} experts; "
+                    f"set a divisor of {parameter.shape[0]}"
+                )
+            division = Division(0, ranks.index, ranks.count)
+            setattr(module, own, divided_part(parameter, division))
+            divisions[f"{prefix}{name}.{own}"] = division
+        experts: Any = module
+        experts.num_experts //= ranks.count
+        forward: Callable[..., torch.Tensor] = type(experts).forward
+        experts.forward = MethodType(_exchanging(forward, ranks), experts)
+    if not divisions:
+        raise InputError(f"{source}: strategy.mesh.expert: {type(whole).__name__} has no plan that divides its experts")
+    return divisions
+
+
+def _exchanging(own: Callable[..., torch.Tensor], ranks: ExpertRanks) -> Callable[..., torch.Tensor]:
+    def forward(
+        self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
+        """``hidden_states`` (tokens, width), ``top_k_index`` and ``top_k_weights`` (tokens, experts of each)."""
+        count = top_k_index.shape[-1]
+        experts = top_k_index.reshape(-1)
+        owner = experts // self.num_experts
+        # By the rank that has the expert; those of a rank in the order of tokens.
+        order = torch.argsort(owner, stable=True)
+        given, taken = ranks.sizes(owner)
+        rows = _Moved.apply(hidden_states[order // count], ranks, given, taken)
+        expert = ranks.move((experts % self.num_experts)[order], given, taken)
+        found = own(self, rows, expert.unsqueeze(1), torch.ones_like(rows[:, :1]))
+        back = _Moved.apply(found, ranks, taken, given)
+        weighted = back[_places(order)] * top_k_weights.reshape(-1, 1)
+        total = weighted.view(*top_k_index.shape, -1).sum(1)
+        return total.to(hidden_states.dtype)
+
+    return forward
+
+
+def _places(order: torch.Tensor) -> torch.Tensor:
+    """Where each row is in ``order``."""
+    places = torch.empty_like(order)
+    places[order] = torch.arange(order.numel(), device=order.device)
+    return places
+
+
+class _Moved(torch.autograd.Function):
+    """Rows at the ranks that they go to; their gradients come back the same way. Nothing is computed."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: torch.Tensor, ranks: ExpertRanks, given: Sequence[int], taken: Sequence[int]
+    ) -> torch.Tensor:
+        ctx.ranks, ctx.back = ranks, (taken, given)
+        return ranks.move(rows, given, taken)
+
+    @staticmethod
+    def backward(ctx: Any, *outer: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        return ctx.ranks.move(outer[0], *ctx.back), None, None, None
+
+
+def own_expert_ranks(resolved: Resolved) -> ExpertRanks:
+    """The group that divides experts with this process. Every process calls it."""
+    rank, group, count = dist.get_rank(), expert_group(resolved), resolved.mesh.expert
+
+    def sizes(owner: torch.Tensor) -> tuple[list[int], list[int]]:
+        given = torch.bincount(owner, minlength=count)
+        taken = torch.empty_like(given)
+        dist.all_to_all_single(taken, given, group=group)
+        return given.tolist(), taken.tolist()
+
+    def move(rows: torch.Tensor, given: Sequence[int], taken: Sequence[int]) -> torch.Tensor:
+        received = rows.new_empty((sum(taken), *rows.shape[1:]))
+        dist.all_to_all_single(received, rows.contiguous(), list(taken), list(given), group=group)
+        return received
+
+    return ExpertRanks(count, resolved.mesh.expert_ranks(rank).index(rank), sizes, move)

@@ -1,0 +1,126 @@
+"""Experts are divided over ranks, and what these compute, or add up, does not fit together."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from toolkit.verification.faults.base import SPLITS_EXPERTS, Fault, Patch
+
+_SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
+
+
+class _OfExperts(Fault):
+    """Base of faults that need divided experts."""
+
+    stages: ClassVar[tuple[str, ...]] = ("gradient",)
+    strategies = SPLITS_EXPERTS
+    processes = 4
+
+    @classmethod
+    def needs_of(cls, resolved: Any) -> dict[str, Any]:
+        """A mixture of experts, which two ranks divide, twice."""
+        given = dict(resolved.facts.config or {})
+        config = {key: given[key] for key in _SIZES if isinstance(given.get(key), int)}
+        config |= {"model_type": "mixtral", "num_attention_heads": 4, "num_key_value_heads": 2}
+        config |= {"num_local_experts": 4, "num_experts_per_tok": 2}
+        alone = {"shard": 1, "context": 1, "tensor": 1, "pipeline": 1}
+        return {
+            "model": {"config": config, "path": None, "task": "causal-lm"},
+            "strategy": {"mesh": alone | {"replicate": 2, "expert": 2}, "offload": "none", "sync": None},
+            "machine": {"processes": 4, "nodes": 1},
+            "batch": {
+                "micro_size": resolved.micro_size,
+                "accumulation": max(2, resolved.accumulation),
+                "global_size": None,
+            },
+            "adapter": None,
+            "compile": False,
+            "fp8": False,
+        }
+
+
+class CopiesApart(_OfExperts):
+    id = "experts-copies-apart"
+    title = "the gradients of experts are not added up over the ranks that have the same ones"
+    diagnoses = ("expert-copies-not-summed",)
+
+    def inject(self, patch: Patch, case: Any) -> None:
+        from toolkit.strategies.engines import experts
+
+        def over_copies(right: Any) -> Any:
+            return lambda gradient, group: self.reached()
+
+        patch(experts, "_over_copies", over_copies)
+
+
+class ScaledByRanks(_OfExperts):
+    id = "experts-averaged-over-copies"
+    title = "the gradients of experts are averaged over their copies alone, not over all ranks that gave them tokens"
+    diagnoses = ("expert-gradients-scaled",)
+
+    def inject(self, patch: Patch, case: Any) -> None:
+        from toolkit.strategies.engines.experts import ExpertsDdpEngine
+
+        def sum_experts(right: Any) -> Any:
+            def wrong(engine: Any) -> None:
+                right(engine)
+                self.reached()
+                for name, parameter in engine.parameters.items():
+                    if name in engine.divisions:
+                        parameter.grad.mul_(engine.resolved.mesh.expert)
+
+            return wrong
+
+        patch(ExpertsDdpEngine, "sum_experts", sum_experts)
+
+
+class RouterApart(_OfExperts):
+    id = "experts-router-apart"
+    title = "routers train with the gradient of each rank's own tokens"
+    diagnoses = ("tensors-not-reduced", "ranks-not-reduced")
+
+    def inject(self, patch: Patch, case: Any) -> None:
+        from toolkit.strategies.engines.experts import ExpertsDdpEngine
+
+        def unshared(right: Any) -> Any:
+            def wrong(engine: Any, model: Any) -> list[str]:
+                self.reached()
+                return [*right(engine, model), *(n for n, _ in model.named_parameters() if n.endswith("gate.weight"))]
+
+            return wrong
+
+        patch(ExpertsDdpEngine, "_unshared", unshared)
+
+
+class ResultsMisplaced(_OfExperts):
+    id = "experts-results-misplaced"
+    title = "the results of experts are added in the order of ranks, not of the tokens that they are of"
+    stages = ("forward",)
+    diagnoses = ("expert-results-misplaced",)
+
+    def inject(self, patch: Patch, case: Any) -> None:
+        from toolkit.model import experts
+
+        def places(right: Any) -> Any:
+            def wrong(order: Any) -> Any:
+                self.reached()
+                return right(order).sort().values
+
+            return wrong
+
+        patch(experts, "_places", places)
+
+
+class NormOfOneRank(_OfExperts):
+    id = "experts-norm-of-one-rank"
+    title = "each rank clips by the norm of its own experts and of the weights that all have"
+    stages = ("clip",)
+    diagnoses = ("norm-of-one-shard",)
+
+    def inject(self, patch: Patch, case: Any) -> None:
+        from toolkit.strategies.engines import layers
+
+        def over_ranks(right: Any) -> Any:
+            return lambda squares, group: self.reached()
+
+        patch(layers, "_over_ranks", over_ranks)
