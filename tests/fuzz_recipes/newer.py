@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from toolkit.recipe import splittable, stageable
+from toolkit.recipe import expertable, splittable, stageable
 
 MODELS = {"tensor": splittable.FAMILIES, "pipeline": stageable.FAMILIES}
 
@@ -26,6 +26,11 @@ _NEWEST_FROM = 42000
 """The first seed whose recipe may have a mesh or train free of a schedule."""
 _STAGES_FROM = 60000
 """The first seed whose mesh may be one of stages."""
+_EXPERTS_FROM = 500000
+"""The first seed whose mesh may be one of experts, whose experts may have a balance loss, and of which one in thirty
+compiles."""
+_BALANCED = ("granitemoe", "mixtral", "olmoe", "qwen3_moe")
+"""Families whose config has ``output_router_logits``."""
 
 
 def add_newer(recipe: dict[str, Any], seed: int) -> None:
@@ -64,6 +69,8 @@ def add_newer(recipe: dict[str, Any], seed: int) -> None:
             recipe["strategy"] |= {"reshard_after_forward": False}
     if seed >= _NEWEST_FROM:
         _add_newest(recipe, random.Random(f"newest {seed}"), stages=seed >= _STAGES_FROM)
+    if seed >= _EXPERTS_FROM:
+        _add_experts(recipe, random.Random(f"experts {seed}"))
 
 
 def _add_newest(recipe: dict[str, Any], draw: random.Random, *, stages: bool) -> None:
@@ -84,8 +91,27 @@ def _add_newest(recipe: dict[str, Any], draw: random.Random, *, stages: bool) ->
         recipe["schedule"] = {"name": "constant", "warmup_steps": recipe["schedule"].get("warmup_steps", 0)}
 
 
+def _add_experts(recipe: dict[str, Any], draw: random.Random) -> None:
+    """Experts over two ranks, a balance loss, or compiled blocks, in recipes without a mesh."""
+    model, strategy = recipe["model"], recipe["strategy"]
+    family = model["config"]["model_type"]
+    if family in _BALANCED and draw.random() < 0.3:
+        model["config"] = model["config"] | {"output_router_logits": True}
+    if draw.random() < 1 / 30:
+        recipe["compile"] = True
+    if (
+        family in expertable.FAMILIES
+        and "mesh" not in strategy
+        and strategy["name"] != "single"
+        and draw.random() < 0.5
+    ):
+        recipe["strategy"] = {"name": "ddp", "mesh": {"expert": 2}}
+        _suit(recipe, "expert")
+        recipe.pop("fp8", None)
+
+
 def _suit(recipe: dict[str, Any], axis: str) -> None:
-    """Leave out what ``axis`` does not bear yet: nearly every recipe with a mesh would be refused for some option."""
+    """Leave out what ``axis`` does not support yet: nearly every recipe with it would be refused for some option."""
     recipe["run"] = {key: value for key, value in recipe["run"].items() if key != "ema"}
     recipe["tokenizer"] = {"path": "none"}
     optimizer = {key: value for key, value in recipe["optimizer"].items() if key != "groups"}
@@ -100,6 +126,9 @@ def _suit(recipe: dict[str, Any], axis: str) -> None:
             for key, value in recipe["adapter"].items()
             if key in ("r", "dropout", "modules_to_save", "target_modules")
         }
+    if axis == "expert" and recipe.get("adapter"):
+        recipe["adapter"].pop("modules_to_save", None)
+        recipe["adapter"]["target_modules"] = ["o_proj"]
     if axis == "pipeline":
         recipe["strategy"] = {"name": "ddp"}  # two processes, both of them stages: fsdp2 has nothing to shard
     recipe.pop("compile", None)
