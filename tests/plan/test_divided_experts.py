@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from plan.cells import EXPERTS, Cell
+from plan.cells import EXPERTS, MODELS, Cell
 from plan.truth import balanced, predicted, resolved_from
 from toolkit.launch.group import WorkerGroup
 from toolkit.planning.hardware import device_named
@@ -93,6 +93,22 @@ def test_other_strategies_are_planned_with_all_experts() -> None:
     assert own.sent["expert"] > 0
     assert own.seconds is not None
     assert own.seconds.exposed > 0
+
+
+def test_a_mixture_is_planned_with_its_experts_divided_unasked() -> None:
+    """Into as many parts as a node has processes, and the experts allow; nothing but a mixture is."""
+
+    def tried(config: dict[str, Any], **strategy: Any) -> set[tuple[str, int]]:
+        recipe = EXPERTS[0].recipe() | {"machine": {"device": "cuda", "processes": 8}}
+        recipe |= {"strategy": {"name": "fsdp2"} | strategy, "model": {"config": config}}
+        asked = resolve(Recipe.model_validate(recipe), "recipe", device="cuda")
+        found = Search(asked, device_named("h100", None), 0.1, Rates()).all()
+        return {(one.resolved.recipe.strategy.name, one.resolved.mesh.expert) for one in found}
+
+    mixture = EXPERTS[0].recipe()["model"]["config"]
+    assert {("fsdp2", 1), ("ddp", 1), ("ddp", 4)} <= tried(mixture)
+    assert {size for _, size in tried(mixture, mesh={"shard": 4, "context": 2})} == {1}
+    assert {size for _, size in tried(MODELS["llama"])} == {1}
 
 
 def test_meshes_of_experts_are_tried_on_paper() -> None:

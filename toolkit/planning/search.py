@@ -16,9 +16,11 @@ from toolkit.planning.loops import check_loop
 from toolkit.planning.predict import Planner
 from toolkit.planning.storage import Storage
 from toolkit.planning.time import Rates, exchanged, staged_seconds, step_seconds
+from toolkit.recipe.expertable import FAMILIES, NUMBERS
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.recipe.strategy_names import OWN_KEYS
+from toolkit.recipe.traits import Traits
 from toolkit.strategies import resolve, strategies, strategy_of
 
 WORKSPACE = 32 * 2**20
@@ -104,7 +106,8 @@ class Search:
         smallest = min(self._sizes(), default=1)
         for variant in self._variants():
             name, offload, kind, micro, *_ = key = _key(variant)
-            kept = variant.recipe.strategy.sync, variant.recipe.strategy.reshard_after_forward
+            way = variant.recipe.strategy
+            kept = way.sync, way.reshard_after_forward, variant.mesh.expert
             cannot_win = (name, micro, kept) in enough or micro > too_large.get((name, offload, kind, kept), micro)
             if key in seen or (cannot_win and not every):
                 continue
@@ -144,7 +147,10 @@ class Search:
         more = []
         for c in found:
             recipe = c.resolved.recipe
-            if recipe.activation_checkpointing != "full" or c.peak - self.planner.held(c.resolved) > self.usable:
+            if (
+                recipe.activation_checkpointing != "full"
+                or c.peak - self.planner.for_layers_of(c.resolved).held(c.resolved) > self.usable
+            ):
                 continue
             top = {"activation_checkpointing": "full", "loss": recipe.loss, "activation_offload": True}
             variant = self.variant(recipe.strategy.model_dump(exclude_unset=True), top, c.resolved.micro_size)
@@ -156,7 +162,7 @@ class Search:
         """Bytes that stay for the whole step, the minimum for any micro-batch, length or recomputation. Traces
         nothing."""
         found = 0
-        for holdings in self.planner.holdings_of(resolved):
+        for holdings in self.planner.for_layers_of(resolved).holdings_of(resolved):
             held = strategy_of(resolved).memory_model()(holdings, resolved)
             found = max(found, sum(held.resident.values()), held.loading() if held.overlap else 0)
         return found + _reserve(resolved)
@@ -206,12 +212,25 @@ class Search:
                     ways += [way | {"sync": None} for way in ways]
             if strategy.traits.other_sync and "weights" in strategy.traits.shards:
                 ways += [way | _KEPT for way in ways if way["offload"] == "none"]
+            if (size := self._expert_ranks(strategy.traits)) > 1:
+                ways.append(
+                    {"name": name, "mesh": {"expert": size, "replicate": self.asked.world_size // size}, "sync": None}
+                )
             for way in ways:
                 for kind in ("none", "selective", "full"):
                     for micro in sizes:
                         variant = self.variant(way, {"activation_checkpointing": kind}, micro)
                         if variant is not None:
                             yield variant
+
+    def _expert_ranks(self, traits: Traits) -> int:
+        """Into how many parts to divide the experts of a mixture: the most that a node's processes allow, up to 8. 1
+        where the strategy cannot, the model has none that can be divided, or the recipe has a mesh."""
+        recipe, config = self.asked.recipe, self.asked.facts.config or {}
+        if not traits.splits_experts or recipe.strategy.mesh is not None or self.asked.facts.model_type not in FAMILIES:
+            return 1
+        count = next((config[key] for key in NUMBERS if isinstance(config.get(key), int)), 1)
+        return max(size for size in (1, 2, 4, 8) if recipe.machine.processes % size == count % size == 0)
 
     def variant(self, strategy: dict[str, Any], top: dict[str, Any], micro: int) -> Resolved | None:
         """The recipe with other values and the same global batch; None if it contradicts itself."""

@@ -13,7 +13,8 @@ from toolkit.recipe.traits import Traits
 FAMILIES = ("deepseek_v3", "gpt_oss", "mixtral", "olmoe", "qwen3_moe")
 """Model types whose ``base_model_ep_plan`` (transformers 5.23.0) divides their experts, and which are verified."""
 
-_NUMBERS = ("num_local_experts", "num_experts", "n_routed_experts")
+NUMBERS = ("num_local_experts", "num_experts", "n_routed_experts")
+"""What configs call the number of experts."""
 
 
 def why_no_experts(recipe: Recipe, facts: ModelFacts, traits: Traits) -> str | None:
@@ -33,7 +34,7 @@ def why_no_experts(recipe: Recipe, facts: ModelFacts, traits: Traits) -> str | N
         return "has not been verified with a base that is quantised already"
     if (reason := _why_not_option(recipe)) is not None:
         return reason
-    experts = next((found for key in _NUMBERS if (found := config.get(key, config_default(facts, key)))), None)
+    experts = next((found for key in NUMBERS if (found := config.get(key, config_default(facts, key)))), None)
     if not isinstance(experts, int):
         return "requires the number of experts, which the model's config does not say"
     if experts % mesh.expert:
