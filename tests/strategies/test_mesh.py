@@ -242,9 +242,6 @@ NOT_STAGEABLE: list[tuple[dict[str, Any], str]] = [
     ({"compile": True}, r"has not been verified with compiled blocks; set compile: false"),
     ({"adapter": {"method": "dora"}}, r"has been verified with adapter\.method: lora alone, .* \(it is dora\)"),
     ({"optimizer": {"name": "muon"}}, r"has not been verified with optimizer\.name: muon; use adamw, lion or sgd"),
-    ({"optimizer": {"groups": [{"match": "mlp", "lr": 1e-3}]}}, r"has not been verified with optimizer\.groups; rem"),
-    ({"run": {"ema": {"decay": 0.9}}}, r"has not been verified with run\.ema; remove it"),
-    ({"run": {"group_norms": True}}, r"has not been verified with run\.group_norms; remove it"),
     ({"sync": "every"}, r"sums gradients over the copies .* once per step; set strategy\.sync: last"),
 ]  # fmt: skip
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from jobs import loader_for, resolved_from
-from tiny import recipe_dict
+from tiny import LLAMA, recipe_dict
 from toolkit.launch.group import WorkerGroup
 from toolkit.recipe.resolve import Resolved
 from toolkit.training.identity import identity
@@ -22,8 +22,9 @@ from toolkit.training.session import open_session
 GROUPS = [{"match": "embed", "lr": 5e-3}, {"match": r"layers\.0\.", "weight_decay": 0.3}]
 
 
-def recipe(root: Path, name: str, offload: str = "none", **sections: Any) -> Resolved:
-    made = recipe_dict(root, strategy={"name": name, "offload": offload}, machine={"processes": 2}, **sections)
+def recipe(root: Path, name: str, offload: str = "none", mesh: Any = None, **sections: Any) -> Resolved:
+    strategy = {"name": name, "offload": offload, "mesh": mesh}
+    made = recipe_dict(root, strategy=strategy, machine={"processes": 2}, **sections)
     made["optimizer"] |= {"groups": GROUPS}
     made["schedule"] = {"name": "constant", "warmup_steps": 0}
     made["run"] |= {"group_norms": True}
@@ -64,6 +65,7 @@ def squares_job(resolved: Resolved, steps: int, folder: str) -> tuple[list[torch
     ("strategy", "sections"),
     [
         ("ddp", {}),
+        ("ddp", {"mesh": {"pipeline": 2}, "model": {"config": LLAMA | {"tie_word_embeddings": True}}}),
         ("zero1", {"precision": "bf16"}),
         ("zero2", {"precision": "bf16"}),
         ("zero3", {"precision": "bf16"}),

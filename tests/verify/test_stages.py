@@ -159,6 +159,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "biases": {"model": {"config": FOUR | {"model_type": "qwen2"}}, "precision": "bf16"},
     "eager": {"model": {"attention": "eager"}, "precision": "bf16"},
     "one-micro-batch": {"batch": {"accumulation": 1}},
+    "groups": {"optimizer": {"groups": [{"match": "mlp", "lr": 1e-3, "weight_decay": 0.3},
+                                        {"match": r"layers\.3\.", "lr": 2e-4}]}},
+    "ema": {"run": {"ema": {"decay": 0.9, "every": 1, "start": 0}}, "precision": "bf16"},
+    "ema-tied": {"run": {"ema": {"decay": 0.9, "every": 2, "start": 1}}, "model": {"config": TIED}},
     "three-blocks": {"model": {"config": FOUR | {"num_hidden_layers": 3}}},
 }  # fmt: skip
 

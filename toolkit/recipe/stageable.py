@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from toolkit.optimizers import optimizer_kind
 from toolkit.recipe.model_facts import ModelFacts
 from toolkit.recipe.schema import Recipe
@@ -67,12 +65,4 @@ def _why_not_option(recipe: Recipe, traits: Traits) -> str | None:
         return "sums gradients over the copies of a stage once per step; set strategy.sync: last, or remove it"
     if recipe.strategy.offload != "none":
         return "has not been verified with strategy.offload; set offload: none"
-    unverified: dict[str, Any] = {
-        "optimizer.groups": recipe.optimizer.groups,
-        "run.ema": recipe.run.ema,
-        "run.group_norms": recipe.run.group_norms,
-    }
-    for key, given in unverified.items():
-        if given:
-            return f"has not been verified with {key}; remove it"
     return None

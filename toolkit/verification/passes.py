@@ -25,7 +25,7 @@ from toolkit.verification.compare.products import products
 from toolkit.verification.compare.replay import Reference
 from toolkit.verification.compare.step import optimizer_stages
 from toolkit.verification.record.samples import record_data
-from toolkit.verification.record.trace import RankTrace, load_traces
+from toolkit.verification.record.trace import RankTrace, load_traces, share_rates
 from toolkit.verification.record.worker import resume_case, run_case
 
 
@@ -86,6 +86,8 @@ def run_pass(case: Case, group: WorkerGroup, fresh: WorkerGroup, timeout: float,
     try:
         group.run(run_case, case, timeout=timeout)
         found.ranks = load_traces(case.folder, group.size)
+        if case.resolved().mesh.pipeline > 1:
+            share_rates(found.ranks)
         found.fault_reached = any(rank.fault_reached for rank in found.ranks)
         failed = next((rank for rank in found.ranks if rank.failure), None)
         if failed is not None:

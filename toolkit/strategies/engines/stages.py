@@ -30,9 +30,13 @@ class Staged(Engine):
     """What an engine does otherwise where ranks have some of the model's blocks; stands before it among the base
     classes."""
 
+    _factors: dict[int, float] | None
+
     def __init__(self, prepared: Prepared, accelerator: Accelerator) -> None:
         assert prepared.stage is not None
         self.stage = prepared.stage
+        self._lr, self._factors = 0.0, None
+        """The step's learning rate, and by group its multiple of it."""
         resolved = prepared.resolved
         self.link = Link(resolved, accelerator.device)
         self.pipeline = Pipeline(self.stage, self.link)
@@ -70,6 +74,20 @@ class Staged(Engine):
         if max_norm > 0:
             torch.nn.utils.clip_grads_with_norm_(list(self.parameters.values()), max_norm, norm)
         return norm
+
+    def set_lr(self, lr: float) -> None:
+        self._lr = lr
+        super().set_lr(lr)
+
+    def group_rates(self) -> list[float]:
+        """Of every group of the model; those that no weight of this stage is in as their stages set them."""
+        if self._factors is None:
+            own = {group["group"]: group["lr_factor"] for group in self.optimizer.param_groups
+                   if group.get("group") is not None}  # fmt: skip
+            found: list[dict[int, float]] = [{} for _ in range(dist.get_world_size(self.link.group))]
+            dist.all_gather_object(found, own, group=self.link.group)
+            self._factors = {number: factor for one in found for number, factor in one.items()}
+        return [self._lr * self._factors[number] for number in sorted(self._factors)]
 
     # ------------------------------------------------------------------ whole tensors
 

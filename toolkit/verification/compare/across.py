@@ -38,8 +38,19 @@ def cross_rank(ranks: Sequence[RankTrace]) -> Stage:
             values = [getattr(other, what) for other in here]
             facts = {"values": ", ".join(map(str, values))}
             differing = len({str(value) for value in values}) - 1
+            if what == "lr" and len({frozenset(other.rates) for other in here}) > 1:
+                differing = _rates_apart(here)  # stages have other weights, which may all be in other groups
             stage.measures.append(Measure("rank-value", step, differing, 0.0, what, facts=facts))
     return stage
+
+
+def _rates_apart(here: Sequence[StepTrace]) -> int:
+    """How many weights have another learning rate on some rank than on others."""
+    seen: dict[str, set[float]] = {}
+    for taken in here:
+        for name, rate in taken.rates.items():
+            seen.setdefault(name, set()).add(rate)
+    return sum(len(rates) > 1 for rates in seen.values())
 
 
 def _copies(step: int, copies: Sequence[dict[str, str]]) -> list[Measure]:

@@ -120,7 +120,9 @@ def schedule_cause(found: Pass, case: Case, stage: Stage, measure: Measure) -> D
     """From the update whose learning rate it would have been."""
     resolved = case.resolved()
     ignored = [m for m in stage.wrong if m.kind == "group-learning-rate"]
-    if ignored and all(abs(float(m.facts["seen"]) / m.facts["base"] - 1) < 1e-5 for m in ignored):
+    rates = [m.facts["seen"].split(", ") for m in ignored]
+    if ignored and all(len(seen) == 1 and abs(float(seen[0]) / m.facts["base"] - 1) < 1e-5
+                       for seen, m in zip(rates, ignored, strict=True)):  # fmt: skip
         return Diagnosis("rate-of-a-group", {key: ignored[0].facts[key] for key in ("group", "seen", "expected")})
     updates = 0
     for taken in found.ranks[0].run.steps:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,14 @@ class LoopFacts:
 
     def save(self, folder: Path, rank: int) -> None:
         save_plain(self, folder / f"extra{rank}.pt")
+
+
+def share_rates(ranks: Sequence[RankTrace]) -> None:
+    """Let the first rank have the learning rates of weights that only other stages of a pipeline train."""
+    for number, step in enumerate(ranks[0].run.steps):
+        for rank in ranks[1:]:
+            if number < len(rank.run.steps):
+                step.rates = rank.run.steps[number].rates | step.rates
 
 
 def load_traces(folder: Path, world_size: int) -> list[RankTrace]:
