@@ -19,7 +19,7 @@ from toolkit.training.loop import Progress, sum_over_ranks, train
 from toolkit.training.metrics import MetricsLog, Pending
 from toolkit.training.session import open_session
 
-GROUPS = [{"match": "embed", "lr": 5e-3}, {"match": r"layers\.0\.", "weight_decay": 0.3}]
+GROUPS = [{"match": "embed", "lr": 5e-3}, {"match": r"layers\.1\.", "weight_decay": 0.3}]
 
 
 def recipe(root: Path, name: str, offload: str = "none", mesh: Any = None, **sections: Any) -> Resolved:
@@ -37,7 +37,7 @@ def squares_job(resolved: Resolved, steps: int, folder: str) -> tuple[list[torch
     engine, rank = session.engine, session.accelerator.process_index
     right: list[torch.Tensor] = []
     step = engine.step
-    group = {name: 0 if "embed" in name else 1 if "layers.0." in name else 2 for name in engine.shapes}
+    group = {name: 0 if "embed" in name else 1 if "layers.1." in name else 2 for name in engine.shapes}
 
     def wrapped(lr: float) -> Any:
         before = {name: engine.full_weight(name).double() for name in engine.shapes}
@@ -87,6 +87,7 @@ def test_they_are_those_of_whole_tensors(
         assert (norms > 0).all()
         # Both sum float32 squares, in other orders; an update is a difference of weights a thousand times larger.
         torch.testing.assert_close(seen, norms, rtol=1e-5, atol=0)
+        assert line["group_lrs"] == pytest.approx([5e-3, resolved.recipe.optimizer.lr]), "of other stages too"
         assert line["grad_norm"] == pytest.approx(norms[0].norm().item(), rel=1e-4)
 
 
