@@ -98,17 +98,19 @@ def test_other_strategies_are_planned_with_all_experts() -> None:
 def test_a_mixture_is_planned_with_its_experts_divided_unasked() -> None:
     """Into as many parts as a node has processes, and the experts allow; nothing but a mixture is."""
 
-    def tried(config: dict[str, Any], **strategy: Any) -> set[tuple[str, int]]:
-        recipe = EXPERTS[0].recipe() | {"machine": {"device": "cuda", "processes": 8}}
+    def tried(config: dict[str, Any], adapter: Any = None, **strategy: Any) -> set[tuple[str, int]]:
+        recipe = EXPERTS[0].recipe() | {"machine": {"device": "cuda", "processes": 8}, "adapter": adapter}
         recipe |= {"strategy": {"name": "fsdp2"} | strategy, "model": {"config": config}}
         asked = resolve(Recipe.model_validate(recipe), "recipe", device="cuda")
-        found = Search(asked, device_named("h100", None), 0.1, Rates()).all()
-        return {(one.resolved.recipe.strategy.name, one.resolved.mesh.expert) for one in found}
+        variants = Search(asked, device_named("h100", None), 0.1, Rates())._variants()
+        return {(one.recipe.strategy.name, one.mesh.expert) for one in variants}
 
     mixture = EXPERTS[0].recipe()["model"]["config"]
     assert {("fsdp2", 1), ("ddp", 1), ("ddp", 4)} <= tried(mixture)
     assert {size for _, size in tried(mixture, mesh={"shard": 4, "context": 2})} == {1}
     assert {size for _, size in tried(MODELS["llama"])} == {1}
+    assert ("ddp", 4) in tried(mixture, {"r": 4, "target_modules": ["q_proj"]})
+    assert {size for _, size in tried(mixture, {"r": 4})} == {1}, "PEFT puts adapters on experts by default"
 
 
 def test_meshes_of_experts_are_tried_on_paper() -> None:

@@ -15,6 +15,7 @@ from tiny import recipe_dict
 from toolkit.launch.group import WorkerGroup
 from toolkit.recipe.expertable import FAMILIES
 from toolkit.recipe.resolve import Resolved
+from toolkit.verification.cases.twin import twin_config
 from toolkit.verification.faults import fault_class, faults
 from toolkit.verification.faults.experts import __name__ as FAULTS
 from toolkit.verification.matrix import what_caught
@@ -129,6 +130,13 @@ def test_what_is_wrong_with_experts_is_found(
 
 def test_there_are_faults_of_experts() -> None:
     assert len(OF_EXPERTS) == 5
+
+
+def test_a_small_model_has_experts_for_every_rank() -> None:
+    """`verify` makes models smaller, of four experts where they can be as few."""
+    wide = MIXTRAL | {"hidden_size": 512, "num_hidden_layers": 8, "num_local_experts": 24}
+    numbers = [twin_config(wide, experts=ranks)["num_local_experts"] for ranks in (1, 2, 3, 8, 12, 24)]
+    assert numbers == [4, 4, 12, 8, 12, 24]
 
 
 # ------------------------------------------------------------------ runs

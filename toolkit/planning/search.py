@@ -213,9 +213,8 @@ class Search:
             if strategy.traits.other_sync and "weights" in strategy.traits.shards:
                 ways += [way | _KEPT for way in ways if way["offload"] == "none"]
             if (size := self._expert_ranks(strategy.traits)) > 1:
-                ways.append(
-                    {"name": name, "mesh": {"expert": size, "replicate": self.asked.world_size // size}, "sync": None}
-                )
+                mesh = {"expert": size, "replicate": self.asked.world_size // size}
+                ways += self._possible({"name": name, "mesh": mesh, "sync": None})
             for way in ways:
                 for kind in ("none", "selective", "full"):
                     for micro in sizes:
@@ -231,6 +230,18 @@ class Search:
             return 1
         count = next((config[key] for key in NUMBERS if isinstance(config.get(key), int)), 1)
         return max(size for size in (1, 2, 4, 8) if recipe.machine.processes % size == count % size == 0)
+
+    def _possible(self, way: dict[str, Any]) -> list[dict[str, Any]]:
+        """``way``, or none where the model cannot be divided as it says: an adapter on its experts, which PEFT puts
+        there by default, is known once the model is built."""
+        variant = self.variant(way, {}, min(self._sizes(), default=1))
+        if variant is None:
+            return []
+        try:
+            self.planner.for_layers_of(variant)
+        except InputError:
+            return []
+        return [way]
 
     def variant(self, strategy: dict[str, Any], top: dict[str, Any], micro: int) -> Resolved | None:
         """The recipe with other values and the same global batch; None if it contradicts itself."""

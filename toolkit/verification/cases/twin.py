@@ -13,6 +13,7 @@ from toolkit.errors import InputError
 from toolkit.model.new_tokens import ROWS
 from toolkit.recipe.adapter_methods import METHODS, REBUILT, Method
 from toolkit.recipe.adapter_options import options_of
+from toolkit.recipe.expertable import NUMBERS
 
 _HEADS, _HEAD_DIM = 4, 16
 _WIDTH = _HEADS * _HEAD_DIM
@@ -93,11 +94,11 @@ _TOKEN_KEYS = (
 _NESTED = ("text_config", "vision_config", "decoder", "encoder")
 
 
-def twin_config(config: dict[str, Any], parts_of_a_layer: int = 1, stages: int = 1) -> dict[str, Any]:
+def twin_config(config: dict[str, Any], parts_of_a_layer: int = 1, stages: int = 1, experts: int = 1) -> dict[str, Any]:
     """A smaller config of the same model type; ``config`` itself where it is small already.
 
     ``parts_of_a_layer`` ranks divide its heads between them (`strategy.mesh`): each has as many, and of a group's keys
-    too. ``stages`` divide its layers: each has one at least."""
+    too. ``stages`` divide its layers: each has one at least. ``experts`` ranks divide its experts: each has as many."""
     if "model_type" not in config:
         raise InputError("model: its config has no model_type")
     parts = [config[name] for name in _NESTED if isinstance(config.get(name), dict)]
@@ -106,8 +107,8 @@ def twin_config(config: dict[str, Any], parts_of_a_layer: int = 1, stages: int =
     twin = dict(config)
     for name in _NESTED:
         if isinstance(twin.get(name), dict):
-            twin[name] = _narrowed(twin[name], parts_of_a_layer, stages)
-    return _narrowed(twin, parts_of_a_layer, stages)
+            twin[name] = _narrowed(twin[name], parts_of_a_layer, stages, experts)
+    return _narrowed(twin, parts_of_a_layer, stages, experts)
 
 
 _TEXT = ("prompt_tuning_init_text", "tokenizer_name_or_path", "tokenizer_kwargs")
@@ -180,7 +181,7 @@ def _is_small(config: dict[str, Any]) -> bool:
     )
 
 
-def _narrowed(config: dict[str, Any], parts_of_a_layer: int, stages: int) -> dict[str, Any]:
+def _narrowed(config: dict[str, Any], parts_of_a_layer: int, stages: int, experts: int) -> dict[str, Any]:
     twin = dict(config)
     groups = math.lcm(2, parts_of_a_layer)
     of_twin = max(_HEADS, 2 * groups) if parts_of_a_layer > 1 else _HEADS
@@ -208,7 +209,7 @@ def _narrowed(config: dict[str, Any], parts_of_a_layer: int, stages: int) -> dic
             twin[key] = 2 * width
     for key, cap in _CAPS.items():
         if isinstance(twin.get(key), int):
-            twin[key] = min(twin[key], cap)
+            twin[key] = min(twin[key], math.lcm(cap, experts) if key in NUMBERS else cap)
     _shrink_vocabulary(twin)
     _shrink_image(twin)
     for key in ("rope_scaling", "rope_parameters"):
