@@ -187,7 +187,7 @@ NOT_SPLITTABLE: list[tuple[dict[str, Any], str]] = [
     ({"model": {"config": SPLIT | {"intermediate_size": 65}}}, r"2 ranks cannot divide 65 columns"),
     ({"precision": "fp16"}, r"has not been verified with fp16"),
     ({"compile": True}, r"has not been verified with compiled blocks; set compile: false"),
-    ({"adapter": {"method": "dora"}}, r"divides the matrices of adapter\.method: lora alone, .* \(it is dora\)"),
+    ({"adapter": {"method": "dora"}}, r"has been verified with adapter\.method: lora alone, .* \(it is dora\)"),
     ({"optimizer": {"name": "muon"}}, r"optimizer\.name: muon needs whole matrices; use adamw, lion or sgd"),
     ({"run": {"ema": {"decay": 0.9}}}, r"has not been verified with run\.ema; remove it"),
 ]  # fmt: skip

@@ -12,9 +12,11 @@ import torch
 from families import EVERY_FAMILY
 from jobs import eval_job, loader_for, plain_run, resolved_from, train_job
 from tiny import recipe_dict
+from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
 from toolkit.recipe.expertable import FAMILIES
 from toolkit.recipe.resolve import Resolved
+from toolkit.training.session import prepare_model
 from toolkit.verification.cases.twin import twin_config
 from toolkit.verification.faults import fault_class, faults
 from toolkit.verification.faults.experts import __name__ as FAULTS
@@ -130,6 +132,13 @@ def test_what_is_wrong_with_experts_is_found(
 
 def test_there_are_faults_of_experts() -> None:
     assert len(OF_EXPERTS) == 5
+
+
+def test_dropout_of_adapters_on_experts_is_refused_with_what_to_set(recipe: Callable[..., Resolved]) -> None:
+    """PEFT's own words name a class alone."""
+    resolved = recipe("single", model={"config": MIXTRAL}, adapter={"r": 4, "dropout": 0.1})
+    with pytest.raises(InputError, match=r"ParamWrapper .* set adapter\.dropout: 0, or adapter\.target_modules to lin"):
+        prepare_model(resolved, 0)
 
 
 def test_a_small_model_has_experts_for_every_rank() -> None:

@@ -163,6 +163,7 @@ def transformers_base(model: Any) -> tuple[nn.Module, str]:
 
 
 def matching(plan: Mapping[str, str], name: str) -> str | None:
+    """What a plan of transformers says of a module or weight; None if it says nothing. Its ``*`` stand for numbers."""
     for pattern, how in plan.items():
         if re.fullmatch(re.escape(pattern).replace(r"\*", r"\d+"), name):
             return how

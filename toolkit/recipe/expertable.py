@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from toolkit.optimizers import optimizer_kind
+from toolkit.recipe.in_parts import why_not_in_parts
 from toolkit.recipe.model_facts import ModelFacts, config_default
 from toolkit.recipe.schema import Recipe
 from toolkit.recipe.strategy_names import REGISTERED
@@ -32,36 +30,17 @@ def why_no_experts(recipe: Recipe, facts: ModelFacts, traits: Traits) -> str | N
         )
     if config.get("quantization_config"):
         return "has not been verified with a base that is quantised already"
-    if (reason := _why_not_option(recipe)) is not None:
+    if recipe.fp8:
+        return "has not been verified with fp8; set fp8: false"
+    if recipe.strategy.sync == "every":
+        return "sums the gradients of experts after a step's last micro-batch; remove strategy.sync: every"
+    if recipe.adapter is not None and recipe.adapter.modules_to_save:
+        return "has not been verified with adapter.modules_to_save; remove it"
+    if (reason := why_not_in_parts(recipe)) is not None:
         return reason
     experts = next((found for key in NUMBERS if (found := config.get(key, config_default(facts, key)))), None)
     if not isinstance(experts, int):
         return "requires the number of experts, which the model's config does not say"
     if experts % mesh.expert:
         return f"{mesh.expert} ranks cannot divide {experts} experts; set a divisor of {experts}"
-    return None
-
-
-def _why_not_option(recipe: Recipe) -> str | None:
-    adapter, optimizer = recipe.adapter, recipe.optimizer
-    if recipe.precision == "fp16":
-        return "has not been verified with fp16, whose overflow one rank alone may see; use bf16"
-    if recipe.compile:
-        return "has not been verified with compiled blocks; set compile: false"
-    if recipe.fp8:
-        return "has not been verified with fp8; set fp8: false"
-    if recipe.strategy.sync == "every":
-        return "sums the gradients of experts after a step's last micro-batch; remove strategy.sync: every"
-    if adapter is not None and (adapter.method != "lora" or adapter.options.get("target_parameters")):
-        return f"has been verified with adapter.method: lora alone, on linear layers (it is {adapter.method})"
-    if adapter is not None and adapter.modules_to_save:
-        return "has not been verified with adapter.modules_to_save; remove it"
-    if not optimizer_kind(optimizer.name).elementwise:
-        return f"optimizer.name: {optimizer.name} needs whole matrices; use adamw, lion or sgd"
-    if recipe.strategy.offload != "none":
-        return "has not been verified with strategy.offload; set offload: none"
-    unverified: dict[str, Any] = {"run.ema": recipe.run.ema, "run.group_norms": recipe.run.group_norms}
-    for key, given in unverified.items():
-        if given:
-            return f"has not been verified with {key}; remove it"
     return None

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from toolkit.optimizers import optimizer_kind
 from toolkit.recipe.contextable import attention_heads
+from toolkit.recipe.in_parts import why_not_in_parts
 from toolkit.recipe.model_facts import ModelFacts, config_default
 from toolkit.recipe.schema import Recipe
 from toolkit.recipe.strategy_names import REGISTERED
@@ -39,7 +37,9 @@ def why_not_splittable(recipe: Recipe, facts: ModelFacts, traits: Traits) -> str
         return f"has not been verified with model.task: {model.task}"
     if config.get("quantization_config"):
         return "has not been verified with a base that is quantised already"
-    if (reason := _why_not_option(recipe)) is not None:
+    if recipe.fp8:
+        return "would scale the parts of a matrix each by its own largest value; set fp8: false"
+    if (reason := why_not_in_parts(recipe)) is not None:
         return reason
     for key in _ATTENTION_DROPOUT:
         if config.get(key, config_default(facts, key)):
@@ -58,28 +58,4 @@ def why_not_splittable(recipe: Recipe, facts: ModelFacts, traits: Traits) -> str
     for what, size in sizes.items():
         if size % count:
             return f"{count} ranks cannot divide {size} {what}; set a divisor of {size}"
-    return None
-
-
-def _why_not_option(recipe: Recipe) -> str | None:
-    adapter, optimizer = recipe.adapter, recipe.optimizer
-    if recipe.precision == "fp16":
-        return "has not been verified with fp16, whose overflow one rank alone may see; use bf16"
-    if recipe.compile:
-        return "has not been verified with compiled blocks; set compile: false"
-    if recipe.fp8:
-        return "would scale the parts of a matrix each by its own largest value; set fp8: false"
-    if adapter is not None and (adapter.method != "lora" or adapter.options.get("target_parameters")):
-        return f"divides the matrices of adapter.method: lora alone, on linear layers (it is {adapter.method})"
-    if not optimizer_kind(optimizer.name).elementwise:
-        return f"optimizer.name: {optimizer.name} needs whole matrices; use adamw, lion or sgd"
-    if recipe.strategy.offload != "none":
-        return "has not been verified with strategy.offload; set offload: none"
-    unverified: dict[str, Any] = {
-        "run.ema": recipe.run.ema,
-        "run.group_norms": recipe.run.group_norms,
-    }
-    for key, given in unverified.items():
-        if given:
-            return f"has not been verified with {key}; remove it"
     return None

@@ -254,8 +254,7 @@ def engage(
 
 def divide(prepared: Prepared) -> None:
     """Have the model compute a part of its rows, of its layers, or some of its blocks or experts, where the mesh
-    divides them.
-    Every rank calls it."""
+    divides them. Every rank calls it."""
     resolved = prepared.resolved
     divide_rows(prepared.model, resolved)
     if resolved.mesh.tensor > 1:
