@@ -46,6 +46,41 @@ def _gradients(model: Any, shape: tuple[int, int]) -> dict[str, torch.Tensor]:
     return {name: p.grad.clone() for name, p in model.named_parameters()}
 
 
+def _dropout_gradient(p: float, dtype: torch.dtype, compiled: bool) -> torch.Tensor:
+    """Of what goes through GELU and dropout, as between two linear layers of a block."""
+    x = torch.linspace(-2, 2, 512).to(dtype).requires_grad_()
+
+    def between(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.dropout(torch.nn.functional.gelu(x), p)
+
+    torch.manual_seed(0)
+    (torch.compile(between, dynamic=True) if compiled else between)(x).backward(torch.linspace(1, 2, 512).to(dtype))
+    assert x.grad is not None
+    return x.grad.float()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_compiled_dropout_has_the_gradient_of_its_forward(dtype: torch.dtype) -> None:
+    compiling._configure()
+    for p in (0.1, 0.3):
+        plain, compiled = (_dropout_gradient(p, dtype, one) for one in (False, True))
+        assert (plain == 0).float().mean() > 0.05
+        assert worst({"": plain}, {"": compiled})[0] < 1e-5  # a rounding of float32 before one to 16 bits
+
+
+def test_torch_scales_the_gradient_of_compiled_dropout_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Why ``_same_dropout_both_ways`` is there; without this defect it can go."""
+    from torch._inductor.decomposition import decompositions
+
+    compiling._configure()
+    backward = torch.ops.aten.native_dropout_backward.default
+    monkeypatch.setitem(decompositions, backward, torch._decomp.decomposition_table[backward])
+    with torch.compiler.config.patch(cache_key_tag="as torch has it"):  # type: ignore[attr-defined]
+        plain, compiled = (_dropout_gradient(0.1, torch.bfloat16, one) for one in (False, True))
+    kept = plain != 0
+    assert (compiled[kept] / plain[kept]).mean().item() == pytest.approx((1 / 0.9) / 1.109375, rel=3e-4)
+
+
 @pytest.mark.parametrize(
     ("kind", "shapes", "graphs"),
     [
@@ -149,6 +184,22 @@ def test_it_counts_as_exercised_only_where_compiled_code_ran(tiny_root: Path) ->
 
     assert claims() == [True]
     assert claims(runs=0) == claims(graphs=0) == claims(fell_back="why") == claims(calls=6, runs=6) == [False]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"adapter": {"method": "qlora", "r": 4}},  # compiled code checks the shapes that other libraries' kernels give
+        {"optimizer": {"name": "schedule-free", "lr": 1e-3}},  # evaluated between two steps: more calls than forwards
+    ],
+    ids=["qlora", "schedule-free"],
+)
+def test_options_verified_with_machine_code(group: WorkerGroup, tiny_root: Path, sections: dict[str, Any]) -> None:
+    recipe = recipe_dict(tiny_root, compile=True, precision="bf16", strategy={"name": "ddp"}, **sections)
+    outcome = verify(resolved_from(recipe), group=group)
+    assert outcome.verdict == "equivalent", outcome.fields()["first_difference"] or outcome.failure or outcome.unproven
 
 
 @pytest.mark.slow

@@ -148,6 +148,12 @@ def test_bitsandbytes_misreads_rows_shorter_than_a_block() -> None:
     assert as_one_row < 0.1
 
 
+def test_bitsandbytes_unpacks_to_another_shape_than_it_tells_compilers() -> None:
+    """Worked around in toolkit/model/nf4_pack.py."""
+    assert upstream.shapes_of_unpacked((128,)) == ((1, 128), (128,))
+    assert upstream.shapes_of_unpacked((1, 128)) == ((1, 128), (1, 128))
+
+
 def test_selective_checkpointing_misses_a_change_behind_a_view() -> None:
     """Worked around in toolkit/model/checkpointing.py: _KeptApart."""
     assert upstream.selective_checkpointing_misses_a_change() > 0.01

@@ -249,6 +249,21 @@ def bitsandbytes_misreads_rows() -> tuple[float, float]:
     return found[0], found[1]
 
 
+def shapes_of_unpacked(shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Of 4-bit values of this shape, unpacked: what bitsandbytes gives, and what it tells a compiler that it will."""
+    from bitsandbytes.functional import quantize_4bit
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    packed, state = quantize_4bit(torch.ones(shape), quant_type="nf4")
+    options = (state.blocksize, state.quant_type, state.shape, state.dtype)
+    given = torch.ops.bitsandbytes.dequantize_4bit(packed, state.absmax, *options)
+    with FakeTensorMode() as fake:
+        told = torch.ops.bitsandbytes.dequantize_4bit(
+            fake.from_tensor(packed), fake.from_tensor(state.absmax), *options
+        )
+    return tuple(given.shape), tuple(told.shape)
+
+
 def zero3_moves_a_model_whole() -> list[int]:
     """Elements of the largest module that is moved to the device before ZeRO-3 splits it, and of the whole model."""
     _connect("deepspeed")

@@ -161,5 +161,5 @@ def _checked(layer: Any, name: str, resolved: Resolved, dtype: torch.dtype) -> P
     if not torch.equal(state.code.cpu(), get_4bit_type("nf4", device="cpu")):
         raise InputError(f"{where}: weight.quant_map of its packed weight is not NF4's")
     state.dtype = dtype
-    state.shape = torch.Size([layer.out_features * layer.in_features])
+    state.shape = torch.Size([1, layer.out_features * layer.in_features])  # as in nf4_pack.py
     return layer.weight.data.flatten().view(torch.uint8), state

@@ -101,6 +101,19 @@ def _disable_where_models_do(stack: contextlib.ExitStack) -> None:
     _replace(stack, generic, "nullcontext", lambda: torch.autocast("cpu", enabled=False))
 
 
+@contextlib.contextmanager
+def autocast_of_any_device() -> Iterator[None]:
+    """torch knows no autocast for meta tensors, and PEFT 0.21 asks for one by the device of the experts' weights."""
+    autocast = torch.autocast
+
+    def entered(device_type: str, *args: Any, **kwargs: Any) -> torch.autocast:
+        return autocast("cpu" if device_type == "meta" else device_type, *args, **kwargs)
+
+    with contextlib.ExitStack() as stack:
+        _replace(stack, torch, "autocast", entered)
+        yield
+
+
 def _replace(stack: contextlib.ExitStack, owner: Any, name: str, value: Any) -> None:
     own = vars(owner).get(name)
     setattr(owner, name, value)

@@ -19,7 +19,7 @@ from torch import nn
 from toolkit.errors import InputError, first_line
 from toolkit.model.head_loss import multiplied_by
 from toolkit.model.loss_terms import CROSS_ENTROPY, LossTerms
-from toolkit.planning.autocast import ActedAutocast, NotActedOut
+from toolkit.planning.autocast import ActedAutocast, NotActedOut, autocast_of_any_device
 from toolkit.planning.empty import empty_weights, shapes_alone
 from toolkit.planning.head import acted_head
 from toolkit.planning.image_values import Values
@@ -72,7 +72,8 @@ def _why_not_on_meta(error: Exception) -> str | None:
 def _traced(skeleton: Skeleton, shape: Shape, precision: Precision, device: str, task: str, *, meta: bool) -> Traced:
     kernels = TargetKernels(device, deepspeed_linear=shape.compute == "deepspeed-linear")
     recorder = SegmentTracer()
-    with shapes_alone(meta), empty_weights(skeleton.model, precision, shape.autocast) as model:
+    weights = empty_weights(skeleton.model, precision, shape.autocast)
+    with shapes_alone(meta), autocast_of_any_device(), weights as model:
         _run(model, skeleton, shape, precision, task, kernels, recorder, meta)
     return Traced(shape, recorder.segments, tuple(sorted(kernels.attention)))
 

@@ -1,8 +1,8 @@
 """The plain loop's blocks with other roundings: what a compiler is free to do.
 
-A compiled block keeps the values between fused operations in float32, where the plain one rounds each to 16 bits. It
-also adds up in another order, multiplies and adds in one instruction, and has other approximations of exponentials: a
-rounding of float32. Products of matrices are those of the plain block.
+It adds up in another order, multiplies and adds in one instruction, and has other approximations of exponentials: a
+rounding of float32. 16-bit results are rounded where the plain block rounds them (``model/compiling.py`` sees to it):
+of them only those move that lie that near to the middle between two numbers. Products of matrices are the same.
 """
 
 from __future__ import annotations
@@ -16,12 +16,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-LEFT_OUT = 1 / 12
-"""Share of the values between fused operations that are moved to a neighbouring number. A rounding errs by at most half
-of the spacing between numbers, with a variance of 1/12 of its square: that of moving every twelfth by one spacing."""
-
 OTHER = 1 / 6
-"""The same of float32 results. Both sides round, independently: the variance is twice that of one rounding."""
+"""Share of float32 results that are moved to a neighbouring number. A rounding errs by at most half of the spacing
+between numbers, with a variance of 1/12 of its square: that of moving every twelfth by one spacing. Both sides round,
+independently: the variance is twice that of one rounding."""
 
 _aten = torch.ops.aten
 _EXACT = frozenset(
@@ -39,14 +37,6 @@ _PRODUCTS = frozenset(
         _aten.convolution_backward,
     }
 )  # fmt: skip
-_REDUCTIONS = frozenset(
-    {
-        _aten.sum, _aten.mean, _aten.var, _aten.var_mean, _aten.native_layer_norm, _aten.native_layer_norm_backward,
-        _aten._fused_rms_norm, _aten._fused_rms_norm_backward, _aten._softmax, _aten._softmax_backward_data,
-        _aten._to_copy,
-    }
-)  # fmt: skip
-"""Operations that fuse with the elementwise ones before them."""
 
 
 class _Moving(TorchDispatchMode):
@@ -64,23 +54,12 @@ class _Moving(TorchDispatchMode):
         backward = torch._C._current_graph_task_id() != -1
         if not backward and not (self.inside and any(map(_is_computed, tensors))):
             return func(*args, **kwargs)
-        elementwise = torch.Tag.pointwise in func.tags or packet is _aten._to_copy
-        between = any(hasattr(one, "_elementwise") for one in tensors)
         aliases = any(one.alias_info is not None for one in func._schema.returns)  # a view, or written in place
-        if between and not aliases and (elementwise or packet in _REDUCTIONS):
-            args = tree_map_only(torch.Tensor, self._without_rounding, args)
         found = func(*args, **kwargs)
         if not aliases and packet not in _EXACT and tensors:
             found = tree_map_only(torch.Tensor, lambda one: self._otherwise(one, packet), found)
         tree_map_only(torch.Tensor, _mark, found)
-        fuses = between if aliases else elementwise and not isinstance(args[0], nn.Parameter)
-        if fuses and isinstance(found, torch.Tensor) and _is_short(found):
-            found._elementwise = True  # type: ignore[attr-defined]
         return found
-
-    def _without_rounding(self, values: torch.Tensor) -> torch.Tensor:
-        """A value between fused operations: what its rounding added is there no more."""
-        return self._moved(values, LEFT_OUT) if hasattr(values, "_elementwise") else values
 
     def _otherwise(self, values: torch.Tensor, packet: Any) -> torch.Tensor:
         """A result that is off by a rounding of float32."""

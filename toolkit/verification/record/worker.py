@@ -6,8 +6,9 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator
-from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -69,16 +70,17 @@ def _run(case: Case, trace: RankTrace) -> None:
         session, progress, case.overflow_step, case.folder / f"rank{trace.rank}.at", case.loss_scale
     )
 
-    averages, evaluating = optimizer_kind(resolved.recipe.optimizer.name).averages, 0
+    averages = optimizer_kind(resolved.recipe.optimizer.name).averages
+    evaluating = Counter[str]()
 
     def after_step(pending: Pending) -> None:
-        nonlocal evaluating
         if averages and pending.step == SAVE_AFTER:
             # Before it is saved, as in training, and not again where it is resumed.
             window = expected_windows(case.samples, resolved, 1)[0]
-            before = fused_calls(session.engine.model)
+            before = _calls(session)
             recorder.evaluate([micro for rank, micro in window if rank == session.token_rank])
-            evaluating = fused_calls(session.engine.model) - before
+            evaluating.update(_calls(session))
+            evaluating.subtract(before)
         if case.round_trip and pending.step == SAVE_AFTER:
             checkpoint.save(session, checkpoints, progress)
 
@@ -86,9 +88,11 @@ def _run(case: Case, trace: RankTrace) -> None:
         trace.run = run
         _train(session, case, progress, after_step)
     trace.forwards = sum(len(step.micros) for step in run.steps)
-    trace.fused = fused_calls(session.engine.model) - evaluating
+    trace.fused = fused_calls(session.engine.model) - evaluating["fused"]
     trace.noised = noised_calls(session.engine.model)
-    trace.compiled = copy(compilation()) if resolved.recipe.compile else None
+    if resolved.recipe.compile:
+        seen = compilation()
+        trace.compiled = replace(seen, calls=seen.calls - evaluating["calls"], runs=seen.runs - evaluating["runs"])
     trace.offloaded = [(s.moved, s.returned, s.bytes_out) for s in host_stores(session.engine.blocks)]
     trace.recomputed = recomputed_calls(session.engine.blocks)
     trace.float8, trace.products = recorder.float8, recorder.products
@@ -141,6 +145,12 @@ def _train(session: Session, case: Case, progress: Progress, after_step: Callabl
     samples = cast(MapSamples, case.samples)  # stands where one does
     loader = TrainLoader.of(session.resolved, samples, session.rank, progress.step)
     loop.train(session, loader, case.steps, progress, after_step)
+
+
+def _calls(session: Session) -> Counter[str]:
+    """Of what counts its own calls, in this process so far."""
+    seen = compilation()
+    return Counter(fused=fused_calls(session.engine.model), calls=seen.calls, runs=seen.runs)
 
 
 def _tied(session: Session) -> list[list[str]]:
