@@ -6,8 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from jobs import resolved_from
+from tiny import recipe_dict
 from toolkit.errors import InputError
+from toolkit.launch.job import check_machine
 from toolkit.recipe.load import load_recipe, recipe_sha256
+from toolkit.recipe.schema import Recipe
 
 GOOD = """\
 model: {path: some/model}
@@ -81,3 +85,26 @@ def test_the_hash_is_of_the_meaning(tmp_path: Path) -> None:
     second.write_text("# a comment\n" + GOOD.replace("1e-4", "0.0001") + "precision: fp32\n")
     assert recipe_sha256(load_recipe(first)) == recipe_sha256(load_recipe(second))
     assert recipe_sha256(load_recipe(first)) != recipe_sha256(load_recipe(first, ["run.seed=1"]))
+
+
+def test_a_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+    recipe = Recipe.model_validate(
+        {
+            "model": {"path": "~/llama"},
+            "tokenizer": {"path": "~/words"},
+            "adapter": {"path": "~/before"},
+            "data": {"train": "a.jsonl"},
+            "run": {"max_steps": 1, "output_dir": "~/runs/a"},
+        }
+    )
+    assert recipe.adapter is not None
+    found = recipe.model.path, recipe.tokenizer.path, recipe.adapter.path, recipe.run.output_dir
+    assert found == ("/home/ada/llama", "/home/ada/words", "/home/ada/before", "/home/ada/runs/a")
+
+
+@pytest.mark.parametrize("path", ["./not/there", "~/not/there", "/not/there", "not/there/"])
+def test_a_tokenizer_that_is_nowhere_is_noticed_before_a_hub_is_asked(tiny_root: Path, path: str) -> None:
+    resolved = resolved_from(recipe_dict(tiny_root, tokenizer={"path": path}))  # its files may be for another machine
+    with pytest.raises(InputError, match=r"tokenizer\.path: no folder .*not/there"):
+        check_machine(resolved)

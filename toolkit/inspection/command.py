@@ -14,7 +14,7 @@ from toolkit.data.sources import check_local, named_sources
 from toolkit.disk import write_text
 from toolkit.errors import InputError
 from toolkit.recipe.load import recipe_from, source_of
-from toolkit.recipe.needs import why_no_tokenizer
+from toolkit.recipe.needs import missing_tokenizer, why_no_tokenizer
 from toolkit.recipe.schema import Recipe
 from toolkit.results import Result, write_json
 from toolkit.strategies import resolve
@@ -67,7 +67,7 @@ def inspect(request: Request) -> Inspected:
     recipe = recipe_from(request.recipe, request.overrides)
     source = source_of(request.recipe)
     resolved = resolve(recipe, source, device="cpu" if recipe.machine.device == "cpu" else "cuda")
-    if (reason := why_no_tokenizer(recipe)) is not None:
+    if (reason := why_no_tokenizer(recipe) or missing_tokenizer(recipe)) is not None:
         raise InputError(f"{source}: tokenizer.path: {reason}")
     which: Literal["train", "eval"] = "eval" if request.evaluation else "train"
     needed_fields(recipe)

@@ -25,7 +25,7 @@ from toolkit.machine import cpu_count, cuda_device_count
 from toolkit.recipe.compilable import why_no_compiler
 from toolkit.recipe.fp8able import why_no_fp8_device
 from toolkit.recipe.load import recipe_from, recipe_yaml, source_of
-from toolkit.recipe.needs import why_no_tokenizer
+from toolkit.recipe.needs import missing_tokenizer, why_no_tokenizer
 from toolkit.recipe.quantisable import no_quantiser
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
@@ -80,7 +80,7 @@ def check_machine(resolved: Resolved) -> None:
             "run launch.sh on each, or use Slurm; "
             "`toolkit config` writes both"
         )
-    if (reason := why_no_tokenizer(resolved.recipe)) is not None:
+    if (reason := why_no_tokenizer(resolved.recipe) or missing_tokenizer(resolved.recipe)) is not None:
         raise InputError(f"{resolved.source}: tokenizer.path: {reason}")
     if resolved.recipe.compile and (reason := why_no_compiler(resolved.device)):
         raise InputError(f"{resolved.source}: compile: {reason}, or set compile: false")

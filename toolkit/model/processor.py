@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolkit.data.media import missing_package
 from toolkit.errors import InputError, first_line
-from toolkit.recipe.needs import why_no_tokenizer
+from toolkit.recipe.needs import missing_tokenizer, why_no_tokenizer
 from toolkit.recipe.schema import Recipe
 from toolkit.tasks import task_of
 
@@ -18,7 +18,7 @@ def load_tokenizer(recipe: Recipe) -> PreTrainedTokenizerBase:
     """The recipe's tokenizer; raises InputError if there is none."""
     from transformers import AutoTokenizer
 
-    if (reason := why_no_tokenizer(recipe)) is not None:
+    if (reason := why_no_tokenizer(recipe) or missing_tokenizer(recipe)) is not None:
         raise InputError(f"tokenizer.path: {reason}")
     path = recipe.tokenizer.path or recipe.model.path
     try:
@@ -40,7 +40,7 @@ def load_processor(recipe: Recipe) -> Any:
     import transformers
 
     missing_package(recipe)
-    if (reason := why_no_tokenizer(recipe)) is not None:
+    if (reason := why_no_tokenizer(recipe) or missing_tokenizer(recipe)) is not None:
         raise InputError(f"tokenizer.path: {reason}")
     path = recipe.tokenizer.path or recipe.model.path
     try:

@@ -56,12 +56,13 @@ def model_facts(model: Model) -> ModelFacts:
     folder = Path(model.path).expanduser()
     if folder.is_dir():
         return _from_folder(folder)
-    if _looks_local(model.path):
+    if looks_local(model.path):
         raise InputError(f"model.path: no folder {model.path}")
     return _from_hub(model.path, model.revision)
 
 
-def _looks_local(path: str) -> bool:
+def looks_local(path: str) -> bool:
+    """Whether a name can only be that of a folder, not of something on the hub."""
     return path.startswith(("/", ".", "~")) or path.count("/") > 1 or path.endswith("/")
 
 

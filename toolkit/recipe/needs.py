@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from toolkit.recipe.model_facts import looks_local
 from toolkit.recipe.schema import Recipe
 
 NO_TOKENIZER = "none"
@@ -13,6 +16,13 @@ def why_no_tokenizer(recipe: Recipe) -> str | None:
     if recipe.model.config is not None and recipe.tokenizer.path is None:
         return "a model from model.config has no tokenizer; set one"
     return None
+
+
+def missing_tokenizer(recipe: Recipe) -> str | None:
+    """Why this machine does not have the recipe's tokenizer, as far as names tell; or None. Libraries take a folder
+    that is not there for a name on the hub, and ask it for most of a minute where there is no network."""
+    path = recipe.tokenizer.path
+    return f"no folder {path}" if path is not None and looks_local(path) and not Path(path).exists() else None
 
 
 def cpus_per_node(recipe: Recipe) -> int:

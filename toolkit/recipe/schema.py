@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Annotated, Any, Literal
 
@@ -53,6 +54,15 @@ def _pattern(value: str) -> str:
 Pattern = Annotated[str, AfterValidator(_pattern)]
 
 
+def _from_home(value: str) -> str:
+    """``~`` as a shell has it; libraries that get the path take it for a name on the hub, or for a folder called ~."""
+    return os.path.expanduser(value)
+
+
+Place = Annotated[str, AfterValidator(_from_home)]
+"""A folder, or the name of something on the hub."""
+
+
 class Section(BaseModel):
     """Base of all sections: unknown keys are errors, and types are strict."""
 
@@ -60,7 +70,7 @@ class Section(BaseModel):
 
 
 class Model(Section):
-    path: str | None = Field(None, description="hub id or folder (exactly one of `path` and `config`)")
+    path: Place | None = Field(None, description="hub id or folder (exactly one of `path` and `config`)")
     config: dict[str, Any] | None = Field(
         None, description="a transformers config; weights are random, from `run.seed`"
     )
@@ -100,7 +110,9 @@ class Model(Section):
 
 
 class Tokenizer(Section):
-    path: str | None = Field(None, description="hub id or folder of a tokenizer or processor; default: the model's own")
+    path: Place | None = Field(
+        None, description="hub id or folder of a tokenizer or processor; default: the model's own"
+    )
     options: dict[str, Any] = Field(
         {}, description="options of its class, e.g. {language: german, task: transcribe} for Whisper"
     )
@@ -148,7 +160,7 @@ class Adapter(Section):
     options: dict[str, Any] = Field(
         {}, description="further fields of PEFT's config class of the method, for example {use_rslora: true}"
     )
-    path: str | None = Field(None, description="an adapter to start from, saved by PEFT or by `toolkit export`")
+    path: Place | None = Field(None, description="an adapter to start from, saved by PEFT or by `toolkit export`")
 
     @model_validator(mode="after")
     def _defaults_of_the_method(self) -> Adapter:
@@ -470,7 +482,7 @@ class Run(Section):
     max_steps: Positive | None = Field(None, description="optimizer steps; or set epochs")
     epochs: Positive | None = None
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
-    output_dir: str = "runs/run"
+    output_dir: Place = "runs/run"
     log_every: Positive = Field(1, description="steps between log lines (each synchronises the device once)")
     group_norms: bool = Field(
         False,
