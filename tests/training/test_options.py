@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from toolkit.planning.skeleton import build
 from toolkit.reference.extras import Extras
 from toolkit.reference.loop import PlainLoop
 from toolkit.reference.model import plain_decayed, plain_model
-from toolkit.training import checkpoint
+from toolkit.training import checkpoint, session
 from toolkit.training.export import export
 from toolkit.training.loop import Progress, evaluate
 from toolkit.training.loss import loss_sum
@@ -222,6 +223,21 @@ def test_noise_is_a_function_of_the_place_in_the_run_and_off_in_evaluation(tiny_
     model(**inputs)
     assert noised_calls(model) == 4
     assert torch.equal(seen[-1], table.weight[inputs["input_ids"]].detach())
+
+
+def test_a_seed_is_that_of_torch_and_costs_no_formatted_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: object) -> list[str]:
+        raise AssertionError("a stack was formatted")
+
+    given: list[int] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(traceback, "format_stack", refuses)
+        right = session._seed_generators
+        patch.setattr(session, "_seed_generators", lambda value: (given.append(value), right(value)))
+        seed_micro_batch(7, 3, 1, 0)
+        found = torch.rand(8)
+    torch.manual_seed(given[0])
+    assert torch.equal(torch.rand(8), found)
 
 
 def test_the_plain_loop_draws_the_same_noise_by_its_own_code(tiny_root: Path) -> None:

