@@ -101,7 +101,7 @@ def _meshes() -> list[Any]:
         for size, config in (("8b", LLAMA_8B), ("70b", LLAMA_70B)):
             for rank in (0, 259, 511):
                 quick = (name, size, rank) == ("layers-hybrid", "8b", 511)
-                layers = _LAYERS if quick else 4
+                layers = _LAYERS if quick else config["num_hidden_layers"]
                 call = Call("rehearse.brief", (mesh_cell(name, rank, config, layers),))
                 marks = [] if quick else [pytest.mark.slow]
                 found.append(pytest.param(name, config, rank, layers, call, id=f"{name}-{size}-{rank}", marks=marks))
@@ -110,7 +110,7 @@ def _meshes() -> list[Any]:
 
 @pytest.mark.parametrize(("name", "config", "rank", "layers", "call"), _meshes())
 def test_meshes_of_512_ranks(stage: Any, name: str, config: dict[str, Any], rank: int, layers: int, call: Call) -> None:
-    """Widths of Llama 3 8B and 70B, of their layers four: the rest is the same again."""
+    """Llama 3 8B and 70B, every layer of them; the quick one has two."""
     outcome = stage(call)
     _runs(outcome)
     whole = shapes(layers, config["hidden_size"], config["intermediate_size"])
