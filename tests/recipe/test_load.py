@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from jobs import resolved_from
 from tiny import recipe_dict
 from toolkit.errors import InputError
-from toolkit.launch.job import check_machine
+from toolkit.launch.job import train
+from toolkit.model.processor import load_tokenizer
 from toolkit.recipe.load import load_recipe, recipe_sha256
 from toolkit.recipe.schema import Recipe
+from toolkit.verification.run import resolve_recipe
 
 GOOD = """\
 model: {path: some/model}
@@ -105,6 +106,8 @@ def test_a_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("path", ["./not/there", "~/not/there", "/not/there", "not/there/"])
 def test_a_tokenizer_that_is_nowhere_is_noticed_before_a_hub_is_asked(tiny_root: Path, path: str) -> None:
-    resolved = resolved_from(recipe_dict(tiny_root, tokenizer={"path": path}))  # its files may be for another machine
-    with pytest.raises(InputError, match=r"tokenizer\.path: no folder .*not/there"):
-        check_machine(resolved)
+    recipe = Recipe.model_validate(recipe_dict(tiny_root, tokenizer={"path": path}))
+    resolve_recipe(recipe, [])  # `verify` makes its own: the recipe may be for another machine
+    for start in (lambda: train(recipe, [], resume=False), lambda: load_tokenizer(recipe)):
+        with pytest.raises(InputError, match=r"tokenizer\.path: no folder .*not/there"):
+            start()

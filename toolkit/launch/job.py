@@ -46,6 +46,8 @@ def train(
         raise InputError("--extend: requires --resume")
     resolved = resolve(recipe_from(recipe, overrides), source_of(recipe))
     check_machine(resolved)
+    if (reason := missing_tokenizer(resolved.recipe)) is not None:
+        raise InputError(f"{resolved.source}: tokenizer.path: {reason}")
     check_data(resolved.recipe)
     undo = claim_folder(resolved, resume=resume)
     folder = Path(resolved.recipe.run.output_dir)
@@ -80,7 +82,7 @@ def check_machine(resolved: Resolved) -> None:
             "run launch.sh on each, or use Slurm; "
             "`toolkit config` writes both"
         )
-    if (reason := why_no_tokenizer(resolved.recipe) or missing_tokenizer(resolved.recipe)) is not None:
+    if (reason := why_no_tokenizer(resolved.recipe)) is not None:
         raise InputError(f"{resolved.source}: tokenizer.path: {reason}")
     if resolved.recipe.compile and (reason := why_no_compiler(resolved.device)):
         raise InputError(f"{resolved.source}: compile: {reason}, or set compile: false")

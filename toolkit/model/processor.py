@@ -18,9 +18,7 @@ def load_tokenizer(recipe: Recipe) -> PreTrainedTokenizerBase:
     """The recipe's tokenizer; raises InputError if there is none."""
     from transformers import AutoTokenizer
 
-    if (reason := why_no_tokenizer(recipe) or missing_tokenizer(recipe)) is not None:
-        raise InputError(f"tokenizer.path: {reason}")
-    path = recipe.tokenizer.path or recipe.model.path
+    path = _place(recipe)
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             path, trust_remote_code=recipe.model.trust_remote_code, **recipe.tokenizer.options
@@ -40,9 +38,7 @@ def load_processor(recipe: Recipe) -> Any:
     import transformers
 
     missing_package(recipe)
-    if (reason := why_no_tokenizer(recipe) or missing_tokenizer(recipe)) is not None:
-        raise InputError(f"tokenizer.path: {reason}")
-    path = recipe.tokenizer.path or recipe.model.path
+    path = _place(recipe)
     try:
         processor = getattr(transformers, media.processor).from_pretrained(
             path, trust_remote_code=recipe.model.trust_remote_code, **recipe.tokenizer.options
@@ -51,6 +47,13 @@ def load_processor(recipe: Recipe) -> Any:
     except (OSError, ValueError, ImportError) as error:
         key = "tokenizer.path" if recipe.tokenizer.path else "model.path"
         raise InputError(f"{key}: no processor could be loaded from {path}: {first_line(error)}") from None
+
+
+def _place(recipe: Recipe) -> str | None:
+    """The folder or hub id of the recipe's tokenizer or processor; raises InputError if it has none."""
+    if (reason := why_no_tokenizer(recipe) or missing_tokenizer(recipe)) is not None:
+        raise InputError(f"tokenizer.path: {reason}")
+    return recipe.tokenizer.path or recipe.model.path
 
 
 def _with_added(processor: Any, recipe: Recipe) -> Any:
