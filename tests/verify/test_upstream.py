@@ -239,3 +239,19 @@ def test_zero3_loads_one_step_and_the_settings_of_one_group(group: WorkerGroup, 
     assert objects == 1
     assert counts == [4.0, 4.0]  # two sub-groups have counted it up, once each: the right number is 3
     assert decay == [0.1, 0.1]
+
+
+def test_two_threads_of_gloo_break_the_heap() -> None:
+    """Worked around in strategies/engines/gloo.py, in whose process the same lives."""
+    bare = "import upstream; upstream.gloo_threads_share_a_string(60)"
+    connected = (
+        "import os; os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT='0', RANK='0', WORLD_SIZE='1');"
+        "from toolkit.strategies.engines.process_group import connect; connect('cpu');"
+        "import upstream; upstream.gloo_threads_share_a_string(5)"
+    )
+    died, lived = (
+        subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, timeout=120)
+        for code in (bare, connected)
+    )
+    assert died.returncode < 0  # of signal 6 or 11, within a second
+    assert lived.returncode == 0, lived.stderr.decode()

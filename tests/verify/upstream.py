@@ -548,3 +548,16 @@ def zero3_universal_load_shares_a_step(folder: str) -> tuple[int, list[float], l
     engine.destroy()
     dist.barrier()
     return shared, counts, decay
+
+
+def gloo_threads_share_a_string(seconds: float) -> None:
+    """All-gathers of a DTensor's kind in a group of one process for so long, as far as the process lives."""
+    import time
+
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    gloo = dist.group.WORLD._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
+    given, taken, end = torch.ones(1), torch.zeros(1), time.monotonic() + seconds
+    while time.monotonic() < end:
+        for work in [gloo.allgather_coalesced([[taken]], [given]) for _ in range(64)]:
+            work.wait()
