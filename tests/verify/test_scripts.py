@@ -11,6 +11,7 @@ import script_loops as loops
 import torch
 
 from toolkit.launch.group import WorkerGroup
+from toolkit.verification.scripts.calls import Calls
 from toolkit.verification.scripts.run import prepare
 from toolkit.verification.scripts.verify import ModelOutcome, verify_unit
 
@@ -105,3 +106,27 @@ def test_what_is_not_seen_is_said(judge: Judge) -> None:
     found = judge(loops.other_optimizer)
     assert any("SGD" in note and "not seen" in note for note in found.outcome.notes)
     assert {one.name for one in found.outcome.passes[0].stages} == {"ledger", "forward", "gradient", "cross-rank"}
+
+
+def test_a_gradient_is_kept_as_it_arrived_or_not_at_all() -> None:
+    """It is autograd's own tensor, not a copy."""
+    model = torch.nn.Linear(4, 4)
+    watching = Calls(model)
+    given = torch.randn(2, 4)
+    model(given).sum().backward()  # ones, of which there is one in memory
+    model(given).pow(2).sum().backward()
+    changed = model(given)
+
+    def twice(gradient: torch.Tensor) -> None:
+        gradient.mul_(2)
+
+    changed.register_hook(twice)
+    changed.pow(2).sum().backward()
+    taken = [call.outputs[0].gradient for call in watching.take()]
+    assert len(taken) == 2
+    assert taken[0] is not None
+    assert taken[0].equal(torch.ones(2, 4))
+    assert taken[1] is not None
+    assert taken[1].equal(2 * model(given).detach())
+    assert watching.unseen == ["the gradient of an output (output) was changed in place after it arrived"]
+    watching.remove()

@@ -5,6 +5,7 @@ Hooks only read. They draw no random numbers and change no tensor, so the run is
 
 from __future__ import annotations
 
+import functools
 import types
 import weakref
 from collections.abc import Callable, Iterable
@@ -30,6 +31,8 @@ class Calls:
         self.finished: list[CallTrace] = []
         self.nodes: dict[Any, OutputTrace] = {}
         """By node of the autograd graph: the output that it computed."""
+        self._lent: list[tuple[OutputTrace, int]] = []
+        """Gradients that are autograd's own tensors, and the version each had."""
         self._inside: list[nn.Module] = []
         self._open: CallTrace | None = None
         self._handles: list[Any] = []
@@ -43,8 +46,13 @@ class Calls:
 
     def take(self) -> list[CallTrace]:
         """The calls since the last ``take`` whose answers a gradient reached."""
+        for one, version in self._lent:
+            if one.gradient is not None and one.gradient._version != version:
+                one.gradient = None
+                self._not_seen(f"the gradient of an output ({one.name}) was changed in place after it arrived")
         done = [call for call in self.finished if any(one.gradient is not None for one in call.outputs)]
         self.finished, self.nodes = [], {}
+        self._lent.clear()
         return done
 
     def remove(self) -> None:
@@ -110,7 +118,7 @@ class Calls:
             one = OutputTrace(name, list(tensor.shape), sample)
             call.outputs.append(one)
             self.nodes[tensor.grad_fn] = one
-            tensor.register_hook(_arrived(one))
+            tensor.register_hook(functools.partial(_arrived, one, self._lent))
         self.finished.append(call)
 
     def _look_at_autocast(self, call: CallTrace) -> None:
@@ -166,14 +174,22 @@ def _hooks(calls: weakref.ref[Calls], name: str) -> tuple[Callable[..., None], C
     return before, after
 
 
-def _arrived(one: OutputTrace) -> Callable[[torch.Tensor], None]:
-    def hook(gradient: torch.Tensor | None) -> None:
-        if gradient is None:  # autograd calls hooks of one output for another's gradient too
-            return
-        found = gradient.detach().to("cpu", copy=True)
-        one.gradient = found if one.gradient is None else one.gradient + found
+def _arrived(one: OutputTrace, lent: list[tuple[OutputTrace, int]], gradient: torch.Tensor | None) -> None:
+    if gradient is None:  # autograd calls hooks of one output for another's gradient too
+        return
+    if one.gradient is None and _alone(gradient):
+        # That of the logits is as large as many weights; and to write into new memory takes five times a copy's time.
+        one.gradient = gradient.detach()
+        lent.append((one, gradient._version))
+        return
+    found = gradient.detach().to("cpu", copy=True)
+    one.gradient = found if one.gradient is None else one.gradient + found
 
-    return hook
+
+def _alone(tensor: torch.Tensor) -> bool:
+    """Whether a tensor on the CPU is all that is in its memory."""
+    size = tensor.numel() * tensor.element_size()
+    return tensor.device.type == "cpu" and tensor.is_contiguous() and tensor.untyped_storage().nbytes() == size
 
 
 def _kept(tensor: torch.Tensor) -> torch.Tensor:
