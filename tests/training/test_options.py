@@ -182,6 +182,21 @@ def test_held_out_losses_are_without_the_terms(tiny_root: Path) -> None:
     assert losses[0] == losses[1]
 
 
+def test_held_out_losses_are_without_the_balance_of_experts(tiny_root: Path) -> None:
+    """Of two runs with other coefficients the better one is that which predicts better."""
+    sizes = {"model_type": "mixtral", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+             "num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 4}  # fmt: skip
+    tensors = {"input_ids": torch.tensor([[5, 9, 7]]), "attention_mask": torch.ones(1, 3, dtype=torch.int64),
+               "labels": torch.tensor([[5, 9, 7]])}  # fmt: skip
+    micro, held_out, trained = MicroBatch(tensors, [0], 2, 0, 0, 0, 1), [], []
+    for asked in ({}, {"output_router_logits": True, "router_aux_loss_coef": 0.5}):
+        session = open_session(resolved_from(single(tiny_root, model={"config": sizes | asked})))
+        held_out.append(evaluate(session, [micro])[0])
+        trained.append(loss_sum(session.engine.model, session.engine.config, tensors, "causal-lm").item())
+    assert held_out[0] == held_out[1]
+    assert trained[1] > trained[0] + 0.5  # of 4 experts, two chosen: 0.5 times 2 or more, for each of 2 predictions
+
+
 def test_a_z_loss_needs_tokens(tiny_root: Path) -> None:
     with pytest.raises(InputError, match=r"recipe.yaml: z_loss: is a mean over tokens, but sequence-classification"):
         resolved_from(single(tiny_root, z_loss=1e-4, model={"task": "sequence-classification", "num_labels": 3}))

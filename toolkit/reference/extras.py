@@ -1,4 +1,4 @@
-"""What a recipe adds to the plain cross-entropy: label smoothing, z-loss, and noise on the embeddings."""
+"""What training adds to the plain cross-entropy: label smoothing, z-loss, noise on the embeddings, and balance."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from toolkit.recipe.schema import Recipe
 
 @dataclass(frozen=True)
 class Extras:
-    """``smoothing``: of labels. ``z_loss``: its coefficient. ``alpha``: of the noise.
+    """``smoothing``: of labels. ``z_loss``: its coefficient. ``alpha``: of the noise. ``balance``: the balance loss of
+    experts, where the model's config asks for one.
 
     The others are mistakes that a diagnosis tries out. ``z_everywhere``: the z-loss of tokens without labels too.
     ``padded_length``: noise of a row's padded length, not of each sample's own.
@@ -25,13 +26,14 @@ class Extras:
     smoothing: float = 0.0
     z_loss: float = 0.0
     alpha: float = 0.0
+    balance: bool = False
     z_everywhere: bool = False
     padded_length: bool = False
 
     @staticmethod
     def of(recipe: Recipe) -> Extras:
         """What the recipe asks for."""
-        return Extras(recipe.label_smoothing, recipe.z_loss, recipe.model.neftune_alpha or 0.0)
+        return Extras(recipe.label_smoothing, recipe.z_loss, recipe.model.neftune_alpha or 0.0, balance=True)
 
     def loss(self, logits: torch.Tensor, targets: torch.Tensor, everywhere: torch.Tensor) -> torch.Tensor:
         """Summed over the ``targets`` (tokens,) that are not -100; ``logits`` (tokens, classes). ``everywhere``: the

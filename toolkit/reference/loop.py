@@ -297,7 +297,7 @@ class PlainLoop:
             else:
                 loss = extras.loss(logits.flatten(0, -2), targets.flatten(), everywhere)
         balance = getattr(output, "aux_loss", None)
-        if isinstance(balance, torch.Tensor):
+        if extras.balance and isinstance(balance, torch.Tensor):
             # A mixture of experts' balance loss is a mean over the micro-batch: weighted by predictions, as all else.
             loss = loss + self.config.router_aux_loss_coef * balance * (targets != -100).sum()
         return loss

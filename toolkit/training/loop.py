@@ -166,7 +166,7 @@ def evaluate(session: Session, batches: Iterable[MicroBatch]) -> tuple[float, in
             for micro in batches:
                 with engine.autocast():
                     tensors, task = micro.to(engine.device).tensors, session.resolved.recipe.model.task
-                    loss = loss_sum(engine.model, engine.config, tensors, task, part=micro.part)
+                    loss = loss_sum(engine.model, engine.config, tensors, task, part=micro.part, balance=False)
                 total[0] += loss
                 total[1] += micro.supervised
     finally:

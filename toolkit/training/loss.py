@@ -24,10 +24,12 @@ def loss_sum(
     task: str,
     terms: LossTerms = CROSS_ENTROPY,
     part: RowPart | None = None,
+    *,
+    balance: bool = True,
 ) -> torch.Tensor:
     """Cross-entropy, with ``terms``, summed over the supervised tokens of one micro-batch: a float32 scalar; of a task
     whose labels are numbers, the squared errors, summed over its samples. ``part``: of the rows that this rank
-    computes, its predictions alone.
+    computes, its predictions alone. ``balance``: with the balance loss of experts, if the model's config has one.
 
     ``tensors``: ``input_ids`` and ``attention_mask`` (batch, length) int64, ``labels`` (batch, length) int64
     with -100 where not supervised, (batch,) for classification and regression. Logits are taken to float32 first, as
@@ -42,10 +44,11 @@ def loss_sum(
     with part_of_rows(inputs, labels, part) as (inputs, labels), wanted_loss(labels, terms) as wanted:
         output = model(**inputs)
     logits = output.logits
+    routed = getattr(output, "aux_loss", None) if balance else None
     if task_of(task).numbers:
-        return squared_errors(logits, labels) + _router_loss(config, output, labels)
+        return squared_errors(logits, labels) + _router_loss(config, routed, labels)
     if wanted.answered:  # the head has given the loss itself
-        return logits + _router_loss(config, output, labels[:, 1:])
+        return logits + _router_loss(config, routed, labels[:, 1:])
     if layout is Labels.NEXT and logits.shape[1] > labels.shape[1]:
         # Virtual tokens (prompt tuning) stand in front of the sample. Nothing is learned at them: the first token
         # stays unsupervised, as without them.
@@ -59,7 +62,7 @@ def loss_sum(
     )
     if terms.z_loss:
         loss = loss + terms.z_loss * squared_logsumexp(flat, targets)
-    return loss + _router_loss(config, output, labels)
+    return loss + _router_loss(config, routed, labels)
 
 
 def squared_logsumexp(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -85,12 +88,11 @@ def _decoder_inputs(config: Any, labels: torch.Tensor) -> torch.Tensor:
     return shifted.masked_fill(shifted == -100, config.pad_token_id or 0)
 
 
-def _router_loss(config: Any, output: Any, labels: torch.Tensor) -> torch.Tensor | float:
+def _router_loss(config: Any, mean: torch.Tensor | None, labels: torch.Tensor) -> torch.Tensor | float:
     """A mixture-of-experts balance loss, where the model's config asks for one (``output_router_logits``).
 
     It is a mean over a micro-batch; weighted by the micro-batch's supervised tokens it adds up over a window.
     """
-    auxiliary = getattr(output, "aux_loss", None)
-    if not isinstance(auxiliary, torch.Tensor):
+    if not isinstance(mean, torch.Tensor):
         return 0.0
-    return config.router_aux_loss_coef * auxiliary * (labels != -100).sum()
+    return config.router_aux_loss_coef * mean * (labels != -100).sum()
