@@ -186,3 +186,47 @@ def test_a_config_behind_a_variable_is_not_clean(tmp_path: Path, monkeypatch: py
     (tmp_path / "run.sh").write_text("deepspeed train.py --deepspeed --deepspeed_config $DIR/x.json\n")
     (found,) = lint(["run.sh"]).findings
     assert (found.code, found.severity, found.key) == ("KY104", "note", "deepspeed_config")
+
+
+@pytest.mark.parametrize(
+    ("inside", "found"),
+    [
+        ('dirname "$0"', "/made"),
+        ("dirname $0", "/made"),
+        ('cd "$(dirname "${BASH_SOURCE[0]}")" && pwd', "/made"),
+        ('cd "$( dirname -- "${BASH_SOURCE[0]}" )" &> /dev/null && pwd', "/made"),
+        ('dirname "$(readlink -f "$0")"', "/made"),
+        ('dirname "$(realpath "${BASH_SOURCE}")"', "/made"),
+        ('cd "$(dirname "$0")/.." && pwd', "/made/.."),
+        ('cd "$(dirname "$0")/../conf" && pwd -P', "/made/../conf"),
+        ('cd "$(dirname "$1")" && pwd', None),
+        ("pwd", None),
+        ('dirname "$0" | tr a b', None),
+    ],
+)
+def test_the_folder_of_the_script_itself(inside: str, found: str | None) -> None:
+    for text in (
+        f'accelerate launch --config_file "$({inside})/a.yaml" train.py\n',
+        f'here="$({inside})"\naccelerate launch --config_file $here/a.yaml train.py\n',
+    ):
+        (command,) = parse_commands(text, "/made")
+        assert command.flags.plain() == ({"config_file": f"{found}/a.yaml"} if found else {})
+        (command,) = parse_commands(text)
+        assert set(command.unknown_flags) == {"config_file"}
+
+
+def test_the_file_beside_a_script_is_checked_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `toolkit config` writes them; the working directory has another file of that name."""
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "accelerate.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 2\n")
+    (tmp_path / "accelerate.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 4\n")
+    (tmp_path / "made" / "launch.sh").write_text(
+        'here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)\n'
+        'exec accelerate launch --config_file "$here/accelerate.yaml" --num_processes 8 train.py\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    found = [(finding.code, finding.key) for finding in lint(["made/launch.sh"]).findings]
+    assert ("KY104", "config_file") not in found
+    assert {str(Path(source.path).resolve()) for source in lint(["made/launch.sh"]).sources} == {
+        str(tmp_path / "made" / name) for name in ("launch.sh", "accelerate.yaml")
+    }

@@ -88,7 +88,7 @@ def read_sources(file: str, text: str | None = None) -> list[Source]:
 
 
 def _shell_sources(text: str, file: str) -> list[Source]:
-    commands = parse_commands(text)
+    commands = parse_commands(text, None if file == "<command>" else str(Path(file).absolute().parent))
     if not commands:
         raise UnrelatedFile.at(Place(file, 1), None, "it has no accelerate launch, deepspeed or torchrun command")
     sources = []

@@ -34,10 +34,10 @@ class Command:
     positional: list[Word] = field(default_factory=list)  # words before the script's first flag
 
 
-def parse_commands(text: str) -> list[Command]:
-    """Every launcher call in a shell text."""
+def parse_commands(text: str, folder: str | None = None) -> list[Command]:
+    """Every launcher call in a shell text. ``folder``: where the script is, if it is a file."""
     found = []
-    for words in split(text):
+    for words in split(text, folder):
         begin = find_launcher(words)
         if begin is not None:
             found.append(_command(*begin, text))

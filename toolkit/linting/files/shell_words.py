@@ -21,6 +21,13 @@ _TOKEN = re.compile(
 )
 _REDIRECTION = re.compile(r"(\d+|&)?(<<<|<<-?|<>|>>|>\||>&|<&|<|>)$")
 _ASSIGNMENT = re.compile(r"(?:export\s+|local\s+|readonly\s+|declare\s+(?:-\w+\s+)*)?([A-Za-z_]\w*)(\+?)=")
+_SELF = r'"?\$(?:0|BASH_SOURCE|\{(?:0|BASH_SOURCE(?:\[0\])?)\})"?'
+_OWN_FOLDER = rf'dirname (?:-- )?(?:{_SELF}|"?\$\((?:readlink -f|realpath) {_SELF}\)"?)'
+_FOLDER = re.compile(
+    rf'(?:{_OWN_FOLDER}|cd (?:-P )?(?:-- )?"?\$\({_OWN_FOLDER}\)(?P<below>(?:/[\w.-]+)*)/?"?'
+    r"(?: ?&?>/dev/null(?: 2>&1)?)? ?&& ?pwd(?: -P)?)"
+)
+"""What scripts write for the folder that they are in, or one below or above it: the inside of ``$(…)``."""
 _DECLARING = {"export", "local", "readonly", "declare", "typeset"}
 _RUNS_ITS_INPUT = {"sbatch", "bash", "sh", "zsh", "srun", "ssh"}
 
@@ -50,14 +57,14 @@ class _Variables:
         self.texts[name] = value if known else None
 
 
-def split(text: str) -> list[list[Word]]:
-    """The text's simple commands as words."""
-    return _Splitter(text).commands()
+def split(text: str, folder: str | None = None) -> list[list[Word]]:
+    """The text's simple commands as words. ``folder``: where the script is, which ``$(dirname "$0")`` stands for."""
+    return _Splitter(text, folder).commands()
 
 
 class _Splitter:
-    def __init__(self, text: str) -> None:
-        self.text = text
+    def __init__(self, text: str, folder: str | None = None) -> None:
+        self.text, self.folder = text, folder
         self.at = 0
         self.variables = _Variables()
         self.found: list[list[Word]] = []
@@ -150,15 +157,22 @@ class _Splitter:
             first = False
 
     def _unknown(self, begin: int, close: str) -> None:
-        """`$(…)` or backticks: what the command prints."""
-        depth, self.unknown, self.only = 1, True, None
+        """`$(…)` or backticks: what the command prints, which is known of the script's own folder alone."""
+        depth, self.only, inside = 1, None, self.at
         if close == "`":
             end = self.text.find("`", self.at)
             self.at = end + 1 if end >= 0 else len(self.text)
         while close == ")" and depth and self.at < len(self.text):
             depth += {"(": 1, ")": -1}.get(self.text[self.at], 0)
             self.at += 1
-        self.parts.append(self.text[begin : self.at])
+        words = " ".join(self.text[inside : self.at - 1].split())
+        own = _FOLDER.fullmatch(words.replace("$( ", "$(").replace(" )", ")").replace("> /", ">/"))
+        if own is not None and self.folder is not None:
+            self.expanded = True
+            self.parts.append(self.folder + (own["below"] or ""))
+        else:
+            self.unknown = True
+            self.parts.append(self.text[begin : self.at])
 
     def _braces(self, begin: int, first: bool) -> None:
         """`${NAME}`; with an operator inside the value is unknown."""
@@ -187,7 +201,7 @@ class _Splitter:
     def _array(self) -> None:
         """`NAME=( words )`."""
         name = "".join(self.parts)[:-2].rstrip("+")
-        inner = _Splitter("")
+        inner = _Splitter("", self.folder)
         inner.text, inner.variables = self.text, self.variables
         depth, end, quote = 1, self.at, ""
         while end < len(self.text) and depth:
