@@ -150,7 +150,7 @@ def test_without_a_network_the_answer_comes_at_once(tiny_root: Path, monkeypatch
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nothing listens there
-    monkeypatch.setattr("toolkit.recipe.model_facts.getproxies", dict)
+    monkeypatch.setattr("toolkit.recipe.hub.getproxies", dict)
     waits: list[float] = []
     monkeypatch.setattr(time, "sleep", waits.append)  # huggingface_hub alone tries again and again for half a minute
     resolved = resolved_from(recipe_dict(tiny_root, model={"config": None, "path": "nobody/nothing"}))

@@ -11,6 +11,7 @@ from toolkit.data.fields import needed_fields, optional_fields, read_fields
 from toolkit.data.files import local_files
 from toolkit.data.rows import Fields, Row, read_rows
 from toolkit.errors import InputError
+from toolkit.recipe.hub import cache_alone_without_network
 from toolkit.recipe.load import did_you_mean
 from toolkit.recipe.schema import DataSource, Recipe
 
@@ -106,6 +107,7 @@ def _hub(
     import datasets
 
     name, _, rest = spec.partition(":")
+    cache_alone_without_network(name)
     config, _, split = rest.rpartition(":")
     options = {"revision": given.revision} if given and given.revision else {}
     if given:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolkit.data.media import missing_package
 from toolkit.errors import InputError, first_line
+from toolkit.recipe.hub import cache_alone_without_network
 from toolkit.recipe.needs import missing_tokenizer, why_no_tokenizer
 from toolkit.recipe.schema import Recipe
 from toolkit.tasks import task_of
@@ -53,7 +54,9 @@ def _place(recipe: Recipe) -> str | None:
     """The folder or hub id of the recipe's tokenizer or processor; raises InputError if it has none."""
     if (reason := why_no_tokenizer(recipe) or missing_tokenizer(recipe)) is not None:
         raise InputError(f"tokenizer.path: {reason}")
-    return recipe.tokenizer.path or recipe.model.path
+    path = recipe.tokenizer.path or recipe.model.path
+    cache_alone_without_network(path)
+    return path
 
 
 def _with_added(processor: Any, recipe: Recipe) -> Any:

@@ -10,14 +10,12 @@ import ast
 import functools
 import importlib.util
 import json
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 from toolkit.errors import InputError
+from toolkit.recipe.hub import reachable
 from toolkit.recipe.schema import Model
 
 
@@ -87,7 +85,7 @@ def _from_hub(repo: str, revision: str | None) -> ModelFacts:
         return _from_folder(Path(cached).parent)
     if constants.HF_HUB_OFFLINE:
         return ModelFacts(None, None, f"{repo} is not in the hub's cache and HF_HUB_OFFLINE is set")
-    if not _reachable(constants.ENDPOINT):
+    if not reachable(constants.ENDPOINT):
         return ModelFacts(None, None, f"{repo}: no such folder here, and {constants.ENDPOINT} cannot be reached")
     try:
         file = hf_hub_download(repo, "config.json", revision=revision, etag_timeout=3)
@@ -96,18 +94,6 @@ def _from_hub(repo: str, revision: str | None) -> ModelFacts:
             None, None, f"{repo}: no such folder here, and its config could not be read: {_first_line(error)}"
         )
     return _from_folder(Path(file).parent)
-
-
-def _reachable(endpoint: str) -> bool:
-    """A single attempt: huggingface_hub would retry for half a minute without a network."""
-    if getproxies():
-        return True
-    url = urlsplit(endpoint)
-    try:
-        with socket.create_connection((url.hostname or "", url.port or 443), timeout=2.0):
-            return True
-    except OSError:
-        return False
 
 
 def _first_line(error: Exception) -> str:

@@ -1,0 +1,81 @@
+"""Without a network a name on the hub is looked for in its cache, at once."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from toolkit.recipe import hub
+
+
+@pytest.fixture
+def online(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr(hub, "getproxies", dict)
+    hub.reachable.cache_clear()
+    yield
+    hub.reachable.cache_clear()
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """One that nothing listens at."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
+
+
+def test_the_cache_alone_where_nothing_answers(online: None, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{port}")
+    datasets = types.ModuleType("datasets.config")
+    monkeypatch.setitem(sys.modules, "datasets.config", datasets)
+    hub.cache_alone_without_network("owner/name")
+    assert constants.HF_HUB_OFFLINE
+    assert os.environ["HF_HUB_OFFLINE"] == "1"  # for the ranks
+    assert datasets.HF_HUB_OFFLINE
+    assert datasets.HF_DATASETS_OFFLINE
+
+
+def test_nothing_is_changed_otherwise(online: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{listening.getsockname()[1]}")
+        hub.cache_alone_without_network("owner/name")
+    hub.reachable.cache_clear()  # from here on nothing answers
+    hub.cache_alone_without_network(str(tmp_path))
+    hub.cache_alone_without_network(None)
+    monkeypatch.setattr(hub, "getproxies", lambda: {"https": "http://proxy:3128"})
+    hub.cache_alone_without_network("owner/name")
+    assert not constants.HF_HUB_OFFLINE
+    assert "HF_HUB_OFFLINE" not in os.environ
+
+
+def test_a_name_that_cannot_be_had_is_told_in_seconds(port: int, tmp_path: Path) -> None:
+    """It took 45 seconds: each of a tokenizer's files was asked for six times."""
+    import subprocess
+    import time
+
+    (tmp_path / "x.jsonl").write_text('{"text": "one"}\n')
+    (tmp_path / "recipe.yaml").write_text(
+        "model: {path: owner/name}\ndata: {train: x.jsonl, max_length: 8}\nrun: {max_steps: 1, output_dir: out}\n"
+    )
+    left_out = ("offline", "proxy")
+    environment = {key: value for key, value in os.environ.items() if not any(one in key.lower() for one in left_out)}
+    environment |= {"HF_ENDPOINT": f"http://127.0.0.1:{port}", "HF_HOME": str(tmp_path / "home")}
+    begun = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "toolkit", "data", "recipe.yaml"],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "no tokenizer could be loaded from owner/name" in done.stderr + done.stdout
+    assert time.monotonic() - begun < 25
