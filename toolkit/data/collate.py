@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn import functional
 
 from toolkit.data.formats import Example, supervised_tokens
@@ -138,7 +140,7 @@ def collate(
         length = max(length, *(len(row) for row in ids))
         tensors = {
             "input_ids": _padded(ids, length, pad_id),
-            "attention_mask": _padded([[1] * len(row) for row in ids], length, 0),
+            "attention_mask": _padded([np.ones(len(row), np.int64) for row in ids], length, 0),
         }
     features, entries = _joined([row.features for row in rows])
     tensors |= {
@@ -195,26 +197,23 @@ def _packed(examples: Sequence[Example], rows: Sequence[int], pad_id: int, lengt
     to another (``find_packed_sequence_indices``; flash attention by cumulative lengths). A sample's first token is
     never predicted: the token before it is another sample's. Each padding token is a sequence of its own.
     """
-    ids: list[list[int]] = []
-    labels: list[list[int]] = []
-    positions: list[list[int]] = []
+    shape = max(1, len(rows)), length
+    ids, positions, labels = (np.full(shape, value, np.int64) for value in (pad_id, 0, IGNORED))
     remaining = iter(examples)
-    for count in rows:
-        for row in (ids, labels, positions):
-            row.append([])
+    for row, count in enumerate(rows):
+        end = 0
         for example in islice(remaining, count):
             assert not isinstance(example.labels, int)
             tokens = example.input_ids or [pad_id]
-            ids[-1] += tokens
-            labels[-1] += [IGNORED, *example.labels[1:]]
-            positions[-1] += range(len(tokens))
+            start, end = end, end + len(tokens)
+            ids[row, start:end] = tokens
+            positions[row, start:end] = np.arange(len(tokens))
+            if len(tokens) > 1:
+                labels[row, start + 1 : end] = example.labels[1:]
     if not rows:
-        ids, labels, positions = [[pad_id, pad_id]], [[IGNORED, IGNORED]], [[0, 1]]
-    return {
-        "input_ids": _padded(ids, length, pad_id),
-        "position_ids": _padded(positions, length, 0),
-        "labels": _padded(labels, length, IGNORED),
-    }
+        positions[0, :2] = 0, 1
+    tensors = {"input_ids": ids, "position_ids": positions, "labels": labels}
+    return {name: torch.from_numpy(array) for name, array in tensors.items()}
 
 
 def _dummy(task: str, pad_id: int) -> Example:
@@ -222,8 +221,11 @@ def _dummy(task: str, pad_id: int) -> Example:
     return Example([pad_id, pad_id], IGNORED if one_label else [IGNORED, IGNORED])
 
 
-def _padded(rows: Sequence[list[int]], length: int, value: int) -> torch.Tensor:
-    return torch.tensor([[*row, *[value] * (length - len(row))] for row in rows], dtype=torch.int64)
+def _padded(rows: Sequence[Sequence[int] | NDArray[np.int64]], length: int, value: int) -> torch.Tensor:
+    found = np.full((len(rows), length), value, np.int64)
+    for at, row in enumerate(rows):
+        found[at, : len(row)] = row
+    return torch.from_numpy(found)
 
 
 def drawn_features(task: Task, config: Mapping[str, Any], rows: int, seed: int) -> dict[str, torch.Tensor]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from toolkit.data.encode import Encoder, rust_tokenizer
 from toolkit.data.fields import canonical_row, needed_fields, optional_fields
 from toolkit.data.masking import masking_of
 from toolkit.data.media import MediaReader, reader_of
@@ -59,6 +60,7 @@ class Formatter:
         self.needed, self.optional = needed_fields(recipe), optional_fields(recipe)
         # A processor has a tokenizer inside where its model reads or writes text.
         self.tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
+        self.encode = Encoder(self.tokenizer)
         self._eos = getattr(self.tokenizer, "eos_token_id", None)
         self._special = frozenset(getattr(self.tokenizer, "all_special_ids", ()))
         self.pad_id = padding_id(self.tokenizer)
@@ -83,6 +85,12 @@ class Formatter:
             self.chat = Chat(self.tokenizer, data.chat_template, data.turns, data.chat_template_kwargs, processor)
         self.masking = masking_of(recipe, tokenizer)
         self._format = task_of(recipe.model.task).formats[recipe.data.format]
+
+    @property
+    def threaded(self) -> bool:
+        """Whether threads may make samples side by side, and gain by it. Not of conversations: a chat template marks
+        its turns in what all threads would share (transformers 5.23.0, ``AssistantTracker``)."""
+        return self.chat is None and self.reader is None and rust_tokenizer(self.tokenizer) is not None
 
     def examples(self, row: Row) -> list[Example]:
         """The samples of ``row``: one, but of a conversation maybe several. Raises InputError at the row."""
@@ -196,12 +204,8 @@ class Formatter:
     def target(self, text: str) -> list[int]:
         """Ids that a decoder learns to write for ``text``, without the token that it starts from (Whisper's tokenizer
         writes it, and transformers' model puts it before the labels)."""
-        ids = self.ending(list(self.tokenizer(text, verbose=False)["input_ids"]))
+        ids = self.ending(self.encode(text))
         return ids[1:] if ids and ids[0] == self._decoder_start else ids
-
-    def encode(self, text: str) -> list[int]:
-        """The tokenizer's own encoding, with its special tokens."""
-        return list(self.tokenizer(text, verbose=False)["input_ids"])
 
     def pair(self, prompt: str, completion: str) -> tuple[list[int], int]:
         """``encode_pair`` with the recipe's tokenizer."""

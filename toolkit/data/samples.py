@@ -21,6 +21,7 @@ from toolkit.data.mixture import chosen, interleaved
 from toolkit.data.preflight import no_samples
 from toolkit.data.rows import Row
 from toolkit.data.sources import Source
+from toolkit.data.threads import in_order, thread_count
 from toolkit.errors import InputError
 from toolkit.tasks import task_of
 from toolkit.tasks.labels import IGNORED, Labels
@@ -56,9 +57,9 @@ class MapSamples:
         state = source.state()
 
         def make(alive: Callable[[], None]) -> Columns:
-            columns = Columns.empty()
-            for row in source.rows():
-                for example in formatter.examples(row):
+            columns, threads = Columns.empty(), thread_count(alone=kept is not None) if formatter.threaded else 1
+            for examples in in_order(formatter.examples, source.rows(), threads):
+                for example in examples:
                     columns.append(example)
                 alive()
             if source.state() != state:
@@ -174,6 +175,7 @@ class StreamSamples:
         self.task = task
         self._parts, self._shares = list(parts), list(shares)
         self.pad_id, self.masking = self._parts[0][1].pad_id, self._parts[0][1].masking
+        self.threaded = all(formatter.threaded for _, formatter in self._parts)
         self.notes = [note for source, formatter in self._parts for note in self._look(source, formatter)]
 
     def _look(self, source: Source, formatter: Formatter) -> list[str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
 
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, get_worker_info
 
 from toolkit.data.collate import MicroBatch, Slot, collate, needs_blank, packed_slot
 from toolkit.data.formats import Example
@@ -20,6 +20,7 @@ from toolkit.data.packing import packed_stream
 from toolkit.data.rows import Row
 from toolkit.data.samples import StreamSamples
 from toolkit.data.spread import Spread
+from toolkit.data.threads import in_order, thread_count
 from toolkit.errors import InputError
 
 SHUFFLE_BUFFER = 10_000
@@ -69,7 +70,11 @@ class TrainStream(IterableDataset):
             if self._capacity is None:
                 pieces: Any = stream_windows(self._samples.rows(), spread, epoch)
             else:
-                pieces = packed_windows(self._samples.rows(), self._build, _length, self._capacity, spread, epoch)
+                # A loader's worker is one of several processes; without one, threads are ahead of the training.
+                threads = 1 if get_worker_info() or not self._samples.threaded else thread_count(alone=False)
+                pieces = packed_windows(
+                    self._samples.rows(), self._build, _length, self._capacity, spread, epoch, threads
+                )
             for held in pieces:
                 if window >= spread.start_window:
                     yield from micro_batches(self._samples, held, spread, epoch, window, self._multiple)
@@ -89,14 +94,21 @@ def stream_windows(rows: Iterable[T], spread: Spread, epoch: int) -> Iterator[li
 
 
 def packed_windows(
-    rows: Iterable[T], build: Callable[[T], B], length: Callable[[B], int], capacity: int, spread: Spread, epoch: int
+    rows: Iterable[T],
+    build: Callable[[T], B],
+    length: Callable[[B], int],
+    capacity: int,
+    spread: Spread,
+    epoch: int,
+    threads: int = 1,
 ) -> Iterator[list[list[B]]]:
     """``stream_windows`` of packed rows. Every rank builds every sample: what shares a row follows from all their
     lengths."""
     if spread.shuffle:
         rows = shuffled(rows, spread.seed, epoch, SHUFFLE_BUFFER)
     random = shuffler(spread.seed, epoch) if spread.shuffle else None
-    return _pieces(packed_stream(map(build, rows), length, capacity, random), spread.global_size)
+    built = in_order(build, rows, threads)
+    return _pieces(packed_stream(built, length, capacity, random), spread.global_size)
 
 
 def _length(built: Built) -> int:

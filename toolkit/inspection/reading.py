@@ -67,6 +67,11 @@ class _Noting(Formatter):
         self._task = recipe.model.task
         self._has_target = task_of(self._task).labels is Labels.TARGET
 
+    @property
+    def threaded(self) -> bool:
+        """What is noted is in the order of the rows."""
+        return False
+
     def examples(self, row: Row) -> list[Example]:
         noted = self.noted
         try:

@@ -53,4 +53,5 @@ class Labels(Enum):
         labels by one), so it does not count."""
         if isinstance(labels, int):
             return int(labels != IGNORED)
-        return sum(label != IGNORED for label in self.predicted(labels))
+        predicted = self.predicted(labels)
+        return len(predicted) - predicted.count(IGNORED)
