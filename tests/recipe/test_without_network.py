@@ -20,9 +20,10 @@ def online(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setattr(hub, "getproxies", dict)
-    hub.reachable.cache_clear()
+    monkeypatch.setattr(hub, "_asked", {})
+    monkeypatch.setattr(hub, "_ours", False)
     yield
-    hub.reachable.cache_clear()
+    monkeypatch.undo()
 
 
 @pytest.fixture
@@ -44,13 +45,42 @@ def test_the_cache_alone_where_nothing_answers(online: None, port: int, monkeypa
     assert datasets.HF_DATASETS_OFFLINE
 
 
+def test_a_network_that_comes_back_is_used(online: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr(hub.time, "monotonic", lambda: clock[0])
+    with socket.socket() as later:
+        later.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{later.getsockname()[1]}")
+        hub.cache_alone_without_network("owner/name")
+        later.listen()
+        hub.cache_alone_without_network("owner/name")
+        assert constants.HF_HUB_OFFLINE  # asked a moment ago
+        clock[0] += 61
+        hub.cache_alone_without_network("owner/name")
+    assert not constants.HF_HUB_OFFLINE
+    assert "HF_HUB_OFFLINE" not in os.environ
+    clock[0] += 3600
+    hub.cache_alone_without_network("owner/name")  # what answered once is not asked again
+    assert not constants.HF_HUB_OFFLINE
+
+
+def test_whoever_turned_it_off_keeps_it_off(online: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{listening.getsockname()[1]}")
+        hub.cache_alone_without_network("owner/name")
+    assert constants.HF_HUB_OFFLINE
+
+
 def test_nothing_is_changed_otherwise(online: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{listening.getsockname()[1]}")
         hub.cache_alone_without_network("owner/name")
-    hub.reachable.cache_clear()  # from here on nothing answers
+    hub._asked.clear()  # from here on nothing answers
     hub.cache_alone_without_network(str(tmp_path))
     hub.cache_alone_without_network(None)
     monkeypatch.setattr(hub, "getproxies", lambda: {"https": "http://proxy:3128"})
