@@ -1,6 +1,7 @@
 """A process group of many jobs: which failures it outlives."""
 
 import os
+import signal
 import time
 
 import pytest
@@ -18,6 +19,15 @@ def refuse(ranks: tuple[int, ...]) -> None:
     if int(os.environ["RANK"]) in ranks:
         raise InputError("data.train: no such file")
     time.sleep(60)
+
+
+def lose_a_rank(how: int, after: float) -> None:
+    """Rank 1 is ended by a signal; rank 0 has seen it before."""
+    if os.environ["RANK"] == "0":
+        raise RuntimeError("Connection closed by peer [127.0.0.1]:52967")
+    time.sleep(after)
+    if how:
+        os.kill(os.getpid(), how)
 
 
 def fail() -> None:
@@ -52,3 +62,27 @@ def test_group_is_new_after_a_defect() -> None:
             group.run(fail)
         assert failed.value.refused is None
         assert not set(group.run(process)) & set(before)
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        (signal.SIGABRT, "rank 1 died (exit code -6): SIGABRT"),
+        (signal.SIGKILL, "rank 1 died (exit code -9): SIGKILL, which the system sends where memory runs out"),
+    ],
+)
+def test_the_rank_that_died_is_told_not_the_one_that_lost_it(how: int, told: str) -> None:
+    with WorkerGroup(2) as group:
+        group.run(process)  # both are there
+        with pytest.raises(JobFailed) as failed:
+            group.run(lose_a_rank, how, 0.5)
+        assert (failed.value.rank, str(failed.value)) == (1, told)
+        group.run(process)
+
+
+def test_a_lost_connection_without_a_death_is_told_as_it_is() -> None:
+    with WorkerGroup(2) as group:
+        with pytest.raises(JobFailed) as failed:
+            group.run(lose_a_rank, 0, 60)
+        assert failed.value.rank == 0
+        assert "Connection closed by peer" in str(failed.value)

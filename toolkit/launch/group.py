@@ -39,6 +39,12 @@ _OTHERS_REFUSE = 3.0
 """Seconds in which the other ranks answer, once one has refused its input: one that does not waits in a collective."""
 
 
+_LOST = ("Connection closed by peer", "Connection reset by peer", "remote process exited")
+"""What gloo and NCCL say of a rank that is no longer there."""
+_LAST_WORDS = 2.0
+"""Seconds for the exit of a process whose connections are closed."""
+
+
 class WorkerGroup:
     """``size`` processes connected over gloo (or NCCL, if a job's recipe uses cuda), started on first use."""
 
@@ -90,22 +96,36 @@ class WorkerGroup:
                 try:
                     ok, value = self._pipes[rank].recv()
                 except (EOFError, ConnectionError):
-                    self._processes[rank].join(5)  # its pipe closes before its exit code is known
-                    code = self._processes[rank].exitcode
+                    died = self._died(rank)
                     self.close(patience=0.0)
-                    raise refusal or JobFailed(rank, f"rank {rank} died (exit code {code})") from None
+                    raise refusal or died from None
                 if not ok:
                     told, refused = value
                     failed = JobFailed(rank, f"rank {rank}:\n{told}", refused)
                     if refused is None:
+                        gone = None if refusal else self._gone_before(rank, told)
                         self.close(patience=0.0)
-                        raise refusal or failed
+                        raise refusal or gone or failed
                     deadline = min(deadline, time.monotonic() + _OTHERS_REFUSE)
                     refusal = refusal or failed
                 results[rank] = value
         if refusal is not None:
             raise refusal
         return [results[rank] for rank in range(self.size)]
+
+    def _died(self, rank: int) -> JobFailed:
+        process = self._processes[rank]
+        process.join(5)  # its pipe closes before its exit code is known
+        return JobFailed(rank, f"rank {rank} died (exit code {process.exitcode}){_signal(process.exitcode)}")
+
+    def _gone_before(self, rank: int, told: str) -> JobFailed | None:
+        """The death of another rank, where ``rank`` says that it has lost one: that is the cause, and may be seen
+        after."""
+        if not any(mark in told for mark in _LOST):
+            return None
+        others = {process.sentinel: other for other, process in enumerate(self._processes) if other != rank}
+        ended = [others[one] for one in wait(list(others), timeout=_LAST_WORDS) if isinstance(one, int)]
+        return self._died(ended[0]) if ended else None
 
     def _start(self) -> None:
         with socket.socket() as probe:
@@ -148,6 +168,14 @@ class WorkerGroup:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _signal(code: int | None) -> str:
+    """Which signal ended a process."""
+    if code is None or code >= 0 or -code not in set(signal.Signals):
+        return ""
+    name = signal.Signals(-code).name
+    return f": {name}, which the system sends where memory runs out" if name == "SIGKILL" else f": {name}"
 
 
 def _serve(pipe: Connection, environment: dict[str, str], log: Path | None) -> None:
