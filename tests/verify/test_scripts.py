@@ -130,3 +130,30 @@ def test_a_gradient_is_kept_as_it_arrived_or_not_at_all() -> None:
     assert taken[1].equal(2 * model(given).detach())
     assert watching.unseen == ["the gradient of an output (output) was changed in place after it arrived"]
     watching.remove()
+
+
+class _Doubled(torch.autograd.Function):
+    """A backward that changes its own result in place before it returns it."""
+
+    @staticmethod
+    def forward(context: Any, given: torch.Tensor) -> torch.Tensor:
+        return given * 2
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return gradient.clone().mul_(2)
+
+
+def test_a_gradient_that_arrives_twice_is_kept_as_the_sum() -> None:
+    model = torch.nn.Linear(4, 4)
+    watching = Calls(model)
+    given = torch.randn(2, 4)
+    output = model(given)
+    loss = _Doubled.apply(output).sum()  # type: ignore[no-untyped-call]
+    loss.backward(retain_graph=True)
+    loss.backward()
+    (call,) = watching.take()
+    assert call.outputs[0].gradient is not None
+    assert call.outputs[0].gradient.equal(torch.full((2, 4), 4.0))
+    assert watching.unseen == []
+    watching.remove()

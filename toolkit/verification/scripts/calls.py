@@ -31,8 +31,8 @@ class Calls:
         self.finished: list[CallTrace] = []
         self.nodes: dict[Any, OutputTrace] = {}
         """By node of the autograd graph: the output that it computed."""
-        self._lent: list[tuple[OutputTrace, int]] = []
-        """Gradients that are autograd's own tensors, and the version each had."""
+        self._shared: list[tuple[OutputTrace, torch.Tensor, int]] = []
+        """Outputs whose gradient shares autograd's memory, that gradient, and its version when it arrived."""
         self._inside: list[nn.Module] = []
         self._open: CallTrace | None = None
         self._handles: list[Any] = []
@@ -46,13 +46,13 @@ class Calls:
 
     def take(self) -> list[CallTrace]:
         """The calls since the last ``take`` whose answers a gradient reached."""
-        for one, version in self._lent:
-            if one.gradient is not None and one.gradient._version != version:
+        for one, gradient, version in self._shared:
+            if gradient._version != version:
                 one.gradient = None
                 self._not_seen(f"the gradient of an output ({one.name}) was changed in place after it arrived")
         done = [call for call in self.finished if any(one.gradient is not None for one in call.outputs)]
         self.finished, self.nodes = [], {}
-        self._lent.clear()
+        self._shared.clear()
         return done
 
     def remove(self) -> None:
@@ -118,7 +118,7 @@ class Calls:
             one = OutputTrace(name, list(tensor.shape), sample)
             call.outputs.append(one)
             self.nodes[tensor.grad_fn] = one
-            tensor.register_hook(functools.partial(_arrived, one, self._lent))
+            tensor.register_hook(functools.partial(_arrived, one, self._shared))
         self.finished.append(call)
 
     def _look_at_autocast(self, call: CallTrace) -> None:
@@ -174,20 +174,22 @@ def _hooks(calls: weakref.ref[Calls], name: str) -> tuple[Callable[..., None], C
     return before, after
 
 
-def _arrived(one: OutputTrace, lent: list[tuple[OutputTrace, int]], gradient: torch.Tensor | None) -> None:
+def _arrived(
+    one: OutputTrace, shared: list[tuple[OutputTrace, torch.Tensor, int]], gradient: torch.Tensor | None
+) -> None:
     if gradient is None:  # autograd calls hooks of one output for another's gradient too
         return
-    if one.gradient is None and _alone(gradient):
-        # That of the logits is as large as many weights; and to write into new memory takes five times a copy's time.
+    if one.gradient is None and _owns_storage(gradient):
+        # The gradient of the logits is as large as many weights, and writing to new memory takes five times a copy.
         one.gradient = gradient.detach()
-        lent.append((one, gradient._version))
+        shared.append((one, one.gradient, gradient._version))
         return
     found = gradient.detach().to("cpu", copy=True)
     one.gradient = found if one.gradient is None else one.gradient + found
 
 
-def _alone(tensor: torch.Tensor) -> bool:
-    """Whether a tensor on the CPU is all that is in its memory."""
+def _owns_storage(tensor: torch.Tensor) -> bool:
+    """Whether a CPU tensor is contiguous and the only content of its storage."""
     size = tensor.numel() * tensor.element_size()
     return tensor.device.type == "cpu" and tensor.is_contiguous() and tensor.untyped_storage().nbytes() == size
 
