@@ -13,7 +13,7 @@ import pytest
 
 from toolkit.data import samples as module
 from toolkit.data.loader import TrainLoader, open_data
-from toolkit.data.threads import in_order, thread_count
+from toolkit.data.threads import ordered_map, thread_count
 from toolkit.errors import InputError
 from toolkit.recipe.schema import Recipe
 
@@ -23,13 +23,13 @@ def test_results_are_in_order_and_made_by_threads() -> None:
         time.sleep(0.002 if number < 40 else 0.0)
         return number, threading.current_thread().name
 
-    found = list(in_order(slow_at_first, range(500), 3))
+    found = list(ordered_map(slow_at_first, range(500), 3))
     assert [number for number, _ in found] == list(range(500))
     names = {name for _, name in found[1:]}
     assert found[0][1] == threading.current_thread().name  # what is made once is made before there are threads
     assert len(names) > 1
     assert all(name.startswith("tokenise") for name in names)
-    assert list(in_order(slow_at_first, [], 3)) == []
+    assert list(ordered_map(slow_at_first, [], 3)) == []
 
 
 def test_an_error_comes_in_its_turn() -> None:
@@ -40,7 +40,7 @@ def test_an_error_comes_in_its_turn() -> None:
 
     seen: list[int] = []
     with pytest.raises(ValueError, match="at 100"):
-        seen.extend(in_order(fails, range(1000), 4))
+        seen.extend(ordered_map(fails, range(1000), 4))
     assert seen == list(range(100))
 
 
@@ -51,21 +51,21 @@ def test_what_cannot_be_read_comes_after_what_could() -> None:
 
     seen: list[int] = []
     with pytest.raises(ValueError, match="unreadable"):
-        seen.extend(in_order(int, items(), 4))
+        seen.extend(ordered_map(int, items(), 4))
     assert seen == list(range(50))
 
     def fails(number: int) -> int:
         raise KeyError(number)
 
     with pytest.raises(KeyError):  # of the first item, though all have been read
-        list(in_order(fails, items(), 4))
+        list(ordered_map(fails, items(), 4))
 
 
 def test_threads_end_with_who_takes() -> None:
-    taking = in_order(lambda number: number, range(10**6), 4)
+    taking = ordered_map(lambda number: number, range(10**6), 4)
     assert next(taking) == 0
     assert next(taking) == 1
-    taking.close()  # type: ignore[attr-defined]
+    taking.close()
     assert not [one for one in threading.enumerate() if one.name.startswith("tokenise")]
 
 
@@ -108,10 +108,10 @@ def test_the_samples_are_those_of_one_thread(
 
         def watched(function: Any, items: Any, count: int, started: list[int] = started) -> Any:
             started.append(count)
-            return in_order(function, items, count)
+            return ordered_map(function, items, count)
 
         for place in (module, __import__("toolkit.data.stream", fromlist=["x"])):
-            monkeypatch.setattr(place, "in_order", watched)
+            monkeypatch.setattr(place, "ordered_map", watched)
             monkeypatch.setattr(place, "thread_count", lambda alone, threads=threads: threads)
         recipe = _recipe(str(ragged), streaming=streaming)
         opened = open_data(recipe, "train", _tokenizer(tiny_root))

@@ -20,8 +20,8 @@ def online(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setattr(hub, "getproxies", dict)
-    monkeypatch.setattr(hub, "_asked", {})
-    monkeypatch.setattr(hub, "_ours", False)
+    monkeypatch.setattr(hub, "_checks", {})
+    monkeypatch.setattr(hub, "_set_here", False)
     yield
     monkeypatch.undo()
 
@@ -38,7 +38,7 @@ def test_the_cache_alone_where_nothing_answers(online: None, port: int, monkeypa
     monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{port}")
     datasets = types.ModuleType("datasets.config")
     monkeypatch.setitem(sys.modules, "datasets.config", datasets)
-    hub.cache_alone_without_network("owner/name")
+    hub.use_cache_if_offline("owner/name")
     assert constants.HF_HUB_OFFLINE
     assert os.environ["HF_HUB_OFFLINE"] == "1"  # for the ranks
     assert datasets.HF_HUB_OFFLINE
@@ -51,16 +51,16 @@ def test_a_network_that_comes_back_is_used(online: None, monkeypatch: pytest.Mon
     with socket.socket() as later:
         later.bind(("127.0.0.1", 0))
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{later.getsockname()[1]}")
-        hub.cache_alone_without_network("owner/name")
+        hub.use_cache_if_offline("owner/name")
         later.listen()
-        hub.cache_alone_without_network("owner/name")
+        hub.use_cache_if_offline("owner/name")
         assert constants.HF_HUB_OFFLINE  # asked a moment ago
         clock[0] += 61
-        hub.cache_alone_without_network("owner/name")
+        hub.use_cache_if_offline("owner/name")
     assert not constants.HF_HUB_OFFLINE
     assert "HF_HUB_OFFLINE" not in os.environ
     clock[0] += 3600
-    hub.cache_alone_without_network("owner/name")  # what answered once is not asked again
+    hub.use_cache_if_offline("owner/name")  # what answered once is not asked again
     assert not constants.HF_HUB_OFFLINE
 
 
@@ -70,7 +70,7 @@ def test_whoever_turned_it_off_keeps_it_off(online: None, monkeypatch: pytest.Mo
         listening.bind(("127.0.0.1", 0))
         listening.listen()
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{listening.getsockname()[1]}")
-        hub.cache_alone_without_network("owner/name")
+        hub.use_cache_if_offline("owner/name")
     assert constants.HF_HUB_OFFLINE
 
 
@@ -79,12 +79,12 @@ def test_nothing_is_changed_otherwise(online: None, tmp_path: Path, monkeypatch:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{listening.getsockname()[1]}")
-        hub.cache_alone_without_network("owner/name")
-    hub._asked.clear()  # from here on nothing answers
-    hub.cache_alone_without_network(str(tmp_path))
-    hub.cache_alone_without_network(None)
+        hub.use_cache_if_offline("owner/name")
+    hub._checks.clear()  # from here on nothing answers
+    hub.use_cache_if_offline(str(tmp_path))
+    hub.use_cache_if_offline(None)
     monkeypatch.setattr(hub, "getproxies", lambda: {"https": "http://proxy:3128"})
-    hub.cache_alone_without_network("owner/name")
+    hub.use_cache_if_offline("owner/name")
     assert not constants.HF_HUB_OFFLINE
     assert "HF_HUB_OFFLINE" not in os.environ
 

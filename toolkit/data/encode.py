@@ -1,4 +1,4 @@
-"""Ids of texts: what ``tokenizer(text)["input_ids"]`` is, without what else that makes."""
+"""Token ids of a text: ``tokenizer(text)["input_ids"]`` without masks and offsets."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any
 
 
 class Encoder:
-    """Encodes one text at a time, with the tokenizer's special tokens; threads may share it.
+    """Encode one text, with the tokenizer's special tokens. Thread-safe after the first call.
 
-    transformers' call also makes masks and the offset of each token in the text, in half of its time. Where the call
-    is transformers' own for a tokenizer of the package `tokenizers`, its ids are those of ``encode_batch_fast``.
+    A tokenizer that uses transformers' own call on a `tokenizers` backend returns the ids of the backend's
+    ``encode_batch_fast``, which computes no offsets; others are called themselves.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -17,7 +17,7 @@ class Encoder:
 
     def __call__(self, text: str) -> list[int]:
         rust = self._rust
-        # transformers turns off what the tokenizer's file says of truncation and padding in its first call.
+        # The first call of transformers turns off the truncation and padding of tokenizer.json.
         if rust is None or not self._called or rust.truncation is not None or rust.padding is not None:
             found = self._tokenizer(text, verbose=False)["input_ids"]
             self._called = True
@@ -28,7 +28,7 @@ class Encoder:
 
 
 def rust_tokenizer(tokenizer: Any) -> Any:
-    """The `tokenizers.Tokenizer` that makes all of a tokenizer's ids; None if it has none, or code of its own."""
+    """The `tokenizers.Tokenizer` behind a tokenizer; None if there is none, or if the tokenizer overrides encoding."""
     from transformers import PreTrainedTokenizerFast as Fast
 
     kind = type(tokenizer)

@@ -88,8 +88,8 @@ class Formatter:
 
     @property
     def threaded(self) -> bool:
-        """Whether threads may make samples side by side, and gain by it. Not of conversations: a chat template marks
-        its turns in what all threads would share (transformers 5.23.0, ``AssistantTracker``)."""
+        """Whether ``examples`` is thread-safe and faster on threads. Chat templates are not thread-safe: compiled
+        templates share an ``AssistantTracker`` (transformers 5.23.0)."""
         return self.chat is None and self.reader is None and rust_tokenizer(self.tokenizer) is not None
 
     def examples(self, row: Row) -> list[Example]:

@@ -21,7 +21,7 @@ from toolkit.data.mixture import chosen, interleaved
 from toolkit.data.preflight import no_samples
 from toolkit.data.rows import Row
 from toolkit.data.sources import Source
-from toolkit.data.threads import in_order, thread_count
+from toolkit.data.threads import ordered_map, thread_count
 from toolkit.errors import InputError
 from toolkit.tasks import task_of
 from toolkit.tasks.labels import IGNORED, Labels
@@ -58,7 +58,7 @@ class MapSamples:
 
         def make(alive: Callable[[], None]) -> Columns:
             columns, threads = Columns.empty(), thread_count(alone=kept is not None) if formatter.threaded else 1
-            for examples in in_order(formatter.examples, source.rows(), threads):
+            for examples in ordered_map(formatter.examples, source.rows(), threads):
                 for example in examples:
                     columns.append(example)
                 alive()

@@ -11,7 +11,7 @@ from toolkit.data.fields import needed_fields, optional_fields, read_fields
 from toolkit.data.files import local_files
 from toolkit.data.rows import Fields, Row, read_rows
 from toolkit.errors import InputError
-from toolkit.recipe.hub import cache_alone_without_network
+from toolkit.recipe.hub import use_cache_if_offline
 from toolkit.recipe.load import did_you_mean
 from toolkit.recipe.schema import DataSource, Recipe
 
@@ -107,7 +107,7 @@ def _hub(
     import datasets
 
     name, _, rest = spec.partition(":")
-    cache_alone_without_network(name)
+    use_cache_if_offline(name)
     config, _, split = rest.rpartition(":")
     options = {"revision": given.revision} if given and given.revision else {}
     if given:

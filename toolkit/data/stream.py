@@ -20,7 +20,7 @@ from toolkit.data.packing import packed_stream
 from toolkit.data.rows import Row
 from toolkit.data.samples import StreamSamples
 from toolkit.data.spread import Spread
-from toolkit.data.threads import in_order, thread_count
+from toolkit.data.threads import ordered_map, thread_count
 from toolkit.errors import InputError
 
 SHUFFLE_BUFFER = 10_000
@@ -70,7 +70,7 @@ class TrainStream(IterableDataset):
             if self._capacity is None:
                 pieces: Any = stream_windows(self._samples.rows(), spread, epoch)
             else:
-                # A loader's worker is one of several processes; without one, threads are ahead of the training.
+                # Loader workers are parallel processes already.
                 threads = 1 if get_worker_info() or not self._samples.threaded else thread_count(alone=False)
                 pieces = packed_windows(
                     self._samples.rows(), self._build, _length, self._capacity, spread, epoch, threads
@@ -107,7 +107,7 @@ def packed_windows(
     if spread.shuffle:
         rows = shuffled(rows, spread.seed, epoch, SHUFFLE_BUFFER)
     random = shuffler(spread.seed, epoch) if spread.shuffle else None
-    built = in_order(build, rows, threads)
+    built = ordered_map(build, rows, threads)
     return _pieces(packed_stream(built, length, capacity, random), spread.global_size)
 
 

@@ -1,11 +1,11 @@
-"""Tokenising on several threads: the work is done outside Python's lock, in `tokenizers`."""
+"""Tokenise on several threads: `tokenizers` releases the GIL while it encodes."""
 
 from __future__ import annotations
 
 import itertools
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -15,32 +15,33 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _CHUNK = 16
-"""Items of a task: of fewer, handing them over takes as long as their work."""
-_MOST = 8
-"""Threads: of more, those that hold Python's lock are waited for."""
+"""Items per task, so that scheduling costs little beside the work."""
+_MAX_THREADS = 8
+"""More threads mostly wait for the GIL."""
 
-
-_Done = tuple[list[R], Exception | None]
+_Outcome = tuple[list[R], Exception | None]
+"""Results of a task up to its first error, and that error."""
 
 
 def thread_count(alone: bool) -> int:
-    """How many threads a process may take: a core each. ``alone``: the other processes of this node wait for it."""
+    """Number of tokenising threads: this process's share of the node's cores. ``alone``: the node's other processes
+    are waiting for this one, so it takes all."""
     processes = 1 if alone else int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return max(1, min(_MOST, cpu_count() // processes))
+    return max(1, min(_MAX_THREADS, cpu_count() // processes))
 
 
-def in_order(function: Callable[[T], R], items: Iterable[T], threads: int) -> Iterator[R]:
-    """``function`` of each item, in order, made by ``threads`` threads a little ahead of what is taken.
+def ordered_map(function: Callable[[T], R], items: Iterable[T], threads: int) -> Generator[R, None, None]:
+    """Like ``map``, computed by ``threads`` threads ahead of the consumer, in the order of ``items``.
 
-    What ``function`` or ``items`` raises is raised in its turn, after the results of the items before it; none behind
-    it is begun. The first item is done in the calling thread: what is made once is then there.
+    An exception of ``function`` or ``items`` is raised after the results of all earlier items. The first item runs in
+    the calling thread, so that lazy initialisation has finished before other threads start.
     """
     source = iter(items)
     yield from map(function, itertools.islice(source, 1))
     if threads < 2:
         yield from map(function, source)
         return
-    pool, running = ThreadPoolExecutor(threads, thread_name_prefix="tokenise"), deque[Future[_Done[R]]]()
+    pool, running = ThreadPoolExecutor(threads, thread_name_prefix="tokenise"), deque[Future[_Outcome[R]]]()
     try:
         reading, failed = True, None
         while reading or running:
@@ -65,7 +66,7 @@ def in_order(function: Callable[[T], R], items: Iterable[T], threads: int) -> It
         pool.shutdown(cancel_futures=True)
 
 
-def _run(function: Callable[[T], R], chunk: list[T]) -> _Done[R]:
+def _run(function: Callable[[T], R], chunk: list[T]) -> _Outcome[R]:
     results: list[R] = []
     for item in chunk:
         try:

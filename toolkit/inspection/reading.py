@@ -69,7 +69,7 @@ class _Noting(Formatter):
 
     @property
     def threaded(self) -> bool:
-        """What is noted is in the order of the rows."""
+        """Notes are written in row order."""
         return False
 
     def examples(self, row: Row) -> list[Example]:

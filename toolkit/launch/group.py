@@ -39,10 +39,10 @@ _OTHERS_REFUSE = 3.0
 """Seconds in which the other ranks answer, once one has refused its input: one that does not waits in a collective."""
 
 
-_LOST = ("Connection closed by peer", "Connection reset by peer", "remote process exited")
-"""What gloo and NCCL say of a rank that is no longer there."""
-_LAST_WORDS = 2.0
-"""Seconds for the exit of a process whose connections are closed."""
+_LOST_CONNECTION = ("Connection closed by peer", "Connection reset by peer", "remote process exited")
+"""Parts of gloo's and NCCL's messages about a rank that has exited."""
+_EXIT_TIMEOUT = 2.0
+"""Seconds to wait for the exit of a process that has closed its connections."""
 
 
 class WorkerGroup:
@@ -103,9 +103,9 @@ class WorkerGroup:
                     told, refused = value
                     failed = JobFailed(rank, f"rank {rank}:\n{told}", refused)
                     if refused is None:
-                        gone = None if refusal else self._gone_before(rank, told)
+                        death = None if refusal else self._other_death(rank, told)
                         self.close(patience=0.0)
-                        raise refusal or gone or failed
+                        raise refusal or death or failed
                     deadline = min(deadline, time.monotonic() + _OTHERS_REFUSE)
                     refusal = refusal or failed
                 results[rank] = value
@@ -118,13 +118,13 @@ class WorkerGroup:
         process.join(5)  # its pipe closes before its exit code is known
         return JobFailed(rank, f"rank {rank} died (exit code {process.exitcode}){_signal(process.exitcode)}")
 
-    def _gone_before(self, rank: int, told: str) -> JobFailed | None:
-        """The death of another rank, where ``rank`` says that it has lost one: that is the cause, and may be seen
-        after."""
-        if not any(mark in told for mark in _LOST):
+    def _other_death(self, rank: int, told: str) -> JobFailed | None:
+        """The death of another rank, if ``rank`` reports a lost connection: the death is the cause, but may be
+        noticed later."""
+        if not any(mark in told for mark in _LOST_CONNECTION):
             return None
         others = {process.sentinel: other for other, process in enumerate(self._processes) if other != rank}
-        ended = [others[one] for one in wait(list(others), timeout=_LAST_WORDS) if isinstance(one, int)]
+        ended = [others[one] for one in wait(list(others), timeout=_EXIT_TIMEOUT) if isinstance(one, int)]
         return self._died(ended[0]) if ended else None
 
     def _start(self) -> None:
@@ -171,7 +171,7 @@ class WorkerGroup:
 
 
 def _signal(code: int | None) -> str:
-    """Which signal ended a process."""
+    """The signal that ended a process, as the end of a message."""
     if code is None or code >= 0 or -code not in set(signal.Signals):
         return ""
     name = signal.Signals(-code).name

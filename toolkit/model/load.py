@@ -17,7 +17,7 @@ from toolkit.model.new_tokens import add_rows
 from toolkit.model.nf4 import nf4_layers
 from toolkit.model.packed_base import leave_heads, pack_drawn, take_packed, without_marks
 from toolkit.model.sources import NotByPart
-from toolkit.recipe.hub import cache_alone_without_network
+from toolkit.recipe.hub import use_cache_if_offline
 from toolkit.recipe.resolve import Resolved
 from toolkit.tasks import task_of
 
@@ -178,7 +178,7 @@ def _config(resolved: Resolved, pad_token_id: int | None) -> PretrainedConfig:
     spec = resolved.recipe.model
     try:
         if spec.path is not None:
-            cache_alone_without_network(spec.path)
+            use_cache_if_offline(spec.path)
             remote = spec.trust_remote_code
             config = AutoConfig.from_pretrained(spec.path, revision=spec.revision, trust_remote_code=remote)
         else:

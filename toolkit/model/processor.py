@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolkit.data.media import missing_package
 from toolkit.errors import InputError, first_line
-from toolkit.recipe.hub import cache_alone_without_network
+from toolkit.recipe.hub import use_cache_if_offline
 from toolkit.recipe.needs import missing_tokenizer, why_no_tokenizer
 from toolkit.recipe.schema import Recipe
 from toolkit.tasks import task_of
@@ -55,7 +55,7 @@ def _place(recipe: Recipe) -> str | None:
     if (reason := why_no_tokenizer(recipe) or missing_tokenizer(recipe)) is not None:
         raise InputError(f"tokenizer.path: {reason}")
     path = recipe.tokenizer.path or recipe.model.path
-    cache_alone_without_network(path)
+    use_cache_if_offline(path)
     return path
 
 

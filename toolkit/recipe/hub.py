@@ -1,5 +1,4 @@
-"""Whether the hub can be reached, asked once for all that is taken from it: its packages would each retry for half a
-minute."""
+"""Offline use of the hub. huggingface_hub retries every file for half a minute, so reachability is checked once."""
 
 from __future__ import annotations
 
@@ -11,56 +10,57 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-_ATTEMPTS = (2.0, 5.0)
-"""Seconds for a connection, before it is tried again. A name that is not resolved is told at once."""
-_LASTS = 60.0
-"""Seconds until a hub that was out of reach is asked again: a notebook outlives its missing network."""
+_TIMEOUTS = (2.0, 5.0)
+"""Timeout of each connection attempt in seconds. A failed name lookup is not retried."""
+_RETRY_AFTER = 60.0
+"""Seconds before an unreachable hub is checked again: in a notebook the network may come back."""
 
-_asked: dict[str, tuple[bool, float]] = {}
-_ours = False
-"""Whether it was this module that turned the hub off."""
+_checks: dict[str, tuple[bool, float]] = {}
+"""Result and time of the last check, by endpoint."""
+_set_here = False
+"""Whether offline mode was set by this module, not by the user."""
 
 
-def cache_alone_without_network(name: str | None) -> None:
-    """Where ``name`` is not a folder here and the hub cannot be reached, have this process and those that it starts
-    take from the hub's cache what is there (``HF_HUB_OFFLINE``). What is not is then told within a second."""
+def use_cache_if_offline(name: str | None) -> None:
+    """Set ``HF_HUB_OFFLINE`` for this process and its children if ``name`` is not a local path and the hub is
+    unreachable: cached files load at once, and a missing file is an immediate error."""
     from huggingface_hub import constants
 
-    if name is None or (constants.HF_HUB_OFFLINE and not _ours) or Path(name).expanduser().exists():
+    if name is None or (constants.HF_HUB_OFFLINE and not _set_here) or Path(name).expanduser().exists():
         return
-    _turn(not reachable(constants.ENDPOINT))
+    _set_offline(not is_reachable(constants.ENDPOINT))
 
 
-def _turn(off: bool) -> None:
+def _set_offline(off: bool) -> None:
     from huggingface_hub import constants
 
-    global _ours
+    global _set_here
     if off == constants.HF_HUB_OFFLINE:
         return
-    _ours = off
+    _set_here = off
     if off:
         os.environ["HF_HUB_OFFLINE"] = "1"
     else:
         os.environ.pop("HF_HUB_OFFLINE", None)
     constants.HF_HUB_OFFLINE = off
-    if (config := sys.modules.get("datasets.config")) is not None:  # has its own copy (datasets 5.2.0)
-        config.HF_HUB_OFFLINE = config.HF_DATASETS_OFFLINE = off  # type: ignore[attr-defined]
+    if (config := sys.modules.get("datasets.config")) is not None:  # keeps a copy (datasets 5.2.0)
+        vars(config).update(HF_HUB_OFFLINE=off, HF_DATASETS_OFFLINE=off)
 
 
-def reachable(endpoint: str) -> bool:
-    """Whether the hub's address takes a connection. With a proxy, which alone would know, it is supposed to."""
+def is_reachable(endpoint: str) -> bool:
+    """Whether ``endpoint`` accepts a connection; assumed if a proxy is configured."""
     if getproxies():
         return True
-    known, since = _asked.get(endpoint, (False, -_LASTS))
-    if not known and time.monotonic() - since >= _LASTS:
-        _asked[endpoint] = (_connects(endpoint), time.monotonic())
-    return _asked[endpoint][0]
+    known, since = _checks.get(endpoint, (False, -_RETRY_AFTER))
+    if not known and time.monotonic() - since >= _RETRY_AFTER:
+        _checks[endpoint] = (_connects(endpoint), time.monotonic())
+    return _checks[endpoint][0]
 
 
 def _connects(endpoint: str) -> bool:
     url = urlsplit(endpoint)
     port = url.port or (80 if url.scheme == "http" else 443)
-    for seconds in _ATTEMPTS:
+    for seconds in _TIMEOUTS:
         try:
             with socket.create_connection((url.hostname or "", port), timeout=seconds):
                 return True

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.errors import InputError
-from toolkit.recipe.hub import reachable
+from toolkit.recipe.hub import is_reachable
 from toolkit.recipe.schema import Model
 
 
@@ -85,7 +85,7 @@ def _from_hub(repo: str, revision: str | None) -> ModelFacts:
         return _from_folder(Path(cached).parent)
     if constants.HF_HUB_OFFLINE:
         return ModelFacts(None, None, f"{repo} is not in the hub's cache and HF_HUB_OFFLINE is set")
-    if not reachable(constants.ENDPOINT):
+    if not is_reachable(constants.ENDPOINT):
         return ModelFacts(None, None, f"{repo}: no such folder here, and {constants.ENDPOINT} cannot be reached")
     try:
         file = hf_hub_download(repo, "config.json", revision=revision, etag_timeout=3)

@@ -1,4 +1,4 @@
-"""One thread per gloo group, because two break the heap."""
+"""Workaround for a data race in torch's gloo process group."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import torch.distributed as dist
 
 
-def one_thread() -> None:
-    """Have every gloo group of this process, made from now on, run its collectives on one thread.
+def use_one_gloo_thread() -> None:
+    """Give every gloo group that this process creates from now on one worker thread instead of two.
 
-    torch 2.13.0 gives a group two. Each writes the name of what it has just finished into one string of the group's,
-    without a lock (``ProcessGroupGloo::runLoop``, ``pgStatus_->lastCompletedWorkName``). Names of more than 15
-    characters are on the heap, ALLGATHER_COALESCED for one, which is every all-gather of a DTensor: sooner or later
-    both threads free the same memory, and the process dies of signal 6 or 11, or hangs, somewhere else. What the ranks
-    start in one order one thread does in that order, so none waits for another for ever.
+    torch 2.13.0: both threads of a group assign to the same ``std::string`` without a lock
+    (``ProcessGroupGloo::runLoop``, ``pgStatus_->lastCompletedWorkName``). Names longer than 15 characters are
+    allocated on the heap; ``ALLGATHER_COALESCED``, every all-gather of a DTensor, is one. The double free ends the
+    process with signal 6 or 11, or hangs it, at an unrelated place. Ranks start collectives in the same order, so one
+    thread cannot deadlock.
     """
     if not dist.is_gloo_available():
         return
@@ -27,7 +27,7 @@ def one_thread() -> None:
 
     @functools.wraps(create)
     def created(self: Any, store: Any, rank: int, size: int, options: Any = None, **given: Any) -> None:
-        if options is None and "timeout" in given:  # as torch makes every group; whoever names options keeps them
+        if options is None and "timeout" in given:  # how torch creates groups; explicit options are kept
             options = group._Options()
             options._timeout, options._threads, options._devices = given.pop("timeout"), 1, _devices(group)
         create(self, store, rank, size, *([] if options is None else [options]), **given)
@@ -36,7 +36,7 @@ def one_thread() -> None:
 
 
 def _devices(group: Any) -> list[Any]:
-    """The network interfaces that torch takes where a group is made without options."""
+    """The network interfaces that torch uses for a group without options."""
     names = os.environ.get("GLOO_SOCKET_IFNAME", "")
     if not names:
         return [group.create_default_device()]

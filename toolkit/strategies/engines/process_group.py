@@ -9,7 +9,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from toolkit.strategies.engines.gloo import one_thread
+from toolkit.strategies.engines.gloo import use_one_gloo_thread
 
 _BACKENDS = {"cuda": "cuda:nccl,cpu:gloo", "cpu": "gloo"}
 """On GPUs gloo is there too: what is offloaded, gradients for example, is reduced on the host. A group serves many jobs
@@ -36,7 +36,7 @@ def take_device(kind: str) -> torch.device:
 def connect(kind: str) -> None:
     """Select this process's device and create the process group, unless there is one."""
     take_device(kind)
-    one_thread()
+    use_one_gloo_thread()
     if not dist.is_initialized():
         dist.init_process_group(_BACKENDS[kind], timeout=_CONNECTING)
 

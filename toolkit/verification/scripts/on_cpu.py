@@ -28,9 +28,9 @@ def connect_first(state: ModuleType) -> None:
             create(self, cpu, **kwargs)
             return
         if not torch.distributed.is_initialized():
-            from toolkit.strategies.engines.gloo import one_thread
+            from toolkit.strategies.engines.gloo import use_one_gloo_thread
 
-            one_thread()
+            use_one_gloo_thread()
             torch.distributed.init_process_group("gloo")
         launched = {one: os.environ.get(f"ACCELERATE_USE_{one}", "").lower() == "true" for one in ("DEEPSPEED", "FSDP")}
         if not any(launched.values()):
