@@ -107,7 +107,7 @@ class Cell:
     @property
     def processes(self) -> int:
         if self.mesh is not None:
-            return self.mesh[0] * self.mesh[1]
+            return self.mesh[0] * self.mesh[1] * (2 if self.experts else 1)
         if self.stages:
             return self.stages * (2 if self.strategy == "fsdp2" else 1)
         if self.tensor and self.strategy == "fsdp2":
@@ -155,16 +155,19 @@ class Cell:
             | ({"kernel": self.kernel, "weight_decay": 0.1} if self.kernel else {}),
             "activation_checkpointing": self.checkpointing,
             "strategy": {"name": self.strategy, "offload": self.offload}
-            | ({"mesh": {"replicate": self.mesh[0], "shard": self.mesh[1]}} if self.mesh else {})
+            | ({"mesh": self._sizes()} if self.mesh else {})
             | ({"mesh": {"context": 2}} if self.context else {})
             | ({"mesh": {"tensor": 2, "shard": self.processes // 2}} if self.tensor else {})
-            | ({"mesh": {"expert": 2}} if self.experts else {})
+            | ({"mesh": {"expert": 2} | self._sizes()} if self.experts else {})
             | ({"mesh": {"pipeline": self.stages, "shard": self.processes // self.stages}} if self.stages else {})
             | ({"sync": "last", "reshard_after_forward": self.sync == "last"} if self.sync else {}),
             "machine": {"device": "cpu", "processes": self.processes},
             "run": {"max_steps": 2, "save_every": 0, "eval_every": int(self.optimizer == "schedule-free")},
             **({"schedule": {"name": "constant"}} if self.optimizer == "schedule-free" else {}),
         }
+
+    def _sizes(self) -> dict[str, int]:
+        return {"replicate": self.mesh[0], "shard": self.mesh[1]} if self.mesh else {}
 
 
 STRATEGIES = ("single", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2")
@@ -193,6 +196,7 @@ HYBRID = [
     for strategy in ("zero3", "fsdp1", "fsdp2")
     for lora, checkpointing in ((False, "none"), (False, "full"), (True, "full"))
 ]
+HYBRID.append(Cell("llama", False, "fsdp2", "full", 16, accumulation=3, mesh=(2, 2)))
 """Parts and copies, on four processes."""
 SYNCED = [
     Cell("llama", lora, strategy, checkpointing, length, accumulation=3, precision=precision, sync=sync)
@@ -226,6 +230,11 @@ EXPERTS = [
     Cell("mixtral", False, "ddp", "selective", 256, experts=True),
     Cell("qwen3-moe", False, "ddp", "none", 192, experts=True),
     Cell("qwen3-moe", True, "ddp", "none", 192, precision="fp32", packing=True, experts=True),
+    Cell("mixtral", False, "fsdp2", "none", 256, experts=True),
+    Cell("mixtral", False, "fsdp2", "full", 256, mesh=(1, 2), experts=True),
+    Cell("mixtral", True, "fsdp2", "full", 256, mesh=(1, 2), experts=True),
+    Cell("qwen3-moe", False, "fsdp2", "full", 128, precision="fp32", experts=True),
+    Cell("mixtral", False, "fsdp2", "full", 64, accumulation=3, mesh=(2, 1), experts=True),
 ]
 """Experts over two ranks, each of which is chosen as often."""
 EXPERTS_HELD_OUT = [
@@ -235,6 +244,10 @@ EXPERTS_HELD_OUT = [
     Cell("qwen3-moe", False, "ddp", "full", 320, micro=1, loss="fused", experts=True),
     Cell("qwen3-moe", False, "ddp", "selective", 96, precision="fp32", optimizer="lion", experts=True),
     Cell("qwen3-moe", True, "ddp", "full", 256, packing=True, experts=True),
+    Cell("qwen3-moe", False, "fsdp2", "none", 192, mesh=(1, 2), experts=True),
+    Cell("qwen3-moe", False, "fsdp2", "selective", 48, accumulation=3, mesh=(2, 1), experts=True),
+    Cell("mixtral", False, "fsdp2", "full", 96, precision="bf16-pure", mesh=(1, 2), experts=True),
+    Cell("mixtral", True, "fsdp2", "selective", 320, micro=1, experts=True),
 ]
 """First run when the others were done."""
 STAGED = [

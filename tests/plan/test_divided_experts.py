@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,8 @@ from toolkit.planning.time import Rates, exchanged
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve, strategy_of
 
-CASES = [EXPERTS[0], EXPERTS[1], EXPERTS[2], EXPERTS[5]]
+CASES = [EXPERTS[0], EXPERTS[1], EXPERTS[2], EXPERTS[5], EXPERTS[7]]
+SHARDED = [EXPERTS[8], EXPERTS[9]]
 
 
 def given_job(recipe: dict[str, Any], length: int) -> float:
@@ -55,6 +57,47 @@ def test_bytes_on_the_wire_are_those_of_a_real_step(cell: Cell, group: WorkerGro
     assert sent.size == group.run(given_job, cell.recipe(), cell.length)[0] > 0
 
 
+def gathered_job(recipe: dict[str, Any], length: int) -> float:
+    """What a rank sends in one step to those that shard the same experts, in bytes: a part of a ring of two."""
+    import torch.distributed as dist
+
+    from toolkit.planning.measure import measure
+
+    resolved = resolved_from(recipe)
+    sizes: list[float] = []
+    rights = {name: getattr(dist, name) for name in ("all_gather_single", "reduce_scatter_single")}
+
+    def counting(right: Any) -> Any:
+        def counted(*tensors: torch.Tensor, **named: Any) -> Any:
+            copies = resolved.mesh.expert_copies(dist.get_rank())
+            if dist.get_process_group_ranks(named["group"]) == copies:
+                given = [one for one in (*tensors, *named.values()) if isinstance(one, torch.Tensor)]
+                whole = max(given, key=torch.Tensor.numel)
+                sizes.append(whole.nbytes * (len(copies) - 1) / len(copies))
+            return right(*tensors, **named)
+
+        return counted
+
+    for name, right in rights.items():
+        setattr(dist, name, counting(right))
+    try:
+        with balanced():
+            measure(resolved, length, steps=1, track=False)
+    finally:
+        for name, right in rights.items():
+            setattr(dist, name, right)
+    return sum(sizes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", SHARDED, ids=lambda cell: cell.name)
+def test_bytes_of_sharded_experts_are_those_of_a_real_step(cell: Cell, four: WorkerGroup) -> None:
+    resolved = resolved_from(cell.recipe())
+    planner = Planner.of(resolved, cell.length)
+    sent = strategy_of(resolved).traffic(resolved, planner.skeleton.holdings).by_axis(resolved.accumulation)
+    assert sent["copies"] == four.run(gathered_job, cell.recipe(), cell.length)[0] > 0
+
+
 def test_half_of_the_experts_takes_less_memory_than_all_of_them() -> None:
     half = EXPERTS[0]
     whole = replace(half, experts=False)
@@ -81,12 +124,33 @@ def test_gradients_of_experts_go_to_their_copies_alone() -> None:
     assert two["all"] == sent(4, 1)["all"]
 
 
+def test_sharded_experts_are_gathered_by_the_ranks_that_have_the_same_ones() -> None:
+    """Everything else by all ranks; gradients likewise, and copies add up what they have."""
+
+    def sent(**mesh: int) -> dict[str, float]:
+        recipe = EXPERTS[0].recipe() | {"machine": {"device": "cuda", "processes": math.prod(mesh.values())}}
+        recipe |= {"strategy": {"name": "fsdp2", "mesh": mesh}, "precision": "fp32"}
+        resolved = resolve(Recipe.model_validate(recipe), "recipe", device="cuda")
+        holdings = Planner.of(resolved, 64).skeleton.holdings
+        return strategy_of(resolved).traffic(resolved, holdings).by_axis(1)
+
+    config = EXPERTS[0].recipe()["model"]["config"]
+    experts = config["num_hidden_layers"] * 4 * 3 * config["hidden_size"] * config["intermediate_size"]
+    assert set(sent(expert=4, shard=1)) == {"all"}
+    sharded = sent(expert=2, shard=2)
+    assert sharded["copies"] == 3 * (1 / 2) * experts / 2 * 4  # two gathers and a reduction of half of the experts
+    assert sharded["all"] == sent(expert=4, shard=1)["all"]
+    copied = sent(expert=2, shard=1, replicate=2)
+    assert copied["replicate"] > experts / 2 * 4, "experts are whole on each of the copies"
+    assert "copies" not in copied
+
+
 def test_other_strategies_are_planned_with_all_experts() -> None:
     recipe = EXPERTS[0].recipe() | {"machine": {"device": "cuda", "processes": 2}}
     asked = resolve(Recipe.model_validate(recipe), "recipe", device="cuda")
     found = Search(asked, device_named("h100", None), 0.1, Rates()).all(every=True)
     kinds = {(one.resolved.recipe.strategy.name, one.resolved.mesh.expert) for one in found}
-    assert kinds >= {("ddp", 2), ("fsdp2", 1), ("zero3", 1)}
+    assert kinds >= {("ddp", 2), ("fsdp2", 1), ("fsdp2", 2), ("zero3", 1)}
     own = next(one for one in found if one.asked)
     assert "expert 2" in own.label
     assert own.as_json()["mesh"] == {"replicate": 2, "shard": 1, "expert": 2}
@@ -106,7 +170,7 @@ def test_a_mixture_is_planned_with_its_experts_divided_unasked() -> None:
         return {(one.recipe.strategy.name, one.mesh.expert) for one in variants}
 
     mixture = EXPERTS[0].recipe()["model"]["config"]
-    assert {("fsdp2", 1), ("ddp", 1), ("ddp", 4)} <= tried(mixture)
+    assert {("fsdp2", 1), ("fsdp2", 4), ("ddp", 1), ("ddp", 4)} <= tried(mixture)
     assert {size for _, size in tried(mixture, mesh={"shard": 4, "context": 2})} == {1}
     assert {size for _, size in tried(MODELS["llama"])} == {1}
     assert ("ddp", 4) in tried(mixture, {"r": 4, "target_modules": ["q_proj"]})
@@ -119,4 +183,5 @@ def test_meshes_of_experts_are_tried_on_paper() -> None:
     kinds = list(meshes(strategies()["ddp"].traits, 8, 2))
     assert {"expert": 2, "replicate": 8} in kinds
     assert {"expert": 8, "replicate": 2} in kinds
-    assert not any(mesh and "expert" in mesh for mesh in meshes(strategies()["fsdp2"].traits, 8, 2))
+    assert {"expert": 2, "shard": 8} in list(meshes(strategies()["fsdp2"].traits, 8, 2))
+    assert not any(mesh and "expert" in mesh for mesh in meshes(strategies()["zero3"].traits, 8, 2))

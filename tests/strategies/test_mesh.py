@@ -82,7 +82,6 @@ NO_EXPERTS: list[tuple[str, dict[str, int], dict[str, Any], str]] = [
     ("ddp", {"expert": 2, "tensor": 2}, {}, r"has not been verified with divided layers; set tensor: 1 or expert: 1"),
     ("ddp", {"expert": 2, "context": 2}, {}, r"has not been verified with divided rows; set context: 1 or expert: 1"),
     ("ddp", {"expert": 2, "pipeline": 2}, {}, r"has not been verified with stages; set pipeline: 1 or expert: 1"),
-    ("fsdp2", {"shard": 2, "expert": 2}, {}, r"has not been verified with sharded weights; set shard: 1 or expert: 1"),
 ]  # fmt: skip
 
 
@@ -96,8 +95,19 @@ def test_experts_that_cannot_be_divided_are_refused_with_the_reason(
 
 def test_other_strategies_have_all_experts() -> None:
     for name in ("zero1", "zero2"):
-        with pytest.raises(InputError, match=rf"mesh\.expert: is not supported by {name}, use ddp"):
+        with pytest.raises(InputError, match=rf"mesh\.expert: is not supported by {name}, use fsdp2 or ddp"):
             resolved(name, {"expert": 4}, model={"config": MIXTRAL})
+
+
+def test_experts_are_sharded_by_the_ranks_that_have_the_same_ones() -> None:
+    """And everything else by all of them; copies, where there are any, are other groups of those."""
+    sizes = {"expert": 2, "shard": 2, "replicate": 2}
+    found = resolved("fsdp2", sizes, machine={"processes": 8}, model={"config": MIXTRAL})
+    assert found.mesh == Mesh(2, 4, expert=2)
+    assert (found.data_size, found.state_ranks, found.mesh.expert_shards) == (8, 4, 2)
+    assert found.mesh.expert_ranks(5) == [4, 5]
+    assert found.mesh.expert_copies(5) == [5, 7]
+    assert found.mesh.expert_peers(5) == [1, 3, 5, 7]
 
 
 def test_experts_are_over_ranks_that_have_samples_of_their_own() -> None:
@@ -106,6 +116,7 @@ def test_experts_are_over_ranks_that_have_samples_of_their_own() -> None:
     )
     assert found.mesh == Mesh(8, 1, expert=2)
     assert (found.data_size, found.token_parts, found.ranks_per_part) == (8, 8, 1)
+    assert found.mesh.expert_copies(5) == [1, 3, 5, 7]
     assert found.mesh.expert_ranks(5) == [4, 5]
     assert found.mesh.expert_peers(5) == [1, 3, 5, 7]
     told = {d.key: d.reason for d in found.decisions}

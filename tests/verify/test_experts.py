@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from families import EVERY_FAMILY
-from jobs import eval_job, loader_for, plain_run, resolved_from, train_job
+from jobs import Run, eval_job, loader_for, plain_run, resolved_from, train_job
 from tiny import recipe_dict
 from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
@@ -28,11 +29,19 @@ MIXTRAL: dict[str, Any] = EVERY_FAMILY["mixtral"]["config"]
 """Four experts of which each token has two."""
 
 
-def divided(recipe: Callable[..., Resolved], experts: int = 2, copies: int = 1, /, **sections: Any) -> Resolved:
+def divided(
+    recipe: Callable[..., Resolved],
+    experts: int = 2,
+    copies: int = 1,
+    shards: int = 1,
+    name: str = "ddp",
+    /,
+    **sections: Any,
+) -> Resolved:
     model = {"config": MIXTRAL} | sections.pop("model", {})
-    mesh = {"expert": experts, "replicate": copies}
-    processes = {"processes": experts * copies}
-    return recipe("ddp", strategy={"mesh": mesh}, machine=processes, model=model, **sections)
+    strategy = {"mesh": {"expert": experts, "replicate": copies, "shard": shards}} | sections.pop("strategy", {})
+    processes = {"processes": experts * copies * shards}
+    return recipe(name, strategy=strategy, machine=processes, model=model, **sections)
 
 
 def assert_equivalent(outcome: Any) -> None:
@@ -42,8 +51,12 @@ def assert_equivalent(outcome: Any) -> None:
 
 # ------------------------------------------------------------------ proofs
 
+COLLECTIVES = {"ddp": [], "fsdp2": ["all-gather all", "reduce-scatter all"]}
+EVIDENCE = {"ddp": ["experts-alike"], "fsdp2": ["mesh", "mesh-copies", "share-of-weights"]}
+
 
 @pytest.mark.group
+@pytest.mark.parametrize("name", COLLECTIVES)
 @pytest.mark.parametrize(
     "sections",
     [
@@ -53,14 +66,14 @@ def assert_equivalent(outcome: Any) -> None:
     ids=["bf16", "lora-packed"],
 )
 def test_half_of_the_experts_is_equivalent(
-    sections: dict[str, Any], recipe: Callable[..., Resolved], group: WorkerGroup
+    name: str, sections: dict[str, Any], recipe: Callable[..., Resolved], group: WorkerGroup
 ) -> None:
-    outcome = verify(divided(recipe, **sections), group=group, time_limit=200)
+    outcome = verify(divided(recipe, 2, 1, 1, name, **sections), group=group, time_limit=200)
     assert_equivalent(outcome)
     for one in outcome.passes:
         seen = {c.expected: c.ok for c in one.claims if c.id == "mesh-collectives"}
-        assert seen == {"all-to-all expert": True}
-        assert {c.id for c in one.claims if c.ok} >= {"experts-divided", "experts-alike"}
+        assert seen == dict.fromkeys([*COLLECTIVES[name], "all-to-all expert"], True)
+        assert {c.id for c in one.claims if c.ok} >= {"experts-divided", *EVIDENCE[name]}
         gradient = next(stage for stage in one.stages if stage.name == "gradient")
         assert gradient.detection_limit == pytest.approx(4.8e-7, rel=0.01), "four roundings of factors, nothing else"
     logic = outcome.passes[0]
@@ -71,14 +84,17 @@ def test_half_of_the_experts_is_equivalent(
 @pytest.mark.slow
 @pytest.mark.group
 @pytest.mark.parametrize("adapter", [None, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize("name", COLLECTIVES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_is_equivalent(
-    family: str, adapter: Any, recipe: Callable[..., Resolved], group: WorkerGroup
+    family: str, name: str, adapter: Any, recipe: Callable[..., Resolved], group: WorkerGroup
 ) -> None:
     targets = {"target_modules": ["q_b_proj", "kv_b_proj"]} if family == "deepseek_v3" else {}
     adapter = adapter and adapter | targets
     outcome = verify(
-        divided(recipe, model=EVERY_FAMILY[family], adapter=adapter, precision="bf16"), group=group, time_limit=300
+        divided(recipe, 2, 1, 1, name, model=EVERY_FAMILY[family], adapter=adapter, precision="bf16"),
+        group=group,
+        time_limit=300,
     )
     assert_equivalent(outcome)
 
@@ -97,32 +113,51 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.slow
 @pytest.mark.group
+@pytest.mark.parametrize("name", COLLECTIVES)
 @pytest.mark.parametrize("option", OPTIONS)
-def test_an_option_is_equivalent(option: str, recipe: Callable[..., Resolved], group: WorkerGroup) -> None:
-    assert_equivalent(verify(divided(recipe, **OPTIONS[option]), group=group, time_limit=300))
+def test_an_option_is_equivalent(option: str, name: str, recipe: Callable[..., Resolved], group: WorkerGroup) -> None:
+    assert_equivalent(verify(divided(recipe, 2, 1, 1, name, **OPTIONS[option]), group=group, time_limit=300))
+
+
+FOUR = {
+    "ddp-2x2": (2, 2, 1, "ddp"),
+    "ddp-4": (4, 1, 1, "ddp"),
+    "fsdp2-sharded": (2, 1, 2, "fsdp2"),
+    "fsdp2-copies": (2, 2, 1, "fsdp2"),
+    "fsdp2-4": (4, 1, 1, "fsdp2"),
+}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("adapter", [None, LORA], ids=["full", "lora"])
-@pytest.mark.parametrize(("experts", "copies"), [(2, 2), (4, 1)])
+@pytest.mark.parametrize("sizes", FOUR)
 def test_four_processes_are_equivalent(
-    experts: int, copies: int, adapter: Any, recipe: Callable[..., Resolved], four: WorkerGroup
+    sizes: str, adapter: Any, recipe: Callable[..., Resolved], four: WorkerGroup
 ) -> None:
-    resolved = divided(recipe, experts, copies, adapter=adapter, precision="bf16")
+    resolved = divided(recipe, *FOUR[sizes], adapter=adapter, precision="bf16")
     assert_equivalent(verify(resolved, group=four, time_limit=300))
 
 
-OF_EXPERTS = [name for name, kind in faults().items() if kind.__module__ == FAULTS]
+@pytest.mark.slow
+def test_weights_kept_gathered_are_equivalent(recipe: Callable[..., Resolved], four: WorkerGroup) -> None:
+    """Of sharded experts, too; their gradients are summed once per step."""
+    strategy = {"sync": "last", "reshard_after_forward": False}
+    assert_equivalent(verify(divided(recipe, *FOUR["fsdp2-sharded"], strategy=strategy), group=four, time_limit=300))
+
+
+OF_EXPERTS = [
+    (fault, name) for fault, kind in faults().items() if kind.__module__ == FAULTS for name in kind.strategies.names()
+]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("fault", OF_EXPERTS)
+@pytest.mark.parametrize(("fault", "name"), OF_EXPERTS)
 def test_what_is_wrong_with_experts_is_found(
-    fault: str, precision: str, recipe: Callable[..., Resolved], four: WorkerGroup
+    fault: str, name: str, precision: str, recipe: Callable[..., Resolved], four: WorkerGroup
 ) -> None:
     kind = fault_class(fault)
-    resolved = recipe("ddp", precision=precision)
+    resolved = recipe(name, precision=precision)
     outcome = verify(resolved, group=four, fault=fault, time_limit=300, round_trip=False, stop_early=True)
     stage, where = what_caught(outcome)
     assert stage in kind.stages, (stage, where)
@@ -131,7 +166,7 @@ def test_what_is_wrong_with_experts_is_found(
 
 
 def test_there_are_faults_of_experts() -> None:
-    assert len(OF_EXPERTS) == 5
+    assert len(OF_EXPERTS) == 9
 
 
 def test_dropout_of_adapters_on_experts_is_refused_with_what_to_set(recipe: Callable[..., Resolved]) -> None:
@@ -151,6 +186,44 @@ def test_a_small_model_has_experts_for_every_rank() -> None:
 # ------------------------------------------------------------------ runs
 
 
+@contextlib.contextmanager
+def first_pair_routes_to_the_first_expert() -> Iterator[None]:
+    """Of four ranks the first two. Of the two that have the second half of the experts, one then has no token at all,
+    and the other one has some."""
+    from transformers.models.mixtral.modeling_mixtral import MixtralTopKRouter
+
+    right = MixtralTopKRouter.forward
+
+    def forward(self: Any, hidden: torch.Tensor) -> Any:
+        logits, scores, index = right(self, hidden)
+        return logits, scores, torch.zeros_like(index) if torch.distributed.get_rank() < 2 else index
+
+    MixtralTopKRouter.forward = forward
+    try:
+        yield
+    finally:
+        MixtralTopKRouter.forward = right
+
+
+def lopsided_job(resolved: Resolved, steps: int) -> Run | None:
+    with first_pair_routes_to_the_first_expert():
+        return train_job(resolved, steps)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", ["grouped_mm", "eager"])
+def test_a_rank_whose_experts_no_token_has_chosen(kernel: str, tiny_root: Path, four: WorkerGroup) -> None:
+    """It takes part in exchanges and in the sum of their gradients, for which the others wait."""
+    config = MIXTRAL | {"vocab_size": 300, "experts_implementation": kernel}
+    four_processes: dict[str, Any] = {"machine": {"processes": 4}, "model": {"config": config}}
+    copied = resolved_from(run_of(tiny_root, {"expert": 2, "replicate": 2}, **four_processes))
+    sharded = resolved_from(run_of(tiny_root, {"expert": 2, "shard": 2}, "fsdp2", **four_processes))
+    runs = [four.run(lopsided_job, resolved, 3)[0] for resolved in (copied, sharded)]
+    assert runs[1].losses == pytest.approx(runs[0].losses, rel=1e-6)
+    for name, weight in runs[0].weights.items():
+        assert torch.allclose(runs[1].weights[name], weight, rtol=1e-5, atol=1e-6), name
+
+
 def run_of(root: Path, mesh: dict[str, int] | None, name: str = "ddp", **sections: Any) -> dict[str, Any]:
     values = recipe_dict(
         root,
@@ -166,39 +239,51 @@ def run_of(root: Path, mesh: dict[str, int] | None, name: str = "ddp", **section
 
 
 @pytest.mark.group
-def test_twenty_steps_are_the_plain_loops(tiny_root: Path, group: WorkerGroup) -> None:
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_twenty_steps_are_the_plain_loops(name: str, tiny_root: Path, group: WorkerGroup) -> None:
     """Weights within 1e-5 of one process that computes all experts, with the same samples in the same steps."""
-    resolved = resolved_from(run_of(tiny_root, {"expert": 2}))
+    resolved = resolved_from(run_of(tiny_root, {"expert": 2}, name))
     run = group.run(train_job, resolved, 20)[0]
     plain = plain_run(resolved_from(run_of(tiny_root, None)), 20)
     assert run.tokens == plain.tokens
     assert run.losses == pytest.approx(plain.losses, rel=1e-5)
     assert run.norms == pytest.approx(plain.norms, rel=1e-5)
     assert run.weights.keys() == plain.weights.keys()
-    for name, weight in plain.weights.items():
-        assert torch.allclose(run.weights[name], weight, rtol=1e-5, atol=1e-5), name
+    for weight in plain.weights:
+        assert torch.allclose(run.weights[weight], plain.weights[weight], rtol=1e-5, atol=1e-5), weight
 
 
 @pytest.mark.group
-@pytest.mark.parametrize("other", ["ddp", "fsdp2", pytest.param("zero3", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("ddp", "fsdp2"),
+        ("fsdp2", "ddp"),
+        pytest.param("ddp", "ddp", marks=pytest.mark.slow),
+        pytest.param("ddp", "zero3", marks=pytest.mark.slow),
+        pytest.param("fsdp2", "fsdp2", marks=pytest.mark.slow),
+        pytest.param("fsdp2", "zero3", marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_goes_on_with_divided_experts_and_without(
-    other: str, tiny_root: Path, tmp_path: Path, group: WorkerGroup
+    name: str, other: str, tiny_root: Path, tmp_path: Path, group: WorkerGroup
 ) -> None:
     """A checkpoint has whole weights by name, whichever rank wrote a part of them."""
-    experts, whole = run_of(tiny_root, {"expert": 2}), run_of(tiny_root, None, other)
+    experts, whole = run_of(tiny_root, {"expert": 2}, name), run_of(tiny_root, None, other)
     for first, then in ((experts, whole), (whole, experts)):
         folder = tmp_path / str(first["strategy"]["mesh"])
         straight = group.run(train_job, resolved_from(first), 4, None, None, 4)[0]
         group.run(train_job, resolved_from(first), 2, str(folder), None, 4)
         after = group.run(train_job, resolved_from(then), 2, None, str(next(folder.iterdir())), 4)[0]
         assert after.losses == pytest.approx(straight.losses[2:], rel=1e-5)
-        for name, weight in straight.weights.items():
-            assert torch.allclose(after.weights[name], weight, rtol=1e-5, atol=1e-6), name
+        for weight in straight.weights:
+            assert torch.allclose(after.weights[weight], straight.weights[weight], rtol=1e-5, atol=1e-6), weight
 
 
 @pytest.mark.group
-def test_held_out_losses_are_those_of_all_experts(tiny_root: Path, group: WorkerGroup) -> None:
-    experts, alone = resolved_from(run_of(tiny_root, {"expert": 2})), resolved_from(run_of(tiny_root, None))
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_held_out_losses_are_those_of_all_experts(name: str, tiny_root: Path, group: WorkerGroup) -> None:
+    experts, alone = resolved_from(run_of(tiny_root, {"expert": 2}, name)), resolved_from(run_of(tiny_root, None))
     windows = iter(loader_for(experts, 0))
     batches = [micro for _ in range(2) for micro in next(windows)]
     own = [batches[::2], batches[1::2]]
@@ -206,7 +291,8 @@ def test_held_out_losses_are_those_of_all_experts(tiny_root: Path, group: Worker
 
 
 @pytest.mark.group
-def test_each_rank_reads_its_own_experts(tiny_root: Path, tmp_path: Path, group: WorkerGroup) -> None:
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_each_rank_reads_its_own_experts(name: str, tiny_root: Path, tmp_path: Path, group: WorkerGroup) -> None:
     """From safetensors files, and no expert of another rank, where the files have a layer's experts in one tensor."""
     from test_stages import read_job
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -214,9 +300,10 @@ def test_each_rank_reads_its_own_experts(tiny_root: Path, tmp_path: Path, group:
     config = EVERY_FAMILY["gpt_oss"]["config"] | {"vocab_size": 300}
     made = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
     made.save_pretrained(tmp_path / "model")
-    recipe = run_of(tiny_root, {"expert": 2}, model={"path": str(tmp_path / "model"), "config": None})
+    recipe = run_of(tiny_root, {"expert": 2}, name, model={"path": str(tmp_path / "model"), "config": None})
     sizes = {name: p.numel() for name, p in made.named_parameters()}
     experts = sum(size for name, size in sizes.items() if ".experts." in name)
+    rest = sum(sizes.values()) - experts
     for elements, why_whole in group.run(read_job, resolved_from(recipe)):
         assert why_whole is None
-        assert elements == sum(sizes.values()) - experts // 2
+        assert elements == experts // 2 + (rest if name == "ddp" else rest // 2)

@@ -100,6 +100,8 @@ def _exchanging(own: Callable[..., torch.Tensor], ranks: ExpertRanks) -> Callabl
         rows = _Moved.apply(hidden_states[order // count], ranks, given, taken)
         expert = ranks.move((experts % self.num_experts)[order], given, taken)
         found = own(self, rows, expert.unsqueeze(1), torch.ones_like(rows[:, :1]))
+        if not len(rows):
+            found = _OfNothing.apply(found, rows, *self.parameters(recurse=False))
         back = _Moved.apply(found, ranks, taken, given)
         weighted = back[_places(order)] * top_k_weights.reshape(-1, 1)
         total = weighted.view(*top_k_index.shape, -1).sum(1)
@@ -128,6 +130,20 @@ class _Moved(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *outer: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         return ctx.ranks.move(outer[0], *ctx.back), None, None, None
+
+
+class _OfNothing(torch.autograd.Function):
+    """The result of no rows at all, as a result of them and of the experts' weights: the other ranks wait for this one
+    where gradients of rows come back. transformers' eager experts (5.23.0) make it of nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, found: torch.Tensor, rows: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        ctx.weights = len(weights)
+        return found.view_as(found)
+
+    @staticmethod
+    def backward(ctx: Any, *outer: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return outer[0], outer[0], *[None] * ctx.weights
 
 
 def own_expert_ranks(resolved: Resolved) -> ExpertRanks:

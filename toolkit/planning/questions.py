@@ -160,7 +160,8 @@ def on_devices(search: Search, count: int) -> Iterable[Candidate]:
         if asked.context * asked.tensor > 1 and count % (asked.context * asked.tensor) == 0:
             ways.append({"name": name, "mesh": asked.divided_alike(count, bool(strategy.traits.shards))})
         if asked.expert > 1 and count % asked.expert == 0:  # refused where the strategy cannot
-            ways.append({"name": name, "mesh": {"expert": asked.expert, "replicate": count // asked.expert}})
+            whole = "shard" if strategy.traits.shards else "replicate"
+            ways.append({"name": name, "mesh": {"expert": asked.expert, whole: count // asked.expert}})
         for way in ways:
             with contextlib.suppress(InputError):  # an adapter that a strategy cannot shard, say
                 yield search.candidate(_variant(search, strategy=way, machine=machine, batch=batch))

@@ -212,8 +212,9 @@ class Search:
                     ways += [way | {"sync": None} for way in ways]
             if strategy.traits.other_sync and "weights" in strategy.traits.shards:
                 ways += [way | _KEPT for way in ways if way["offload"] == "none"]
-            if (size := self._expert_ranks(strategy.traits)) > 1:
-                mesh = {"expert": size, "replicate": self.asked.world_size // size}
+            if (size := self._expert_ranks(name, strategy.traits)) > 1:
+                whole = "shard" if strategy.traits.shards else "replicate"
+                mesh = {"expert": size, whole: self.asked.world_size // size}
                 ways += self._possible({"name": name, "mesh": mesh, "sync": None})
             for way in ways:
                 for kind in ("none", "selective", "full"):
@@ -222,12 +223,15 @@ class Search:
                         if variant is not None:
                             yield variant
 
-    def _expert_ranks(self, traits: Traits) -> int:
-        """Into how many parts to divide the experts of a mixture: the most that a node's processes allow, up to 8. 1
-        where the strategy cannot, the model has none that can be divided, or the recipe has a mesh."""
+    def _expert_ranks(self, name: str, traits: Traits) -> int:
+        """Into how many parts to divide the experts of a mixture under another strategy: as many as the recipe's mesh
+        has; without a mesh the most that a node's processes allow, up to 8. 1 where the strategy cannot, or the model
+        has none that can be divided."""
         recipe, config = self.asked.recipe, self.asked.facts.config or {}
-        if not traits.splits_experts or recipe.strategy.mesh is not None or self.asked.facts.model_type not in FAMILIES:
+        if not traits.splits_experts or self.asked.facts.model_type not in FAMILIES:
             return 1
+        if recipe.strategy.mesh is not None:
+            return 1 if name == recipe.strategy.name else self.asked.mesh.expert
         count = next((config[key] for key in NUMBERS if isinstance(config.get(key), int)), 1)
         return max(size for size in (1, 2, 4, 8) if recipe.machine.processes % size == count % size == 0)
 

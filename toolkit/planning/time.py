@@ -250,8 +250,8 @@ def handled_bytes(traffic: Traffic, micro_batches: int) -> tuple[float, float]:
 
 def optimizer_share(resolved: Resolved, holdings: Holdings) -> float:
     """Bytes of the weights that one device updates, in the trained dtype."""
-    trained = holdings.elements(True) * BYTES[resolved.precision.trainable]
-    return trained / resolved.state_ranks if "optimizer" in resolved.traits.shards else trained
+    shares = holdings.shares(resolved) if "optimizer" in resolved.traits.shards else [(holdings, 1)]
+    return sum(own.elements(True) / ranks for own, ranks in shares) * BYTES[resolved.precision.trainable]
 
 
 def update_passes(resolved: Resolved) -> int:
@@ -285,12 +285,13 @@ class Wire:
         machine, mesh = resolved.recipe.machine, resolved.mesh
         sizes = {"all": mesh.stage_size // mesh.tensor, "shard": mesh.shard, "replicate": mesh.replicate,
                  "context": mesh.context, "tensor": mesh.tensor, "pipeline": 2,
-                 "expert": mesh.expert, "copies": mesh.stage_size // mesh.expert}  # fmt: skip
+                 "expert": mesh.expert,
+                 "copies": mesh.expert_shards if mesh.shard > 1 else mesh.stage_size // mesh.expert}  # fmt: skip
         node = machine.processes // mesh.tensor
         beyond = mesh.stage_size > machine.processes  # a stage's ranks are consecutive
         crosses = {"all": beyond, "shard": mesh.shard > node, "replicate": beyond,
                    "context": False, "tensor": False, "pipeline": machine.nodes > 1,
-                   "expert": False, "copies": beyond}  # fmt: skip
+                   "expert": False, "copies": mesh.shard > node if mesh.shard > 1 else beyond}  # fmt: skip
         # Of every place within a layer there is a ring; every rank of a stage has a neighbour of its own.
         rings = {"all": mesh.tensor, "shard": mesh.tensor, "replicate": mesh.tensor * min(mesh.shard, node),
                  "context": 1, "tensor": 1, "pipeline": min(mesh.stage_size, machine.processes),

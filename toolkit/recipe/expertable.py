@@ -32,7 +32,7 @@ def why_no_experts(recipe: Recipe, facts: ModelFacts, traits: Traits) -> str | N
         return "has not been verified with a base that is quantised already"
     if recipe.fp8:
         return "has not been verified with fp8; set fp8: false"
-    if recipe.strategy.sync == "every":
+    if recipe.strategy.sync == "every" and not traits.shards:
         return "sums the gradients of experts after a step's last micro-batch; remove strategy.sync: every"
     if recipe.adapter is not None and recipe.adapter.modules_to_save:
         return "has not been verified with adapter.modules_to_save; remove it"

@@ -19,7 +19,8 @@ class Mesh:
     layer. ``shard``: ranks at the same place of such groups, one group after another, that divide the sharded state
     between them. ``replicate``: groups of those; the ranks at the same place of each hold the same part. ``context``:
     consecutive ranks that divide the tokens of the same rows; they are among the ranks of the two others.
-    ``expert``: consecutive ranks that divide the experts of each layer; they are among the ranks of ``replicate``.
+    ``expert``: consecutive ranks that divide the experts of each layer; they are among the ranks of ``shard`` where a
+    strategy shards, else among those of ``replicate``.
     ``pipeline``: the outermost axis: the first ranks, as many as the others make, have the first blocks of the model,
     the next ranks the next ones."""
 
@@ -74,6 +75,18 @@ class Mesh:
     def expert_peers(self, rank: int) -> list[int]:
         """The ranks that have the same experts as this one."""
         return list(range(rank % self.expert, self.stage_size * self.pipeline, self.expert))
+
+    def expert_copies(self, rank: int) -> list[int]:
+        """Those of ``expert_peers`` that shard the experts with this one; where nothing is sharded, all of them."""
+        peers = self.expert_peers(rank)
+        if self.shard == 1:
+            return peers
+        return [other for other in peers if self.replica(other) == self.replica(rank)]
+
+    @property
+    def expert_shards(self) -> int:
+        """How many ranks shard the same experts between them; 1 where nothing is sharded."""
+        return max(1, self.shard // self.expert)
 
     def divided_alike(self, world: int, shards: bool) -> dict[str, int] | None:
         """``strategy.mesh`` for a strategy without copies of what it shards, with rows and layers divided as here; None
@@ -169,13 +182,14 @@ def mesh_problems(recipe: Recipe) -> list[str]:
             f"strategy.mesh.expert: {asked.expert} consecutive ranks exchange tokens in every layer of experts and "
             f"have to be on one node, which has {machine.processes} processes; set a divisor of {machine.processes}"
         ]
-    others = {"context": "divided rows", "tensor": "divided layers", "pipeline": "stages", "shard": "sharded weights"}
+    others = {"context": "divided rows", "tensor": "divided layers", "pipeline": "stages"}
     for axis, what in others.items():
         if asked.expert > 1 and sizes[axis] > 1:
             return [f"strategy.mesh.expert: has not been verified with {what}; set {axis}: 1 or expert: 1"]
-    node = machine.processes // asked.tensor
+    together = asked.tensor * asked.expert
+    node = machine.processes // together
     if asked.shard % node and node % asked.shard:
-        ranks = "consecutive ranks" if asked.tensor == 1 else f"groups of {asked.tensor} ranks"
+        ranks = "consecutive ranks" if together == 1 else f"groups of {together} ranks"
         return [
             f"strategy.mesh.shard: groups of {asked.shard} {ranks} do not fit into nodes of "
             f"{machine.processes} processes; set a divisor or a multiple of {node}"
@@ -227,6 +241,11 @@ def reasons(mesh: Mesh, machine: Machine, hybrid: str | None) -> dict[str, str]:
         shard += f"; ranks {mesh.tensor} apart, which have the same part of every layer"
     if mesh.context > 1 and mesh.shard > 1:
         shard += f"; the ranks of context divide the state too: {mesh.shard} parts of it"
+    if mesh.expert > 1 and mesh.shard > 1:
+        shard += (
+            f"; {mesh.shard} parts of all weights but experts, and each rank's experts in {mesh.expert_shards}, over "
+            f"ranks {mesh.expert} apart"
+        )
     over = "" if machine.nodes == 1 else ", over the network between nodes"
     if mesh.replicate == mesh.shard == 1:
         part = "its blocks" if mesh.pipeline > 1 else "its part of every layer"

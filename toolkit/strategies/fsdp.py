@@ -155,10 +155,15 @@ class _Fsdp(Strategy):
         return {"fsdp_config": fsdp}
 
     def collectives_by_axis(self, resolved: Resolved) -> tuple[tuple[str, Axis], ...]:
-        if not resolved.mesh.hybrid:
-            of_a_stage: tuple[tuple[str, Axis], ...] = (("all-gather", "all"), ("reduce-scatter", "all"))
-            return of_a_stage if resolved.mesh.pipeline > 1 else ()
-        return (("all-gather", "shard"), ("reduce-scatter", "shard"), ("all-reduce", "replicate"))
+        mesh = resolved.mesh
+        found: list[tuple[str, Axis]] = []
+        if mesh.hybrid:
+            found = [("all-gather", "shard"), ("reduce-scatter", "shard"), ("all-reduce", "replicate")]
+        elif mesh.pipeline > 1 or mesh.expert > 1:
+            found = [("all-gather", "all"), ("reduce-scatter", "all")]
+        if mesh.expert > 1 and mesh.expert_shards > 1:
+            found.append(("all-gather", "copies"))
+        return tuple(found)
 
     def traffic(self, resolved: Resolved, holdings: Holdings) -> Traffic:
         return sharded_traffic(resolved, holdings)
@@ -202,6 +207,7 @@ class Fsdp2(_Fsdp):
     version = 2
     engine = "toolkit.strategies.engines.fsdp2:Fsdp2Engine"
     divided_engine = "toolkit.strategies.engines.layers:DividedFsdp2Engine"
+    experts_engine = "toolkit.strategies.engines.experts:ExpertsFsdp2Engine"
     staged_engine = "toolkit.strategies.engines.stages:StagedFsdp2Engine"
     memory = "toolkit.strategies.memory.fsdp:Fsdp2Memory"
     traits = Traits(
@@ -209,6 +215,7 @@ class Fsdp2(_Fsdp):
         validated=frozenset({"fp16"}),
         sums_input_gradients_by_block=True,
         splits_layers=True,
+        splits_experts=True,
         stages=True,
         **_FSDP,
     )

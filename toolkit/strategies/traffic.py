@@ -70,14 +70,16 @@ def sharded_traffic(resolved: Resolved, holdings: Holdings) -> Traffic:
     reduced to their shards, and these are summed over the copies where a mesh has any: in every micro-batch, or in the
     last one of a step (``strategy.sync``)."""
     mesh = resolved.mesh
-    axis: Axis = "shard" if mesh.hybrid else "all"
-    volumes = Volumes(resolved, holdings, mesh.shard)
+    axes: tuple[Axis, Axis] = ("shard" if mesh.hybrid else "all", "copies")
     gathers = 2 if resolved.recipe.strategy.reshard_after_forward else 1
-    gathered = [Sent(gathers * volumes.weights, gathers * volumes.units, axis)]
-    reduced = [Sent(volumes.gradients, volumes.units, axis)]
-    if mesh.hybrid:
-        between = 2 * (mesh.replicate - 1) / mesh.replicate
-        reduced.append(Sent(between * volumes.trained_bytes / mesh.shard, volumes.units, "replicate"))
+    gathered, reduced = [], []
+    for axis, (own, ranks) in zip(axes, holdings.shares(resolved), strict=False):
+        volumes = Volumes(resolved, own, ranks)
+        gathered.append(Sent(gathers * volumes.weights, gathers * volumes.units, axis))
+        reduced.append(Sent(volumes.gradients, volumes.units, axis))
+        if mesh.hybrid:
+            between = 2 * (mesh.replicate - 1) / mesh.replicate
+            reduced.append(Sent(between * volumes.trained_bytes / ranks, volumes.units, "replicate"))
     if resolved.reduces_each_micro_batch:
         return Traffic((*gathered, *reduced), also_forward=True)
     if gathers == 1:  # weights stay gathered until the last backward

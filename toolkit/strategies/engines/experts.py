@@ -1,22 +1,34 @@
-"""``strategy.mesh.expert`` beside DDP: each rank trains its experts on the tokens of all ranks that share them.
+"""``strategy.mesh.expert``: each rank trains its experts on the tokens of all ranks that share them.
 
-DDP averages the gradients of everything else. An expert's gradient is complete when the ranks that have it have added
-up theirs: each is the sum over the samples of one group of ranks.
+DDP averages the gradients of everything else, FSDP2 shards it over all ranks. An expert's gradient is complete when the
+ranks that have it have added up theirs: each is the sum over the samples of one group of ranks. Under FSDP2 these ranks
+shard the expert.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed import fsdp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo, ShardPlacementResult
+from torch.distributed.tensor import DTensor
 
 from toolkit.errors import InputError
 from toolkit.model.experts import expert_copies, expert_group
+from toolkit.optim.adamw8bit import local
 from toolkit.recipe.resolve import Resolved
-from toolkit.strategies.engines.base import Claim
-from toolkit.strategies.engines.layers import DividedDdpEngine
+from toolkit.strategies.engines.base import Claim, Prepared
+from toolkit.strategies.engines.fsdp2 import Fsdp2Engine
+from toolkit.strategies.engines.layers import DividedDdpEngine, DividedLayers
 from toolkit.strategies.engines.pieces import Piece, Values, span
 from toolkit.strategies.engines.replicated import DdpEngine
 
@@ -100,3 +112,89 @@ class ExpertsDdpEngine(DividedDdpEngine):
 def _over_copies(gradient: torch.Tensor, group: dist.ProcessGroup) -> None:
     """Of a group of ranks each has the sum over the samples that its own experts have seen."""
     dist.all_reduce(gradient, group=group)
+
+
+class ExpertsFsdp2Engine(DividedLayers, Fsdp2Engine):
+    """Experts are sharded over the ranks that have the same ones, everything else over all ranks."""
+
+    def _groups(self, resolved: Resolved) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+        return expert_group(resolved), expert_copies(resolved)
+
+    def engage(self, prepared: Prepared) -> None:
+        named = dict(prepared.model.named_parameters())
+        with _sharded_apart([named[name] for name in self.divisions], self._expert_mesh()):
+            super().engage(prepared)
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                # A rank whose experts no token has chosen takes part in the sum of their gradients.
+                module.set_reduce_scatter_unused_params(True, recurse=False)
+
+    def _expert_mesh(self) -> FSDPMeshInfo:
+        """The ranks that shard the same experts as this one, and copies of them. Every process calls it."""
+        mesh = self.resolved.mesh
+        sizes, names = (mesh.replicate, mesh.expert_shards, mesh.expert), ("copies", "shards", "experts")
+        whole = init_device_mesh(self.device.type, sizes, mesh_dim_names=names)
+        if mesh.replicate > 1:
+            return HSDPMeshInfo(whole["copies", "shards"], shard_mesh_dim=1, replicate_mesh_dim=0)
+        return FSDPMeshInfo(whole["shards"], shard_mesh_dim=0)
+
+    def _make_optimizer(self, parameters: Mapping[str, nn.Parameter], decayed: frozenset[str]) -> torch.optim.Optimizer:
+        """torch 2.13.0 updates the tensors of a group at once, for which they have to be of one device mesh."""
+        optimizer = super()._make_optimizer(parameters, decayed)
+        experts = {parameters[name] for name in self.divisions if name in parameters}
+        apart = []
+        for group in optimizer.param_groups:
+            for inside in (True, False):
+                own = [p for p in group["params"] if (p in experts) == inside]
+                apart += [group | {"params": own}] if own else []
+        optimizer.param_groups[:] = apart
+        return optimizer
+
+    def backward(self, loss: torch.Tensor, last: bool) -> None:
+        super().backward(loss, last)
+        if last:
+            self.average_experts()
+
+    def average_experts(self) -> None:
+        """FSDP2 has divided the gradients of experts by the number of ranks that have the same ones; those of all other
+        weights by the number of all ranks."""
+        for name, parameter in self.parameters.items():
+            if name in self.divisions and parameter.grad is not None:
+                local(parameter.grad).div_(self.resolved.mesh.expert)
+
+    def _shards_of(self, name: str) -> int:
+        mesh = self.resolved.mesh
+        return mesh.expert_shards if name in self.divisions else mesh.shard
+
+    def _axes(self, name: str, tensor: DTensor) -> tuple[int, int]:
+        copies, parts = super()._axes(name, tensor)
+        return copies, parts * self.resolved.mesh.expert if name in self.divisions else parts
+
+    def evidence(self) -> list[Claim]:
+        mesh, rank = self.resolved.mesh, self.accelerator.process_index
+        sums = torch.zeros(self.resolved.world_size, dtype=torch.float64, device=self.device)
+        own = dict(self.model.named_parameters())
+        sums[rank] = sum(local(own[name]).detach().double().abs().sum().to(self.device) for name in self.divisions)
+        dist.all_reduce(sums)
+        totals = [sum(sums[one].item() for one in mesh.expert_copies(other)) for other in mesh.expert_ranks(rank)]
+        different = len(set(totals))
+        claim = Claim("experts-divided", "ranks with experts of their own", str(mesh.expert), str(different),
+                      different == mesh.expert)  # fmt: skip
+        return [*super().evidence(), claim]
+
+
+@contextlib.contextmanager
+def _sharded_apart(experts: list[nn.Parameter], mesh: FSDPMeshInfo) -> Iterator[None]:
+    """Inside, ``fully_shard`` shards ``experts`` over a mesh of their own. accelerate 1.15.0 calls it, and passes no
+    ``shard_placement_fn``."""
+    own = {id(parameter) for parameter in experts}
+
+    def placement(parameter: nn.Parameter) -> ShardPlacementResult | None:
+        return ShardPlacementResult(None, mesh) if id(parameter) in own else None
+
+    right = fsdp.fully_shard
+    fsdp.fully_shard = functools.partial(right, shard_placement_fn=placement)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        fsdp.fully_shard = right

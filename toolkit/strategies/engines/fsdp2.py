@@ -105,17 +105,18 @@ class Fsdp2Engine(Engine):
                 module.reshard()
 
     def evidence(self) -> list[Claim]:
-        tensors = [p for p in self.model.parameters() if isinstance(p, DTensor)]
+        tensors = {name: p for name, p in self.model.named_parameters() if isinstance(p, DTensor)}
         everything = list(self.model.parameters())
-        local = sum(p.to_local().numel() for p in tensors)
-        whole = sum(p.numel() for p in tensors)
+        local = sum(p.to_local().numel() for p in tensors.values())
+        whole = sum(p.numel() for p in tensors.values())
         share = local / max(1, whole)
+        right = sum(p.numel() / self._shards_of(name) for name, p in tensors.items()) / max(1, whole)
         # Rows are dealt out in equal chunks, so a rank holds at most a chunk more of each parameter than its part.
-        ranks = self.resolved.mesh.shard
-        bound = sum(-(-p.shape[0] // ranks) * (p.numel() // max(1, p.shape[0])) for p in tensors)
+        bound = sum(-(-p.shape[0] // self._shards_of(name)) * (p.numel() // max(1, p.shape[0]))
+                    for name, p in tensors.items())  # fmt: skip
         return [
             connected_claim(self.resolved.world_size, self.device),
-            *self._mesh_claims([(_axes(p), p.to_local().detach()) for p in tensors]),
+            *self._mesh_claims([(self._axes(name, p), p.to_local().detach()) for name, p in tensors.items()]),
             Claim(
                 "weights-split",
                 "parameters split",
@@ -126,11 +127,21 @@ class Fsdp2Engine(Engine):
             Claim(
                 "share-of-weights",
                 "weights held by this process",
-                f"{100 / ranks:.1f} %",
+                f"{100 * right:.1f} %",
                 f"{100 * share:.1f} %",
                 0 <= local <= bound,
             ),
         ]
+
+    def _shards_of(self, name: str) -> int:
+        """How many ranks shard a weight, or what this one has of it, between them."""
+        return self.resolved.mesh.shard
+
+    def _axes(self, name: str, tensor: DTensor) -> tuple[int, int]:
+        """How many ranks hold the same part of a weight, and how many parts there are."""
+        sizes = list(zip(tensor.device_mesh.shape, tensor.placements, strict=True))
+        copies = math.prod(size for size, placement in sizes if placement.is_replicate())
+        return copies, math.prod(size for size, placement in sizes if not placement.is_replicate())
 
     def full_weight(self, name: str, main_only: bool = False) -> torch.Tensor:
         return _whole(self.parameters[name], self._reads(main_only))
@@ -209,13 +220,6 @@ class Fsdp2Engine(Engine):
                 moments[key] = _like(part, parameter)
         started = self._started(name, parameter, OptimizerState(saved.step, {}))
         self.optimizer.state[parameter] = {**started, **moments}
-
-
-def _axes(tensor: DTensor) -> tuple[int, int]:
-    """How many ranks hold the same part of a tensor, and how many parts there are."""
-    sizes = list(zip(tensor.device_mesh.shape, tensor.placements, strict=True))
-    copies = math.prod(size for size, placement in sizes if placement.is_replicate())
-    return copies, math.prod(size for size, placement in sizes if not placement.is_replicate())
 
 
 @torch.no_grad()

@@ -50,7 +50,9 @@ class DividedLayers(Engine):
         _over_ranks(squares, self.layer_group)
         norm = (squares + square(alike, self.device)).sqrt()
         if max_norm > 0:
-            torch.nn.utils.clip_grads_with_norm_(list(self.parameters.values()), max_norm, norm)
+            for inside in (True, False):  # shards of the two may be of different device meshes
+                own = [p for name, p in self.parameters.items() if (name in self.divisions) == inside]
+                torch.nn.utils.clip_grads_with_norm_(own, max_norm, norm)
         return norm
 
     # ------------------------------------------------------------------ whole tensors

@@ -8,7 +8,7 @@ by tests/plan/test_truth.py. Nothing here imports torch.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 from toolkit.machine import READ_AT_ONCE
@@ -89,6 +89,14 @@ class Holdings:
             for unit, count in self.units()
         )
 
+    def only(self, divided: bool) -> Holdings:
+        """The same without any other weights than those that ranks divide, or than those that they do not."""
+
+        def of(unit: Sequence[Weight]) -> list[Weight]:
+            return [w for w in unit if (w.ranks > 1) == divided]
+
+        return replace(self, kinds=[of(kind) for kind in self.kinds], embed=of(self.embed), tail=of(self.tail))
+
     def frozen_bytes(self, size: int) -> int:
         """Bytes of all frozen weights, ``size`` an element where they are not quantised."""
         return sum(
@@ -98,9 +106,26 @@ class Holdings:
             if not w.trains
         )
 
+    def shares(self, resolved: Resolved) -> list[tuple[Holdings, int]]:
+        """The weights, by the number of ranks that divide what a strategy shards of them: experts are sharded over the
+        ranks that have the same ones."""
+        mesh = resolved.mesh
+        if mesh.expert == 1 or mesh.shard == 1:
+            return [(self, resolved.state_ranks)]
+        return [(self.only(False), resolved.state_ranks), (self.only(True), mesh.expert_shards)]
+
     def groups(self) -> int:
         """Groups of the optimizer, those that are not empty."""
         return len(self.group_keys())
+
+    def group_sizes(self) -> dict[tuple[int, bool], int]:
+        """Elements that train, by group of the optimizer."""
+        sizes: dict[tuple[int, bool], int] = {}
+        for unit, count in self.units():
+            for w in unit:
+                if w.trains:
+                    sizes[w.group, w.decays] = sizes.get((w.group, w.decays), 0) + count * w.numel
+        return sizes
 
     def group_keys(self) -> list[tuple[int, bool]]:
         """The groups of the optimizer: the recipe's and all other weights, each with decay and without."""
@@ -196,7 +221,7 @@ class MemoryModel:
         if self.resolved.recipe.strategy.offload != "none":
             return 0, 0
         divided = {"optimizer", "weights"} & set(self.resolved.traits.shards)
-        own = -(-self.trains // self.ranks) if divided else self.trains
+        own = self.own_elements() if divided else self.trains
         return own * self.trained, self.largest_master() * self.trained
 
     def largest_master(self) -> int:
@@ -258,24 +283,21 @@ class MemoryModel:
         state is updated on the host."""
         if self.resolved.recipe.strategy.offload != "none":
             return 0
-        ranks = self.ranks if "optimizer" in self.resolved.traits.shards else 1
+        shards = "optimizer" in self.resolved.traits.shards
         section = self.resolved.recipe.optimizer
+        shares = self.holdings.shares(self.resolved) if shards else [(self.holdings, 1)]
         return max(
             (
                 self.optimizer.copies(section, decays) * -(-size // ranks) * self.trained
-                for (_, decays), size in self.group_sizes().items()
+                for holdings, ranks in shares
+                for (_, decays), size in holdings.group_sizes().items()
             ),
             default=0,
         )
 
-    def group_sizes(self) -> dict[tuple[int, bool], int]:
-        """Elements that train, by group of the optimizer."""
-        sizes: dict[tuple[int, bool], int] = {}
-        for unit, count in self.holdings.units():
-            for w in unit:
-                if w.trains:
-                    sizes[w.group, w.decays] = sizes.get((w.group, w.decays), 0) + count * w.numel
-        return sizes
+    def own_elements(self) -> int:
+        """Elements that train of what the strategy shards, on this device."""
+        return sum(-(-own.elements(True) // ranks) for own, ranks in self.holdings.shares(self.resolved))
 
     def host_loading(self) -> tuple[int, int]:
         """Host memory of loading: bytes for each process, and bytes that a node's processes share.

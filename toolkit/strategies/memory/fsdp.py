@@ -18,9 +18,10 @@ class _FsdpMemory(MemoryModel):
 
     def account(self) -> None:
         self.settings = self.resolved.settings
-        self.parts = -(-self.trains * self.trained // self.ranks)
-        parameters = self.parts + -(-self.frozen_bytes() // self.ranks)
-        moments = self.moments(-(-self.trains // self.ranks))
+        shares = self.holdings.shares(self.resolved)
+        self.parts = sum(-(-own.elements(True) * self.trained // ranks) for own, ranks in shares)
+        parameters = self.parts + sum(-(-own.frozen_bytes(self.frozen) // ranks) for own, ranks in shares)
+        moments = self.moments(self.own_elements())
         if self.settings.offload:
             self.host |= {"parameters": parameters, "optimizer": moments, "gradients": self.parts}
         else:
@@ -45,7 +46,7 @@ class _FsdpMemory(MemoryModel):
         self.done = 0
         self.waiting: dict[int, list[int]] = {}
         self.freed: set[int] = set()
-        self.reducing = 0
+        self.reducing = self.kept = 0
         self.tail_began = False
 
     def whole(self, block: int) -> int:
@@ -103,19 +104,39 @@ class _FsdpMemory(MemoryModel):
             return 0
         elements = sum(trained)
         self.gradients -= (elements - weight.numel) * new
-        part = -(-elements * self.trained // self.ranks)
+        part = self.part(unit)
         if self.whole_gradients:
             self.done += elements * self.trained - part  # until the sum over the ranks is there
         elif not self.accumulating and not self.settings.offload:
             self.gradients += part
+        elif self.accumulating and self.keeps_sums():
+            self.gradients += part
+            self.kept, part = self.kept + part, 0
         if unit == block:  # before they are reduced
             self.leave(block, True)
             self.freed.add(block)
         return self.reduction(unit, weight.numel, elements, part)
 
+    def part(self, unit: int) -> int:
+        """Bytes of this device's part of the gradients that are reduced together as ``unit``."""
+        apart = self.resolved.mesh.expert > 1
+        experts = sum(w.numel for w in self.weights(unit) if w.trains and w.ranks > 1) if apart else 0
+        rest = sum(w.numel for w in self.weights(unit) if w.trains) - experts
+        own = -(-experts * self.trained // self.resolved.mesh.expert_shards) if apart else 0
+        return own + -(-rest * self.trained // self.ranks)
+
     def pass_on(self) -> None:
         self.gradients -= self.done
         self.done = 0
+
+    def keeps_sums(self) -> bool:
+        """Whether what is added to the gradients of earlier micro-batches stays until the backward ends."""
+        return False
+
+    def finish_backward(self) -> int:
+        self.gradients -= self.kept
+        self.kept = 0
+        return super().finish_backward()
 
     def adds_in_place(self) -> bool:
         """Whether autograd adds a gradient to that of the earlier micro-batches, so that it takes no memory of its own
@@ -180,6 +201,10 @@ class Fsdp2Memory(_FsdpMemory):
             moment += self.copied_out  # gone before the loss
         return moment
 
+    def keeps_sums(self) -> bool:
+        # _fsdp_param_group.py, ``AllReduceState``: what copies have summed, until ``finalize_backward``.
+        return self.resolved.mesh.hybrid and not self.settings.offload
+
     def adds_in_place(self) -> bool:
         # _fsdp_param.py, ``to_accumulated_grad_if_needed``: else they are added up in another tensor, of reduce_dtype.
         return self.whole_gradients and self.compute == self.trained
@@ -195,13 +220,23 @@ class Fsdp2Memory(_FsdpMemory):
         copying = 0 if self.adds_in_place() else (elements - last) * self.compute
         # ``foreach_reduce`` (torch 2.13) has the last of them in a loop's variable until it returns.
         held = self.weights(unit)[-1].numel
-        sending = part + self.copied_by_gloo(self.reducing)
+        sending = part + self.copied_by_gloo(self._largest_sum(unit))
         if not self.whole_gradients:
             return max(copying, sending + (held - last) * self.compute)
         # Those that are added up are whole until they are copied; what autograd made last has been added to them, but
         # in another dtype it is held as well.
         sending += held * self.trained - self.reducing - (last * self.compute if self.adds_in_place() else 0)
         return max(copying, sending)
+
+    def _largest_sum(self, unit: int) -> int:
+        """Bytes of the gradients of ``unit`` that are summed over ranks in one collective, of those where they are
+        most: those of experts by themselves, and not at all where one rank has them."""
+        mesh = self.resolved.mesh
+        apart = mesh.expert > 1
+        trained = [w for w in self.weights(unit) if w.trains]
+        experts = sum(w.numel for w in trained if w.ranks > 1) if apart else 0
+        rest = sum(w.numel for w in trained) - experts
+        return self.trained * max(rest, experts if mesh.expert_shards > 1 else 0)
 
 
 class Fsdp1Memory(_FsdpMemory):

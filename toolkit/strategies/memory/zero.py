@@ -50,7 +50,7 @@ class ZeroMemory(MemoryModel):
 
     def largest_master(self) -> int:
         """A rank's part of a whole parameter group is one tensor."""
-        return -(-max(self.group_sizes().values(), default=0) // self.ranks)
+        return -(-max(self.holdings.group_sizes().values(), default=0) // self.ranks)
 
     def largest_trained(self) -> int:
         """Elements of the largest weight that trains."""
@@ -73,7 +73,7 @@ class ZeroMemory(MemoryModel):
 
     def temporary(self) -> int:
         """The optimizer updates a group's part of the flat weights at once."""
-        sizes = self.group_sizes().values()
+        sizes = self.holdings.group_sizes().values()
         most = max((self.optimizer.temporary((n,), False, self.trained, self.ranks) for n in sizes), default=0)
         return int(most) + self.group_copies()
 

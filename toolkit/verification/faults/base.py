@@ -47,6 +47,9 @@ SPLITS_LAYERS = Applies(lambda strategy: strategy.traits.splits_layers)
 """`strategy.mesh.tensor` divides the matrices of layers."""
 SPLITS_EXPERTS = Applies(lambda strategy: strategy.traits.splits_experts)
 """`strategy.mesh.expert` divides the experts of layers."""
+EXPERTS_OF_COPIES = Applies(lambda strategy: strategy.traits.splits_experts and not strategy.traits.shards)
+EXPERTS_OF_SHARDS = Applies(lambda strategy: strategy.traits.splits_experts and bool(strategy.traits.shards))
+"""What else a strategy does with the weights that all ranks have, and with each rank's experts."""
 STAGES = Applies(lambda strategy: strategy.traits.stages)
 """`strategy.mesh.pipeline` divides the model's blocks over ranks."""
 STAGES_OF_COPIES = Applies(lambda strategy: strategy.traits.stages and not strategy.traits.shards)

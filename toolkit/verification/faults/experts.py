@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, ClassVar
 
-from toolkit.verification.faults.base import SPLITS_EXPERTS, Fault, Patch
+from toolkit.verification.faults.base import EXPERTS_OF_COPIES, EXPERTS_OF_SHARDS, SPLITS_EXPERTS, Fault, Patch
 
 _SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
 
@@ -43,6 +44,7 @@ class CopiesApart(_OfExperts):
     id = "experts-copies-apart"
     title = "the gradients of experts are not added up over the ranks that have the same ones"
     diagnoses = ("expert-copies-not-summed",)
+    strategies = EXPERTS_OF_COPIES
 
     def inject(self, patch: Patch, case: Any) -> None:
         from toolkit.strategies.engines import experts
@@ -59,9 +61,9 @@ class ScaledByRanks(_OfExperts):
     diagnoses = ("expert-gradients-scaled",)
 
     def inject(self, patch: Patch, case: Any) -> None:
-        from toolkit.strategies.engines.experts import ExpertsDdpEngine
+        from toolkit.strategies.engines.experts import ExpertsDdpEngine, ExpertsFsdp2Engine
 
-        def sum_experts(right: Any) -> Any:
+        def completed(right: Any) -> Any:
             def wrong(engine: Any) -> None:
                 right(engine)
                 self.reached()
@@ -71,13 +73,15 @@ class ScaledByRanks(_OfExperts):
 
             return wrong
 
-        patch(ExpertsDdpEngine, "sum_experts", sum_experts)
+        patch(ExpertsDdpEngine, "sum_experts", completed)
+        patch(ExpertsFsdp2Engine, "average_experts", completed)
 
 
 class RouterApart(_OfExperts):
     id = "experts-router-apart"
     title = "routers train with the gradient of each rank's own tokens"
     diagnoses = ("tensors-not-reduced", "ranks-not-reduced")
+    strategies = EXPERTS_OF_COPIES
 
     def inject(self, patch: Patch, case: Any) -> None:
         from toolkit.strategies.engines.experts import ExpertsDdpEngine
@@ -124,3 +128,23 @@ class NormOfOneRank(_OfExperts):
             return lambda squares, group: self.reached()
 
         patch(layers, "_over_ranks", over_ranks)
+
+
+class ShardedOverAll(_OfExperts):
+    id = "experts-sharded-over-all"
+    title = "experts are sharded over all ranks, as everything else, though these have different ones"
+    stages = ("engagement",)
+    diagnoses = ("mesh-not-active",)
+    strategies = EXPERTS_OF_SHARDS
+
+    def inject(self, patch: Patch, case: Any) -> None:
+        from toolkit.strategies.engines import experts
+
+        def sharded_apart(right: Any) -> Any:
+            def wrong(*given: Any) -> Any:
+                self.reached()
+                return contextlib.nullcontext()
+
+            return wrong
+
+        patch(experts, "_sharded_apart", sharded_apart)

@@ -14,9 +14,10 @@ EXCHANGE = "all-to-all"
 
 
 def axis_of(kind: str, arguments: Iterable[Any], mesh: Mesh) -> str:
-    """``all``, ``shard``, ``replicate``, ``tensor``, ``pipeline`` or ``ends`` (the first and the last stage) for the
-    group among a c10d operator's arguments, ``context`` where it is an exchange between parts of rows,
-    ``expert`` where it is one between experts; ``other`` where its ranks are those of no axis of this process."""
+    """``all``, ``shard``, ``replicate``, ``tensor``, ``pipeline``, ``ends`` (the first and the last stage) or
+    ``copies`` (ranks that have the same experts, or shard them) for the group among a c10d operator's arguments,
+    ``context`` where it is an exchange between parts of rows, ``expert`` where it is one between experts; ``other``
+    where its ranks are those of no axis of this process."""
     ranks, rank = _ranks(arguments), dist.get_rank()
     if kind == EXCHANGE and mesh.expert > 1:
         return "expert" if ranks == mesh.expert_ranks(rank) else "other"
@@ -31,9 +32,10 @@ def axis_of(kind: str, arguments: Iterable[Any], mesh: Mesh) -> str:
         "ends": mesh.stage_ranks(rank)[:: mesh.pipeline - 1] if mesh.pipeline > 2 else None,
         "tensor": mesh.layer_ranks(rank) if mesh.tensor > 1 else None,
         "all": peers,
-        "copies of experts": mesh.expert_peers(rank) if mesh.expert > 1 else None,
+        "copies": mesh.expert_copies(rank) if mesh.expert > 1 else None,
         "shard": peers[first : first + mesh.shard],
         "replicate": peers[mesh.place(rank) :: mesh.shard],
+        "expert": mesh.expert_ranks(rank) if mesh.expert > 1 else None,
     }
     return next((axis for axis, own in axes.items() if own == ranks), "other")
 
