@@ -235,6 +235,7 @@ EXPERTS = [
     Cell("mixtral", True, "fsdp2", "full", 256, mesh=(1, 2), experts=True),
     Cell("qwen3-moe", False, "fsdp2", "full", 128, precision="fp32", experts=True),
     Cell("mixtral", False, "fsdp2", "full", 64, accumulation=3, mesh=(2, 1), experts=True),
+    Cell("qwen3-moe", False, "fsdp2", "selective", 48, accumulation=3, mesh=(2, 1), experts=True),
 ]
 """Experts over two ranks, each of which is chosen as often."""
 EXPERTS_HELD_OUT = [
@@ -245,7 +246,6 @@ EXPERTS_HELD_OUT = [
     Cell("qwen3-moe", False, "ddp", "selective", 96, precision="fp32", optimizer="lion", experts=True),
     Cell("qwen3-moe", True, "ddp", "full", 256, packing=True, experts=True),
     Cell("qwen3-moe", False, "fsdp2", "none", 192, mesh=(1, 2), experts=True),
-    Cell("qwen3-moe", False, "fsdp2", "selective", 48, accumulation=3, mesh=(2, 1), experts=True),
     Cell("mixtral", False, "fsdp2", "full", 96, precision="bf16-pure", mesh=(1, 2), experts=True),
     Cell("mixtral", True, "fsdp2", "selective", 320, micro=1, experts=True),
 ]
