@@ -82,6 +82,8 @@ NO_EXPERTS: list[tuple[str, dict[str, int], dict[str, Any], str]] = [
     ("ddp", {"expert": 2, "tensor": 2}, {}, r"has not been verified with divided layers; set tensor: 1 or expert: 1"),
     ("ddp", {"expert": 2, "context": 2}, {}, r"has not been verified with divided rows; set context: 1 or expert: 1"),
     ("ddp", {"expert": 2, "pipeline": 2}, {}, r"has not been verified with stages; set pipeline: 1 or expert: 1"),
+    ("fsdp2", {"expert": 2, "shard": 4}, {"machine": {"processes": 8}},
+     r"4 ranks \(shard\) cannot divide the 2 experts that each has of 4; set shard to a divisor of 2"),
 ]  # fmt: skip
 
 

@@ -160,8 +160,9 @@ def on_devices(search: Search, count: int) -> Iterable[Candidate]:
         if asked.context * asked.tensor > 1 and count % (asked.context * asked.tensor) == 0:
             ways.append({"name": name, "mesh": asked.divided_alike(count, bool(strategy.traits.shards))})
         if asked.expert > 1 and count % asked.expert == 0:  # refused where the strategy cannot
-            whole = "shard" if strategy.traits.shards else "replicate"
-            ways.append({"name": name, "mesh": {"expert": asked.expert, whole: count // asked.expert}})
+            rest = count // asked.expert
+            wholes = ("shard", "replicate") if strategy.traits.shards else ("replicate",)
+            ways += [{"name": name, "mesh": {"expert": asked.expert, whole: rest}} for whole in wholes]
         for way in ways:
             with contextlib.suppress(InputError):  # an adapter that a strategy cannot shard, say
                 yield search.candidate(_variant(search, strategy=way, machine=machine, batch=batch))

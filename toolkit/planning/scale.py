@@ -61,6 +61,8 @@ def meshes(traits: Traits, per_node: int, nodes: int) -> Iterator[dict[str, int]
         if size <= per_node:
             rest = per_node * nodes // size
             yield {"expert": size} | ({whole: rest} if rest > 1 else {})
+            if traits.hybrid and rest > 1:  # where ranks have fewer experts than could shard them
+                yield {"expert": size, "replicate": rest}
     for stages in _STAGES if traits.stages else ():
         rest = per_node * nodes // stages
         if rest >= 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -213,9 +214,7 @@ class Search:
             if strategy.traits.other_sync and "weights" in strategy.traits.shards:
                 ways += [way | _KEPT for way in ways if way["offload"] == "none"]
             if (size := self._expert_ranks(name, strategy.traits)) > 1:
-                whole = "shard" if strategy.traits.shards else "replicate"
-                mesh = {"expert": size, whole: self.asked.world_size // size}
-                ways += self._possible({"name": name, "mesh": mesh, "sync": None})
+                ways += self._possible({"name": name, "mesh": self._expert_mesh(size, strategy.traits), "sync": None})
             for way in ways:
                 for kind in ("none", "selective", "full"):
                     for micro in sizes:
@@ -227,13 +226,23 @@ class Search:
         """Into how many parts to divide the experts of a mixture under another strategy: as many as the recipe's mesh
         has; without a mesh the most that a node's processes allow, up to 8. 1 where the strategy cannot, or the model
         has none that can be divided."""
-        recipe, config = self.asked.recipe, self.asked.facts.config or {}
+        recipe = self.asked.recipe
         if not traits.splits_experts or self.asked.facts.model_type not in FAMILIES:
             return 1
         if recipe.strategy.mesh is not None:
             return 1 if name == recipe.strategy.name else self.asked.mesh.expert
-        count = next((config[key] for key in NUMBERS if isinstance(config.get(key), int)), 1)
+        count = self._experts()
         return max(size for size in (1, 2, 4, 8) if recipe.machine.processes % size == count % size == 0)
+
+    def _experts(self) -> int:
+        config = self.asked.facts.config or {}
+        return next((config[key] for key in NUMBERS if isinstance(config.get(key), int)), 1)
+
+    def _expert_mesh(self, size: int, traits: Traits) -> dict[str, int]:
+        """``size`` ranks that divide experts, each rank's sharded over as many as can divide them, and copies."""
+        rest = self.asked.world_size // size
+        shard = math.gcd(self._experts() // size, rest) if traits.shards else 1
+        return {"expert": size, "shard": shard, "replicate": rest // shard}
 
     def _possible(self, way: dict[str, Any]) -> list[dict[str, Any]]:
         """``way``, or none where the model cannot be divided as it says: an adapter on its experts, which PEFT puts

@@ -43,4 +43,10 @@ def why_no_experts(recipe: Recipe, facts: ModelFacts, traits: Traits) -> str | N
         return "requires the number of experts, which the model's config does not say"
     if experts % mesh.expert:
         return f"{mesh.expert} ranks cannot divide {experts} experts; set a divisor of {experts}"
+    if (each := experts // mesh.expert) % mesh.shard:
+        # A weight is sharded along its first dimension (torch 2.13.0): of two experts two ranks would have one each.
+        return (
+            f"{mesh.shard} ranks (shard) cannot divide the {each} experts that each has of {experts}; set shard to a "
+            f"divisor of {each}, and replicate for the rest, or a smaller expert"
+        )
     return None

@@ -90,7 +90,7 @@ class Holdings:
         )
 
     def only(self, divided: bool) -> Holdings:
-        """The same without any other weights than those that ranks divide, or than those that they do not."""
+        """The weights that ranks divide alone, or all others alone."""
 
         def of(unit: Sequence[Weight]) -> list[Weight]:
             return [w for w in unit if (w.ranks > 1) == divided]

@@ -104,7 +104,7 @@ class _FsdpMemory(MemoryModel):
             return 0
         elements = sum(trained)
         self.gradients -= (elements - weight.numel) * new
-        part = self.part(unit)
+        part = sum(-(-own * self.trained // ranks) for own, ranks in self.reduced(unit))
         if self.whole_gradients:
             self.done += elements * self.trained - part  # until the sum over the ranks is there
         elif not self.accumulating and not self.settings.offload:
@@ -117,13 +117,13 @@ class _FsdpMemory(MemoryModel):
             self.freed.add(block)
         return self.reduction(unit, weight.numel, elements, part)
 
-    def part(self, unit: int) -> int:
-        """Bytes of this device's part of the gradients that are reduced together as ``unit``."""
-        apart = self.resolved.mesh.expert > 1
-        experts = sum(w.numel for w in self.weights(unit) if w.trains and w.ranks > 1) if apart else 0
-        rest = sum(w.numel for w in self.weights(unit) if w.trains) - experts
-        own = -(-experts * self.trained // self.resolved.mesh.expert_shards) if apart else 0
-        return own + -(-rest * self.trained // self.ranks)
+    def reduced(self, unit: int) -> list[tuple[int, int]]:
+        """Elements whose gradients are reduced with ``unit``, those of one collective after another: experts over the
+        ranks that have the same ones, all else over all; and how many ranks that is."""
+        mesh = self.resolved.mesh
+        trained = [w for w in self.weights(unit) if w.trains]
+        experts = sum(w.numel for w in trained if w.ranks > 1) if mesh.expert > 1 else 0
+        return [(experts, mesh.expert_shards), (sum(w.numel for w in trained) - experts, self.ranks)]
 
     def pass_on(self) -> None:
         self.gradients -= self.done
@@ -220,23 +220,14 @@ class Fsdp2Memory(_FsdpMemory):
         copying = 0 if self.adds_in_place() else (elements - last) * self.compute
         # ``foreach_reduce`` (torch 2.13) has the last of them in a loop's variable until it returns.
         held = self.weights(unit)[-1].numel
-        sending = part + self.copied_by_gloo(self._largest_sum(unit))
+        largest = max((own for own, ranks in self.reduced(unit) if ranks > 1), default=0)
+        sending = part + self.copied_by_gloo(largest * self.trained)
         if not self.whole_gradients:
             return max(copying, sending + (held - last) * self.compute)
         # Those that are added up are whole until they are copied; what autograd made last has been added to them, but
         # in another dtype it is held as well.
         sending += held * self.trained - self.reducing - (last * self.compute if self.adds_in_place() else 0)
         return max(copying, sending)
-
-    def _largest_sum(self, unit: int) -> int:
-        """Bytes of the gradients of ``unit`` that are summed over ranks in one collective, of those where they are
-        most: those of experts by themselves, and not at all where one rank has them."""
-        mesh = self.resolved.mesh
-        apart = mesh.expert > 1
-        trained = [w for w in self.weights(unit) if w.trains]
-        experts = sum(w.numel for w in trained if w.ranks > 1) if apart else 0
-        rest = sum(w.numel for w in trained) - experts
-        return self.trained * max(rest, experts if mesh.expert_shards > 1 else 0)
 
 
 class Fsdp1Memory(_FsdpMemory):

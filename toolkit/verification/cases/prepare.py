@@ -43,7 +43,7 @@ def twin_recipe(resolved: Resolved, *, full_size: bool) -> dict[str, Any]:
             )
         mesh = resolved.recipe.strategy.mesh
         ranks = 1 if mesh is None else mesh.tensor * mesh.context
-        twin = twin_config(config, ranks, resolved.mesh.pipeline, resolved.mesh.expert)
+        twin = twin_config(config, ranks, resolved.mesh.pipeline, resolved.mesh.expert * resolved.mesh.expert_shards)
         values["model"] |= {"config": twin, "path": None, "revision": None}
         values["batch"] |= {"micro_size": min(_MICRO, resolved.micro_size), "global_size": None,
                             "accumulation": min(_ACCUMULATION, resolved.accumulation)}  # fmt: skip
