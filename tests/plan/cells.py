@@ -70,7 +70,10 @@ TASKS["gemma3-vl"] = TASKS.pop("gemma3")
 MODELS |= {"whisper": WHISPER | _EARS, "vit": IMAGE_CLASSIFIERS["vit"] | _EYES}
 LORA: dict[str, Any] = {"method": "lora", "r": 8, "alpha": 16.0, "dropout": 0.1, "target_modules": "all-linear"}
 ATTENTION = {"target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]}
-"""All linear layers but experts, which an adapter cannot be on where ranks divide them."""
+ON_EXPERTS = ATTENTION | {
+    "dropout": 0.0,  # PEFT has none on experts
+    "options": {"target_parameters": ["experts.gate_up_proj", "experts.down_proj"]},
+}
 BUCKET = 30_000
 """Elements of a ZeRO bucket in these cells: DeepSpeed's of 50 million would be ten times the model."""
 
@@ -101,6 +104,8 @@ class Cell:
     """Two processes divide every layer."""
     experts: bool = False
     """Two processes divide the experts of every layer."""
+    adapted: bool = False
+    """The adapters are on these experts too."""
     stages: int = 0
     """How many stages the blocks are divided into; under fsdp2 two processes shard each."""
 
@@ -129,6 +134,7 @@ class Cell:
         more += ["parts"] if self.context else []
         more += ["layers"] if self.tensor else []
         more += ["experts"] if self.experts else []
+        more += ["adapted"] if self.adapted else []
         more += [f"stages-{self.stages}"] if self.stages else []
         return "-".join([self.model, kind, self.strategy, self.checkpointing, size, self.precision, *more])
 
@@ -149,7 +155,7 @@ class Cell:
             | ({"eval": "none"} if self.optimizer == "schedule-free" else {}),
             "loss": self.loss,
             "batch": {"micro_size": self.micro, "accumulation": self.accumulation},
-            "adapter": LORA | (ATTENTION if self.experts else {}) if self.lora else None,
+            "adapter": LORA | self._targets() if self.lora else None,
             "precision": self.precision,
             "optimizer": {"name": self.optimizer}
             | ({"kernel": self.kernel, "weight_decay": 0.1} if self.kernel else {}),
@@ -165,6 +171,9 @@ class Cell:
             "run": {"max_steps": 2, "save_every": 0, "eval_every": int(self.optimizer == "schedule-free")},
             **({"schedule": {"name": "constant"}} if self.optimizer == "schedule-free" else {}),
         }
+
+    def _targets(self) -> dict[str, Any]:
+        return ON_EXPERTS if self.adapted else ATTENTION if self.experts else {}
 
     def _sizes(self) -> dict[str, int]:
         return {"replicate": self.mesh[0], "shard": self.mesh[1]} if self.mesh else {}
@@ -236,6 +245,9 @@ EXPERTS = [
     Cell("qwen3-moe", False, "fsdp2", "full", 128, precision="fp32", experts=True),
     Cell("mixtral", False, "fsdp2", "full", 64, accumulation=3, mesh=(2, 1), experts=True),
     Cell("qwen3-moe", False, "fsdp2", "selective", 48, accumulation=3, mesh=(2, 1), experts=True),
+    Cell("mixtral", True, "ddp", "none", 128, experts=True, adapted=True),
+    Cell("mixtral", True, "ddp", "full", 256, experts=True, adapted=True),
+    Cell("mixtral", True, "fsdp2", "full", 128, experts=True, adapted=True),
 ]
 """Experts over two ranks, each of which is chosen as often."""
 EXPERTS_HELD_OUT = [
@@ -248,6 +260,9 @@ EXPERTS_HELD_OUT = [
     Cell("qwen3-moe", False, "fsdp2", "none", 192, mesh=(1, 2), experts=True),
     Cell("mixtral", False, "fsdp2", "full", 96, precision="bf16-pure", mesh=(1, 2), experts=True),
     Cell("mixtral", True, "fsdp2", "selective", 320, micro=1, experts=True),
+    Cell("qwen3-moe", True, "ddp", "full", 192, precision="fp32", experts=True, adapted=True),
+    Cell("qwen3-moe", True, "fsdp2", "none", 96, mesh=(1, 2), experts=True, adapted=True),
+    Cell("mixtral", True, "ddp", "selective", 64, accumulation=3, precision="bf16-pure", experts=True, adapted=True),
 ]
 """First run when the others were done."""
 STAGED = [

@@ -11,6 +11,7 @@ import torch
 
 from plan.cells import EXPERTS, MODELS, Cell
 from plan.truth import balanced, predicted, resolved_from
+from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
 from toolkit.planning.hardware import device_named
 from toolkit.planning.predict import Planner
@@ -174,7 +175,23 @@ def test_a_mixture_is_planned_with_its_experts_divided_unasked() -> None:
     assert {size for _, size in tried(mixture, mesh={"shard": 4, "context": 2})} == {1}
     assert {size for _, size in tried(MODELS["llama"])} == {1}
     assert ("ddp", 4) in tried(mixture, {"r": 4, "target_modules": ["q_proj"]})
-    assert {size for _, size in tried(mixture, {"r": 4})} == {1}, "PEFT puts adapters on experts by default"
+    assert ("ddp", 4) in tried(mixture, {"r": 4}), "PEFT puts adapters on experts by default"
+
+
+def test_adapters_on_experts_are_not_planned_under_fsdp1() -> None:
+    """A run under it is refused (tests/strategies/test_expert_adapters.py): a plan of it would be of nothing."""
+
+    def search(name: str, adapter: Any) -> Search:
+        recipe = EXPERTS[0].recipe() | {"machine": {"device": "cuda", "processes": 2}, "adapter": adapter}
+        asked = resolve(Recipe.model_validate(recipe | {"strategy": {"name": name}}), "recipe", device="cuda")
+        return Search(asked, device_named("h100", None), 0.1, Rates())
+
+    on_experts, on_attention = {"r": 4}, {"r": 4, "target_modules": ["q_proj"]}
+    with pytest.raises(InputError, match=r"strategy\.name: fsdp1 .* use fsdp2"):
+        search("fsdp1", on_experts).all()
+    for adapter, there in ((on_experts, False), (on_attention, True)):
+        names = {one.resolved.recipe.strategy.name for one in search("ddp", adapter).all()}
+        assert ("fsdp1" in names) == there
 
 
 def test_meshes_of_experts_are_tried_on_paper() -> None:

@@ -25,6 +25,8 @@ from toolkit.verification.matrix import what_caught
 from toolkit.verification.run import verify
 
 LORA = {"r": 4, "dropout": 0.1, "target_modules": ["q_proj", "v_proj"]}
+ON_EXPERTS = {"r": 4, "dropout": 0}
+"""PEFT's own choice for a mixture: adapters on attention, and on each expert's matrices."""
 MIXTRAL: dict[str, Any] = EVERY_FAMILY["mixtral"]["config"]
 """Four experts of which each token has two."""
 
@@ -62,8 +64,9 @@ EVIDENCE = {"ddp": ["experts-alike"], "fsdp2": ["mesh", "mesh-copies", "share-of
     [
         {"precision": "bf16", "activation_checkpointing": "full"},
         {"model": EVERY_FAMILY["qwen3_moe"], "adapter": LORA, "data": {"packing": True}, "loss": "fused"},
+        {"precision": "bf16", "adapter": ON_EXPERTS},
     ],
-    ids=["bf16", "lora-packed"],
+    ids=["bf16", "lora-packed", "lora-on-experts"],
 )
 def test_half_of_the_experts_is_equivalent(
     name: str, sections: dict[str, Any], recipe: Callable[..., Resolved], group: WorkerGroup
@@ -83,14 +86,18 @@ def test_half_of_the_experts_is_equivalent(
 
 @pytest.mark.slow
 @pytest.mark.group
-@pytest.mark.parametrize("adapter", [None, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize("adapter", [None, LORA, ON_EXPERTS], ids=["full", "lora", "lora-on-experts"])
 @pytest.mark.parametrize("name", COLLECTIVES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_is_equivalent(
     family: str, name: str, adapter: Any, recipe: Callable[..., Resolved], group: WorkerGroup
 ) -> None:
-    targets = {"target_modules": ["q_b_proj", "kv_b_proj"]} if family == "deepseek_v3" else {}
-    adapter = adapter and adapter | targets
+    if adapter is not None and family == "deepseek_v3":
+        adapter = adapter | {"target_modules": ["q_b_proj", "kv_b_proj"]}
+    if adapter is not None and "target_modules" not in adapter:  # PEFT has no choice of its own for some
+        adapter = adapter | {"target_modules": ["q_proj"]}
+    if adapter is not None and not adapter["dropout"]:
+        adapter = adapter | {"options": {"target_parameters": ["experts.gate_up_proj", "experts.down_proj"]}}
     outcome = verify(
         divided(recipe, 2, 1, 1, name, model=EVERY_FAMILY[family], adapter=adapter, precision="bf16"),
         group=group,
@@ -129,7 +136,7 @@ FOUR = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("adapter", [None, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize("adapter", [None, LORA, ON_EXPERTS], ids=["full", "lora", "lora-on-experts"])
 @pytest.mark.parametrize("sizes", FOUR)
 def test_four_processes_are_equivalent(
     sizes: str, adapter: Any, recipe: Callable[..., Resolved], four: WorkerGroup
@@ -166,7 +173,7 @@ def test_what_is_wrong_with_experts_is_found(
 
 
 def test_there_are_faults_of_experts() -> None:
-    assert len(OF_EXPERTS) == 9
+    assert len(OF_EXPERTS) == 11
 
 
 def test_dropout_of_adapters_on_experts_is_refused_with_what_to_set(recipe: Callable[..., Resolved]) -> None:
@@ -239,12 +246,13 @@ def run_of(root: Path, mesh: dict[str, int] | None, name: str = "ddp", **section
 
 
 @pytest.mark.group
+@pytest.mark.parametrize("adapter", [None, ON_EXPERTS], ids=["full", "lora-on-experts"])
 @pytest.mark.parametrize("name", COLLECTIVES)
-def test_twenty_steps_are_the_plain_loops(name: str, tiny_root: Path, group: WorkerGroup) -> None:
+def test_twenty_steps_are_the_plain_loops(name: str, adapter: Any, tiny_root: Path, group: WorkerGroup) -> None:
     """Weights within 1e-5 of one process that computes all experts, with the same samples in the same steps."""
-    resolved = resolved_from(run_of(tiny_root, {"expert": 2}, name))
+    resolved = resolved_from(run_of(tiny_root, {"expert": 2}, name, adapter=adapter))
     run = group.run(train_job, resolved, 20)[0]
-    plain = plain_run(resolved_from(run_of(tiny_root, None)), 20)
+    plain = plain_run(resolved_from(run_of(tiny_root, None, adapter=adapter)), 20)
     assert run.tokens == plain.tokens
     assert run.losses == pytest.approx(plain.losses, rel=1e-5)
     assert run.norms == pytest.approx(plain.norms, rel=1e-5)
@@ -255,21 +263,25 @@ def test_twenty_steps_are_the_plain_loops(name: str, tiny_root: Path, group: Wor
 
 @pytest.mark.group
 @pytest.mark.parametrize(
-    ("name", "other"),
+    ("name", "other", "adapter"),
     [
-        ("ddp", "fsdp2"),
-        ("fsdp2", "ddp"),
-        pytest.param("ddp", "ddp", marks=pytest.mark.slow),
-        pytest.param("ddp", "zero3", marks=pytest.mark.slow),
-        pytest.param("fsdp2", "fsdp2", marks=pytest.mark.slow),
-        pytest.param("fsdp2", "zero3", marks=pytest.mark.slow),
+        ("ddp", "fsdp2", None),
+        ("fsdp2", "ddp", None),
+        ("ddp", "fsdp2", ON_EXPERTS),
+        pytest.param("fsdp2", "ddp", ON_EXPERTS, marks=pytest.mark.slow),
+        pytest.param("fsdp2", "zero3", ON_EXPERTS, marks=pytest.mark.slow),
+        pytest.param("ddp", "ddp", None, marks=pytest.mark.slow),
+        pytest.param("ddp", "zero3", None, marks=pytest.mark.slow),
+        pytest.param("fsdp2", "fsdp2", None, marks=pytest.mark.slow),
+        pytest.param("fsdp2", "zero3", None, marks=pytest.mark.slow),
     ],
 )
 def test_a_run_goes_on_with_divided_experts_and_without(
-    name: str, other: str, tiny_root: Path, tmp_path: Path, group: WorkerGroup
+    name: str, other: str, adapter: Any, tiny_root: Path, tmp_path: Path, group: WorkerGroup
 ) -> None:
     """A checkpoint has whole weights by name, whichever rank wrote a part of them."""
-    experts, whole = run_of(tiny_root, {"expert": 2}, name), run_of(tiny_root, None, other)
+    experts = run_of(tiny_root, {"expert": 2}, name, adapter=adapter)
+    whole = run_of(tiny_root, None, other, adapter=adapter)
     for first, then in ((experts, whole), (whole, experts)):
         folder = tmp_path / str(first["strategy"]["mesh"])
         straight = group.run(train_job, resolved_from(first), 4, None, None, 4)[0]

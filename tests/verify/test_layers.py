@@ -265,18 +265,31 @@ def test_parts_are_sharded_resumed_and_read_from_files(tiny_root: Path, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("shape", "dim", "start", "stop"),
-    [((6, 4), 1, 0, 24), ((6, 4), 1, 3, 21), ((6, 4), 1, 5, 7), ((3, 8), 0, 2, 23), ((8,), 0, 1, 7), ((6, 4), 1, 8, 8)],
+    ("shape", "dim", "start", "stop", "runs"),
+    [
+        ((6, 4), 1, 0, 24, 1),
+        ((6, 4), 1, 3, 21, 1),
+        ((6, 4), 1, 5, 7, 1),
+        ((3, 8), 0, 2, 23, 1),
+        ((8,), 0, 1, 7, 1),
+        ((6, 4), 1, 8, 8, 1),
+        ((6, 4), 1, 0, 24, 2),
+        ((6, 4), 1, 8, 16, 4),
+        ((6, 6), 1, 1, 34, 2),
+        ((6, 6), 1, 8, 10, 3),
+        ((6, 4), 1, 5, 7, 2),
+    ],
 )
-def test_a_piece_of_a_part_is_found_in_the_whole(shape: Shape, dim: int, start: int, stop: int) -> None:
-    """The same elements, in the same order, whichever part it is."""
+def test_a_piece_of_a_part_is_found_in_the_whole(shape: Shape, dim: int, start: int, stop: int, runs: int) -> None:
+    """Each element once, in its place, whichever part it is."""
     count = 3
     whole = torch.arange(count * torch.Size(shape).numel())
     whole = whole.view(*(size * count if at == dim else size for at, size in enumerate(shape)))
     for index in range(count):
-        part = Division(dim, index, count).part(whole).reshape(-1)
+        part = Division(dim, index, count, runs).part(whole).reshape(-1)
         seen = torch.full((stop - start,), -1)
-        for piece, places in within(span(start, stop), shape, dim, index, count):
+        for piece, places in within(span(start, stop), shape, dim, index, count, runs):
+            assert (seen[places] == -1).all()
             if piece.flat:
                 values = whole.reshape(-1)[piece.start[0] : piece.start[0] + piece.numel]
             else:
@@ -285,10 +298,11 @@ def test_a_piece_of_a_part_is_found_in_the_whole(shape: Shape, dim: int, start: 
         assert torch.equal(seen, part[start:stop])
 
 
-@pytest.mark.parametrize("dim", [0, 1])
-def test_a_part_is_read_as_it_is_cut(dim: int) -> None:
+@pytest.mark.parametrize(("dim", "runs"), [(0, 1), (1, 1), (1, 2), (1, 4), (0, 2)])
+def test_a_part_is_read_as_it_is_cut(dim: int, runs: int) -> None:
     whole = torch.randn(7 if dim else 8, 8)
-    division = Division(dim, 1, 2)
+    division = Division(dim, 1, 2, runs)
+    assert torch.equal(division.join([division.part(whole, index) for index in range(2)]), whole)
     made = Made(lambda: whole)
     cast = _Read(whole)
     right = division.part(whole).reshape(-1)

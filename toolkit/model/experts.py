@@ -61,12 +61,17 @@ def divide_experts(model: nn.Module, ranks: ExpertRanks, source: str) -> dict[st
     for name, module in list(base.named_modules()):
         if matching(plan, name) != EXPERTS:
             continue
-        if hasattr(module, "base_layer") or hasattr(module, "original_module"):
+        experts, place = module, name
+        try:
+            while hasattr(experts, "base_layer"):
+                divisions |= _divide_adapter(experts, ranks, f"{prefix}{place}")
+                experts, place = experts.base_layer, f"{place}.base_layer"
+        except ValueError as problem:
             raise InputError(
-                f"{source}: strategy.mesh.expert: {prefix}{name} has an adapter, which ranks cannot divide; set "
-                "adapter.target_modules to linear layers, e.g. [q_proj, v_proj]"
-            )
-        for own, parameter in list(module.named_parameters(recurse=False)):
+                f"{source}: strategy.mesh.expert: {prefix}{name} has an adapter that ranks cannot divide: {problem}; "
+                "set adapter.target_modules to linear layers, e.g. [q_proj, v_proj]"
+            ) from None
+        for own, parameter in list(experts.named_parameters(recurse=False)):
             if matching(plan, f"{name}.{own}") != WEIGHT:
                 raise InputError(f"{source}: strategy.mesh.expert: the model's plan does not name {prefix}{name}.{own}")
             if parameter.shape[0] % ranks.count:
@@ -75,18 +80,67 @@ def divide_experts(model: nn.Module, ranks: ExpertRanks, source: str) -> dict[st
                     f"set a divisor of {parameter.shape[0]}"
                 )
             division = Division(0, ranks.index, ranks.count)
-            setattr(module, own, divided_part(parameter, division))
-            divisions[f"{prefix}{name}.{own}"] = division
-        experts: Any = module
-        experts.num_experts //= ranks.count
-        forward: Callable[..., torch.Tensor] = type(experts).forward
-        experts.forward = MethodType(_exchanging(forward, ranks), experts)
+            setattr(experts, own, divided_part(parameter, division))
+            divisions[f"{prefix}{place}.{own}"] = division
+        _take_part(experts, ranks)
     if not divisions:
         raise InputError(f"{source}: strategy.mesh.expert: {type(whole).__name__} has no plan that divides its experts")
     return divisions
 
 
-def _exchanging(own: Callable[..., torch.Tensor], ranks: ExpertRanks) -> Callable[..., torch.Tensor]:
+def _divide_adapter(layer: Any, ranks: ExpertRanks, name: str) -> dict[str, Division]:
+    """Leave this rank's part of the adapters that PEFT has put on one weight of all experts: of A (rank of all experts,
+    in) the rows of its experts, of B (out, rank of all experts) for each rank the columns of its experts.
+
+    Raises ValueError where each expert has no adapter of its own.
+    """
+    if type(layer).__name__ != "ParamWrapper":
+        raise ValueError(f"it is a {type(layer).__name__}")
+    if layer.num_experts % ranks.count or layer.get_param().dim() != 3:
+        raise ValueError(f"{layer.parameter_name} has no matrix for each expert")
+    own = layer.num_experts // ranks.count
+    divisions: dict[str, Division] = {}
+    for adapter, rank in layer.r.items():
+        a, b = layer.lora_A[adapter], layer.lora_B[adapter]
+        rows, columns = Division(0, ranks.index, ranks.count), _columns(ranks, rank)
+        a.weight, b.weight = divided_part(a.weight, rows), divided_part(b.weight, columns)
+        a.out_features = b.in_features = rank * own
+        divisions |= {f"{name}.lora_A.{adapter}.weight": rows, f"{name}.lora_B.{adapter}.weight": columns}
+    layer.get_delta_factors = MethodType(_factors_of(own), layer)
+    return divisions
+
+
+def _columns(ranks: ExpertRanks, rank: int) -> Division:
+    """Of B, whose columns are those of all experts for one rank of the adapter after another."""
+    return Division(1, ranks.index, ranks.count, runs=rank)
+
+
+def _factors_of(experts: int) -> Callable[..., Any]:
+    """PEFT's factors of a weight's change, of so many experts. Its layer goes on to have the number of all of them: of
+    a single one it (0.21.2) would compute another product, which rounds otherwise, and of another shape where experts
+    are transposed."""
+
+    def factors(self: Any, adapter: str) -> Any:
+        whole, self.num_experts = self.num_experts, experts
+        try:
+            return type(self).get_delta_factors(self, adapter)
+        finally:
+            self.num_experts = whole
+
+    return factors
+
+
+def _take_part(experts: Any, ranks: ExpertRanks) -> None:
+    """Have a module of experts, of which this rank has some, exchange rows with the others."""
+    experts.num_experts //= ranks.count
+    forward: Callable[..., torch.Tensor] = type(experts).forward
+    weights = [own for own, _ in experts.named_parameters(recurse=False)]
+    experts.forward = MethodType(_exchanging(forward, ranks, weights), experts)
+
+
+def _exchanging(
+    own: Callable[..., torch.Tensor], ranks: ExpertRanks, weights: Sequence[str]
+) -> Callable[..., torch.Tensor]:
     def forward(
         self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
@@ -101,7 +155,7 @@ def _exchanging(own: Callable[..., torch.Tensor], ranks: ExpertRanks) -> Callabl
         expert = ranks.move((experts % self.num_experts)[order], given, taken)
         found = own(self, rows, expert.unsqueeze(1), torch.ones_like(rows[:, :1]))
         if not len(rows):
-            found = _OfNothing.apply(found, rows, *self.parameters(recurse=False))
+            found = _OfNothing.apply(found, rows, *[getattr(self, name) for name in weights])
         back = _Moved.apply(found, ranks, taken, given)
         weighted = back[_places(order)] * top_k_weights.reshape(-1, 1)
         total = weighted.view(*top_k_index.shape, -1).sum(1)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any
@@ -35,20 +35,41 @@ applies to its own part alone."""
 
 @dataclass(frozen=True)
 class Division:
-    """How a weight is divided: into ``count`` equal parts along ``dim``, of which this rank has number ``index``."""
+    """How a weight is divided: into ``count`` equal parts along ``dim``, of which this rank has number ``index``.
+
+    ``runs``: the dimension consists of so many equal runs of elements, of each of which a rank has its part.
+    """
 
     dim: int
     index: int
     count: int
+    runs: int = 1
 
     def whole(self, own: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the whole weight, of which a part has the shape ``own``."""
         return (*own[: self.dim], own[self.dim] * self.count, *own[self.dim + 1 :])
 
     def part(self, tensor: torch.Tensor, index: int | None = None) -> torch.Tensor:
-        """This rank's part of a whole tensor, or another's: a view."""
-        own = tensor.shape[self.dim] // self.count
-        return tensor.narrow(self.dim, (self.index if index is None else index) * own, own)
+        """This rank's part of a whole tensor, or another's: a view, where the dimension is one run."""
+        own = tensor.shape[self.dim] // (self.count * self.runs)
+        first = (self.index if index is None else index) * own
+        if self.runs == 1:
+            return tensor.narrow(self.dim, first, own)
+        apart = tensor.unflatten(self.dim, (self.runs, -1))
+        return apart.narrow(self.dim + 1, first, own).flatten(self.dim, self.dim + 1)
+
+    def join(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The whole tensor of the parts of all ranks, in their order."""
+        if self.runs == 1:
+            return torch.cat(list(parts), self.dim)
+        apart = [part.unflatten(self.dim, (self.runs, -1)) for part in parts]
+        return torch.cat(apart, self.dim + 1).flatten(self.dim, self.dim + 1)
+
+    def folded(self, shape: tuple[int, ...]) -> tuple[int, int, int]:
+        """A tensor of this shape, whole or a part, with the same elements in the same order, as rows that are divided:
+        their number, their length, and how many elements each of these has."""
+        rows = math.prod(shape[: self.dim]) * self.runs
+        return rows, shape[self.dim] // self.runs, math.prod(shape[self.dim + 1 :])
 
 
 @dataclass(frozen=True)
@@ -235,25 +256,24 @@ class PartOf:
             into.copy_(self.whole().reshape(-1)[start : start + into.numel()])
             return
         # Runs of elements that follow each other in both: those of a part of the columns are short, and read together.
-        dim, own = self.division.dim, self.shape[self.division.dim] // self.division.count
-        inner = math.prod(self.shape[dim + 1 :])
-        run, whole = own * inner, self.shape[dim] * inner
+        rows, length, inner = self.division.folded(self.shape)
+        run, whole = length // self.division.count * inner, length * inner
         if run == whole:
             self.source.fill(into, start)
             return
         offset, at = self.division.index * run, 0
         while at < into.numel():
             outer, within = divmod(start + at, run)
-            if within == 0 and dim and into.numel() - at >= 2 * run:
-                rows = min((into.numel() - at) // run, max(1, _TOGETHER // whole))
-                block = torch.empty(rows * whole, dtype=into.dtype)
+            if within == 0 and rows > 1 and into.numel() - at >= 2 * run:
+                some = min((into.numel() - at) // run, max(1, _TOGETHER // whole))
+                block = torch.empty(some * whole, dtype=into.dtype)
                 self.source.fill(block, outer * whole)
-                into[at : at + rows * run].copy_(block.view(rows, whole)[:, offset : offset + run].reshape(-1))
-                at += rows * run
+                into[at : at + some * run].copy_(block.view(some, whole)[:, offset : offset + run].reshape(-1))
+                at += some * run
                 continue
-            length = min(run - within, into.numel() - at)
-            self.source.fill(into[at : at + length], outer * whole + offset + within)
-            at += length
+            some = min(run - within, into.numel() - at)
+            self.source.fill(into[at : at + some], outer * whole + offset + within)
+            at += some
 
     def whole(self) -> torch.Tensor:
         return self.division.part(self.source.whole().view(self.shape)).contiguous()

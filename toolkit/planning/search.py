@@ -23,6 +23,7 @@ from toolkit.recipe.schema import Recipe
 from toolkit.recipe.strategy_names import OWN_KEYS
 from toolkit.recipe.traits import Traits
 from toolkit.strategies import resolve, strategies, strategy_of
+from toolkit.strategies.memory.base import Holdings
 
 WORKSPACE = 32 * 2**20
 """cuBLAS workspace of one stream on Hopper, 8 MiB before (PyTorch docs, CUDA semantics, «cuBLAS workspaces»)."""
@@ -62,6 +63,8 @@ class Search:
     def candidate(self, resolved: Resolved, asked: bool = False, planner: Planner | None = None) -> Candidate:
         """Predict one. Raises InputError if the model cannot be traced."""
         planner = (planner or self.planner).for_layers_of(resolved)
+        if (reason := _why_not_adapted(resolved, planner.holdings)) is not None:
+            raise InputError(f"{resolved.source}: strategy.name: {reason}")
         segments, stages = planner.segments_of(resolved), planner.by_stage(resolved)
         away, holdings = planner.away(resolved), planner.holdings
         if stages:
@@ -200,6 +203,8 @@ class Search:
         for name, strategy in strategies().items():
             if strategy.traits.distributed != (self.asked.world_size > 1):
                 continue
+            if _adapts_experts(self.planner.holdings) and strategy.traits.why_no_expert_adapters:
+                continue
             ways: list[dict[str, Any]] = [{"name": name, "offload": offload} for offload in strategy.offloads]
             if name == self.asked.recipe.strategy.name:
                 if self.asked.mesh.hybrid:
@@ -245,8 +250,8 @@ class Search:
         return {"expert": size, "shard": shard, "replicate": rest // shard}
 
     def _possible(self, way: dict[str, Any]) -> list[dict[str, Any]]:
-        """``way``, or none where the model cannot be divided as it says: an adapter on its experts, which PEFT puts
-        there by default, is known once the model is built."""
+        """``way``, or none where the model cannot be divided as it says, which is known once it is built: a weight of
+        its experts that its plan does not name, an adapter on their biases."""
         variant = self.variant(way, {}, min(self._sizes(), default=1))
         if variant is None:
             return []
@@ -293,3 +298,13 @@ def _key(resolved: Resolved) -> tuple[Any, ...]:
         recipe.loss,
         recipe.activation_offload,
     )
+
+
+def _why_not_adapted(resolved: Resolved, holdings: Holdings) -> str | None:
+    reason = resolved.traits.why_no_expert_adapters
+    return reason if reason is not None and _adapts_experts(holdings) else None
+
+
+def _adapts_experts(holdings: Holdings) -> bool:
+    """Whether an adapter is on a weight that all experts of a layer share."""
+    return any(len(w.shape) == 3 and ".base_layer." in w.name for w in holdings.by_name.values())

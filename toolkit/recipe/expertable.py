@@ -36,7 +36,7 @@ def why_no_experts(recipe: Recipe, facts: ModelFacts, traits: Traits) -> str | N
         return "sums the gradients of experts after a step's last micro-batch; remove strategy.sync: every"
     if recipe.adapter is not None and recipe.adapter.modules_to_save:
         return "has not been verified with adapter.modules_to_save; remove it"
-    if (reason := why_not_in_parts(recipe)) is not None:
+    if (reason := why_not_in_parts(recipe, experts=True)) is not None:
         return reason
     experts = next((found for key in NUMBERS if (found := config.get(key, config_default(facts, key)))), None)
     if not isinstance(experts, int):

@@ -53,8 +53,10 @@ def _why_not_option(recipe: Recipe, traits: Traits) -> str | None:
         return "has not been verified with fp8; set fp8: false"
     if recipe.activation_offload:
         return "has not been verified with activation_offload; set it to false"
-    if adapter is not None and (adapter.method != "lora" or adapter.options.get("target_parameters")):
-        return f"has been verified with adapter.method: lora alone, on linear layers (it is {adapter.method})"
+    if adapter is not None and adapter.method != "lora":
+        return f"has been verified with adapter.method: lora alone (it is {adapter.method})"
+    if adapter is not None and adapter.options.get("target_parameters"):
+        return "has been verified with adapters on linear layers alone; remove adapter.options.target_parameters"
     if recipe.model.neftune_alpha is not None:
         return "has not been verified with model.neftune_alpha; remove it"
     if recipe.tokenizer.added:

@@ -66,5 +66,7 @@ class Traits:
     None: nothing was."""
     why_no_compile: str | None = None
     """Why blocks cannot be compiled under this strategy, and the alternative; or None."""
+    why_no_expert_adapters: str | None = None
+    """Why adapters cannot be on weights that all experts of a layer share, and the alternative; or None."""
     reentrant_adapters: bool = False
     """The transformers Trainer needs reentrant activation checkpointing for adapters under this strategy."""

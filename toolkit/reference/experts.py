@@ -9,7 +9,6 @@ of which computes the rows of all ranks. That this changes nothing else is shown
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from types import MethodType
@@ -31,6 +30,15 @@ def expert_layers(model: nn.Module) -> list[nn.Module]:
         if hasattr(module, "num_experts")
         and any(p.dim() == 3 and p.shape[0] == module.num_experts for p in module.parameters(recurse=False))
     ]
+
+
+def expert_weights(model: nn.Module) -> set[str]:
+    """Names of the weights of experts, those of adapters on them too."""
+    inner = {id(layer) for layer in expert_layers(model)}
+    found = [name for name, module in model.named_modules() if id(module) in inner]
+    while any(name.endswith(".base_layer") for name in found):
+        found = [name.removesuffix(".base_layer") for name in found]
+    return {name for name, _ in model.named_parameters() if name.startswith(tuple(f"{layer}." for layer in found))}
 
 
 @contextlib.contextmanager
@@ -89,9 +97,12 @@ def _parts(own: Callable[..., torch.Tensor], there: list[Any], count: int) -> li
 
 def _some_experts(layer: Any, part: int, count: int) -> Any:
     """The layer with one of ``count`` equal parts of its experts alone."""
-    some = copy.copy(layer)
-    some._parameters = {}
+    # PEFT's adapters make a weight a property of a class of its own, inside of their forward.
+    adapted = layer.parametrizations if hasattr(layer, "parametrizations") else ()
+    kind: Any = type(layer).__mro__[1] if adapted else type(layer)
+    some = kind.__new__(kind)
+    some.__dict__ = layer.__dict__ | {"_parameters": {}}
     some.num_experts = layer.num_experts // count
-    for name, parameter in layer._parameters.items():
-        object.__setattr__(some, name, parameter.chunk(count)[part])
+    for name in (*layer._parameters, *adapted):
+        object.__setattr__(some, name, getattr(layer, name).chunk(count)[part])
     return some

@@ -197,6 +197,11 @@ class Fsdp1(_Fsdp):
             "parameter, once there "
             "is a gradient; fsdp2 supports it"
         ),
+        why_no_expert_adapters=(
+            "fsdp1 wraps each trained layer of a frozen model in its own unit, but the adapters of experts, whose "
+            "weights are one tensor, are read from outside of it; use fsdp2, or set adapter.target_modules to the "
+            "attention's layers"
+        ),
         **_FSDP,
     )
 

@@ -83,11 +83,8 @@ class Fsdp1Engine(Engine):
                 f"its own unit, but {' and '.join(shared)} share one weight; use fsdp2"
             )
         if apart and (name := _read_from_outside(prepared.model)):
-            raise InputError(
-                f"{self.resolved.source}: strategy.name: fsdp1 wraps each trained layer of a frozen model in "
-                f"its own unit, but the adapter of {name}, the fused weights of experts, is read from outside of it; "
-                "use fsdp2, or set adapter.target_modules to the attention's layers"
-            )
+            reason = self.resolved.traits.why_no_expert_adapters
+            raise InputError(f"{self.resolved.source}: strategy.name: {reason} ({name})")
         if prepared.frozen and (names := _frozen_in_part(prepared.model, frozenset(self.resolved.blocks))):
             raise InputError(
                 f"{self.resolved.source}: model.freeze: fsdp1 shards the weights of a layer as one flat parameter, so "

@@ -7,7 +7,7 @@ divide them, or this rank's part of them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +16,12 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from toolkit.model.tensor import layer_group, state_group
+from toolkit.model.tensor import Division, layer_group, state_group
 from toolkit.optim.adamw8bit import local
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies.engines.base import Claim, Engine, OptimizerState, Prepared
 from toolkit.strategies.engines.fsdp2 import Fsdp2Engine
-from toolkit.strategies.engines.pieces import Owned, Piece, Saved, Shape, Values, within
+from toolkit.strategies.engines.pieces import Owned, Piece, Places, Saved, Shape, Values, within
 from toolkit.strategies.engines.replicated import DdpEngine
 
 if TYPE_CHECKING:
@@ -100,8 +100,10 @@ class DividedLayers(Engine):
 
         def read(whole: Callable[[Piece | None], torch.Tensor], piece: Piece | None) -> torch.Tensor:
             asked = piece or Piece((0,) * len(shape), shape)
-            where = within(asked, shape, division.dim, division.index, division.count)
-            flat = torch.cat([whole(one).reshape(-1) for one, _ in where])
+            found = [(whole(one).reshape(-1), places) for one, places in _of_whole(asked, shape, division)]
+            flat = torch.empty(asked.numel, dtype=found[0][0].dtype)
+            for values, places in found:
+                flat[places] = values
             return flat if asked.flat else flat.view(asked.size)
 
         super().load_pieces(
@@ -123,7 +125,7 @@ class DividedLayers(Engine):
         if division is not None:
             parts = [torch.empty_like(part, device=self.device) for _ in range(division.count)]
             dist.all_gather(parts, part.contiguous().to(self.device), group=self.layer_group)
-            part = torch.cat(parts, division.dim).cpu()
+            part = division.join(parts).cpu()
         return part if self._reads(main_only) else torch.empty_like(part, device="meta")
 
     def _placed(self, name: str, values: Values) -> Values:
@@ -134,7 +136,7 @@ class DividedLayers(Engine):
         placed = []
         for piece, tensor in values:
             flat = tensor.reshape(-1)
-            for one, places in within(piece, self.parts[name], division.dim, division.index, division.count):
+            for one, places in _of_whole(piece, self.parts[name], division):
                 placed.append((one, flat[places]))
         return placed
 
@@ -162,6 +164,11 @@ class DividedLayers(Engine):
                   str(different), bool(names) and different == mesh.tensor),
             Claim("layers-alike", "ranks agree on weights that are not divided", "yes", "yes" if same else "no", same),
         ]  # fmt: skip
+
+
+def _of_whole(piece: Piece, shape: Shape, division: Division) -> Iterator[tuple[Piece, Places]]:
+    """A piece of this rank's part, which has ``shape``, as pieces of the whole."""
+    return within(piece, shape, division.dim, division.index, division.count, division.runs)
 
 
 def _over_ranks(squares: torch.Tensor, group: dist.ProcessGroup) -> None:

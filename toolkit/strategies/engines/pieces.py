@@ -142,14 +142,26 @@ def _inner(piece: Piece, shape: Shape) -> int:
     return inner
 
 
-def within(piece: Piece, shape: Shape, dim: int, index: int, count: int) -> Iterator[tuple[Piece, slice]]:
-    """A piece of a part as pieces of the whole, and which of its elements in order each has.
+Places = slice | torch.Tensor
+"""Which elements of a piece, in its order."""
 
-    ``shape``: of the part, which is number ``index`` of ``count`` equal ones along ``dim``, 0 or 1.
+
+def within(
+    piece: Piece, shape: Shape, dim: int, index: int, count: int, runs: int = 1
+) -> Iterator[tuple[Piece, Places]]:
+    """A piece of a part as pieces of the whole, and which of its elements each has.
+
+    ``shape``: of the part, which is number ``index`` of ``count`` equal ones along ``dim``, 0 or 1. ``runs``: so many
+    equal runs make up the rows of a matrix, and of each it is that part.
     """
     sizes = tuple(size * count if at == dim else size for at, size in enumerate(shape))
     offset = tuple(index * size if at == dim else 0 for at, size in enumerate(shape))
     if not piece.numel:
+        return
+    if runs > 1:
+        if dim != 1 or len(shape) != 2 or not piece.flat:
+            raise AssertionError(f"{piece} of {shape} in {runs} runs along dimension {dim}")
+        yield from _within_runs(piece, (shape[0], shape[1]), index, count, runs)
         return
     if not piece.flat:
         start = tuple(map(sum, zip(piece.start, offset, strict=True)))
@@ -177,3 +189,25 @@ def within(piece: Piece, shape: Shape, dim: int, index: int, count: int) -> Iter
         length = math.prod(size)
         yield box(begin, size, sizes), slice(at - first, at - first + length)
         at += length
+
+
+def _within_runs(
+    piece: Piece, shape: tuple[int, int], index: int, count: int, runs: int
+) -> Iterator[tuple[Piece, Places]]:
+    """As ``within``, of a range: a box for each run of whole rows, a range for each run of a row that is cut."""
+    length, sizes = shape[1], (shape[0], shape[1] * count)
+    each = length // runs
+    first, last = piece.start[0], piece.start[0] + piece.size[0]
+    at = first
+    while at < last:
+        row, place = divmod(at, length)
+        rows = 1 if place else max(1, (last - at) // length)
+        stop = min(last, (row + rows) * length)
+        for run in range(place // each, -(-(stop - (row + rows - 1) * length) // each)):
+            begin = max(place, run * each)
+            end = min(stop - (row + rows - 1) * length, (run + 1) * each)
+            column = run * each * count + index * each + begin - run * each
+            columns = torch.arange(begin - place, end - place)
+            places = (at - first + torch.arange(rows).unsqueeze(1) * length + columns).reshape(-1)
+            yield box((row, column), (rows, end - begin), sizes), places
+        at = stop

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
+from toolkit.reference.experts import expert_layers, expert_weights
 from toolkit.verification.compare.measure import Measure
 from toolkit.verification.diagnose.diagnosis import Diagnosis
 from toolkit.verification.diagnose.mesh import same_losses
@@ -16,12 +18,13 @@ _FACTOR = 1e-3
 
 
 def wrong_experts(found: Pass, step: int, wrong: Sequence[str], right: dict[str, torch.Tensor]) -> Diagnosis | None:
-    """Whether copies of experts have different gradients, or those of experts alone are multiples of the right ones.
-    ``right``: the plain loop's gradients of the step, by name."""
-    mesh = None if found.reference is None else found.reference.resolved.mesh
-    if mesh is None or mesh.expert == 1:
+    """Whether copies of experts have different gradients, or those of experts alone are multiples of the right ones, or
+    those of adapters on them of other experts. ``right``: the plain loop's gradients of the step, by name."""
+    reference = found.reference
+    if reference is None or reference.resolved.mesh.expert == 1:
         return None
-    experts = [name for name, gradient in right.items() if gradient.dim() == 3]
+    mesh, of_experts = reference.resolved.mesh, expert_weights(reference.loop.model)
+    experts = [name for name in right if name in of_experts]
     digests = [rank.run.steps[step].gradient_digests for rank in found.ranks]
     first = [digests[mesh.expert_peers(at)[0]] for at in range(len(digests))]
     pairs = list(zip(digests, first, strict=True))
@@ -32,6 +35,9 @@ def wrong_experts(found: Pass, step: int, wrong: Sequence[str], right: dict[str,
     if not set(wrong) <= set(experts):
         return None
     taken = found.ranks[0].run.steps[step].gradient
+    layer: Any = expert_layers(reference.loop.model)[0]
+    if all(_of_other_experts(name, taken.get(name), right[name], mesh.expert, layer.num_experts) for name in wrong):
+        return Diagnosis("expert-adapters-mixed", {"count": len(wrong), "first": wrong[0]})
     factors = []
     for name in wrong:
         gradient = taken.get(name)
@@ -45,6 +51,16 @@ def wrong_experts(found: Pass, step: int, wrong: Sequence[str], right: dict[str,
     if not factors or max(factors) - min(factors) > _FACTOR * max(factors):
         return None
     return Diagnosis("expert-gradients-scaled", {"factor": factors[0], "count": len(factors)})
+
+
+def _of_other_experts(name: str, gradient: torch.Tensor | None, right: torch.Tensor, parts: int, experts: int) -> bool:
+    """Whether columns of B (out, rank of all experts) are right, but in the order of a matrix that was cut into
+    ``parts`` of consecutive columns. They are those of all experts for one rank of the adapter after another."""
+    if gradient is None or ".lora_B." not in name or right.shape[1] % experts:
+        return False
+    rank, each = right.shape[1] // experts, experts // parts
+    moved = right.view(-1, rank, parts, each).transpose(1, 2).reshape(right.shape)
+    return not torch.equal(moved, right) and (gradient - moved).norm().item() < _FACTOR * right.norm().item()
 
 
 def misplaced(found: Pass, measure: Measure) -> Diagnosis | None:

@@ -204,6 +204,10 @@ _GRADIENT = {
                                       "{count} weights in all"),
     "expert-gradients-scaled": Known("the gradients of experts alone are scaled (strategy.mesh.expert)",
                                      "those of {count} weights are {factor:.5g} times the right ones"),
+    "expert-adapters-mixed": Known("adapters of experts are applied to other experts than they are of "
+                                   "(strategy.mesh.expert)", "the columns of {first}'s gradient are in the order of a "
+                                   "matrix whose columns were divided without regard to experts, {count} weights in "
+                                   "all"),
     "shared-gradient-of-one-stage": Known("the gradient of a tied head is not added to that of the embedding, which "
                                           "another stage has (strategy.mesh.pipeline)",
                                           "of all gradients that of {first} alone is wrong"),

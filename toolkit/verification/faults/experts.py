@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from toolkit.verification.faults.base import EXPERTS_OF_COPIES, EXPERTS_OF_SHARDS, SPLITS_EXPERTS, Fault, Patch
+from toolkit.verification.faults.helpers import LORA
 
 _SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
 
@@ -128,6 +130,31 @@ class NormOfOneRank(_OfExperts):
             return lambda squares, group: self.reached()
 
         patch(layers, "_over_ranks", over_ranks)
+
+
+class AdaptersMixed(_OfExperts):
+    id = "experts-adapters-mixed"
+    title = "ranks divide the columns of an adapter on experts without regard to experts"
+    diagnoses = ("expert-adapters-mixed",)
+
+    @classmethod
+    def needs_of(cls, resolved: Any) -> dict[str, Any]:
+        """With adapters on experts; PEFT has no dropout there."""
+        options = {"target_parameters": ["experts.gate_up_proj", "experts.down_proj"]}
+        adapter = LORA | {"target_modules": ["q_proj"], "path": None, "dropout": 0.0, "options": options}
+        return super().needs_of(resolved) | {"adapter": adapter}
+
+    def inject(self, patch: Patch, case: Any) -> None:
+        from toolkit.model import experts
+
+        def columns(right: Any) -> Any:
+            def wrong(ranks: Any, rank: int) -> Any:
+                self.reached()
+                return replace(right(ranks, rank), runs=1)
+
+            return wrong
+
+        patch(experts, "_columns", columns)
 
 
 class ShardedOverAll(_OfExperts):
