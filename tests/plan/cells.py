@@ -114,7 +114,7 @@ class Cell:
         if self.mesh is not None:
             return self.mesh[0] * self.mesh[1] * (2 if self.experts else 1)
         if self.stages:
-            return self.stages * (2 if self.strategy == "fsdp2" else 1)
+            return self.stages * (2 if self.strategy == "fsdp2" else 1) * (2 if self.tensor else 1)
         if self.tensor and self.strategy == "fsdp2":
             return 4  # accelerate wants two that shard
         return 1 if self.strategy == "single" else 2
@@ -165,12 +165,16 @@ class Cell:
             | ({"mesh": {"context": 2}} if self.context else {})
             | ({"mesh": {"tensor": 2, "shard": self.processes // 2}} if self.tensor else {})
             | ({"mesh": {"expert": 2} | self._sizes()} if self.experts else {})
-            | ({"mesh": {"pipeline": self.stages, "shard": self.processes // self.stages}} if self.stages else {})
+            | ({"mesh": self._staged()} if self.stages else {})
             | ({"sync": "last", "reshard_after_forward": self.sync == "last"} if self.sync else {}),
             "machine": {"device": "cpu", "processes": self.processes},
             "run": {"max_steps": 2, "save_every": 0, "eval_every": int(self.optimizer == "schedule-free")},
             **({"schedule": {"name": "constant"}} if self.optimizer == "schedule-free" else {}),
         }
+
+    def _staged(self) -> dict[str, int]:
+        tensor = 2 if self.tensor else 1
+        return {"pipeline": self.stages, "tensor": tensor, "shard": self.processes // self.stages // tensor}
 
     def _targets(self) -> dict[str, Any]:
         return ON_EXPERTS if self.adapted else ATTENTION if self.experts else {}
@@ -281,6 +285,8 @@ STAGED = [
     Cell("qwen3", False, "ddp", "none", 256, accumulation=4, precision="fp32", stages=2),
     Cell("qwen3", False, "fsdp2", "none", 256, accumulation=4, packing=True, stages=2),
     Cell("llama", False, "ddp", "none", 128, accumulation=4, precision="bf16-pure", stages=2),
+    Cell("llama", False, "ddp", "none", 256, accumulation=4, tensor=True, stages=2),
+    Cell("llama", True, "ddp", "full", 256, accumulation=3, tensor=True, stages=2),
 ]  # fmt: skip
 """Blocks over stages, with several micro-batches on their way; under fsdp2 two processes shard each stage."""
 STAGED_HELD_OUT = [
@@ -296,6 +302,10 @@ STAGED_HELD_OUT = [
     Cell("qwen3", False, "ddp", "full", 384, micro=1, accumulation=5, loss="fused", stages=4),
     Cell("llama-wide", True, "ddp", "none", 256, accumulation=3, loss="fused", stages=2),
     Cell("llama", False, "ddp", "none", 12, micro=1, accumulation=6, optimizer="lion", stages=4),
+    Cell("qwen3", False, "ddp", "selective", 192, accumulation=5, tensor=True, stages=2),
+    Cell("llama-tied", False, "ddp", "none", 128, accumulation=3, precision="fp32", tensor=True, stages=2),
+    Cell("qwen3", True, "ddp", "none", 224, micro=1, accumulation=2, packing=True, tensor=True, stages=2),
+    Cell("llama-wide", False, "ddp", "full", 160, micro=1, accumulation=4, loss="fused", tensor=True, stages=2),
 ]
 """First run when the others were done; none of these was looked at before."""
 AVERAGED = [

@@ -49,7 +49,6 @@ def resolved(strategy: str, mesh: dict[str, int] | None, **sections: Any) -> Res
         ({"shard": 2, "tensor": 3}, {"processes": 4}, r"= 6, but there are 4 processes; set tensor to a divisor of 4"),
         ({"tensor": 2, "context": 2}, {"processes": 4}, r"mesh\.tensor: has not been verified with divided rows"),
         ({"pipeline": 2, "context": 2}, {"processes": 4}, r"mesh\.pipeline: has not been verified with divided rows"),
-        ({"pipeline": 2, "tensor": 2}, {"processes": 4}, r"mesh\.pipeline: has not been verified with divided layers"),
         ({"pipeline": 3}, {"processes": 4}, r"1 x pipeline 3 = 3, but .*; set pipeline to a divisor of 4"),
         ({"pipeline": 2}, {"processes": 4}, r"1 x pipeline 2 = 2, but .*; set shard: 2"),
         (
@@ -285,6 +284,21 @@ def test_sharded_stages_are_not_in_accelerates_file() -> None:
     assert (found.data_size, found.state_ranks, found.token_parts) == (2, 2, 2)
     with pytest.raises(InputError, match=r"mesh\.shard: with 1 fsdp2 has nothing to shard"):
         resolved("fsdp2", {"pipeline": 4}, model={"config": STAGED})
+
+
+def test_the_ranks_of_a_stage_divide_its_layers() -> None:
+    found = resolved("ddp", {"replicate": 2, "pipeline": 2, "tensor": 2}, machine={"processes": 4, "nodes": 2},
+                     model={"config": SPLIT})  # fmt: skip
+    assert (found.data_size, found.token_parts, found.ranks_per_part) == (2, 2, 4)
+    assert [found.data_rank(rank) for rank in range(8)] == [0, 0, 1, 1, 0, 0, 1, 1]
+    assert [found.mesh.stage(rank) for rank in range(8)] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert found.mesh.stage_ranks(3) == [3, 7]
+    assert found.mesh.layer_ranks(7) == [6, 7]
+    assert found.mesh.state_peers(7) == [5, 7]
+    told = {d.key: d.reason for d in found.decisions}
+    assert told["strategy.mesh.replicate"].startswith("copies of each stage, on 2 ranks that are 2 apart:")
+    with pytest.raises(InputError, match=r"mesh\.tensor: has been verified with adapter\.method: lora"):
+        resolved("ddp", {"pipeline": 2, "tensor": 2}, model={"config": SPLIT}, adapter={"method": "dora"})
 
 
 def test_stages_share_their_samples_and_are_as_far_apart_as_can_be() -> None:

@@ -49,7 +49,7 @@ def fastest_of_each(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def meshes(traits: Traits, per_node: int, nodes: int) -> Iterator[dict[str, int] | None]:
     """``strategy.mesh`` of every arrangement of ``per_node`` x ``nodes`` devices: state sharded over all of them, or
     within a node where the strategy can; rows, layers or experts undivided, or divided within a node; blocks undivided,
-    or in stages. A recipe may refuse some."""
+    or in stages, whose layers may be divided. A recipe may refuse some."""
     whole = "shard" if traits.shards else "replicate"
     parts = [("context", 1), *((axis, size) for axis in ("context", "tensor") for size in _PARTS if size <= per_node)]
     for axis, size in parts:
@@ -69,6 +69,9 @@ def meshes(traits: Traits, per_node: int, nodes: int) -> Iterator[dict[str, int]
             yield {"pipeline": stages} | ({whole: rest} if rest > 1 else {})
         if traits.hybrid and rest > per_node:
             yield {"pipeline": stages, "shard": per_node, "replicate": rest // per_node}
+        for size in _PARTS if traits.splits_layers else ():
+            if size <= per_node and (rest := per_node * nodes // (stages * size)) >= 1:
+                yield {"pipeline": stages, "tensor": size} | ({whole: rest} if rest > 1 else {})
 
 
 def _candidates(search: Search, per_node: int, nodes: int) -> Iterable[Candidate]:

@@ -221,23 +221,27 @@ def staged_seconds(
     resolved: Resolved, stages: Sequence[Stage], segments: list[Segment], device: Device, rates: Rates
 ) -> Seconds | None:
     """`step_seconds` of a pipeline: the slowest stage's compute, plus the bubble of the 1F1B schedule. Sends and
-    receives overlap with the compute of other micro-batches, except where a stage waits for them."""
+    receives overlap with the compute of other micro-batches, except where a stage waits for them. A micro-batch takes
+    longer by what divided layers wait for sums, half of it in its forward."""
     parts = [step_seconds(resolved, s.holdings, s.segments(segments), device, rates) for s in stages]
     known = [part for part in parts if part is not None]
     if len(known) < len(parts):
         return None
     each = [computing(s.segments(segments), list(s.holdings.order), resolved, device, rates) for s in stages]
-    hop = Wire(resolved, device, rates).seconds(stages[0].hidden, 1, "pipeline")
+    wire = Wire(resolved, device, rates)
+    waits = [wire.seconds(*exchanged(s.segments(segments), list(s.holdings.order), resolved.mesh)) for s in stages]
+    hop = wire.seconds(stages[0].hidden, 1, "pipeline")
     micros = resolved.accumulation
-    took = step_length([ahead for ahead, _ in each], [back for _, back in each], hop, micros)
-    compute = max(part.compute for part in known)
+    turns = [(ahead + wait / 2, back + wait / 2) for (ahead, back), wait in zip(each, waits, strict=True)]
+    took = step_length([ahead for ahead, _ in turns], [back for _, back in turns], hop, micros)
+    busy = max(part.compute + micros * wait for part, wait in zip(known, waits, strict=True))
     return Seconds(
-        compute,
+        max(part.compute for part in known),
         max(part.optimizer for part in known),
         max(part.communication + 2 * micros * hop for part in known),
         max(part.exposed for part in known),
         max(part.offload for part in known),
-        took - compute,
+        took - busy,
         rates.spread,
     )
 

@@ -174,9 +174,8 @@ def mesh_problems(recipe: Recipe) -> list[str]:
         ]
     if asked.tensor > 1 and asked.context > 1:
         return ["strategy.mesh.tensor: has not been verified with divided rows; set context: 1 or tensor: 1"]
-    for axis, what in (("context", "divided rows"), ("tensor", "divided layers")):
-        if asked.pipeline > 1 and sizes[axis] > 1:
-            return [f"strategy.mesh.pipeline: has not been verified with {what}; set {axis}: 1 or pipeline: 1"]
+    if asked.pipeline > 1 and asked.context > 1:
+        return ["strategy.mesh.pipeline: has not been verified with divided rows; set context: 1 or pipeline: 1"]
     if machine.processes % asked.expert:
         return [
             f"strategy.mesh.expert: {asked.expert} consecutive ranks exchange tokens in every layer of experts and "
@@ -253,7 +252,8 @@ def reasons(mesh: Mesh, machine: Machine, hybrid: str | None) -> dict[str, str]:
     elif mesh.replicate == 1:
         replicate = "no copies: gradients are summed by the shards alone"
     elif mesh.shard == 1 and mesh.pipeline > 1:
-        replicate = f"copies of each stage, on {mesh.replicate} consecutive ranks: their gradients are all-reduced"
+        ranks = "consecutive ranks" if mesh.tensor == 1 else f"ranks that are {mesh.tensor} apart"
+        replicate = f"copies of each stage, on {mesh.replicate} {ranks}: their gradients are all-reduced"
     elif mesh.shard == 1:
         replicate = f"every process holds all of the state: gradients are all-reduced{over}"
     elif hybrid == "weights":

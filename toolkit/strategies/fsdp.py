@@ -214,6 +214,7 @@ class Fsdp2(_Fsdp):
     divided_engine = "toolkit.strategies.engines.layers:DividedFsdp2Engine"
     experts_engine = "toolkit.strategies.engines.experts:ExpertsFsdp2Engine"
     staged_engine = "toolkit.strategies.engines.stages:StagedFsdp2Engine"
+    staged_layers_engine = "toolkit.strategies.engines.stage_layers:StagedLayersFsdp2Engine"
     memory = "toolkit.strategies.memory.fsdp:Fsdp2Memory"
     traits = Traits(
         precedence=4,

@@ -36,6 +36,7 @@ class DistributedDataParallel(Strategy):
     divided_engine = "toolkit.strategies.engines.layers:DividedDdpEngine"
     experts_engine = "toolkit.strategies.engines.experts:ExpertsDdpEngine"
     staged_engine = "toolkit.strategies.engines.stages:StagedDdpEngine"
+    staged_layers_engine = "toolkit.strategies.engines.stage_layers:StagedLayersDdpEngine"
     memory = "toolkit.strategies.memory.replicated:DdpMemory"
     traits = Traits(
         autocast=True,

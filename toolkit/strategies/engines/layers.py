@@ -7,7 +7,7 @@ divide them, or this rank's part of them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -44,16 +44,19 @@ class DividedLayers(Engine):
     # ------------------------------------------------------------------ the step
 
     def clip(self, max_norm: float) -> torch.Tensor:
-        divided = [p.grad for name, p in self.parameters.items() if name in self.divisions and p.grad is not None]
-        alike = [p.grad for name, p in self.parameters.items() if name not in self.divisions and p.grad is not None]
-        squares = square(divided, self.device)
-        _over_ranks(squares, self.layer_group)
-        norm = (squares + square(alike, self.device)).sqrt()
+        norm = self.squares(list(self.parameters)).sqrt()
         if max_norm > 0:
             for inside in (True, False):  # shards of the two may be of different device meshes
                 own = [p for name, p in self.parameters.items() if (name in self.divisions) == inside]
                 torch.nn.utils.clip_grads_with_norm_(own, max_norm, norm)
         return norm
+
+    def squares(self, names: Iterable[str]) -> torch.Tensor:
+        """The squared 2-norm of the whole gradients of these weights; float32."""
+        found = [(name, p.grad) for name in names if (p := self.parameters[name]).grad is not None]
+        divided = square([gradient for name, gradient in found if name in self.divisions], self.device)
+        _over_ranks(divided, self.layer_group)
+        return divided + square([gradient for name, gradient in found if name not in self.divisions], self.device)
 
     # ------------------------------------------------------------------ whole tensors
 

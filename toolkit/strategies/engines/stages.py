@@ -66,14 +66,21 @@ class Staged(Engine):
                 _over_ends(local(parameter.grad), self.ends_group)
 
     def clip(self, max_norm: float) -> torch.Tensor:
-        index, owners = self.stage.index, self.stage.owners
-        own = [p.grad for name, p in self.parameters.items() if owners[name] == index and p.grad is not None]
-        squares = square(own, self.device)
+        squares = self._own_square()
         _over_stages(squares, self.link.group)
         norm = squares.sqrt()
         if max_norm > 0:
             torch.nn.utils.clip_grads_with_norm_(list(self.parameters.values()), max_norm, norm)
         return norm
+
+    def _counted(self) -> list[str]:
+        """Weights of this stage whose gradients count here: of those that two stages have, in the first."""
+        return [name for name in self.parameters if self._owns(name)]
+
+    def _own_square(self) -> torch.Tensor:
+        """The squared 2-norm of this stage's gradients."""
+        gradients = [self.parameters[name].grad for name in self._counted()]
+        return square([gradient for gradient in gradients if gradient is not None], self.device)
 
     def set_lr(self, lr: float) -> None:
         self._lr = lr
@@ -258,8 +265,8 @@ class StagedFsdp2Engine(Staged, Fsdp2Engine):
 
         mesh, state = self.resolved.mesh, self.accelerator.state
         # accelerate 1.15.0 knows no axis of stages: its own mesh would have to have all processes.
-        names = ("pipeline", "dp_replicate", "dp_shard_cp")
-        sizes = (mesh.pipeline, mesh.replicate, mesh.shard)
+        names = ("pipeline", "dp_replicate", "dp_shard_cp", "tp")
+        sizes = (mesh.pipeline, mesh.replicate, mesh.shard, mesh.tensor)
         state.parallelism_config = ParallelismConfig(dp_replicate_size=mesh.replicate, dp_shard_size=mesh.shard)
         state.device_mesh = init_device_mesh(self.device.type, sizes, mesh_dim_names=names)
         super().engage(prepared)
