@@ -115,8 +115,8 @@ class Cell:
             return self.mesh[0] * self.mesh[1] * (2 if self.experts else 1)
         if self.stages:
             return self.stages * (2 if self.strategy == "fsdp2" else 1) * (2 if self.tensor else 1)
-        if self.tensor and self.strategy == "fsdp2":
-            return 4  # accelerate wants two that shard
+        if self.tensor and self.strategy != "ddp":
+            return 4  # two that shard
         return 1 if self.strategy == "single" else 2
 
     @property
@@ -236,6 +236,10 @@ LAYERED = [
     Cell("llama", False, "ddp", "none", 256, packing=True, tensor=True),
     Cell("qwen3", True, "fsdp2", "none", 512, micro=1, precision="fp32", tensor=True),
     Cell("qwen3", False, "ddp", "full", 512, micro=1, loss="fused", tensor=True),
+    *(Cell("llama", lora, s, "none", 128, tensor=True) for s in ("zero1", "zero2") for lora in (False, True)),
+    Cell("qwen3", False, "zero1", "full", 24, micro=1, accumulation=3, tensor=True),
+    Cell("qwen3", True, "zero2", "selective", 256, tensor=True),
+    Cell("llama", False, "zero2", "full", 16, micro=1, precision="fp32", tensor=True),
 ]  # fmt: skip
 """Layers whose matrices two processes divide; under fsdp2 two such groups shard them."""
 EXPERTS = [

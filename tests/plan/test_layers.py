@@ -86,7 +86,7 @@ def test_other_strategies_are_planned_with_layers_divided_alike() -> None:
     asked = resolve(Recipe.model_validate(recipe), "recipe", device="cuda")
     found = Search(asked, device_named("h100", None), 0.1, Rates()).all(every=True)
     assert {one.resolved.mesh.tensor for one in found} == {2}
-    assert {one.resolved.recipe.strategy.name for one in found} == {"ddp", "fsdp2"}
+    assert {one.resolved.recipe.strategy.name for one in found} == {"ddp", "fsdp2", "zero1", "zero2"}
     own = next(one for one in found if one.asked)
     assert "tensor 2" in own.label
     assert own.as_json()["mesh"] == {"replicate": 1, "shard": 2, "tensor": 2}

@@ -211,8 +211,17 @@ def test_layers_that_cannot_be_divided_are_refused_with_the_reason(sections: dic
         resolved("ddp", {"replicate": 2, "tensor": 2}, **({"model": {"config": SPLIT}} | sections))
 
 
-def test_layers_are_divided_under_two_strategies() -> None:
-    for name in ("zero1", "zero2", "zero3", "fsdp1"):
+def test_layers_are_divided_under_four_strategies() -> None:
+    for name in ("zero1", "zero2", "fsdp2"):
+        found = resolved(name, {"shard": 2, "tensor": 2}, model={"config": SPLIT})
+        assert (found.data_size, found.state_ranks, found.global_size) == (
+            2,
+            2,
+            2 * found.micro_size * found.accumulation,
+        )
+        files = launch_files(found, Path("launch"), "recipe.yaml", [])
+        assert "train_batch_size" not in files.get("deepspeed.json", ""), "of all ranks another script would read it"
+    for name in ("zero3", "fsdp1"):
         with pytest.raises(InputError, match=rf"mesh\.tensor: is not supported by {name}, use "):
             resolved(name, {"shard": 2, "tensor": 2}, model={"config": SPLIT})
     with pytest.raises(InputError, match=r"mesh\.shard: with 1 fsdp2 has nothing to shard"):

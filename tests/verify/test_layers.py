@@ -29,7 +29,7 @@ LORA = {"r": 4, "dropout": 0.1}
 PLAIN = LLAMA | {"attention_dropout": 0.0}
 QWEN = PLAIN | {"model_type": "qwen3", "head_dim": 8}
 SMALL = {key: value for key, value in PLAIN.items() if key != "model_type"}
-BESIDE = {"ddp": "replicate", "fsdp2": "shard"}
+BESIDE = {"ddp": "replicate", "fsdp2": "shard", "zero1": "shard", "zero2": "shard"}
 
 
 def in_two(recipe: Callable[..., Resolved], **sections: Any) -> Resolved:
@@ -154,6 +154,17 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "option", ["bf16-pure", "selective", "lion", "groups", "frozen", "head-saved", "tied", "biases", "classification"]
+)
+@pytest.mark.parametrize("name", ["zero1", "zero2"])
+def test_an_option_under_zero_is_equivalent(
+    name: str, option: str, recipe: Callable[..., Resolved], four: WorkerGroup
+) -> None:
+    assert_equivalent(verify(two_by_two(recipe, name, **OPTIONS[option]), group=four, time_limit=300))
+
+
 @pytest.mark.group
 @pytest.mark.slow
 @pytest.mark.parametrize("option", OPTIONS)
@@ -240,6 +251,37 @@ def test_a_run_goes_on_with_whole_layers_and_with_divided_ones(
         assert after.losses == pytest.approx(straight.losses[2:], rel=1e-5)
         for name, weight in straight.weights.items():
             assert torch.allclose(after.weights[name], weight, rtol=1e-5, atol=1e-6), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["zero1", "zero2"])
+def test_parts_under_zero_are_those_of_one_process_and_resumed(
+    name: str, tiny_root: Path, tmp_path: Path, four: WorkerGroup
+) -> None:
+    """Weights of 20 steps; afterwards an engine of the same processes has all of them for its group again."""
+    four_of = {"machine": {"processes": 4}, "adapter": {"r": 4, "dropout": 0.0, "target_modules": "all-linear"}}
+    for adapter in (None, four_of["adapter"]):
+        sections = four_of | {"adapter": adapter}
+        parts = divided(
+            tiny_root, name, strategy={"mesh": {"tensor": 2, "shard": 2}}, batch={"micro_size": 2}, **sections
+        )
+        whole = divided(tiny_root, "zero2", strategy={"mesh": None}, batch={"micro_size": 1}, **sections)
+        alone = divided(tiny_root, "single", strategy={"mesh": None}, **sections | {"machine": {"processes": 1}})
+        run = four.run(train_job, resolved_from(parts), 20)[0]
+        plain = plain_run(resolved_from(alone), 20)
+        assert run.losses == pytest.approx(plain.losses, rel=1e-5)
+        assert run.norms == pytest.approx(plain.norms, rel=1e-5)
+        for weight_name, weight in plain.weights.items():
+            assert torch.allclose(run.weights[weight_name], weight, rtol=1e-5, atol=1e-5), weight_name
+        for first, then in ((parts, whole), (whole, parts), (parts, parts)):
+            kind = "full" if adapter is None else "lora"
+            folder = tmp_path / f"{kind}-{first is parts}-{then is parts}"
+            straight = four.run(train_job, resolved_from(first), 4, None, None, 4)[0]
+            four.run(train_job, resolved_from(first), 2, str(folder), None, 4)
+            after = four.run(train_job, resolved_from(then), 2, None, str(next(folder.iterdir())), 4)[0]
+            assert after.losses == pytest.approx(straight.losses[2:], rel=1e-5)
+            for weight_name, weight in straight.weights.items():
+                assert torch.allclose(after.weights[weight_name], weight, rtol=1e-5, atol=1e-6), weight_name
 
 
 @pytest.mark.slow

@@ -234,8 +234,8 @@ class Launch:
             self._note(source, entry, "no-effect", "AutoTP is off")
         else:
             reason = (
-                f"AutoTP (autotp_size {count}): the recipe divides layers under ddp and fsdp2 (strategy.mesh.tensor), "
-                "not under ZeRO"
+                f"AutoTP (autotp_size {count}): the recipe divides layers itself, under zero1, zero2, fsdp2 and ddp; "
+                f"set strategy.mesh.tensor: {count}, and shard for the other ranks"
             )
             self._note(source, entry, "unsupported", reason)
 

@@ -248,6 +248,7 @@ def reasons(mesh: Mesh, machine: Machine, hybrid: str | None) -> dict[str, str]:
     over = "" if machine.nodes == 1 else ", over the network between nodes"
     if mesh.replicate == mesh.shard == 1:
         part = "its blocks" if mesh.pipeline > 1 else "its part of every layer"
+        part = "its part of its blocks' layers" if mesh.pipeline > 1 and mesh.tensor > 1 else part
         replicate = f"no copies: each process has the whole gradient of {part}"
     elif mesh.replicate == 1:
         replicate = "no copies: gradients are summed by the shards alone"
@@ -272,7 +273,7 @@ def reasons(mesh: Mesh, machine: Machine, hybrid: str | None) -> dict[str, str]:
         tensor = (
             f"{mesh.tensor} consecutive ranks each compute a part of every layer's matrices and heads "
             "(arXiv:1909.08053); they train on the same samples. Not in training_args.json: the Trainer reads it from "
-            "the model"
+            "the model; nor in deepspeed.json, with which another script would give each of them samples of its own"
         )
     pipeline = "every process computes all blocks"
     if mesh.pipeline > 1:

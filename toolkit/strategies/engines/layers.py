@@ -151,7 +151,7 @@ class DividedLayers(Engine):
         mesh = self.resolved.mesh
         names = list(self.divisions)
         own = dict(self.model.named_parameters())
-        prefix = "module." if isinstance(self.model, DistributedDataParallel) else ""
+        prefix = "module." if next(iter(own)).startswith("module.") else ""  # of DDP's and DeepSpeed's wrappers
         divided = [own[f"{prefix}{name}"] for name in names]
         rest = [p for name, p in own.items() if name.removeprefix(prefix) not in self.divisions]
         sums = torch.zeros(mesh.tensor, 2, dtype=torch.float64, device=self.device)

@@ -37,6 +37,7 @@ class ZeroEngine(Engine):
         self.parameters = prepared.trainable()
         waiting = sources(model)
         originals = _lossy_copies(self.parameters, self.resolved.precision.compute)
+        _forget_groups()
         if self.resolved.settings.stage == 3:
             _forget_second_copies()
             _round_once()
@@ -110,17 +111,17 @@ class ZeroEngine(Engine):
 
     def evidence(self) -> list[Claim]:
         settings: ZeroSettings = self.resolved.settings
-        world = self.resolved.world_size
+        world, ranks = self.resolved.world_size, self.resolved.state_ranks
         stage = int(self.engine.zero_optimization_stage())
         masters = self.tensors.masters()
         local, whole = (
             sum(flat.numel() for flat in masters),
-            sum(math.prod(shape) for shape in self.shapes.values()),
+            sum(math.prod(shape) for shape in self.parts.values()),
         )
         # Stages 1 and 2 pad a group's partition to DeepSpeed's alignment, 2 x ranks elements; stage 3 pads each
         # parameter to a multiple of the ranks.
-        slack = len(self.parameters) if settings.stage == 3 else 2 * world * len(masters)
-        ok = 0 < local <= -(-whole // world) + slack
+        slack = len(self.parameters) if settings.stage == 3 else 2 * ranks * len(masters)
+        ok = 0 < local <= -(-whole // ranks) + slack
         claims = [
             connected_claim(world, self.device),
             Claim(
@@ -134,7 +135,7 @@ class ZeroEngine(Engine):
             Claim(
                 "share-of-state",
                 "optimizer state held by this process",
-                f"{100 / world:.1f} %",
+                f"{100 / ranks:.1f} %",
                 f"{100 * local / max(1, whole):.1f} %",
                 ok,
             ),
@@ -196,7 +197,7 @@ class ZeroEngine(Engine):
         return Owned(
             self.tensors.own(parameter),
             moments or {},
-            dict.fromkeys(moments or {}, self.shapes[name]),
+            dict.fromkeys(moments or {}, self.parts[name]),
             self.tensors.step_count() if keys and moments is not None else None,
         )
 
@@ -261,6 +262,14 @@ def _split(model: nn.Module, resolved: Resolved, device: torch.device) -> None:
         deepspeed.zero.Init(module=model, config_dict_or_path=config, dtype=dtype)
     for buffer in model.buffers():
         buffer.data = buffer.data.to(device)
+
+
+def _forget_groups() -> None:
+    """Those that an earlier engine of this process was given are a global of DeepSpeed 0.19.8 (utils/groups.py), which
+    the next one uses as well where it is given none."""
+    from deepspeed.utils import groups
+
+    groups.mpu = None
 
 
 def _forget_second_copies() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar
 
 from toolkit.strategies.memory.base import EMBED, TAIL, Compute, MemoryModel, Weight
@@ -56,19 +57,25 @@ class ZeroMemory(MemoryModel):
         """Elements of the largest weight that trains."""
         return max((w.numel for unit, _ in self.holdings.units() for w in unit if w.trains), default=0)
 
+    def parts(self) -> Iterator[tuple[int, Weight, range]]:
+        """Of every trained weight its block, and the ranks that have a part of it: groups are split each for itself, in
+        the order of the model."""
+        blocks = (EMBED, *range(len(self.holdings.order)), TAIL)
+        for key in self.holdings.group_keys():
+            own = [(b, w) for b in blocks for w in self.holdings.unit(b) if w.trains and (w.group, w.decays) == key]
+            part = -(-sum(w.numel for _, w in own) // self.ranks)
+            at = 0
+            for block, weight in own:
+                yield block, weight, range(at // part, min((at + weight.numel - 1) // part, self.ranks - 1) + 1)
+                at += weight.numel
+
     def copied(self) -> int:
         """Bytes of the gradients that the rank with the most of them copies out of the bucket: of every weight that its
         part begins or ends in, whole (stage_1_and_2.py, ``copy_grads_in_partition``)."""
-        blocks = (EMBED, *range(len(self.holdings.order)), TAIL)
         most = [0] * self.ranks
-        for key in self.holdings.group_keys():
-            sizes = [w.numel for b in blocks for w in self.holdings.unit(b) if w.trains and (w.group, w.decays) == key]
-            part = -(-sum(sizes) // self.ranks)
-            at = 0
-            for size in sizes:
-                for rank in range(at // part, min((at + size - 1) // part, self.ranks - 1) + 1):
-                    most[rank] += size
-                at += size
+        for _, weight, ranks in self.parts():
+            for rank in ranks:
+                most[rank] += weight.numel
         return max(most) * self.trained
 
     def temporary(self) -> int:
@@ -134,6 +141,7 @@ class Zero2Memory(ZeroMemory):
         self.account_offload()
         # ``_use_compact_grad_partition_buffer``
         self.compact = self.mixed
+        self.of_one = {(block, weight.name) for block, weight, ranks in self.parts() if len(ranks) == 1}
         self.stay = self._of_the_last_rank() if self.compact else set()
         self.kept = self.part * self.trained
         if not self.compact:
@@ -160,7 +168,7 @@ class Zero2Memory(ZeroMemory):
         self.gradients = self.kept if accumulating else 0
         # Made at the first reduction: once, or for every micro-batch and then added (``all_grad_tensors``).
         self.made = accumulating and self.compact
-        self.filled = 0
+        self.filled = self.pieces = 0
         self.waiting = self.arriving = 0
         self.arrives_to_stay = False
 
@@ -173,9 +181,9 @@ class Zero2Memory(ZeroMemory):
     def gradient(self, weight: Weight, block: int) -> int:
         moment = 0
         if self.filled + weight.numel > self.settings.reduce_bucket:
-            moment = self._reduced(self.filled)
-            self.filled = 0
+            moment = self._reduced()
         self.filled += weight.numel
+        self.pieces += 1 if (block, weight.name) in self.of_one else 2
         if weight.numel > self.settings.reduce_bucket:
             self.arriving = weight.numel * self.compute
             self.arrives_to_stay = (block, weight.name) in self.stay
@@ -188,16 +196,17 @@ class Zero2Memory(ZeroMemory):
         self.arriving = 0
 
     def finish_backward(self) -> int:
-        moment = self._reduced(self.filled)
+        moment = self._reduced()
         self.gradients = self.kept  # those that stayed are dropped (``_clear_param_grad_only``)
         return moment
 
-    def _reduced(self, elements: int) -> int:
-        """Bytes of reducing ``elements``: flattened, and cast where the sum is in another dtype; and what it reduces,
-        where that is in no bucket."""
-        moment = elements * (self.compute + (self.trained if self.mixed else 0)) + self.waiting
+    def _reduced(self) -> int:
+        """Bytes of reducing what is there: flattened, where it is more than one piece (torch's flatten of a single one
+        is a view), and cast where the sum is in another dtype; and what it reduces, where that is in no bucket."""
+        flattened = self.compute if self.pieces > 1 else 0
+        moment = self.filled * (flattened + (self.trained if self.mixed else 0)) + self.waiting
         self.gradients += (0 if self.made else self.kept) - self.waiting
-        self.made, self.waiting = True, 0
+        self.made, self.waiting, self.filled, self.pieces = True, 0, 0, 0
         return moment
 
     def step(self) -> int:

@@ -133,7 +133,10 @@ class NormOfOnePart(_OfLayers):
     diagnoses = ("norm-of-one-shard",)
 
     def inject(self, patch: Patch, case: Any) -> None:
-        from toolkit.strategies.engines import layers
+        from toolkit.strategies.engines import layers, zero_layers
+
+        def mark(right: Any) -> Any:
+            return lambda parts: self.reached()
 
         def square(right: Any) -> Any:
             def wrong(*args: Any) -> Any:
@@ -147,6 +150,7 @@ class NormOfOnePart(_OfLayers):
 
         patch(layers, "square", square)
         patch(layers, "_over_ranks", over_ranks)
+        patch(zero_layers, "_mark", mark)
 
 
 class MasksOfEachRank(_OfLayers):
