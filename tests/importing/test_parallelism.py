@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,34 @@ def of(folder: Path, config: str, *overrides: str, processes: int | None = 8, **
 def strategy(made: Any) -> Any:
     assert made.recipe is not None, made.blocks
     return made.recipe.model_dump(mode="json", exclude_unset=True)["strategy"]
+
+
+AUTOTP: list[tuple[int, int, int, dict[str, int] | None]] = [
+    (1, 4, 2, {"tensor": 2, "shard": 2}),
+    (2, 8, 4, {"tensor": 4, "shard": 2}),
+    (0, 4, 2, {"tensor": 2, "replicate": 2}),
+    (0, 2, 2, {"tensor": 2}),
+    (2, 2, 2, None),
+    (2, 4, 3, None),
+    (3, 4, 2, None),
+]
+
+
+@pytest.mark.parametrize(("stage", "processes", "parts", "mesh"), AUTOTP)
+def test_autotp_divides_layers(
+    stage: int, processes: int, parts: int, mesh: dict[str, int] | None, tmp_path: Path
+) -> None:
+    (tmp_path / "ds.json").write_text(
+        json.dumps({"zero_optimization": {"stage": stage}, "tensor_parallel": {"autotp_size": parts}})
+    )
+    config = "distributed_type: DEEPSPEED\ndeepspeed_config: {deepspeed_config_file: ds.json}\n"
+    (tmp_path / "accelerate.yaml").write_text(f"{config}num_processes: {processes}\n")
+    (tmp_path / "sft.yaml").write_text(yaml.safe_dump(TRL))
+    made = import_config([tmp_path / name for name in ("sft.yaml", "accelerate.yaml", "ds.json")], ["data.format=text"])
+    key = next(key for key in made.keys if key.key == "tensor_parallel")
+    assert key.outcome == ("carried" if mesh else "unsupported")
+    assert strategy(made).get("mesh") == mesh
+    assert strategy(made)["name"] == ("ddp" if stage == 0 else f"zero{stage}")
 
 
 def found(made: Any, key: str) -> Any:
@@ -124,8 +153,6 @@ def test_sizes_of_the_command(tmp_path: Path) -> None:
      ({"sequence_parallel_size": 2}, "unsupported"), ({"sequence_parallel_size": 1}, "no-effect")],
 )  # fmt: skip
 def test_keys_of_deepspeed(tmp_path: Path, section: dict[str, Any], outcome: str) -> None:
-    import json
-
     (tmp_path / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": 2}} | section))
     (tmp_path / "sft.yaml").write_text(yaml.safe_dump(TRL))
     made = import_config([tmp_path / "sft.yaml", tmp_path / "ds.json"], ["data.format=text", "machine.processes=2"])

@@ -23,6 +23,7 @@ MESHES: dict[str, tuple[str, dict[str, int]]] = {
     "layers": ("fsdp2", {"shard": 64, "tensor": 8}),
     "layers-hybrid": ("fsdp2", {"replicate": 8, "shard": 8, "tensor": 8}),
     "layers-ddp": ("ddp", {"replicate": 64, "tensor": 8}),
+    "layers-zero2": ("zero2", {"shard": 64, "tensor": 8}),
     "rows": ("fsdp2", {"shard": 256, "context": 2}),
 }
 """Of 512 ranks."""
@@ -68,7 +69,7 @@ def mesh_part(name: str, weight: str, shape: tuple[int, ...], rank: int) -> tupl
         shape = (shape[0] // tensor, *shape[1:])
     elif weight.rpartition(".")[0].endswith(("o_proj", "down_proj")):
         shape = (shape[0], shape[1] // tensor)
-    return shape if strategy == "ddp" else rows_here(shape, rank // tensor % shard, shard)
+    return shape if strategy in ("ddp", "zero2") else rows_here(shape, rank // tensor % shard, shard)
 
 
 def shapes(layers: int, width: int = 4096, inner: int = 14336) -> dict[str, tuple[int, ...]]:

@@ -44,6 +44,8 @@ class Launch:
     strategy: str | None = None
     names_processes: bool = False
     seen: set[int] = field(default_factory=set)
+    divided: tuple[Source, Entry, Any] | None = None
+    """DeepSpeed's AutoTP, and into how many parts."""
 
     def read(self, sources: list[Source]) -> None:
         """Read every source of kind ``launch``, ``accelerate`` and ``deepspeed``; then write strategy and machine."""
@@ -233,11 +235,32 @@ class Launch:
         if count in (0, 1):
             self._note(source, entry, "no-effect", "AutoTP is off")
         else:
+            self.divided = source, entry, count
+
+    def _divide_layers(self, strategy: str) -> None:
+        """DeepSpeed's AutoTP as an axis of the mesh, where the strategy has it and the number of processes is known."""
+        if self.divided is None:
+            return
+        source, entry, count = self.divided
+        values = self.draft.values
+        world = values.get("machine.processes", 1) * values.get("machine.nodes", 1)
+        rest = world // count if isinstance(count, int) and world % count == 0 else 0
+        whole = strategy == "ddp"
+        if strategy not in ("ddp", "zero1", "zero2"):
+            reason = f"AutoTP (autotp_size {count}): the recipe divides layers under zero1, zero2, fsdp2 and ddp"
+            self._note(source, entry, "unsupported", reason)
+        elif "strategy.mesh" in values or rest < (1 if whole else 2):
             reason = (
-                f"AutoTP (autotp_size {count}): the recipe divides layers itself, under zero1, zero2, fsdp2 and ddp; "
-                f"set strategy.mesh.tensor: {count}, and shard for the other ranks"
+                f"AutoTP (autotp_size {count}) with {world} processes; set strategy.mesh: tensor, and for the others "
+                f"{'replicate' if whole else 'shard, 2 or more'}"
             )
             self._note(source, entry, "unsupported", reason)
+        else:
+            place = source.place(entry.start)
+            mesh = {"tensor": count} | ({"replicate" if whole else "shard": rest} if rest > 1 else {})
+            self.draft.set("strategy.mesh", mesh, f"{place.file}:{place.line} {entry.key}")
+            reason = "the recipe divides layers itself, adapters too, which AutoTP drops"
+            self._note(source, entry, "carried", reason, "strategy.mesh")
 
     def _finish(self, sources: list[Source]) -> None:
         draft = self.draft
@@ -246,6 +269,7 @@ class Launch:
         if strategy == "single" and processes > 1:
             strategy = "ddp"
         parallel.read(draft, sources, strategy, self.names_processes)
+        self._divide_layers(strategy)
         self.names_processes = self.names_processes or "machine.processes" in draft.values
         if strategy == "single" and draft.values.get("machine.processes", 1) > 1:
             strategy = "ddp"
