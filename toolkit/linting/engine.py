@@ -27,7 +27,7 @@ class Report:
 
     findings: list[Finding]
     sources: list[Source]
-    apart: bool = False  # several files of one kind: each was checked alone
+    apart: bool = False  # from a folder, or several of one kind: what no other file names was checked alone
     texts: dict[str, str] = field(default_factory=dict)
     unread: list[str] = field(default_factory=list)  # what is wrong with each file that could not be used
 

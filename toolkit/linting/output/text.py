@@ -19,7 +19,7 @@ def show(report: Report, quiet: bool = False) -> str:
     blocks = [_finding(finding, quiet) for finding in report.findings]
     if report.apart:
         blocks.append(
-            "several files of one kind: each was checked separately; pass one of each kind to check them together"
+            "files that no other one names were checked separately; pass one of each kind to check them together"
         )
     return "\n".join([*blocks, _summary(report.findings)])
 
