@@ -9,10 +9,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from toolkit.data.collate import MicroBatch
 from toolkit.data.loader import TrainLoader, open_data
+from toolkit.launch.group import WorkerGroup
 from toolkit.model.processor import load_tokenizer
 from toolkit.optim.schedule import learning_rate
 from toolkit.recipe.resolve import Resolved
@@ -43,6 +45,26 @@ class Run:
 
 def resolved_from(recipe: dict[str, Any]) -> Resolved:
     return resolve(Recipe.model_validate(recipe), "recipe.yaml")
+
+
+def assert_weights(run: Run, right: Run, atol: float = 1e-5, about: Any = "") -> None:
+    """Both have the same weights by name, within 1e-5 and ``atol``."""
+    assert run.weights.keys() == right.weights.keys(), about
+    for name, weight in right.weights.items():
+        assert torch.allclose(run.weights[name], weight, rtol=1e-5, atol=atol), (about, name)
+
+
+def assert_goes_on(
+    group: WorkerGroup, first: dict[str, Any], then: dict[str, Any], folder: Path, straight: Run | None = None
+) -> None:
+    """Two steps of recipe ``first``, which ``then`` resumes for two more, are the four of a run without interruption:
+    ``straight``, or one of ``first``."""
+    straight = straight or group.run(train_job, resolved_from(first), 4, None, None, 4)[0]
+    group.run(train_job, resolved_from(first), 2, str(folder), None, 4)
+    after = group.run(train_job, resolved_from(then), 2, None, str(next(folder.iterdir())), 4)[0]
+    about = first["strategy"], then["strategy"]
+    assert after.losses == pytest.approx(straight.losses[2:], rel=1e-5), about
+    assert_weights(after, straight, 1e-6, about)
 
 
 def loader_for(resolved: Resolved, rank: int, start: int = 0) -> TrainLoader:

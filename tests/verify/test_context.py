@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from families import EVERY_FAMILY
-from jobs import plain_run, resolved_from, train_job
+from jobs import assert_goes_on, assert_weights, plain_run, resolved_from, train_job
 from tiny import LLAMA, recipe_dict
 from toolkit.errors import InputError, RunFailed
 from toolkit.launch.group import WorkerGroup
@@ -230,8 +230,7 @@ def test_twenty_steps_are_the_plain_loops(tiny_root: Path, group: WorkerGroup) -
     plain = plain_run(resolved_from(alone), 20)
     assert run.tokens == plain.tokens
     assert run.losses == pytest.approx(plain.losses, rel=1e-5)
-    for name, weight in plain.weights.items():
-        assert torch.allclose(run.weights[name], weight, rtol=1e-5, atol=1e-5), name
+    assert_weights(run, plain)
 
 
 @pytest.mark.group
@@ -241,12 +240,7 @@ def test_a_run_goes_on_without_parts_and_with_them(tiny_root: Path, tmp_path: Pa
     whole = divided(tiny_root, "ddp", strategy={"mesh": None}, batch={"micro_size": 2})
     for first, then in ((parts, whole), (whole, parts)):
         folder = tmp_path / first["strategy"]["name"]
-        straight = group.run(train_job, resolved_from(first), 4, None, None, 4)[0]
-        group.run(train_job, resolved_from(first), 2, str(folder), None, 4)
-        after = group.run(train_job, resolved_from(then), 2, None, str(next(folder.iterdir())), 4)[0]
-        assert after.losses == pytest.approx(straight.losses[2:], rel=1e-5)
-        for name, weight in straight.weights.items():
-            assert torch.allclose(after.weights[name], weight, rtol=1e-5, atol=1e-6), name
+        assert_goes_on(group, first, then, folder)
 
 
 def test_the_parts_of_the_state() -> None:

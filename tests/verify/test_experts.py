@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from families import EVERY_FAMILY
-from jobs import Run, eval_job, loader_for, plain_run, resolved_from, train_job
+from jobs import Run, assert_goes_on, assert_weights, eval_job, loader_for, plain_run, resolved_from, train_job
 from tiny import recipe_dict
 from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
@@ -256,9 +256,7 @@ def test_twenty_steps_are_the_plain_loops(name: str, adapter: Any, tiny_root: Pa
     assert run.tokens == plain.tokens
     assert run.losses == pytest.approx(plain.losses, rel=1e-5)
     assert run.norms == pytest.approx(plain.norms, rel=1e-5)
-    assert run.weights.keys() == plain.weights.keys()
-    for weight in plain.weights:
-        assert torch.allclose(run.weights[weight], plain.weights[weight], rtol=1e-5, atol=1e-5), weight
+    assert_weights(run, plain)
 
 
 @pytest.mark.group
@@ -284,12 +282,7 @@ def test_a_run_goes_on_with_divided_experts_and_without(
     whole = run_of(tiny_root, None, other, adapter=adapter)
     for first, then in ((experts, whole), (whole, experts)):
         folder = tmp_path / str(first["strategy"]["mesh"])
-        straight = group.run(train_job, resolved_from(first), 4, None, None, 4)[0]
-        group.run(train_job, resolved_from(first), 2, str(folder), None, 4)
-        after = group.run(train_job, resolved_from(then), 2, None, str(next(folder.iterdir())), 4)[0]
-        assert after.losses == pytest.approx(straight.losses[2:], rel=1e-5)
-        for weight in straight.weights:
-            assert torch.allclose(after.weights[weight], straight.weights[weight], rtol=1e-5, atol=1e-6), weight
+        assert_goes_on(group, first, then, folder)
 
 
 @pytest.mark.group

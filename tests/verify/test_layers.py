@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from families import EVERY_FAMILY
-from jobs import plain_run, resolved_from, train_job
+from jobs import assert_goes_on, assert_weights, plain_run, resolved_from, train_job
 from tiny import LLAMA, recipe_dict
 from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
@@ -232,8 +232,7 @@ def test_twenty_steps_are_the_plain_loops(tiny_root: Path, group: WorkerGroup) -
     plain = plain_run(resolved_from(alone), 20)
     assert run.tokens == plain.tokens
     assert run.losses == pytest.approx(plain.losses, rel=1e-5)
-    for name, weight in plain.weights.items():
-        assert torch.allclose(run.weights[name], weight, rtol=1e-5, atol=1e-5), name
+    assert_weights(run, plain)
 
 
 @pytest.mark.group
@@ -245,43 +244,28 @@ def test_a_run_goes_on_with_whole_layers_and_with_divided_ones(
     whole = divided(tiny_root, "zero3", strategy={"mesh": None}, batch={"micro_size": 2})
     for first, then in ((parts, whole), (whole, parts)):
         folder = tmp_path / first["strategy"]["name"]
-        straight = group.run(train_job, resolved_from(first), 4, None, None, 4)[0]
-        group.run(train_job, resolved_from(first), 2, str(folder), None, 4)
-        after = group.run(train_job, resolved_from(then), 2, None, str(next(folder.iterdir())), 4)[0]
-        assert after.losses == pytest.approx(straight.losses[2:], rel=1e-5)
-        for name, weight in straight.weights.items():
-            assert torch.allclose(after.weights[name], weight, rtol=1e-5, atol=1e-6), name
+        assert_goes_on(group, first, then, folder)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("adapter", [None, LORA | {"dropout": 0.0}], ids=["full", "lora"])
 @pytest.mark.parametrize("name", ["zero1", "zero2"])
 def test_parts_under_zero_are_those_of_one_process_and_resumed(
-    name: str, tiny_root: Path, tmp_path: Path, four: WorkerGroup
+    name: str, adapter: Any, tiny_root: Path, tmp_path: Path, four: WorkerGroup
 ) -> None:
     """Weights of 20 steps; afterwards an engine of the same processes has all of them for its group again."""
-    four_of = {"machine": {"processes": 4}, "adapter": {"r": 4, "dropout": 0.0, "target_modules": "all-linear"}}
-    for adapter in (None, four_of["adapter"]):
-        sections = four_of | {"adapter": adapter}
-        parts = divided(
-            tiny_root, name, strategy={"mesh": {"tensor": 2, "shard": 2}}, batch={"micro_size": 2}, **sections
-        )
-        whole = divided(tiny_root, "zero2", strategy={"mesh": None}, batch={"micro_size": 1}, **sections)
-        alone = divided(tiny_root, "single", strategy={"mesh": None}, **sections | {"machine": {"processes": 1}})
-        run = four.run(train_job, resolved_from(parts), 20)[0]
-        plain = plain_run(resolved_from(alone), 20)
-        assert run.losses == pytest.approx(plain.losses, rel=1e-5)
-        assert run.norms == pytest.approx(plain.norms, rel=1e-5)
-        for weight_name, weight in plain.weights.items():
-            assert torch.allclose(run.weights[weight_name], weight, rtol=1e-5, atol=1e-5), weight_name
-        for first, then in ((parts, whole), (whole, parts), (parts, parts)):
-            kind = "full" if adapter is None else "lora"
-            folder = tmp_path / f"{kind}-{first is parts}-{then is parts}"
-            straight = four.run(train_job, resolved_from(first), 4, None, None, 4)[0]
-            four.run(train_job, resolved_from(first), 2, str(folder), None, 4)
-            after = four.run(train_job, resolved_from(then), 2, None, str(next(folder.iterdir())), 4)[0]
-            assert after.losses == pytest.approx(straight.losses[2:], rel=1e-5)
-            for weight_name, weight in straight.weights.items():
-                assert torch.allclose(after.weights[weight_name], weight, rtol=1e-5, atol=1e-6), weight_name
+    square = {"mesh": {"tensor": 2, "shard": 2}}
+    on_four: dict[str, Any] = {"machine": {"processes": 4}, "adapter": adapter}
+    parts = divided(tiny_root, name, strategy=square, batch={"micro_size": 2}, **on_four)
+    whole = divided(tiny_root, "zero2", strategy={"mesh": None}, batch={"micro_size": 1}, **on_four)
+    alone = divided(tiny_root, "single", strategy={"mesh": None}, machine={"processes": 1}, adapter=adapter)
+    run = four.run(train_job, resolved_from(parts), 20)[0]
+    plain = plain_run(resolved_from(alone), 20)
+    assert run.losses == pytest.approx(plain.losses, rel=1e-5)
+    assert run.norms == pytest.approx(plain.norms, rel=1e-5)
+    assert_weights(run, plain)
+    for first, then in ((parts, whole), (whole, parts), (parts, parts)):
+        assert_goes_on(four, first, then, tmp_path / f"{first is parts}-{then is parts}")
 
 
 @pytest.mark.slow
@@ -299,11 +283,7 @@ def test_parts_are_sharded_resumed_and_read_from_files(tiny_root: Path, tmp_path
     straight = four.run(train_job, resolved_from(whole), 4, None, None, 4)[0]
     for first, then in ((parts, whole), (whole, parts), (parts, parts)):
         folder = tmp_path / f"{first['strategy']['name']}-{then['strategy']['name']}"
-        four.run(train_job, resolved_from(first), 2, str(folder), None, 4)
-        after = four.run(train_job, resolved_from(then), 2, None, str(next(folder.iterdir())), 4)[0]
-        assert after.losses == pytest.approx(straight.losses[2:], rel=1e-5)
-        for name, weight in straight.weights.items():
-            assert torch.allclose(after.weights[name], weight, rtol=1e-5, atol=1e-6), name
+        assert_goes_on(four, first, then, folder, straight)
 
 
 @pytest.mark.parametrize(

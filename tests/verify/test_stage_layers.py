@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from test_stages import FOUR, LORA, QWEN, TIED, assert_equivalent, run_of, seen
 
 from families import EVERY_FAMILY
-from jobs import eval_job, loader_for, plain_run, resolved_from, train_job
+from jobs import assert_goes_on, assert_weights, eval_job, loader_for, plain_run, resolved_from, train_job
 from toolkit.launch.group import WorkerGroup
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.splittable import FAMILIES as LAYERED
@@ -141,9 +140,7 @@ def test_runs_are_those_of_one_process_and_go_on_without_a_mesh(
     plain = plain_run(resolved_from(alone), 20)
     assert run.losses == pytest.approx(plain.losses, rel=1e-5)
     assert run.norms == pytest.approx(plain.norms, rel=1e-5)
-    assert run.weights.keys() == plain.weights.keys()
-    for name, weight in plain.weights.items():
-        assert torch.allclose(run.weights[name], weight, rtol=1e-5, atol=1e-5), name
+    assert_weights(run, plain)
     straight = four.run(train_job, resolved_from(divided), 4, None, None, 4)[0]
     others: list[tuple[str, dict[str, int] | None, int]] = [
         ("ddp", {"pipeline": 4}, 4), ("fsdp2", {"tensor": 2, "shard": 2}, 2), ("zero3", None, 1),
@@ -152,11 +149,7 @@ def test_runs_are_those_of_one_process_and_go_on_without_a_mesh(
         other = run_of(tiny_root, name, strategy={"mesh": mesh}, machine={"processes": 4}, batch={"micro_size": micro})
         for way, (first, then) in enumerate(((divided, other), (other, divided))):
             folder = tmp_path / f"{at}-{way}"
-            four.run(train_job, resolved_from(first), 2, str(folder), None, 4)
-            after = four.run(train_job, resolved_from(then), 2, None, str(next(folder.iterdir())), 4)[0]
-            assert after.losses == pytest.approx(straight.losses[2:], rel=1e-5), (name, mesh)
-            for tensor, weight in straight.weights.items():
-                assert torch.allclose(after.weights[tensor], weight, rtol=1e-5, atol=1e-6), (name, mesh, tensor)
+            assert_goes_on(four, first, then, folder, straight)
     windows = iter(loader_for(resolved_from(divided), 0))
     batches = [micro for _ in range(2) for micro in next(windows)]
     held_out = four.run(eval_job, resolved_from(divided), [batches] * 4)

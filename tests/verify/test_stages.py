@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from families import EVERY_FAMILY
-from jobs import eval_job, loader_for, plain_run, resolved_from, train_job
+from jobs import assert_goes_on, assert_weights, eval_job, loader_for, plain_run, resolved_from, train_job
 from tiny import LLAMA, recipe_dict
 from toolkit.launch.group import WorkerGroup
 from toolkit.recipe.mesh import stage_blocks
@@ -235,9 +235,7 @@ def test_twenty_steps_are_the_plain_loops(tiny_root: Path, group: WorkerGroup) -
     assert run.tokens == plain.tokens
     assert run.losses == pytest.approx(plain.losses, rel=1e-5)
     assert run.norms == pytest.approx(plain.norms, rel=1e-5)
-    assert run.weights.keys() == plain.weights.keys()
-    for name, weight in plain.weights.items():
-        assert torch.allclose(run.weights[name], weight, rtol=1e-5, atol=1e-5), name
+    assert_weights(run, plain)
 
 
 @pytest.mark.slow
@@ -253,8 +251,7 @@ def test_twenty_steps_of_four_processes_are_the_plain_loops(tiny_root: Path, fou
                        batch={"micro_size": micro})  # fmt: skip
         run = four.run(train_job, resolved_from(staged_run), 20)[0]
         plain = plain_run(resolved_from(alone), 20)
-        for tensor, weight in plain.weights.items():
-            assert torch.allclose(run.weights[tensor], weight, rtol=1e-5, atol=1e-5), (mesh, tensor)
+        assert_weights(run, plain, about=mesh)
 
 
 @pytest.mark.group
@@ -264,12 +261,7 @@ def test_a_run_goes_on_with_stages_and_without(tiny_root: Path, tmp_path: Path, 
     whole = run_of(tiny_root, "zero3", strategy={"mesh": None}, batch={"micro_size": 2})
     for first, then in ((stages, whole), (whole, stages)):
         folder = tmp_path / first["strategy"]["name"]
-        straight = group.run(train_job, resolved_from(first), 4, None, None, 4)[0]
-        group.run(train_job, resolved_from(first), 2, str(folder), None, 4)
-        after = group.run(train_job, resolved_from(then), 2, None, str(next(folder.iterdir())), 4)[0]
-        assert after.losses == pytest.approx(straight.losses[2:], rel=1e-5)
-        for name, weight in straight.weights.items():
-            assert torch.allclose(after.weights[name], weight, rtol=1e-5, atol=1e-6), name
+        assert_goes_on(group, first, then, folder)
 
 
 @pytest.mark.slow
@@ -292,8 +284,7 @@ def test_a_run_goes_on_under_every_strategy(tiny_root: Path, tmp_path: Path, fou
                           batch={"micro_size": micro}, adapter=adapter)  # fmt: skip
             after = four.run(train_job, resolved_from(then), 2, None, str(next(folder.iterdir())), 4)[0]
             assert after.losses == pytest.approx(straight.losses[2:], rel=1e-5), (name, mesh)
-            for weight_name, weight in straight.weights.items():
-                assert torch.allclose(after.weights[weight_name], weight, rtol=1e-5, atol=1e-6), (name, mesh)
+            assert_weights(after, straight, 1e-6, (name, mesh))
 
 
 @pytest.mark.group

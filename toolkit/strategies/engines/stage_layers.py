@@ -26,7 +26,7 @@ class StagedLayers(Staged, DividedLayers):
     def __init__(self, prepared: Prepared, accelerator: Accelerator) -> None:
         super().__init__(prepared, accelerator)
         self.shapes = {name: self._whole_shape(name, shape) for name, shape in self.shapes.items()}
-        # From here on of this stage's weights alone; that of a tied head, which is not divided, has no other name.
+        # From here on of this stage's weights alone. A tied head has another name in its stage, and is never divided.
         here = {name for name, _ in self.model.named_parameters()}
         self.divisions = {name: division for name, division in self.divisions.items() if name in here}
 

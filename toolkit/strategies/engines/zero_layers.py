@@ -26,12 +26,10 @@ class DividedZeroEngine(DividedLayers, ZeroEngine):
         import deepspeed
 
         _mark([p for name, p in prepared.model.named_parameters() if name in self.divisions])
-        given = functools.partial(deepspeed.initialize, mpu=self._groups_of_ranks(prepared.resolved))
+        groups = _Groups(prepared.resolved, self.layer_group, self.state_group)
+        given = functools.partial(deepspeed.initialize, mpu=groups)
         with mock.patch.object(deepspeed, "initialize", given):  # accelerate 1.15.0 has no way to pass it on
             super().engage(prepared)
-
-    def _groups_of_ranks(self, resolved: Resolved) -> _Groups:
-        return _Groups(resolved, self.layer_group, self.state_group)
 
     def evidence(self) -> list[Claim]:
         return [*super().evidence(), *self._layer_claims()]

@@ -150,18 +150,9 @@ class Zero2Memory(ZeroMemory):
                 self.host["gradients"] += self.copied()  # ``accumulated_grads_in_cpu``
 
     def _of_the_last_rank(self) -> set[tuple[int, str]]:
-        """Block and name of the weights larger than the bucket that the last rank has a part of: groups with and
-        without decay are split each for itself, in the order of the model."""
-        found: set[tuple[int, str]] = set()
-        blocks = (EMBED, *range(len(self.holdings.order)), TAIL)
-        for key in self.holdings.group_keys():
-            own = [(b, w) for b in blocks for w in self.holdings.unit(b) if w.trains and (w.group, w.decays) == key]
-            left = -(-sum(w.numel for _, w in own) // self.ranks)
-            for block, weight in reversed(own):
-                if left > 0 and weight.numel > self.settings.reduce_bucket:
-                    found.add((block, weight.name))
-                left -= weight.numel
-        return found
+        """Block and name of the weights larger than the bucket that the last rank has a part of."""
+        last, bucket = self.ranks - 1, self.settings.reduce_bucket
+        return {(block, w.name) for block, w, ranks in self.parts() if last in ranks and w.numel > bucket}
 
     def start(self, accumulating: bool) -> None:
         super().start(accumulating)
