@@ -75,6 +75,9 @@ class _Fsdp(Strategy):
         if resolved.recipe.adapter is None:
             return
         method = METHODS[resolved.recipe.adapter.method]
+        reason = self.traits.why_no_expert_adapters
+        if reason is not None and resolved.recipe.adapter.options.get("target_parameters"):
+            raise InputError(f"{resolved.source}: strategy.name: {reason}")
         if method.shares:
             raise InputError(
                 f"{resolved.source}: adapter.method: the trained weights of {method.name} belong to several blocks, "
