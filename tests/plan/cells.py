@@ -312,11 +312,7 @@ STAGED_HELD_OUT = [
     Cell("llama-wide", False, "ddp", "full", 160, micro=1, accumulation=4, loss="fused", tensor=True, stages=2),
 ]
 """First run when the others were done; none of these was looked at before."""
-AVERAGED = [
-    Cell("llama", False, s, "full", 16, micro=1, accumulation=1, optimizer="schedule-free")
-    for s in STRATEGIES
-    if s != "fsdp1"
-]
+AVERAGED = [Cell("llama", False, s, "full", 16, micro=1, accumulation=1, optimizer="schedule-free") for s in STRATEGIES]
 """Evaluations at an optimizer's average, which are the peak where a micro-batch is small."""
 _SEE = ("qwen3_vl", "qwen2_5_vl", "gemma3-vl", "smolvlm", "llava", "internvl")
 MEDIA = [

@@ -33,6 +33,17 @@ def test_fsdp1_adds_up_micro_batches_in_16_bits(group: WorkerGroup) -> None:
     assert group.run(upstream.fsdp_without_sync_rounds_sums, 2)[0] < 1e-6
 
 
+def test_fsdp1_keeps_gradients_that_are_cleared(group: WorkerGroup) -> None:
+    """Worked around in Fsdp1Engine.clear_gradients."""
+    assert group.run(upstream.fsdp1_keeps_gradients_that_are_cleared)[0] == (True, False)
+
+
+def test_fsdp2_gathers_what_no_gradient_reaches(group: WorkerGroup) -> None:
+    """Worked around in engines/fsdp2.py: _prefetch_what_has_a_backward."""
+    assert group.run(upstream.fsdp2_gathers_what_no_gradient_reaches, False)[0] == ["0"]
+    assert group.run(upstream.fsdp2_gathers_what_no_gradient_reaches, True)[0] == ["2"]
+
+
 def test_peft_wraps_the_head_of_a_token_classifier() -> None:
     """Worked around in model/adapters.py: _leave_heads."""
     assert "modules_to_save cannot be applied" in adapter_traps.all_linear_takes_the_head_of_a_token_classifier()

@@ -470,6 +470,51 @@ def fsdp_without_sync_rounds_sums(version: int, micros: int = 8) -> float:
     return ((found[1] - found[0]).norm() / found[0].norm()).item()
 
 
+def fsdp1_keeps_gradients_that_are_cleared() -> tuple[bool, bool]:
+    """Whether FSDP1's flat gradient is in memory after ``zero_grad``, and after the next forward."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    _connect("none")
+    model = FullyShardedDataParallel(nn.Linear(8, 8), use_orig_params=True, device_id=torch.device("cpu"))
+    model(torch.ones(2, 8)).sum().backward()
+    for parameter in model.parameters():
+        parameter.grad = None
+    kept = model._handle.flat_param.grad is not None
+    model(torch.ones(2, 8))
+    return kept, model._handle.flat_param.grad is not None
+
+
+def fsdp2_gathers_what_no_gradient_reaches(evaluated: bool) -> list[str]:
+    """Units that a backward gathers and does not use: below frozen ones, or after an evaluation (``evaluated``)."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+
+    _connect("none")
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8))
+    model[0].requires_grad_(evaluated)
+    for layer in model:
+        fully_shard(layer, reshard_after_forward=True)
+    fully_shard(model)
+    if evaluated:
+        with torch.no_grad():
+            model(torch.ones(2, 8))
+    loss = model(torch.ones(2, 8)).sum()
+    unused: list[str] = []
+    right = FSDPParamGroup.finalize_backward
+
+    def finalize(group: FSDPParamGroup) -> None:
+        if group._all_gather_result is not None:
+            unused.append(str(group._module_fqn))
+        right(group)
+
+    FSDPParamGroup.finalize_backward = finalize
+    try:
+        loss.backward()
+    finally:
+        FSDPParamGroup.finalize_backward = right
+    return unused
+
+
 def hpz_groups_outlive_their_engine() -> tuple[str, int]:
     """(What DeepSpeed says when hpZ's groups are made a second time in a process, the size of the groups that are still
     there.)"""

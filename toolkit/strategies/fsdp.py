@@ -12,7 +12,7 @@ from toolkit.recipe.mesh import Mesh
 from toolkit.recipe.resolve import Decisions, Resolved
 from toolkit.recipe.traits import Traits
 from toolkit.strategies.base import Strategy
-from toolkit.strategies.memory.base import Holdings
+from toolkit.strategies.memory.base import EMBED, TAIL, Holdings
 from toolkit.strategies.traffic import Axis, Traffic, sharded_traffic
 
 
@@ -169,7 +169,11 @@ class _Fsdp(Strategy):
         return tuple(found)
 
     def traffic(self, resolved: Resolved, holdings: Holdings) -> Traffic:
-        return sharded_traffic(resolved, holdings)
+        return sharded_traffic(resolved, holdings, self._gathered_once(holdings))
+
+    def _gathered_once(self, holdings: Holdings) -> tuple[int, ...]:
+        """What is outside of blocks and stays gathered from the forward to the backward, or has none."""
+        raise NotImplementedError
 
 
 _FSDP: dict[str, Any] = {
@@ -208,6 +212,9 @@ class Fsdp1(_Fsdp):
         **_FSDP,
     )
 
+    def _gathered_once(self, holdings: Holdings) -> tuple[int, ...]:
+        return (EMBED, TAIL)  # the root's unit
+
 
 class Fsdp2(_Fsdp):
     name = "fsdp2"
@@ -228,6 +235,11 @@ class Fsdp2(_Fsdp):
         stages=True,
         **_FSDP,
     )
+
+    def _gathered_once(self, holdings: Holdings) -> tuple[int, ...]:
+        # Tied embeddings are with the head; no gradient reaches those that are frozen.
+        kept = holdings.tied or not any(w.trains for w in holdings.embed)
+        return (EMBED, TAIL) if kept else (TAIL,)
 
 
 def _rows_key(resolved: Resolved) -> str | None:

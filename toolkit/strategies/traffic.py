@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from toolkit.recipe.resolve import Resolved
-from toolkit.strategies.memory.base import BYTES, Holdings
+from toolkit.strategies.memory.base import BYTES, EMBED, TAIL, Holdings
 
 Axis = Literal["all", "shard", "replicate", "context", "tensor", "pipeline", "expert", "copies"]
 """The ranks of a collective: all that sum gradients, or those of an axis of the mesh; ``pipeline``: neighbours;
@@ -65,17 +66,22 @@ class Volumes:
         """Groups of weights that are gathered together: each block, what comes before them and after."""
 
 
-def sharded_traffic(resolved: Resolved, holdings: Holdings) -> Traffic:
+def sharded_traffic(resolved: Resolved, holdings: Holdings, once: Collection[int] = ()) -> Traffic:
     """Sharded weights are gathered for the forward and, unless they stay gathered, for the backward; gradients are
     reduced to their shards, and these are summed over the copies where a mesh has any: in every micro-batch, or in the
-    last one of a step (``strategy.sync``)."""
+    last one of a step (``strategy.sync``).
+
+    ``once``: blocks, EMBED and TAIL that are gathered for the forward alone.
+    """
     mesh = resolved.mesh
     axes: tuple[Axis, Axis] = ("shard" if mesh.hybrid else "all", "copies")
     gathers = 2 if resolved.recipe.strategy.reshard_after_forward else 1
     gathered, reduced = [], []
     for axis, (own, ranks) in zip(axes, holdings.shares(resolved), strict=False):
         volumes = Volumes(resolved, own, ranks)
-        gathered.append(Sent(gathers * volumes.weights, gathers * volumes.units, axis))
+        saved = Volumes(resolved, _of(own, once), ranks).weights if gathers > 1 else 0.0
+        units = gathers * volumes.units - (len(once) if gathers > 1 else 0)
+        gathered.append(Sent(gathers * volumes.weights - saved, units, axis))
         reduced.append(Sent(volumes.gradients, volumes.units, axis))
         if mesh.hybrid:
             between = 2 * (mesh.replicate - 1) / mesh.replicate
@@ -85,6 +91,13 @@ def sharded_traffic(resolved: Resolved, holdings: Holdings) -> Traffic:
     if gathers == 1:  # weights stay gathered until the last backward
         return Traffic(at_end=(*gathered, *reduced), end_overlaps=True)
     return Traffic(tuple(gathered), at_end=tuple(reduced), end_overlaps=True, also_forward=True)
+
+
+def _of(holdings: Holdings, blocks: Collection[int]) -> Holdings:
+    """These blocks, EMBED and TAIL alone."""
+    order = [holdings.order[block] for block in blocks if block >= 0]
+    embed, tail = (unit if block in blocks else [] for block, unit in ((EMBED, holdings.embed), (TAIL, holdings.tail)))
+    return replace(holdings, order=order, embed=embed, tail=tail)
 
 
 def second_copy_traffic(resolved: Resolved, holdings: Holdings) -> Traffic:

@@ -12,7 +12,7 @@ from toolkit.recipe.resolve import Decisions, Resolved
 from toolkit.recipe.traits import Traits
 from toolkit.strategies.base import Strategy
 from toolkit.strategies.memory.base import Holdings
-from toolkit.strategies.traffic import Axis, Traffic, Volumes, second_copy_traffic, sharded_traffic
+from toolkit.strategies.traffic import Axis, Traffic, Volumes, second_copy_traffic
 
 # Elements per bucket where the model's width is not known: 100 MB of bf16, far below DeepSpeed's default of
 # 5e8, which with overlap_comm takes about 4.5 times its size in extra device memory.
@@ -277,5 +277,9 @@ class Zero3(_Zero):
         return (("all-gather", "shard"), ("reduce-scatter", "all")) if resolved.mesh.hybrid else ()
 
     def traffic(self, resolved: Resolved, holdings: Holdings) -> Traffic:
-        make = second_copy_traffic if resolved.mesh.hybrid else sharded_traffic
-        return make(resolved, holdings)
+        if resolved.mesh.hybrid:
+            return second_copy_traffic(resolved, holdings)
+        ring, volumes = 1 - 1 / resolved.state_ranks, Volumes(resolved, holdings)
+        micro, units, small = self.memory_model()(holdings, resolved).gathers()  # type: ignore[attr-defined]
+        reduced = (volumes.gradients, volumes.units)
+        return Traffic(((ring * micro, units), reduced), at_end=((ring * small, 1),), also_forward=True)

@@ -195,15 +195,19 @@ class Engine:
             skipped = bool(self.scaler.scale(one) < before)
         else:
             self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.clear_gradients()
         return Step(norm, skipped)
 
     def skip(self) -> Step:
         """Clear the gradients of a window without a step; every rank calls it."""
         if self.scaler:
             self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.clear_gradients()
         return Step(torch.tensor(float("nan")), skipped=True)
+
+    def clear_gradients(self) -> None:
+        """Free the gradients of a window."""
+        self.optimizer.zero_grad(set_to_none=True)
 
     def clip(self, max_norm: float) -> torch.Tensor:
         """Scale the gradients down to ``max_norm`` where they exceed it (0: never); returns the norm before."""

@@ -130,6 +130,13 @@ class Fsdp1Engine(Engine):
         fused = not self.resolved.precision.loss_scaling
         return self._optimizer_over(parameters, decayed, fused=fused)
 
+    def clear_gradients(self) -> None:
+        super().clear_gradients()
+        # The flat gradients stay in memory until the next forward (torch 2.13.0), through an evaluation and a save.
+        for unit in FullyShardedDataParallel.fsdp_modules(self.model):
+            if unit._handle is not None:
+                unit._handle._reset_flat_param_grad_info_if_needed()
+
     def clip(self, max_norm: float) -> torch.Tensor:
         assert isinstance(self.model, FullyShardedDataParallel)
         return self.model.clip_grad_norm_(max_norm if max_norm > 0 else float("inf"))

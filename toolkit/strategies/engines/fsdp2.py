@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_iter, tree_map_only
 
 from toolkit.model.sources import Source, fill, sources
 from toolkit.optim.adamw8bit import dense_moment, local, moment_dtype
@@ -80,6 +80,7 @@ class Fsdp2Engine(Engine):
         waiting = sources(prepared.model)
         with _embeddings_in_the_root(prepared.model, always=media is not None):
             self.model, _ = self.accelerator.prepare(prepared.model, placeholder)
+        _prefetch_what_has_a_backward(self.model)
         _fill(self.model, waiting, torch.device("cpu") if self.resolved.settings.offload else self.device)
         if self.resolved.precision.mixed:
             _cast_root_inputs(self.model, getattr(torch, self.resolved.precision.compute))
@@ -252,6 +253,28 @@ def _like(part: torch.Tensor, parameter: DTensor) -> DTensor:
     assert isinstance(made, DTensor)
     local(made).copy_(part)
     return made
+
+
+def _prefetch_what_has_a_backward(model: nn.Module) -> None:
+    """Have a backward gather ahead only units that a gradient reaches. torch 2.13.0 gathers what came before in the
+    forward, although nothing trains there (embeddings below adapters), or although it was an evaluation's last unit, of
+    which it keeps the order too; it frees those weights, unused, when the backward has ended."""
+
+    def guard(group: Any) -> None:
+        forward, record = group.post_forward, group._record_post_forward
+
+        def post_forward(module: Any, inputs: Any, output: Any) -> Any:
+            tensors = (item for item in tree_iter(output) if isinstance(item, torch.Tensor))
+            reached = any(tensor.requires_grad for tensor in tensors)
+            group._record_post_forward = record if reached else lambda: None
+            return forward(module, inputs, output)
+
+        group.post_forward = post_forward
+
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            for group in module._get_fsdp_state()._fsdp_param_groups:
+                guard(group)
 
 
 def _cast_root_inputs(model: nn.Module, dtype: torch.dtype) -> None:

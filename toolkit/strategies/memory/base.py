@@ -267,9 +267,12 @@ class MemoryModel:
     def temporary(self) -> int:
         """Bytes that updating the weight that takes most needs for that time alone."""
         weights = [w for unit, _ in self.holdings.units() for w in unit if w.trains]
+        return int(max(map(self.updating, weights), default=0)) + self.group_copies() + self._norm_copies()
+
+    def updating(self, weight: Weight) -> float:
+        """Bytes that updating one weight needs for that time alone."""
         ranks = self.ranks if "weights" in self.resolved.traits.shards else 1
-        most = max((self.optimizer.temporary(w.shape, w.matrix, self.trained, ranks) for w in weights), default=0)
-        return int(most) + self.group_copies() + self._norm_copies()
+        return self.optimizer.temporary(weight.shape, weight.matrix, self.trained, ranks)
 
     def _norm_copies(self) -> int:
         """``run.group_norms``: a copy of the weights that this rank owns, as it is before the step

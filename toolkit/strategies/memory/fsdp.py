@@ -108,7 +108,7 @@ class _FsdpMemory(MemoryModel):
         if self.whole_gradients:
             self.done += elements * self.trained - part  # until the sum over the ranks is there
         elif not self.accumulating and not self.settings.offload:
-            self.gradients += part
+            self.gradients, part = self.gradients + part, 0  # what is reduced is this device's gradient
         elif self.accumulating and self.keeps_sums():
             self.gradients += part
             self.kept, part = self.kept + part, 0
@@ -210,7 +210,11 @@ class Fsdp2Memory(_FsdpMemory):
         return self.whole_gradients and self.compute == self.trained
 
     def unit_before(self, block: int) -> int | None:
-        return EMBED if block == 0 else super().unit_before(block)
+        # None where no gradient reaches it (engines/fsdp2.py, ``_prefetch_what_has_a_backward``).
+        unit = EMBED if block == 0 else super().unit_before(block)
+        if unit is None or any(w.trains for w in self.holdings.embed):
+            return unit
+        return unit if any(w.trains for one in range(unit + 1) for w in self.holdings.unit(one)) else None
 
     def reduction(self, unit: int, last: int, elements: int, part: int) -> int:
         # _fsdp_param_group.py, ``post_backward``: the weights go, then the unit before's input, kept until now
@@ -259,6 +263,11 @@ class Fsdp1Memory(_FsdpMemory):
         unit = max(sum(w.numel for w in self.weights(block)) for block in self._units())
         return min(elements, -(-unit // self.ranks))
 
+    def updating(self, weight: Weight) -> float:
+        # Optimizers here update element by element: those that need whole matrices are refused.
+        whole = self.optimizer.temporary(weight.shape, weight.matrix, self.trained, 1)
+        return whole * self.part_of_one(weight.numel) / weight.numel
+
     def _units(self) -> Sequence[int]:
         return (EMBED, *range(len(self.holdings.order)))
 
@@ -279,6 +288,19 @@ class Fsdp1Memory(_FsdpMemory):
     def weights(self, unit: int) -> Sequence[Weight]:
         return [*self.holdings.embed, *self.holdings.tail] if unit < 0 else self.holdings.unit(unit)
 
+    def enter(self, block: int, backward: bool) -> int:
+        moment = super().enter(block, backward)
+        unit = self.unit_before(block) if backward else block
+        return moment if unit is None or self.all_gathered or (backward and self.stays(unit)) else self.cast(unit)
+
+    def cast(self, unit: int) -> int:
+        """Bytes of this device's part of a unit in the compute dtype, until it is gathered (_flat_param.py,
+        ``_use_low_precision_shard``)."""
+        if self.compute == self.trained:
+            return 0
+        elements = sum(w.numel for w in self.weights(unit) if w.trains)
+        return -(-elements * self.compute // self.ranks)
+
     def ahead(self, block: int, backward: bool) -> int:
         # A block's last unit in the forward is a layer of the adapter: the block before comes later, see below.
         return 0 if backward and self.freezes else super().ahead(block, backward)
@@ -292,7 +314,7 @@ class Fsdp1Memory(_FsdpMemory):
         if self.whole_gradients:
             self.done += weight.numel * self.trained - part
         elif not self.accumulating and not self.settings.offload:
-            self.gradients += part
+            self.gradients, part = self.gradients + part, 0
         left = self.waiting.setdefault(block, [w.numel for w in self.weights(block) if w.trains])
         if weight.numel in left:
             left.remove(weight.numel)

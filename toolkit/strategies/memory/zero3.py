@@ -99,6 +99,32 @@ class Zero3Memory(ZeroMemory):
             distance += 2 * sum(self._elements(w) for w in self._large(block))
         return kept
 
+    def gathers(self) -> tuple[int, int, int]:
+        """Bytes that a micro-batch gathers and in how many units, and bytes of small weights, which are whole on every
+        rank: those that train are gathered after each step."""
+        micro = units = 0
+        for block in (EMBED, *range(len(self.holdings.order)), TAIL):
+            whole = sum(self._elements(w) * self._size(w) for w in self._large(block))
+            backward = block != EMBED or any(w.trains for w in self.holdings.embed)
+            times = 2 if backward and block not in self._kept else 1
+            micro += times * whole
+            units += times * bool(whole)
+        if self.holdings.tied:
+            shared = sum(self._elements(w) * self._size(w) for w in self._large(EMBED, True))
+            trained = any(w.trains for w in self.holdings.embed)
+            # First and last of all, and by the head in the middle, between which they may stay.
+            times = 1 if self._between() < _REUSE else 2 + trained
+            micro += times * shared
+            units += times * bool(shared)
+        small = self.settings.persistence_threshold
+        least = sum(count * w.numel * self.compute for unit, count in self.holdings.units()
+                    for w in unit if w.trains and self._elements(w) < small)  # fmt: skip
+        return micro, units, least
+
+    def _between(self) -> int:
+        """Elements of all blocks, which are used between tied embeddings' uses."""
+        return sum(w.numel for kind in self.holdings.order for w in self.holdings.kinds[kind])
+
     def start(self, accumulating: bool) -> None:
         super().start(accumulating)
         self.gradients = 0
@@ -132,9 +158,8 @@ class Zero3Memory(ZeroMemory):
             self.gathered -= self._gathered(block)
         if self.holdings.tied and block < 0:
             # Tied embeddings are used first and last of all, and by the head in the middle.
-            between = sum(w.numel for kind in self.holdings.order for w in self.holdings.kinds[kind])
             again = not backward or (block == TAIL and any(w.trains for w in self.holdings.embed))
-            if not (again and (between < _REUSE or (block == TAIL and not backward))):
+            if not (again and (self._between() < _REUSE or (block == TAIL and not backward))):
                 self._shared(False)
 
     def _shared(self, there: bool) -> None:
