@@ -107,16 +107,18 @@ class Cell:
     adapted: bool = False
     """The adapters are on these experts too."""
     stages: int = 0
-    """How many stages the blocks are divided into; under fsdp2 two processes shard each."""
+    """How many stages the blocks are divided into; under fsdp2 two processes shard each: those that divide experts, if
+    some do."""
 
     @property
     def processes(self) -> int:
         if self.mesh is not None:
             return self.mesh[0] * self.mesh[1] * (2 if self.experts else 1)
         if self.stages:
-            return self.stages * (2 if self.strategy == "fsdp2" else 1) * (2 if self.tensor else 1)
-        if self.tensor and self.strategy != "ddp":
-            return 4  # two that shard
+            sharding = 2 if self.strategy == "fsdp2" and not self.experts else 1
+            return self.stages * sharding * (2 if self.tensor or self.experts else 1)
+        if self.tensor and (self.context or self.strategy != "ddp"):
+            return 4  # two that shard, or divide rows
         return 1 if self.strategy == "single" else 2
 
     @property
@@ -164,6 +166,7 @@ class Cell:
             | ({"mesh": self._sizes()} if self.mesh else {})
             | ({"mesh": {"context": 2}} if self.context else {})
             | ({"mesh": {"tensor": 2, "shard": self.processes // 2}} if self.tensor else {})
+            | ({"mesh": {"context": 2, "tensor": 2}} if self.context and self.tensor else {})
             | ({"mesh": {"expert": 2} | self._sizes()} if self.experts else {})
             | ({"mesh": self._staged()} if self.stages else {})
             | ({"sync": "last", "reshard_after_forward": self.sync == "last"} if self.sync else {}),
@@ -173,6 +176,8 @@ class Cell:
         }
 
     def _staged(self) -> dict[str, int]:
+        if self.experts:
+            return {"pipeline": self.stages, "expert": 2}
         tensor = 2 if self.tensor else 1
         return {"pipeline": self.stages, "tensor": tensor, "shard": self.processes // self.stages // tensor}
 
@@ -240,8 +245,12 @@ LAYERED = [
     Cell("qwen3", False, "zero1", "full", 24, micro=1, accumulation=3, tensor=True),
     Cell("qwen3", True, "zero2", "selective", 256, tensor=True),
     Cell("llama", False, "zero2", "full", 16, micro=1, precision="fp32", tensor=True),
+    Cell("llama", False, "ddp", "none", 256, context=True, tensor=True),
+    Cell("llama", False, "fsdp2", "full", 256, context=True, tensor=True),
+    Cell("qwen3", True, "ddp", "selective", 384, micro=1, packing=True, context=True, tensor=True),
+    Cell("llama-wide", True, "fsdp2", "none", 128, loss="fused", precision="fp32", context=True, tensor=True),
 ]  # fmt: skip
-"""Layers whose matrices two processes divide; under fsdp2 two such groups shard them."""
+"""Layers whose matrices two processes divide; under fsdp2 two such groups shard them, or divide rows, too."""
 EXPERTS = [
     *(Cell("mixtral", lora, "ddp", kind, 256, experts=True) for lora in (False, True) for kind in ("none", "full")),
     Cell("mixtral", False, "ddp", "selective", 256, experts=True),
@@ -310,6 +319,14 @@ STAGED_HELD_OUT = [
     Cell("llama-tied", False, "ddp", "none", 128, accumulation=3, precision="fp32", tensor=True, stages=2),
     Cell("qwen3", True, "ddp", "none", 224, micro=1, accumulation=2, packing=True, tensor=True, stages=2),
     Cell("llama-wide", False, "ddp", "full", 160, micro=1, accumulation=4, loss="fused", tensor=True, stages=2),
+    Cell("mixtral", False, "ddp", "none", 192, accumulation=4, stages=2),
+    Cell("mixtral", False, "ddp", "full", 192, accumulation=4, experts=True, stages=2),
+    Cell("mixtral", True, "ddp", "none", 192, accumulation=4, experts=True, stages=2),
+    Cell("mixtral", False, "fsdp2", "none", 128, accumulation=4, experts=True, stages=2),
+    Cell("qwen3-moe", False, "ddp", "selective", 160, accumulation=5, experts=True, stages=2),
+    Cell("qwen3-moe", True, "fsdp2", "full", 224, micro=1, accumulation=3, experts=True, stages=2),
+    Cell("mixtral", False, "ddp", "none", 96, accumulation=3, precision="fp32", experts=True, stages=2),
+    Cell("mixtral", False, "fsdp2", "full", 64, accumulation=6, precision="bf16-pure", experts=True, stages=2),
 ]
 """First run when the others were done; none of these was looked at before."""
 AVERAGED = [Cell("llama", False, s, "full", 16, micro=1, accumulation=1, optimizer="schedule-free") for s in STRATEGIES]

@@ -47,7 +47,12 @@ def resolved(strategy: str, mesh: dict[str, int] | None, **sections: Any) -> Res
         ({"context": 3}, {"processes": 4}, r"context 3 = 3, but there are 4 processes; set context to a divisor of 4"),
         ({"shard": 2, "tensor": 4}, {"processes": 4}, r"2 x tensor 4 = 8, but there are 4 processes; set shard: 1"),
         ({"shard": 2, "tensor": 3}, {"processes": 4}, r"= 6, but there are 4 processes; set tensor to a divisor of 4"),
-        ({"tensor": 2, "context": 2}, {"processes": 4}, r"mesh\.tensor: has not been verified with divided rows"),
+        ({"context": 2, "pipeline": 2}, {"processes": 2}, r"= 4, but there are 2 processes; set pipeline: 1$"),
+        (
+            {"tensor": 4, "context": 2},
+            {"processes": 4, "nodes": 2},
+            r"2 x 4 \(tensor\) consecutive ranks .* on one node",
+        ),
         ({"pipeline": 2, "context": 2}, {"processes": 4}, r"mesh\.pipeline: has not been verified with divided rows"),
         ({"pipeline": 3}, {"processes": 4}, r"1 x pipeline 3 = 3, but .*; set pipeline to a divisor of 4"),
         ({"pipeline": 2}, {"processes": 4}, r"1 x pipeline 2 = 2, but .*; set shard: 2"),
@@ -80,7 +85,6 @@ NO_EXPERTS: list[tuple[str, dict[str, int], dict[str, Any], str]] = [
     ("ddp", {"expert": 4}, {"run": {"ema": {"decay": 0.9}}}, r"has not been verified with run\.ema; remove it"),
     ("ddp", {"expert": 2, "tensor": 2}, {}, r"has not been verified with divided layers; set tensor: 1 or expert: 1"),
     ("ddp", {"expert": 2, "context": 2}, {}, r"has not been verified with divided rows; set context: 1 or expert: 1"),
-    ("ddp", {"expert": 2, "pipeline": 2}, {}, r"has not been verified with stages; set pipeline: 1 or expert: 1"),
     ("fsdp2", {"expert": 2, "shard": 4}, {"machine": {"processes": 8}},
      r"4 ranks \(shard\) cannot divide the 2 experts that each has of 4; set shard to a divisor of 2"),
 ]  # fmt: skip
@@ -92,6 +96,30 @@ def test_experts_that_cannot_be_divided_are_refused_with_the_reason(
 ) -> None:
     with pytest.raises(InputError, match=rf"strategy\.mesh\.expert: .*{told}"):
         resolved(strategy, mesh, **({"model": {"config": MIXTRAL}} | sections))
+
+
+def test_experts_of_stages_are_not_balanced_apart() -> None:
+    config = MIXTRAL | {"output_router_logits": True}
+    with pytest.raises(InputError, match=r"mesh\.pipeline: would balance the experts of each stage apart; set output_"):
+        resolved("ddp", {"pipeline": 2, "replicate": 2}, model={"config": config})
+    found = resolved("fsdp2", {"pipeline": 2, "expert": 2}, model={"config": MIXTRAL})
+    assert (found.data_size, found.mesh.expert_peers(3), found.mesh.expert_ranks(3)) == (2, [3], [2, 3])
+
+
+def test_rows_and_layers_are_both_divided() -> None:
+    """The ranks of a layer are neighbours, those of a row as far apart as there are of them."""
+    found = resolved("ddp", {"context": 2, "tensor": 2, "replicate": 2}, machine={"processes": 8},
+                     model={"config": SPLIT | {"num_attention_heads": 4}})  # fmt: skip
+    mesh = found.mesh
+    assert [mesh.layer_ranks(rank) for rank in (0, 5)] == [[0, 1], [4, 5]]
+    assert [mesh.context_ranks(rank) for rank in (0, 3, 5)] == [[0, 2], [1, 3], [5, 7]]
+    assert [mesh.state_peers(rank) for rank in (0, 3)] == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    assert [found.row_part(rank) for rank in (1, 2)] == [RowPart(0, 2), RowPart(1, 2)]
+    assert (found.data_size, found.token_parts, found.ranks_per_part) == (2, 4, 2)
+    with pytest.raises(InputError, match=r"mesh\.tensor: has not been verified with divided rows under zero1"):
+        resolved("zero1", {"context": 2, "tensor": 2}, model={"config": SPLIT | {"num_attention_heads": 4}})
+    with pytest.raises(InputError, match=r"2 ranks cannot divide 1 attention heads of each of 2 parts of a layer"):
+        resolved("ddp", {"context": 2, "tensor": 2}, model={"config": SPLIT | {"num_attention_heads": 2}})
 
 
 def test_other_strategies_have_all_experts() -> None:

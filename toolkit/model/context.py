@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn import functional
 
 from toolkit.errors import RunFailed
+from toolkit.model.tensor import group_of
 from toolkit.recipe.mesh import RowPart
 from toolkit.recipe.resolve import Resolved
 from toolkit.tasks.labels import IGNORED
@@ -36,8 +37,8 @@ class _Row:
 
 
 _ROW: ContextVar[_Row | None] = ContextVar("row", default=None)
-_GROUPS: dict[int, tuple[dist.ProcessGroup, dist.ProcessGroup]] = {}
-"""By size this process's group of consecutive ranks, with the group of all that it was made in: once for each."""
+_GROUPS: dict[int, dist.ProcessGroup] = {}
+"""By size the group of ranks that divide rows with this process, of the model that was divided last."""
 
 
 def divide_rows(model: Any, resolved: Resolved) -> None:
@@ -45,13 +46,7 @@ def divide_rows(model: Any, resolved: Resolved) -> None:
     count = resolved.mesh.context
     if count == 1:
         return
-    world: Any = dist.group.WORLD
-    if count not in _GROUPS or _GROUPS[count][0] is not world:
-        for first in range(0, resolved.world_size, count):
-            ranks = list(range(first, first + count))
-            group = dist.new_group(ranks)
-            if dist.get_rank() in ranks:
-                _GROUPS[count] = world, group
+    _GROUPS[count] = group_of(resolved, resolved.mesh.context_ranks, "rows")
     attend_in_parts(model)
 
 
@@ -173,7 +168,7 @@ def attention(
     count = attention_mask.shape[-1] // key.shape[2]
     if row is not None:  # none where a block is recomputed in the backward
         row.exchanges += 1
-    group, heads = _GROUPS[count][1], query.shape[1]
+    group, heads = _GROUPS[count], query.shape[1]
     if key.shape[1] % count:
         repeats = heads // key.shape[1]
         key, value = (tensor.repeat_interleave(repeats, dim=1) for tensor in (key, value))

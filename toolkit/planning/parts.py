@@ -76,7 +76,7 @@ def acted_parts(model: Any, count: int, masked: bool, told: Callable[[int], None
     own = base.config._attn_implementation
     right = context.all_to_all, context.several_samples, dict(context._GROUPS)
     group: Any = _Group(count)
-    context._GROUPS[count] = group, group
+    context._GROUPS[count] = group
 
     def all_to_all(sent: torch.Tensor, group: Any) -> torch.Tensor:
         told(sent.numel() * sent.element_size())

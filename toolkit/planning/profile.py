@@ -56,7 +56,8 @@ def _blend(a: Segment, b: Segment, at: Callable[[int, int], int], steps: float) 
     ]
     return Segment(
         a.block, a.backward, at(a.start, b.start), at(a.peak, b.peak), held, at(a.flops, b.flops),
-        a.work.toward(b.work, steps), at(a.exchanged, b.exchanged), a.exchanges, gradients,
+        a.work.toward(b.work, steps), at(a.exchanged, b.exchanged), a.exchanges,
+        at(a.summed, b.summed), a.sums, gradients,
     )  # fmt: skip
 
 

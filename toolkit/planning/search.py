@@ -84,8 +84,9 @@ class Search:
         own, shared = held.host_loading()
         loading = own * resolved.recipe.machine.processes + shared
         sent = strategy_of(resolved).traffic(resolved, holdings).by_axis(resolved.accumulation)
-        if (parts := exchanged(segments, list(holdings.order), resolved.mesh)).size:
-            sent |= {parts.axis: resolved.accumulation * parts.size}
+        for one in exchanged(segments, list(holdings.order), resolved.mesh):
+            if one.size:
+                sent |= {one.axis: resolved.accumulation * one.size}
         if stages:
             sent["pipeline"] = max(stage.sent(resolved.accumulation) for stage, _ in stages)
         on_gpu = resolved.device == "cuda"

@@ -55,6 +55,11 @@ class SegmentTracer:
         self.segments[-1].exchanged += size
         self.segments[-1].exchanges += 1
 
+    def summed(self, size: int) -> None:
+        """Count a sum over the ranks that divide layers, or rows given to experts, of so many bytes."""
+        self.segments[-1].summed += size
+        self.segments[-1].sums += 1
+
     def begin(self, live: Counter) -> None:
         self._live = live
         self._open(OUTSIDE, False)

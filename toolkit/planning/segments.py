@@ -65,9 +65,12 @@ class Segment:
     flops: int = 0
     work: Work = field(default_factory=Work)
     exchanged: int = 0
-    """Bytes of this rank that exchanges between parts of rows send and receive, its own for itself among them; or that
-    it adds up with the ranks that divide its layers."""
+    """Bytes of this rank that exchanges between parts of rows send and receive, its own for itself among them."""
     exchanges: int = 0
+    summed: int = 0
+    """Bytes that it adds up with the ranks that divide its layers, or rows that it gives to those that divide its
+    experts."""
+    sums: int = 0
     gradients: list[Gradient] = field(default_factory=list)
 
 

@@ -15,7 +15,7 @@ from toolkit.strategies.memory.base import Holdings, Weight
 
 _WEIGHT = tuple(field.name for field in fields(Weight))
 _WORK = tuple(field.name for field in fields(Work))
-_PLAIN = ("block", "backward", "start", "peak", "flops", "exchanged", "exchanges")
+_PLAIN = ("block", "backward", "start", "peak", "flops", "exchanged", "exchanges", "summed", "sums")
 """Fields of a segment that are numbers."""
 
 

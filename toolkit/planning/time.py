@@ -153,19 +153,23 @@ def computing(
     return ahead / speed, back / speed
 
 
-def exchanged(segments: list[Segment], order: list[int], mesh: Mesh) -> Sent:
+def exchanged(segments: list[Segment], order: list[int], mesh: Mesh) -> list[Sent]:
     """What a rank sends to the others that divide its rows, in one micro-batch: of what it exchanges all but its own
     part. To those that divide its layers: what it adds up with them goes around their ring twice. To those that divide
     its experts: the rows of tokens that have chosen theirs, of experts that are chosen alike."""
-    size = calls = 0
-    for segment in segments:
-        times = 1 if segment.block == OUTSIDE else order.count(segment.block)
-        size, calls = size + times * segment.exchanged, calls + times * segment.exchanges
+    times = [1 if segment.block == OUTSIDE else order.count(segment.block) for segment in segments]
+    rows, exchanges, parts, sums = (
+        sum(count * getattr(segment, name) for count, segment in zip(times, segments, strict=True))
+        for name in ("exchanged", "exchanges", "summed", "sums")
+    )
+    found = []
+    if mesh.context > 1:
+        found.append(Sent(rows * (mesh.context - 1) / mesh.context, exchanges, "context"))
     if mesh.expert > 1:
-        return Sent(size * (mesh.expert - 1) / mesh.expert, calls, "expert")
+        found.append(Sent(parts * (mesh.expert - 1) / mesh.expert, sums, "expert"))
     if mesh.tensor > 1:
-        return Sent(2 * size * (mesh.tensor - 1) / mesh.tensor, calls, "tensor")
-    return Sent(size * (mesh.context - 1) / mesh.context, calls, "context")
+        found.append(Sent(2 * parts * (mesh.tensor - 1) / mesh.tensor, sums, "tensor"))
+    return found
 
 
 def step_seconds(
@@ -192,7 +196,8 @@ def step_seconds(
     exposed = max(0.0, own_work[1] * per_byte, at_end - backward) if traffic.end_overlaps else at_end
     exposed += max(0.0, own_work[0] * per_byte, hideable - hidden_under)
     # Attention waits for its exchanges, and computes between them; so do layers for their sums.
-    waited = micro_batches * wire.seconds(*exchanged(segments, list(holdings.order), resolved.mesh))
+    sent = exchanged(segments, list(holdings.order), resolved.mesh)
+    waited = micro_batches * sum(wire.seconds(*one) for one in sent)
     if not rates.overlap:
         exposed = hideable + at_end
     exposed += waited
@@ -229,7 +234,8 @@ def staged_seconds(
         return None
     each = [computing(s.segments(segments), list(s.holdings.order), resolved, device, rates) for s in stages]
     wire = Wire(resolved, device, rates)
-    waits = [wire.seconds(*exchanged(s.segments(segments), list(s.holdings.order), resolved.mesh)) for s in stages]
+    waits = [sum(wire.seconds(*sent) for sent in exchanged(s.segments(segments), list(s.holdings.order), resolved.mesh))
+             for s in stages]  # fmt: skip
     hop = wire.seconds(stages[0].hidden, 1, "pipeline")
     micros = resolved.accumulation
     turns = [(ahead + wait / 2, back + wait / 2) for (ahead, back), wait in zip(each, waits, strict=True)]

@@ -108,7 +108,7 @@ def _run(
         cast = torch.autocast("cpu", dtype=dtype) if mixed else contextlib.nullcontext()
         acting = acted.acting() if acted else contextlib.nullcontext()
         parts = acted_parts(model, shape.parts, shape.masked, recorder.exchanged)
-        sums = sums_told(recorder.exchanged)
+        sums = sums_told(recorder.summed)
         evaluated = _evaluated(model) if shape.evaluates else contextlib.nullcontext()
         with kernels.acting(), acting, shape.loop.acting(model), _rows(shape.masked), parts, sums, evaluated:
             factor = torch.full((), 1.0 / shape.length)

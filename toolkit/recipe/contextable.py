@@ -42,8 +42,10 @@ def why_not_divisible(recipe: Recipe, facts: ModelFacts) -> str | None:
     heads = attention_heads(config)
     if heads is None:
         return "requires the number of attention heads, which the model's config does not say"
-    if heads % mesh.context:
-        return f"{mesh.context} ranks cannot divide {heads} attention heads; set a divisor of {heads}"
+    if heads % (mesh.context * mesh.tensor):
+        own = heads // mesh.tensor
+        each = "" if mesh.tensor == 1 else f" of each of {mesh.tensor} parts of a layer (tensor)"
+        return f"{mesh.context} ranks cannot divide {own} attention heads{each}; set a divisor of {own}"
     return None
 
 

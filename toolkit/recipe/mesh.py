@@ -18,7 +18,8 @@ class Mesh:
     """How the training state is divided, and the tokens. ``tensor``: consecutive ranks that divide the matrices of each
     layer. ``shard``: ranks at the same place of such groups, one group after another, that divide the sharded state
     between them. ``replicate``: groups of those; the ranks at the same place of each hold the same part. ``context``:
-    consecutive ranks that divide the tokens of the same rows; they are among the ranks of the two others.
+    ranks that divide the tokens of the same rows, at the same place of consecutive groups of ``tensor``; they are among
+    the ranks of the two others.
     ``expert``: consecutive ranks that divide the experts of each layer; they are among the ranks of ``shard`` where a
     strategy shards, else among those of ``replicate``.
     ``pipeline``: the outermost axis: the first ranks, as many as the others make, have the first blocks of the model,
@@ -52,6 +53,12 @@ class Mesh:
         """A rank's place among those of ``shard``, from 0: which part of the sharded state it holds."""
         return rank // self.tensor % self.shard
 
+    def context_ranks(self, rank: int) -> list[int]:
+        """The ranks that divide the tokens of its rows with this one, and have the same part of every layer."""
+        column, at = self.column(rank), rank // self.tensor
+        first = at - at % self.context
+        return [(first + index) * self.tensor + column for index in range(self.context)]
+
     def column(self, rank: int) -> int:
         """A rank's place among those of ``tensor``, from 0: which part of each divided matrix it holds."""
         return rank % self.tensor
@@ -74,7 +81,8 @@ class Mesh:
 
     def expert_peers(self, rank: int) -> list[int]:
         """The ranks that have the same experts as this one."""
-        return list(range(rank % self.expert, self.stage_size * self.pipeline, self.expert))
+        first = self.stage(rank) * self.stage_size
+        return list(range(first + rank % self.expert, first + self.stage_size, self.expert))
 
     def expert_copies(self, rank: int) -> list[int]:
         """Those of ``expert_peers`` that shard the experts with this one; where nothing is sharded, all of them."""
@@ -172,8 +180,13 @@ def mesh_problems(recipe: Recipe) -> list[str]:
             f"strategy.mesh.tensor: {asked.tensor} consecutive ranks add up hidden states in every layer and have to "
             f"be on one node, which has {machine.processes} processes; set a divisor of {machine.processes}"
         ]
-    if asked.tensor > 1 and asked.context > 1:
-        return ["strategy.mesh.tensor: has not been verified with divided rows; set context: 1 or tensor: 1"]
+    if machine.processes % (asked.tensor * asked.context):
+        together = asked.tensor * asked.context
+        return [
+            f"strategy.mesh.context: {asked.context} x {asked.tensor} (tensor) consecutive ranks exchange in every "
+            f"layer and have to be on one node, which has {machine.processes} processes; set two numbers whose "
+            f"product, now {together}, divides {machine.processes}"
+        ]
     if asked.pipeline > 1 and asked.context > 1:
         return ["strategy.mesh.pipeline: has not been verified with divided rows; set context: 1 or pipeline: 1"]
     if machine.processes % asked.expert:
@@ -181,7 +194,7 @@ def mesh_problems(recipe: Recipe) -> list[str]:
             f"strategy.mesh.expert: {asked.expert} consecutive ranks exchange tokens in every layer of experts and "
             f"have to be on one node, which has {machine.processes} processes; set a divisor of {machine.processes}"
         ]
-    others = {"context": "divided rows", "tensor": "divided layers", "pipeline": "stages"}
+    others = {"context": "divided rows", "tensor": "divided layers"}
     for axis, what in others.items():
         if asked.expert > 1 and sizes[axis] > 1:
             return [f"strategy.mesh.expert: has not been verified with {what}; set {axis}: 1 or expert: 1"]
@@ -205,15 +218,12 @@ def _processes(machine: Machine) -> str:
 def _instead(recipe: Recipe, world: int, product: int) -> str:
     asked, nodes = recipe.strategy.mesh, recipe.machine.nodes
     assert asked is not None
-    if world % asked.context:
-        return f"set context to a divisor of {world}"
-    if world // asked.context % asked.tensor:
-        return f"set tensor to a divisor of {world // asked.context}"
-    if world // asked.context // asked.tensor % asked.pipeline:
-        return f"set pipeline to a divisor of {world // asked.context // asked.tensor}"
-    if world // asked.context // asked.tensor // asked.pipeline % asked.expert:
-        return f"set expert to a divisor of {world // asked.context // asked.tensor // asked.pipeline}"
-    rows = world // asked.context // asked.tensor // asked.pipeline // asked.expert
+    rows = world
+    for axis in ("context", "tensor", "pipeline", "expert"):
+        size = int(getattr(asked, axis))
+        if rows % size:
+            return f"set {axis} to a divisor of {rows}" if rows > 1 else f"set {axis}: 1"
+        rows //= size
     if rows % asked.shard == 0 and asked.shard > 1:
         return f"set replicate: {rows // asked.shard}"
     if rows % asked.replicate == 0:
@@ -263,8 +273,9 @@ def reasons(mesh: Mesh, machine: Machine, hybrid: str | None) -> dict[str, str]:
         replicate = f"copies of what is sharded, each {mesh.shard} ranks apart: their gradients are all-reduced{over}"
     context = "every row's tokens are computed by one process"
     if mesh.context > 1:
+        apart = "consecutive ranks" if mesh.tensor == 1 else f"ranks that are {mesh.tensor} apart"
         context = (
-            f"{mesh.context} consecutive ranks each compute a part of every row's tokens, and in attention all tokens "
+            f"{mesh.context} {apart} each compute a part of every row's tokens, and in attention all tokens "
             "of a part of the heads (Ulysses, arXiv:2309.14509); they train on the same samples. Not in "
             "training_args.json: the Trainer would give each of them samples of its own"
         )

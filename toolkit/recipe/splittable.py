@@ -39,6 +39,10 @@ def why_not_splittable(recipe: Recipe, facts: ModelFacts, traits: Traits) -> str
         return "has not been verified with a base that is quantised already"
     if recipe.fp8:
         return "would scale the parts of a matrix each by its own largest value; set fp8: false"
+    if mesh.context > 1 and not traits.torch_optimizer:
+        return (
+            f"has not been verified with divided rows under {recipe.strategy.name}; set context: 1, or use ddp or fsdp2"
+        )
     if (reason := why_not_in_parts(recipe)) is not None:
         return reason
     for key in _ATTENTION_DROPOUT:

@@ -9,8 +9,9 @@ from toolkit.recipe.strategy_names import REGISTERED
 from toolkit.recipe.traits import Traits
 
 FAMILIES = (
-    "apertus", "arcee", "cohere", "cohere2", "ernie4_5", "exaone4", "gemma", "gemma2", "gemma3_text", "granite",
-    "helium", "llama", "mistral", "olmo", "qwen2", "qwen3", "seed_oss", "smollm3", "starcoder2",
+    "apertus", "arcee", "cohere", "cohere2", "deepseek_v3", "ernie4_5", "exaone4", "gemma", "gemma2", "gemma3_text",
+    "gpt_oss", "granite", "helium", "llama", "mistral", "mixtral", "olmo", "qwen2", "qwen3", "qwen3_moe", "seed_oss",
+    "smollm3", "starcoder2",
 )  # fmt: skip
 """Model types whose ``base_model_pp_plan`` (transformers 5.23.0) has embeddings, blocks and a norm, and which are
 verified."""
@@ -33,6 +34,8 @@ def why_not_stageable(recipe: Recipe, facts: ModelFacts, traits: Traits) -> str 
         )
     if config.get("quantization_config"):
         return "has not been verified with a base that is quantised already"
+    if config.get("output_router_logits"):
+        return "would balance the experts of each stage apart; set output_router_logits: false in model.config"
     if (reason := _why_not_option(recipe, traits)) is not None:
         return reason
     blocks = config.get("num_hidden_layers")

@@ -39,6 +39,8 @@ class _Here:
     positions: torch.Tensor | None
     """Of whole rows that hold several samples."""
     mistake: Mistake = ""
+    columns: int = 1
+    """How many parts the heads are in by themselves (``columns.py``), each of which the parts of rows divide."""
 
 
 _HERE: ContextVar[_Here | None] = ContextVar("here", default=None)
@@ -85,11 +87,11 @@ def attending_in_parts(models: Sequence[Any]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def computing(meeting: Meeting, micro: MicroBatch, mistake: Mistake = "") -> Iterator[None]:
+def computing(meeting: Meeting, micro: MicroBatch, mistake: Mistake = "", columns: int = 1) -> Iterator[None]:
     """What the thread computes inside is the part of ``micro``."""
     assert micro.part is not None
     packed = micro.tensors["position_ids"] if "attention_mask" not in micro.tensors else None
-    token = _HERE.set(_Here(meeting, micro.part.index, micro.part.count, packed, mistake))
+    token = _HERE.set(_Here(meeting, micro.part.index, micro.part.count, packed, mistake, columns))
     try:
         yield
     finally:
@@ -150,6 +152,17 @@ def _attention(
     assert here is not None
     if here.mistake == "alone":
         return sdpa_attention_forward(module, query, key, value, None, **options)
+    if here.columns > 1:
+        alone = replace(here, columns=1)
+        parts = zip(*(tensor.chunk(here.columns, dim=1) for tensor in (query, key, value)), strict=True)
+        outputs = []
+        for q, k, v in parts:
+            token = _HERE.set(alone)
+            try:
+                outputs.append(_attention(module, q, k, v, attention_mask, **options)[0])
+            finally:
+                _HERE.reset(token)
+        return torch.cat(outputs, dim=2), None
     if key.shape[1] % here.count:
         copies = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(copies, dim=1), value.repeat_interleave(copies, dim=1)

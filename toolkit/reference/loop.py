@@ -111,11 +111,7 @@ class PlainLoop:
                 for layer in self.batch_norms.values():
                     layer.counts, layer.updates = bool(micro.sample_ids), rank == 0
                 orders = summed_by_module(self.model, self.order, self.blocks)
-
-                def masks(stage: int, rank: int = rank, micro: MicroBatch = micro) -> None:
-                    own = 0 if self.mistake == "masks" else stage
-                    self.seed(step, micro.micro, rank + own * self.resolved.token_parts)
-
+                masks = functools.partial(self._stage_masks, step, (rank, micro))
                 with in_stages(self.model, self.blocks, self.order.stages, masks) as heads:
                     with self.autocast(), orders, in_columns(self.model, self.order.columns):
                         loss = self.loss_sum(micro)
@@ -124,8 +120,13 @@ class PlainLoop:
                 self._collect(gradients, before, heads=heads)
                 self.model.zero_grad(set_to_none=True)
             _add(self.gradients, gradients)
-        self.gradients, self.magnitudes = joined_heads(self.gradients), joined_heads(self.magnitudes)
         return self._finished(scale, losses)
+
+    def _stage_masks(self, step: int, place: tuple[int, MicroBatch], stage: int) -> None:
+        """Set the seed that a stage draws a micro-batch's masks from."""
+        rank, micro = place
+        own = 0 if self.mistake == "masks" else stage
+        self.seed(step, micro.micro, rank + own * self.resolved.token_parts)
 
     def _joint(self, window: Window) -> bool:
         """Whether micro-batches of several ranks have something in common: batch statistics, or their rows."""
@@ -155,7 +156,9 @@ class PlainLoop:
                     layer.counts, layer.updates = bool(micro.sample_ids), True
                 masks = rank // micro.part.count if self.mistake == "masks" and micro.part else rank
                 self.seed(step, micro.micro, masks)
-                own: Any = computing(meeting, micro, self.mistake) if micro.part else contextlib.nullcontext()
+                own: Any = contextlib.nullcontext()
+                if micro.part:
+                    own = computing(meeting, micro, self.mistake, self.order.columns)
                 if self.order.experts > 1:
                     own = among_ranks(meeting, at, self.mistake == "order")
                 with self.autocast(), own:
@@ -166,19 +169,23 @@ class PlainLoop:
                     orders.enter_context(attending_in_parts(models))
                 if self.order.experts > 1:
                     orders.enter_context(meeting_in_experts(models, self.order.experts))
-                for model in models:
+                heads = []
+                for at, model in enumerate(models):
                     blocks = _same(model, self.model, self.blocks)
                     orders.enter_context(summed_by_module(model, self.order, blocks))
+                    orders.enter_context(in_columns(model, self.order.columns))
+                    masks = functools.partial(self._stage_masks, step, window[places[at]])
+                    heads.append(orders.enter_context(in_stages(model, blocks, self.order.stages, masks)))
                 found = meeting.run([functools.partial(forward, at) for at in range(len(places))])
             for layer in (layer for model in models for layer in plain_layers(model).values()):
                 layer.meeting = None
             sum((loss * scale for loss in found[1:]), found[0] * scale).backward()
-            for place, loss, model in zip(places, found, models, strict=True):
+            for place, loss, model, own_heads in zip(places, found, models, heads, strict=True):
                 losses[place] = loss.item()
                 own = {n: p for n, p in model.named_parameters() if p.requires_grad}
                 if parts[place] not in sums:
                     before = self._taken(sums)
-                self._collect(sums.setdefault(parts[place], {}), before, own)
+                self._collect(sums.setdefault(parts[place], {}), before, own, own_heads)
                 model.zero_grad(set_to_none=True)
         for part in sums.values():
             _add(self.gradients, part)
@@ -192,6 +199,7 @@ class PlainLoop:
         return self._replicas[:ranks]
 
     def _finished(self, scale: float, losses: list[float]) -> list[float]:
+        self.gradients, self.magnitudes = joined_heads(self.gradients), joined_heads(self.magnitudes)
         if scale != 1.0:
             for tensor in (*self.gradients.values(), *self.magnitudes.values()):
                 tensor.div_(scale)

@@ -41,7 +41,9 @@ class Strategy:
     staged_engine: ClassVar[str] = ""
     """The same of a model whose blocks ranks divide (``strategy.mesh.pipeline``), where ``traits.stages``."""
     staged_layers_engine: ClassVar[str] = ""
-    """The same where ranks divide both, where both can be."""
+    """The same where ranks divide layers and blocks, where both can be."""
+    staged_experts_engine: ClassVar[str] = ""
+    """The same where ranks divide experts and blocks, where both can be."""
     memory: ClassVar[str]
     """``module:class`` of the memory model: the bytes that the strategy uses on a device."""
 
@@ -145,6 +147,8 @@ class Strategy:
 
     def engine_for(self, resolved: Resolved) -> type[Engine]:
         """The engine's class for a recipe: of divided layers, or of stages, where its mesh has them."""
+        if resolved.mesh.pipeline > 1 and resolved.mesh.expert > 1:
+            return _imported(self.staged_experts_engine)
         if resolved.mesh.pipeline > 1:
             return _imported(self.staged_engine if resolved.mesh.tensor == 1 else self.staged_layers_engine)
         if resolved.mesh.expert > 1:

@@ -225,6 +225,7 @@ class Fsdp2(_Fsdp):
     experts_engine = "toolkit.strategies.engines.experts:ExpertsFsdp2Engine"
     staged_engine = "toolkit.strategies.engines.stages:StagedFsdp2Engine"
     staged_layers_engine = "toolkit.strategies.engines.stage_layers:StagedLayersFsdp2Engine"
+    staged_experts_engine = "toolkit.strategies.engines.stage_layers:StagedExpertsFsdp2Engine"
     memory = "toolkit.strategies.memory.fsdp:Fsdp2Memory"
     traits = Traits(
         precedence=4,

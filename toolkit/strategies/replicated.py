@@ -37,6 +37,7 @@ class DistributedDataParallel(Strategy):
     experts_engine = "toolkit.strategies.engines.experts:ExpertsDdpEngine"
     staged_engine = "toolkit.strategies.engines.stages:StagedDdpEngine"
     staged_layers_engine = "toolkit.strategies.engines.stage_layers:StagedLayersDdpEngine"
+    staged_experts_engine = "toolkit.strategies.engines.stage_layers:StagedExpertsDdpEngine"
     memory = "toolkit.strategies.memory.replicated:DdpMemory"
     traits = Traits(
         autocast=True,
@@ -69,13 +70,13 @@ class DistributedDataParallel(Strategy):
 
 
 def _of_experts(resolved: Resolved, holdings: Holdings) -> Traffic:
-    """DDP averages what all ranks have. The gradients of experts are summed over the ranks that have the same ones when
-    the last backward has ended; then nothing of either is told to overlap."""
-    element, world = BYTES[resolved.precision.trainable], resolved.world_size
+    """What all ranks (of a stage) have is averaged. The gradients of experts are summed over the ranks that have the
+    same ones when the last backward has ended; then nothing of either is told to overlap."""
+    element, ranks = BYTES[resolved.precision.trainable], resolved.mesh.stage_size
     experts = expert_elements(holdings, resolved) * element
-    alike, copies = holdings.elements(True) * element - experts, world // resolved.mesh.expert
-    sent = [Sent(2 * (world - 1) / world * alike, max(1, int(alike // BUCKET)))]
+    alike, copies = holdings.elements(True) * element - experts, ranks // resolved.mesh.expert
+    sent = [Sent(2 * (ranks - 1) / ranks * alike, max(1, int(alike // BUCKET)))]
     if copies > 1 and experts:
         number = sum(count for unit, count in holdings.units() for w in unit if w.trains and w.ranks > 1)
         sent.append(Sent(2 * (copies - 1) / copies * experts, number, "copies"))
-    return Traffic(at_end=tuple(sent), end_overlaps=len(sent) == 1)
+    return Traffic(at_end=tuple(sent), end_overlaps=len(sent) == resolved.mesh.pipeline == 1)

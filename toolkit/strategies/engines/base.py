@@ -213,9 +213,13 @@ class Engine:
         """Scale the gradients down to ``max_norm`` where they exceed it (0: never); returns the norm before."""
         grads = [p.grad for p in self.parameters.values() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(grads)
+        self.scale_down(max_norm, norm)
+        return norm
+
+    def scale_down(self, max_norm: float, norm: torch.Tensor) -> None:
+        """Scale the gradients, whose norm is ``norm``, down to ``max_norm`` where they exceed it (0: never)."""
         if max_norm > 0:
             torch.nn.utils.clip_grads_with_norm_(list(self.parameters.values()), max_norm, norm)
-        return norm
 
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of every group, a multiple of ``lr``, that of parameters which no group of the recipe

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from torch.distributed.tensor import DTensor
 from toolkit.errors import InputError
 from toolkit.model.experts import expert_copies, expert_group
 from toolkit.optim.adamw8bit import local
+from toolkit.recipe.mesh import Mesh
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies.engines.base import Claim, Prepared
 from toolkit.strategies.engines.fsdp2 import Fsdp2Engine
@@ -33,11 +34,70 @@ from toolkit.strategies.engines.pieces import Piece, Values, span
 from toolkit.strategies.engines.replicated import DdpEngine
 
 
-class ExpertsDdpEngine(DividedDdpEngine):
-    """Experts are divided over groups of consecutive ranks; all other weights are whole on every rank."""
+class ReplicatedExperts(DividedLayers):
+    """Experts are divided over groups of consecutive ranks; all other weights are whole on every rank of a stage."""
 
     def _groups(self, resolved: Resolved) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
         return expert_group(resolved), expert_copies(resolved)
+
+    def sum_experts(self) -> None:
+        """Complete the gradients of the experts that this rank trains."""
+        ranks = self.resolved.mesh.stage_size
+        for name, parameter in self.parameters.items():
+            if name not in self.divisions:
+                continue
+            if parameter.grad is None:  # no token has chosen it
+                parameter.grad = torch.zeros_like(parameter)
+            if ranks > self.resolved.mesh.expert:
+                _over_copies(parameter.grad, self.state_group)
+            parameter.grad.div_(ranks)  # as the others are averaged
+
+    # ------------------------------------------------------------------ this rank's pieces
+
+    def _share(self, name: str) -> Piece:
+        if name not in self.divisions:
+            return super()._share(name)
+        mesh, rank = self.resolved.mesh, self.accelerator.process_index
+        peers = mesh.expert_peers(rank)
+        size = math.prod(self.parts[name])
+        return span(size * peers.index(rank) // len(peers), size * (peers.index(rank) + 1) // len(peers))
+
+    def _placed(self, name: str, values: Values) -> Values:
+        return super()._placed(name, values) if name in self.divisions else values
+
+    # ------------------------------------------------------------------ evidence
+
+    def _expert_claims(self) -> list[Claim]:
+        """Evidence that experts are divided: the ranks of a group have different ones, and those of other groups the
+        same. Every rank calls it."""
+        mesh, rank, world = self.resolved.mesh, self.accelerator.process_index, self.resolved.world_size
+        own = dict(self.accelerator.unwrap_model(self.model).named_parameters())
+        sums = torch.zeros(world, 2, dtype=torch.float64, device=self.device)
+        for at, chosen in enumerate((True, False)):
+            mine = [p for name, p in own.items() if (name in self.divisions) == chosen]
+            sums[rank, at] = sum(p.detach().double().abs().sum().to(self.device) for p in mine)
+        dist.all_reduce(sums)
+        experts, rest = sums[:, 0].tolist(), sums[:, 1].tolist()
+        alike = {rest[one] for one in mesh.state_peers(rank)}
+        same = len({experts[one] for one in mesh.expert_peers(rank)}) == 1 == len(alike)
+        return [
+            _divided_claim(mesh, [experts[one] for one in mesh.expert_ranks(rank)], experts),
+            Claim("experts-alike", "ranks agree on copies of experts and on all other weights", "yes",
+                  "yes" if same else "no", same),
+        ]  # fmt: skip
+
+
+def _divided_claim(mesh: Mesh, own: Sequence[float], everywhere: Sequence[float]) -> Claim:
+    """Evidence that ranks have different experts, by the sums of what each of a group has. A stage may have none, if
+    another one has some (``everywhere``)."""
+    different = len(set(own))
+    none = not any(own) and any(everywhere)
+    return Claim("experts-divided", "ranks with experts of their own", str(mesh.expert),
+                 "no experts in this stage" if none else str(different), none or different == mesh.expert)  # fmt: skip
+
+
+class ExpertsDdpEngine(ReplicatedExperts, DividedDdpEngine):
+    """DDP averages the gradients of everything but experts."""
 
     def wrap(self, model: Any) -> Any:
         alike = [name for name, p in model.named_parameters() if p.requires_grad and name not in self.divisions]
@@ -58,55 +118,8 @@ class ExpertsDdpEngine(DividedDdpEngine):
         if last:
             self.sum_experts()
 
-    def sum_experts(self) -> None:
-        """Complete the gradients of the experts that this rank trains."""
-        copies = self.resolved.world_size // self.resolved.mesh.expert
-        for name, parameter in self.parameters.items():
-            if name not in self.divisions:
-                continue
-            if parameter.grad is None:  # no token has chosen it
-                parameter.grad = torch.zeros_like(parameter)
-            if copies > 1:
-                _over_copies(parameter.grad, self.state_group)
-            parameter.grad.div_(self.resolved.world_size)  # as DDP divides the others
-
-    # ------------------------------------------------------------------ this rank's pieces
-
-    def _share(self, name: str) -> Piece:
-        if name not in self.divisions:
-            return super()._share(name)
-        mesh, rank = self.resolved.mesh, self.accelerator.process_index
-        peers = mesh.expert_peers(rank)
-        size = math.prod(self.parts[name])
-        return span(size * peers.index(rank) // len(peers), size * (peers.index(rank) + 1) // len(peers))
-
-    def _placed(self, name: str, values: Values) -> Values:
-        return super()._placed(name, values) if name in self.divisions else values
-
-    # ------------------------------------------------------------------ evidence
-
     def evidence(self) -> list[Claim]:
         return [*DdpEngine.evidence(self), *self._expert_claims()]
-
-    def _expert_claims(self) -> list[Claim]:
-        """Evidence that experts are divided: the ranks of a group have different ones, and those of other groups the
-        same. Every rank calls it."""
-        mesh, rank, world = self.resolved.mesh, self.accelerator.process_index, self.resolved.world_size
-        own = dict(self.accelerator.unwrap_model(self.model).named_parameters())
-        sums = torch.zeros(world, 2, dtype=torch.float64, device=self.device)
-        for at, chosen in enumerate((True, False)):
-            mine = [p for name, p in own.items() if (name in self.divisions) == chosen]
-            sums[rank, at] = sum(p.detach().double().abs().sum().to(self.device) for p in mine)
-        dist.all_reduce(sums)
-        experts, rest = sums[:, 0].tolist(), sums[:, 1].tolist()
-        different = len({experts[one] for one in mesh.expert_ranks(rank)})
-        same = len({experts[one] for one in mesh.expert_peers(rank)}) == 1 == len(set(rest))
-        return [
-            Claim("experts-divided", "ranks with experts of their own", str(mesh.expert), str(different),
-                  different == mesh.expert),
-            Claim("experts-alike", "ranks agree on copies of experts and on all other weights", "yes",
-                  "yes" if same else "no", same),
-        ]  # fmt: skip
 
 
 def _over_copies(gradient: torch.Tensor, group: dist.ProcessGroup) -> None:
@@ -122,7 +135,8 @@ class ExpertsFsdp2Engine(DividedLayers, Fsdp2Engine):
 
     def engage(self, prepared: Prepared) -> None:
         named = dict(prepared.model.named_parameters())
-        with _sharded_apart([named[name] for name in self.divisions], self._expert_mesh()):
+        experts = [named[name] for name in self.divisions if name in named]  # of this stage
+        with _sharded_apart(experts, self._expert_mesh()):
             super().engage(prepared)
         for module in self.model.modules():
             if isinstance(module, FSDPModule):
@@ -132,7 +146,8 @@ class ExpertsFsdp2Engine(DividedLayers, Fsdp2Engine):
     def _expert_mesh(self) -> FSDPMeshInfo:
         """The ranks that shard the same experts as this one, and copies of them. Every process calls it."""
         mesh = self.resolved.mesh
-        sizes, names = (mesh.replicate, mesh.expert_shards, mesh.expert), ("copies", "shards", "experts")
+        sizes = (mesh.pipeline, mesh.replicate, mesh.expert_shards, mesh.expert)
+        names = ("stages", "copies", "shards", "experts")
         whole = init_device_mesh(self.device.type, sizes, mesh_dim_names=names)
         if mesh.replicate > 1:
             return HSDPMeshInfo(whole["copies", "shards"], shard_mesh_dim=1, replicate_mesh_dim=0)
@@ -174,13 +189,11 @@ class ExpertsFsdp2Engine(DividedLayers, Fsdp2Engine):
         mesh, rank = self.resolved.mesh, self.accelerator.process_index
         sums = torch.zeros(self.resolved.world_size, dtype=torch.float64, device=self.device)
         own = dict(self.model.named_parameters())
-        sums[rank] = sum(local(own[name]).detach().double().abs().sum().to(self.device) for name in self.divisions)
+        experts = [own[name] for name in self.divisions if name in own]
+        sums[rank] = sum(local(expert).detach().double().abs().sum().to(self.device) for expert in experts)
         dist.all_reduce(sums)
         totals = [sum(sums[one].item() for one in mesh.expert_copies(other)) for other in mesh.expert_ranks(rank)]
-        different = len(set(totals))
-        claim = Claim("experts-divided", "ranks with experts of their own", str(mesh.expert), str(different),
-                      different == mesh.expert)  # fmt: skip
-        return [*super().evidence(), claim]
+        return [*super().evidence(), _divided_claim(mesh, totals, sums.tolist())]
 
 
 @contextlib.contextmanager

@@ -45,11 +45,14 @@ class DividedLayers(Engine):
 
     def clip(self, max_norm: float) -> torch.Tensor:
         norm = self.squares(list(self.parameters)).sqrt()
+        self.scale_down(max_norm, norm)
+        return norm
+
+    def scale_down(self, max_norm: float, norm: torch.Tensor) -> None:
         if max_norm > 0:
             for inside in (True, False):  # shards of the two may be of different device meshes
                 own = [p for name, p in self.parameters.items() if (name in self.divisions) == inside]
                 torch.nn.utils.clip_grads_with_norm_(own, max_norm, norm)
-        return norm
 
     def squares(self, names: Iterable[str]) -> torch.Tensor:
         """The squared 2-norm of the whole gradients of these weights; float32."""

@@ -69,8 +69,7 @@ class Staged(Engine):
         squares = self._own_square()
         _over_stages(squares, self.link.group)
         norm = squares.sqrt()
-        if max_norm > 0:
-            torch.nn.utils.clip_grads_with_norm_(list(self.parameters.values()), max_norm, norm)
+        self.scale_down(max_norm, norm)
         return norm
 
     def _counted(self) -> list[str]:
@@ -231,7 +230,7 @@ class StagedDdpEngine(Staged, SingleEngine):
 
     def _average(self) -> None:
         copies = self.resolved.mesh.replicate
-        gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
+        gradients = [p.grad for name, p in self.parameters.items() if p.grad is not None and self._alike(name)]
         if copies == 1:
             return
         for bucket in _buckets(gradients):
@@ -240,10 +239,15 @@ class StagedDdpEngine(Staged, SingleEngine):
             for gradient, part in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
                 gradient.copy_(part.view_as(gradient))
 
+    def _alike(self, name: str) -> bool:
+        """Whether all ranks of this stage that hold the same part of its layers have the same of a weight."""
+        return True
+
     def wrap(self, model: nn.Module) -> nn.Module:
         # As DDP does: the first rank's weights are those of all copies.
         first, group = self.resolved.mesh.state_peers(dist.get_rank())[0], state_group(self.resolved)
-        for tensor in (*model.parameters(), *model.buffers()):
+        alike = [parameter for name, parameter in model.named_parameters() if self._alike(name)]
+        for tensor in (*alike, *model.buffers()):
             dist.broadcast(tensor.detach(), first, group=group)
         return model
 

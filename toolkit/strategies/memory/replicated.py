@@ -43,8 +43,11 @@ class DdpMemory(SingleMemory):
     def finish_backward(self) -> int:
         if self.resolved.mesh.pipeline == 1 or self.resolved.mesh.replicate == 1:
             return 0
+        experts = self.resolved.mesh.expert > 1  # theirs are summed one by one, where they are
+        trained = [w for unit, count in self.holdings.units() for _ in range(count) for w in unit
+                   if w.trains and not (experts and w.ranks > 1)]  # fmt: skip
         largest = size = 0
-        for weight in (w for unit, count in self.holdings.units() for _ in range(count) for w in unit if w.trains):
+        for weight in trained:
             size = (0 if size >= BUCKET else size) + weight.numel * self.trained
             largest = max(largest, size)
         return largest

@@ -21,7 +21,9 @@ class _OfExperts(Fault):
 
     @classmethod
     def needs_of(cls, resolved: Any) -> dict[str, Any]:
-        """A mixture of experts, which two ranks divide, twice."""
+        """A mixture of experts, which two ranks divide, twice; or in each of two stages, where the recipe has them."""
+        if resolved.mesh.pipeline > 1 and resolved.mesh.expert > 1 and resolved.world_size == cls.processes:
+            return {}
         given = dict(resolved.facts.config or {})
         config = {key: given[key] for key in _SIZES if isinstance(given.get(key), int)}
         config |= {"model_type": "mixtral", "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -63,7 +65,7 @@ class ScaledByRanks(_OfExperts):
     diagnoses = ("expert-gradients-scaled",)
 
     def inject(self, patch: Patch, case: Any) -> None:
-        from toolkit.strategies.engines.experts import ExpertsDdpEngine, ExpertsFsdp2Engine
+        from toolkit.strategies.engines.experts import ExpertsFsdp2Engine, ReplicatedExperts
 
         def completed(right: Any) -> Any:
             def wrong(engine: Any) -> None:
@@ -75,7 +77,7 @@ class ScaledByRanks(_OfExperts):
 
             return wrong
 
-        patch(ExpertsDdpEngine, "sum_experts", completed)
+        patch(ReplicatedExperts, "sum_experts", completed)
         patch(ExpertsFsdp2Engine, "average_experts", completed)
 
 

@@ -22,8 +22,7 @@ def axis_of(kind: str, arguments: Iterable[Any], mesh: Mesh) -> str:
     if kind == EXCHANGE and mesh.expert > 1:
         return "expert" if ranks == mesh.expert_ranks(rank) else "other"
     if kind == EXCHANGE:
-        own = rank // mesh.context * mesh.context
-        return "context" if ranks == list(range(own, own + mesh.context)) else "other"
+        return "context" if ranks == mesh.context_ranks(rank) else "other"
     peers = mesh.state_peers(rank)
     at = peers.index(rank)
     first = at - mesh.place(rank)
