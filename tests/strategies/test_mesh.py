@@ -51,7 +51,7 @@ def resolved(strategy: str, mesh: dict[str, int] | None, **sections: Any) -> Res
         (
             {"tensor": 4, "context": 2},
             {"processes": 4, "nodes": 2},
-            r"2 x 4 \(tensor\) consecutive ranks .* on one node",
+            r"2 x 4 \(tensor\) consecutive .* on one node",
         ),
         ({"pipeline": 2, "context": 2}, {"processes": 4}, r"mesh\.pipeline: has not been verified with divided rows"),
         ({"pipeline": 3}, {"processes": 4}, r"1 x pipeline 3 = 3, but .*; set pipeline to a divisor of 4"),

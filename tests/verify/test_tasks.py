@@ -89,7 +89,9 @@ def test_the_loss_is_transformers_own(task: str) -> None:
 
 
 @pytest.mark.group
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(
+    "strategy", [s if s in ("ddp", "fsdp2") else pytest.param(s, marks=pytest.mark.slow) for s in STRATEGIES]
+)
 @pytest.mark.parametrize(
     ("task", "family"),
     [

@@ -252,6 +252,13 @@ def test_zero3_loads_one_step_and_the_settings_of_one_group(group: WorkerGroup, 
     assert decay == [0.1, 0.1]
 
 
+def test_every_group_of_gloo_has_a_thread_that_wakes_up() -> None:
+    """Worked around in strategies/engines/gloo.py, with which groups share one."""
+    bare = "import upstream; print(upstream.gloo_threads_of_groups(8))"
+    ours = f"from toolkit.strategies.engines.gloo import use_one_gloo_thread; use_one_gloo_thread(); {bare}"
+    assert [int(_alone(code).stdout) for code in (bare, ours)] == [8, 0]
+
+
 def test_two_threads_of_gloo_break_the_heap() -> None:
     """Worked around in strategies/engines/gloo.py, in whose process the same lives."""
     bare = "import upstream; upstream.gloo_threads_share_a_string(60)"
@@ -260,9 +267,11 @@ def test_two_threads_of_gloo_break_the_heap() -> None:
         "from toolkit.strategies.engines.process_group import connect; connect('cpu');"
         "import upstream; upstream.gloo_threads_share_a_string(5)"
     )
-    died, lived = (
-        subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, timeout=120)
-        for code in (bare, connected)
-    )
+    died, lived = map(_alone, (bare, connected))
     assert died.returncode < 0  # of signal 6 or 11, within a second
     assert lived.returncode == 0, lived.stderr.decode()
+
+
+def _alone(code: str) -> subprocess.CompletedProcess[bytes]:
+    """A process of its own that runs ``code`` beside these files."""
+    return subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, timeout=120)

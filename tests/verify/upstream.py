@@ -595,6 +595,23 @@ def zero3_universal_load_shares_a_step(folder: str) -> tuple[int, list[float], l
     return shared, counts, decay
 
 
+def gloo_threads_of_groups(groups: int) -> int:
+    """How many more threads that wake up every 10 ms a process has after so many further groups were made."""
+    from pathlib import Path
+
+    def waking() -> int:
+        names = (task.read_text().strip() for task in Path("/proc/self/task").glob("*/comm"))
+        return sum(name == "gloo_tcp_loop" for name in names)
+
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.new_group([0])
+    before = waking()
+    for _ in range(groups):
+        dist.new_group([0])
+    return waking() - before
+
+
 def gloo_threads_share_a_string(seconds: float) -> None:
     """All-gathers of a DTensor's kind in a group of one process for so long, as far as the process lives."""
     import time

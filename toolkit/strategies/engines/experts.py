@@ -27,7 +27,7 @@ from toolkit.model.experts import expert_copies, expert_group
 from toolkit.optim.adamw8bit import local
 from toolkit.recipe.mesh import Mesh
 from toolkit.recipe.resolve import Resolved
-from toolkit.strategies.engines.base import Claim, Prepared
+from toolkit.strategies.engines.base import NO_EXPERTS, Claim, Prepared
 from toolkit.strategies.engines.fsdp2 import Fsdp2Engine
 from toolkit.strategies.engines.layers import DividedDdpEngine, DividedLayers
 from toolkit.strategies.engines.pieces import Piece, Values, span
@@ -93,7 +93,7 @@ def _divided_claim(mesh: Mesh, own: Sequence[float], everywhere: Sequence[float]
     different = len(set(own))
     none = not any(own) and any(everywhere)
     return Claim("experts-divided", "ranks with experts of their own", str(mesh.expert),
-                 "no experts in this stage" if none else str(different), none or different == mesh.expert)  # fmt: skip
+                 NO_EXPERTS if none else str(different), none or different == mesh.expert)  # fmt: skip
 
 
 class ExpertsDdpEngine(ReplicatedExperts, DividedDdpEngine):
