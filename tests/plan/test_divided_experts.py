@@ -35,7 +35,7 @@ def given_job(recipe: dict[str, Any], length: int) -> float:
 
     def counted(into: torch.Tensor, rows: torch.Tensor, taken: Any = None, given: Any = None, **rest: Any) -> Any:
         if given is not None:  # not the exchange of how many rows there are
-            sizes.append((sum(given) - given[dist.get_rank()]) * rows[:1].numel() * rows.element_size())
+            sizes.append((sum(given) - given[dist.get_rank(rest["group"])]) * rows[:1].numel() * rows.element_size())
         return right(into, rows, taken, given, **rest)
 
     dist.all_to_all_single = counted
@@ -53,9 +53,24 @@ def test_bytes_on_the_wire_are_those_of_a_real_step(cell: Cell, group: WorkerGro
     """A row for each expert of a token and its number, the result, and both gradients; recomputed blocks twice."""
     resolved = resolved_from(cell.recipe())
     planner = Planner.of(resolved, cell.length)
-    sent = exchanged(planner.segments_of(resolved), list(planner.skeleton.holdings.order), resolved.mesh)
+    [sent] = exchanged(planner.segments_of(resolved), list(planner.skeleton.holdings.order), resolved.mesh)
     assert sent.axis == "expert"
     assert sent.size == group.run(given_job, cell.recipe(), cell.length)[0] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ddp", "fsdp2"])
+def test_bytes_of_stages_of_experts_are_those_of_a_real_step(name: str, four: WorkerGroup) -> None:
+    """What the ranks of each stage give to each other."""
+    cell = replace(EXPERTS[0], strategy=name, stages=2, model="qwen3-moe")
+    resolved = resolved_from(cell.recipe())
+    planner = Planner.of(resolved, cell.length)
+    segments = planner.segments_of(resolved)
+    stages = [stage for stage, _ in planner.by_stage(resolved)]
+    planned = [exchanged(one.segments(segments), list(one.holdings.order), resolved.mesh)[0].size for one in stages]
+    counted = four.run(given_job, cell.recipe(), cell.length)
+    assert counted == [planned[0]] * 2 + [planned[1]] * 2
+    assert all(planned)
 
 
 def gathered_job(recipe: dict[str, Any], length: int) -> float:

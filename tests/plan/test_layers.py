@@ -50,7 +50,7 @@ def test_bytes_on_the_wire_are_those_of_a_real_step(cell: Cell, group: WorkerGro
     """Hidden states where they leave a half of a block, and their gradients where they enter each matrix of one."""
     resolved = resolved_from(cell.recipe())
     planner = Planner.of(resolved, cell.length)
-    sent = exchanged(planner.segments_of(resolved), list(planner.skeleton.holdings.order), resolved.mesh)
+    [sent] = exchanged(planner.segments_of(resolved), list(planner.skeleton.holdings.order), resolved.mesh)
     assert sent.axis == "tensor"
     assert sent.size == group.run(added_job, cell.recipe(), cell.length)[0] > 0
 

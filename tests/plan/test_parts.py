@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from plan.cells import DIVIDED, Cell
+from plan.test_layers import added_job
 from plan.truth import predicted, resolved_from
 from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
@@ -46,8 +47,20 @@ def test_bytes_on_the_wire_are_those_of_a_real_step(cell: Cell, group: WorkerGro
     """Query, key, value and output, there and back; once more where blocks recompute their activations."""
     resolved = resolved_from(cell.recipe())
     planner = Planner.of(resolved, cell.length)
-    sent = exchanged(planner.segments_of(resolved), list(planner.skeleton.holdings.order), resolved.mesh)
+    [sent] = exchanged(planner.segments_of(resolved), list(planner.skeleton.holdings.order), resolved.mesh)
     assert sent.size == group.run(exchanged_job, cell.recipe(), cell.length)[0] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ddp", "fsdp2"])
+def test_bytes_of_rows_and_layers_both_divided_are_those_of_a_real_step(name: str, four: WorkerGroup) -> None:
+    cell = replace(DIVIDED[1], strategy=name, tensor=True)
+    resolved = resolved_from(cell.recipe())
+    planner = Planner.of(resolved, cell.length)
+    found = exchanged(planner.segments_of(resolved), list(planner.skeleton.holdings.order), resolved.mesh)
+    counted = (four.run(job, cell.recipe(), cell.length)[0] for job in (exchanged_job, added_job))
+    assert {sent.axis: sent.size for sent in found} == dict(zip(("context", "tensor"), counted, strict=True))
+    assert all(sent.size for sent in found)
 
 
 def test_half_of_each_row_takes_less_memory_than_all_of_it() -> None:

@@ -93,7 +93,7 @@ def test_bytes_of_stages_of_divided_layers_are_those_of_a_real_step(four: Worker
     planner = Planner.of(resolved, cell.length)
     segments = planner.segments_of(resolved)
     stages = [stage for stage, _ in planner.by_stage(resolved)]
-    added = [exchanged(one.segments(segments), list(one.holdings.order), resolved.mesh).size for one in stages]
+    added = [exchanged(one.segments(segments), list(one.holdings.order), resolved.mesh)[0].size for one in stages]
     counted = four.run(added_job, cell.recipe(), cell.length)
     shared = planner.holdings.embed[0].numel * 4 / 3  # the gradient of the tied head, once in three micro-batches
     assert [size - shared for size in counted] == pytest.approx([added[0]] * 2 + [added[1]] * 2)

@@ -36,7 +36,8 @@ def both(recipe: Callable[..., Resolved], name: str = "ddp", rest: int = 1, /, *
     """Two parts of each row, each of whose layers two ranks divide; ``rest`` such fours have copies, or shard them."""
     mesh = {"context": 2, "tensor": 2, "replicate" if name == "ddp" else "shard": rest}
     strategy = {"mesh": mesh} | sections.pop("strategy", {})
-    return recipe(name, strategy=strategy, machine={"processes": 4 * rest}, **sections)
+    model = {"config": LLAMA} | sections.pop("model", {})
+    return recipe(name, strategy=strategy, machine={"processes": 4 * rest}, model=model, **sections)
 
 
 def assert_equivalent(outcome: Any) -> None:

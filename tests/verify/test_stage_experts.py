@@ -91,6 +91,19 @@ def test_every_family_is_equivalent(family: str, name: str, recipe: Callable[...
     assert_equivalent(verify(resolved, group=four, time_limit=300))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_stages_of_whole_experts_are_equivalent(
+    name: str, recipe: Callable[..., Resolved], group: WorkerGroup, four: WorkerGroup
+) -> None:
+    """With adapters on them, which PEFT puts there by default."""
+    mesh = {"pipeline": 2} | ({} if name == "ddp" else {"shard": 2})
+    processes, workers = (2, group) if name == "ddp" else (4, four)
+    resolved = recipe(name, strategy={"mesh": mesh}, machine={"processes": processes}, model={"config": FOUR},
+                      adapter=ON_EXPERTS, precision="bf16")  # fmt: skip
+    assert_equivalent(verify(resolved, group=workers, time_limit=300))
+
+
 EIGHT = {"ddp-copies": ("ddp", 2, 1), "fsdp2-copies": ("fsdp2", 2, 1), "fsdp2-sharded": ("fsdp2", 1, 2)}
 
 

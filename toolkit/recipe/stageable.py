@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from toolkit.optimizers import optimizer_kind
+from toolkit.recipe.expertable import FAMILIES as MIXTURES
 from toolkit.recipe.model_facts import ModelFacts
 from toolkit.recipe.schema import Recipe
 from toolkit.recipe.strategy_names import REGISTERED
@@ -36,6 +37,9 @@ def why_not_stageable(recipe: Recipe, facts: ModelFacts, traits: Traits) -> str 
         return "has not been verified with a base that is quantised already"
     if config.get("output_router_logits"):
         return "would balance the experts of each stage apart; set output_router_logits: false in model.config"
+    named = recipe.adapter is not None and recipe.adapter.options.get("target_parameters")
+    if named and facts.model_type not in MIXTURES:
+        return "has been verified with adapters on layers and experts alone; remove adapter.options.target_parameters"
     if (reason := _why_not_option(recipe, traits)) is not None:
         return reason
     blocks = config.get("num_hidden_layers")
@@ -58,8 +62,6 @@ def _why_not_option(recipe: Recipe, traits: Traits) -> str | None:
         return "has not been verified with activation_offload; set it to false"
     if adapter is not None and adapter.method != "lora":
         return f"has been verified with adapter.method: lora alone (it is {adapter.method})"
-    if adapter is not None and adapter.options.get("target_parameters"):
-        return "has been verified with adapters on linear layers alone; remove adapter.options.target_parameters"
     if recipe.model.neftune_alpha is not None:
         return "has not been verified with model.neftune_alpha; remove it"
     if recipe.tokenizer.added:
