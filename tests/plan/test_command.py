@@ -178,6 +178,7 @@ def test_on_paper_to_1024_devices_communication_takes_over(tmp_path: Path, confi
     ("options", "said"),
     [
         ({"gpu": "h1000"}, "did you mean h100"),
+        ({"gpu": "quantum"}, "not in the table. Known: b200"),
         ({}, "--gpu: the device is not set"),
         ({"gpu": "h100", "gpus": 0}, "at least 1"),
         ({"gpu": "h100", "gpus": 8, "nodes": 1000}, "at most 1024"),

@@ -25,6 +25,7 @@ from toolkit.verification.faults import fault_class, faults
 from toolkit.verification.faults.context import __name__ as FAULTS
 from toolkit.verification.matrix import what_caught
 from toolkit.verification.run import verify
+from verdicts import assert_equivalent
 
 LORA = {"r": 4, "dropout": 0.1}
 DISTRIBUTED = [name for name, strategy in strategies().items() if strategy.traits.distributed]
@@ -34,11 +35,6 @@ QWEN = LLAMA | {"model_type": "qwen3", "head_dim": 8}
 def in_two(recipe: Callable[..., Resolved], strategy: str, **sections: Any) -> Resolved:
     mesh = {"mesh": {"context": 2}} | sections.pop("strategy", {})
     return recipe(strategy, strategy=mesh, **sections)
-
-
-def assert_equivalent(outcome: Any) -> None:
-    told = None if outcome.difference is None else outcome.difference[2]
-    assert outcome.verdict == "equivalent", (told, outcome.failure, outcome.unproven)
 
 
 @pytest.mark.group

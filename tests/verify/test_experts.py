@@ -19,10 +19,10 @@ from toolkit.recipe.expertable import FAMILIES
 from toolkit.recipe.resolve import Resolved
 from toolkit.training.session import prepare_model
 from toolkit.verification.cases.twin import twin_config
-from toolkit.verification.faults import fault_class, faults
+from toolkit.verification.faults import faults
 from toolkit.verification.faults.experts import __name__ as FAULTS
-from toolkit.verification.matrix import what_caught
 from toolkit.verification.run import verify
+from verdicts import assert_equivalent, assert_found
 
 LORA = {"r": 4, "dropout": 0.1, "target_modules": ["q_proj", "v_proj"]}
 ON_EXPERTS = {"r": 4, "dropout": 0}
@@ -44,11 +44,6 @@ def divided(
     strategy = {"mesh": {"expert": experts, "replicate": copies, "shard": shards}} | sections.pop("strategy", {})
     processes = {"processes": experts * copies * shards}
     return recipe(name, strategy=strategy, machine=processes, model=model, **sections)
-
-
-def assert_equivalent(outcome: Any) -> None:
-    told = None if outcome.difference is None else outcome.difference[2]
-    assert outcome.verdict == "equivalent", (told, outcome.failure, outcome.unproven)
 
 
 # ------------------------------------------------------------------ proofs
@@ -163,13 +158,8 @@ OF_EXPERTS = [
 def test_what_is_wrong_with_experts_is_found(
     fault: str, name: str, precision: str, recipe: Callable[..., Resolved], four: WorkerGroup
 ) -> None:
-    kind = fault_class(fault)
     resolved = recipe(name, precision=precision)
-    outcome = verify(resolved, group=four, fault=fault, time_limit=300, round_trip=False, stop_early=True)
-    stage, where = what_caught(outcome)
-    assert stage in kind.stages, (stage, where)
-    assert outcome.diagnosis is not None
-    assert outcome.diagnosis.id in kind.diagnoses
+    assert_found(resolved, fault, four)
 
 
 def test_there_are_faults_of_experts() -> None:

@@ -20,10 +20,10 @@ from toolkit.model.tensor import Division, PartOf, Ranks, split_layers
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.splittable import FAMILIES
 from toolkit.strategies.engines.pieces import Shape, span, within
-from toolkit.verification.faults import fault_class, faults
+from toolkit.verification.faults import faults
 from toolkit.verification.faults.layers import __name__ as FAULTS
-from toolkit.verification.matrix import what_caught
 from toolkit.verification.run import verify
+from verdicts import assert_equivalent, assert_found
 
 LORA = {"r": 4, "dropout": 0.1}
 PLAIN = LLAMA | {"attention_dropout": 0.0}
@@ -42,11 +42,6 @@ def two_by_two(recipe: Callable[..., Resolved], strategy: str, **sections: Any) 
     mesh = {"tensor": 2, BESIDE[strategy]: 2}
     model = {"config": PLAIN} | sections.pop("model", {})
     return recipe(strategy, strategy={"mesh": mesh}, machine={"processes": 4}, model=model, **sections)
-
-
-def assert_equivalent(outcome: Any) -> None:
-    told = None if outcome.difference is None else outcome.difference[2]
-    assert outcome.verdict == "equivalent", (told, outcome.failure, outcome.unproven)
 
 
 @pytest.mark.group
@@ -200,13 +195,8 @@ OF_LAYERS = [name for name, kind in faults().items() if kind.__module__ == FAULT
 def test_what_is_wrong_with_layers_is_found(
     fault: str, strategy: str, recipe: Callable[..., Resolved], four: WorkerGroup
 ) -> None:
-    kind = fault_class(fault)
     resolved = recipe(strategy, model={"config": PLAIN})
-    outcome = verify(resolved, group=four, fault=fault, time_limit=300, round_trip=False, stop_early=True)
-    stage, where = what_caught(outcome)
-    assert stage in kind.stages, (stage, where)
-    assert outcome.diagnosis is not None
-    assert outcome.diagnosis.id in kind.diagnoses
+    assert_found(resolved, fault, four)
 
 
 def divided(root: Path, name: str, **sections: Any) -> dict[str, Any]:

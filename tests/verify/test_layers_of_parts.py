@@ -15,11 +15,11 @@ from tiny import LLAMA, recipe_dict
 from toolkit.launch.group import WorkerGroup
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.splittable import FAMILIES
-from toolkit.verification.faults import fault_class, faults
+from toolkit.verification.faults import faults
 from toolkit.verification.faults.context import __name__ as OF_PARTS
 from toolkit.verification.faults.layers import __name__ as OF_LAYERS
-from toolkit.verification.matrix import what_caught
 from toolkit.verification.run import verify
+from verdicts import assert_equivalent, assert_found
 
 LORA = {"r": 4, "dropout": 0.1}
 QWEN = LLAMA | {"model_type": "qwen3", "head_dim": 8}
@@ -38,11 +38,6 @@ def both(recipe: Callable[..., Resolved], name: str = "ddp", rest: int = 1, /, *
     strategy = {"mesh": mesh} | sections.pop("strategy", {})
     model = {"config": LLAMA} | sections.pop("model", {})
     return recipe(name, strategy=strategy, machine={"processes": 4 * rest}, model=model, **sections)
-
-
-def assert_equivalent(outcome: Any) -> None:
-    told = None if outcome.difference is None else outcome.difference[2]
-    assert outcome.verdict == "equivalent", (told, outcome.failure, outcome.unproven)
 
 
 @pytest.mark.slow
@@ -87,9 +82,9 @@ def test_an_option_is_equivalent(option: str, name: str, recipe: Callable[..., R
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "gemma2"])
 def test_every_family_is_equivalent(family: str, recipe: Callable[..., Resolved], four: WorkerGroup) -> None:
-    """Every model type whose layers can be divided, where rows are divided too; some have rows that cannot be."""
+    """Every model type whose layers can be divided, where rows are divided too; gemma2's attention is not sdpa."""
     config = dict((EVERY_FAMILY.get(family) or {"config": LLAMA | {"model_type": family}})["config"])
     config |= {"attention_dropout": 0.0, "num_attention_heads": 4}
     resolved = both(recipe, model={"config": config}, precision="bf16")
@@ -107,8 +102,11 @@ def test_eight_processes_are_equivalent(
     assert_equivalent(outcome)
 
 
-ELSEWHERE = {"parts-same-masks", "layers-of-other-samples"}
-"""Dropout in attention, which divided layers do not have; samples of copies."""
+ELSEWHERE = {"parts-same-masks", "layers-of-other-samples", "parts-key-heads-mixed"}
+"""Dropout in attention, which divided layers do not have; samples of copies; key heads that a fault knows by their
+number, which here is that of a rank's query heads."""
+ALSO = {"parts-averaged": "gradients-scaled-by-layers"}
+"""There are as many ranks of rows as of layers."""
 FOUND = [name for name, kind in faults().items() if kind.__module__ in (OF_LAYERS, OF_PARTS) and name not in ELSEWHERE]
 
 
@@ -118,18 +116,13 @@ def test_what_is_wrong_with_one_of_them_is_found(
     fault: str, recipe: Callable[..., Resolved], four: WorkerGroup
 ) -> None:
     """Each fault of divided rows and of divided layers, where both are."""
-    kind = fault_class(fault)
-    outcome = verify(both(recipe), group=four, fault=fault, time_limit=300, round_trip=False, stop_early=True)
-    stage, where = what_caught(outcome)
-    assert stage in kind.stages, (stage, where)
-    assert outcome.diagnosis is not None
-    assert outcome.diagnosis.id in kind.diagnoses
+    assert_found(both(recipe), fault, four, ALSO.get(fault, ""))
 
 
 def run_of(root: Path, name: str, mesh: dict[str, int] | None, micro: int, adapter: Any = None) -> dict[str, Any]:
     return recipe_dict(
         root,
-        model={"config": LLAMA},
+        model={"config": LLAMA | {"num_hidden_layers": 4}},
         strategy={"name": name, "mesh": mesh},
         machine={"processes": 4},
         batch={"micro_size": micro, "accumulation": 3},

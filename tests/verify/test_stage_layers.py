@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_stages import FOUR, LORA, QWEN, TIED, assert_equivalent, run_of, seen
+from test_stages import FOUR, LORA, QWEN, TIED, run_of, seen
 
 from families import EVERY_FAMILY
 from jobs import assert_goes_on, assert_weights, eval_job, loader_for, plain_run, resolved_from, train_job
@@ -15,11 +15,11 @@ from toolkit.launch.group import WorkerGroup
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.splittable import FAMILIES as LAYERED
 from toolkit.recipe.stageable import FAMILIES as STAGED
-from toolkit.verification.faults import fault_class, faults
+from toolkit.verification.faults import faults
 from toolkit.verification.faults.layers import __name__ as OF_LAYERS
 from toolkit.verification.faults.stages import __name__ as OF_STAGES
-from toolkit.verification.matrix import what_caught
 from toolkit.verification.run import verify
+from verdicts import assert_equivalent, assert_found
 
 MESH = {"pipeline": 2, "tensor": 2}
 
@@ -120,12 +120,7 @@ def test_what_is_wrong_with_one_of_them_is_found(
     fault: str, recipe: Callable[..., Resolved], four: WorkerGroup
 ) -> None:
     """Each fault of stages and of divided layers, where both are."""
-    kind = fault_class(fault)
-    outcome = verify(both(recipe), group=four, fault=fault, time_limit=300, round_trip=False, stop_early=True)
-    stage, where = what_caught(outcome)
-    assert stage in kind.stages, (stage, where)
-    assert outcome.diagnosis is not None
-    assert outcome.diagnosis.id in kind.diagnoses
+    assert_found(both(recipe), fault, four)
 
 
 @pytest.mark.slow

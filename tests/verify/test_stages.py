@@ -20,8 +20,8 @@ from toolkit.training.pipeline import one_forward_one_backward
 from toolkit.verification.compare.pipeline import idle_slots
 from toolkit.verification.faults import fault_class, faults
 from toolkit.verification.faults.stages import __name__ as FAULTS
-from toolkit.verification.matrix import what_caught
 from toolkit.verification.run import verify
+from verdicts import assert_equivalent, assert_found
 
 LORA = {"r": 4, "dropout": 0.1}
 FOUR = LLAMA | {"num_hidden_layers": 4}
@@ -40,11 +40,6 @@ def staged(
     model = {"config": FOUR} | sections.pop("model", {})
     strategy = {"mesh": {"pipeline": stages, BESIDE[name]: ranks}} | sections.pop("strategy", {})
     return recipe(name, strategy=strategy, machine={"processes": stages * ranks}, model=model, **sections)
-
-
-def assert_equivalent(outcome: Any) -> None:
-    told = None if outcome.difference is None else outcome.difference[2]
-    assert outcome.verdict == "equivalent", (told, outcome.failure, outcome.unproven)
 
 
 def seen(outcome: Any, claim: str) -> set[str]:
@@ -197,13 +192,8 @@ OF_STAGES = [name for name, kind in faults().items() if kind.__module__ == FAULT
 def test_what_is_wrong_with_stages_is_found(
     fault: str, name: str, recipe: Callable[..., Resolved], four: WorkerGroup
 ) -> None:
-    kind = fault_class(fault)
     resolved = recipe(name, model={"config": FOUR})
-    outcome = verify(resolved, group=four, fault=fault, time_limit=300, round_trip=False, stop_early=True)
-    stage, where = what_caught(outcome)
-    assert stage in kind.stages, (stage, where)
-    assert outcome.diagnosis is not None
-    assert outcome.diagnosis.id in kind.diagnoses
+    assert_found(resolved, fault, four)
 
 
 # ------------------------------------------------------------------ runs

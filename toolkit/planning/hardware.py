@@ -120,7 +120,7 @@ def device_named(name: str | None, memory: float | None, extra: str | None = Non
     found = table.get(name.lower().replace(" ", "").replace("_", "-"))
     if found is None:
         near = difflib.get_close_matches(name.lower(), table, n=1, cutoff=0.4)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        hint = f"; did you mean {near[0]}?" if near else "."
         raise InputError(
             f"--gpu {name}: not in the table{hint} Known: {', '.join(table)}. "
             "For another device: --memory GIB, or --gpu-table FILE"
