@@ -120,9 +120,9 @@ def test_eight_processes_are_equivalent(
 
 FOUND = [name for name, kind in faults().items() if kind.__module__ in (OF_EXPERTS, OF_STAGES)]
 ELSEWHERE = {
-    "stages-copies-not-averaged", "experts-copies-apart", "experts-router-apart", "experts-sharded-over-all",
+    "experts-copies-apart", "experts-router-apart", "experts-sharded-over-all",
 }  # fmt: skip
-"""What needs copies or shards, or DDP itself."""
+"""What needs copies of experts or shards of them, or DDP itself."""
 
 
 @pytest.mark.slow

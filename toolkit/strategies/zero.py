@@ -277,9 +277,11 @@ class Zero3(_Zero):
         return (("all-gather", "shard"), ("reduce-scatter", "all")) if resolved.mesh.hybrid else ()
 
     def traffic(self, resolved: Resolved, holdings: Holdings) -> Traffic:
+        from toolkit.strategies.memory.zero3 import Zero3Memory  # which imports this module
+
         if resolved.mesh.hybrid:
             return second_copy_traffic(resolved, holdings)
         ring, volumes = 1 - 1 / resolved.state_ranks, Volumes(resolved, holdings)
-        micro, units, small = self.memory_model()(holdings, resolved).gathers()  # type: ignore[attr-defined]
+        micro, units, small = Zero3Memory(holdings, resolved).gathers()
         reduced = (volumes.gradients, volumes.units)
         return Traffic(((ring * micro, units), reduced), at_end=((ring * small, 1),), also_forward=True)
