@@ -166,12 +166,13 @@ def test_a_user_adds_a_device(tmp_path: Path, config: str) -> None:
 
 
 def test_on_paper_to_1024_devices_communication_takes_over(tmp_path: Path, config: str) -> None:
-    _, result = planned(tmp_path, config, gpu="h100", gpus=8, scale=True)
+    _, result = planned(tmp_path, config, gpu="h100", gpus=8, link=25.0, scale=True)
     rows = [r for r in result["scale"] if r["strategy"] == "zero3"]
     assert [r["devices"] for r in rows] == [2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]
     assert rows[-1]["waiting"] > rows[2]["waiting"]
-    hybrid = [r for r in result["scale"] if r["strategy"] == "fsdp2 hybrid" and r["devices"] == 1024]
-    assert hybrid[0]["waiting"] < rows[-1]["waiting"]
+    # Two nodes that hold copies exchange gradients; where weights are sharded over both, weights too.
+    waits = {r["strategy"]: r["seconds"] * r["waiting"] for r in result["scale"] if r["devices"] == 16}
+    assert waits["fsdp2 hybrid"] < 0.6 * waits["fsdp2"]
 
 
 @pytest.mark.parametrize(

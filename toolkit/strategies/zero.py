@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,9 @@ from toolkit.recipe.resolve import Decisions, Resolved
 from toolkit.recipe.traits import Traits
 from toolkit.strategies.base import Strategy
 from toolkit.strategies.memory.base import Holdings
+from toolkit.strategies.memory.zero3 import Zero3Memory
 from toolkit.strategies.traffic import Axis, Traffic, Volumes, second_copy_traffic
+from toolkit.strategies.zero_settings import Zero3Settings, Zero12Settings, ZeroSettings
 
 # Elements per bucket where the model's width is not known: 100 MB of bf16, far below DeepSpeed's default of
 # 5e8, which with overlap_comm takes about 4.5 times its size in extra device memory.
@@ -30,33 +31,6 @@ _ZERO: dict[str, Any] = {
 }
 # Over gloo gradients are reduced by all-reduce (deepspeed 0.19.8).
 _REDUCED_THEN_GATHERED = (("all-reduce", "reduce-scatter"), ("all-gather",))
-
-
-@dataclass(frozen=True)
-class ZeroSettings:
-    """Bucket sizes in elements, as DeepSpeed counts them."""
-
-    stage: int
-    reduce_bucket: int
-    overlap: bool
-
-
-@dataclass(frozen=True)
-class Zero12Settings(ZeroSettings):
-    """Stages 1 and 2 gather the updated weights in buckets."""
-
-    allgather_bucket: int
-    reduce_scatter: bool = True
-
-
-@dataclass(frozen=True)
-class Zero3Settings(ZeroSettings):
-    """Stage 3 gathers weights when they are used, and does not shard those with fewer elements than the threshold."""
-
-    prefetch_bucket: int
-    persistence_threshold: int
-    hpz: int = 1
-    """Ranks that divide a second copy of the weights (ZeRO++, arXiv:2306.10209, hpZ); 1: there is none."""
 
 
 class _Zero(Strategy):
@@ -277,8 +251,6 @@ class Zero3(_Zero):
         return (("all-gather", "shard"), ("reduce-scatter", "all")) if resolved.mesh.hybrid else ()
 
     def traffic(self, resolved: Resolved, holdings: Holdings) -> Traffic:
-        from toolkit.strategies.memory.zero3 import Zero3Memory  # which imports this module
-
         if resolved.mesh.hybrid:
             return second_copy_traffic(resolved, holdings)
         ring, volumes = 1 - 1 / resolved.state_ranks, Volumes(resolved, holdings)

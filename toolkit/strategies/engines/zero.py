@@ -26,7 +26,7 @@ from toolkit.strategies.engines.base import (
 )
 from toolkit.strategies.engines.pieces import Owned, Piece, Saved, Values
 from toolkit.strategies.engines.zero_state import ZeroTensors, fill_partition, partition
-from toolkit.strategies.zero import ZeroSettings
+from toolkit.strategies.zero_settings import ZeroSettings
 
 
 class ZeroEngine(Engine):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from toolkit.strategies.memory.base import EMBED, TAIL, Compute, MemoryModel, Weight
-from toolkit.strategies.zero import ZeroSettings
+from toolkit.strategies.zero_settings import ZeroSettings
 
 _FLATTENED = 500_000_000
 """Elements that ``engine.buffered_allreduce_fallback`` reduces at once."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from toolkit.strategies.memory.base import EMBED, TAIL, Weight
 from toolkit.strategies.memory.zero import ZeroMemory
-from toolkit.strategies.zero import Zero3Settings
+from toolkit.strategies.zero_settings import Zero3Settings
 
 _REUSE = 1_000_000_000
 """stage3_max_reuse_distance, as toolkit/strategies/zero.py writes it."""
