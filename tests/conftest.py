@@ -10,6 +10,7 @@ import pytest
 
 from tiny import make_text, make_tokenizer
 from toolkit.launch.group import WorkerGroup
+from toolkit.machine import torch_threads
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Tests replace what traces run, which no key of a kept trace says.
@@ -28,8 +29,9 @@ def tiny_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def group() -> Iterator[WorkerGroup]:
-    """Two connected processes, kept for every test that needs them."""
-    with WorkerGroup(2) as workers:
+    """Two connected processes, kept for every test that needs them. What a test computes itself to compare with them,
+    it computes with as many threads: beside other work two are 10 to 20 times slower than one."""
+    with WorkerGroup(2) as workers, torch_threads(workers.threads):
         yield workers
 
 

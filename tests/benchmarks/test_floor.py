@@ -15,6 +15,7 @@ from benchmarks.floor import __main__ as command
 from benchmarks.floor import operators, wire
 from benchmarks.floor.loops import Work, llama
 from benchmarks.floor.table import Row, page, timed
+from toolkit.machine import torch_threads
 from toolkit.training import loop
 
 WORK = Work(llama(2, 32), rows=2, length=64)
@@ -23,10 +24,8 @@ WORK = Work(llama(2, 32), rows=2, length=64)
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
     """Counts do not depend on it, and threads wait for each other on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with torch_threads(1):
+        yield
 
 
 def test_a_step_has_the_bare_loops_operators_and_bytes_and_asks_the_device_nothing() -> None:

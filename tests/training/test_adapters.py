@@ -15,6 +15,7 @@ from jobs import resolved_from
 from media import SEEING
 from tiny import LLAMA, recipe_dict
 from toolkit.errors import InputError
+from toolkit.machine import torch_threads
 from toolkit.model.adapters import add_adapter
 from toolkit.model.load import load_base
 from toolkit.recipe.adapter_methods import METHODS
@@ -116,15 +117,12 @@ def test_an_adapter_starts_alike_on_one_thread_and_on_two(method: str, tiny_root
     0.96, and a run that went on with other threads trained on other projections."""
     asked = Adapter.model_validate({"method": method, "options": dict(METHODS[method].required)})
     recipe = resolved(tiny_root, twin_adapter(asked.model_dump(), LLAMA))
-    threads, found = torch.get_num_threads(), []
-    try:
-        for number in (1, 2):
-            torch.set_num_threads(number)
+    found = []
+    for number in (1, 2):
+        with torch_threads(number):
             model: Any = add_adapter(load_base(recipe, 0), recipe)
             assert torch.get_num_threads() == number
             found.append({**dict(model.named_parameters()), **dict(model.named_buffers())})
-    finally:
-        torch.set_num_threads(threads)
     for name, tensor in found[0].items():
         # Decompositions that no sign is free in (OSF, PSOFT, TinyLoRA) round differently: 5e-7 here, of weights of 0.1.
         assert torch.allclose(tensor, found[1][name], atol=1e-5, rtol=0), name

@@ -16,6 +16,7 @@ from signalled import metrics, steps
 from tiny import recipe_dict
 from toolkit.errors import InputError
 from toolkit.launch.job import train as launch
+from toolkit.machine import torch_threads
 from toolkit.recipe.schema import Recipe
 from toolkit.training import finding
 from toolkit.training.identity import FREE, check_recipe
@@ -29,10 +30,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "training.md"
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """Tensors this small are slower on more."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with torch_threads(1):
+        yield
 
 
 def recipe(root: Path, folder: Path, *, schedule: str = "cosine", **sections: Any) -> dict[str, Any]:

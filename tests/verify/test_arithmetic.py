@@ -13,10 +13,12 @@ import torch
 
 from families import EVERY_FAMILY, FAMILIES
 from tiny import LLAMA
+from toolkit.launch.group import WorkerGroup
+from toolkit.machine import torch_threads
 from toolkit.model import head_loss
 from toolkit.recipe.resolve import Resolved
 from toolkit.reference.order import NATURAL, Order
-from toolkit.verification import passes
+from toolkit.verification import passes, run
 from toolkit.verification.cases import prepare
 from toolkit.verification.cases.prepare import make_case, twin_recipe
 from toolkit.verification.compare.arithmetic import loss_bound, order_of, sum_bounds, why_measured
@@ -148,6 +150,23 @@ def test_the_plain_loop_has_the_threads_of_a_rank(
     with pytest.raises(RuntimeError, match="far enough"):
         passes.compare(case, passes.Pass("logic"), before + 1)
     assert (seen, torch.get_num_threads()) == ([before + 1], before)
+
+
+@pytest.mark.parametrize("full_size", [False, True])
+def test_what_is_run_before_the_ranks_has_their_threads(
+    monkeypatch: pytest.MonkeyPatch, recipe: Make, lone_group: WorkerGroup, full_size: bool
+) -> None:
+    """Threads of one small product wait for each other where the machine is busy; a model in full size needs them."""
+    seen: list[int] = []
+
+    def clipping(_: object) -> None:
+        seen.append(torch.get_num_threads())
+        raise RuntimeError("far enough")
+
+    monkeypatch.setattr(run, "exercise_clipping", clipping)
+    with torch_threads(lone_group.threads + 1), pytest.raises(RuntimeError, match="far enough"):
+        run.verify(recipe("single"), group=lone_group, full_size=full_size)
+    assert seen == [lone_group.threads + full_size]
 
 
 def test_a_loss_scale_that_overflows_is_lowered(recipe: Make, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ import torch
 from torch import nn
 
 from toolkit.errors import InputError, first_line
+from toolkit.machine import torch_threads
 from toolkit.model.adapter_sources import adding
 from toolkit.model.new_tokens import trained_rows
 from toolkit.model.sources import NotByPart, has_sources
@@ -50,7 +50,9 @@ def add_adapter(model: nn.Module, resolved: Resolved, overwritten: bool = False)
     by_part = has_sources(model)
     try:
         made: list[Any] = []
-        one_thread = _one_thread() if METHODS[adapter.method].eigenvectors else contextlib.nullcontext()
+        # Eigenvectors of almost equal eigenvalues turn with the last bit of a sum, whose order is one thread's then:
+        # FRoD's ``frod_U`` differed by 0.96 between one thread and two (torch 2.13.0).
+        one_thread = torch_threads(1) if METHODS[adapter.method].eigenvectors else contextlib.nullcontext()
         with adding(model, made, overwritten) if by_part else contextlib.nullcontext(), one_thread:
             if adapter.path is not None:
                 made.append(PeftModel.from_pretrained(model, adapter.path, is_trainable=True))
@@ -71,18 +73,6 @@ def add_adapter(model: nn.Module, resolved: Resolved, overwritten: bool = False)
             _leave_inputs(adapted)
     _round_projections(adapted, own, getattr(torch, resolved.precision.frozen))
     return adapted
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """Sums in one order, whatever number of threads this process has: eigenvectors of almost equal eigenvalues turn
-    with the last bit (FRoD's ``frod_U`` differed by 0.96 between one thread and two; torch 2.13.0)."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _round_projections(model: nn.Module, own: set[int], dtype: torch.dtype) -> None:

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
-
 from toolkit.launch.group import JobFailed, WorkerGroup
+from toolkit.machine import torch_threads
 from toolkit.strategies.engines.base import Claim
 from toolkit.verification.cases.case import Case
 from toolkit.verification.cases.conversations import DataCase
@@ -136,15 +135,11 @@ def compare(case: Case, found: Pass, threads: int) -> None:
     """Fill in the stages of the run itself and the evidence, from the traces. ``threads``: of each rank; torch adds up
     by threads (the bias gradient of a LayerNorm, the decompositions that some adapters start from), so the plain loop
     has as many."""
-    own = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with torch_threads(threads):
         reference = found.reference = Reference(case)
         resolved, ranks = reference.resolved, found.ranks
         replayed = found.replayed = replay(ranks, reference, case.overflow_step)
         evaluated = evaluation(ranks, reference, bool(replayed.bounds))
-    finally:
-        torch.set_num_threads(own)
     found.stages = [
         ledger(ranks, reference.windows, resolved),
         *products(ranks, resolved),

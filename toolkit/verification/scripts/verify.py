@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from toolkit.errors import InputError
+from toolkit.machine import torch_threads
 from toolkit.strategies.engines.base import Claim
 from toolkit.verification.compare.across import cross_rank
 from toolkit.verification.compare.measure import Stage
@@ -99,22 +100,17 @@ def verify_unit(folder: Path, model: Any = None, copy: Path | None = None, model
     facts = ranks[0].facts
     device, note = replay_device([rank.facts.loop for rank in ranks], str(folder))
     kept = load_plain(folder / "model.pt", KeptModel)
-    threads = torch.get_num_threads()
     built, how = _build(kept, model, copy, str(folder / "model.pt"))
     built = built.to(device)
     trained = set(ranks[0].trace.trainable)
     first = {name: p.detach().cpu().clone() for name, p in built.named_parameters() if name in trained}
-    try:
-        torch.set_num_threads(max(1, facts.threads))  # sums are split among threads
-        with multiplying(facts.loop.float32_products, device):
-            replay = Replay(built, ranks, device, str(folder))
-            by_hand = replay.infer_averaging()
+    with torch_threads(max(1, facts.threads)), multiplying(facts.loop.float32_products, device):
+        replay = Replay(built, ranks, device, str(folder))
+        by_hand = replay.infer_averaging()
+        replayed = replay_all(replay, models)
+        after = infer_multiplied(replay, replayed)
+        if after is not None:
             replayed = replay_all(replay, models)
-            after = infer_multiplied(replay, replayed)
-            if after is not None:
-                replayed = replay_all(replay, models)
-    finally:
-        torch.set_num_threads(threads)
     run: Any = RecordedRun(facts.world, device.type, facts.strategy)
     loss = normalisation(replay, replayed.contributions)
     outcome = _outcome(run, replay, replayed, loss, first)
