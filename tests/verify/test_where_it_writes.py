@@ -33,7 +33,7 @@ def here(tmp_path: Path, tiny_root: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 def test_the_kill_matrix_is_printed_and_nothing_written(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_matrix("r.yaml", [], None, None, 1.0) == 0
-    assert "1 of 1 killed" in capsys.readouterr().out
+    assert "1 of 1 killed, 1 with the right diagnosis" in capsys.readouterr().out
     assert [path.name for path in here.iterdir()] == ["r.yaml"]
 
 

@@ -136,9 +136,11 @@ def run_matrix(
     resolved = resolve_recipe(recipe_file, overrides)
     target = writable(output) if output else None
     say = _say if json_target != "-" else _silent
+    silence_libraries()
     cells = kill_matrix(resolved, [only] if only else None, time_limit, say)
     killed = sum(cell.killed for cell in cells)
-    say(f"\n{killed} of {len(cells)} killed")
+    named = sum(cell.killed and cell.named for cell in cells)
+    say(f"\n{killed} of {len(cells)} killed, {named} with the right diagnosis")
     if target:
         write_matrix(cells, target)
         say(f"wrote {target}")
