@@ -8,7 +8,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -38,6 +38,8 @@ class Work:
     lora: bool = False
     bf16: bool = False
     processes: int = 1
+    compiled: bool = False
+    """The toolkit's blocks, by torch.compile."""
     strategy: dict[str, Any] | None = None
     """``strategy`` of the toolkit's recipe; None: ``single``, or ``ddp`` for several processes."""
 
@@ -54,6 +56,7 @@ class Work:
             "schedule": {"name": "constant"},
             "precision": "bf16" if self.bf16 else "fp32",
             "activation_checkpointing": "none",
+            "compile": self.compiled,
             "machine": {"device": "cpu", "processes": self.processes},
             "run": {"max_steps": steps, "save_every": 0},
         } | ({"adapter": {"r": 8, "alpha": 16, "dropout": 0.0}} if self.lora else {})  # fmt: skip
@@ -115,6 +118,11 @@ def toolkit(work: Work, steps: int, after: After) -> None:
     resolved = resolve(Recipe.model_validate(work.recipe(steps)), "floor", device="cpu")
     session = engage(resolved, make_accelerator(resolved), None, 0)
     loop.train(session, _windows(work), steps, loop.Progress(), lambda pending: after())
+
+
+def compiled(work: Work, steps: int, after: After) -> None:
+    """This toolkit's session and loop, with ``compile``."""
+    toolkit(replace(work, compiled=True), steps, after)
 
 
 def _windows(work: Work) -> Iterator[list[Any]]:
@@ -190,5 +198,5 @@ def _run(trainer: Any, after: After) -> None:
 
 
 LOOPS: dict[str, Callable[[Work, int, After], None]] = {
-    "bare": bare, "toolkit": toolkit, "trainer": trainer, "sft": sft,
+    "bare": bare, "toolkit": toolkit, "toolkit compiled": compiled, "trainer": trainer, "sft": sft,
 }  # fmt: skip

@@ -50,7 +50,7 @@ def step_flops(work: Work) -> float:
 
 def measure(quick: bool) -> list[Row]:
     turns, steps, size = (1, 1, 128) if quick else (3, 2, 2048)
-    peers = ["bare", "toolkit", "trainer"]
+    peers = ["bare", "toolkit", "toolkit compiled", "trainer"]
     if importlib.util.find_spec("trl") and importlib.util.find_spec("datasets"):
         peers.append("sft")
     rows = []
