@@ -10,7 +10,7 @@ import pytest
 
 from tiny import make_text, make_tokenizer
 from toolkit.launch.group import WorkerGroup
-from toolkit.machine import torch_threads
+from toolkit.threads import torch_threads
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Tests replace what traces run, which no key of a kept trace says.

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 READ_AT_ONCE = 2**24
@@ -60,20 +58,6 @@ def cpu_count() -> int:
     except (OSError, ValueError):
         return cores
     return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
-
-
-@contextlib.contextmanager
-def torch_threads(count: int) -> Iterator[None]:
-    """Have torch compute with ``count`` threads in this block. Which sums are added first depends on their number, and
-    so does time on a machine that is busy: threads of one product wait for each other."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def give_back_memory() -> None:

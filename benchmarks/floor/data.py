@@ -1,6 +1,9 @@
 """Tokens per second tokenised and packed, from JSONL, from Parquet and from a streamed mixture; memory that a larger
-file takes. Every text fits a row: of a longer one all is tokenised and the first row is kept, so that with a third of
-the tokens in such ones, as the same texts have undivided, tokens that are kept count for less than the work."""
+file takes.
+
+Texts are divided so that each fits a row. Of a longer one all tokens are computed, and those of one row are kept and
+counted: one row of the table has the same texts undivided.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +83,7 @@ def measure(quick: bool) -> list[Row]:
         kinds = {
             "JSONL": (jsonl, False, None), "Parquet": (parquet, False, None),
             "streamed mixture": (mixture, True, 20 if quick else 2000),
-            "JSONL, a third of its tokens cut off": (str(longer), False, None),
+            "JSONL, texts cut off at a row": (str(longer), False, None),
         }  # fmt: skip
         found: dict[str, list[tuple[float, float, int]]] = {kind: [] for kind in kinds}
         for _ in range(turns):

@@ -15,7 +15,7 @@ from benchmarks.floor import __main__ as command
 from benchmarks.floor import operators, wire
 from benchmarks.floor.loops import Work, llama
 from benchmarks.floor.table import Row, page, timed
-from toolkit.machine import torch_threads
+from toolkit.threads import torch_threads
 from toolkit.training import loop
 
 WORK = Work(llama(2, 32), rows=2, length=64)

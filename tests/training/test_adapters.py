@@ -15,11 +15,11 @@ from jobs import resolved_from
 from media import SEEING
 from tiny import LLAMA, recipe_dict
 from toolkit.errors import InputError
-from toolkit.machine import torch_threads
 from toolkit.model.adapters import add_adapter
 from toolkit.model.load import load_base
 from toolkit.recipe.adapter_methods import METHODS
 from toolkit.recipe.schema import Adapter
+from toolkit.threads import torch_threads
 from toolkit.training.card import model_card
 from toolkit.training.export import _write
 from toolkit.training.loss import loss_sum

@@ -16,8 +16,8 @@ from signalled import metrics, steps
 from tiny import recipe_dict
 from toolkit.errors import InputError
 from toolkit.launch.job import train as launch
-from toolkit.machine import torch_threads
 from toolkit.recipe.schema import Recipe
+from toolkit.threads import torch_threads
 from toolkit.training import finding
 from toolkit.training.identity import FREE, check_recipe
 from toolkit.training.manifest import read_manifest

@@ -14,10 +14,10 @@ import torch
 from families import EVERY_FAMILY, FAMILIES
 from tiny import LLAMA
 from toolkit.launch.group import WorkerGroup
-from toolkit.machine import torch_threads
 from toolkit.model import head_loss
 from toolkit.recipe.resolve import Resolved
 from toolkit.reference.order import NATURAL, Order
+from toolkit.threads import torch_threads
 from toolkit.verification import passes, run
 from toolkit.verification.cases import prepare
 from toolkit.verification.cases.prepare import make_case, twin_recipe

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from toolkit.errors import InputError, first_line
-from toolkit.machine import torch_threads
 from toolkit.model.adapter_sources import adding
 from toolkit.model.new_tokens import trained_rows
 from toolkit.model.sources import NotByPart, has_sources
@@ -20,6 +19,7 @@ from toolkit.recipe.adapter_methods import METHODS, Method
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Adapter
 from toolkit.tasks import task_of
+from toolkit.threads import torch_threads
 
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
@@ -50,8 +50,8 @@ def add_adapter(model: nn.Module, resolved: Resolved, overwritten: bool = False)
     by_part = has_sources(model)
     try:
         made: list[Any] = []
-        # Eigenvectors of almost equal eigenvalues turn with the last bit of a sum, whose order is one thread's then:
-        # FRoD's ``frod_U`` differed by 0.96 between one thread and two (torch 2.13.0).
+        # Eigenvectors of almost equal eigenvalues turn with the last bit of a sum; one thread adds in one order. FRoD's
+        # ``frod_U`` differed by 0.96 between one thread and two (torch 2.13.0).
         one_thread = torch_threads(1) if METHODS[adapter.method].eigenvectors else contextlib.nullcontext()
         with adding(model, made, overwritten) if by_part else contextlib.nullcontext(), one_thread:
             if adapter.path is not None:

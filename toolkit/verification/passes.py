@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from toolkit.launch.group import JobFailed, WorkerGroup
-from toolkit.machine import torch_threads
 from toolkit.strategies.engines.base import Claim
+from toolkit.threads import torch_threads
 from toolkit.verification.cases.case import Case
 from toolkit.verification.cases.conversations import DataCase
 from toolkit.verification.compare.across import cross_rank, round_trip

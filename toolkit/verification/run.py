@@ -12,12 +12,13 @@ from typing import Any
 from toolkit.errors import InputError, RunFailed
 from toolkit.launch.group import WorkerGroup
 from toolkit.launch.job import check_machine
-from toolkit.machine import cpu_count, torch_threads
+from toolkit.machine import cpu_count
 from toolkit.optimizers import with_optimizer
 from toolkit.recipe.load import recipe_from, source_of
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve
+from toolkit.threads import torch_threads
 from toolkit.verification.cases.case import Case, PassName
 from toolkit.verification.cases.conversations import data_case
 from toolkit.verification.cases.prepare import (
@@ -110,7 +111,7 @@ def verify(
     outcome: Outcome | None = None
     try:
         for name in names:
-            # A small model gains nothing by more threads; on a busy machine two of them took 17 s for 0.8 (gpt_oss).
+            # A small model gains nothing by more threads; on a busy machine two took 17 s, one 0.8 (gpt_oss).
             as_a_rank = contextlib.nullcontext() if full_size else torch_threads(group.threads)
             with tempfile.TemporaryDirectory(prefix="toolkit-verify-") as temporary, as_a_rank:
                 case = make_case(values, resolved, name, Path(temporary))

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from toolkit.errors import InputError
-from toolkit.machine import torch_threads
 from toolkit.strategies.engines.base import Claim
+from toolkit.threads import torch_threads
 from toolkit.verification.compare.across import cross_rank
 from toolkit.verification.compare.measure import Stage
 from toolkit.verification.loops.kept_model import KeptModel, rebuild
