@@ -49,7 +49,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(
 ) -> None:
     ran: list[Any] = []
     monkeypatch.setattr(matrix, "kill_matrix", lambda *given: ran.append(given) or [CELL])
-    with pytest.raises(InputError, match=r"--output: r\.yaml/matrix\.md: "):
+    with pytest.raises(InputError, match=r"--output: r\.yaml/matrix\.md: r\.yaml is not a folder"):
         run_matrix("r.yaml", [], None, None, 1.0, "r.yaml/matrix.md")
     (here / "taken").mkdir()
     with pytest.raises(InputError, match="--output: taken: Is a directory"):

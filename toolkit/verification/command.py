@@ -115,6 +115,8 @@ def writable(output: str, option: str = "--output") -> Path:
         target.open("a", encoding="utf-8").close()
         if new:
             target.unlink()
+    except (FileExistsError, NotADirectoryError):
+        raise InputError(f"{option}: {output}: {target.parent} is not a folder") from None
     except OSError as error:
         raise InputError(f"{option}: {output}: {error.strerror}") from None
     return target
