@@ -39,7 +39,7 @@ test-quick: $(READY)
 	@$(BIN)/python -m pytest -m 'not slow and not group'
 
 test-slow: $(READY)
-	@echo "the long matrices: over an hour on two cores"
+	@echo "the long matrices: hours on two cores"
 	@$(BIN)/python -m pytest -m slow
 
 docs: $(READY)
