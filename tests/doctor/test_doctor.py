@@ -38,6 +38,15 @@ def test_command_and_json() -> None:
     assert max(map(len, text.splitlines())) <= 100
 
 
+@pytest.mark.parametrize("poor", [True, False])
+def test_a_cpu_without_bf16(poor: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(devices, "emulated", lambda dtype: poor)
+    found = {condition.subject: condition for condition in devices._without_gpu(torch)}
+    assert ("bf16" in found) == poor
+
+
 def test_unmet_requirement(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages, "version", lambda name: "0.1" if name == "accelerate" else "99")
     monkeypatch.setattr("importlib.metadata.requires", lambda name: ["accelerate>=1.1", "gone; extra == 'x'"])
