@@ -52,6 +52,7 @@ def test_a_copy_too_many_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.group
+@pytest.mark.slow
 def test_two_processes_send_what_plan_counts(group: Any) -> None:
     """Weights kept gathered and gradients summed once: the least. Freed after each use: more, as planned."""
     for case in wire.QUICK:

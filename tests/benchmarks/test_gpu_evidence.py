@@ -88,6 +88,7 @@ def test_waits_are_put_down_to_the_line_that_asks() -> None:
     assert (line.split(":")[0], count) == ("benchmarks/test_gpu_evidence.py", 1)
 
 
+@pytest.mark.slow
 def test_verify(tmp_path: Path) -> None:
     only = "one-single-full,overflow-fsdp2,two-ddp,kill-ddp-clip-ignored,kill-fsdp2-clip-ignored"
     records = on_cpu(tmp_path, "verify", only)

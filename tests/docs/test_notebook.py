@@ -45,6 +45,7 @@ def test_the_site_shows_it() -> None:
 
 
 @pytest.mark.group
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_its_cells_run(tmp_path: Path) -> None:
     """In one Python process, in order, as Jupyter runs them: `__main__` is not a file."""

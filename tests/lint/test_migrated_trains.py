@@ -53,15 +53,16 @@ def losses(config: Path, folder: Path, *, traced: bool) -> list[float]:
 
 
 @pytest.mark.group
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new"),
     [
         ("zero3", "fsdp2"),
-        pytest.param("zero1", "fsdp2", marks=pytest.mark.slow),
-        pytest.param("zero2", "fsdp2", marks=pytest.mark.slow),
-        pytest.param("fsdp1", "fsdp2", marks=pytest.mark.slow),
-        pytest.param("fsdp2", "zero2", marks=pytest.mark.slow),
-        pytest.param("fsdp2", "zero3", marks=pytest.mark.slow),
+        ("zero1", "fsdp2"),
+        ("zero2", "fsdp2"),
+        ("fsdp1", "fsdp2"),
+        ("fsdp2", "zero2"),
+        ("fsdp2", "zero3"),
     ],
 )
 def test_migrated_files_train_the_same(old: str, new: str, tiny_root: Path, tmp_path: Path) -> None:

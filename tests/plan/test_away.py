@@ -71,8 +71,17 @@ class _OutOfSight:
 
 
 @pytest.mark.group
-@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
-@pytest.mark.parametrize("strategy", ["ddp", "zero2", "fsdp2"])
+@pytest.mark.parametrize(
+    ("strategy", "lora"),
+    [
+        ("ddp", False),
+        ("fsdp2", True),
+        pytest.param("ddp", True, marks=pytest.mark.slow),
+        pytest.param("zero2", False, marks=pytest.mark.slow),
+        pytest.param("zero2", True, marks=pytest.mark.slow),
+        pytest.param("fsdp2", False, marks=pytest.mark.slow),
+    ],
+)
 def test_what_stays_on_the_device(strategy: str, lora: bool, pair: WorkerGroup) -> None:
     from toolkit.planning.predict import Planner
 

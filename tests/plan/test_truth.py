@@ -34,7 +34,11 @@ def check(cell: Cell, groups: dict[int, WorkerGroup]) -> None:
     assert abs(said / real - 1) < TOLERANCE, f"{cell.name}: predicted {said:,}, measured {real:,}"
 
 
-@pytest.mark.parametrize("cell", QUICK, ids=lambda cell: cell.name)
+@pytest.mark.parametrize(
+    "cell",
+    [pytest.param(cell, marks=pytest.mark.slow) if cell.strategy in ("single", "zero2") else cell for cell in QUICK],
+    ids=lambda cell: cell.name,
+)
 def test_quick(cell: Cell, groups: dict[int, WorkerGroup]) -> None:
     check(cell, groups)
 

@@ -52,7 +52,8 @@ def check(outcome: Outcome) -> None:
 
 
 @pytest.mark.parametrize(
-    "strategy", [pytest.param(name, marks=pytest.mark.slow) if name == "zero1" else name for name in STRATEGIES]
+    "strategy",
+    [name if name in ("ddp", "zero3", "fsdp2") else pytest.param(name, marks=pytest.mark.slow) for name in STRATEGIES],
 )
 def test_lora_in_bf16_recomputed_with_dropout(
     strategy: str, recipe: Callable[..., Resolved], group: WorkerGroup
@@ -169,7 +170,9 @@ def test_no_false_alarm(
     assert outcome.verdict == "equivalent", told(outcome)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "zero3", pytest.param("fsdp2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "strategy", ["ddp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("zero3", "fsdp2"))]
+)
 def test_packed_rows(strategy: str, recipe: Callable[..., Resolved], group: WorkerGroup) -> None:
     resolved = recipe(strategy, data={"packing": True}, adapter=LORA, precision="bf16")
     outcome = verify(resolved, group=group, time_limit=120)
@@ -180,7 +183,9 @@ def test_packed_rows(strategy: str, recipe: Callable[..., Resolved], group: Work
     assert any(name.endswith("lora_A.default.weight, samples apart") for name in names)
 
 
-@pytest.mark.parametrize(("strategy", "kind"), [("fsdp1", "selective"), ("zero2", "full")])
+@pytest.mark.parametrize(
+    ("strategy", "kind"), [pytest.param("fsdp1", "selective", marks=pytest.mark.slow), ("zero2", "full")]
+)
 def test_an_encoder_and_its_decoder_recomputed(
     strategy: str, kind: str, recipe: Callable[..., Resolved], group: WorkerGroup
 ) -> None:

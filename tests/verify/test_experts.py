@@ -59,7 +59,7 @@ EVIDENCE = {"ddp": ["experts-alike"], "fsdp2": ["mesh", "mesh-copies", "share-of
     [
         {"precision": "bf16", "activation_checkpointing": "full"},
         {"model": EVERY_FAMILY["qwen3_moe"], "adapter": LORA, "data": {"packing": True}, "loss": "fused"},
-        {"precision": "bf16", "adapter": ON_EXPERTS},
+        pytest.param({"precision": "bf16", "adapter": ON_EXPERTS}, marks=pytest.mark.slow),
     ],
     ids=["bf16", "lora-packed", "lora-on-experts"],
 )

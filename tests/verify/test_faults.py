@@ -156,7 +156,11 @@ def test_a_run_that_hangs_or_dies_is_told_with_its_place(recipe: Callable[..., R
 
 @pytest.mark.parametrize(
     ("job", "told"),
-    [(broken.raises, "the device is on fire"), (broken.dies, "exit code 9"), (broken.hangs, "no answer")],
+    [
+        (broken.raises, "the device is on fire"),
+        (broken.dies, "exit code 9"),
+        pytest.param(broken.hangs, "no answer", marks=pytest.mark.slow),  # it takes the whole of its limit
+    ],
 )
 def test_a_rank_that_breaks_is_told_with_its_step_and_stage(
     job: Callable[[Case], None], told: str, recipe: Callable[..., Resolved], monkeypatch: pytest.MonkeyPatch
