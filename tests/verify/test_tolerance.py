@@ -52,7 +52,11 @@ def reference_of(resolved: Resolved, folder: Path, pass_name: PassName = "precis
 def test_random_orders_and_splits_exceed_a_tolerance_no_more_often_than_stated(
     family: str, precision: str, recipe: Callable[..., Resolved], tmp_path: Path
 ) -> None:
-    """40 other draws a tensor against the scale that 20 gave: less than 1 % beyond what 1 % may be."""
+    """40 other draws a tensor against the scale that 20 gave: no more than 1 % beyond what 1 % may, and none beyond its
+    tolerance.
+
+    Tensors of one draw are beyond together, those behind the same rounding (13 to 17 of bert's 39): the standard error
+    of the part beyond is that of as many fewer comparisons, and three of them are allowed for."""
     resolved = recipe("ddp", model=FAMILIES[family], precision=precision)
     reference = reference_of(resolved, tmp_path)
     steps = (1, len(reference.windows) - 2)
@@ -60,13 +64,14 @@ def test_random_orders_and_splits_exceed_a_tolerance_no_more_often_than_stated(
         reference.measure_noise(step, reference.first)
     noise = reference.noise
     reference.loop.model.eval()
-    draw, beyond, compared, largest = random.Random(7), 0, 0, 0.0
+    draw, beyond, compared, largest, together = random.Random(7), 0, 0, 0.0, 1
     for step in steps:
         window = reference.windows[step]
         reference.loop.backward(1, window)
         plain = dict(reference.loop.gradients)
         for at in range(20):
             reference.loop.backward(1, [(0, one) for one, _ in drawn(window, draw, across=bool(at % 2))])
+            before = beyond
             for name, gradient in reference.loop.gradients.items():
                 size, error = plain[name].double().norm().item(), relative_error(gradient, plain[name])
                 if noise.of(name, size) < NO_SIGNAL:
@@ -75,9 +80,10 @@ def test_random_orders_and_splits_exceed_a_tolerance_no_more_often_than_stated(
                     ratio = error / one.scale(size) if one.scale(size) else 0.0
                     compared, largest = compared + 1, max(largest, ratio)
                     beyond += ratio > factor(len(one.absolute), COMPONENTS, 0.01)
+            together = max(together, beyond - before)
     assert compared > 500
     assert largest > 1
-    assert beyond < 0.01 * compared, (beyond, compared)
+    assert beyond / compared < 0.01 + 3 * math.sqrt(0.01 * together / compared), (beyond, compared, together)
 
 
 def test_the_factor_is_the_quantile_of_an_f_distribution() -> None:
