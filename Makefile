@@ -30,7 +30,7 @@ demo: $(READY)
 	@$(BIN)/python examples/demo/demo.py
 
 test: $(READY)
-	@echo "style, types and every test that is not marked slow: half an hour to an hour on two cores"
+	@echo "style, types and every test that is not marked slow: about an hour on two cores"
 	@$(MAKE) --no-print-directory lint
 	@$(BIN)/python -m pytest -m 'not slow' --maxfail=10
 

@@ -199,7 +199,7 @@ def test_a_loss_that_is_not_finite_fails_the_run(here: Path) -> None:
     assert "the loss is not finite" in done.stderr
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "zero3"])
+@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.slow), "zero3"])
 def test_a_killed_rank_ends_the_job_within_seconds(strategy: str, here: Path) -> None:
     command = [*TOOLKIT, "train", "r.yaml", f"strategy.name={strategy}", "run.max_steps=100000"]
     job = subprocess.Popen(command, cwd=here, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -260,7 +260,9 @@ def test_export_gives_the_adapter_or_a_merged_plain_model(
 # ---------------------------------------------------------------------- plan
 
 
-@pytest.mark.parametrize("name", ["double", "single", "some-left-out"])
+@pytest.mark.parametrize(
+    "name", ["double", *(pytest.param(name, marks=pytest.mark.slow) for name in ("single", "some-left-out"))]
+)
 def test_plan_counts_what_is_stored(name: str, tiny_root: Path, folders: dict[str, Path]) -> None:
     from plan.truth import measured
     from toolkit.planning.predict import Planner

@@ -23,7 +23,7 @@ slow = pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "sections"),
     [
-        ("zero3", LORA),
+        pytest.param("zero3", LORA, marks=slow),
         ("fsdp2", LORA | TIED),
         pytest.param("ddp", LORA, marks=slow),
         pytest.param("zero1", LORA | TIED, marks=slow),

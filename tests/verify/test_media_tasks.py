@@ -44,7 +44,7 @@ QUICK = ("vit", "whisper", "qwen3_vl")
 
 @pytest.mark.group
 @pytest.mark.parametrize(
-    "strategy", [s if s in ("ddp", "fsdp2") else pytest.param(s, marks=pytest.mark.slow) for s in STRATEGIES]
+    "strategy", [s if s == "fsdp2" else pytest.param(s, marks=pytest.mark.slow) for s in STRATEGIES]
 )
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES]

@@ -36,7 +36,9 @@ def test_a_table_that_nothing_shares_is_not_reached(task: str, recipe: Callable[
 
 
 @pytest.mark.group
-@pytest.mark.parametrize("strategy", ["ddp", "zero2", "zero3", "fsdp1", "fsdp2"])
+@pytest.mark.parametrize(
+    "strategy", ["fsdp1", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ddp", "zero2", "zero3", "fsdp2"))]
+)
 def test_it_trains_as_the_plain_loop(strategy: str, recipe: Callable[..., Resolved], group: WorkerGroup) -> None:
     """DDP ended in «did not receive gradient», and fsdp2 had no state where the plain loop had one."""
     resolved = recipe(strategy, precision="bf16", **bart(tie=False))
