@@ -42,7 +42,7 @@ def test_command_and_json() -> None:
 def test_a_cpu_without_bf16(poor: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    monkeypatch.setattr(devices, "emulated", lambda dtype: poor)
+    monkeypatch.setattr(devices, "cpu_emulates", lambda dtype: poor)
     found = {condition.subject: condition for condition in devices._without_gpu(torch)}
     assert ("bf16" in found) == poor
 

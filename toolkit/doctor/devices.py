@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.doctor.model import Condition, check
-from toolkit.narrow_products import emulated
+from toolkit.half_precision import cpu_emulates
 
 
 def _torch() -> Any:
@@ -68,8 +68,8 @@ def _without_gpu(torch: Any) -> Iterator[Condition]:
     else:
         yield Condition("GPU", "warning", "none: runs on the CPU with gloo, for tests", "machine.device: cpu")
         yield Condition("fp16", "note", "DeepSpeed refuses fp16 on a CPU", "precision: bf16 or fp32")
-        if emulated("bfloat16"):
-            found = "this CPU has no instructions for it: products take ten and more times as long as fp32's"
+        if cpu_emulates("bfloat16"):
+            found = "this CPU has no instructions for it: products take many times as long as fp32's"
             yield Condition("bf16", "note", found, "precision: fp32, to train here; for verify either is fast enough")
         yield Condition("FSDP1", "note", "a full state dict of FSDP1 on CPU tensors crashes torch", "strategy: fsdp2")
 

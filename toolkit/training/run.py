@@ -14,9 +14,9 @@ import torch.distributed as dist
 from toolkit.counts import count
 from toolkit.data.loader import TrainLoader, open_data
 from toolkit.errors import Stopped
+from toolkit.half_precision import cpu_emulates
 from toolkit.launch.signals import attempt, handled, name_of
 from toolkit.model.compiling import compilation
-from toolkit.narrow_products import emulated
 from toolkit.recipe.resolve import Resolved
 from toolkit.results import Result
 from toolkit.tasks import task_of
@@ -178,9 +178,9 @@ def _introduce(
         view.say(
             "note: fp8: a CPU emulates float8 products by converting every operand back, several times slower than bf16"
         )
-    if session.engine.device.type == "cpu" and emulated(dtype := session.resolved.precision.compute):
+    if session.engine.device.type == "cpu" and cpu_emulates(dtype := session.resolved.precision.compute):
         view.say(
-            f"note: precision: this CPU has no instructions for products of {dtype}, which take ten and more times as "
+            f"note: precision: this CPU has no instructions for products of {dtype}, which take many times as "
             "long as float32's; precision: fp32 is faster here"
         )
     if session.loaded_whole is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def emulated(dtype: str) -> bool:
+def cpu_emulates(dtype: str) -> bool:
     """Whether matrix products of ``dtype`` (torch's name) on the CPU run without instructions for it.
 
     oneDNN has kernels for bfloat16 and float16 where the CPU has AVX-512, AVX-NE-CONVERT or their like on ARM; without

@@ -12,7 +12,7 @@ import torch
 import toolkit.training.run as running
 from jobs import resolved_from
 from tiny import recipe_dict
-from toolkit.narrow_products import emulated
+from toolkit.half_precision import cpu_emulates
 from toolkit.threads import torch_threads
 
 
@@ -29,8 +29,8 @@ def seconds(dtype: torch.dtype) -> float:
 
 def test_what_is_named_is_slow() -> None:
     """Zen 3, which has AVX2: 40 to 75 times. A CPU with the instructions: 0.5 to 1 times."""
-    assert not emulated("float32")
-    if not emulated("bfloat16"):
+    assert not cpu_emulates("float32")
+    if not cpu_emulates("bfloat16"):
         pytest.skip("this CPU has instructions for products of bfloat16")
     assert seconds(torch.bfloat16) > 4 * seconds(torch.float32)
 
@@ -42,7 +42,7 @@ def test_the_run_says_so(
     precision: str, poor: bool, shown: bool, tiny_root: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(running, "emulated", lambda dtype: poor and dtype != "float32")
+    monkeypatch.setattr(running, "cpu_emulates", lambda dtype: poor and dtype != "float32")
     (tmp_path / "run").mkdir()
     run = {"max_steps": 1, "output_dir": str(tmp_path / "run"), "eval_every": None}
     values = recipe_dict(tiny_root, strategy={"name": "single"}, machine={"processes": 1}, precision=precision, run=run)
