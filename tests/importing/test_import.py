@@ -425,8 +425,8 @@ def test_nothing_heavy_is_imported(tmp_path: Path) -> None:
 
 
 def test_values_keep_their_type_in_the_recipe() -> None:
-    from toolkit.importing.write import scalar
     from toolkit.recipe.positions import parse
+    from toolkit.recipe.yaml_text import scalar
 
     for value in ("1e5", "no", "on", "a: b", "", None, 1e-5, 5, [1, "x"], {"path": "a#b"}, "0o7", "#x"):
         assert parse(f"key: {scalar(value)}  # comment", "x").value["key"] == value

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
-
-import yaml
 
 from toolkit.importing.draft import Draft
 from toolkit.importing.outcome import Key
-from toolkit.recipe.positions import parse
 from toolkit.recipe.schema import Recipe
+from toolkit.recipe.yaml_text import scalar
 
 _TOP = ("precision", "activation_checkpointing", "activation_offload", "loss", "fp8", "compile")
 
@@ -50,14 +47,6 @@ def recipe_text(draft: Draft, source: str, name: str) -> str:
 def _line(key: str, value: Any, origin: str | None) -> str:
     text = f"{key}: {scalar(value)}"
     return f"{text}  # {origin}" if origin else text
-
-
-def scalar(value: Any) -> str:
-    """A value in YAML's flow style, in one line."""
-    text = yaml.safe_dump(value, default_flow_style=True, width=10**9, allow_unicode=True)
-    text = text.removesuffix("\n").removesuffix("\n...")
-    # PyYAML writes YAML 1.1, where `1e5` is text; recipes are YAML 1.2, where it is a number. JSON is both.
-    return text if parse(text, "value").value == value else json.dumps(value)
 
 
 def _without_effect(keys: list[Key]) -> list[str]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import Any
-
-import yaml
 
 from toolkit.linting.files.tree import Entry, Node, Source
 from toolkit.linting.model import Edit, Fix, Setting
+from toolkit.recipe.yaml_text import scalar
 
 
 def set_value(setting: Setting | None, value: Any, title: str | None = None) -> Fix | None:
@@ -89,11 +89,9 @@ def strip(source: Source, start: int, end: int, title: str) -> Fix:
 
 def render(value: Any, syntax: str) -> str:
     """A value as the file's language writes it."""
-    if syntax == "json" or isinstance(value, list | dict | bool) or value is None:
-        return json.dumps(value)
-    if isinstance(value, str):
-        return yaml.safe_dump(value).splitlines()[0]
-    return repr(value)
+    if syntax == "yaml":
+        return scalar(value)
+    return shlex.quote(value) if syntax == "shell" and isinstance(value, str) else json.dumps(value)
 
 
 def apply(text: str, edits: list[Edit]) -> str:

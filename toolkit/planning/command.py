@@ -23,6 +23,7 @@ from toolkit.recipe.positions import parse
 from toolkit.recipe.quantisable import no_quantiser
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
+from toolkit.recipe.yaml_text import dump
 from toolkit.results import CommandResult, Result, write_json
 from toolkit.strategies import resolve
 
@@ -304,11 +305,9 @@ def _this_machine(processes: int) -> Device:
 
 
 def _write_recipe(resolved: Resolved, target: str) -> None:
-    import yaml
-
     values = resolved.recipe.model_dump(mode="json", exclude_defaults=True)
     values["batch"] = {"micro_size": resolved.micro_size, "accumulation": resolved.accumulation}
-    write_text(target, yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+    write_text(target, dump(values))
 
 
 def _pixels(text: str | None) -> tuple[int, int] | None:

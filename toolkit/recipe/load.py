@@ -16,6 +16,7 @@ from toolkit.errors import InputError, Place
 from toolkit.recipe.adapter_options import adapter_problems
 from toolkit.recipe.positions import Document, KeyPath, parse, read
 from toolkit.recipe.schema import Recipe
+from toolkit.recipe.yaml_text import dump
 
 
 def load_recipe(file: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -48,10 +49,7 @@ def source_of(recipe: str | Path | Recipe) -> str:
 
 def recipe_yaml(recipe: Recipe) -> str:
     """A recipe as YAML text, without defaults."""
-    import yaml
-
-    values = recipe.model_dump(mode="json", exclude_unset=True)
-    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+    return dump(recipe.model_dump(mode="json", exclude_unset=True))
 
 
 def validate(document: Document) -> Recipe:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
-import yaml
-
 from toolkit.errors import InputError
-from toolkit.linting.edits import add, apply, remove, render, set_value
+from toolkit.linting.edits import add, apply, remove, set_value
 from toolkit.linting.files.tree import Source
 from toolkit.linting.files.yaml_reader import parse_yaml
 from toolkit.linting.model import Edit, Setting
 from toolkit.recipe.positions import parse
+from toolkit.recipe.yaml_text import dump, scalar
 
 FILE = "recipe.yaml"
 Change = tuple[str, Any]
@@ -45,7 +43,7 @@ def edited(text: str, changes: Sequence[Change]) -> str:
         _put(wanted, key.split("."), value)
         made = _in_place(text, key, value)
         # What was written must mean what was wanted; else the whole is written anew, without comments.
-        text = made if made is not None and _means(made, wanted) else _dumped(wanted)
+        text = made if made is not None and _means(made, wanted) else (dump(wanted) if wanted else "")
     return text
 
 
@@ -71,35 +69,6 @@ def _means(text: str, wanted: dict[str, Any]) -> bool:
         return False
 
 
-class _Dumper(yaml.SafeDumper):
-    """PyYAML writes YAML 1.1, where ``1e3`` is text; recipes are YAML 1.2, where it is a number."""
-
-
-def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if _is_plain(value) else '"')
-
-
-_Dumper.add_representer(str, _text)
-
-
-def _is_plain(value: str) -> bool:
-    """Whether PyYAML's way to write a text reads as that text."""
-    try:
-        return parse(yaml.safe_dump(value), "value").value == value
-    except InputError:
-        return False
-
-
-def _dumped(values: dict[str, Any]) -> str:
-    if not values:
-        return ""
-    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
-
-
-def _simple(value: Any) -> bool:
-    return not isinstance(value, str) or _is_plain(value)
-
-
 def _in_place(text: str, key: str, value: Any) -> str | None:
     source = Source(FILE, "args", text, parse_yaml(text, FILE), "yaml")
     section, _, name = key.rpartition(".")
@@ -108,15 +77,15 @@ def _in_place(text: str, key: str, value: Any) -> str | None:
         setting = Setting(source, key, entry)
         if value is REMOVED:
             fix = remove(setting)
-        elif entry.node.entries is not None or entry.node.items is not None or not _simple(value):
-            edit = Edit(FILE, entry.node.start, entry.node.end, json.dumps(value))
+        elif entry.node.entries is not None or entry.node.items is not None:
+            edit = Edit(FILE, entry.node.start, entry.node.end, scalar(value))
             return apply(text, [edit])
         else:
             fix = set_value(setting, value)
     elif value is REMOVED:
         return text
     elif section and source.entry(section) is None and "." not in section:
-        shown = render({name: value}, "yaml") if isinstance(value, dict) else f"{{{name}: {render(value, 'yaml')}}}"
+        shown = scalar({name: value})
         ending = "" if not text or text.endswith("\n") else "\n"
         return f"{text}{ending}{section}: {shown}\n"
     else:

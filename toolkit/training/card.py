@@ -6,10 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Adapter, Recipe
+from toolkit.recipe.yaml_text import dump
 from toolkit.tasks import task_of
 
 
@@ -44,9 +43,9 @@ def model_card(kind: str, resolved: Resolved, manifest: dict[str, Any], run: Pat
     }
     table = "\n".join(f"| {key} | {value} |" for key, value in rows.items() if value is not None)
     versions = ", ".join(f"{name} {version}" for name, version in manifest["versions"].items() if version)
-    text = yaml.safe_dump(_without_places(recipe), sort_keys=False)
+    text = dump(_without_places(recipe))
     return (
-        f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n# {run.name}\n\n| | |\n| --- | --- |\n{table}\n\n"
+        f"---\n{dump(head)}---\n\n# {run.name}\n\n| | |\n| --- | --- |\n{table}\n\n"
         f"## Recipe\n\n```yaml\n{text}```\n\nMade with deepspeed-accelerate-toolkit; {versions}.\n"
     )
 
