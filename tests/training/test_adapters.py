@@ -210,3 +210,9 @@ def test_a_card_names_what_the_method_has(tiny_root: Path) -> None:
     found = resolved(tiny_root, {"method": "prompt-tuning", "options": {"num_virtual_tokens": 3}})
     manifest = {"step": 1, "strategy": "single", "world_size": 1, "versions": {}}
     assert "| trained | prompt-tuning, num_virtual_tokens 3 |" in model_card("adapter", found, manifest, Path("run"))
+
+
+def test_no_method_draws_a_progress_bar(tiny_root: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """FRoD draws one by default, on every rank, in the middle of the screen of `train`."""
+    prepare_model(resolved(tiny_root, {"method": "frod"}), 0)
+    assert "joint decomposition" not in capfd.readouterr().err

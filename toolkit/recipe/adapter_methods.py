@@ -149,7 +149,7 @@ METHODS: dict[str, Method] = {
         _linear("deft", alpha="alpha", dropout="deft_dropout"),
         _linear("delora"),
         _linear("fourierft", packed=True, r=False, twin={"n_frequency": 100}),
-        _linear("frod", r=False, dropout="frod_dropout", eigenvectors=True),
+        _linear("frod", r=False, dropout="frod_dropout", eigenvectors=True, fixed={"progressbar": False}),
         _linear("glora"),
         _linear("gralora", packed=True, alpha="alpha", dropout="gralora_dropout"),
         _linear("hira", dropout="hira_dropout"),
