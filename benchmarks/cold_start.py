@@ -1,7 +1,7 @@
 """What the first steps cost with ``compile: true``: ``python -m benchmarks.cold_start``.
 
 A small Llama on a CPU, one process, full rows of random tokens. Every start is a process of its own: as it is, compiled
-with torch's cache empty, and compiled again with what that start has left in it. Told are the first step and the
+with torch's cache empty, and compiled again with what that start has left in it. It prints the first step and the
 median of the later ones in wall and processor seconds (compilers that were started for it included).
 """
 

@@ -142,7 +142,7 @@ def _most(found: list[dict[str, Any]], keys: tuple[str, ...]) -> dict[str, Any]:
 
 def page(rows: list[dict[str, Any]], kept: list[dict[str, Any]], size: int) -> str:
     """The measurements as a page of docs."""
-    told = ", ".join(f"{name} {version}" for name, version in versions().items())
+    packages = ", ".join(f"{name} {version}" for name, version in versions().items())
     lines = [
         "# Loading, saving and exporting by part", "",
         f"`python -m benchmarks.loading`: a Llama of {size / MIB:,.0f} MiB in float32, largest weight "
@@ -166,7 +166,7 @@ def page(rows: list[dict[str, Any]], kept: list[dict[str, Any]], size: int) -> s
         lines.append(f"| {strategy} | {world} | {source} | {' | '.join(cells)} |")
     lines += ["", *upstream.section(rows, size)]
     lines += ["", *checkpoints.section(kept, size, LARGEST)]
-    return "\n".join([*lines, "", f"{datetime.date.today()}; {told}", ""])
+    return "\n".join([*lines, "", f"{datetime.date.today()}; {packages}", ""])
 
 
 def main() -> None:

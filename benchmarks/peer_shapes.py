@@ -24,7 +24,7 @@ class Shape:
     Lengths are log-normal with ``median`` and a sigma of 0.6; without a median every row is full.
     """
 
-    told: str
+    described: str
     model: dict[str, Any] = field(default_factory=lambda: SMALL)
     device: str = "cpu"
     bf16: bool = False
@@ -42,11 +42,11 @@ class Shape:
         return int(self.model["vocab_size"])
 
 
-def _of_1b(told: str, **changed: Any) -> Shape:
+def _of_1b(described: str, **changed: Any) -> Shape:
     """meta-llama/Llama-3.2-1B, as its config.json has it."""
     model = LLAMA | {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
                      "num_key_value_heads": 8, "head_dim": 64, "tie_word_embeddings": True}  # fmt: skip
-    return Shape(told, model, device="cuda", bf16=True, lora=16, **changed)
+    return Shape(described, model, device="cuda", bf16=True, lora=16, **changed)
 
 
 SHAPES: dict[str, Shape] = {
@@ -71,7 +71,7 @@ def tiny(shape: Shape) -> Shape:
                "num_key_value_heads": 2, "vocab_size": 300, "max_position_embeddings": 512}  # fmt: skip
     model = {key: value for key, value in shape.model.items() if key != "head_dim"} | changed
     median = None if shape.median is None else 12
-    return Shape(f"{shape.told}; tiny", model, "cpu", shape.bf16, shape.checkpointing, 32, 2, 2, median, 2)
+    return Shape(f"{shape.described}; tiny", model, "cpu", shape.bf16, shape.checkpointing, 32, 2, 2, median, 2)
 
 
 def samples(shape: Shape, count: int, seed: int = 0) -> list[list[int]]:

@@ -8,8 +8,8 @@ are the same for all, in the order of the data: how much of a batch is padding d
 - ``sft``, ``sft-packing``: TRL's SFTTrainer, where trl can be imported;
 - ``toolkit``, ``toolkit-packing``: this toolkit's loop.
 
-Told is supervised tokens per second, as medians over turns, by the clock on the wall and by the processor's time: on a
-machine that others use too, the second is the one to compare. Lengths are log-normal (median 70, sigma 0.6).
+It prints supervised tokens per second, as medians over turns, by the clock on the wall and by the processor's time: on
+a machine that others use too, the second is the one to compare. Lengths are log-normal (median 70, sigma 0.6).
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def _words(vocabulary: int) -> Any:
 
 
 class _Samples:
-    """Stands where a run has its tokenised data."""
+    """In place of a run's tokenised data."""
 
     streamed, task, pad_id, masking = False, "causal-lm", 0, None
     label_names = None
@@ -353,7 +353,7 @@ def measure(
     result: dict[str, Any] = {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": command,
-        "shape": shape.told,
+        "shape": shape.described,
         "device": torch.cuda.get_device_name() if shape.device == "cuda" else "cpu",
         "load": os.getloadavg()[1] / (os.cpu_count() or 1),
         "threads": torch.get_num_threads(),

@@ -1,7 +1,7 @@
 """What a start costs with and without the cache of tokens: ``python -m benchmarks.token_cache``.
 
 Real text: the sources of Python's standard library, one function or class a sample, with a byte-level BPE trained on
-them. Every opening is a process of its own; kinds take turns. Told are medians of wall and processor seconds from an
+them. Every opening is a process of its own; kinds take turns. It prints medians of wall and processor seconds from an
 imported tokenizer to samples that can be read (the key, the check of the sum, and every import they need included).
 """
 

@@ -49,7 +49,7 @@ def main() -> None:
         window = [sample(step, micro, accelerator.process_index) for micro in range(ACCUMULATION)]
         tokens = sum((labels[:, 1:] != -100).sum() for _, labels in window)
         tokens = accelerator.reduce(tokens.to(accelerator.device), "sum")
-        told = torch.zeros((), device=accelerator.device)
+        window_loss = torch.zeros((), device=accelerator.device)
         for micro_batch in window:
             ids, labels = (tensor.to(accelerator.device) for tensor in micro_batch)
             with accelerator.accumulate(model):
@@ -60,8 +60,8 @@ def main() -> None:
                     accelerator.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
                 optimizer.zero_grad()
-            told += loss.detach()
-        accelerator.print(f"step {step + 1}  loss {(accelerator.reduce(told, 'sum') / tokens).item():.6f}")
+            window_loss += loss.detach()
+        accelerator.print(f"step {step + 1}  loss {(accelerator.reduce(window_loss, 'sum') / tokens).item():.6f}")
     accelerator.print(f"{accelerator.distributed_type.value} over {accelerator.num_processes} processes")
     # torch 2.13.0 without a GPU: what is still held when the interpreter ends may abort a rank (no active exception).
     model, optimizer = accelerator.free_memory(model, optimizer)

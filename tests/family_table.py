@@ -133,8 +133,8 @@ def page(results: dict[tuple[str, str, str], dict[str, Any]]) -> str:
         if row.group != group:
             group = row.group
             lines += [f"\n## {group.capitalize()}\n", f"| | {' | '.join(heads)} |", f"| --- |{' --- |' * len(heads)}"]
-        told = [_told(results.get((row.name, *column)), notes) for column in columns]
-        lines.append(f"| {row.name} | {' | '.join(told)} |")
+        texts = [_cell_text(results.get((row.name, *column)), notes) for column in columns]
+        lines.append(f"| {row.name} | {' | '.join(texts)} |")
     cells_in_all = sum(len(list(cells(row))) for row in rows())
     counts: dict[str, int] = {}
     for one in results.values():
@@ -155,7 +155,7 @@ def page(results: dict[tuple[str, str, str], dict[str, Any]]) -> str:
     return text
 
 
-def _told(one: dict[str, Any] | None, notes: dict[str, int]) -> str:
+def _cell_text(one: dict[str, Any] | None, notes: dict[str, int]) -> str:
     if one is None:
         return ""
     if one["verdict"] == "equivalent":

@@ -55,7 +55,7 @@ class Hosts:
 
     @contextlib.contextmanager
     def cut(self) -> Iterator[None]:
-        """The cable between the two is out, and nobody is told."""
+        """The cable between the two is out, and nobody is notified."""
         subprocess.run(["ip", "-n", self.names[1], "link", "set", interface(1), "down"], check=True, timeout=10)
         try:
             yield

@@ -136,8 +136,8 @@ def table(results: dict[str, dict[str, dict[str, Any]]]) -> str:
         lines.append(f"| {row.name} | {' | '.join(cells)} |")
     notes = [f'{number}. <a id="{number}"></a>{why}' for why, number in reasons.items()]
     packages = ("torch", "peft", "transformers", "deepspeed", "accelerate")
-    told = ", ".join(f"{name} {versions()[name]}" for name in packages)
-    return _HEAD.format(versions=told) + "\n".join(lines) + "\n\n## Reasons\n\n" + "\n".join(notes) + "\n"
+    installed = ", ".join(f"{name} {versions()[name]}" for name in packages)
+    return _HEAD.format(versions=installed) + "\n".join(lines) + "\n\n## Reasons\n\n" + "\n".join(notes) + "\n"
 
 
 _HEAD = """\

@@ -35,8 +35,8 @@ def start_ranks(arguments: list[str], cwd: Path, size: int, **environment: str) 
         }  # fmt: skip
         if size == 1:
             given = {"OMP_NUM_THREADS": 1}
-        told = {key: str(value) for key, value in given.items()} | environment
-        process = context.Process(target=_rank, args=(arguments, str(cwd), told, rank))
+        variables = {key: str(value) for key, value in given.items()} | environment
+        process = context.Process(target=_rank, args=(arguments, str(cwd), variables, rank))
         process.start()
         ranks.append(process)
     return ranks

@@ -28,7 +28,7 @@ class Answer:
 
 @dataclass
 class Server:
-    """``ask`` sends one request, as a page of the server does unless it is told otherwise."""
+    """``ask`` sends one request, as a page of the server does unless asked otherwise."""
 
     studio: Studio
     app: Gate

@@ -12,8 +12,8 @@ from toolkit.verification.run import verify
 
 
 def assert_equivalent(outcome: Any) -> None:
-    told = None if outcome.difference is None else outcome.difference[2]
-    assert outcome.verdict == "equivalent", (told, outcome.failure, outcome.unproven)
+    message = None if outcome.difference is None else outcome.difference[2]
+    assert outcome.verdict == "equivalent", (message, outcome.failure, outcome.unproven)
 
 
 def assert_found(resolved: Resolved, fault: str, group: WorkerGroup, also: str = "") -> None:

@@ -61,7 +61,7 @@ def cpu_count() -> int:
 
 
 def give_back_memory() -> None:
-    """Give memory of the host that was freed back to the system. glibc keeps what lies below something that stays;
+    """Give memory of the host that was freed back to the system. glibc keeps what is below something that stays;
     without glibc nothing is done."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # malloc_trim(3)
     if trim is not None:

@@ -98,10 +98,10 @@ def measure(quick: bool) -> list[Row]:
                 grown.append(pool.apply(read, (folder, str(file), True, (20 if quick else 2000) * times))[2])
     for kind in kinds:
         rates = [rate for rate, _, _ in found[kind]]
-        told = f"{sorted(rates)[len(rates) // 2]:,.0f} tokens/s to {GOAL:,.0f}"
+        figures = f"{sorted(rates)[len(rates) // 2]:,.0f} tokens/s to {GOAL:,.0f}"
         goal = None if "cut off" in kind else 1.0
-        rows.append(timed("data", kind, [rate / GOAL for rate in rates], told, goal=goal, least=True))
-    told = ", ".join(f"{size / 2**20:,.0f}" for size in grown)
+        rows.append(timed("data", kind, [rate / GOAL for rate in rates], figures, goal=goal, least=True))
+    figures = ", ".join(f"{size / 2**20:,.0f}" for size in grown)
     what = f"MiB that a stream of {', '.join(map(str, FILES))} times the file takes; the last to the one before"
-    rows.append(Row("data", what, grown[-1] / max(1, grown[-2]), told, 1.1))
+    rows.append(Row("data", what, grown[-1] / max(1, grown[-2]), figures, 1.1))
     return rows

@@ -42,7 +42,7 @@ def measure(quick: bool) -> list[Row]:
                 group.close()
         for name, goal in (("toolkit", 1.0), ("trainer", None)):
             pairs = list(zip(seconds[name], seconds["bare"], strict=True))
-            told = f"{1e3 * min(seconds[name]):.2f} ms to {1e3 * min(seconds['bare']):.2f}, each its fastest turn"
+            text = f"{1e3 * min(seconds[name]):.2f} ms to {1e3 * min(seconds['bare']):.2f}, each its fastest turn"
             what = f"{name}, {size} process{'es' if size > 1 else ''}"
-            rows.append(timed("host", what, [one / other for one, other in pairs], told, goal=goal))
+            rows.append(timed("host", what, [one / other for one, other in pairs], text, goal=goal))
     return rows

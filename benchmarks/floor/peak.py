@@ -73,6 +73,6 @@ def measure(quick: bool) -> list[Row]:
         kind = "bf16" if bf16 else "fp32"
         for name in peers:
             goal = GOALS[bf16] if name == "toolkit" else None
-            told = f"peak {highest / 1e9:,.0f} GFLOP/s"
-            rows.append(timed("peak", f"{name}, {kind}", shares[name], told, goal=goal, least=True))
+            text = f"peak {highest / 1e9:,.0f} GFLOP/s"
+            rows.append(timed("peak", f"{name}, {kind}", shares[name], text, goal=goal, least=True))
     return rows

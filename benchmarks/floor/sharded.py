@@ -46,7 +46,7 @@ def measure(quick: bool) -> list[Row]:
             for case in cases:
                 ratios = [one / other for one, other in zip(rates[case], rates["ddp"], strict=True)]
                 goal = GOALS.get((case.partition(",")[0], lora))
-                told = f"{statistics.median(rates[case]):,.0f} tokens/s"
+                text = f"{statistics.median(rates[case]):,.0f} tokens/s"
                 what = f"{case}, {'LoRA' if lora else 'every weight'}"
-                rows.append(timed("sharded", what, ratios, told, goal=goal, least=True))
+                rows.append(timed("sharded", what, ratios, text, goal=goal, least=True))
     return rows

@@ -63,7 +63,7 @@ def measure(quick: bool) -> list[Row]:
         for lora in (False, True):
             for case in QUICK if quick else CASES:
                 sent, planned, least = group.run(sent_job, work_of(case, lora), timeout=900)[0]
-                told = f"{sent / 1024:,.0f} KiB; plan counts {planned / 1024:,.0f}, the least is {least / 1024:,.0f}"
+                text = f"{sent / 1024:,.0f} KiB; plan counts {planned / 1024:,.0f}, the least is {least / 1024:,.0f}"
                 kind = "LoRA" if lora else "every weight"
-                rows.append(Row("wire", f"{case}, {kind}", sent / least, told, GOAL))
+                rows.append(Row("wire", f"{case}, {kind}", sent / least, text, GOAL))
     return rows

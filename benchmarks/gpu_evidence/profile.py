@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 
-_TOLD = 15
+_SHOWN = 15
 
 
 def top_kernels(run: Callable[[], None], device: str) -> list[dict[str, Any]]:
@@ -19,6 +19,6 @@ def top_kernels(run: Callable[[], None], device: str) -> list[dict[str, Any]]:
     events = sorted(seen.key_averages(), key=lambda event: getattr(event, clock), reverse=True)
     return [
         {"name": event.key[:120], "ms": round(getattr(event, clock) / 1000, 3), "calls": event.count}
-        for event in events[:_TOLD]
+        for event in events[:_SHOWN]
         if getattr(event, clock) > 0
     ]

@@ -87,15 +87,15 @@ def _with_rows(text: str, rows: dict[str, tuple[str, str, str, str]], summary: d
     for row in presets:
         kept = tuple(row[2:]) if len(row) == len(_HEAD) else (_NOT_YET, "", "", "")
         made.append((row[0], row[1], *rows.get(row[0].strip("`"), kept)))
-    after = _told(summary, folder)
-    rest = [line for line in lines[end:] if not _is_told(line)]
+    after = _conditions(summary, folder)
+    rest = [line for line in lines[end:] if not _is_conditions(line)]
     while rest and not rest[0]:
         rest.pop(0)
     text = "\n".join([*lines[:begin], *(f"| {' | '.join(row)} |" for row in made), "", after, *rest])
     return text.rstrip("\n") + "\n"
 
 
-def _told(summary: dict[str, Any], folder: Path) -> str:
+def _conditions(summary: dict[str, Any], folder: Path) -> str:
     device, versions = summary["device"], summary["versions"]
     packages = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     return (
@@ -106,7 +106,7 @@ def _told(summary: dict[str, Any], folder: Path) -> str:
     )
 
 
-def _is_told(line: str) -> bool:
+def _is_conditions(line: str) -> bool:
     return bool(re.match(r"Memory and speed on a GPU have not been measured yet|Measured in one process on one ", line))
 
 

@@ -110,7 +110,7 @@ def _run(part: Part, cell: Cell, setting: Setting, request: Request, deadline: f
     why = record.get("reason") or record.get("error") or ""
     print(f"  {cell.name:<44} {record['status']:<8} {seconds:6.1f} s  {why[:90]}", flush=True)
     if _context_lost():
-        print("  the CUDA context of this process is lost: run the part again to go on", flush=True)
+        print("  the CUDA context of this process is lost: run the part again to continue", flush=True)
         return False
     gc.collect()
     return True
@@ -144,7 +144,7 @@ def _limited(seconds: float) -> Iterator[None]:
     try:
         yield
     finally:
-        # Someone else's timer (a test's) goes on where it was.
+        # Someone else's timer (a test's) continues from where it was.
         signal.setitimer(signal.ITIMER_REAL, max(0.1, before - (time.monotonic() - clock)) if before else 0.0)
         signal.signal(signal.SIGALRM, handler)
 
@@ -180,8 +180,8 @@ def _check_same(finished: dict[str, Record], request: Request) -> None:
     for record in finished.values():
         there = (record["device"]["type"], record["device"]["name"], record["tiny"])
         if there != here:
-            told = f"{there[1]}{', tiny' if there[2] else ''}"
-            raise InputError(f"--out {request.folder}: contains results of another run ({told}); set another folder")
+            earlier = f"{there[1]}{', tiny' if there[2] else ''}"
+            raise InputError(f"--out {request.folder}: contains results of another run ({earlier}); set another folder")
 
 
 def _check_names(cells: list[Cell]) -> None:
@@ -211,7 +211,7 @@ def _write_summary(part: Part, cells: list[Cell], finished: dict[str, Record], r
         "versions": versions(),
         "command": request.command(part.name),
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
-        **part.told(records),
+        **part.summarised(records),
         "cells": records,
     }
     write(summary, request.folder / f"{part.name}.json")

@@ -66,7 +66,7 @@ def resolved_here(setting: Setting, values: Values) -> Resolved:
 
 
 def preset(setting: Setting, folder: Path) -> Values:
-    """A preset's recipe for one process here, everything else as it stands in the file; its size where it is tiny."""
+    """A preset's recipe for one process here, everything else as it is in the file; its size where it is tiny."""
     values = load_recipe(folder / "recipe.yaml").model_dump(mode="json", exclude_unset=True)
     values["machine"] = {"device": setting.device.type, "processes": 1}
     if setting.tiny:

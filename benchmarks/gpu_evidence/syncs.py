@@ -19,7 +19,7 @@ import torch
 
 _WARNED = "called a synchronizing CUDA operation"
 _BETWEEN = frozenset({"torch", "contextlib.py", "warnings.py", "threading.py"})
-"""Stand between who asks and what waits."""
+"""Frames between the caller and the call that waits for the device."""
 
 
 def place(file: str) -> str:

@@ -27,44 +27,44 @@ def table(rows: list[Row]) -> list[str]:
 
 
 def _of_source(rows: list[Row]) -> list[str]:
-    told = [row for row in rows if row.measured]
-    if told and told[0].reserved:
-        return _reserved(told)
-    lines = [_summary(told), "", "| row | configuration | measured GiB | predicted GiB | error |"]
+    measured = [row for row in rows if row.measured]
+    if measured and measured[0].reserved:
+        return _reserved(measured)
+    lines = [_summary(measured), "", "| row | configuration | measured GiB | predicted GiB | error |"]
     lines += ["| --- | --- | --- | --- | --- |"]
-    lines += [f"| {r.id} | {r.what} | {r.measured:.2f} | {r.predicted / GIB:.2f} | {r.error:+.2%} |" for r in told]
-    return [*lines, *_process(told), *_out_of_memory(told, [row for row in rows if not row.measured])]
+    lines += [f"| {r.id} | {r.what} | {r.measured:.2f} | {r.predicted / GIB:.2f} | {r.error:+.2%} |" for r in measured]
+    return [*lines, *_process(measured), *_out_of_memory(measured, [row for row in rows if not row.measured])]
 
 
-def _reserved(told: list[Row]) -> list[str]:
+def _reserved(measured: list[Row]) -> list[str]:
     """Reserved bytes, of a source that nothing was fitted to, and the interval of the plan without the context."""
-    ends = {row.id: interval(row) for row in told}
-    inside = sum(ends[row.id][0] <= row.measured <= ends[row.id][1] for row in told)
+    ends = {row.id: interval(row) for row in measured}
+    inside = sum(ends[row.id][0] <= row.measured <= ends[row.id][1] for row in measured)
     lines = [
-        f"Reserved bytes: nothing is fitted to these {len(told)}; {inside} are inside the interval of the plan.",
+        f"Reserved bytes: nothing is fitted to these {len(measured)}; {inside} are inside the interval of the plan.",
         "",
         "| row | configuration | reserved GiB | predicted: allocated GiB | predicted: reserved GiB | inside |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    for row in told:
+    for row in measured:
         low, high = ends[row.id]
         sizes = f"{row.measured:.2f} | {row.predicted / GIB:.2f} | {low:.1f} to {high:.1f}"
         lines.append(f"| {row.id} | {row.what} | {sizes} | {'yes' if low <= row.measured <= high else 'no'} |")
     return lines
 
 
-def _summary(told: list[Row]) -> str:
-    errors = [row.error for row in told]
+def _summary(measured: list[Row]) -> str:
+    errors = [row.error for row in measured]
     within = {share: sum(abs(error) <= share for error in errors) for share in (0.01, 0.1)}
     low = sum(error < -0.05 for error in errors)
     return (
-        f"{len(told)} rows: median error {statistics.median(map(abs, errors)):.2%}, {within[0.01]} within 1%, "
+        f"{len(measured)} rows: median error {statistics.median(map(abs, errors)):.2%}, {within[0.01]} within 1%, "
         f"{within[0.1]} within 10%, from {min(errors):+.1%} to {max(errors):+.1%}; {low} more than 5% too low."
     )
 
 
-def _process(told: list[Row]) -> list[str]:
-    rows = [row for row in told if row.process and row.parts is not None]
+def _process(measured: list[Row]) -> list[str]:
+    rows = [row for row in measured if row.process and row.parts is not None]
     if sum(map(fitted_half, rows)) < 20:
         return []
     other = [row for row in rows if not fitted_half(row)]
@@ -93,7 +93,7 @@ def _outside(ends: list[tuple[Row, float, float]]) -> str:
     return ", ".join(found) or "none"
 
 
-def _out_of_memory(told: list[Row], failed: list[Row]) -> list[str]:
+def _out_of_memory(measured: list[Row], failed: list[Row]) -> list[str]:
     """Rows that ran out: of memory for tensors, or within the interval of the process."""
     if not failed:
         return []
@@ -116,8 +116,8 @@ def main() -> None:
     warnings.filterwarnings("ignore")
     rows = [json.loads(line) for line in given.measurements.read_text(encoding="utf-8").splitlines()]
 
-    def show(told: str) -> None:
-        print(told, file=sys.stderr)
+    def show(line: str) -> None:
+        print(line, file=sys.stderr)
 
     found = held_against(rows, show)
     text = "\n".join([*accounts(rows, found), *table(found), "", *times.table(rows, show)]) + "\n"

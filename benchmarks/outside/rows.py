@@ -87,7 +87,7 @@ def predicted_bytes(row: dict[str, Any]) -> tuple[int, Parts | None]:
 
 
 def held_against(
-    rows: list[dict[str, Any]], told: Callable[[str], None] = lambda text: None, predicted: Any = predicted_bytes
+    rows: list[dict[str, Any]], say: Callable[[str], None] = lambda text: None, predicted: Any = predicted_bytes
 ) -> list[Row]:
     """Every exact row, and those that ran out of memory."""
     found = []
@@ -100,6 +100,6 @@ def held_against(
         size, parts = (0, None) if reason else predicted(row)
         made = Row(row["id"], described(row), measured, size, reason, row["source_repo"], row["quality"] == "exact",
                    row.get("peak_process_gib", 0.0), device_of(row), parts, kind == "peak_reserved_gib")  # fmt: skip
-        told(f"{made.id} {made.what}")
+        say(f"{made.id} {made.what}")
         found.append(made)
     return found

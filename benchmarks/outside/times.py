@@ -190,14 +190,14 @@ def pairs(rows: Sequence[Timed]) -> Iterator[tuple[Timed, Timed]]:
             yield one, other
 
 
-def table(rows: list[dict[str, Any]], told: Callable[[str], None] = lambda text: None) -> list[str]:
+def table(rows: list[dict[str, Any]], say: Callable[[str], None] = lambda text: None) -> list[str]:
     """The section on time."""
     having = [row for row in rows if has_time(row)]
     found = []
     for row in having:
         if not why_not_timed(row):
             found.append(timed(row))
-            told(f"{row['id']} {found[-1].measured:.3f} s, predicted {found[-1].predicted:.3f} s")
+            say(f"{row['id']} {found[-1].measured:.3f} s, predicted {found[-1].predicted:.3f} s")
     lines = ["## Time", "", *_fits(found), "", *_by_source(found), ""]
     lines += ["| row | configuration | device | measured s | predicted s | interval s | error | fitted to |",
               "| --- | --- | --- | --- | --- | --- | --- | --- |"]  # fmt: skip
@@ -223,14 +223,14 @@ def _fits(found: list[Timed]) -> list[str]:
         parts = fit(half, known)
         known = known or parts
         lines.append(_fit_line(device, str(len(half)), parts, spread(half, parts)))
-        lines.append(_fit_line(f"{device} in the plan", "", *_told(device)))
+        lines.append(_fit_line(f"{device} in the plan", "", *_of_plan(device)))
     others = [row for row in found if row.device not in FITTED and in_fitted_half(row.id)]
     assert known is not None
     lines.append(_fit_line("others", f"{len(others)} (the interval alone)", known, spread(others, known)))
-    return [*lines, _fit_line("others in the plan", "", *_told(""))]
+    return [*lines, _fit_line("others in the plan", "", *_of_plan(""))]
 
 
-def _told(device: str) -> tuple[Parts, tuple[float, float]]:
+def _of_plan(device: str) -> tuple[Parts, tuple[float, float]]:
     own = reached(device)
     return (own.products, own.attention, own.bandwidth, own.handled), (own.low, own.high)
 

@@ -1,4 +1,4 @@
-"""`toolkit bench`: what is counted, what is told, and a run of it on a CPU."""
+"""`toolkit bench`: what is counted, what is printed, and a run of it on a CPU."""
 
 from __future__ import annotations
 
@@ -101,19 +101,19 @@ def test_cells_are_the_recipe_its_strategies_and_options(recipe_file: str) -> No
     assert "cannot offload" in left_out[0]
 
 
-def test_the_slowest_rank_is_the_time_of_a_step_and_medians_are_told(recipe_file: str) -> None:
+def test_the_slowest_rank_is_the_time_of_a_step_and_medians_are_reported(recipe_file: str) -> None:
     [cell], _ = make_cells(recipe_file, ["strategy.name=ddp", "machine.processes=2"], [], [], None)
     for seconds in (1.0, 2.0, 9.0):
         ranks = [Turn(seconds=[seconds], supervised=[10], flops=[1e6], losses=[1.0]),
                  Turn(seconds=[seconds / 2], supervised=[20], flops=[1e6], losses=[1.0])]  # fmt: skip
         cell.turns.append(ranks)
-    told = as_json(cell, 1e6)
-    assert told["tokens_per_second"] == 15.0
-    assert told["seconds_per_step"] == 2.0
-    assert told["seconds_spread"] == [1.0, 9.0]
-    assert told["mfu"] == pytest.approx(6e6 / (2 * 12 * 1e6))
+    document = as_json(cell, 1e6)
+    assert document["tokens_per_second"] == 15.0
+    assert document["seconds_per_step"] == 2.0
+    assert document["seconds_spread"] == [1.0, 9.0]
+    assert document["mfu"] == pytest.approx(6e6 / (2 * 12 * 1e6))
     failed = Cell("other", cell.resolved, failure="out of memory")
-    lines = table({"cells": [told, as_json(failed, None)]})
+    lines = table({"cells": [document, as_json(failed, None)]})
     assert any(line.startswith("other") and "out of memory" in line for line in lines)
 
 
@@ -165,7 +165,7 @@ def test_each_rank_limits_its_own_gpu_for_one_cell(
     [(Request("r.yaml", turns=0), "--turns 0"), (Request("r.yaml", strategies=("zero9",)), "zero9 is not one of"),
      (Request("r.yaml", tflops=-1.0), "--tflops")],
 )  # fmt: skip
-def test_bad_input_is_told(recipe_file: str, request_: Request, expected: str) -> None:
+def test_bad_input_is_reported(recipe_file: str, request_: Request, expected: str) -> None:
     with pytest.raises(InputError, match=expected):
         bench_command(request_)
 
@@ -179,7 +179,9 @@ def test_full_packed_rows_keep_two_samples_apart() -> None:
     assert isinstance(micro.tensors["labels"], torch.Tensor)
 
 
-def test_a_page_that_cannot_be_written_is_told_before_anything_is_measured(recipe_file: str, tmp_path: Path) -> None:
+def test_a_page_that_cannot_be_written_is_an_error_before_anything_is_measured(
+    recipe_file: str, tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match=r"bench\.html"):
         bench_command(Request(recipe_file, page="file/bench.html"))

@@ -50,9 +50,9 @@ def read(page: str) -> _Reader:
 
 def test_the_page_is_whole_and_loads_nothing(document: dict[str, Any]) -> None:
     text = read(bench_page(document, "a recipe & more")).text
-    for told in ("a recipe & more", "ddp failed: out of memory: <4 GiB>", "skipped: strategy.offload=all: <no>",
+    for word in ("a recipe & more", "ddp failed: out of memory: <4 GiB>", "skipped: strategy.offload=all: <no>",
                  "42.0%", "3.00 GiB of 4.00 GiB", "communication, not overlapped, 10.0%", "allreduce_"):  # fmt: skip
-        assert told in text
+        assert word in text
 
 
 def test_bars_are_as_long_as_what_they_stand_for(document: dict[str, Any]) -> None:

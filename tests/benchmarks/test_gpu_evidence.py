@@ -152,7 +152,7 @@ def test_peers_of_every_shape(tmp_path: Path) -> None:
     assert full["wall"]["toolkit"] > 0
 
 
-def test_a_peer_that_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_is_not_installed_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None)
     assert peers.missing() == dict.fromkeys(("sft", "sft-packing"), "trl and datasets not installed")
     assert "sft" not in peers.peers()

@@ -180,7 +180,7 @@ def test_a_second_run_in_a_live_folder_is_refused(here: Path) -> None:
         job.wait(60)
 
 
-def test_a_damaged_checkpoint_is_told_on_resume(here: Path) -> None:
+def test_a_damaged_checkpoint_is_reported_on_resume(here: Path) -> None:
     saving = ["run.save_every=2", "run.max_steps=4"]
     assert call("train", "r.yaml", *saving, cwd=here).returncode == 0
     weights = here / "run/checkpoints/step-00000004/weights-00000-00001.safetensors"
@@ -210,9 +210,9 @@ def test_a_killed_rank_ends_the_job_within_seconds(strategy: str, here: Path) ->
             assert time.monotonic() < deadline
             time.sleep(0.1)
         os.kill(_rank_pid(job.pid, 1), signal.SIGKILL)
-        _, told = job.communicate(timeout=60)  # the other rank waits in a collective for ever
+        _, output = job.communicate(timeout=60)  # the other rank waits in a collective for ever
         assert job.returncode == 1
-        assert "rank 1 was ended by SIGKILL" in told
+        assert "rank 1 was ended by SIGKILL" in output
     finally:
         job.kill()
 

@@ -34,8 +34,8 @@ def test_it_goes_on_by_itself(strategy: str, tmp_path: Path, tiny_root: Path) ->
     job = begin([*TOOLKIT, "train", "r.yaml", "--max-restarts", "1"], tmp_path)
     until_step(tmp_path / "run", 7, job)
     os.kill(rank_pid(job.pid, 0 if strategy == "single" else 1), signal.SIGKILL)
-    shown, told = job.communicate(timeout=150)
-    assert job.returncode == 0, told
+    shown, output = job.communicate(timeout=150)
+    assert job.returncode == 0, output
     assert "restarted automatically, attempt 2" in shown
     assert "resumed from run/checkpoints/step-" in shown
     assert [line["step"] for line in metrics(tmp_path / "run")] == list(range(1, 31))
@@ -58,8 +58,8 @@ def test_an_extended_run_goes_on_by_itself(strategy: str, tmp_path: Path, tiny_r
     job = begin([*longer, "--extend", "--max-restarts", "1"], tmp_path)
     until_step(tmp_path / "run", 10, job)
     os.kill(rank_pid(job.pid, 0 if strategy == "single" else 1), signal.SIGKILL)
-    shown, told = job.communicate(timeout=150)
-    assert job.returncode == 0, told
+    shown, output = job.communicate(timeout=150)
+    assert job.returncode == 0, output
     assert shown.count("resumed from run/checkpoints/step-00000005") == 2
     assert shown.count("extended from 5 to 30 steps; learning rates: step 6: ") == 2
     assert [line["step"] for line in metrics(tmp_path / "run")] == list(range(1, 31))

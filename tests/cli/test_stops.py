@@ -57,13 +57,13 @@ def test_asked_to_stop_it_saves_and_goes_on(
     job = begin([*TOOLKIT, "train", "r.yaml"], tmp_path)
     until_step(tmp_path / "run", 3, job)
     job.send_signal(number)
-    _, told = job.communicate(timeout=60)
-    assert job.returncode == 128 + number, told
+    _, output = job.communicate(timeout=60)
+    assert job.returncode == 128 + number, output
     stopped_at = saved_step(tmp_path / "run")
     assert metrics(tmp_path / "run")[-1]["step"] == stopped_at, "the step was finished, and no other begun"
-    assert f"after step {stopped_at}, saved in run/checkpoints/step-{stopped_at:08d}" in told
-    assert told.count("\n") == 2
-    assert told.endswith("resume with: toolkit train r.yaml --resume\n")
+    assert f"after step {stopped_at}, saved in run/checkpoints/step-{stopped_at:08d}" in output
+    assert output.count("\n") == 2
+    assert output.endswith("resume with: toolkit train r.yaml --resume\n")
     assert (tmp_path / "run/stopped.json").exists()
     assert f"resumed from run/checkpoints/step-{stopped_at:08d}" in train(tmp_path, "--resume")
     assert [line["step"] for line in metrics(tmp_path / "run")] == list(range(1, 41))
@@ -84,14 +84,14 @@ def test_accelerate_launch_stops_as_well(
     job = begin([*LAUNCH, "-m", "toolkit.train", "r.yaml"], tmp_path)
     until_step(tmp_path / "run", 3, job)
     job.send_signal(number)  # the launcher alone
-    _, told = job.communicate(timeout=60)
+    _, output = job.communicate(timeout=60)
     assert job.returncode != 0
     deadline = time.monotonic() + 30
     while not (tmp_path / "run/stopped.json").exists():  # accelerate leaves a lone process behind when it ends
         assert time.monotonic() < deadline
         time.sleep(0.1)
     stopped_at = saved_step(tmp_path / "run")
-    assert f"stopped by SIGTERM after step {stopped_at}, saved in" in told
+    assert f"stopped by SIGTERM after step {stopped_at}, saved in" in output
 
 
 @pytest.mark.slow
@@ -100,9 +100,9 @@ def test_one_rank_is_asked_and_all_stop(tmp_path: Path, tiny_root: Path) -> None
     job = begin([*TOOLKIT, "train", "r.yaml"], tmp_path)
     until_step(tmp_path / "run", 2, job)
     os.kill(rank_pid(job.pid, 1), signal.SIGUSR1)
-    _, told = job.communicate(timeout=60)
+    _, output = job.communicate(timeout=60)
     assert job.returncode == 128 + signal.SIGUSR1
-    assert f"stopped by SIGUSR1 after step {saved_step(tmp_path / 'run')}" in told
+    assert f"stopped by SIGUSR1 after step {saved_step(tmp_path / 'run')}" in output
 
 
 @pytest.mark.slow
@@ -117,8 +117,8 @@ def test_a_second_signal_stops_at_once_and_harms_nothing(tmp_path: Path, tiny_ro
     time.sleep(2)
     assert job.poll() is None
     job.send_signal(signal.SIGINT)
-    _, told = job.communicate(timeout=60)  # the step, which a stopped rank holds up, never ends
-    assert (job.returncode, told) == (130, "stopped by Ctrl-C at once; resume with --resume\n")
+    _, output = job.communicate(timeout=60)  # the step, which a stopped rank holds up, never ends
+    assert (job.returncode, output) == (130, "stopped by Ctrl-C at once; resume with --resume\n")
     done = subprocess.run(
         [*TOOLKIT, "train", "r.yaml", "run.max_steps=12", "--resume"],
         cwd=tmp_path, capture_output=True, text=True, timeout=120,

@@ -222,11 +222,11 @@ def page() -> str:
             lost = conversation in LOSES.get(name, ())
             cells.append(str(len(result.pieces)) if result.pieces else "loses text" if lost else "refuses")
         kinds = {result.trl for result in results.values()} - {""}
-        told = OTHER_TEXT.get(name) or (
+        message = OTHER_TEXT.get(name) or (
             OTHER_MASK[name][2] if name in OTHER_MASK else "equal" if kinds else "TRL has none"
         )
-        told = re.sub(r"<\S+>", lambda tag: f"`{tag[0]}`", told).replace("|", "\\|")
-        lines.append(f"| {name} | {' | '.join(cells)} | {told} |")
+        message = re.sub(r"<\S+>", lambda tag: f"`{tag[0]}`", message).replace("|", "\\|")
+        lines.append(f"| {name} | {' | '.join(cells)} | {message} |")
     return "\n".join(lines) + "\n"
 
 

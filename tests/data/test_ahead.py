@@ -72,7 +72,7 @@ def test_one_is_on_its_way_and_never_two(sizes: list[int]) -> None:
         assert events[at + 1] == ("begin", *following)
 
 
-def test_data_that_cannot_be_read_is_told_at_its_own_turn() -> None:
+def test_data_that_cannot_be_read_is_reported_at_its_own_turn() -> None:
     def broken() -> Iterator[list[MicroBatch]]:
         yield window(0, 2)
         raise InputError("line 7: no text")

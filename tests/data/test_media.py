@@ -133,7 +133,7 @@ def test_a_rank_without_samples_computes_an_image_without_loss(tmp_path: Path, i
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "message"),
     [
         ("missing.png", "train.jsonl:1: image: missing.png: no such file"),
         ("broken.png", "train.jsonl:1: image: broken.png: not a readable image: cannot identify image file"),
@@ -141,13 +141,13 @@ def test_a_rank_without_samples_computes_an_image_without_loss(tmp_path: Path, i
     ],
 )
 def test_an_image_that_cannot_be_read_is_an_error_at_its_row(
-    value: Any, told: str, tmp_path: Path, image_processor: Any
+    value: Any, message: str, tmp_path: Path, image_processor: Any
 ) -> None:
     (tmp_path / "broken.png").write_bytes(b"not an image")
     (tmp_path / "train.jsonl").write_text(json.dumps({"image": value, "label": 0}) + "\n")
     with pytest.raises(InputError) as caught:
         open_data(image_recipe(tmp_path / "train.jsonl"), "train", image_processor)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_camera_held_sideways(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ BAD_ROWS: list[tuple[dict[str, Any], Any, list[str]]] = [
 
 
 @pytest.mark.parametrize(("data", "row", "said"), BAD_ROWS)
-def test_a_bad_row_is_told_with_its_line(
+def test_a_bad_row_is_reported_with_its_line(
     make_recipe: Make, write_jsonl: Write, data: dict, row: Any, said: list[str]
 ) -> None:
     good = {"text": "a", "prompt": "a", "completion": "b", "messages": GOOD_CHAT, "label": 0}
@@ -138,7 +138,7 @@ def test_paths_that_are_not_there(make_recipe: Make, write_jsonl: Write, tmp_pat
     check_data(make_recipe(train="org/name", eval="squad"))  # may be on the hub: left to the run
 
 
-def test_mistakes_in_train_and_eval_are_told_together(make_recipe: Make, tmp_path: Path) -> None:
+def test_mistakes_in_train_and_eval_are_reported_together(make_recipe: Make, tmp_path: Path) -> None:
     problems = refusal(make_recipe(train=tmp_path / "a.jsonl", eval=tmp_path / "b.jsonl")).splitlines()
     assert [line.split(":")[0] for line in problems] == ["data.train", "data.eval"]
 

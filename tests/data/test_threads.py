@@ -123,7 +123,7 @@ def test_the_samples_are_those_of_one_thread(
     assert len(found[0]) == 30
 
 
-def test_the_first_bad_row_is_told(ragged: Path, tiny_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_bad_row_is_reported(ragged: Path, tiny_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = ragged.read_text().splitlines()
     lines[70], lines[75] = '{"text": 5}', "{not JSON"
     ragged.write_text("\n".join(lines) + "\n")

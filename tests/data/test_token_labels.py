@@ -63,7 +63,7 @@ def test_names_of_classes_are_numbered_over_all_words(
 
 
 @pytest.mark.parametrize(
-    ("row", "told"),
+    ("row", "message"),
     [
         ({"tokens": ["a"], "labels": [0, 1]}, "2 labels for 1 words"),
         ({"tokens": "a b", "labels": [0, 1]}, "must be a list, not a string"),
@@ -73,8 +73,8 @@ def test_names_of_classes_are_numbered_over_all_words(
         ({"tokens": ["a"]}, "labels: missing; the fields are: tokens"),
     ],
 )
-def test_bad_rows(recipe: Callable[..., Recipe], row: dict[str, Any], told: str) -> None:
-    with pytest.raises(InputError, match=told) as error:
+def test_bad_rows(recipe: Callable[..., Recipe], row: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message) as error:
         build(recipe(), by_characters(), **row)
     assert "x.jsonl:7" in str(error.value)
 

@@ -48,9 +48,9 @@ def test_a_script_of_ones_own_is_proven(tmp_path: Path) -> None:
                     verdicts.append((done.returncode, done.stdout))
                 else:
                     assert done.returncode == 0, done.stderr[-2000:]
-    (wrong, told), (right, proven) = verdicts
+    (wrong, message), (right, proven) = verdicts
     assert (wrong, right) == (1, 0)
-    assert "the loss is averaged per micro-batch, not per supervised token" in told
+    assert "the loss is averaged per micro-batch, not per supervised token" in message
     assert "equivalent" in proven
 
 

@@ -50,9 +50,9 @@ def main(arguments: list[str]) -> int:
             if options.verbose:
                 print(f"{seed} {family} {recipe['strategy']['name']} {judged.verdict} {judged.seconds} s", flush=True)
             if not judged.explained:
-                _tell(judged, results)
+                _report(judged, results)
                 if options.shrink:
-                    _tell(shrink(judged, groups, options.time_limit, options.shrink), results, "smaller: ")
+                    _report(shrink(judged, groups, options.time_limit, options.shrink), results, "smaller: ")
     finally:
         groups.close()
     chosen = [done[seed] for seed in sorted(done) if options.seed <= seed < options.seed + options.count]
@@ -88,7 +88,7 @@ def _read(results: Path) -> dict[int, dict[str, Any]]:
     return done
 
 
-def _tell(judged: Judged, results: Path, prefix: str = "") -> None:
+def _report(judged: Judged, results: Path, prefix: str = "") -> None:
     """The failure, and a command that shows it again. A recipe in JSON is a recipe in YAML."""
     name = "smaller" if prefix else "recipe"
     file = results.parent / f"{name}-{judged.seed}.yaml"

@@ -103,10 +103,10 @@ def describe(outcome: Outcome) -> tuple[str, str, str]:
     cause = f" [{outcome.diagnosis.cause}]" if outcome.diagnosis else ""
     if outcome.verdict == "different" and outcome.difference:
         one, stage, measure = outcome.difference
-        told = (
+        message = (
             f"{one.name}, step {measure.step + 1}, {measure.tensor}: {measure.error:.2e}, limit {measure.tolerance:.2e}"
         )
-        return "different", f"{one.name}/{stage.name}", f"{told} {measure.sentence}{cause}"
+        return "different", f"{one.name}/{stage.name}", f"{message} {measure.sentence}{cause}"
     if outcome.verdict != "equivalent":
         claims = "; ".join(f"{c.claim}: {c.seen}, expected {c.expected}" for c in outcome.unproven)
         return "not-exercised", "engagement", f"{claims}{cause}"

@@ -197,8 +197,8 @@ def test_the_page_marks_what_is_learned(inspected: Any, make_tokenizer: Any, cha
     reader = read(data_page(found))
     learned = "".join(piece.text for shown in found.shown for piece in shown.pieces if piece.supervised)
     assert reader.learned == learned != ""
-    for told in ("tokens per epoch", "user turns without words: 1", "group_by_length", "this recipe", "repeats"):
-        assert told in reader.text, told
+    for word in ("tokens per epoch", "user turns without words: 1", "group_by_length", "this recipe", "repeats"):
+        assert word in reader.text, word
 
 
 def test_the_page_shows_targets_and_classes(inspected: Any, make_tokenizer: Any, write_jsonl: Write) -> None:

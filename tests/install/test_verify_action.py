@@ -48,25 +48,25 @@ def run(tmp_path: Path) -> Run:
 
 
 def test_every_recipe_is_verified_and_the_worst_status_counts(run: Run) -> None:
-    status, told, calls = run("kept", "a.b=1 c.d=2", "r/good.yaml", "r/weak.yaml", "r/broken.yaml", "r/last.yaml")
+    status, answer, calls = run("kept", "a.b=1 c.d=2", "r/good.yaml", "r/weak.yaml", "r/broken.yaml", "r/last.yaml")
     assert status == 2
     assert calls[0] == "verify r/good.yaml a.b=1 c.d=2 --badge kept/good.badge.json --baseline kept/good.json"
     assert calls[1] == "verify r/weak.yaml a.b=1 c.d=2 --badge kept/weak.badge.json"
     assert len(calls) == 4
-    assert re.findall(r"::error file=(\S+)::", told) == ["r/weak.yaml", "r/broken.yaml"]
+    assert re.findall(r"::error file=(\S+)::", answer) == ["r/weak.yaml", "r/broken.yaml"]
     assert run("kept", "", "r/weak.yaml")[0] == 1
     assert run("kept", "", "r/good.yaml")[0] == 0
 
 
 def test_no_recipe_is_an_error(run: Run) -> None:
-    status, told, calls = run("kept", "")
+    status, answer, calls = run("kept", "")
     assert (status, calls) == (2, [])
-    assert "no recipes given" in told
+    assert "no recipes given" in answer
 
 
 def test_the_action_calls_the_script_with_what_the_command_knows() -> None:
     step = ACTION["runs"]["steps"][1]["run"]
     assert re.findall(r"inputs\.(\w+)", step) == ["results", "overrides", "recipes"]
-    told = CliRunner().invoke(app, ["verify", "--help"], env={"COLUMNS": "200"}).stdout
-    assert all(option in told for option in ("--badge", "--baseline"))
+    output = CliRunner().invoke(app, ["verify", "--help"], env={"COLUMNS": "200"}).stdout
+    assert all(option in output for option in ("--badge", "--baseline"))
     assert "constraints.txt" in ACTION["runs"]["steps"][0]["run"]

@@ -105,11 +105,11 @@ def test_several_nodes_get_scripts_that_are_shell(tiny_root: Path, tmp_path: Pat
     write_files(files, tmp_path / "my launch")
     for script in scripts:
         subprocess.run(["bash", "-n", tmp_path / "my launch" / script], check=True, timeout=10)
-    told = subprocess.run(
+    output = subprocess.run(
         [tmp_path / "my launch" / "launch.sh"], capture_output=True, text=True, timeout=10, check=False
     )
-    assert told.returncode != 0
-    assert "NODE_RANK" in told.stderr
+    assert output.returncode != 0
+    assert "NODE_RANK" in output.stderr
 
 
 def told_threads(folder: Path, nproc: int | None, processes: int, root: Path, quota: str = "", **given: str) -> str:
@@ -227,17 +227,17 @@ def test_the_slurm_script_starts_each_node_with_its_rank(tiny_root: Path, tmp_pa
     environment = os.environ | {"PATH": f"{commands}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "node[A-B]"}
     environment["SLURM_CPUS_PER_TASK"] = "12"
     script = tmp_path / "my launch" / "slurm.sbatch"
-    told = subprocess.run(
+    output = subprocess.run(
         ["bash", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=20, check=True
     )
-    for rank, line in enumerate(told.stdout.splitlines()):
+    for rank, line in enumerate(output.stdout.splitlines()):
         assert f"--machine_rank {rank} --main_process_ip nodeA" in line
         assert line.endswith("-m toolkit.train recipe.yaml run.seed=1 cores=12")
-    assert len(told.stdout.splitlines()) == 2
+    assert len(output.stdout.splitlines()) == 2
     for restarts, expected in {"0": "--resume --extend", "1": "--resume --resume --extend"}.items():
-        told = subprocess.run(
+        output = subprocess.run(
             ["bash", script, "--resume", "--extend"],
             cwd=tmp_path, env=environment | {"SLURM_RESTART_COUNT": restarts},
             capture_output=True, text=True, timeout=20, check=True,
         )  # fmt: skip
-        assert [line.split("run.seed=1 ")[1] for line in told.stdout.splitlines()] == [f"{expected} cores=12"] * 2
+        assert [line.split("run.seed=1 ")[1] for line in output.stdout.splitlines()] == [f"{expected} cores=12"] * 2

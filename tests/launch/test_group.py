@@ -65,22 +65,22 @@ def test_group_is_new_after_a_defect() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "told"),
+    ("how", "message"),
     [
         (signal.SIGABRT, "rank 1 died (exit code -6): SIGABRT"),
         (signal.SIGKILL, "rank 1 died (exit code -9): SIGKILL, which the system sends where memory runs out"),
     ],
 )
-def test_the_rank_that_died_is_told_not_the_one_that_lost_it(how: int, told: str) -> None:
+def test_the_rank_that_died_is_reported_not_the_one_that_lost_it(how: int, message: str) -> None:
     with WorkerGroup(2) as group:
         group.run(process)  # both are there
         with pytest.raises(JobFailed) as failed:
             group.run(lose_a_rank, how, 0.5)
-        assert (failed.value.rank, str(failed.value)) == (1, told)
+        assert (failed.value.rank, str(failed.value)) == (1, message)
         group.run(process)
 
 
-def test_a_lost_connection_without_a_death_is_told_as_it_is() -> None:
+def test_a_lost_connection_without_a_death_is_reported_as_it_is() -> None:
     with WorkerGroup(2) as group:
         with pytest.raises(JobFailed) as failed:
             group.run(lose_a_rank, 0, 60)

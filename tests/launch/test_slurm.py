@@ -27,8 +27,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 def submit(cluster: Cluster, here: Path) -> str:
     path = f"{here / 'bin'}:{os.environ['PATH']}"
-    told = cluster.call("sbatch", "--export=ALL", "files/slurm.sbatch", cwd=here, path=path)
-    return told.split()[-1]
+    output = cluster.call("sbatch", "--export=ALL", "files/slurm.sbatch", cwd=here, path=path)
+    return output.split()[-1]
 
 
 def wait_for(cluster: Cluster, job: str, here: Path, seconds: float, *states: str) -> None:

@@ -111,8 +111,8 @@ def test_the_environment_and_the_arguments_are_the_same_on_every_host(hosts: Hos
     shown = [p.info["cmdline"] or [] for p in psutil.process_iter(["cmdline"])]
     assert not [line for line in shown if SECRET in " ".join(line)], "a secret on a command line"
     (job / "finish").touch()
-    told = script.communicate(timeout=SOON)
-    assert script.returncode == 0, told
+    output = script.communicate(timeout=SOON)
+    assert script.returncode == 0, output
     for rank, one in enumerate(noted):
         environment = one["environment"]
         assert {name: environment.get(name) for name in GIVEN} == GIVEN
@@ -133,8 +133,8 @@ def test_a_signal_lets_every_host_save(name: str, hosts: Hosts, job: Path) -> No
     script = start(hosts, job)
     noted = seen(job, script)
     os.kill(script.pid, number)
-    told = script.communicate(timeout=SOON)
-    assert script.returncode == 128 + number, told
+    output = script.communicate(timeout=SOON)
+    assert script.returncode == 128 + number, output
     assert [(job / f"saved{rank}").read_text() for rank in (0, 1)] == [name, name]
     assert left_of(noted) == []
 
@@ -210,10 +210,10 @@ def test_a_warned_run_over_ssh_saves_and_is_resumed_to_the_same_result(hosts: Ho
     script = start(hosts, here, **given)
     until_step(here / "run", 7, script)
     os.kill(script.pid, signal.SIGUSR1)
-    told = script.communicate(timeout=200)
-    assert script.returncode == 128 + signal.SIGUSR1, told
+    output = script.communicate(timeout=200)
+    assert script.returncode == 128 + signal.SIGUSR1, output
     assert json.loads((here / "run" / "stopped.json").read_text())["signal"] == signal.SIGUSR1
     script = start(hosts, here, "--", "--resume", **given)
-    told = script.communicate(timeout=200)
-    assert script.returncode == 0, told
+    output = script.communicate(timeout=200)
+    assert script.returncode == 0, output
     assert steps(here / "run") == steps(here / "one")

@@ -43,9 +43,9 @@ def test_torchruns_rendezvous_trains_and_a_lost_rank_comes_back(here: Path, host
     jobs = [begin(command, here, NODE_RANK=str(node), **given) for node, command in enumerate(join)]
     until_step(here / "run", 7, jobs[0])
     os.kill(_any_rank(jobs[1].pid), signal.SIGKILL)
-    told = [job.communicate(timeout=200) for job in jobs]
-    assert [job.returncode for job in jobs] == [0, 0], told
-    assert any("restarted automatically, attempt 2" in shown for shown, _ in told)
+    outputs = [job.communicate(timeout=200) for job in jobs]
+    assert [job.returncode for job in jobs] == [0, 0], outputs
+    assert any("restarted automatically, attempt 2" in shown for shown, _ in outputs)
     assert steps(here / "run") == steps(here / "one")
 
 

@@ -96,5 +96,5 @@ def deepspeed_alone(config: dict[str, Any]) -> Any:
 
     try:
         return DeepSpeedConfig(config)
-    except DeepSpeedConfigError as error:  # a bare Exception: told apart from every other one here
+    except DeepSpeedConfigError as error:  # a bare Exception: distinguished from every other one here
         raise ValueError(str(error)) from error

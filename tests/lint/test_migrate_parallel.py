@@ -88,8 +88,8 @@ def test_hybrid_sharding_with_the_processes_of_the_command() -> None:
     assert made == {"parallelism_config_dp_replicate_size": 2, "parallelism_config_dp_shard_size": 4}
 
 
-@pytest.mark.parametrize(("stage", "to", "told"), [(3, "zero2", "2 times those of zero3"), (2, "zero3", "1/2 of")])
-def test_another_stage_with_rows_in_parts(stage: int, to: str, told: str) -> None:
+@pytest.mark.parametrize(("stage", "to", "message"), [(3, "zero2", "2 times those of zero3"), (2, "zero3", "1/2 of")])
+def test_another_stage_with_rows_in_parts(stage: int, to: str, message: str) -> None:
     files = zero("deepspeed_config_file: ds.json", top=section("sp_size: 2"))
-    with pytest.raises(InputError, match=rf"accelerate.yaml:4:3: sp_size: .*{told}"):
+    with pytest.raises(InputError, match=rf"accelerate.yaml:4:3: sp_size: .*{message}"):
         migrate(put(files | ds(stage, zero=_GATHER if stage == 3 else {})), to)

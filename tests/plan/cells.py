@@ -1,7 +1,7 @@
 """The matrix that predictions of memory are held against: real training here, on the CPU, every storage counted.
 
 ``BUILT`` cells were looked at while the planner was written; ``HELD_OUT`` ones were first run when it was done. What
-their first run corrected is told in docs/measurements/plan.md.
+their first run corrected is in docs/measurements/plan.md.
 """
 
 from __future__ import annotations
@@ -371,7 +371,7 @@ HELD_OUT = [
     *(Cell("gemma3", False, s, "selective", 256, micro=1, packing=True) for s in ("single", "zero2", "fsdp2")),
     *(Cell("llama", False, s, "none", 256, packing=True, attention="eager") for s in ("single", "fsdp1")),
     *(Cell("qwen3", False, s, "full", 384, loss="fused", packing=True) for s in ("single", "zero1", "zero3", "fsdp2")),
-    # First run when the two before had corrected what is told in docs/measurements/plan.md.
+    # First run when the two before had corrected what is in docs/measurements/plan.md.
     *(
         Cell("llama-tied", True, s, "none", 192, loss="fused", packing=True)
         for s in ("zero2", "zero3", "fsdp1", "fsdp2")

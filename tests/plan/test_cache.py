@@ -105,17 +105,17 @@ def test_other_strategies_share_the_traces(folder: Path, nothing_traced: Callabl
     ids=lambda more: ",".join(more),
 )
 def test_whatever_changes_a_trace_changes_its_key(folder: Path, more: dict[str, Any]) -> None:
-    def told(**more: Any) -> tuple[Any, ...]:
+    def facts(**more: Any) -> tuple[Any, ...]:
         loop = more.pop("loop", "toolkit")
         resolved = resolve(Recipe.model_validate(BASE | more), device="cuda")
         planner = Planner.of(resolved, resolved.recipe.data.max_length, loop)
         return planner.contents, planner.segments_of(resolved)
 
     with cache.caching(folder):
-        own = told()
+        own = facts()
     with cache.caching(folder):
-        found = told(**more)
-    assert found == told(**more)
+        found = facts(**more)
+    assert found == facts(**more)
     assert found != own
 
 
@@ -135,7 +135,7 @@ def _of_other_buffers(path: Path) -> None:
 
 def _without_fields(path: Path) -> None:
     kept = json.loads(path.read_text().partition("\n")[2])
-    body = json.dumps({"key": kept["key"], "sources": {}, "contents": {}, "told": None, "traces": {}})
+    body = json.dumps({"key": kept["key"], "sources": {}, "contents": {}, "notes": None, "traces": {}})
     path.write_text(f"{cache._checksum(body)}\n{body}")
 
 
@@ -260,15 +260,15 @@ def test_a_second_plan_imports_neither_torch_nor_transformers(tmp_path: Path) ->
     )
     command = [sys.executable, "-c", job, "plan", str(file), "--gpu", "h100", "--lora", "8", "--length", "64"]
     command += ["--json", str(tmp_path / "plan.json"), "--html", str(tmp_path / "plan.html"), "--explain"]
-    told, versions = [], []
+    plans, versions = [], []
     for _ in range(2):
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=120, env=os.environ | {cache.VARIABLE: str(tmp_path / "c")}
         )
-        told.append((done.returncode, done.stdout, done.stderr.splitlines()[-1]))
+        plans.append((done.returncode, done.stdout, done.stderr.splitlines()[-1]))
         versions.append(json.loads((tmp_path / "plan.json").read_text())["versions"])
-    assert "torch" in told[0][2]
-    assert told[1][2] == "imported: []"
-    assert told[0][:2] == told[1][:2]
+    assert "torch" in plans[0][2]
+    assert plans[1][2] == "imported: []"
+    assert plans[0][:2] == plans[1][:2]
     assert versions[0] == versions[1]
     assert versions[1]["torch"]

@@ -78,14 +78,14 @@ def test_this_machine_is_timed(tmp_path: Path) -> None:
 
 
 @pytest.mark.group
-def test_a_rank_that_fails_is_told_in_one_line(tmp_path: Path) -> None:
+def test_a_rank_that_fails_is_reported_in_one_line(tmp_path: Path) -> None:
     """Flash attention is not here: the plan knows its memory, the ranks cannot run it."""
     asked = recipe("ddp")
     model = asked.recipe.model.model_copy(update={"attention": "flash_attention_2"})
     asked = dataclasses.replace(asked, recipe=asked.recipe.model_copy(update={"model": model}))
-    with pytest.raises(RunFailed, match=r"--calibrate: rank \d ended: .*; its output: ") as told:
+    with pytest.raises(RunFailed, match=r"--calibrate: rank \d ended: .*; its output: ") as caught:
         calibrated(asked, HERE, Rates(), tmp_path / "log")
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.group

@@ -54,7 +54,7 @@ def test_what_fits_exits_0_and_says_all_that_the_contract_names(tmp_path: Path, 
 
 
 @pytest.mark.parametrize(
-    ("lora", "memory", "told"),
+    ("lora", "memory", "message"),
     [
         (None, 5.0, "with 8-bit moments"),
         (None, 2.5, "an adapter instead of all weights"),
@@ -62,13 +62,13 @@ def test_what_fits_exits_0_and_says_all_that_the_contract_names(tmp_path: Path, 
     ],
 )
 def test_where_nothing_that_was_asked_fits_training_something_else_is_suggested(
-    tmp_path: Path, config: str, lora: int | None, memory: float, told: str
+    tmp_path: Path, config: str, lora: int | None, memory: float, message: str
 ) -> None:
     """... and what is suggested then fits."""
     pytest.importorskip("bitsandbytes")
     status, result = planned(tmp_path, config, memory=memory, gpus=1, lora=lora, length=256)
     assert status == 1
-    assert told in result["smallest_change"]
+    assert message in result["smallest_change"]
     assert not any(c["fits"] for c in result["candidates"])
     overrides = tuple(part for part in result["smallest_change"].split(" (")[0].split() if "=" in part)
     status, result = planned(tmp_path, config, memory=memory, gpus=1, length=256, overrides=overrides)
@@ -123,7 +123,7 @@ def test_shorter_packed_rows_keep_the_tokens_of_a_step(tmp_path: Path, config: s
     assert again == 0
 
 
-def test_packed_rows_are_told_to_be_full(tmp_path: Path, config: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_packed_rows_are_reported_to_be_full(tmp_path: Path, config: str, capsys: pytest.CaptureFixture[str]) -> None:
     peaks = []
     for packing in ("false", "true"):
         overrides = (f"data.packing={packing}", "batch.micro_size=2", "activation_checkpointing=none")
@@ -288,7 +288,7 @@ run: {max_steps: 2}
 
 def test_a_mesh_is_planned_beside_the_strategies_without_one(tmp_path: Path) -> None:
     """The recipe's own candidate has its mesh; the others one group of all ranks, as `strategy.mesh=null` gives it."""
-    from toolkit.planning.choice import _differences, _told
+    from toolkit.planning.choice import _described, _differences
     from toolkit.planning.hardware import device_named
     from toolkit.planning.search import Search
     from toolkit.planning.time import Rates
@@ -313,14 +313,14 @@ def test_a_mesh_is_planned_beside_the_strategies_without_one(tmp_path: Path) -> 
     assert alike[0].sent["replicate"] < alike[1].sent["all"] / 8
     assert {c.resolved.mesh.shard for c in found if c.resolved.recipe.strategy.name == "zero3"} == {32}
     other = next(c for c in found if c.resolved.recipe.strategy.name == "zero2")
-    told = [_told(name, other) for name in _differences(found[0], other)]
-    assert {"strategy.name=zero2", "strategy.mesh=null"} <= set(told)
+    changes = [_described(name, other) for name in _differences(found[0], other)]
+    assert {"strategy.name=zero2", "strategy.mesh=null"} <= set(changes)
 
 
 def test_a_sync_of_the_recipe_is_its_strategys_alone(tmp_path: Path) -> None:
     """Strategies that cannot sum gradients then are planned, measured and tried without it."""
     from toolkit.benchmark.cells import make_cells
-    from toolkit.planning.choice import _differences, _told
+    from toolkit.planning.choice import _described, _differences
     from toolkit.planning.hardware import device_named
     from toolkit.planning.search import Search
     from toolkit.planning.time import Rates
@@ -341,7 +341,9 @@ def test_a_sync_of_the_recipe_is_its_strategys_alone(tmp_path: Path) -> None:
     assert [c.resolved.recipe.strategy.sync for c in alike] == ["last", None]
     assert alike[1].peak < alike[0].peak, "parts of gradients take less than whole ones"
     other = next(c for c in found if c.resolved.recipe.strategy.name == "zero2")
-    assert {"strategy.name=zero2", "strategy.sync=null"} <= {_told(n, other) for n in _differences(found[0], other)}
+    assert {"strategy.name=zero2", "strategy.sync=null"} <= {
+        _described(n, other) for n in _differences(found[0], other)
+    }
     overrides = ["machine.device=cpu", "machine.processes=2", "machine.nodes=1"]
     cells, left_out = make_cells(str(file), overrides, ["zero2", "fsdp1"], [], None)
     assert [cell.resolved.recipe.strategy.sync for cell in cells] == ["last", None, None], left_out

@@ -77,8 +77,8 @@ def test_files_are_written_without_a_tokenizer_and_say_what_training_needs(
 ) -> None:
     config_command(bare, [], str(tmp_path / "out"), True, None)
     assert (tmp_path / "out" / "launch.sh").exists()
-    told = capsys.readouterr().out
-    assert "before training: tokenizer.path: a model from model.config has no tokenizer; set one" in told
+    output = capsys.readouterr().out
+    assert "before training: tokenizer.path: a model from model.config has no tokenizer; set one" in output
 
 
 def test_a_run_is_refused_without_them(bare: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

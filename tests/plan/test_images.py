@@ -1,4 +1,4 @@
-"""Images in planned rows: counted by number and size, told, and refused where a model cannot have them."""
+"""Images in planned rows: counted by number and size, described, and refused where a model cannot have them."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_places_of_images_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "message"),
     [
         ({"image_size": "64x64"}, "--image-size: this model's images all have the size of its config"),
         ({"image_size": "64"}, "--image-size 64: width and height in pixels, for example 1024x768"),
@@ -92,12 +92,12 @@ def test_places_of_images_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"images": 40}, "data.max_length: 128 tokens do not hold 40 x 4 tokens of images and one of text; raise it"),
     ],
 )
-def test_images_that_cannot_be_are_refused(more: dict[str, Any], told: str, tmp_path: Path) -> None:
+def test_images_that_cannot_be_are_refused(more: dict[str, Any], message: str, tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(SEEING["gemma3"]))
     with pytest.raises(InputError) as caught:
         make_plan(Request(str(file), gpu="h100", length=128, **more))
-    assert str(caught.value).startswith(told)
+    assert str(caught.value).startswith(message)
 
 
 def test_a_model_whose_images_are_not_known_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_config_may_leave_out_defaults() -> None:
         check_images({"model_type": "llama"})
 
 
-def test_a_model_whose_own_forward_fails_is_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_model_whose_own_forward_fails_is_reported(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """It ended in a traceback; torch logged another one."""
     config = json.loads(json.dumps(SEEING["qwen3_vl"]))
     config["vision_config"]["out_hidden_size"] = 48
@@ -143,7 +143,9 @@ def test_a_text_model_has_no_images(tmp_path: Path) -> None:
         make_plan(Request(str(file), gpu="h100", images=1))
 
 
-def test_a_models_config_is_enough_and_the_images_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_models_config_is_enough_and_the_images_are_noted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from toolkit.planning.screen import show
 
     file = tmp_path / "config.json"
@@ -151,10 +153,10 @@ def test_a_models_config_is_enough_and_the_images_are_told(tmp_path: Path, capsy
     request = Request(str(file), gpu="h100", length=128, images=2, image_size="96x64", lora=4)
     found = make_plan(request)
     assert found.search.asked.recipe.model.task == "image-text-to-text"
-    told = "every row has 2 images of 96 x 64 pixels, 52 of its 128 tokens (--images, --image-size)"
-    assert told in found.to_json()["assumptions"]
+    message = "every row has 2 images of 96 x 64 pixels, 52 of its 128 tokens (--images, --image-size)"
+    assert message in found.to_json()["assumptions"]
     show(found.search, found.candidates, found.chosen, found.change, request, None)
-    assert told in capsys.readouterr().out
+    assert message in capsys.readouterr().out
     explained = make_plan(Request(str(file), gpu="h100", length=128, explain=True, fit=("length",)))
     assert explained.answers is not None
     assert explained.answers.explanation is not None

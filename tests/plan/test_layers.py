@@ -62,7 +62,7 @@ def test_half_of_every_layer_takes_less_memory_than_all_of_it() -> None:
     assert 0.5 < predicted(half) / predicted(whole) < 0.85
 
 
-def test_weights_are_counted_whole_where_they_are_told() -> None:
+def test_weights_are_counted_whole_where_they_are_reported() -> None:
     half = LAYERED[1]
     divided, whole = (Planner.of(resolved_from(one.recipe()), one.length).skeleton.holdings
                       for one in (half, replace(half, tensor=False)))  # fmt: skip

@@ -209,13 +209,13 @@ def test_the_whole_collection() -> None:
     ran out of memory is said to."""
     rows = [json.loads(line) for line in _COLLECTION.read_text(encoding="utf-8").splitlines()]
     found = held_against(rows)
-    told = [one for one in found if one.measured and not one.left_out]
-    errors = [one.error for one in told if not one.reserved]
+    rows = [one for one in found if one.measured and not one.left_out]
+    errors = [one.error for one in rows if not one.reserved]
     assert len(errors) >= 130
     assert statistics.median(map(abs, errors)) <= 0.05
     assert sum(abs(error) <= 0.1 for error in errors) >= 0.9 * len(errors)
     assert min(errors) >= -0.05
-    ends = [(one.measured if one.reserved else one.process, *interval(one)) for one in told
+    ends = [(one.measured if one.reserved else one.process, *interval(one)) for one in rows
             if (one.parts is not None and not fitted_half(one)) or one.reserved]  # fmt: skip
     assert sum(low <= real <= high for real, low, high in ends) >= 0.9 * len(ends)
     for one in found:

@@ -57,14 +57,14 @@ def test_the_page_is_whole_and_loads_nothing(planned: tuple[str, dict]) -> None:
     assert reader.loads == []
     assert "@import" not in planned[0]
     assert "url(" not in planned[0]
-    for told in (
+    for word in (
         "does not fit",
         "To make it fit",
         "Simplest that fits (times are unknown)",
         "of each strategy the smallest mesh",
         "Assumptions",
     ):
-        assert told in reader.text
+        assert word in reader.text
     best = fastest_of_each(planned[1]["scale"])
     meshes = {row["strategy"].partition(" ")[2] for row in best}
     assert len(meshes) > 2
@@ -83,7 +83,7 @@ def test_a_bar_is_as_long_as_its_terms(planned: tuple[str, dict]) -> None:
     for (cut, bar), size in zip(bars, sizes, strict=True):
         width = sum(float(w) for w in re.findall(r"width:([\d.]+)%", bar))
         wanted = 100.0 if cut else capacity * float(size) / 4.5
-        # Sizes are told to a tenth of a GiB, of some 7 that a whole bar stands for.
+        # Sizes are given to a tenth of a GiB; a whole bar has some 7.
         assert width == pytest.approx(wanted, abs=100 * 0.06 / 6)
     assert f"{asked['peak_bytes'] / 2**30:.1f} GiB" in page
 

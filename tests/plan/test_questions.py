@@ -149,10 +149,10 @@ def test_an_explanation_says_how_long_a_step_of_longer_rows_takes(config: str) -
 
 def test_an_explanation_says_where_the_bytes_are(config: str) -> None:
     found = planned(config, memory=2.0, explain=True)
-    told = found.to_json()["explain"]
-    assert sum(told["breakdown"].values()) == told["peak_bytes"]
-    assert told["bytes_per_token"] > 0
-    assert told["bytes_per_row"] >= 1024 * told["bytes_per_token"] * 0.5
+    explained = found.to_json()["explain"]
+    assert sum(explained["breakdown"].values()) == explained["peak_bytes"]
+    assert explained["bytes_per_token"] > 0
+    assert explained["bytes_per_row"] >= 1024 * explained["bytes_per_token"] * 0.5
     assert found.answers is not None
     assert found.answers.lines()[-1].startswith("why it does not fit:")
 

@@ -45,7 +45,7 @@ def divided() -> Planned:
 
 
 @pytest.mark.parametrize(
-    ("told", "strategy", "processes", "nodes"),
+    ("label", "strategy", "processes", "nodes"),
     [
         ("single", {"name": "single"}, 1, 1),
         ("zero2", {"name": "zero2"}, 2, 1),
@@ -54,11 +54,11 @@ def divided() -> Planned:
     ],
 )
 def test_each_row_says_what_a_plan_of_it_says(
-    told: str, strategy: dict[str, Any], processes: int, nodes: int, divided: Planned
+    label: str, strategy: dict[str, Any], processes: int, nodes: int, divided: Planned
 ) -> None:
     """Every other mesh was predicted with the recipe's own division of layers: a quarter of them."""
     rows = divided.scaled or []
-    row = next(one for one in rows if one["strategy"] == told and one["devices"] == processes * nodes)
+    row = next(one for one in rows if one["strategy"] == label and one["devices"] == processes * nodes)
     alone = planned(strategy, processes, nodes).to_json()["candidates"][0]
     assert row["peak_bytes"] == alone["peak_bytes"]
     assert row["seconds"] == pytest.approx(alone["seconds_per_step"])

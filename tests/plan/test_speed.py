@@ -29,11 +29,11 @@ _IMPORTS = "import sys; sys.modules['bitsandbytes'] = None; import torch, transf
 
 def run(*arguments: str) -> tuple[int, float, int]:
     """(exit status, processor seconds, peak memory in KiB) of a Python process."""
-    told = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", _RUN, *arguments], capture_output=True, text=True, check=True, timeout=120,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     ).stdout.split()  # fmt: skip
-    return int(told[0]), float(told[1]), int(told[2])
+    return int(output[0]), float(output[1]), int(output[2])
 
 
 # Processor time, in imports of torch, transformers and peft in the same minute: on an idle machine 0.96 and 1.06 were
@@ -65,5 +65,5 @@ def test_what_a_plan_has_no_use_for_is_not_imported(tmp_path: Path) -> None:
         "runpy.run_module('toolkit', run_name='__main__')"
     )
     options = ["plan", str(file), "--gpu", "h100", "--lora", "8", "--length", "64"]
-    told = subprocess.run([sys.executable, "-c", job, *options], capture_output=True, text=True, timeout=120)
-    assert told.stdout.splitlines()[-1] == "found: True False", told.stderr
+    output = subprocess.run([sys.executable, "-c", job, *options], capture_output=True, text=True, timeout=120)
+    assert output.stdout.splitlines()[-1] == "found: True False", output.stderr

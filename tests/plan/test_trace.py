@@ -200,7 +200,7 @@ def test_the_quick_trace_is_the_slow_one_for_packed_rows_and_fused_losses(name: 
         assert quick.attention == ("efficient",)  # a mask is nothing for flash
 
 
-def test_what_meta_tensors_cannot_do_is_traced_slowly_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_meta_tensors_cannot_do_is_traced_slowly_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     made = planner()
     usual = tracing._run
 

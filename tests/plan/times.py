@@ -1,6 +1,6 @@
 """Predicted and measured seconds per step on this machine; ``PYTHONPATH=tests python -m plan.times`` prints them.
 
-A machine with other work on it is never twice as fast: calibration and measurement take turns, and medians are told.
+A machine with other work on it is never twice as fast: calibration and measurement take turns, and medians are printed.
 """
 
 from __future__ import annotations

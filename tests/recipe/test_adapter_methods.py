@@ -58,7 +58,7 @@ def test_a_recipe_survives_being_written_and_read(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("adapter", "line", "told"),
+    ("adapter", "line", "text"),
     [
         ("  {method: ia3, r: 8}", 4, "adapter.r: ia3 has no such setting; remove it (ia3 takes target_modules,"),
         ("  method: ln-tuning\n  dropout: 0.0", 5, "adapter.dropout: ln-tuning has no such setting"),
@@ -88,11 +88,11 @@ def test_a_recipe_survives_being_written_and_read(name: str) -> None:
         ("  method: p-tuning\n  path: a\n", 5, "adapter.path: a saved p-tuning adapter holds the virtual tokens"),
     ],
 )
-def test_mistakes_are_told_with_their_line(adapter: str, line: int, told: str, tmp_path: Path) -> None:
+def test_mistakes_are_reported_with_their_line(adapter: str, line: int, text: str, tmp_path: Path) -> None:
     file = written(tmp_path, adapter)
     with pytest.raises(InputError) as caught:
         load_recipe(file)
-    assert any(f"{file}:{line}:" in message and told in message for message in str(caught.value).splitlines())
+    assert any(f"{file}:{line}:" in message and text in message for message in str(caught.value).splitlines())
 
 
 def test_peft_own_spellings_are_read(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ PREFIX = PROMPT | {"method": "prefix-tuning"}
 
 
 @pytest.mark.parametrize(
-    ("method", "strategy", "told"),
+    ("method", "strategy", "message"),
     [
         ("dora", "fsdp1", "dora reads the weights of the layer it wraps, which fsdp1 has already sharded"),
         ("vera", "fsdp1", "vera reads its weights outside of a layer, which fsdp1 has already sharded"),
@@ -115,15 +115,15 @@ PREFIX = PROMPT | {"method": "prefix-tuning"}
         ("osf", "fsdp2", "osf projects gradients in hooks on its weights, which fsdp2 replaces by shards"),
     ],
 )
-def test_what_fsdp_cannot_shard_is_refused(method: str, strategy: str, told: str, tmp_path: Path) -> None:
+def test_what_fsdp_cannot_shard_is_refused(method: str, strategy: str, message: str, tmp_path: Path) -> None:
     values = recipe_dict(tmp_path, adapter={"method": method}, strategy={"name": strategy})
     with pytest.raises(InputError) as caught:
         resolve(Recipe.model_validate(values), "recipe.yaml", device="cpu")
-    assert f"recipe.yaml: adapter.method: {told}" in str(caught.value)
+    assert f"recipe.yaml: adapter.method: {message}" in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("adapter", "sections", "told"),
+    ("adapter", "sections", "message"),
     [
         (PROMPT, {"data": {"packing": True}}, "data.packing: prompt-tuning puts its virtual tokens in front of a row"),
         (PROMPT, {"loss": "fused"}, "loss: fused requires an output for each label"),
@@ -137,9 +137,9 @@ def test_what_fsdp_cannot_shard_is_refused(method: str, strategy: str, told: str
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_refused_before_training(
-    adapter: dict[str, Any] | None, sections: dict[str, Any], told: str, tmp_path: Path
+    adapter: dict[str, Any] | None, sections: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     values = recipe_dict(tmp_path, adapter=adapter, **sections)
     with pytest.raises(InputError) as caught:
         resolve(Recipe.model_validate(values), "recipe.yaml", device="cpu")
-    assert told in str(caught.value)
+    assert message in str(caught.value)

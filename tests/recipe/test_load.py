@@ -1,4 +1,4 @@
-"""Every mistake is told with its file, line and key, all of a file's at once."""
+"""Every mistake is reported with its file, line and key, all of a file's at once."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def test_mistakes_are_placed(tmp_path: Path, text: str, expected: str) -> None:
     assert expected in load(tmp_path, text)
 
 
-def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
-    told = load(tmp_path, GOOD.replace("1e-4", "fast") + "precision: bf15\nfoo: 1\n").splitlines()
-    assert len(told) == 3
+def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
+    lines = load(tmp_path, GOOD.replace("1e-4", "fast") + "precision: bf15\nfoo: 1\n").splitlines()
+    assert len(lines) == 3
 
 
 def test_an_override_wins_and_its_mistakes_are_its_own(tmp_path: Path) -> None:

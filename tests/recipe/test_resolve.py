@@ -184,7 +184,7 @@ def test_the_attention_is_what_the_model_supports(
     values["model"] = {"config": config, "attention": asked}
     resolved = resolve(Recipe.model_validate(values), "recipe", device="cpu")
     assert resolved.recipe.model.attention == expected
-    told = [decision.reason for decision in resolved.decisions if decision.key == "model.attention"]
-    assert told == (
+    messages = [decision.reason for decision in resolved.decisions if decision.key == "model.attention"]
+    assert messages == (
         [f"{config['model_type']} has no sdpa in the installed transformers"] if expected == "eager" else []
     )

@@ -89,7 +89,7 @@ def test_nothing_is_changed_otherwise(online: None, tmp_path: Path, monkeypatch:
     assert "HF_HUB_OFFLINE" not in os.environ
 
 
-def test_a_name_that_cannot_be_had_is_told_in_seconds(port: int, tmp_path: Path) -> None:
+def test_a_name_that_cannot_be_had_is_reported_in_seconds(port: int, tmp_path: Path) -> None:
     """It took 45 seconds: each of a tokenizer's files was asked for six times."""
     import subprocess
     import time

@@ -30,12 +30,12 @@ def train_plainly(
 ) -> list[tuple[float, float]]:
     """Run ``loop`` over windows; returns each step's mean loss and gradient norm before clipping."""
     loop.model.train()
-    told = []
+    messages = []
     for step, window in enumerate(steps):
         losses = loop.backward(step, window)
         loop.update(learning_rate(step))
-        told.append((sum(losses) / max(1, sum(micro.supervised for _, micro in window)), loop.norm))
-    return told
+        messages.append((sum(losses) / max(1, sum(micro.supervised for _, micro in window)), loop.norm))
+    return messages
 
 
 def recipe(**sections: dict) -> Resolved:
@@ -94,14 +94,14 @@ def bigram_gradient(table: np.ndarray) -> tuple[float, np.ndarray]:
 def test_two_steps_of_a_table_are_those_done_by_hand() -> None:
     resolved = recipe()
     loop = PlainLoop(Bigram(), resolved, frozenset({"table"}), no_seed)
-    told = train_plainly(loop, [window(), window()], lambda step: 0.1)
+    message = train_plainly(loop, [window(), window()], lambda step: 0.1)
 
     table = np.linspace(-1, 1, 100).reshape(10, 10)
     m = v = np.zeros_like(table)
     for step in (1, 2):
         loss, gradient = bigram_gradient(table)
         norm = np.sqrt((gradient**2).sum())
-        assert told[step - 1] == pytest.approx((loss, norm), rel=1e-6)
+        assert message[step - 1] == pytest.approx((loss, norm), rel=1e-6)
         assert norm > 0.05, "the step clips"
         gradient = gradient * 0.05 / (norm + 1e-6)
         m, v = 0.9 * m + 0.1 * gradient, 0.999 * v + 0.001 * gradient**2

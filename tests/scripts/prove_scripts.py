@@ -61,9 +61,9 @@ def prove(script: Script, strategy: str, folder: Path, work: Path, result: Path,
         code = subprocess.run(call, cwd=work, env=environment, stdout=log, stderr=log, check=False).returncode
     if not result.exists():
         last = result.with_suffix(".log").read_text(encoding="utf-8", errors="replace").replace("\r", "\n")
-        told = [line for line in last.splitlines() if line.strip()]
+        messages = [line for line in last.splitlines() if line.strip()]
         result.write_text(
-            json.dumps({"verdict": "failed", "why": told[-1] if told else f"exit {code}"}), encoding="utf-8"
+            json.dumps({"verdict": "failed", "why": messages[-1] if messages else f"exit {code}"}), encoding="utf-8"
         )
     document = json.loads(result.read_text(encoding="utf-8"))
     document["runner_seconds"] = round(time.perf_counter() - begun, 1)
@@ -101,9 +101,9 @@ def named(script: Script) -> str:
 
 def reason(why: str) -> str:
     """Of the last line of a command that failed: its error, without where it ran."""
-    told = re.sub(r"/\S*/(?=[\w.-]+)", "", why.split("exit status 1: ")[-1].split("nothing to record: ")[-1])
-    told = re.sub(r"^rank \d+: ", "", told).replace("|", "/").strip()
-    return told if len(told) <= 130 else told[:130].rsplit(" ", 1)[0] + " …"
+    message = re.sub(r"/\S*/(?=[\w.-]+)", "", why.split("exit status 1: ")[-1].split("nothing to record: ")[-1])
+    message = re.sub(r"^rank \d+: ", "", message).replace("|", "/").strip()
+    return message if len(message) <= 130 else message[:130].rsplit(" ", 1)[0] + " …"
 
 
 def shortened(note: str) -> str:

@@ -31,7 +31,7 @@ def resolved(strategy: str, mesh: dict[str, int] | None, **sections: Any) -> Res
 
 
 @pytest.mark.parametrize(
-    ("mesh", "machine", "told"),
+    ("mesh", "machine", "message"),
     [
         (
             {"replicate": 2, "shard": 4},
@@ -68,8 +68,10 @@ def resolved(strategy: str, mesh: dict[str, int] | None, **sections: Any) -> Res
         ),
     ],
 )
-def test_a_wrong_product_is_refused_with_the_numbers(mesh: dict[str, int], machine: dict[str, int], told: str) -> None:
-    with pytest.raises(InputError, match=told):
+def test_a_wrong_product_is_refused_with_the_numbers(
+    mesh: dict[str, int], machine: dict[str, int], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
         resolved("fsdp2", mesh, machine=machine)
 
 
@@ -90,11 +92,13 @@ NO_EXPERTS: list[tuple[str, dict[str, int], dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("strategy", "mesh", "sections", "told"), NO_EXPERTS, ids=[row[3][:30] for row in NO_EXPERTS])
+@pytest.mark.parametrize(
+    ("strategy", "mesh", "sections", "message"), NO_EXPERTS, ids=[row[3][:30] for row in NO_EXPERTS]
+)
 def test_experts_that_cannot_be_divided_are_refused_with_the_reason(
-    strategy: str, mesh: dict[str, int], sections: dict[str, Any], told: str
+    strategy: str, mesh: dict[str, int], sections: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(InputError, match=rf"strategy\.mesh\.expert: .*{told}"):
+    with pytest.raises(InputError, match=rf"strategy\.mesh\.expert: .*{message}"):
         resolved(strategy, mesh, **({"model": {"config": MIXTRAL}} | sections))
 
 
@@ -148,8 +152,8 @@ def test_experts_are_over_ranks_that_have_samples_of_their_own() -> None:
     assert found.mesh.expert_copies(5) == [1, 3, 5, 7]
     assert found.mesh.expert_ranks(5) == [4, 5]
     assert found.mesh.expert_peers(5) == [1, 3, 5, 7]
-    told = {d.key: d.reason for d in found.decisions}
-    assert told["strategy.mesh.expert"].startswith("2 consecutive ranks each have a part of every layer's experts")
+    decided = {d.key: d.reason for d in found.decisions}
+    assert decided["strategy.mesh.expert"].startswith("2 consecutive ranks each have a part of every layer's experts")
     with pytest.raises(InputError, match=r"mesh\.expert: 4 consecutive ranks .* one node, which has 6 processes"):
         resolved("ddp", {"expert": 4, "replicate": 3}, machine={"processes": 6, "nodes": 2}, model={"config": MIXTRAL})
     with pytest.raises(InputError, match=r"expert 3 = 3, but there are 4 processes; set expert to a divisor of 4"):
@@ -177,9 +181,9 @@ NOT_DIVISIBLE: list[tuple[dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("sections", "told"), NOT_DIVISIBLE, ids=[told[:24] for _, told in NOT_DIVISIBLE])
-def test_rows_that_cannot_be_divided_are_refused_with_the_reason(sections: dict[str, Any], told: str) -> None:
-    with pytest.raises(InputError, match=rf"recipe\.yaml: strategy\.mesh\.context: {told}"):
+@pytest.mark.parametrize(("sections", "message"), NOT_DIVISIBLE, ids=[message[:24] for _, message in NOT_DIVISIBLE])
+def test_rows_that_cannot_be_divided_are_refused_with_the_reason(sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=rf"recipe\.yaml: strategy\.mesh\.context: {message}"):
         resolved("fsdp2", {"shard": 2, "context": 2}, **sections)
 
 
@@ -191,9 +195,9 @@ def test_ranks_that_divide_rows_share_their_samples() -> None:
     assert list(RowPart(1, 2).tokens(10)) == [5, 6, 7, 8, 9]
     assert found.global_size == found.micro_size * found.accumulation * 4
     assert parts(found) == "4 data-parallel ranks"
-    told = {d.key: d.reason for d in found.decisions}
-    assert "the ranks of context divide the state too: 4 parts of it" in told["strategy.mesh.shard"]
-    assert told["strategy.mesh.context"].startswith("2 consecutive ranks each compute a part of every row's tokens")
+    decided = {d.key: d.reason for d in found.decisions}
+    assert "the ranks of context divide the state too: 4 parts of it" in decided["strategy.mesh.shard"]
+    assert decided["strategy.mesh.context"].startswith("2 consecutive ranks each compute a part of every row's tokens")
     with pytest.raises(InputError, match=r"global_size: 6 is not a multiple of 1 x 4 data-parallel ranks"):
         resolved(
             "fsdp2",
@@ -217,7 +221,7 @@ def test_parts_of_a_row_are_on_one_node() -> None:
 SPLIT = LLAMA | {"attention_dropout": 0.0}
 NOT_SPLITTABLE: list[tuple[dict[str, Any], str]] = [
     ({"model": {"config": {"model_type": "gpt2", "n_head": 4}}}, r"gpt2 has no plan for its layers"),
-    # Its config class draws masks unless it is told not to.
+    # Its config class draws masks unless it is configured not to.
     ({"model": {"config": {key: value for key, value in SPLIT.items() if key != "attention_dropout"}
                 | {"model_type": "seed_oss"}}}, r"would draw the same dropout mask.* set attention_dropout"),
     ({"model": {"config": SPLIT | {"attention_dropout": 0.1}}}, r"would draw the same dropout mask.* set attention_"),
@@ -233,9 +237,9 @@ NOT_SPLITTABLE: list[tuple[dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("sections", "told"), NOT_SPLITTABLE, ids=[told[:24] for _, told in NOT_SPLITTABLE])
-def test_layers_that_cannot_be_divided_are_refused_with_the_reason(sections: dict[str, Any], told: str) -> None:
-    with pytest.raises(InputError, match=rf"recipe\.yaml: strategy\.mesh\.tensor: {told}"):
+@pytest.mark.parametrize(("sections", "message"), NOT_SPLITTABLE, ids=[message[:24] for _, message in NOT_SPLITTABLE])
+def test_layers_that_cannot_be_divided_are_refused_with_the_reason(sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=rf"recipe\.yaml: strategy\.mesh\.tensor: {message}"):
         resolved("ddp", {"replicate": 2, "tensor": 2}, **({"model": {"config": SPLIT}} | sections))
 
 
@@ -267,9 +271,11 @@ def test_ranks_that_divide_layers_share_their_samples() -> None:
     assert [(found.mesh.replica(rank), found.mesh.place(rank)) for rank in (0, 2, 4, 6)] == [
         (0, 0), (0, 1), (1, 0), (1, 1)
     ]  # fmt: skip
-    told = {d.key: d.reason for d in found.decisions}
-    assert told["strategy.mesh.tensor"].startswith("2 consecutive ranks each compute a part of every layer's matrices")
-    assert told["strategy.mesh.shard"].endswith("ranks 2 apart, which have the same part of every layer")
+    decided = {d.key: d.reason for d in found.decisions}
+    assert decided["strategy.mesh.tensor"].startswith(
+        "2 consecutive ranks each compute a part of every layer's matrices"
+    )
+    assert decided["strategy.mesh.shard"].endswith("ranks 2 apart, which have the same part of every layer")
     files = launch_files(found, Path("launch"), "recipe.yaml", [])
     assert "parallelism_config_tp_size: 2" in files["accelerate.yaml"]
     assert "parallelism_config_dp_shard_size: 2" in files["accelerate.yaml"]
@@ -295,14 +301,14 @@ NOT_STAGEABLE: list[tuple[dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("sections", "told"), NOT_STAGEABLE, ids=[told[:24] for _, told in NOT_STAGEABLE])
-def test_blocks_that_cannot_be_divided_are_refused_with_the_reason(sections: dict[str, Any], told: str) -> None:
+@pytest.mark.parametrize(("sections", "message"), NOT_STAGEABLE, ids=[message[:24] for _, message in NOT_STAGEABLE])
+def test_blocks_that_cannot_be_divided_are_refused_with_the_reason(sections: dict[str, Any], message: str) -> None:
     strategy = {"name": "ddp", "mesh": {"replicate": 2, "pipeline": 2}}
     strategy |= {"sync": sections["sync"]} if "sync" in sections else {}
     rest = {key: value for key, value in sections.items() if key != "sync"}
     recipe = recipe_dict(Path("nowhere"), strategy=strategy, machine={"processes": 4},
                          **({"model": {"config": STAGED}} | rest))  # fmt: skip
-    with pytest.raises(InputError, match=rf"recipe\.yaml: strategy\.mesh\.pipeline: {told}"):
+    with pytest.raises(InputError, match=rf"recipe\.yaml: strategy\.mesh\.pipeline: {message}"):
         resolve(Recipe.model_validate(recipe), "recipe.yaml", device="cpu")
 
 
@@ -332,8 +338,8 @@ def test_the_ranks_of_a_stage_divide_its_layers() -> None:
     assert found.mesh.stage_ranks(3) == [3, 7]
     assert found.mesh.layer_ranks(7) == [6, 7]
     assert found.mesh.state_peers(7) == [5, 7]
-    told = {d.key: d.reason for d in found.decisions}
-    assert told["strategy.mesh.replicate"].startswith("copies of each stage, on 2 ranks that are 2 apart:")
+    decided = {d.key: d.reason for d in found.decisions}
+    assert decided["strategy.mesh.replicate"].startswith("copies of each stage, on 2 ranks that are 2 apart:")
     with pytest.raises(InputError, match=r"mesh\.tensor: has been verified with adapter\.method: lora"):
         resolved("ddp", {"pipeline": 2, "tensor": 2}, model={"config": SPLIT}, adapter={"method": "dora"})
 
@@ -349,16 +355,16 @@ def test_stages_share_their_samples_and_are_as_far_apart_as_can_be() -> None:
     assert found.mesh.stage_ranks(3) == [1, 3, 5]
     assert found.mesh.state_peers(3) == [2, 3]
     assert found.part_ranks == [4, 5]
-    told = {d.key: d.reason for d in found.decisions}
-    assert told["strategy.mesh.pipeline"].startswith("3 stages of consecutive blocks, on ranks 2 apart")
-    assert "no key for it" in told["strategy.mesh.pipeline"]
-    assert told["strategy.mesh.replicate"].startswith("copies of each stage, on 2 consecutive ranks")
+    decided = {d.key: d.reason for d in found.decisions}
+    assert decided["strategy.mesh.pipeline"].startswith("3 stages of consecutive blocks, on ranks 2 apart")
+    assert "no key for it" in decided["strategy.mesh.pipeline"]
+    assert decided["strategy.mesh.replicate"].startswith("copies of each stage, on 2 consecutive ranks")
     files = launch_files(found, Path("launch"), "recipe.yaml", [])
     assert "parallelism_config" not in files["accelerate.yaml"]
 
 
 @pytest.mark.parametrize(
-    ("strategy", "mesh", "told"),
+    ("strategy", "mesh", "message"),
     [
         ("ddp", {"shard": 4}, r"mesh\.shard: ddp keeps all weights.*replicate: 4.*fsdp1, fsdp2, zero3|zero3, fsdp1"),
         ("zero2", {"replicate": 2, "shard": 2}, r"mesh\.replicate: zero2 shards over all processes.*shard: 4"),
@@ -366,8 +372,8 @@ def test_stages_share_their_samples_and_are_as_far_apart_as_can_be() -> None:
         *((name, {"replicate": 4}, rf"mesh\.shard: with 1 {name} has nothing to shard") for name in HYBRIDS),
     ],
 )
-def test_what_a_strategy_cannot_be_is_refused(strategy: str, mesh: dict[str, int], told: str) -> None:
-    with pytest.raises(InputError, match=told):
+def test_what_a_strategy_cannot_be_is_refused(strategy: str, mesh: dict[str, int], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         resolved(strategy, mesh)
 
 
@@ -416,14 +422,14 @@ def test_each_axis_is_explained() -> None:
 
 
 def test_torchs_own_groups_of_hybrid_shard_are_a_nodes_gpus() -> None:
-    """accelerate has no key for the group size of fsdp1: it is told where the files say less than the recipe."""
+    """accelerate has no key for the group size of fsdp1: noted where the files say less than the recipe."""
     node = {"processes": 4, "nodes": 2, "device": "cuda"}
-    told = {}
+    text = {}
     for shard in (4, 2):
         found = resolved("fsdp1", {"replicate": 8 // shard, "shard": shard}, machine=node)
-        told[shard] = next(d.reason for d in found.decisions if d.key == "fsdp.group_size")
-    assert told[4] == "a node's GPUs, torch's own groups"
-    assert "accelerate.yaml has no key for it" in told[2]
+        text[shard] = next(d.reason for d in found.decisions if d.key == "fsdp.group_size")
+    assert text[4] == "a node's GPUs, torch's own groups"
+    assert "accelerate.yaml has no key for it" in text[2]
 
 
 # ------------------------------------------------------------------ files

@@ -209,7 +209,7 @@ def test_every_page_at_every_width(address: tuple[str, Path], opened: Open, name
           }).filter(([a, b]) => a.startsWith('rgb(') && b.startsWith('rgb('))"""
     )
     assert len(pairs) > 5
-    low = [(told, round(contrast(ink, paper), 2)) for ink, paper, told in pairs if contrast(ink, paper) < 4.5]
+    low = [(message, round(contrast(ink, paper), 2)) for ink, paper, message in pairs if contrast(ink, paper) < 4.5]
     assert low == []
 
 

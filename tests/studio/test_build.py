@@ -133,8 +133,8 @@ def test_any_changes_mean_what_was_wanted() -> None:
             inner.pop(name, None)
             if value is not REMOVED:
                 inner[name] = value
-        told = (number, text, changes)
-        assert without_empty(read_mapping(made)) == without_empty(wanted), told
+        message = (number, text, changes)
+        assert without_empty(read_mapping(made)) == without_empty(wanted), message
 
 
 def without_empty(values: dict) -> dict:
@@ -176,10 +176,10 @@ def test_an_archive_of_a_wrong_recipe_is_refused(local: Server) -> None:
 
 
 def test_what_would_make_it_fit_becomes_changes() -> None:
-    told = (
+    message = (
         "train with 8-bit moments: optimizer.name=adamw8bit loss=fused, batch.micro_size=1 batch.accumulation=4 (-1.0)"
     )
-    assert _edits(told) == [["optimizer.name", "adamw8bit"], ["loss", "fused"], ["batch.micro_size", "1"],
+    assert _edits(message) == [["optimizer.name", "adamw8bit"], ["loss", "fused"], ["batch.micro_size", "1"],
                             ["batch.accumulation", "4"]]  # fmt: skip
     assert _edits(None) == []
 

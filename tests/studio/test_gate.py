@@ -92,8 +92,8 @@ def test_a_large_body_is_refused(local: Server) -> None:
     answer = local.ask("/api/recipe", body=b'{"text":"' + b"x" * MAX_BODY + b'"}')
     assert answer.status == 413
     own = [("host", HOST), COOKIE, ("content-type", "application/json")]
-    for told in (str(10**11), "-1", "1e3", "x", "9" * 400):
-        assert local.ask("/api/recipe", body=b"{}", headers=[*own, ("content-length", told)]).status in (400, 413)
+    for word in (str(10**11), "-1", "1e3", "x", "9" * 400):
+        assert local.ask("/api/recipe", body=b"{}", headers=[*own, ("content-length", word)]).status in (400, 413)
 
 
 def test_a_body_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

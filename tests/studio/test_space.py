@@ -92,18 +92,18 @@ def test_the_promises_of_the_public_mode(public: str) -> None:
         assert ask(public, name)[0] == 404, name
     for name in ("runs", "run", "log", "start", "stop", "resume", "data", "reports", "open"):
         assert ask(public, f"api/{name}", {"text": TEXT, "name": "/", "names": ["/"]})[0] == 404, name
-    _, told, _ = ask(public, "api/plan", {"text": TEXT, "gpu": "h100", "memory": None})
-    assert json.loads(told)["problems"] == []
-    status, told, _ = ask(
+    _, answer, _ = ask(public, "api/plan", {"text": TEXT, "gpu": "h100", "memory": None})
+    assert json.loads(answer)["problems"] == []
+    status, answer, _ = ask(
         public, "api/check", {"files": {"ds.json": '{"zero_optimization": {}, "gradient_cliping": 1}'}}
     )
-    assert "DS101" in told
+    assert "DS101" in answer
     for path in (".", "..", "~", "/etc", "./config.json"):
         text = f"model: {{path: '{path}'}}\ndata: {{train: x}}\n"
         for name in ("recipe", "plan"):
-            _, told, _ = ask(public, f"api/{name}", {"text": text, "edits": [], "gpu": "h100", "memory": None})
-            assert "secret-of-the-host" not in told
-            assert "reads no folders" in told
+            _, answer, _ = ask(public, f"api/{name}", {"text": text, "edits": [], "gpu": "h100", "memory": None})
+            assert "secret-of-the-host" not in answer
+            assert "reads no folders" in answer
     named = {"a.yaml": "per_device_train_batch_size: 1\ndeepspeed: /proc/self/environ\n"}
     assert "secret-of-the-host" not in ask(public, "api/check", {"files": named})[1]
     remote = TEXT.replace("model:", "model:\n  trust_remote_code: true")
@@ -114,7 +114,7 @@ def test_the_promises_of_the_public_mode(public: str) -> None:
 def test_a_model_that_is_too_large_to_build_is_given_up(public: str) -> None:
     huge = TEXT.replace("num_hidden_layers: 2", "num_hidden_layers: 100000000")
     assert huge != TEXT
-    status, told, _ = ask(public, "api/plan", {"text": huge, "gpu": "h100", "memory": None})
+    status, answer, _ = ask(public, "api/plan", {"text": huge, "gpu": "h100", "memory": None})
     assert status in (200, 422)
-    assert json.loads(told)["problems"]
+    assert json.loads(answer)["problems"]
     assert json.loads(ask(public, "api/plan", {"text": TEXT, "gpu": "h100", "memory": None})[1])["problems"] == []

@@ -112,10 +112,10 @@ def test_the_terminal(run: Path, tmp_path: Path) -> None:
     (run / "metrics.jsonl").write_text("".join(step(n, 3.0 / n) for n in range(1, 6)))
     console = Console(width=120, record=True, force_terminal=False, file=open(os.devnull, "w"))  # noqa: SIM115
     assert watch([str(tmp_path)], once=True, console=console) == 0
-    told = console.export_text()
-    assert "5/10" in told
-    assert "0.6000" in told
-    assert "checkpoints at steps 2" in told
+    output = console.export_text()
+    assert "5/10" in output
+    assert "0.6000" in output
+    assert "checkpoints at steps 2" in output
     with pytest.raises(InputError, match="no run in this folder"):
         watch([str(tmp_path / "runs" / "first" / "logs")], once=True)
     with pytest.raises(InputError, match="no such folder"):
@@ -128,9 +128,9 @@ def test_a_name_cannot_steer_the_terminal(tmp_path: Path) -> None:
     (folder / "recipe.json").write_text("{}")
     console = Console(width=120, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     console.print(picture([read_run(folder)], 120))
-    told = console.export_text()
-    assert "\x1b" not in told
-    assert "[red]" in told
+    output = console.export_text()
+    assert "\x1b" not in output
+    assert "[red]" in output
 
 
 def test_sparks_and_times() -> None:

@@ -164,7 +164,7 @@ def test_routers_that_return_choices_are_left_alone(config: dict[str, Any], meth
 
 
 @pytest.mark.parametrize(
-    ("adapter", "sections", "told"),
+    ("adapter", "sections", "message"),
     [
         ({"options": {"target_parameters": ["experts.gate"]}}, {"model": EVERY_FAMILY["mixtral"]},
          "adapter.options.target_parameters: 'experts.gate' matches no parameter; weights of three dimensions in this "
@@ -174,13 +174,13 @@ def test_routers_that_return_choices_are_left_alone(config: dict[str, Any], meth
          {"model": {"config": LLAMA | {"tie_word_embeddings": True}}}, "lm_head shares its weight with another module"),
     ],
 )  # fmt: skip
-def test_what_the_model_does_not_have_is_told(
-    adapter: dict[str, Any], sections: dict[str, Any], told: str, tiny_root: Path
+def test_what_the_model_does_not_have_is_reported(
+    adapter: dict[str, Any], sections: dict[str, Any], message: str, tiny_root: Path
 ) -> None:
     recipe = resolved(tiny_root, adapter, **sections)
     with pytest.raises(InputError) as caught:
         add_adapter(load_base(recipe, 0), recipe)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("method", ["lora", "dora"])

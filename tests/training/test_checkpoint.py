@@ -119,9 +119,9 @@ def test_a_damaged_checkpoint_is_said_and_passed_over(saved: Path, tmp_path: Pat
             moments.write_bytes(held)
         case _:
             (bad / "manifest.json").unlink()
-    told: list[str] = []
-    assert newest(tmp_path, told.append) == good
-    assert str(bad) in told[0]
+    messages: list[str] = []
+    assert newest(tmp_path, messages.append) == good
+    assert str(bad) in messages[0]
     with pytest.raises(InputError):
         export(bad, tmp_path / "out")
 

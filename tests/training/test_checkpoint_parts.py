@@ -246,10 +246,10 @@ def test_blocks_are_validated_when_a_part_of_them_is_read(
     assert right[2].equal(values["a"][2:11, 1:3])
     for at in range(len(good)):
         file.write_bytes(good[:at] + bytes([good[at] ^ 4]) + good[at + 1 :])
-        told: list[str] = []
-        found = read(told.append)
-        assert told, f"byte {at}"
-        assert all(str(file) in one or "elements are in its files" in one for one in told)
+        messages: list[str] = []
+        found = read(messages.append)
+        assert messages, f"byte {at}"
+        assert all(str(file) in one or "elements are in its files" in one for one in messages)
         assert [one.shape for one in found] == [one.shape for one in right]
     file.write_bytes(good[:-3])
     with pytest.raises(InputError, match="checksum mismatch in MiB"):

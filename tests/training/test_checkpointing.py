@@ -143,14 +143,14 @@ def test_offloaded_activations_are_proven(tiny_root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sections", "told"),
+    ("sections", "message"),
     [
         ({"activation_checkpointing": "full"}, "activation_offload: moves memory from a GPU to the host"),
         ({"activation_checkpointing": "selective"}, "requires activation_checkpointing: full .it is selective."),
     ],
 )
-def test_offload_is_refused_where_it_cannot_be(tiny_root: Path, sections: dict[str, Any], told: str) -> None:
-    with pytest.raises(InputError, match=told):
+def test_offload_is_refused_where_it_cannot_be(tiny_root: Path, sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         resolved_from(recipe_dict(tiny_root, activation_offload=True, **sections))
 
 

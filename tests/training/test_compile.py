@@ -1,4 +1,4 @@
-"""Blocks compiled one by one: few graphs for ragged batches, the same result, refused or told where it cannot be.
+"""Blocks compiled one by one: few graphs for ragged batches, the same result, refused or reported where it cannot be.
 
 Graphs are captured, differentiated and run as they are under the compiler, but not turned into machine code, which
 takes minutes; the last tests do that too, in one process group: torch keeps what it has once compiled.
@@ -108,7 +108,7 @@ def test_ragged_batches_do_not_compile_anew(captured: None, kind: Any, shapes: A
     assert seen.seconds > 0
 
 
-def test_a_compiler_that_fails_is_told_and_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_that_fails_is_reported_and_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(name: str) -> Any:
         def compile_nothing(graph: Any, inputs: Any) -> Any:
             raise RuntimeError("no compiler here")
@@ -122,7 +122,7 @@ def test_a_compiler_that_fails_is_told_and_done_without(monkeypatch: pytest.Monk
     assert all(found[name].equal(right[name]) for name in right)
     seen = compiling.compilation()
     assert "no compiler here" in (seen.fell_back or "")
-    assert "run uncompiled, the compiler failed" in compiling.told(seen)
+    assert "run uncompiled, the compiler failed" in compiling.described(seen)
     torch._dynamo.reset()
 
 
@@ -154,15 +154,15 @@ def test_every_strategy_that_bears_it(group: WorkerGroup, tiny_root: Path, strat
 
 
 @pytest.mark.parametrize(
-    ("sections", "told"),
+    ("sections", "message"),
     [
         ({"strategy": {"name": "zero3"}}, "compile: is not supported with zero3, .* fsdp2 shards as much"),
         ({"strategy": {"name": "fsdp1"}}, "compile: is not supported with fsdp1: .* fsdp2 supports it"),
         ({"activation_checkpointing": "selective"}, "compile: selects itself which activations"),
     ],
 )
-def test_refused_where_it_cannot_be(tiny_root: Path, sections: dict[str, Any], told: str) -> None:
-    with pytest.raises(InputError, match=told):
+def test_refused_where_it_cannot_be(tiny_root: Path, sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         resolved_from(recipe_dict(tiny_root, compile=True, **sections))
 
 

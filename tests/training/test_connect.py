@@ -124,7 +124,7 @@ def test_ranks_may_wait_for_hours_while_rank_0_saves(strategy: str, tiny_root: P
         assert min(limits) >= 6 * 3600
 
 
-def test_a_torch_without_cuda_is_told_in_place_of_training_on_the_cpu(
+def test_a_torch_without_cuda_is_reported_in_place_of_training_on_the_cpu(
     tiny_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -143,7 +143,7 @@ def harmed(session: Session, saved: Saved, folder: Path, count: int) -> list[str
         shutil.rmtree(bad, ignore_errors=True)
         shutil.copytree(saved["run"], bad)
         before = {path.name: path.read_bytes() for path in bad.iterdir()}
-        told = HARMS[number % len(HARMS)](bad, saved, draw)
+        message = HARMS[number % len(HARMS)](bad, saved, draw)
         after = {path.name: path.read_bytes() for path in bad.iterdir()}
         if _same(before, after):
             continue  # one bit flipped twice, or a blank made a line end in the manifest: it says the same
@@ -153,8 +153,8 @@ def harmed(session: Session, saved: Saved, folder: Path, count: int) -> list[str
             except InputError as error:
                 if str(bad) in str(error):
                     continue
-                told += ", not named"
-            silent.append(f"{number}: {told}")
+                message += ", not named"
+            silent.append(f"{number}: {message}")
     return silent
 
 
@@ -192,6 +192,6 @@ def test_resume_goes_back_to_the_newest_whole_one(saved: Saved, tmp_path: Path) 
         shutil.copytree(saved[name], tmp_path / saved[name].name)
     assert newest(tmp_path) == tmp_path / "step-00000003"
     flip(tmp_path / "step-00000003", saved, random.Random(1))
-    told: list[str] = []
-    assert newest(tmp_path, told.append) == tmp_path / "step-00000002"
-    assert "step-00000003" in told[0]
+    messages: list[str] = []
+    assert newest(tmp_path, messages.append) == tmp_path / "step-00000002"
+    assert "step-00000003" in messages[0]

@@ -103,15 +103,15 @@ def test_where_the_schedule_changes_it_asks(tiny_root: Path, tmp_path: Path) -> 
     with pytest.raises(InputError) as refused:
         train(longer, tmp_path)
     assert metrics(folder) == before, "a refusal leaves the run as it was"
-    told = str(refused.value)
-    assert told.startswith(
+    message = str(refused.value)
+    assert message.startswith(
         f"recipe.yaml: run.max_steps: 9: 6 steps in {folder}/checkpoints/step-00000004, 9 in this recipe"
     )
     # Half a cosine from update 2 to the end, 4 updates there and 7 here: 0.5 (1 + cos(pi (update - 2) / 4 or 7)).
     rows = {line.split()[0]: line.split()[1:] for line in refused.value.problems[2:-1]}
     assert rows == {"4": ["(completed)", "0.0008536", "0.0009505"], "5": ["0.0005", "0.0008117"],
                     "6": ["0.0001464", "0.0006113"], "9": ["-", "4.952e-05"]}  # fmt: skip
-    assert "Add --extend to continue from step 5" in told
+    assert "Add --extend to continue from step 5" in message
     shown = train(longer, tmp_path, extend=True)
     assert "extended from 6 to 9 steps; learning rates: step 5: 0.0008117; " in shown
     assert "step 6: 0.0006113; step 9: 4.952e-05 (before: step 5: 0.0005)" in shown

@@ -146,7 +146,7 @@ def test_only_the_blocks_are_converted(tiny_root: Path) -> None:
     assert not product_claim(prepared.model, 14).ok
 
 
-def test_sizes_that_no_product_takes_stay_and_where_all_do_it_is_told(tiny_root: Path) -> None:
+def test_sizes_that_no_product_takes_stay_and_where_all_do_it_is_reported(tiny_root: Path) -> None:
     heads = {"num_attention_heads": 4, "head_dim": 6}  # 24 and 12 features beside 32 and 64
     prepared = prepare_model(resolved_from(recipe(tiny_root, model={"config": LLAMA | heads})), 0)
     assert {name.rsplit(".", 1)[-1] for name in prepared.products} == {"gate_proj", "up_proj", "down_proj"}
@@ -270,12 +270,12 @@ def test_it_is_the_plain_loop_on_rounded_products(strategy: str, way: str, tiny_
     stage = next(stage for stage in precision.stages if stage.name == "products")
     assert stage.ok
     assert len(stage.measures) > 5 * 14 * 2  # five steps, each of the layers, forward and backward
-    told = outcome.fields()["deviation_from_bf16"]
-    assert len(told["steps"]) == 5
+    deviation = outcome.fields()["deviation_from_bf16"]
+    assert len(deviation["steps"]) == 5
     # A rounding to e4m3 moves a tensor by 2.4 % (docs/speed.md), to e5m2 by 4.7 %; a gradient passes through several.
-    assert 0.01 < told["gradient"] < 0.3
-    assert 0 < told["loss"] < 0.01
-    assert f"gradient {told['gradient']:.1%} off" in screen.deviation_line(outcome)[0]
+    assert 0.01 < deviation["gradient"] < 0.3
+    assert 0 < deviation["loss"] < 0.01
+    assert f"gradient {deviation['gradient']:.1%} off" in screen.deviation_line(outcome)[0]
     assert "informational" in "\n".join(screen.ending(outcome, 1.0, "recipe.yaml"))
 
 
@@ -330,7 +330,7 @@ def test_plan_counts_what_is_kept_in_float8(tiny_root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sections", "told"),
+    ("sections", "message"),
     [
         ({"precision": "fp32"}, "precision is fp32; use precision: bf16"),
         ({"precision": "fp16"}, "outside the range of fp16 .* use precision: bf16"),
@@ -344,8 +344,8 @@ def test_plan_counts_what_is_kept_in_float8(tiny_root: Path) -> None:
         ),
     ],
 )
-def test_refused_at_config_time(tiny_root: Path, sections: dict[str, Any], told: str) -> None:
-    with pytest.raises(InputError, match=f"fp8: .*{told}.*, or set fp8: false"):
+def test_refused_at_config_time(tiny_root: Path, sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=f"fp8: .*{message}.*, or set fp8: false"):
         resolved_from(recipe(tiny_root, **sections))
 
 

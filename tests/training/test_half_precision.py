@@ -47,5 +47,5 @@ def test_the_run_says_so(
     run = {"max_steps": 1, "output_dir": str(tmp_path / "run"), "eval_every": None}
     values = recipe_dict(tiny_root, strategy={"name": "single"}, machine={"processes": 1}, precision=precision, run=run)
     running.run(resolved_from(values), resume=False, screen=sys.stdout)
-    told = "this CPU has no instructions for products of bfloat16" in capsys.readouterr().out
-    assert told == shown
+    output = "this CPU has no instructions for products of bfloat16" in capsys.readouterr().out
+    assert output == shown

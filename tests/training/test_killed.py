@@ -57,9 +57,9 @@ def complete(here: Path, size: int, *arguments: str) -> tuple[float, float]:
     ranks = start_ranks(["r.yaml", *arguments], here, size)
     stepping = until_first_step(here, ranks)
     codes = finish(ranks)
-    told = {path.name: path.read_text()[-2000:] for path in here.glob("rank*.err")}
+    found = {path.name: path.read_text()[-2000:] for path in here.glob("rank*.err")}
     logs = {path.name: path.read_text()[-2000:] for path in here.glob("run/logs/*.log")}
-    assert codes == [0] * size, (told, logs)
+    assert codes == [0] * size, (found, logs)
     ended = time.monotonic() - (time.time() - (here / "run/result.json").stat().st_mtime)
     return stepping - began, max(0.1, ended - stepping)
 
@@ -133,9 +133,9 @@ def test_killed_at_random_moments_it_ends_the_same(strategy: str, tmp_path: Path
     share = KILLS // len(STRATEGIES) + (STRATEGIES.index(strategy) < KILLS % len(STRATEGIES))
     draw = random.Random(strategy)
     found = [killed_and_resumed(tmp_path, size, whole, draw) for _ in range(share)]
-    told: dict[str, Any] = {"strategy": strategy, "kills": share, "seconds": round(whole.seconds, 1)}
-    told |= {"while_saving": sum(saving for _, saving in found), "after_steps": sorted(at for at, _ in found)}
-    print(json.dumps(told))
+    text: dict[str, Any] = {"strategy": strategy, "kills": share, "seconds": round(whole.seconds, 1)}
+    text |= {"while_saving": sum(saving for _, saving in found), "after_steps": sorted(at for at, _ in found)}
+    print(json.dumps(text))
     if (report := os.environ.get("TOOLKIT_KILLS_REPORT")) is not None:
         with Path(report).open("a") as file:
-            file.write(json.dumps(told) + "\n")
+            file.write(json.dumps(text) + "\n")

@@ -213,10 +213,10 @@ def test_the_rate_grows_with_the_batch_in_every_file(tiny_root: Path) -> None:
         resolved = recipe(tiny_root, "ddp", section)  # 2 samples x 3 x 2 processes
         assert resolved.lr == pytest.approx(expected)
         assert training_args(resolved)["learning_rate"] == resolved.lr
-        told = {decision.key: decision for decision in resolved.decisions}
-        assert told["optimizer.lr"].value == resolved.lr
-        assert "base_global_batch 3" in told["optimizer.lr"].reason
-        assert told["optimizer.groups[0]"].value == f"lr {expected * 10:g}"
+        decided = {decision.key: decision for decision in resolved.decisions}
+        assert decided["optimizer.lr"].value == resolved.lr
+        assert "base_global_batch 3" in decided["optimizer.lr"].reason
+        assert decided["optimizer.groups[0]"].value == f"lr {expected * 10:g}"
     unscaled = recipe(tiny_root, "ddp", {})
     assert unscaled.lr == 1.0e-3
     assert any("do not change it" in decision.reason for decision in unscaled.decisions)

@@ -50,15 +50,15 @@ def test_patterns_freeze_what_they_match_and_are_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("patterns", "told"),
+    ("patterns", "message"),
     [
         (["embed", "nonsense"], r"model\.freeze\[1\]: 'nonsense' matches no parameter \(the names are like 'model"),
         (["."], r"model\.freeze: the patterns match all 21 trainable parameters"),
     ],
 )
-def test_patterns_without_a_use_are_errors(patterns: list[str], told: str) -> None:
+def test_patterns_without_a_use_are_errors(patterns: list[str], message: str) -> None:
     model, _ = make_llama()
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=message):
         freeze_matching(model, patterns, "recipe.yaml")
     assert all(p.requires_grad for p in model.parameters()), "nothing is half done"
 

@@ -292,25 +292,25 @@ def refused(root: Path, quantization: dict[str, Any], adapter: Any = LORA, **con
 
 @pytest.mark.parametrize("kind", ["gptq", "awq", "torchao", "eetq"])
 def test_other_formats_are_refused_by_name(kind: str, tiny_root: Path) -> None:
-    told = refused(tiny_root, {"quant_method": kind, "bits": 4})
-    assert f"recipe.yaml: model.config: its weights are quantised already ({kind}): " in told
-    assert "set the original model (adapter.method: qlora quantises it to 4 bits)" in told
+    message = refused(tiny_root, {"quant_method": kind, "bits": 4})
+    assert f"recipe.yaml: model.config: its weights are quantised already ({kind}): " in message
+    assert "set the original model (adapter.method: qlora quantises it to 4 bits)" in message
 
 
 @pytest.mark.parametrize(
-    ("quantization", "told"),
+    ("quantization", "message"),
     [
         (NF4 | {"bnb_4bit_quant_type": "fp4"}, "(bitsandbytes, fp4)"),
         ({"load_in_4bit": True}, "(bitsandbytes, fp4)"),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "(bitsandbytes, 8 bits)"),
     ],
 )
-def test_other_formats_of_bitsandbytes_are_refused(quantization: dict[str, Any], told: str, tiny_root: Path) -> None:
-    assert told in refused(tiny_root, quantization)
+def test_other_formats_of_bitsandbytes_are_refused(quantization: dict[str, Any], message: str, tiny_root: Path) -> None:
+    assert message in refused(tiny_root, quantization)
 
 
 @pytest.mark.parametrize(
-    ("adapter", "told"),
+    ("adapter", "message"),
     [
         (None, "model.config: its weights are packed in 4 bits and cannot be trained; set an adapter"),
         (LORA | {"options": {"init_lora_weights": "pissa"}}, "adapter.options.init_lora_weights: pissa starts from"),
@@ -318,8 +318,8 @@ def test_other_formats_of_bitsandbytes_are_refused(quantization: dict[str, Any],
         (LORA | {"options": {"target_parameters": ["q_proj.weight"]}}, "adapter.options.target_parameters: adapts"),
     ],
 )
-def test_what_cannot_stand_on_packed_weights_is_refused(adapter: Any, told: str, tiny_root: Path) -> None:
-    assert told in refused(tiny_root, DOUBLE, adapter)
+def test_what_cannot_stand_on_packed_weights_is_refused(adapter: Any, message: str, tiny_root: Path) -> None:
+    assert message in refused(tiny_root, DOUBLE, adapter)
 
 
 def test_weights_outside_of_linear_layers_are_refused(tiny_root: Path) -> None:
@@ -337,7 +337,7 @@ def test_a_format_that_the_config_does_not_name_is_refused(
         prepare_model(resolved_from(recipe(tiny_root, tmp_path)), 0)
 
 
-def test_without_bitsandbytes_it_is_told_before_anything_starts(
+def test_without_bitsandbytes_it_is_reported_before_anything_starts(
     tiny_root: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     resolved = resolved_from(recipe(tiny_root, folders["double"]))

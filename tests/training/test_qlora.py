@@ -336,16 +336,16 @@ def test_what_cannot_be_quantised_is_refused_at_config_time(
     assert expected in str(caught.value)
 
 
-@pytest.mark.parametrize(("found", "told"), [(None, "it is not installed"), ("0.45.1", "0.45.1 is installed")])
-def test_without_bitsandbytes_it_is_told_before_anything_starts(
-    found: str | None, told: str, tiny_root: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("found", "message"), [(None, "it is not installed"), ("0.45.1", "0.45.1 is installed")])
+def test_without_bitsandbytes_it_is_reported_before_anything_starts(
+    found: str | None, message: str, tiny_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`train`, `verify` and `bench` ask the machine first; who comes another way is told the same."""
+    """`train`, `verify` and `bench` ask the machine first; who comes another way gets the same message."""
     if found is None:
         monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     monkeypatch.setattr("toolkit.recipe.quantisable.version", lambda name: found)
     resolved = resolved_from(qlora(tiny_root))
     for start in (check_machine, lambda recipe: prepare_model(recipe, 0)):
-        with pytest.raises(InputError, match=told) as caught:
+        with pytest.raises(InputError, match=message) as caught:
             start(resolved)
         assert "pip install 'bitsandbytes>=0.50'" in str(caught.value)

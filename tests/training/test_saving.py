@@ -1,4 +1,4 @@
-"""Saving goes on beside training: the same checkpoint, bounded, and told on every rank when it fails."""
+"""Saving beside training: the same checkpoint, bounded, and a failure is reported on every rank."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def test_what_waits_is_bounded() -> None:
     assert done == [1, 2]
 
 
-def test_after_a_failure_nothing_more_is_done_and_it_is_told_once() -> None:
-    told: list[int] = []
+def test_after_a_failure_nothing_more_is_done_and_it_is_reported_once() -> None:
+    messages: list[int] = []
     done: list[int] = []
-    background = Background(lambda: told.append(1))
+    background = Background(lambda: messages.append(1))
 
     def fail() -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -50,7 +50,7 @@ def test_after_a_failure_nothing_more_is_done_and_it_is_told_once() -> None:
     for action in (fail, lambda: done.append(1), fail):
         background(action)
     assert background.finish() == "No space left on device"
-    assert (told, done) == ([1], [])
+    assert (messages, done) == ([1], [])
 
 
 def run_beside(resolved: Resolved, mode: str) -> tuple[str, int]:

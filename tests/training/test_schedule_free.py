@@ -211,9 +211,9 @@ def test_running_statistics_of_other_weights_are_refused(tiny_root: Path) -> Non
 
 def test_the_recipe_says_what_is_evaluated_and_what_the_trainer_has(tiny_root: Path) -> None:
     resolved = recipe(tiny_root, "ddp")
-    told = {decision.key: decision for decision in resolved.decisions}
-    assert "exports are at the average x" in told["optimizer.schedule-free"].reason
-    assert "(k + 1) / warmup_steps" in told["training_args.lr_scheduler_type"].reason
+    decided = {decision.key: decision for decision in resolved.decisions}
+    assert "exports are at the average x" in decided["optimizer.schedule-free"].reason
+    assert "(k + 1) / warmup_steps" in decided["training_args.lr_scheduler_type"].reason
     made = training_args(resolved)
     expected = {"optim": "schedule_free_adamw", "lr_scheduler_type": "constant", "warmup_steps": 2, "adam_beta1": 0.9}
     assert made.items() >= expected.items()

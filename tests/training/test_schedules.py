@@ -101,7 +101,7 @@ def test_which_schedules_a_longer_run_needs_extend_for(schedule: dict[str, Any],
 
 
 @pytest.mark.parametrize(
-    ("schedule", "told"),
+    ("schedule", "message"),
     [
         ({"name": "linear", "min_ratio": 0.1}, "linear does not have this key"),
         ({"name": "cosine", "decay_steps": 3}, "cosine does not have this key"),
@@ -109,8 +109,8 @@ def test_which_schedules_a_longer_run_needs_extend_for(schedule: dict[str, Any],
         ({"name": "wsd", "decay_ratio": 0.1, "decay_steps": 3}, "one of `decay_ratio` and `decay_steps`"),
     ],
 )
-def test_keys_of_another_schedule_are_refused(schedule: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_keys_of_another_schedule_are_refused(schedule: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         Recipe.model_validate(recipe_dict(Path("nowhere")) | {"schedule": schedule})
 
 

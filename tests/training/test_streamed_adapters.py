@@ -171,6 +171,6 @@ def test_a_reason_is_shown_and_is_in_the_result(
 ) -> None:
     train(tiny_root, tmp_path, False, adapter={"method": "lora", "r": 4, "options": {"init_lora_weights": "pissa"}})
     export_command(str(tmp_path / "run"), str(tmp_path / "out"), False, str(tmp_path / "result.json"))
-    told = "note: the whole model was built in memory, not one tensor after another: its adapter starts from values"
-    assert told in capsys.readouterr().out
+    message = "note: the whole model was built in memory, not one tensor after another: its adapter starts from values"
+    assert message in capsys.readouterr().out
     assert '"built_whole": "its adapter starts from values' in (tmp_path / "result.json").read_text()

@@ -56,9 +56,9 @@ def test_a_rank_that_hangs_ends_the_job(strategy: str, tmp_path: Path, tiny_root
     job = begin([*TOOLKIT, "train", "r.yaml"], tmp_path)
     until_step(tmp_path / "run", 3, job)
     os.kill(rank_pid(job.pid, 1), signal.SIGSTOP)
-    _, told = job.communicate(timeout=90)  # a stopped rank never ends by itself
+    _, output = job.communicate(timeout=90)  # a stopped rank never ends by itself
     assert job.returncode == 1
-    assert told.startswith("rank 1 hangs: no heartbeat from its process"), told
-    assert "at step" in told
+    assert output.startswith("rank 1 hangs: no heartbeat from its process"), output
+    assert "at step" in output
     log = (tmp_path / "run/logs/rank0.log").read_text()
     assert "toolkit/training/loop.py" in log, "it says where the others wait"

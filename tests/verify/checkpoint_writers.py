@@ -196,7 +196,7 @@ def accelerate_state(folder: Path, kind: str, full: bool, plan: Plan) -> None:
 
 
 def make_optimizer_by_name(model: nn.Module, plan: Plan) -> torch.optim.Optimizer:
-    """FSDP1's parameters are flat: what decays is told by name."""
+    """FSDP1's parameters are flat: what decays is selected by name."""
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     groups = [
         {"params": [p for name, p in trained if "norm" not in name], "weight_decay": plan.decay},

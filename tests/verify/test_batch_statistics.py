@@ -1,4 +1,4 @@
-"""Batch normalisation under the strategies: equal to the plain loop over all ranks' micro-batches, and told apart."""
+"""Batch normalisation under the strategies: equal to the plain loop over all ranks' micro-batches, and detected."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_it_is_equal_to_the_plain_loop(
 
 @pytest.mark.group
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("zero3", marks=SLOW), pytest.param("fsdp2", marks=SLOW)])
-def test_statistics_of_each_rank_are_told_apart(strategy: str, recipe: Make, group: WorkerGroup) -> None:
+def test_statistics_of_each_rank_are_reported_apart(strategy: str, recipe: Make, group: WorkerGroup) -> None:
     outcome = verify(recipe(strategy, **resnet()), group=group, fault="batch-norm-local", round_trip=False)
     assert outcome.verdict == "different"
     assert outcome.difference is not None

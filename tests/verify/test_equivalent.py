@@ -29,7 +29,7 @@ SPREAD = {
 }
 
 
-def told(outcome: Outcome) -> str:
+def message(outcome: Outcome) -> str:
     """Why it is not equivalent."""
     if outcome.difference:
         one, stage, measure = outcome.difference
@@ -38,7 +38,7 @@ def told(outcome: Outcome) -> str:
 
 
 def check(outcome: Outcome) -> None:
-    assert outcome.verdict == "equivalent", told(outcome)
+    assert outcome.verdict == "equivalent", message(outcome)
     for one in outcome.passes:
         assert [stage.name for stage in one.stages] == [name for name in STAGES if name not in ("data", "products")]
         assert all(stage.measures for stage in one.stages)
@@ -118,7 +118,7 @@ def test_a_forced_overflow_is_skipped(recipe: Callable[..., Resolved], group: Wo
 def test_fsdp1_puts_whole_weights_on_one_rank(recipe: Callable[..., Resolved], group: WorkerGroup) -> None:
     """GPT-2's blocks begin with small weights, which lie on rank 0 alone: nothing there differs between ranks."""
     outcome = verify(recipe("fsdp1", model=FAMILIES["gpt2"]), group=group, time_limit=120, round_trip=False)
-    assert outcome.verdict == "equivalent", told(outcome)
+    assert outcome.verdict == "equivalent", message(outcome)
 
 
 @pytest.mark.slow
@@ -130,7 +130,7 @@ def test_families(family: str, strategy: str, recipe: Callable[..., Resolved], g
     data = {"format": "prompt-completion"} if task == "seq2seq-lm" else {}
     resolved = recipe(strategy, model=values, data=data, precision="bf16")
     outcome = verify(resolved, group=group, time_limit=200)
-    assert outcome.verdict == "equivalent", told(outcome)
+    assert outcome.verdict == "equivalent", message(outcome)
 
 
 CROSSED = {
@@ -167,7 +167,7 @@ def test_no_false_alarm(
         batch={"accumulation": accumulation},
     )
     outcome = verify(resolved, group=lone_group if strategy == "single" else group, time_limit=120)
-    assert outcome.verdict == "equivalent", told(outcome)
+    assert outcome.verdict == "equivalent", message(outcome)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_an_encoder_and_its_decoder_recomputed(
         activation_checkpointing=kind,
     )
     outcome = verify(resolved, group=group, time_limit=120, round_trip=False)
-    assert outcome.verdict == "equivalent", told(outcome)
+    assert outcome.verdict == "equivalent", message(outcome)
 
 
 def test_a_model_that_lets_packed_samples_see_each_other_is_found(

@@ -138,14 +138,16 @@ def test_every_fault_names_diagnoses_that_exist() -> None:
 def test_every_fault_is_killed(
     recipe: Callable[..., Resolved], group: WorkerGroup, lone_group: WorkerGroup, four: WorkerGroup
 ) -> None:
-    told: list[str] = []
+    messages: list[str] = []
     groups = {1: lone_group, 2: group, 4: four}
-    cells = kill_matrix(recipe("ddp"), None, 120, told.append, groups=groups | {-n: g for n, g in groups.items()})
+    cells = kill_matrix(recipe("ddp"), None, 120, messages.append, groups=groups | {-n: g for n, g in groups.items()})
     assert len(cells) > 150
-    assert not [line for line, cell in zip(told, cells, strict=True) if not (cell.killed and cell.right and cell.named)]
+    assert not [
+        line for line, cell in zip(messages, cells, strict=True) if not (cell.killed and cell.right and cell.named)
+    ]
 
 
-def test_a_run_that_hangs_or_dies_is_told_with_its_place(recipe: Callable[..., Resolved]) -> None:
+def test_a_run_that_hangs_or_dies_is_reported_with_its_place(recipe: Callable[..., Resolved]) -> None:
     with WorkerGroup(1) as workers:
         outcome = verify(recipe("single"), group=workers, time_limit=0.05)
         assert outcome.verdict == "different"
@@ -155,15 +157,15 @@ def test_a_run_that_hangs_or_dies_is_told_with_its_place(recipe: Callable[..., R
 
 
 @pytest.mark.parametrize(
-    ("job", "told"),
+    ("job", "message"),
     [
         (broken.raises, "the device is on fire"),
         (broken.dies, "exit code 9"),
         pytest.param(broken.hangs, "no answer", marks=pytest.mark.slow),  # it takes the whole of its limit
     ],
 )
-def test_a_rank_that_breaks_is_told_with_its_step_and_stage(
-    job: Callable[[Case], None], told: str, recipe: Callable[..., Resolved], monkeypatch: pytest.MonkeyPatch
+def test_a_rank_that_breaks_is_reported_with_its_step_and_stage(
+    job: Callable[[Case], None], message: str, recipe: Callable[..., Resolved], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(passes, "run_case", job)
     with WorkerGroup(2) as workers:
@@ -172,13 +174,13 @@ def test_a_rank_that_breaks_is_told_with_its_step_and_stage(
         outcome = verify(recipe("ddp"), group=workers, time_limit=45, round_trip=False)
     assert (outcome.verdict, outcome.exit_code) == ("different", 1)
     assert outcome.failure is not None
-    assert told in outcome.failure
+    assert message in outcome.failure
     # Two micro-batches were done, of three in a step. Who waits for a rank that hangs does not answer either.
     assert re.match(r"rank [01], step 1, (forward of micro-batch 2|backward)", outcome.failure)
     assert not any(psutil.pid_exists(pid) for pid in processes if pid), "nothing is left behind"
 
 
-def test_an_export_that_breaks_is_told_as_that_and_the_log_says_where(
+def test_an_export_that_breaks_is_reported_as_that_and_the_log_says_where(
     recipe: Callable[..., Resolved], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(passes, "resume_case", broken.breaks_where_it_exports)
@@ -190,7 +192,7 @@ def test_an_export_that_breaks_is_told_as_that_and_the_log_says_where(
     assert "in _raise" in log
 
 
-def test_a_loss_that_is_not_a_number_is_told(recipe: Callable[..., Resolved], lone_group: WorkerGroup) -> None:
+def test_a_loss_that_is_not_a_number_is_reported(recipe: Callable[..., Resolved], lone_group: WorkerGroup) -> None:
     resolved = recipe("single", optimizer={"lr": 1e30}, schedule={"warmup_steps": 0})
     outcome = verify(resolved, group=lone_group, time_limit=60, stop_early=True)
     assert (outcome.verdict, outcome.exit_code) == ("different", 1)

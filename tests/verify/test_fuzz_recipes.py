@@ -68,7 +68,7 @@ def test_what_was_called_different_once_is_equivalent(seed: int, group: WorkerGr
     assert judged.verdict == "equivalent", judged
 
 
-def test_what_fails_is_told_noted_and_made_smaller(
+def test_what_fails_is_reported_noted_and_made_smaller(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every recipe with packing is wrong here, all else is right: packing is what the smaller recipe keeps."""
@@ -83,13 +83,13 @@ def test_what_fails_is_told_noted_and_made_smaller(
     results = tmp_path / "results.jsonl"
     arguments = ["--results", str(results), "--seed", "0", "--count", "60"]
     assert fuzzer.main(arguments) == 1
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     lines = [json.loads(line) for line in results.read_text().splitlines()]
     assert [line["seed"] for line in lines] == asked == list(range(60))
     failed = [line for line in lines if line["verdict"] == "different"]
     assert failed
-    assert f"unexplained: {len(failed)}" in told
-    assert f"toolkit verify {tmp_path}/recipe-{failed[0]['seed']}.yaml" in told
+    assert f"unexplained: {len(failed)}" in output
+    assert f"toolkit verify {tmp_path}/recipe-{failed[0]['seed']}.yaml" in output
     again = Recipe.model_validate(json.loads((tmp_path / f"recipe-{failed[0]['seed']}.yaml").read_text()))
     assert again.data.packing
 

@@ -129,21 +129,21 @@ def test_an_adapter_of_the_trainer_goes_on(written: Written, tiny_root: Path, tm
 
 
 @pytest.mark.group
-def test_what_the_run_did_otherwise_is_told(written: Written, tiny_root: Path, tmp_path: Path) -> None:
+def test_what_the_run_did_otherwise_is_reported(written: Written, tiny_root: Path, tmp_path: Path) -> None:
     source = written("plain", vocab=VOCAB)  # its rate falls
     optimizer = {"weight_decay": 0.01, "decay": "all", "groups": []}
     made = imported(source, recipe(tiny_root, tmp_path, optimizer=optimizer, precision="bf16"))
-    told = "\n".join(made.differences)
-    assert "learning rate of step 4: 0.0007 in the checkpoint, 0.001 in the recipe" in told
-    assert "weight decay of 16 tensors: 0.1 in the checkpoint, 0.01 in the recipe" in told
-    assert "weight decay of 5 tensors: 0 in the checkpoint, 0.01 in the recipe" in told
+    message = "\n".join(made.differences)
+    assert "learning rate of step 4: 0.0007 in the checkpoint, 0.001 in the recipe" in message
+    assert "weight decay of 16 tensors: 0.1 in the checkpoint, 0.01 in the recipe" in message
+    assert "weight decay of 5 tensors: 0 in the checkpoint, 0.01 in the recipe" in message
     zero = imported(written("zero2", vocab=VOCAB), recipe(tiny_root, tmp_path / "b", precision="bf16"))
     assert "precision: the run computed in float32, the recipe in bfloat16" in zero.differences
 
 
 @pytest.mark.group
 @pytest.mark.parametrize(
-    ("sections", "told"),
+    ("sections", "message"),
     [
         ({"model": {"config": MODEL | {"vocab_size": VOCAB, "num_hidden_layers": 3}}},
          "no weight of 9 of 30 trained tensors (model.layers.2"),
@@ -156,11 +156,11 @@ def test_what_the_run_did_otherwise_is_told(written: Written, tiny_root: Path, t
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(
-    sections: dict[str, Any], told: str, written: Written, tiny_root: Path, tmp_path: Path
+    sections: dict[str, Any], message: str, written: Written, tiny_root: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(InputError) as caught:
         imported(written("plain", vocab=VOCAB), recipe(tiny_root, tmp_path / "run", **sections))
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert not list(tmp_path.glob("run/checkpoints/*")), "nothing half-written"
 
 

@@ -94,11 +94,11 @@ BAD = {
 @pytest.mark.parametrize("kind", BAD)
 def test_a_bad_command_gets_one_line(kind: str, tmp_path: Path) -> None:
     text, status, line = BAD[kind]
-    with pytest.raises(ToolkitError) as told:
+    with pytest.raises(ToolkitError) as caught:
         record([sys.executable, script(tmp_path, text)], tmp_path / "recording")
-    assert told.value.exit_code == status
-    assert line in str(told.value)
-    assert len(str(told.value).splitlines()) == 1
+    assert caught.value.exit_code == status
+    assert line in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
     assert sorted(one.name for one in tmp_path.iterdir()) == ["train.py"]
 
 
@@ -197,9 +197,9 @@ def test_a_model_that_cannot_be_rebuilt(tmp_path: Path) -> None:
         "optimizer = torch.optim.AdamW(model.parameters())\n"
         "for _ in range(3):\n    model(torch.ones(2)).sum().backward()\n    optimizer.step()\n    optimizer.zero_grad()"
     )
-    with pytest.raises(InputError, match=r"is not a transformers model class.*cannot be copied") as told:
+    with pytest.raises(InputError, match=r"is not a transformers model class.*cannot be copied") as caught:
         prove([sys.executable, script(tmp_path, text)], timeout=60)
-    assert len(str(told.value).splitlines()) == 1
+    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_a_command_that_is_not_there() -> None:
@@ -221,12 +221,12 @@ def test_a_python_process_without_torch_pays_milliseconds(tmp_path: Path) -> Non
     code = (
         "import sys; print(len(sys.modules), any(m.split('.')[0] in ('torch', 'json', 'toolkit') for m in sys.modules))"
     )
-    told = [
+    messages = [
         subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout.split()
         for env in (dict(os.environ), environment)
     ]
-    assert told[1][1] == "False"
-    assert int(told[1][0]) - int(told[0][0]) < 25
+    assert messages[1][1] == "False"
+    assert int(messages[1][0]) - int(messages[0][0]) < 25
 
 
 TRAINS = """
@@ -244,9 +244,9 @@ for _ in range(3):
 def test_a_recording_that_cannot_be_written(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """As on a full disk: no file may grow past a few kB. The command ends well, its own output is all there is."""
     limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))"
-    with pytest.raises(InputError, match=r"rank 0 could not write its recording: .* MB are free at .*TMPDIR") as told:
+    with pytest.raises(InputError, match=r"rank 0 could not write its recording: .* MB are free at .*TMPDIR") as caught:
         record([sys.executable, script(tmp_path, TRAINS.replace("FIRST", limited))], tmp_path / "recording", timeout=60)
-    assert len(str(told.value).splitlines()) == 1
+    assert len(str(caught.value).splitlines()) == 1
     assert "Traceback" not in capfd.readouterr().err
     assert sorted(one.name for one in tmp_path.iterdir()) == ["train.py"]
 
@@ -256,9 +256,9 @@ def test_a_target_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         raise shutil.Error([(source, target, "[Errno 28] No space left on device")])
 
     monkeypatch.setattr(shutil, "move", full)
-    with pytest.raises(InputError, match=r"-o .*: cannot be written: .*No space left on device") as told:
+    with pytest.raises(InputError, match=r"-o .*: cannot be written: .*No space left on device") as caught:
         record([sys.executable, script(tmp_path, TRAINS.replace("FIRST", ""))], tmp_path / "recording", timeout=60)
-    assert len(str(told.value).splitlines()) == 1
+    assert len(str(caught.value).splitlines()) == 1
     assert sorted(one.name for one in tmp_path.iterdir()) == ["train.py"]
 
 
@@ -267,10 +267,10 @@ def test_a_rank_that_is_killed(tmp_path: Path) -> None:
     killed = "    if at == 2 and dist.get_rank() == 1:\n        os.kill(os.getpid(), 9)\n    labels ="
     text = RIGHT.format(here=str(HERE), ranks=2).replace("    labels =", killed, 1)
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", script(tmp_path, text)]
-    with pytest.raises(RunFailed, match=r"exit status 1: ") as told:
+    with pytest.raises(RunFailed, match=r"exit status 1: ") as caught:
         prove(launch, tmp_path / "recording", timeout=120)
-    assert len(str(told.value).splitlines()) == 1
-    assert "still running" not in str(told.value)
+    assert len(str(caught.value).splitlines()) == 1
+    assert "still running" not in str(caught.value)
     assert not (tmp_path / "recording").exists()
 
 

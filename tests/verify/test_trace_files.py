@@ -219,7 +219,7 @@ def test_float32_without_dropout_is_compared_on_the_cpu(
         (lambda facts: setattr(facts, "float32_products", "tf32"), "it multiplies in TF32"),
     ],
 )
-def test_what_cannot_be_told_apart_is_refused(change: Edit, reason: str, trace: Path, no_gpu: None) -> None:
+def test_what_cannot_be_distinguished_is_refused(change: Edit, reason: str, trace: Path, no_gpu: None) -> None:
     edit(trace, change)
     assert verify_trace(trace).verdict == "equivalent", "of the CPU's own it can"
     edit(trace, on_cuda)

@@ -89,7 +89,7 @@ def test_accelerate_reduces_fsdp2_gradients_and_the_loss_in_bf16(group: WorkerGr
 
 def test_accelerate_tells_transformers_of_zero3(group: WorkerGroup) -> None:
     """Worked around in connect._forget_zero_init."""
-    assert group.run(upstream.zero3_is_told_with_the_flag_off)[0] is True
+    assert group.run(upstream.zero3_is_reported_with_the_flag_off)[0] is True
 
 
 def test_fused_adamw_and_the_sharded_scaler(group: WorkerGroup) -> None:
@@ -193,8 +193,8 @@ def test_fsdp_rounds_rotary_tables_and_frequencies(group: WorkerGroup) -> None:
 
 def test_hpz_groups_outlive_their_engine(group: WorkerGroup) -> None:
     """Worked around in strategies/engines/zero.py: _forget_second_copies."""
-    told, size = group.run(upstream.hpz_groups_outlive_their_engine)[0]
-    assert "already initialized" in told
+    message, size = group.run(upstream.hpz_groups_outlive_their_engine)[0]
+    assert "already initialized" in message
     assert size == 2
 
 

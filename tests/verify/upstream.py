@@ -150,7 +150,7 @@ def deepspeed_masters_are_rounded() -> float:
 
 
 def zero2_divides_in_16_bits(scatter: bool) -> float:
-    """Relative error of the average of three equal bf16 gradients under ZeRO-2 that is told to communicate in
+    """Relative error of the average of three equal bf16 gradients under ZeRO-2 that is configured to communicate in
     float32."""
     from deepspeed.utils import safe_get_full_grad
 
@@ -189,7 +189,7 @@ def fsdp2_bf16_casts_the_loss() -> tuple[str, str, float]:
     return str(policy.reduce_dtype), str(loss.dtype), abs(loss.item() - right)
 
 
-def zero3_is_told_with_the_flag_off() -> bool:
+def zero3_is_reported_with_the_flag_off() -> bool:
     """Whether transformers takes every model made from now on for a ZeRO-3 one, ``zero3_init_flag=False`` or not."""
     from accelerate import Accelerator, DeepSpeedPlugin
     from transformers.integrations import is_deepspeed_zero3_enabled, unset_hf_deepspeed_config
@@ -258,10 +258,10 @@ def shapes_of_unpacked(shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[i
     options = (state.blocksize, state.quant_type, state.shape, state.dtype)
     given = torch.ops.bitsandbytes.dequantize_4bit(packed, state.absmax, *options)
     with FakeTensorMode() as fake:
-        told = torch.ops.bitsandbytes.dequantize_4bit(
+        message = torch.ops.bitsandbytes.dequantize_4bit(
             fake.from_tensor(packed), fake.from_tensor(state.absmax), *options
         )
-    return tuple(given.shape), tuple(told.shape)
+    return tuple(given.shape), tuple(message.shape)
 
 
 def zero3_moves_a_model_whole() -> list[int]:
@@ -303,7 +303,7 @@ def zero2_engine_is_never_freed(destroyed: bool) -> bool:
 
 
 def limits_of_groups() -> tuple[float, float]:
-    """Hours that a rank waits for another: in the first process group, once it is told, and in one made after that."""
+    """Hours that a rank waits for another: in the first process group, once it is set, and in one made after that."""
     from datetime import timedelta
 
     if not dist.is_initialized():

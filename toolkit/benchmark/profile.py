@@ -10,7 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from toolkit.training.session import Session
 
-_TOLD = 15
+_SHOWN = 15
 _COMMUNICATION = ("nccl", "gloo", "c10d::", "allreduce", "all_reduce", "allgather", "all_gather", "reduce_scatter")
 
 Interval = tuple[float, float]
@@ -36,7 +36,7 @@ def profiled(run: Callable[[], None], session: Session, target: Path) -> dict[st
     operations = [
         {"name": event.key[:100], "seconds": getattr(event, clock) / 1e6, "share": getattr(event, clock) / whole,
          "calls": event.count, "talks": is_communication(event.key)}
-        for event in averages[:_TOLD]
+        for event in averages[:_SHOWN]
         if getattr(event, clock) > 0
     ]  # fmt: skip
     return {"steps": 2, "trace": str(target), "operations": operations, "device": _device(seen) if cuda else None}

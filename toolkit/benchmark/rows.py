@@ -39,7 +39,7 @@ class Rows:
                 lengths = micro.tensors["attention_mask"].sum(-1).tolist()
             else:
                 spans = sample_spans(micro.tensors["position_ids"])
-                # A padding token stands alone; so does a sample of one token, which teaches as little.
+                # A padding token is alone in its span; so is a sample of one token, which teaches as little.
                 lengths = [end - start for row in spans for start, end in row if end - start > 1]
             tokens += sum(lengths)
             pairs += sum(length * (length + 1) // 2 for length in lengths)

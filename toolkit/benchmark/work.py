@@ -17,7 +17,7 @@ def model_flops(session: Session, resolved: Resolved, rows: Rows) -> float | Non
     Two for each weight and token forward (the input embedding is looked up, not multiplied), as many for the gradient
     of what goes in, and as many for the gradient of each weight that trains (Kaplan et al., arXiv:2001.08361, section
     2.1). Attention: four for each pair of tokens and channel, and twice that backward; only pairs that may attend.
-    None if the weights that a token meets are not all (mixtures of experts) or a config does not tell.
+    None if the weights that a token meets are not all (mixtures of experts) or a config does not say.
     """
     config: Any = session.engine.config
     text = config.get_text_config() if hasattr(config, "get_text_config") else config

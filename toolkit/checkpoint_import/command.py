@@ -150,19 +150,19 @@ def _steps(found: Checkpoint, asked: int | None) -> int:
 
 def _differences(matched: Matched, prepared: Prepared, resolved: Resolved, step: int) -> list[str]:
     """What the run that is continued did otherwise than the recipe, where the checkpoint says it."""
-    checkpoint, told = matched.checkpoint, []
+    checkpoint, notes = matched.checkpoint, []
     compute = resolved.precision.compute
     if checkpoint.compute not in (None, compute):
-        told.append(f"precision: the run computed in {checkpoint.compute}, the recipe in {compute}")
+        notes.append(f"precision: the run computed in {checkpoint.compute}, the recipe in {compute}")
     halved = [name for name, one in matched.weights.items()
               if one.dtype.itemsize < prepared.model.get_parameter(name).element_size()]  # fmt: skip
     if halved:
         dtype = str(matched.weights[halved[0]].dtype).removeprefix("torch.")
-        told.append(f"{len(halved)} weights are stored in {dtype}, rounded; the recipe trains in "
+        notes.append(f"{len(halved)} weights are stored in {dtype}, rounded; the recipe trains in "
                     f"{resolved.precision.trainable}")  # fmt: skip
-    told += _rates(checkpoint, resolved, step)
-    told += _decay(matched, prepared)
-    return told
+    notes += _rates(checkpoint, resolved, step)
+    notes += _decay(matched, prepared)
+    return notes
 
 
 def _rates(checkpoint: Checkpoint, resolved: Resolved, step: int) -> list[str]:

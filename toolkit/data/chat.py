@@ -84,7 +84,7 @@ class Chat:
         self._has_marks, self._dialect = self._template.marks_turns and processor is None, self._template.dialect
         self._blank: dict[int, bool] = {}
         self._special = Marks(tokenizer)
-        # A turn that nothing ends is learned with the end of its own sample, unless told otherwise.
+        # A turn that nothing ends is learned with the end of its own sample, unless the template says otherwise.
         self._open_ended = self._has_marks or turns == "all"
         self._closes = bool(self._dialect.behind.strip())
 
@@ -223,7 +223,7 @@ class Chat:
         raise row.error(
             f"messages[{turn.index}]",
             "the chat template does not begin this turn with the header that it is generated from, so the assistant's "
-            f"words cannot be told apart; {_REMEDY}",
+            f"words cannot be distinguished; {_REMEDY}",
         )
 
     def _check_lost(self, row: Row, fields: dict[str, Any], found: Sequence[Piece], learned: Sequence[int]) -> None:
@@ -232,12 +232,12 @@ class Chat:
             if message["role"] == "assistant" and index not in learned:
                 continue
             places = texts
-            if message["role"] == "assistant":  # in its own turn: a tool's name stands in the list of tools as well
+            if message["role"] == "assistant":  # in its own turn: a tool's name is in the list of tools as well
                 places = [words for piece in found if (words := piece.words(index)) is not None]
             for key, text in self._dialect.texts(message):
                 if first_lost(text, places):
-                    told = f"the chat template leaves this text out: {text[:60]!r}"
-                    raise row.error(f"messages[{index}].{key}", told)
+                    problem = f"the chat template leaves this text out: {text[:60]!r}"
+                    raise row.error(f"messages[{index}].{key}", problem)
         for index, tool in enumerate(fields["tools"] or ()):
             if first_lost(tool["function"]["name"], texts):
                 raise row.error(f"tools[{index}]", "the chat template leaves tools out; use one that shows them")

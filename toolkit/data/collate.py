@@ -82,7 +82,7 @@ class Slot:
 
 
 def packed_slot(rows: Sequence[list[int]], epoch: int, window: int, micro: int, count: int, one_row: bool) -> Slot:
-    """The slot of ``rows`` of sample numbers; in ``one_row`` they all stand one after another."""
+    """The slot of ``rows`` of sample numbers; in ``one_row`` they follow one another."""
     sizes = [len(row) for row in rows]
     ids = [number for row in rows for number in row]
     return Slot(ids, epoch, window, micro, count, ((sum(sizes),) if sizes else ()) if one_row else tuple(sizes))

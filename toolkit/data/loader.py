@@ -32,7 +32,7 @@ class TrainLoader:
     gets as many micro-batches per window as the others. What it yields depends on the data, the seed,
     the window, the micro-batch and the rank alone: never on the workers, nor on where a run began.
 
-    ``steps_per_epoch``: windows per epoch; None when streamed, where only reading tells.
+    ``steps_per_epoch``: windows per epoch; None when streamed, where only reading shows it.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ def eval_batches(
 ) -> Iterator[MicroBatch]:
     """A data-parallel rank's micro-batches of every sample once, in order, as many on every rank.
 
-    ``window`` counts them; each stands alone (``micro`` 0 of 1). ``part``: as of ``TrainLoader``.
+    ``window`` counts them; each is alone (``micro`` 0 of 1). ``part``: as of ``TrainLoader``.
     """
     pad_to_multiple_of = pad_to_multiple_of if part is None else part.count
     spread = Spread(micro_size, 1, data_size, data_rank, recipe.run.seed, shuffle=False)

@@ -56,8 +56,8 @@ class MediaReader:
             return _DECODE[self.media.kind](_stream(found), self.processor)
         except Exception as error:  # it could be opened when the data was; a decoder fails in the ways of its format
             what = found[1:].decode() if found[:1] == _PATH else "the data"
-            told = f"not a readable {_NAMES[self.media.kind]}: {_reason(error)}"
-            raise InputError(f"{what}: {told}; restore the file, or remove its sample") from None
+            message = f"not a readable {_NAMES[self.media.kind]}: {_reason(error)}"
+            raise InputError(f"{what}: {message}; restore the file, or remove its sample") from None
 
     def features(self, media: Sequence[bytes], ids: Sequence[int] = ()) -> Features:
         """What the processor makes of one sample's ``media``: float32 or int64 arrays by their names. ``ids``: the

@@ -111,7 +111,7 @@ def _label_names(recipe: Recipe, sources: list[Source], which: Which) -> list[st
 
 
 def _labels(recipe: Recipe, train: Source) -> set[int | str]:
-    # Only the labels: whatever else is wrong with a row is told where it is tokenised.
+    # Only the labels: whatever else is wrong with a row is reported where it is tokenised.
     fields = {name: own for name, own in needed_fields(recipe).items() if name in ("label", "labels")}
     if recipe.data.streaming:
         first = next(train.rows(), None)

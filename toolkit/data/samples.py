@@ -33,7 +33,7 @@ PEEKED = 100
 class MapSamples:
     """Every sample, tokenised when opened or taken from the cache, as 32-bit ids (8 bytes a token) that workers share.
 
-    ``notes``: what a user should be told. ``label_names``: the classes' names where labels are strings. ``came``: where
+    ``notes``: what a user should know. ``label_names``: the classes' names where labels are strings. ``came``: where
     the samples are from, and in how many seconds.
     """
 
@@ -78,8 +78,8 @@ class MapSamples:
         counts = self._columns.supervised(task)
         self.supervised = int(counts.sum())
         cut, without = int(np.count_nonzero(np.asarray(self._columns.cut))), int(np.count_nonzero(counts == 0))
-        told = _notes(source.key, len(self), cut, without, formatter.max_length)
-        self.notes = [*source.notes, *told, *self.came.notes]
+        notes = _notes(source.key, len(self), cut, without, formatter.max_length)
+        self.notes = [*source.notes, *notes, *self.came.notes]
 
     def __len__(self) -> int:
         return len(self._columns)
@@ -188,8 +188,8 @@ class StreamSamples:
             raise nothing_supervised(source, f"none of its first {len(first)} samples has", formatter.max_length)
         cut = sum(example.cut for example in first)
         without = sum(not supervised_tokens(example, task) for example in first)
-        told = _notes(source.key, len(first), cut, without, formatter.max_length, "the first ")
-        return [*source.notes, *told]
+        notes = _notes(source.key, len(first), cut, without, formatter.max_length, "the first ")
+        return [*source.notes, *notes]
 
     def rows(self) -> Iterator[tuple[int, Row, dict[str, Any]]]:
         """Number, row and checked fields of each sample, not yet tokenised; InputError at a bad row."""

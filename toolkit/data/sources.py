@@ -137,9 +137,9 @@ def _hub(
         for number, value in enumerate(data, start=1):
             yield Row(dict(value), f"{name} ({split})", number, "row")
 
-    told = (f"{key}: {name}, split {split}, from the hub",)
+    notes = (f"{key}: {name}, split {split}, from the hub",)
     size = getattr(data, "size_in_bytes", None) or 0
-    return Source(key, spec, rows, told, fingerprint=getattr(data, "_fingerprint", None), size=size)
+    return Source(key, spec, rows, notes, fingerprint=getattr(data, "_fingerprint", None), size=size)
 
 
 def _split(which: Which, names: Sequence[Any], spec: str, key: str) -> str:

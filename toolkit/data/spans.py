@@ -1,4 +1,4 @@
-"""Where a turn stands in a rendered conversation: pure arithmetic on strings."""
+"""Where a turn is in a rendered conversation: pure arithmetic on strings."""
 
 from __future__ import annotations
 

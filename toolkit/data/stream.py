@@ -58,7 +58,7 @@ class TrainStream(IterableDataset):
         spread = self._spread
         window = epoch = 0
         per_epoch: int | None = None
-        # Rows of another order pack otherwise: only the same order tells how many steps an epoch has.
+        # Rows of another order pack otherwise: only the same order shows how many steps an epoch has.
         countable = self._capacity is None or not spread.shuffle
         micro_batches: Any = _micro_batches if self._capacity is None else _packed_batches
         while True:

@@ -1,4 +1,4 @@
-"""Finds the training configuration among the given files, and what stands beside it."""
+"""Finds the training configuration among the given files, and the files beside it."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def data(draft: Draft) -> None:
         draft.carry("dataset.packed", "data.packing", True)
         draft.differs("dataset.packed", "both keep samples apart; rows, and so the samples of a step, are others")
         if draft.get("dataset.split_across_pack", component == _TEXT):
-            draft.differs("dataset.split_across_pack", "on: a text may be cut and go on in the next row")
+            draft.differs("dataset.split_across_pack", "on: a text may be cut and continue in the next row")
     for key in ("dataset.packed", "dataset.split_across_pack"):
         draft.ignore(key, "off, as in the recipe")
     shuffle = draft.get("shuffle")

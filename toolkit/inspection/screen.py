@@ -75,8 +75,8 @@ def _head(fields: dict[str, Any]) -> Iterator[str]:
 
 def _legend(colour: bool, tokens: bool) -> str:
     marks = [("prompt", "prompt"), ("supervised", "supervised"), ("</s>", "special")]
-    told = "".join(_written([(text, kind)], colour) + "  " for text, kind in marks)
-    return told.rstrip() + ("  ▏ between tokens" if tokens else "") + "  ↵ line end"
+    legend = "".join(_written([(text, kind)], colour) + "  " for text, kind in marks)
+    return legend.rstrip() + ("  ▏ between tokens" if tokens else "") + "  ↵ line end"
 
 
 # ---------------------------------------------------------------------- samples

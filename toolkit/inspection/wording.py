@@ -92,11 +92,11 @@ def samples(count: int) -> str:
 
 def named(places: Sequence[str], count: int, between: str = ", ", width: int = LINE) -> str:
     """Some of ``count`` places, as many as fit, each file once: ``a.jsonl:3, 7, b.jsonl:1 …``"""
-    told = last = ""
+    text = last = ""
     for place in places:
         file, _, line = place.rpartition(":")
-        longer = told + (between if told else "") + (line.strip() if file == last else visible(place))
-        if told and cell_len(longer) > width - 2:
-            return told + " …"
-        told, last = longer, file
-    return told + (" …" if count > len(places) else "")
+        longer = text + (between if text else "") + (line.strip() if file == last else visible(place))
+        if text and cell_len(longer) > width - 2:
+            return text + " …"
+        text, last = longer, file
+    return text + (" …" if count > len(places) else "")

@@ -25,16 +25,16 @@ def config_command(
         raise InputError("toolkit config: give -o DIR to write the files, or --explain to see the derived values")
     configuration = write_config(recipe_file, output, overrides=overrides)
     resolved = configuration.resolved
-    told = []
+    lines = []
     if explain:
-        told += explained(resolved)
+        lines += explained(resolved)
     if output is not None:
-        told.append(f"wrote {', '.join(map(str, configuration.files))}")
+        lines.append(f"wrote {', '.join(map(str, configuration.files))}")
         if (reason := why_no_tokenizer(resolved.recipe)) is not None:
-            told.append(f"before training: tokenizer.path: {reason}")
-        told.append(f"next: {_next(resolved, output, [recipe_file, *overrides])}")
+            lines.append(f"before training: tokenizer.path: {reason}")
+        lines.append(f"next: {_next(resolved, output, [recipe_file, *overrides])}")
     if json_target != "-":
-        print("\n".join(told))
+        print("\n".join(lines))
     if json_target:
         write_json(configuration.to_json(), json_target)
 

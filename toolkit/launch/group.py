@@ -100,10 +100,10 @@ class WorkerGroup:
                     self.close(patience=0.0)
                     raise refusal or died from None
                 if not ok:
-                    told, refused = value
-                    failed = JobFailed(rank, f"rank {rank}:\n{told}", refused)
+                    report, refused = value
+                    failed = JobFailed(rank, f"rank {rank}:\n{report}", refused)
                     if refused is None:
-                        death = None if refusal else self._other_death(rank, told)
+                        death = None if refusal else self._other_death(rank, report)
                         self.close(patience=0.0)
                         raise refusal or death or failed
                     deadline = min(deadline, time.monotonic() + _OTHERS_REFUSE)
@@ -118,10 +118,10 @@ class WorkerGroup:
         process.join(5)  # its pipe closes before its exit code is known
         return JobFailed(rank, f"rank {rank} died (exit code {process.exitcode}){_signal(process.exitcode)}")
 
-    def _other_death(self, rank: int, told: str) -> JobFailed | None:
+    def _other_death(self, rank: int, report: str) -> JobFailed | None:
         """The death of another rank, if ``rank`` reports a lost connection: the death is the cause, but may be
         noticed later."""
-        if not any(mark in told for mark in _LOST_CONNECTION):
+        if not any(mark in report for mark in _LOST_CONNECTION):
             return None
         others = {process.sentinel: other for other, process in enumerate(self._processes) if other != rank}
         ended = [others[one] for one in wait(list(others), timeout=_EXIT_TIMEOUT) if isinstance(one, int)]
@@ -182,7 +182,7 @@ def _serve(pipe: Connection, environment: dict[str, str], log: Path | None) -> N
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     os.environ.update(environment)
     if (torch := sys.modules.get("torch")) is not None:
-        # The caller's main module imports torch, and so did this process before it was told how many threads to take.
+        # The caller's main module imports torch, and so did this process before the number of threads was set.
         torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
     if log is not None:
         log.parent.mkdir(parents=True, exist_ok=True)

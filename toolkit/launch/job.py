@@ -129,11 +129,11 @@ def _once(
         # By default torchrun gives every process one thread (or all of them), whatever the machine has.
         threads = {"OMP_NUM_THREADS": str(max(1, cpu_count() // processes))}
         with screen(shared) as screen_file, (logs / "launcher.log").open("ab") as log:
-            told = {FOLDER_VARIABLE: name, SCREEN_VARIABLE: screen_file, "TOOLKIT_LAUNCHED": "1"}
+            own = {FOLDER_VARIABLE: name, SCREEN_VARIABLE: screen_file, "TOOLKIT_LAUNCHED": "1"}
             begin = log.tell()
             job = subprocess.Popen(
                 command,
-                env=threads | os.environ | told | environment,
+                env=threads | os.environ | own | environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -35,7 +35,7 @@ def name_of(number: int) -> str:
 def die_with_parent(number: signal.Signals = signal.SIGTERM) -> Callable[[], None]:
     """To be called in a child: the kernel sends it ``number`` when its parent ends, however that ends.
 
-    Without it a killed launcher leaves ranks behind that go on writing into the run's folder.
+    Without it a killed launcher leaves ranks behind that continue to write into the run's folder.
     """
     prctl = ctypes.CDLL(None, use_errno=True).prctl  # looked up before a fork
 

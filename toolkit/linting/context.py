@@ -114,7 +114,7 @@ class LintContext:
 
     @cached_property
     def uses(self) -> str | None:
-        """``deepspeed``, ``fsdp``, ``ddp`` or ``single``; None if the files do not tell."""
+        """``deepspeed``, ``fsdp``, ``ddp`` or ``single``; None if the files do not say."""
         if self.distributed_type in ("DEEPSPEED", "FSDP"):
             return self.distributed_type.lower()
         if self.arg_true("fsdp"):
@@ -167,7 +167,7 @@ class LintContext:
 
     @cached_property
     def zero_stage(self) -> int | None:
-        """The ZeRO stage that will run; None if the files do not tell or DeepSpeed is not used."""
+        """The ZeRO stage that will run; None if the files do not say, or DeepSpeed is not used."""
         if self.uses != "deepspeed":
             return None
         if "deepspeed" in self.kinds:
@@ -183,7 +183,7 @@ class LintContext:
 
     @cached_property
     def lora(self) -> bool:
-        """Whether adapters are trained, as far as the files tell."""
+        """Whether adapters are trained, as far as the files say."""
         if "peft" in self.kinds or self.arg_true("use_peft"):
             return True
         if any(str(self.tool.get(key, "")).lower() in ("lora", "qlora", "dora") for key in _LORA_CHOICES):

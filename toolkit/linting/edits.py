@@ -114,7 +114,7 @@ def _editable(setting: Setting) -> bool:
         entry = (node.entries or {}).get(part)
         if entry is None or entry.merged:
             return False
-        # Behind an alias the text stands elsewhere, and serves others too.
+        # Behind an alias the text is elsewhere, and serves others too.
         if source.text[entry.node.start : entry.node.start + 1] == "*":
             return False
         node = entry.node

@@ -52,7 +52,7 @@ class Setting:
         return self.source.place(self.entry.start)
 
     @property
-    def told(self) -> str:
+    def described(self) -> str:
         """The value and its place, as a message about another file says it."""
         return f"{self.value} in {self.place.file}:{self.place.line}"
 

@@ -36,7 +36,7 @@ def autotp(context: LintContext) -> int:
 
 
 def processes_of_a_machine(context: LintContext) -> int | None:
-    """Processes that a machine starts; None if the files do not tell, or the machines start different numbers."""
+    """Processes that a machine starts; None if the files do not say, or the machines start different numbers."""
     processes, machines = context.processes, context.acc("num_machines")
     if processes is None:
         return None

@@ -1,4 +1,4 @@
-"""The program that reads a set of files, as far as they tell."""
+"""The program that reads a set of files, as far as they say."""
 
 from __future__ import annotations
 

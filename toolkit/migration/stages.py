@@ -39,8 +39,9 @@ def _rows(context: LintContext, source: str, target: str) -> Iterator[str]:
     """Sequence parallelism, whose gradients stage 3 alone averages over all ranks."""
     count, found = size(context, "sp"), setting(context, "sp_size")
     if found is not None and count > 1 and "zero3" in (source, target):
-        told = f"{count} times" if source == "zero3" else f"1/{count} of"
-        yield f"{found.place}: sp_size: gradients before clipping are {told} those of {source} (toolkit explain LT527)"
+        factor = f"{count} times" if source == "zero3" else f"1/{count} of"
+        message = f"sp_size: gradients before clipping are {factor} those of {source} (toolkit explain LT527)"
+        yield f"{found.place}: {message}"
 
 
 def _to_3(context: LintContext) -> Iterator[str]:

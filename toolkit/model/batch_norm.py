@@ -24,7 +24,7 @@ STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 class _Now:
-    """What is going on around the layers. A plain object: on a GPU the backward, and a recomputation in it, run in a
+    """What happens around the layers. A plain object: on a GPU the backward, and a recomputation in it, run in a
     thread of autograd's own."""
 
     counts = True

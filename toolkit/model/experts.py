@@ -116,7 +116,7 @@ def _columns(ranks: ExpertRanks, rank: int) -> Division:
 
 
 def _factors_of(experts: int) -> Callable[..., Any]:
-    """PEFT's factors of a weight's change, of so many experts. Its layer goes on to have the number of all of them: of
+    """PEFT's factors of a weight's change, of so many experts. Its layer keeps the number of all of them: of
     a single one it (0.21.2) would compute another product, which rounds otherwise, and of another shape where experts
     are transposed."""
 

@@ -90,8 +90,8 @@ def rounded(tensor: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, tor
     value in the range of ``dtype``. The largest value is taken for 2^-100 at least, so that both are finite. If it is
     not finite, all values and the scale are NaN.
     """
-    # Numbers stand here, not in names: torch.compile would make inputs of them, which autograd's functions cannot have
-    # (torch 2.13.0, AssertionError in lift_tracked_freevar_to_input).
+    # Numbers are written here, not named: torch.compile would make inputs of them, which autograd's functions
+    # cannot have (torch 2.13.0, AssertionError in lift_tracked_freevar_to_input).
     largest = torch.linalg.vector_norm(tensor, float("inf")).float()
     # No minimum or maximum beside a cast to float8: Triton miscompiles some such kernels (triton-lang/triton#11111).
     largest = torch.where(largest < 2.0**-100, 2.0**-100, largest)

@@ -68,7 +68,7 @@ def answer_wanted() -> None:
 
 def next_labels(labels: torch.Tensor, length: int) -> torch.Tensor:
     """What each of ``length`` positions predicts: the label of the next token. The last predicts nothing, unless
-    ``labels`` (batch, length or length + 1) go on behind it, where a row does."""
+    ``labels`` (batch, length or length + 1) continue behind it, where a row does."""
     following = labels[:, 1:]
     return functional.pad(following, (0, length - following.shape[1]), value=IGNORED)
 

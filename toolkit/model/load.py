@@ -70,8 +70,8 @@ def load_base(
     except InputError:
         raise
     except (OSError, ValueError, ImportError) as error:
-        if (told := _attention_problem(error, resolved)) is not None:
-            raise InputError(told) from None
+        if (message := _attention_problem(error, resolved)) is not None:
+            raise InputError(message) from None
         raise InputError(f"model: {spec.path or spec.config}: {first_line(error)}") from None
     except NotByPart:
         raise

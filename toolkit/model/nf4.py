@@ -175,7 +175,7 @@ def quantise_base(
     """Quantise ``linears`` of ``model`` to 4 bits, in place and one after another.
 
     On the CPU whatever the device, so that a run, its export and `verify` have the same base to the bit; from the dtype
-    that frozen weights have under the recipe's precision; and once adapters stand around them, which PEFT makes in
+    that frozen weights have under the recipe's precision; and once adapters wrap them, which PEFT makes in
     their dtype: they begin as LoRA's do. ``together``: all ranks call it, each packs a part of the layers and gets the
     others'. ``sizes_only``: for a plan, see Nf4Linear. What the model's files have in 4 bits is taken as it is. Raises
     InputError if bitsandbytes is needed and missing, or no layer is given.
@@ -229,7 +229,7 @@ def dequantise_base(model: nn.Module) -> None:
 def base_linears(model: nn.Module, resolved: Resolved) -> dict[str, nn.Linear]:
     """The linear layers of a model without adapters that are in 4 bits. Those that its files have so, or would have
     (``packed_base.py``); or, as QLoRA quantises them, neither the head, which stays as the
-    embeddings do, nor what stands beside the base model (a classifier's), nor what trains (``modules_to_save``), nor
+    embeddings do, nor what is beside the base model (a classifier's), nor what trains (``modules_to_save``), nor
     what transformers leaves out (``_keep_in_fp32_modules``: T5's ``wo``, whose block casts its input to the weight's
     dtype, would get bytes)."""
     adapter = resolved.recipe.adapter

@@ -59,8 +59,8 @@ def unreached(model: nn.Module, resolved: Resolved) -> list[str]:
             output = torch.func.functional_call(model, without, (), inputs)
         except Exception as error:  # whatever a model's own code raises
             kind = type(base).__name__
-            told = f"{resolved.source}: model: the forward of {kind} fails on one small sample: {first_line(error)}"
-            raise InputError(f"{told}; check the sizes in its config") from error
+            message = f"{resolved.source}: model: the forward of {kind} fails on one small sample: {first_line(error)}"
+            raise InputError(f"{message}; check the sizes in its config") from error
     model.train()
     reached = _leaves(output.logits)
     return [name for name in asked if id(leaves[name]) not in reached]

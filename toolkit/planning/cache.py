@@ -62,14 +62,14 @@ class Entry:
     def __init__(self, path: Path, key: str) -> None:
         self.path, self.key = path, key
         self.contents: Contents | None = None
-        self.told: list[str] | None = None
+        self.notes: list[str] | None = None
         self._traces: dict[str, Any] = {}
         self._sources: dict[str, list[int]] = {}
         self._new = False
         if (document := _read(path, key)) is not None:
             try:
                 self.contents = contents_from(document["contents"])
-                self.told, self._traces = document["told"], dict(document["traces"])
+                self.notes, self._traces = document["notes"], dict(document["traces"])
                 self._sources = document["sources"]
             except _DAMAGED:
                 self.contents = None
@@ -78,9 +78,9 @@ class Entry:
         """Keep the contents of the model."""
         self.contents, self._new = contents, True
 
-    def tell(self, told: list[str]) -> None:
-        """Keep what stands in each row, in words."""
-        self.told, self._new = told, True
+    def add_notes(self, notes: list[str]) -> None:
+        """Keep what each row contains, in words."""
+        self.notes, self._new = notes, True
 
     def trace(self, shape: Shape) -> Traced | None:
         """A trace of ``shape``, None if it was not kept."""
@@ -105,7 +105,7 @@ class Entry:
             "key": self.key,
             "sources": {**self._sources, **other.get("sources", {}), **source_stamps()},
             "contents": contents_to(self.contents),
-            "told": self.told,
+            "notes": self.notes,
             "traces": {**other.get("traces", {}), **self._traces},
         }
         body = json.dumps(document, separators=(",", ":"))

@@ -56,8 +56,8 @@ def has_plugins() -> bool:
 @functools.cache
 def environment() -> str:
     """Python, the installed packages and the toolkit's source, as a hash."""
-    told = [str(FORMAT), platform.python_version(), platform.machine(), *installed(), toolkit_source()]
-    return hashlib.sha256("\n".join(told).encode()).hexdigest()
+    parts = [str(FORMAT), platform.python_version(), platform.machine(), *installed(), toolkit_source()]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def installed() -> list[str]:

@@ -88,16 +88,16 @@ def smallest_change(candidates: list[Candidate], search: Search) -> str | None:
     changes = [(_differences(asked, c), c) for c in fitting]
     if changes:
         names, best = min(changes, key=lambda item: (len(item[0]), [_ORDER.index(n) for n in item[0]], _cost(item[1])))
-        told = ", ".join(_told(name, best) for name in names)
-        return f"{told} ({(best.peak - asked.peak) / GIB:+.1f} GiB: {gib(best.peak)})"
+        described = ", ".join(_described(name, best) for name in names)
+        return f"{described} ({(best.peak - asked.peak) / GIB:+.1f} GiB: {gib(best.peak)})"
     if search.least(asked.resolved) > search.usable:
         return None
     length, rows = search.planner.length, 1
     while length > 128:
         length, rows = length // 2, rows * 2
-        for told, shorter in search.shorter(length, rows):
+        for described, shorter in search.shorter(length, rows):
             if shorter.fits:
-                return f"{told} ({(shorter.peak - asked.peak) / GIB:+.1f} GiB: {gib(shorter.peak)})"
+                return f"{described} ({(shorter.peak - asked.peak) / GIB:+.1f} GiB: {gib(shorter.peak)})"
     return None
 
 
@@ -108,13 +108,13 @@ def other_training(asked: Candidate, search: Search) -> str | None:
         other = search.training(**top)
         best = None if other is None else choose(other.all())
         if best is not None:
-            told = " ".join([*flags, *(_told(name, best) for name in _differences(asked, best))])
-            return f"train {what}: {told} ({(best.peak - asked.peak) / GIB:+.1f} GiB: {gib(best.peak)})"
+            described = " ".join([*flags, *(_described(name, best) for name in _differences(asked, best))])
+            return f"train {what}: {described} ({(best.peak - asked.peak) / GIB:+.1f} GiB: {gib(best.peak)})"
     return None
 
 
 def _others(asked: Resolved) -> Iterator[tuple[str, list[str], dict[str, Any]]]:
-    """What to tell of each, the flags that ask for it, and the recipe's sections."""
+    """What to print of each, the flags that ask for it, and the recipe's sections."""
     recipe, adapter = asked.recipe, asked.recipe.adapter
     if adapter is None:
         if recipe.optimizer.name == "adamw":
@@ -147,7 +147,7 @@ def _differences(a: Candidate, b: Candidate) -> list[str]:
     return [name for name in _ORDER if pairs[name][0] != pairs[name][1]]
 
 
-def _told(name: str, candidate: Candidate) -> str:
+def _described(name: str, candidate: Candidate) -> str:
     resolved = candidate.resolved
     return {
         "loss": f"loss={resolved.recipe.loss}",

@@ -186,7 +186,7 @@ def _plan(request: Request, kept: Callable[[], None]) -> Planned:
     from toolkit.planning.answers import answers
 
     with without("bitsandbytes"):
-        told = answers(search, chosen, request.fit, request.explain, request.price, devices(request.gpu_table))
+        answered = answers(search, chosen, request.fit, request.explain, request.price, devices(request.gpu_table))
     if request.output and chosen is not None:
         _write_recipe(chosen.resolved, request.output)
     document = result.finish(
@@ -201,14 +201,14 @@ def _plan(request: Request, kept: Callable[[], None]) -> Planned:
         loop=request.loop,
         assumptions=[
             *_assumptions(asked, device, rates),
-            *search.planner.told(),
+            *search.planner.notes(),
             *_of_loop(LOOPS[request.loop], request.loop),
         ],
         traced_slowly=search.planner.slowly,
         scale=scaled,
-        **told.to_json(),
+        **answered.to_json(),
     )
-    return Planned(document, 0 if candidates[0].fits else 1, search, candidates, chosen, change, scaled, told)
+    return Planned(document, 0 if candidates[0].fits else 1, search, candidates, chosen, change, scaled, answered)
 
 
 def read_recipe(request: Request) -> Recipe:

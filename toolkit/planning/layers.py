@@ -28,7 +28,7 @@ def with_layers(config: dict[str, Any], layers: int) -> dict[str, Any]:
 
 
 def repeated(kinds: Sequence[Any], count: int) -> list[Any]:
-    """``count`` entries that go on as ``kinds`` do: by the shortest pattern that they repeat, behind a first part of at
+    """``count`` entries that continue ``kinds``: by the shortest pattern that they repeat, behind a first part of at
     most half of them which does not (a dense layer in front of experts); otherwise all of them again."""
     first, period = _pattern(kinds)
     return [kinds[at if at < first else first + (at - first) % period] for at in range(count)]

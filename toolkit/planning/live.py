@@ -60,7 +60,7 @@ class LiveBytes(TorchDispatchMode):
         return peak
 
     def born_before(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Tell of storages that are counted elsewhere: views of them are no births."""
+        """Note storages that are counted elsewhere: views of them are no births."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
             self._known[storage._cdata] = _Storage(storage, None, lambda: None, counted=False)
@@ -120,7 +120,7 @@ class LiveBytes(TorchDispatchMode):
 
 class _Storage:
     """One storage: how large, whose, and a word when it dies. PyTorch keeps a storage's Python object for as long
-    as the storage lives (since 2.1), so a weak reference to it tells."""
+    as the storage lives (since 2.1), so a weak reference to it shows that."""
 
     def __init__(
         self, storage: torch.UntypedStorage, owner: Any, died: Callable[[], None], counted: bool = True

@@ -1,8 +1,8 @@
 """Counts the work of a trace, operation by operation: floating-point operations, bytes read and written, kernels.
 
 A kernel of an operation reads its operands and writes its result once: PyTorch runs one after another, and what a GPU's
-caches keep is small beside an activation. Views are no kernels. Two operations stand apart: of rows that are looked up
-only those are read, and a causal flash kernel skips the half of the scores that it masks (arXiv:2307.08691, section
+caches keep is small beside an activation. Views are no kernels. Two operations are exceptions: of rows that are looked
+up only those are read, and a causal flash kernel skips the half of the scores that it masks (arXiv:2307.08691, section
 3.1.1).
 """
 

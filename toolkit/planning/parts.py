@@ -15,12 +15,12 @@ from toolkit.model import context
 from toolkit.model.experts import ExpertRanks
 from toolkit.model.tensor import Ranks
 
-_TOLD: ContextVar[Callable[[int], None] | None] = ContextVar("told", default=None)
+_ON_BYTES: ContextVar[Callable[[int], None] | None] = ContextVar("on_bytes", default=None)
 
 
 @dataclass(frozen=True)
 class _Group:
-    """Stands where a process group does."""
+    """In place of a process group."""
 
     count: int
 
@@ -29,45 +29,45 @@ class _Group:
 
 
 def acted_ranks(count: int) -> Ranks:
-    """Stands where the ranks of divided layers do, as the first of them."""
+    """In place of the ranks of divided layers, as the first of them."""
 
     def add_up(tensor: torch.Tensor) -> None:
-        if (told := _TOLD.get()) is not None:
-            told(tensor.numel() * tensor.element_size())
+        if (on_bytes := _ON_BYTES.get()) is not None:
+            on_bytes(tensor.numel() * tensor.element_size())
 
     return Ranks(count, 0, add_up)
 
 
 def acted_experts(count: int) -> ExpertRanks:
-    """Stands where the ranks of divided experts do, as the first of them. Every rank's experts are chosen as often, so
+    """In place of the ranks of divided experts, as the first of them. Every rank's experts are chosen as often, so
     that it takes as many rows as it gives; both are there at once."""
 
     def sizes(owner: torch.Tensor) -> tuple[list[int], list[int]]:
         return [owner.numel()], [owner.numel()]
 
     def move(rows: torch.Tensor, given: Sequence[int], taken: Sequence[int]) -> torch.Tensor:
-        if (told := _TOLD.get()) is not None:
-            told(rows.numel() * rows.element_size())
+        if (on_bytes := _ON_BYTES.get()) is not None:
+            on_bytes(rows.numel() * rows.element_size())
         return torch.empty_like(rows).copy_(rows)
 
     return ExpertRanks(count, 0, sizes, move)
 
 
 @contextlib.contextmanager
-def sums_told(told: Callable[[int], None]) -> Iterator[None]:
-    """Inside, ``told`` is called with the bytes of everything that the ranks of divided layers add up, and of all rows
-    that a rank of divided experts gives."""
-    token = _TOLD.set(told)
+def counting_sums(on_bytes: Callable[[int], None]) -> Iterator[None]:
+    """Inside, ``on_bytes`` is called with the bytes of everything that the ranks of divided layers add up, and of all
+    rows that a rank of divided experts gives."""
+    token = _ON_BYTES.set(on_bytes)
     try:
         yield
     finally:
-        _TOLD.reset(token)
+        _ON_BYTES.reset(token)
 
 
 @contextlib.contextmanager
-def acted_parts(model: Any, count: int, masked: bool, told: Callable[[int], None]) -> Iterator[None]:
+def acted_parts(model: Any, count: int, masked: bool, on_bytes: Callable[[int], None]) -> Iterator[None]:
     """Inside, ``model`` computes a part of each row as one of ``count`` ranks does: what an exchange sends and what it
-    receives have the same size, and both are there at once. ``masked``: rows hold several samples. ``told``: called
+    receives have the same size, and both are there at once. ``masked``: rows hold several samples. ``on_bytes``: called
     with the bytes of each exchange."""
     if count == 1:
         yield
@@ -79,7 +79,7 @@ def acted_parts(model: Any, count: int, masked: bool, told: Callable[[int], None
     context._GROUPS[count] = group
 
     def all_to_all(sent: torch.Tensor, group: Any) -> torch.Tensor:
-        told(sent.numel() * sent.element_size())
+        on_bytes(sent.numel() * sent.element_size())
         return torch.empty_like(sent).copy_(sent)
 
     context.all_to_all = all_to_all

@@ -65,7 +65,7 @@ class Planner:
     def __post_init__(self) -> None:
         self._entry = cache.entry(self.resolved, self.length, self.loop, self.images)
         if self._entry is None or self._entry.contents is None:
-            _ = self.contents  # a model that cannot be built is told before anything is planned
+            _ = self.contents  # a model that cannot be built is reported before anything is planned
 
     @classmethod
     def of(cls, resolved: Resolved, length: int, loop: str | Loop = "toolkit", images: Images | None = None) -> Planner:
@@ -158,18 +158,18 @@ class Planner:
         """The dtypes of the loop that is planned for."""
         return self.loop.precision(self.resolved)
 
-    def told(self) -> list[str]:
-        """What stands in each row, in words, where that is more than tokens."""
+    def notes(self) -> list[str]:
+        """What each row contains, in words, where that is more than tokens."""
         if self.images is None:
             return []
-        if self._entry is None or self._entry.told is None:
+        if self._entry is None or self._entry.notes is None:
             config = self.skeleton.config.to_dict()
-            told = [self.images.told(config, self.resolved.recipe.model.task, self.length)]
+            notes = [self.images.described(config, self.resolved.recipe.model.task, self.length)]
             if self._entry is None:
-                return told
-            self._entry.tell(told)
-        assert self._entry.told is not None
-        return self._entry.told
+                return notes
+            self._entry.add_notes(notes)
+        assert self._entry.notes is not None
+        return self._entry.notes
 
     @property
     def skeleton(self) -> Skeleton:

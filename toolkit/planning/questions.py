@@ -22,7 +22,7 @@ from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve, strategies
 
 _STEP = 64
-"""Lengths are told as multiples of it."""
+"""Lengths are rounded to multiples of it."""
 _ROWS, _LAYERS, _DEVICES = 4096, 1024, 1024
 
 
@@ -211,8 +211,8 @@ def _model(search: Search) -> Answer:
 
 
 def _override(key: str, value: Any) -> str:
-    told = f"[{','.join(map(str, value))}]" if isinstance(value, list) else value
-    return f"model.config.{key}={told}"
+    shown = f"[{','.join(map(str, value))}]" if isinstance(value, list) else value
+    return f"model.config.{key}={shown}"
 
 
 def _variant(search: Search, **top: Any) -> Resolved:

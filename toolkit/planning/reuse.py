@@ -52,7 +52,7 @@ def planner_key(resolved: Resolved, length: int, loop: str, images: Images | Non
     values = resolved.recipe.model_dump(mode="json", exclude={*_VARIED, *_ELSEWHERE, "data"})
     # The rate and the decay's size change no memory; which weights decay, and the optimizer, do.
     optimizer = {key: value for key, value in values.pop("optimizer").items() if key not in ("lr", "max_grad_norm")}
-    told = {
+    facts = {
         "recipe": values,
         "optimizer": optimizer,
         "data": [resolved.recipe.data.packing, resolved.recipe.data.format],
@@ -66,4 +66,4 @@ def planner_key(resolved: Resolved, length: int, loop: str, images: Images | Non
         "loop": loop,
         "images": repr(images),
     }  # fmt: skip
-    return json.dumps(told, sort_keys=True, default=str)
+    return json.dumps(facts, sort_keys=True, default=str)

@@ -51,7 +51,7 @@ def show(
         f"{recipe.precision} · {rows} · global batch {asked.global_size}\n"
         f"      {asked.world_size} × {device.name}, {device.memory:.1f} GiB ({search.usable / GIB:.1f} usable)\n"
     )
-    out.write("".join(f"      {line}\n" for line in search.planner.told()) + "\n")
+    out.write("".join(f"      {line}\n" for line in search.planner.notes()) + "\n")
     shown = candidates if request.every else best_of_each(candidates, chosen)
     label = max(len(c.label) for c in shown)
     for candidate in shown:
@@ -147,11 +147,11 @@ def _bar(candidate: Candidate) -> str:
 
 def _stages_line(candidate: Candidate) -> str:
     """Peak memory of each pipeline stage, and the bubble."""
-    told = " · ".join(f"{blocks[0]}–{blocks[-1]} {peak / GIB:.1f} GiB" for blocks, peak in candidate.stages)
+    peaks = " · ".join(f"{blocks[0]}–{blocks[-1]} {peak / GIB:.1f} GiB" for blocks, peak in candidate.stages)
     if candidate.seconds is None:
-        return f"stages, by block: {told}"
+        return f"stages, by block: {peaks}"
     share = candidate.seconds.bubble / candidate.seconds.total
-    return f"stages, by block: {told}; pipeline bubble {share:.0%} of a step".replace("%", " %")
+    return f"stages, by block: {peaks}; pipeline bubble {share:.0%} of a step".replace("%", " %")
 
 
 def _time_line(candidate: Candidate) -> str:

@@ -176,14 +176,14 @@ class Search:
         """The asked way with shorter rows; packed, first with so many more of them that a step has as many tokens."""
         recipe, asked = self.asked.recipe, self.asked
         planner = self.planner.of_length(length)
-        told = f"data.max_length={length}"
+        setting = f"data.max_length={length}"
         if recipe.data.packing:
             micro = asked.micro_size * rows
             batch = {"micro_size": micro, "accumulation": asked.accumulation}
             values = recipe.model_dump(exclude_unset=True) | {"batch": batch}
             more = resolve(Recipe.model_validate(values), asked.source, device=asked.device)
-            yield f"{told} batch.micro_size={micro}", self.candidate(more, planner=planner)
-        yield told, self.candidate(asked, planner=planner)
+            yield f"{setting} batch.micro_size={micro}", self.candidate(more, planner=planner)
+        yield setting, self.candidate(asked, planner=planner)
 
     def training(self, **top: Any) -> Search | None:
         """The recipe with another adapter or optimizer; None if that is not possible."""

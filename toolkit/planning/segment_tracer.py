@@ -40,7 +40,7 @@ class Counter(LiveBytes):
 
 
 class SegmentTracer:
-    """Notes where the step stands (which block, forward or backward) and the bytes alive there."""
+    """Notes how far the step is (which block, forward or backward) and the bytes alive there."""
 
     def __init__(self) -> None:
         self.segments: list[Segment] = []

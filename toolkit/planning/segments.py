@@ -28,7 +28,7 @@ class Shape:
     loop: Loop = LOOPS["toolkit"]
     """The training loop whose loss it is."""
     images: Images | None = None
-    """What stands in each row, for models that see."""
+    """What each row contains, for models that see."""
     parts: int = 1
     """Ranks that divide the tokens of each row; ``length`` is a whole row's."""
     evaluates: bool = False

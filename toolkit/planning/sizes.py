@@ -25,7 +25,7 @@ def check_sizes(resolved: Resolved) -> None:
     """Raise InputError for a config that names no width or no number of layers, and for rows beyond its limit."""
     config = resolved.facts.config
     if config is None:
-        return  # told when the model is built
+        return  # reported when the model is built
     names = [key for key, value in _entries(config) if _is_size(value)]
     widths = [key for key in names if any(part in key for part in _WIDTH) and not any(part in key for part in _OTHER)]
     depths = [key for key in names if any(part in key for part in _DEPTH)]

@@ -24,7 +24,7 @@ from toolkit.planning.empty import empty_weights, shapes_alone
 from toolkit.planning.head import acted_head
 from toolkit.planning.image_values import Values
 from toolkit.planning.meter import counted_unpacking
-from toolkit.planning.parts import acted_parts, sums_told
+from toolkit.planning.parts import acted_parts, counting_sums
 from toolkit.planning.segment_tracer import Counter, SegmentTracer
 from toolkit.planning.segments import OUTSIDE, Shape, Traced
 from toolkit.planning.skeleton import Skeleton
@@ -56,7 +56,7 @@ def trace(skeleton: Skeleton, shape: Shape, precision: Precision, device: str, t
         first = first_line(error)
         raise InputError(
             f"model: {type(skeleton.model).__name__} cannot be traced without running it ({first[:200]}); "
-            "plan cannot tell its activations. Measure it in place: toolkit bench RECIPE"
+            "plan cannot count its activations. Measure it in place: toolkit bench RECIPE"
         ) from error
 
 
@@ -108,7 +108,7 @@ def _run(
         cast = torch.autocast("cpu", dtype=dtype) if mixed else contextlib.nullcontext()
         acting = acted.acting() if acted else contextlib.nullcontext()
         parts = acted_parts(model, shape.parts, shape.masked, recorder.exchanged)
-        sums = sums_told(recorder.summed)
+        sums = counting_sums(recorder.summed)
         evaluated = _evaluated(model) if shape.evaluates else contextlib.nullcontext()
         with kernels.acting(), acting, shape.loop.acting(model), _rows(shape.masked), parts, sums, evaluated:
             factor = torch.full((), 1.0 / shape.length)
@@ -181,7 +181,7 @@ def _evaluated(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _rows(masked: bool) -> Iterator[None]:
-    """transformers 5.23 looks into the position ids for samples that share a row, which nobody can here: it is told
+    """transformers 5.23 looks into the position ids for samples that share a row, which nobody can here: it is given
     that there are some, or none."""
     from transformers import masking_utils
 

@@ -56,13 +56,13 @@ class Method:
     starts_from: bool = True
     """Training can start from a saved adapter (``adapter.path``): everything that trains is saved."""
     packed: bool = False
-    """It can stand on layers whose weights are packed in 4 bits: it calls them, and reads no value of their weights."""
+    """It can wrap layers whose weights are packed in 4 bits: it calls them, and reads no value of their weights."""
     twin: Mapping[str, int] = field(default_factory=dict)
     """For the small model that `verify` trains: the largest value of an option (or of ``r``) that fits its layers."""
 
 
 def _linear(name: str, *, alpha: str | None = None, dropout: str | None = None, r: bool = True, **own: Any) -> Method:
-    """A method whose adapters stand at layers, all linear ones by default."""
+    """A method whose adapters wrap layers, all linear ones by default."""
     keys = dict(_TARGETS)
     for key, its in (("r", "r" if r else None), ("alpha", alpha), ("dropout", dropout)):
         if its is not None:

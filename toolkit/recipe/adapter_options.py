@@ -72,24 +72,26 @@ def adapter_problems(adapter: Adapter) -> list[Problem]:
             takes = ", ".join([*method.keys, "options"])
             found.append(((*at, key), f"{method.name} has no such setting; remove it ({method.name} takes {takes})"))
     if adapter.path is not None and not method.starts_from:
-        told = f"a saved {method.name} adapter holds the virtual tokens without the encoder that trains them; remove it"
-        found.append(((*at, "path"), told))
+        message = (
+            f"a saved {method.name} adapter holds the virtual tokens without the encoder that trains them; remove it"
+        )
+        found.append(((*at, "path"), message))
     if adapter.path is None:
         for key, example in method.required.items():
             if key not in adapter.options:
-                told = f"{method.name} requires {key}, for example {{{key}: {example}}}"
-                found.append(((*at, "options"), told))
+                message = f"{method.name} requires {key}, for example {{{key}: {example}}}"
+                found.append(((*at, "options"), message))
     if adapter.options.get("target_parameters") and adapter.dropout:
-        told = (
+        message = (
             "is not possible with options.target_parameters: PEFT adapts the weight itself, not its input; set it to 0"
         )
-        found.append(((*at, "dropout"), told))
+        found.append(((*at, "dropout"), message))
     if adapter.options.get("layers_to_transform") is not None and isinstance(adapter.target_modules, str):
-        told = (
+        message = (
             "with options.layers_to_transform PEFT requires a list of names, for example [q_proj, v_proj]; here it is "
             f"{adapter.target_modules!r}"
         )
-        found.append(((*at, "target_modules"), told))
+        found.append(((*at, "target_modules"), message))
     known = options_of(method.name)
     for key, value in adapter.options.items():
         why = _problem(method, key, value, known)
@@ -137,7 +139,7 @@ def _mistyped(annotation: str, value: Any) -> str | None:
     try:
         _checker(annotation).validate_python(value)
     except ValidationError:
-        return f"{value!r} is not {_told(annotation)}"
+        return f"{value!r} is not {_described(annotation)}"
     return None
 
 
@@ -152,7 +154,7 @@ def _checker(annotation: str) -> TypeAdapter[Any]:
     return TypeAdapter(hint, config=ConfigDict(strict=True))
 
 
-def _told(annotation: str) -> str:
+def _described(annotation: str) -> str:
     return annotation.replace("Optional", "optional ").replace("Union", "one of ").replace("Literal", "")
 
 

@@ -166,10 +166,10 @@ def mesh_problems(recipe: Recipe) -> list[str]:
     machine, product = recipe.machine, math.prod(sizes.values())
     world = machine.processes * machine.nodes
     if product != world:
-        told = f"replicate {asked.replicate} x shard {asked.shard}"
-        told += "".join(f" x {axis} {sizes[axis]}" for axis in AXES[2:] if sizes[axis] > 1)
-        told += f" = {product}"
-        return [f"strategy.mesh: {told}, but there are {_processes(machine)}; {_instead(recipe, world, product)}"]
+        written = f"replicate {asked.replicate} x shard {asked.shard}"
+        written += "".join(f" x {axis} {sizes[axis]}" for axis in AXES[2:] if sizes[axis] > 1)
+        written += f" = {product}"
+        return [f"strategy.mesh: {written}, but there are {_processes(machine)}; {_instead(recipe, world, product)}"]
     if machine.processes % asked.context:
         return [
             f"strategy.mesh.context: {asked.context} consecutive ranks exchange keys and values in every layer and "

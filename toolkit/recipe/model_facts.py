@@ -89,7 +89,7 @@ def _from_hub(repo: str, revision: str | None) -> ModelFacts:
         return ModelFacts(None, None, f"{repo}: no such folder here, and {constants.ENDPOINT} cannot be reached")
     try:
         file = hf_hub_download(repo, "config.json", revision=revision, etag_timeout=3)
-    except Exception as error:  # whatever the network does, the reason is kept and told where it matters
+    except Exception as error:  # whatever the network does, the reason is kept and reported where it matters
         return ModelFacts(
             None, None, f"{repo}: no such folder here, and its config could not be read: {_first_line(error)}"
         )

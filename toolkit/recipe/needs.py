@@ -19,7 +19,7 @@ def why_no_tokenizer(recipe: Recipe) -> str | None:
 
 
 def missing_tokenizer(recipe: Recipe) -> str | None:
-    """Why this machine does not have the recipe's tokenizer, as far as names tell; or None. Training needs it, `verify`
+    """Why this machine does not have the recipe's tokenizer, as far as names show; or None. Training needs it, `verify`
     does not. Libraries take a folder that is not there for a name on the hub."""
     path = recipe.tokenizer.path
     return f"no folder {path}" if path is not None and looks_local(path) and not Path(path).exists() else None

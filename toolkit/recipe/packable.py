@@ -67,8 +67,8 @@ def _marks(source: Path) -> frozenset[str]:
             found.add("chunked")
         elif name in _MASKS or name in chosen:
             keywords = {keyword.arg for keyword in node.keywords}
-            told = "position_ids" in keywords or (None in keywords and in_a_dict)
-            found.add("masked" if told else "blind")
+            positions = "position_ids" in keywords or (None in keywords and in_a_dict)
+            found.add("masked" if positions else "blind")
     return frozenset(found)
 
 

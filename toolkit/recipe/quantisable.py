@@ -1,5 +1,5 @@
 """What bases in 4 bits need: weights in linear layers, determined from the model's source code, or files that have
-packed ones, read from its config; an adapter that can stand on them; and the quantisation package."""
+packed ones, read from its config; an adapter that can wrap them; and the quantisation package."""
 
 from __future__ import annotations
 

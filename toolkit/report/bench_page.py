@@ -40,7 +40,7 @@ def bench_page(document: dict[str, Any], title: str) -> str:
 
 
 def _measured(cells: Sequence[dict[str, Any]], document: dict[str, Any]) -> list[str]:
-    told = [
+    lines = [
         "<h2>Supervised tokens/s</h2>",
         "<p class='soft'>A bar is the median of all turns; a line is one turn.</p>",
         rates(cells),
@@ -53,8 +53,8 @@ def _measured(cells: Sequence[dict[str, Any]], document: dict[str, Any]) -> list
         key((name, colour) for name, colour in PHASES.items()),
     ]
     if any(cell["peak_allocated_bytes"] is not None for cell in cells):
-        told += ["<h2>Peak memory of one process</h2>", memory(cells), key_of_memory(cells)]
-    return [*told, "<h2>All numbers</h2>", _table(cells)]
+        lines += ["<h2>Peak memory of one process</h2>", memory(cells), key_of_memory(cells)]
+    return [*lines, "<h2>All numbers</h2>", _table(cells)]
 
 
 def _facts(document: dict[str, Any]) -> str:
@@ -90,15 +90,15 @@ def _table(cells: Sequence[dict[str, Any]]) -> str:
             f"{cell['padding']:.1%}",
             "–" if cell["mfu"] is None else f"{cell['mfu']:.1%}",
         )
-        told = "".join(f"<td class='n'>{number}</td>" for number in numbers)
-        rows.append(f"<tr><td class='name'>{safe(cell['label'])}</td>{told}</tr>")
+        lines = "".join(f"<td class='n'>{number}</td>" for number in numbers)
+        rows.append(f"<tr><td class='name'>{safe(cell['label'])}</td>{lines}</tr>")
     unknown = any(cell["mfu"] is None for cell in cells)
     why = "<p class='soft'>MFU needs the peak rate of the device: --tflops.</p>" if unknown else ""
     return "".join(rows) + "</table></div>" + why
 
 
 def _profiled(profile: dict[str, Any]) -> list[str]:
-    told = [f"<h2>Profile of the first cell, {profile['steps']} steps</h2>"]
+    lines = [f"<h2>Profile of the first cell, {profile['steps']} steps</h2>"]
     device = profile["device"]
     if device:
         shares = device | {"arithmetic": device["arithmetic"] - device["communication_hidden"]}
@@ -108,16 +108,16 @@ def _profiled(profile: dict[str, Any]) -> list[str]:
             parts += part(left / whole, shares[name] / whole, colour, f"{text}: {shares[name]:.4f} s")
             left += shares[name]
         keys = [(f"{text}, {shares[name] / whole:.1%}", colour) for name, (text, colour) in _DEVICE.items()]
-        told += [f"<div class='bar'>{parts}</div>", key(keys)]
+        lines += [f"<div class='bar'>{parts}</div>", key(keys)]
     rows = "".join(
         f"<tr><td class='n'>{op['share']:.1%}</td><td class='n'>{op['seconds']:.4f}</td><td class='n'>{op['calls']}"
         f"</td><td><code>{safe(op['name'])}</code>{' <span class=soft>communication</span>' if op['talks'] else ''}"
         "</td></tr>"
         for op in profile["operations"]
     )
-    told.append(
+    lines.append(
         "<div class='wide'><table><tr><th class='n'>share</th><th class='n'>seconds</th><th class='n'>calls</th>"
         f"<th>operation (self time)</th></tr>{rows}</table></div>"
     )
-    told.append(f"<p class='soft'>Full trace: {safe(profile['trace'])}, for ui.perfetto.dev.</p>")
-    return told
+    lines.append(f"<p class='soft'>Full trace: {safe(profile['trace'])}, for ui.perfetto.dev.</p>")
+    return lines

@@ -51,8 +51,8 @@ def memory(cells: Sequence[dict[str, Any]]) -> str:
     for cell, (allocated, reserved) in zip(cells, sizes, strict=True):
         parts = part(0, allocated / end, PALETTE[0], f"allocated: {size(allocated)}")
         if reserved > allocated:
-            told = f"reserved: {size(reserved)}"
-            parts += part(allocated / end, (reserved - allocated) / end, PALETTE[6], told)
+            title = f"reserved: {size(reserved)}"
+            parts += part(allocated / end, (reserved - allocated) / end, PALETTE[6], title)
         rows.append(_row(cell, size(allocated) + (f" of {size(reserved)}" if reserved else ""), parts))
     return f"<div class='plan'>{''.join(rows)}</div>"
 
@@ -64,17 +64,17 @@ def key_of_memory(cells: Sequence[dict[str, Any]]) -> str:
     return "<p class='soft'>Bytes of all storages, counted in an additional untimed turn.</p>"
 
 
-def _row(cell: dict[str, Any], told: str, inside: str) -> str:
+def _row(cell: dict[str, Any], title: str, inside: str) -> str:
     asked = " <span class='soft'>this recipe</span>" if cell["asked"] else ""
     name = f"<div class='name'>{safe(cell['label'])}{asked}</div>"
-    return f"{name}<div class='size'>{told}</div><div class='bar'>{inside}</div>"
+    return f"{name}<div class='size'>{title}</div><div class='bar'>{inside}</div>"
 
 
-def part(left: float, width: float, colour: str, told: str) -> str:
-    """A stretch of a bar, as shares of the whole; ``told`` where it is pointed at."""
+def part(left: float, width: float, colour: str, title: str) -> str:
+    """A stretch of a bar, as shares of the whole; ``title`` where it is pointed at."""
     return (
         f"<span style='left:{100 * left:.2f}%;width:{100 * width:.2f}%;background:{colour}' "
-        f"title='{html.escape(told, quote=True)}'></span>"
+        f"title='{html.escape(title, quote=True)}'></span>"
     )
 
 
@@ -123,8 +123,8 @@ def steps(cells: Sequence[dict[str, Any]]) -> str:
         shapes.insert(0, f"<line x1='{at:.1f}' x2='{at:.1f}' y1='0' y2='{top:.0f}' stroke='var(--line)'/>")
         shapes.append(f"<text x='{at:.1f}' y='{top + 14:.0f}' text-anchor='middle'>{number * step:.4g}</text>")
     view = f"0 0 {_WIDTH} {top + 20:.0f}"
-    told = "role='img' aria-label='seconds of every step'"
-    return f"<div class='wide'><svg class='dots' viewBox='{view}' {told}>{''.join(shapes)}</svg></div>"
+    role = "role='img' aria-label='seconds of every step'"
+    return f"<div class='wide'><svg class='dots' viewBox='{view}' {role}>{''.join(shapes)}</svg></div>"
 
 
 def _round(top: float) -> float:

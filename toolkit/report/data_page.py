@@ -164,12 +164,12 @@ def _shown(found: Inspected) -> Iterator[str]:
 
 
 def _sample(shown: Shown) -> str:
-    told = (
+    about = (
         f"<b>sample {shown.number:,}</b> {_text(shown.row)} <span class='soft'>{_text(', '.join(facts(shown)))}</span>"
     )
     target = f"<p>target</p><pre class='text'>{_tokens(shown.target)}</pre>" if shown.target else ""
     label = f"<p>label <b>{_text(shown.label)}</b></p>" if shown.label is not None else ""
-    return f"<div class='sample'><p>{told}</p><pre class='text'>{_tokens(shown.pieces)}</pre>{target}{label}</div>"
+    return f"<div class='sample'><p>{about}</p><pre class='text'>{_tokens(shown.pieces)}</pre>{target}{label}</div>"
 
 
 def _tokens(pieces: Sequence[Piece]) -> str:

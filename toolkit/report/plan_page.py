@@ -95,15 +95,15 @@ def _facts(search: Search) -> str:
 
 
 def _advice(asked: Candidate, chosen: Candidate | None, why: str, change: str | None) -> list[str]:
-    told = []
+    lines = []
     if not asked.fits:
-        told.append(f"<p class='bad'>{html.escape(asked.label)}: {html.escape(asked.reason)}</p>")
+        lines.append(f"<p class='bad'>{html.escape(asked.label)}: {html.escape(asked.reason)}</p>")
         how = f"To make it fit: <code>{html.escape(change)}</code>" if change else (
             "Nothing else fits: other strategies, sizes, lengths and adapters were tried.")  # fmt: skip
-        told.append(f"<p>{how}</p>")
+        lines.append(f"<p>{how}</p>")
     if chosen is not None and chosen is not asked:
-        told.append(f"<p>{why[0].upper()}{why[1:]}: <b>{html.escape(chosen.label)}</b>{_rate(chosen)}</p>")
-    return told
+        lines.append(f"<p>{why[0].upper()}{why[1:]}: <b>{html.escape(chosen.label)}</b>{_rate(chosen)}</p>")
+    return lines
 
 
 def _rate(candidate: Candidate) -> str:

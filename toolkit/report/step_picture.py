@@ -54,10 +54,10 @@ def step_pictured(candidate: Candidate, search: Search, which: str) -> list[str]
     if shows_device:
         at = y(search.device.bytes)
         limit = f"<line x1='{_LEFT}' x2='{_WIDTH}' y1='{at:.1f}' y2='{at:.1f}' stroke='var(--ink)' stroke-width='2'/>"
-        told = f"the device, {search.device.memory:.1f}"
+        text = f"the device, {search.device.memory:.1f}"
         limit += (
             f"<text x='{_WIDTH - 6}' y='{at - 5:.1f}' text-anchor='end' style='fill:var(--ink);paint-order:stroke;"
-            f"stroke:var(--paper);stroke-width:3px'>{told}</text>"
+            f"stroke:var(--paper);stroke-width:3px'>{text}</text>"
         )
     return [
         f"<h2>One step of {html.escape(candidate.label)}, {which}</h2>",
@@ -71,10 +71,10 @@ def step_pictured(candidate: Candidate, search: Search, which: str) -> list[str]
 
 def _around(candidate: Candidate) -> str:
     phases = candidate.memory.phases
-    told = [f"{name} takes {(phases[phase] + candidate.reserve) / GIB:.1f}" for phase, name in (
+    text = [f"{name} takes {(phases[phase] + candidate.reserve) / GIB:.1f}" for phase, name in (
         ("load", "Loading"), ("evaluate", "an evaluation"), ("save", "saving")) if phase in phases]  # fmt: skip
     host = f"the host {candidate.host_loading / GIB:.1f} while all processes load the model"
-    return ", ".join([*told, host]) + "."
+    return ", ".join([*text, host]) + "."
 
 
 def _area(below: Sequence[float], above: Sequence[float], x: Any, y: Any, term: str) -> str:
@@ -92,19 +92,19 @@ def _phases(candidate: Candidate, x: Any) -> str:
             spans[-1] = (phase, spans[-1][1], index)
         else:
             spans.append((phase, index, index))
-    told, free = "", 0.0
+    text, free = "", 0.0
     for phase, begin, end in spans:
         middle, half = (x(begin) + x(end)) / 2, 3.4 * len(phase)
         # A name has its place where no other is, and within the picture.
         middle = min(max(middle, free + half), _WIDTH - half)
-        told += f"<text x='{middle:.1f}' y='{_HEIGHT - 6}' text-anchor='middle'>{phase}</text>"
+        text += f"<text x='{middle:.1f}' y='{_HEIGHT - 6}' text-anchor='middle'>{phase}</text>"
         free = middle + half + 6
         if begin:
-            told += (
+            text += (
                 f"<line x1='{x(begin):.1f}' x2='{x(begin):.1f}' y1='{_TOP}' y2='{_HEIGHT - _BOTTOM + 4}' "
                 "stroke='var(--soft)' stroke-dasharray='2 4'/>"
             )
-    return told
+    return text
 
 
 def _times(candidate: Candidate, search: Search) -> list[float]:

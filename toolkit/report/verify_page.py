@@ -52,22 +52,22 @@ def _packages(versions: dict[str, str | None]) -> str:
 
 
 def _difference(outcome: Outcome) -> list[str]:
-    told = []
+    lines = []
     if outcome.failure:
-        told.append(f"<p class='bad'>The run ended early: {html.escape(outcome.failure)}</p>")
+        lines.append(f"<p class='bad'>The run ended early: {html.escape(outcome.failure)}</p>")
     if outcome.difference:
         one, stage, measure = outcome.difference
         place = f"{stage.name}, {one.name} pass, step {measure.step + 1}"
-        told.append(
+        lines.append(
             f"<p class='bad'>First difference at {place}: <code>{html.escape(measure.tensor)}</code>, error "
             f"{measure.error:.3g}, tolerance {measure.tolerance:.3g}. {html.escape(measure.sentence)}</p>"
         )
     if outcome.diagnosis:
         cause = outcome.diagnosis
-        told.append(f"<p>Likely cause: {html.escape(cause.cause)}. {html.escape(cause.evidence)}.</p>")
+        lines.append(f"<p>Likely cause: {html.escape(cause.cause)}. {html.escape(cause.evidence)}.</p>")
         if cause.reference:
-            told.append(f"<p class='soft'>Seen in {html.escape(cause.reference)}</p>")
-    return told
+            lines.append(f"<p class='soft'>Seen in {html.escape(cause.reference)}</p>")
+    return lines
 
 
 def _stages(passes: Sequence[Pass]) -> str:
@@ -143,13 +143,13 @@ def _grid(stage: Stage) -> str:
 def _cell(measure: Measure | None) -> str:
     if measure is None:
         return "<td class='cell'></td>"
-    told = f"error {measure.error:.3g}, tolerance {measure.tolerance:.3g}, noise {measure.noise:.3g}"
+    title = f"error {measure.error:.3g}, tolerance {measure.tolerance:.3g}, noise {measure.noise:.3g}"
     if measure.sentence:
-        told += f"; {measure.sentence}"
+        title += f"; {measure.sentence}"
     shown = "0" if measure.error == 0 else f"{measure.error:.1e}"
     mark = "" if measure.ok else " ✗"
     return (
-        f"<td class='cell'><span style='background:{_shade(measure.ratio)}' title='{html.escape(told, quote=True)}'>"
+        f"<td class='cell'><span style='background:{_shade(measure.ratio)}' title='{html.escape(title, quote=True)}'>"
         f"{shown}{mark}</span></td>"
     )
 

@@ -71,7 +71,7 @@ class DistributedDataParallel(Strategy):
 
 def _of_experts(resolved: Resolved, holdings: Holdings) -> Traffic:
     """What all ranks (of a stage) have is averaged. The gradients of experts are summed over the ranks that have the
-    same ones when the last backward has ended; then nothing of either is told to overlap."""
+    same ones when the last backward has ended; then no overlap is reported for either."""
     element, ranks = BYTES[resolved.precision.trainable], resolved.mesh.stage_size
     experts = expert_elements(holdings, resolved) * element
     alike, copies = holdings.elements(True) * element - experts, ranks // resolved.mesh.expert

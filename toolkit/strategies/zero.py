@@ -154,7 +154,7 @@ class _Zero(Strategy):
             del config["train_batch_size"]
         if resolved.mesh.context > 1:
             # DeepSpeed divides the batch by the ranks that have samples of their own (0.19.8, runtime/config.py); it
-            # engages nothing else, since no data_parallel_size stands beside it.
+            # engages nothing else, since no data_parallel_size is beside it.
             config["sequence_parallel_size"] = resolved.mesh.context
         if recipe.precision == "bf16-pure":
             config["bf16"] |= {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}

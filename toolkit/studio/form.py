@@ -102,16 +102,16 @@ def _field(key: str, part: dict[str, Any], definitions: dict[str, Any], unset: b
     kinds = [kind for kind in _kinds(part, definitions) if kind.get("type") != "null"]
     choices = tuple(part.get("enum") or next((kind["enum"] for kind in kinds if "enum" in kind), ()))
     types = {kind.get("type") for kind in kinds}
-    told = part.get("description", "")
+    description = part.get("description", "")
     default = "" if unset and key != "adapter.method" else _default(part)
     if types == {"boolean"}:
-        return Field(key, "choice", default, told, ("true", "false"))
+        return Field(key, "choice", default, description, ("true", "false"))
     if choices and all(isinstance(choice, str) for choice in choices):
-        return Field(key, "choice", "none" if unset else default, told, tuple(choices), as_text=True)
+        return Field(key, "choice", "none" if unset else default, description, tuple(choices), as_text=True)
     if types <= {"integer", "number"}:
-        return Field(key, "number", default, told, whole=types == {"integer"})
+        return Field(key, "number", default, description, whole=types == {"integer"})
     as_text = types <= {"string", "array", "object"} and "string" in types
-    return Field(key, "text" if "string" in types else "long", default, told, as_text=as_text)
+    return Field(key, "text" if "string" in types else "long", default, description, as_text=as_text)
 
 
 def _default(part: dict[str, Any]) -> str:

@@ -151,10 +151,10 @@ def _headers(scope: Scope) -> dict[str, list[str]]:
 
 async def _body(receive: Receive, headers: dict[str, list[str]]) -> bytes:
     """The whole body, within the limits of size and time."""
-    told = headers.get("content-length", ["0"])[0]
-    if not told.isascii() or not told.isdigit() or len(told) > 12:
+    length = headers.get("content-length", ["0"])[0]
+    if not length.isascii() or not length.isdigit() or len(length) > 12:
         raise Refused(400, "Content-Length is not a number.")
-    if int(told) > MAX_BODY:
+    if int(length) > MAX_BODY:
         raise Refused(413, f"More than {MAX_BODY >> 20} MiB.")
     parts, size = [], 0
     try:

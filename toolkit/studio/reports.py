@@ -28,7 +28,9 @@ def find_reports(folders: Folders) -> list[dict[str, Any]]:
             if deep >= _DEPTH:
                 inner.clear()
             seen += len(names) + len(inner)
-            found += [told for name in names if name.endswith(".html") and (told := _told(Path(folder) / name, root))]
+            found += [
+                report for name in names if name.endswith(".html") and (report := _report(Path(folder) / name, root))
+            ]
             if seen > _SEEN or len(found) > 5 * _MOST:
                 break
     return sorted(found, key=lambda one: -one["written"])[:_MOST]
@@ -42,7 +44,7 @@ def read_report(folders: Folders, name: str) -> str:
     return text
 
 
-def _told(file: Path, root: Path) -> dict[str, Any] | None:
+def _report(file: Path, root: Path) -> dict[str, Any] | None:
     try:
         head = read_regular(file, 4096)
         size, written = file.stat().st_size, file.stat().st_mtime

@@ -20,7 +20,7 @@ Encoded = tuple[list[int], list[int] | int]
 """Input ids and labels of a sample, before it is cut."""
 Features = dict[str, "NDArray[Any]"]
 """What a model takes of one sample beside tokens, by the names of its forward's arguments. The first axis counts
-samples, or images, or patches: those of a micro-batch stand one after another in it."""
+samples, or images, or patches: those of a micro-batch follow one another in it."""
 
 
 class Maker(Protocol):

@@ -1,4 +1,4 @@
-"""Where a sample's labels stand, and which of them have a loss."""
+"""Where a sample's labels are, and which of them have a loss."""
 
 from __future__ import annotations
 

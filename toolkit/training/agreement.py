@@ -39,10 +39,10 @@ def first_problem(session: Session, problem: str | None) -> tuple[int, str] | No
 
 def from_rank(session: Session, rank: int, value: Any) -> Any:
     """What ``rank`` gives as ``value``, a small object; every rank calls it."""
-    told = [value]
+    values = [value]
     if dist.is_initialized():
-        dist.broadcast_object_list(told, src=rank, device=session.engine.device)
-    return told[0]
+        dist.broadcast_object_list(values, src=rank, device=session.engine.device)
+    return values[0]
 
 
 def name_of_mark(session: Session) -> str:

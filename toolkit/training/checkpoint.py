@@ -93,7 +93,7 @@ def begin(
     target = folder / f"step-{progress.step:08d}"
     writing = folder / f".{target.name}.writing"
     part, done, ending = Part(), PartDone(), Ending()
-    background = Background(partial(_tell, done, failed))
+    background = Background(partial(_report, done, failed))
     if session.shared_disk is None:
         _look_for_the_folder(session, writing, target, background)
     elif rank == 0:
@@ -107,7 +107,7 @@ def begin(
         TensorWriter(writing, f"{kind}-{rank:05d}", background, part.files) for kind in ("weights", "moments")
     )
     beside: dict[str, Shape] = {}
-    """Averages and running statistics, which stand beside the moments."""
+    """Averages and running statistics, which are beside the moments."""
     try:
         for name, shape in engine.shapes.items():
             mine = pieces(name)
@@ -158,7 +158,7 @@ def begin(
     return Saving(target, writing, background, done, ending)
 
 
-def _tell(done: PartDone, failed: Callable[[], None] | None) -> None:
+def _report(done: PartDone, failed: Callable[[], None] | None) -> None:
     done.set()
     if failed is not None:
         failed()
@@ -196,7 +196,7 @@ class Loaded:
     touched: bool
 
 
-def load_newest(session: Session, folder: Path, tell: Any) -> Loaded:
+def load_newest(session: Session, folder: Path, say: Any) -> Loaded:
     """Load the latest valid checkpoint of a run; every rank calls it, with a folder that all read or have a copy of.
 
     Invalid ones are reported and skipped, also those whose damage shows only when a part of them has been loaded.
@@ -211,7 +211,7 @@ def load_newest(session: Session, folder: Path, tell: Any) -> Loaded:
 
     candidates = [path.name for path in reversed(all_checkpoints(folder))]
     names: list[str] = from_rank(session, 0, candidates)
-    found = first_valid((folder / name for name in names), tell, loaded)
+    found = first_valid((folder / name for name in names), say, loaded)
     return Loaded(*found, touched) if found else Loaded(None, Progress(), touched)
 
 
@@ -228,7 +228,7 @@ def load(session: Session, folder: Path) -> Progress:
 def _load(session: Session, folder: Path, manifest: dict[str, Any], *indexes: Index) -> Progress:
     engine = session.engine
     damages: list[str] = []
-    # A rank that finds damage goes on reading: others wait for it in collectives.
+    # A rank that finds damage continues to read: others wait for it in collectives.
     weights, moments = (TensorReader(folder, index, manifest["files"], damages.append) for index in indexes)
     check_recipe(folder, manifest, session.resolved.recipe, session.resolved.source)
     for name, shape in engine.shapes.items():

@@ -31,7 +31,7 @@ class Improvement:
         """Whether a run with these settings is over."""
         return settings is not None and self.since >= settings.patience
 
-    def told(self) -> str:
+    def reason(self) -> str:
         """Why the run is over."""
         best = "it was never finite" if self.best is None else f"best {self.best:.4f} at step {self.best_step}"
         return f"run.early_stopping: {self.since} evaluations without a lower held-out loss ({best})"

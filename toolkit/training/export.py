@@ -42,9 +42,9 @@ def push_folder(folder: str, repository: str) -> None:
         api.upload_folder(repo_id=repository, folder_path=folder)
     except Exception as error:  # its errors have no common base: connection, authentication, names, quota
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        told = f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": ")
+        text = f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": ")
         raise RunFailed(
-            f"--push {repository}: {told}\n{folder} is complete; to retry the upload: hf upload {repository} {folder}"
+            f"--push {repository}: {text}\n{folder} is complete; to retry the upload: hf upload {repository} {folder}"
         ) from None
 
 
@@ -100,8 +100,8 @@ def _export(
     try:
         kind, reason = _written(job)
         tokenizer.save_pretrained(writing)
-        told = kind if not ema else f"{kind}, averaged weights"
-        card = model_card(told, resolved, manifest, folder.absolute().parents[1])
+        text = kind if not ema else f"{kind}, averaged weights"
+        card = model_card(text, resolved, manifest, folder.absolute().parents[1])
         (writing / "README.md").write_text(card, encoding="utf-8")
         if output.exists():
             output.rmdir()

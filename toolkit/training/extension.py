@@ -79,9 +79,9 @@ def check_length(
             f"{_length(saved.run)} to resume the run with its original length",
         )
     progress.extensions.append({"step": progress.step, "from_steps": there, "to_steps": here})
-    told = "; ".join(f"step {step}: {after(update):.4g}" for step, update in at.items())
+    listed = "; ".join(f"step {step}: {after(update):.4g}" for step, update in at.items())
     old = f" (before: step {progress.step + 1}: {before(updates):.4g})" if progress.step < there else ""
-    return f"{doing} from {there} to {here} steps; learning rates: {told or 'no step is left'}{old}"
+    return f"{doing} from {there} to {here} steps; learning rates: {listed or 'no step is left'}{old}"
 
 
 def rates(recipe: Recipe, total: int, factor: float) -> Rate:

@@ -32,19 +32,19 @@ def whole_manifest(folder: Path, share: Share = (0, 1), *, when_read: bool = Fal
     return manifest
 
 
-def newest(folder: Path, tell: Any = print) -> Path | None:
+def newest(folder: Path, say: Any = print) -> Path | None:
     """The latest valid checkpoint; invalid ones are reported and skipped."""
-    found = first_valid(reversed(all_checkpoints(folder)), tell, whole_manifest)
+    found = first_valid(reversed(all_checkpoints(folder)), say, whole_manifest)
     return found[0] if found else None
 
 
-def first_valid(candidates: Iterable[Path], tell: Any, use: Callable[[Path], T]) -> tuple[Path, T] | None:
+def first_valid(candidates: Iterable[Path], say: Any, use: Callable[[Path], T]) -> tuple[Path, T] | None:
     """The first that ``use`` does not raise Damaged for, with its answer; the others are reported."""
     for candidate in candidates:
         try:
             return candidate, use(candidate)
         except Damaged as error:
-            tell(f"skipping an invalid checkpoint: {error}")
+            say(f"skipping an invalid checkpoint: {error}")
     return None
 
 

@@ -53,7 +53,7 @@ def train(
 ) -> None:
     """Take optimizer steps until ``total_steps``, until ``run.early_stopping`` ends the run, or until all ranks have
     agreed to ``stop``. ``after_step`` logs,
-    evaluates and saves; ``guard`` may skip a step for its loss; ``marks`` are told how far this rank is.
+    evaluates and saves; ``guard`` may skip a step for its loss; ``marks`` note how far this rank is.
 
     The loss of a window is the mean over the supervised tokens of all its micro-batches on all ranks, so its
     gradient is the full batch's, however ragged the micro-batches are.

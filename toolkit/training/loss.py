@@ -50,7 +50,7 @@ def loss_sum(
     if wanted.answered:  # the head has given the loss itself
         return logits + _router_loss(config, routed, labels[:, 1:])
     if layout is Labels.NEXT and logits.shape[1] > labels.shape[1]:
-        # Virtual tokens (prompt tuning) stand in front of the sample. Nothing is learned at them: the first token
+        # Virtual tokens (prompt tuning) precede the sample. Nothing is learned at them: the first token
         # stays unsupervised, as without them.
         logits = logits[:, -labels.shape[1] :]
     if layout is Labels.NEXT:

@@ -89,19 +89,19 @@ def main(arguments: Sequence[str]) -> int:
             os.write(terminal, f"{error}\n".encode())
         return _leave(error.exit_code)
     except ToolkitError as error:
-        _tell(terminal, rank, str(error), error.exit_code, retryable=False)
+        _report(terminal, rank, str(error), error.exit_code, retryable=False)
         return _leave(error.exit_code)
     except BaseException as error:  # any error: the other ranks must not wait for this one
         traceback.print_exc()
         if isinstance(error, OSError) and error.errno in _NO_ROOM:
             where = f"{error.filename}: " if error.filename else ""
-            told = f"{where}{error.strerror}: the run cannot write. Its checkpoints are intact; resume with --resume"
-            _tell(terminal, rank, f"{folder}: {told}", 1, retryable=False)
+            reason = f"{where}{error.strerror}: the run cannot write. Its checkpoints are intact; resume with --resume"
+            _report(terminal, rank, f"{folder}: {reason}", 1, retryable=False)
             return _leave(1)
         message = f"{type(error).__name__}: {error}".strip()
         kept = folder / "logs" / f"rank{rank}.log" if folder else None
         where = str(kept if kept and kept.exists() else log or "the output above")
-        _tell(terminal, rank, f"rank {rank} failed: {message}\nthe traceback is in {where}", 1)
+        _report(terminal, rank, f"rank {rank} failed: {message}\nthe traceback is in {where}", 1)
         return _leave(1)
     return _leave(0)
 
@@ -130,7 +130,7 @@ def _again(positional: Sequence[str], nodes: int) -> str:
 
 def _hung(terminal: int, rank: int, folder: Path, message: str) -> None:
     """End this rank of a job that hangs."""
-    _tell(
+    _report(
         terminal,
         rank,
         f"{message}\nthe stack of every rank is at the end of its log in {folder / 'logs'}",
@@ -140,7 +140,7 @@ def _hung(terminal: int, rank: int, folder: Path, message: str) -> None:
     os._exit(1)
 
 
-def _tell(terminal: int, rank: int, message: str, code: int, *, retryable: bool = True, cause: bool = False) -> None:
+def _report(terminal: int, rank: int, message: str, code: int, *, retryable: bool = True, cause: bool = False) -> None:
     """Report to the launcher, or to the terminal if there is none; if several ranks fail, rank 0 reports."""
     if note_failure(rank, message, code, retryable=retryable, cause=cause):
         return

@@ -201,7 +201,7 @@ def _introduce(
     if start:
         view.say(f"resumed from {start}")
         if improvement.ends(session.resolved.recipe.run.early_stopping):
-            view.say(f"{improvement.told()}: the run had ended; raise patience to continue")
+            view.say(f"{improvement.reason()}: the run had ended; raise patience to continue")
     elif resume:
         view.say("no checkpoint to resume from: starting at step 0")
 
@@ -236,16 +236,16 @@ def _named(path: Path | None) -> str | None:
 
 
 def _stopped(number: int, step: int, saved: str | None, again: str) -> str:
-    told = f"stopped by {name_of(number)} after step {step}"
+    text = f"stopped by {name_of(number)} after step {step}"
     if saved is None:
-        return f"{told}; nothing was saved" + (" (run.save_every: 0)" if step else "")
-    return f"{told}, saved in {saved}\nresume with: {again}"
+        return f"{text}; nothing was saved" + (" (run.save_every: 0)" if step else "")
+    return f"{text}, saved in {saved}\nresume with: {again}"
 
 
 def _farewell(answer: dict[str, Any], folder: Path, counted: str) -> str:
     loss = "" if answer["final_loss"] is None else f" · loss {answer['final_loss']:.4f}"
     rate = "" if answer["tokens_per_second"] is None else f" · {answer['tokens_per_second']:,.0f} {rate_of(counted)}"
-    told = f"done: {answer['steps']} steps{loss} · {answer['tokens']:,} {counted}{rate} · {answer['seconds']:.0f} s"
+    text = f"done: {answer['steps']} steps{loss} · {answer['tokens']:,} {counted}{rate} · {answer['seconds']:.0f} s"
     if answer["checkpoint"] is None:
-        return f"{told}\nnothing was saved (run.save_every: 0) · metrics in {folder}/metrics.jsonl"
-    return f"{told}\nnext: toolkit export {answer['checkpoint']} -o {folder}/export"
+        return f"{text}\nnothing was saved (run.save_every: 0) · metrics in {folder}/metrics.jsonl"
+    return f"{text}\nnext: toolkit export {answer['checkpoint']} -o {folder}/export"

@@ -49,7 +49,7 @@ class Background:
             self.problem = error.strerror or str(error)
         except (SafetensorError, RunFailed) as error:
             self.problem = str(error)
-        except Exception as error:  # raised in a thread nobody would see it: told as the reason, on every rank
+        except Exception as error:  # raised in a thread nobody would see it: reported as the reason, on every rank
             self.problem = f"{type(error).__name__}: {error}"
         if self.problem is not None and self._failed is not None:
             self._failed()

@@ -105,11 +105,11 @@ class Screen:
         norm = "not finite" if record.grad_norm is None else f"{record.grad_norm:.3g}"
         skipped = "  skipped (overflow)" if record.skipped else ""
         rate = f"{record.tokens_per_second:,.0f} {self.rate}"
-        told = f"loss {loss}  norm {norm}  {rate}  {memory / 2**30:.1f} GiB{skipped}"
+        figures = f"loss {loss}  norm {norm}  {rate}  {memory / 2**30:.1f} GiB{skipped}"
         if self._bar:
-            self._bar.update(self._task, completed=record.step, description=told)
+            self._bar.update(self._task, completed=record.step, description=figures)
         else:
-            self.say(f"  step {record.step}/{self.total_steps}  {told}")
+            self.say(f"  step {record.step}/{self.total_steps}  {figures}")
 
     def close(self) -> None:
         if self._bar:

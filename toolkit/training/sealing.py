@@ -84,7 +84,7 @@ def note_part(folder: Path, rank: int, writers: tuple[TensorWriter, TensorWriter
 
 
 class Ending:
-    """Tells rank 0's thread, which waits for the other ranks' notes, that the run ends or that a rank has failed."""
+    """Signals that the run ends or that a rank has failed, to the thread of rank 0 that waits for their notes."""
 
     def __init__(self) -> None:
         self.failed, self.closing = threading.Event(), threading.Event()
@@ -134,7 +134,7 @@ def seal(
     beside: dict[str, Shape],
 ) -> None:
     """Write index and manifest and give the folder its name. ``keys``: of each parameter's moments. ``beside``: what
-    stands beside the moments, by name: averages of weights, running statistics.
+    is beside the moments, by name: averages of weights, running statistics.
 
     Raises RunFailed if a trained tensor is not complete: nothing empty is ever saved.
     """

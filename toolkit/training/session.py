@@ -232,8 +232,8 @@ def engage(
         claims.append(product_claim(engine.model, len(prepared.products)))
     failed = [claim for claim in claims if not claim.ok]
     if failed:
-        told = "; ".join(f"{claim.claim}: {claim.seen}, expected {claim.expected}" for claim in failed)
-        raise NotActive(f"{resolved.recipe.strategy.name} is not active: {told}", failed)
+        text = "; ".join(f"{claim.claim}: {claim.seen}, expected {claim.expected}" for claim in failed)
+        raise NotActive(f"{resolved.recipe.strategy.name} is not active: {text}", failed)
     allow_hours()
     settings = resolved.recipe.run.ema
     average = None if settings is None else Average(engine, settings)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from toolkit.data.loader import eval_batches, open_data
-from toolkit.model.compiling import compilation, told
+from toolkit.model.compiling import compilation, described
 from toolkit.tasks import task_of
 from toolkit.training import checkpoint
 from toolkit.training.guard import LossGuard, no_way_back, refusal
@@ -43,12 +43,12 @@ class Steps:
         self.run = session.resolved.recipe.run
         self.guard = LossGuard(self.run, progress.recent)
         self.saved: Path | None = None
-        # A checkpoint that was evaluated is not evaluated again, nor told twice.
+        # A checkpoint that was evaluated is not evaluated again, nor reported twice.
         self.eval_loss: float | None = read_manifest(start, deep=False)["eval_loss"] if start else None
         self._evaluated = 0 if self.eval_loss is None else progress.step
         self._whole = progress.step if start else 0
         """The last saved step, or the step that the run started with."""
-        self._compiled_told = self._fell_back_told = self._disk_told = False
+        self._compiled_reported = self._fell_back_reported = self._disk_reported = False
         self.eval_interval = session.resolved.recipe.eval_interval
         self._eval_samples = open_data(session.data_recipe, "eval", session.tokenizer) if self.eval_interval else None
 
@@ -87,11 +87,11 @@ class Steps:
         if not self.session.resolved.recipe.compile:
             return
         now = compilation()
-        if not self._compiled_told:
-            self.view.say(f"compiled: {told(now)}")
-        elif now.fell_back and not self._fell_back_told:
-            self.view.say(f"  from step {self.progress.step} on: {told(now)}")
-        self._compiled_told, self._fell_back_told = True, bool(now.fell_back)
+        if not self._compiled_reported:
+            self.view.say(f"compiled: {described(now)}")
+        elif now.fell_back and not self._fell_back_reported:
+            self.view.say(f"  from step {self.progress.step} on: {described(now)}")
+        self._compiled_reported, self._fell_back_reported = True, bool(now.fell_back)
 
     def _timeless(self, doing: str, action: Callable[[], None]) -> None:
         self._log()
@@ -172,7 +172,7 @@ class Steps:
             # The loss was summed over ranks in float64: every rank has the same, and decides the same.
             self.progress.improvement.judge(self.eval_loss, step, early)
             if self.progress.improvement.ends(early):
-                self.view.say(f"  step {step}: {self.progress.improvement.told()}: the run ends")
+                self.view.say(f"  step {step}: {self.progress.improvement.reason()}: the run ends")
         if self.run.trackers:
             session.accelerator.log({"eval_loss": loss}, step=step)
         if session.accelerator.is_main_process:
@@ -189,12 +189,12 @@ class Steps:
         self._saving = checkpoint.begin(
             self.session, self.folder / "checkpoints", self.progress, eval_loss, self._give_up
         )
-        if not self._disk_told and not self.session.shared_disk:
+        if not self._disk_reported and not self.session.shared_disk:
             self.view.say(
                 f"  {self.folder} is not shared by all nodes: rank 0 collects and writes checkpoints alone; "
                 "copy them to every node before --resume"
             )
-        self._disk_told = True
+        self._disk_reported = True
         if not self.run.async_save:
             self._settle()
 

@@ -163,7 +163,7 @@ class TensorReader:
         return reader.read(places) // size
 
     def _open(self, file: str) -> tuple[BlockReader, dict[str, int]]:
-        """The reader of a file, and where in it each tensor begins: the library tells no one."""
+        """The reader of a file, and where in it each tensor begins: the library has no call for that."""
         if file not in self._opened:
             reader = BlockReader(self.folder / file, self._files.get(file), self._report)
             self._opened[file] = reader, self._begins(file, reader)

@@ -84,13 +84,13 @@ class Watch:
         store: Any = dist.distributed_c10d._get_default_store()
         store = store.clone()
         names = [f"toolkit/watch/{rank}" for rank in range(dist.get_world_size())]
-        self._tell(store, names[dist.get_rank()], 0)  # from here on silence means something
+        self._report(store, names[dist.get_rank()], 0)  # from here on silence means something
         threading.Thread(target=self._run, args=(store, names, dist.get_rank()), daemon=True).start()
 
     def stop(self) -> None:
         self._over.set()
 
-    def _tell(self, store: Any, name: str, tick: int) -> None:
+    def _report(self, store: Any, name: str, tick: int) -> None:
         beat = self._marks.beat
         if compiling():  # a shape that is met for the first time in the middle of a run
             beat = replace(beat, untimed=True)
@@ -99,24 +99,24 @@ class Watch:
     def _run(self, store: Any, names: list[str], rank: int) -> None:
         seen: list[Beat] = []
         since = time.monotonic()
-        told: list[tuple[int, float]] = [(-1, since)] * len(names)
+        heard: list[tuple[int, float]] = [(-1, since)] * len(names)
         """For each rank, the number of its last heartbeat and when it arrived."""
         tick = 0
         while not self._over.wait(_EVERY_S):
             tick += 1
             try:
-                self._tell(store, names[rank], tick)
+                self._report(store, names[rank], tick)
                 if not store.check(names):
                     continue  # not all have begun
                 words = [json.loads(value) for value in store.multi_get(names)]
             except RuntimeError:
                 return  # the store is gone, and with it the job
             now = time.monotonic()
-            told = [(word[0], now) if word[0] != was[0] else was for word, was in zip(words, told, strict=True)]
+            heard = [(word[0], now) if word[0] != was[0] else was for word, was in zip(words, heard, strict=True)]
             beats = [Beat(*word[1:]) for word in words]
             if beats != seen:
                 seen, since = beats, now
-            found = silent(beats, [now - at for _, at in told], self._limit) or late(beats, now - since, self._limit)
+            found = silent(beats, [now - at for _, at in heard], self._limit) or late(beats, now - since, self._limit)
             if found and not self._over.is_set():
                 print(f"\n{found}; stack of this rank:", file=sys.stderr, flush=True)
                 faulthandler.dump_traceback(sys.stderr)

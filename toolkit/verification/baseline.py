@@ -34,8 +34,8 @@ class Comparison:
 
     def lines(self) -> list[str]:
         """For the screen."""
-        told = [f"weaker than {self.source}: {one}" for one in self.weaker] or [f"baseline: as good as {self.source}"]
-        return [*told, *([f"note: the recipe has changed since {self.source} was written"] if self.changed else [])]
+        lines = [f"weaker than {self.source}: {one}" for one in self.weaker] or [f"baseline: as good as {self.source}"]
+        return [*lines, *([f"note: the recipe has changed since {self.source} was written"] if self.changed else [])]
 
 
 def read_baseline(file: str) -> dict[str, Any]:

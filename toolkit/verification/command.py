@@ -172,8 +172,8 @@ def run_trace(folder: str, json_target: str | None) -> int:
         _say(f"verify  {folder} · {outcome.resolved.world_size} processes · {steps} recorded steps")
         for note in outcome.notes:
             _say(f"note: {note}")
-        told = [*screen.table(outcome.passes), *screen.ending(outcome, answer["seconds"], f"--trace {folder}")]
-        _say("\n".join(line for line in told if not line.startswith("next: toolkit train")))
+        lines = [*screen.table(outcome.passes), *screen.ending(outcome, answer["seconds"], f"--trace {folder}")]
+        _say("\n".join(line for line in lines if not line.startswith("next: toolkit train")))
     if json_target:
         write_json(answer, json_target)
     return outcome.exit_code

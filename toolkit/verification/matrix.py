@@ -125,7 +125,7 @@ def what_caught(outcome: Outcome) -> tuple[str, str]:
 def write_matrix(cells: Sequence[Cell], target: Path) -> None:
     """The table, in Markdown."""
     killed, right = sum(cell.killed for cell in cells), sum(cell.named for cell in cells)
-    told = " · ".join(f"{name} {version}" for name, version in versions().items())
+    packages = " · ".join(f"{name} {version}" for name, version in versions().items())
     lines = [
         "# Kill matrix",
         "",
@@ -133,7 +133,7 @@ def write_matrix(cells: Sequence[Cell], target: Path) -> None:
         "happens, into a run that is otherwise right, under every strategy it applies to. Comparisons and diagnoses do",
         "not know which one is running.",
         "",
-        f"{killed} of {len(cells)} killed, {right} with the right diagnosis. {told}",
+        f"{killed} of {len(cells)} killed, {right} with the right diagnosis. {packages}",
         "",
         "| fault | what | seen in | strategies: stage that caught it | diagnosis |",
         "| --- | --- | --- | --- | --- |",

@@ -110,7 +110,7 @@ def run_pass(case: Case, group: WorkerGroup, fresh: WorkerGroup, timeout: float,
     except JobFailed as error:
         if error.refused is not None:
             raise error.refused from None
-        found.failure = _told(case, error)
+        found.failure = _why_failed(case, error)
         with (case.folder / f"rank{error.rank}.log").open("a", encoding="utf-8") as log:
             log.write(f"{error}\n")
         found.fault_reached = True
@@ -173,7 +173,7 @@ def _compare_round_trip(case: Case, found: Pass) -> None:
     found.stages.append(stage)
 
 
-def _told(case: Case, error: JobFailed) -> str:
+def _why_failed(case: Case, error: JobFailed) -> str:
     """Rank, step and the last stage that it reached, then the reason."""
     at = case.folder / f"rank{error.rank}.at"
     place = f"rank {error.rank}"

@@ -34,8 +34,6 @@ from toolkit.verification.faults import fault_class
 from toolkit.verification.outcome import Outcome
 from toolkit.verification.passes import Pass, run_pass
 
-Tell = Callable[[Pass], None]
-
 TIME_LIMIT = 300.0
 """Seconds for one pass; a rank that does not answer by then hangs."""
 
@@ -83,7 +81,6 @@ def verify(
     time_limit: float = TIME_LIMIT,
     round_trip: bool = True,
     stop_early: bool = False,
-    tell: Tell = lambda found: None,
     folder: Path | None = None,
     log: Path | None = None,
 ) -> Outcome:
@@ -131,7 +128,6 @@ def verify(
             outcome.passes.append(found)
             if outcome.diagnosis is None and (found.different or found.unproven):
                 outcome.diagnosis = diagnose(found, case)
-            tell(found)
             if found.failure or found.not_engaged or (stop_early and found.different):
                 break
     finally:

@@ -16,7 +16,7 @@ def headline(resolved: Resolved, twin: Resolved | None = None) -> str:
     """What is verified."""
     recipe = resolved.recipe
     name = recipe.model.path or (recipe.model.config or {}).get("model_type", "model")
-    adapter = _told_adapter(recipe.adapter) if recipe.adapter else "all weights"
+    adapter = _describe_adapter(recipe.adapter) if recipe.adapter else "all weights"
     backend = "gloo" if resolved.device == "cpu" else "nccl"
     where = (
         f"{resolved.world_size} processes ({resolved.device}, {backend})"
@@ -33,7 +33,7 @@ def headline(resolved: Resolved, twin: Resolved | None = None) -> str:
     return _wrapped("verify  ", parts)
 
 
-def _told_adapter(adapter: Adapter) -> str:
+def _describe_adapter(adapter: Adapter) -> str:
     name = {"lora": "LoRA", "dora": "DoRA", "qlora": "QLoRA"}.get(adapter.method, adapter.method)
     return f"{name} r{adapter.r}" if adapter.r is not None else name
 
@@ -112,7 +112,7 @@ def ending(outcome: Outcome, seconds: float, command: str) -> list[str]:
         lines.append(f"not-exercised  {len(outcome.unproven)} expected effects were not observed (listed above)")
     elif outcome.difference:
         one, stage, measure = outcome.difference
-        lines += _told(one, stage, measure)
+        lines += _described(one, stage, measure)
     if outcome.diagnosis:
         lines.append(f"likely     {outcome.diagnosis.cause}")
         lines.append(f"           {outcome.diagnosis.evidence}")
@@ -141,7 +141,7 @@ def deviation_line(outcome: Outcome) -> list[str]:
     return lines
 
 
-def _told(one: Pass, stage: Stage, measure: Measure) -> list[str]:
+def _described(one: Pass, stage: Stage, measure: Measure) -> list[str]:
     place = f"step {measure.step + 1}"
     if measure.micro is not None:
         place += f", micro-batch {measure.micro + 1}"

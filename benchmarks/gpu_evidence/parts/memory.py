@@ -21,7 +21,7 @@ STEPS = 2
 _OFFLOAD = (("zero1", "optimizer"), ("zero2", "optimizer"), ("zero3", "optimizer"), ("zero3", "all"), ("fsdp1", "all"),
             ("fsdp2", "all"))  # fmt: skip
 _HOST_SHARE = 0.9
-"""Of the host's free memory: a process that the system ends tells nothing."""
+"""Of the host's free memory: a process that the system ends leaves no figure."""
 
 
 def cells(setting: Setting) -> list[Cell]:
@@ -102,7 +102,7 @@ def _check_host(resolved: Resolved, weights: int, offloaded: int) -> None:
         raise Skipped(f"needs {needed / GIB:.0f} GiB of host memory, {free / GIB:.0f} are free")
 
 
-def told(records: Sequence[Record]) -> dict[str, Any]:
+def summarised(records: Sequence[Record]) -> dict[str, Any]:
     results = {record["cell"]: record["result"] for record in records if "result" in record}
     ratios = {cell: r["predicted_over_measured"] for cell, r in results.items() if r.get("predicted_over_measured")}
     return {
@@ -112,4 +112,4 @@ def told(records: Sequence[Record]) -> dict[str, Any]:
     }
 
 
-PART = Part("memory", "peak memory by phase, and the plan's prediction", cells, told)
+PART = Part("memory", "peak memory by phase, and the plan's prediction", cells, summarised)

@@ -126,7 +126,7 @@ def _world(strategy: str, setting: Setting) -> int:
     """A crash would pass for a kill: two processes only where the same run without a fault was equivalent."""
     pair = setting.finished.get(f"two-{strategy}")
     if pair is None:
-        raise Skipped(f"cell two-{strategy} has not run, which tells how many processes can")
+        raise Skipped(f"cell two-{strategy} has not run, which shows how many processes can")
     return 2 if pair["status"] == "done" and pair["result"]["verdict"] == "equivalent" else 1
 
 
@@ -149,7 +149,7 @@ def _verified(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def told(records: Sequence[Record]) -> dict[str, Any]:
+def summarised(records: Sequence[Record]) -> dict[str, Any]:
     pairs = {r["cell"]: r["result"] for r in records if r["cell"].startswith("two-") and "result" in r}
     kills = [r["result"] for r in records if r["cell"].startswith("kill-") and "result" in r]
     return {
@@ -160,4 +160,4 @@ def told(records: Sequence[Record]) -> dict[str, Any]:
     }
 
 
-PART = Part("verify", "toolkit verify: alone, two on one device, a forced overflow, the kill matrix", cells, told)
+PART = Part("verify", "toolkit verify: alone, two on one device, a forced overflow, the kill matrix", cells, summarised)

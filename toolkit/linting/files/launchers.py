@@ -1,4 +1,4 @@
-"""Which words of a shell command start a launcher, and which only stand before it."""
+"""Which words of a shell command start a launcher, and which only precede it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SUBCOMMANDS: dict[str, tuple[str, set[str]]] = {
     "axolotl": ("axolotl", {"train"}),
     "tune": ("torchtune", {"run"}),
 }
-# What may stand before a command: the shell's own words, and programs that start another one.
+# What may precede a command: the shell's own words, and programs that start another one.
 _SHELL_WORDS = {"do", "then", "else", "elif", "if", "while", "until", "!", "{", "(", "time", "exec", "nohup", "command"}
 _WRAPPERS = {
     "srun", "mpirun", "mpiexec", "uv", "poetry", "pipenv", "conda", "mamba", "micromamba", "env", "sudo", "numactl",

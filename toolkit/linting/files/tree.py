@@ -43,7 +43,7 @@ class Entry:
     start: int
     end: int
     node: Node
-    merged: bool = False  # came through YAML's `<<`: it stands elsewhere and cannot be edited here
+    merged: bool = False  # came through YAML's `<<`: it is elsewhere and cannot be edited here
 
 
 @dataclass(eq=False)

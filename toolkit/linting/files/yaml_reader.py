@@ -85,7 +85,7 @@ class _Reader:
         node = closed.node
         if node.flow:
             node.end = self._offset(event.end_mark)
-        else:  # the mark stands behind blank lines and comments: the last value inside is the end
+        else:  # the mark is behind blank lines and comments: the last value inside is the end
             inside = [entry.node for entry in (node.entries or {}).values() if not entry.merged]
             node.end = max((child.end for child in [*inside, *(node.items or [])]), default=node.start)
         for merged in closed.merges:
@@ -134,7 +134,7 @@ class _Reader:
         if top is not None and top.node.entries is not None and top.key is None:
             self._fail(event, "a key must be plain text")
         start, end = self._offset(event.start_mark), self._offset(event.end_mark)
-        # Own position, shared content: what is inside stands where the anchor is.
+        # Own position, shared content: what is inside is where the anchor is.
         here = Node(start, end, node.value, node.entries, node.items, node.flow, node.repeats)
         self.sizes[id(here)] = self._size(node)
         self._place(here, event)

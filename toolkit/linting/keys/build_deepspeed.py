@@ -114,7 +114,7 @@ def _scalar_types() -> dict[str, dict[str, Any]]:
 
 
 def _optimizer_params() -> dict[str, dict[str, Any]]:
-    """Parameters by the optimizers that take one; several classes may stand behind a name."""
+    """Parameters by the optimizers that take one; a name may have several classes."""
     import torch
     from deepspeed.ops.adagrad import DeepSpeedCPUAdagrad
     from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam

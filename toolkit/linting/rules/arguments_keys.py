@@ -172,7 +172,7 @@ def wrong_type(context: LintContext) -> Iterator[Diagnostic]:
     """A training argument has the wrong type.
 
     JSON and YAML values are not converted: a learning rate in quotes fails in the optimizer, and the text
-    "false" counts as true. TrlParser does convert what stands in a YAML file: there, a number in quotes is a warning,
+    "false" counts as true. TrlParser does convert what a YAML file has: there, a number in quotes is a warning,
     and none in a file of TRL.
     """
     if context.args.syntax == "shell" or context.args.tool not in ("trainer", "trl"):

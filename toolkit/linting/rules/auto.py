@@ -155,7 +155,7 @@ def auto_that_nobody_resolves(context: LintContext) -> Iterator[Diagnostic]:
 def auto_needs_a_reader(context: LintContext) -> Iterator[Diagnostic]:
     """Values of "auto": fine under the Trainer, not under the deepspeed launcher.
 
-    A note where the files do not tell who reads them. `--reader deepspeed` makes it an error, `--reader
+    A note where the files do not say who reads them. `--reader deepspeed` makes it an error, `--reader
     trainer` checks it for the Trainer.
     """
     found = _autos(context)

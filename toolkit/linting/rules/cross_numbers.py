@@ -13,7 +13,7 @@ from toolkit.linting.registry import rule
 _TRAINER = "transformers 5.23.0 integrations/deepspeed.py:trainer_config_process, _finalize (ValueError)"
 
 
-UNKNOWN = object()  # of an argument whose value the files do not tell
+UNKNOWN = object()  # of an argument whose value the files do not say
 
 
 def _differs(value: object, argument: object) -> bool:
@@ -24,7 +24,7 @@ def _argument(context: LintContext, key: str, default: object) -> tuple[object, 
     """A training argument's value and where it is from; its default counts, for the Trainer compares that."""
     setting = context.arg(key)
     if setting is not None and setting.value is not None:
-        return setting.value, setting.told
+        return setting.value, setting.described
     if context.arg_unsure(key):
         return UNKNOWN, "not known"
     return default, f"{default} by default in the training arguments"
@@ -228,7 +228,7 @@ def schedule_length(context: LintContext) -> Iterator[Diagnostic]:
     ):
         yield Diagnostic(
             setting,
-            f"total_num_steps is {setting.value} here, max_steps {steps.told}",
+            f"total_num_steps is {setting.value} here, max_steps {steps.described}",
             set_value(setting, "auto"),
         )
 

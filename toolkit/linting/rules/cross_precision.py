@@ -71,12 +71,12 @@ def precision_of_yaml_and_deepspeed(context: LintContext) -> Iterator[Diagnostic
     if enabled and true(enabled.value):
         yield Diagnostic(
             enabled,
-            f"{other} is enabled here, mixed_precision is {launch.told}: accelerate rejects this",
+            f"{other} is enabled here, mixed_precision is {launch.described}: accelerate rejects this",
         )
     disabled = context.ds(f"{mine}.enabled")
     if disabled and disabled.value is False:
         yield Diagnostic(
-            disabled, f"{mine} is off here and wins over mixed_precision {launch.told}: the run is in fp32"
+            disabled, f"{mine} is off here and wins over mixed_precision {launch.described}: the run is in fp32"
         )
 
 

@@ -31,7 +31,7 @@ def beside_the_config_file(context: LintContext) -> Iterator[Diagnostic]:
     """deepspeed_config_file is set together with settings that belong in that file.
 
     accelerate raises a ValueError at launch where stage, accumulation, clipping, offload, 16-bit saving or
-    mixed_precision stand in the accelerate config too. They are removed here only where the JSON says the
+    mixed_precision are in the accelerate config too. They are removed here only where the JSON says the
     same.
     """
     if LintContext._in(context.accelerate, "deepspeed_config.deepspeed_config_file") is None:

@@ -237,4 +237,4 @@ def layers_and_experts(context: LintContext) -> Iterator[Diagnostic]:
         yield Diagnostic(compiled, "DeepCompile with autotp_size and AutoEP: DeepSpeed rejects it")
     one, other = (context.ds(f"{section}.preset_model") for section in ("tensor_parallel", "expert_parallel"))
     if one is not None and other is not None and None not in (one.value, other.value) and one.value != other.value:
-        yield Diagnostic(other, f"preset_model is {other.value} here, {one.told}: DeepSpeed rejects it")
+        yield Diagnostic(other, f"preset_model is {other.value} here, {one.described}: DeepSpeed rejects it")

@@ -41,7 +41,7 @@ def _current() -> set[str]:
 
 
 def _script(context: LintContext) -> str | None:
-    """The script, where its own arguments tell: grpo has num_generations."""
+    """The script, where its own arguments show it: grpo has num_generations."""
     written = set(context.args.section("")) | set(context.args.unknown)
     own = {
         name: set(keys.section("trl", name)) - {k for o in TRL_CONFIGS if o != name for k in keys.section("trl", o)}

@@ -347,10 +347,10 @@ class Engine:
         if self.resolved.recipe.strategy.mesh is None:
             return []
         seen = sorted({found for found, _ in parts})
-        told = ", ".join(f"{copies} x {count}" for copies, count in seen) or "none"
+        observed = ", ".join(f"{copies} x {count}" for copies, count in seen) or "none"
         right = f"{mesh.replicate} x {mesh.shard}"
         return [
-            Claim("mesh", "copies x parts of each weight", right, told, seen == [(mesh.replicate, mesh.shard)]),
+            Claim("mesh", "copies x parts of each weight", right, observed, seen == [(mesh.replicate, mesh.shard)]),
             *self._copy_claims([part for _, part in parts]),
         ]
 

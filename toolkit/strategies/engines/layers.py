@@ -1,7 +1,7 @@
 """``strategy.mesh.tensor`` beside another strategy: each rank trains its part of divided weights, whole ones alike.
 
-To the other strategy a part is a weight. What is told and taken here is of whole weights: gathered from the ranks that
-divide them, or this rank's part of them.
+To the other strategy a part is a weight. This class gives and takes whole weights: it gathers them from the ranks that
+divide them, and keeps this rank's part of what it takes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class DividedLayers(Engine):
-    """What an engine does otherwise where layers are divided; stands before it among the base classes."""
+    """What an engine does otherwise where layers are divided; comes before it among the base classes."""
 
     def __init__(self, prepared: Prepared, accelerator: Accelerator) -> None:
         self.divisions = prepared.divisions

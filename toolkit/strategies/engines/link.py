@@ -40,16 +40,16 @@ class Link:
         self._gradients: deque[tuple[Any, torch.Tensor]] = deque()
         """What was sent and may not have been received, oldest first."""
         self._dtype: torch.dtype | None = None
-        self._told = False
+        self._reported = False
         self.counts: Counter[str] = Counter()
         """Tensors sent and received, by what they are."""
 
     def send_hidden(self, hidden: torch.Tensor) -> None:
         """Send hidden states to the stage after this one; the first time their dtype too."""
-        if not self._told:
+        if not self._reported:
             number = torch.tensor([_DTYPES.index(hidden.dtype)], device=self.device)
             _send(number, self.after, self._forwards)[0].wait()
-            self._told = True
+            self._reported = True
         # An evaluation has no backward that would hold back the first stages: they may be this far ahead.
         while len(self._hidden) > 2 * len(self.ranks):
             self._hidden.popleft()[0].wait()

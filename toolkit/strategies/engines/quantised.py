@@ -36,7 +36,7 @@ def base_claims(model: nn.Module, bases: Mapping[str, int], resolved: Resolved, 
     rest = len(layers) * (8 + 32) / max(1, weights)
     expected = 8 / BLOCK + 32 / (BLOCK * NESTED) if nested else 32 / BLOCK
     fits = 4 <= bits <= 4 + padding and statistics - tables <= expected + rest
-    told = f"{bits:.3f} + {statistics - tables:.3f}" if layers else "none are in NF4"
+    observed = f"{bits:.3f} + {statistics - tables:.3f}" if layers else "none are in NF4"
     return [
         Claim(
             "nf4-weights",
@@ -46,7 +46,11 @@ def base_claims(model: nn.Module, bases: Mapping[str, int], resolved: Resolved, 
             weights == elements > 0,
         ),
         Claim(
-            "nf4-bits", "bits of such a weight", f"4 + {expected:.3f}, and what pads a shard and a block", told, fits
+            "nf4-bits",
+            "bits of such a weight",
+            f"4 + {expected:.3f}, and what pads a shard and a block",
+            observed,
+            fits,
         ),
     ]
 

@@ -1,8 +1,8 @@
 """``strategy.mesh.pipeline`` beside ``tensor`` or ``expert``: the ranks of a stage divide the layers of its blocks, or
 their experts.
 
-To a stage the parts of its weights are weights, which this rank has or another stage has; what is told and taken is of
-whole weights, which the ranks of the stage that has them join first.
+To a stage the parts of its weights are weights, which this rank has or another stage has. This class
+gives and takes whole weights, which the ranks of the stage that has them join first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class StagedParts(Staged, DividedLayers):
-    """What an engine does otherwise where the ranks of a stage divide weights; stands before it among the base
+    """What an engine does otherwise where the ranks of a stage divide weights; comes before it among the base
     classes."""
 
     def __init__(self, prepared: Prepared, accelerator: Accelerator) -> None:

@@ -1,6 +1,6 @@
 """Stages of a pipeline: each rank trains its blocks; ranks with the same blocks average their gradients.
 
-What is told and taken here is of the whole model: the stage that has a weight sends it to the others, or takes it.
+This class gives and takes weights of the whole model: the stage that has one sends it to the others, or takes it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Staged(Engine):
-    """What an engine does otherwise where ranks have some of the model's blocks; stands before it among the base
+    """What an engine does otherwise where ranks have some of the model's blocks; comes before it among the base
     classes."""
 
     _factors: dict[int, float] | None
@@ -103,16 +103,16 @@ class Staged(Engine):
 
     def full_gradient(self, name: str) -> torch.Tensor | None:
         own = super().full_gradient(name) if name in self.parameters else None
-        (there,) = self._told(name, [own is not None])
+        (there,) = self._of_owner(name, [own is not None])
         return self._from_owner(name, own, self.shapes[name], self.dtypes[name], False) if there else None
 
     def full_state(self, name: str, scales: bool = False, main_only: bool = False) -> OptimizerState | None:
         own = super().full_state(name, scales) if name in self.parameters else None
         about = None if own is None else (own.step, {k: (tuple(m.shape), m.dtype) for k, m in own.moments.items()})
-        (told,) = self._told(name, [about])
-        if told is None:
+        (given,) = self._of_owner(name, [about])
+        if given is None:
             return None
-        step, forms = told
+        step, forms = given
         moments = {} if own is None else own.moments
         return OptimizerState(step, {key: self._from_owner(name, moments.get(key), shape, dtype, main_only)
                                      for key, (shape, dtype) in forms.items()})  # fmt: skip
@@ -138,7 +138,7 @@ class Staged(Engine):
         """Whether this stage writes a weight: of those that have it, the first."""
         return self.stage.owners[name] == self.stage.index
 
-    def _told(self, name: str, values: list[Any]) -> list[Any]:
+    def _of_owner(self, name: str, values: list[Any]) -> list[Any]:
         """What the stage that has a weight says of it."""
         dist.broadcast_object_list(values, self.link.ranks[self.stage.owners[name]], self.link.group, self.device)
         return values
@@ -165,14 +165,14 @@ class Staged(Engine):
         dist.all_gather_object(found, here, self.link.group)
         blocks = [at for numbers, _, _ in found for at in numbers]
         names = [name for _, own, _ in found for name in own]
-        told = " | ".join(f"{numbers[0]}-{numbers[-1]}" for numbers, _, _ in found)
+        listed = " | ".join(f"{numbers[0]}-{numbers[-1]}" for numbers, _, _ in found)
         right = [str(at) for at in range(len(blocks))]
         whole = len(self.stage.owners)
         # The head of a tied model has a name of its own where there is no embedding.
         once = len(names) - len(self.stage.shared)
         sums = [own for _, _, own in found if own]
         claims = [
-            Claim("stages", "blocks of each stage", f"{mesh.pipeline} stages of consecutive blocks", told,
+            Claim("stages", "blocks of each stage", f"{mesh.pipeline} stages of consecutive blocks", listed,
                   len(found) > 1 and blocks == right),
             Claim("stage-weights", "weights in exactly one stage", str(whole), str(once),
                   once == whole and len(set(names)) == len(names)),

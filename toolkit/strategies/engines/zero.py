@@ -45,7 +45,7 @@ class ZeroEngine(Engine):
         optimizer = self._make_optimizer(self.parameters, prepared.decayed)
         self.engine: Any
         self.engine, _ = self.accelerator.prepare(model, optimizer)
-        # Its hooks stand on autograd's nodes, where Python's collector does not see that they hold the engine: left to
+        # Its hooks are on autograd's nodes, where Python's collector does not see that they hold the engine: left to
         # itself none is ever freed.
         weakref.finalize(self, self.engine.destroy).atexit = False
         self.model = self.engine

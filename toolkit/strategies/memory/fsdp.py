@@ -147,7 +147,7 @@ class _FsdpMemory(MemoryModel):
         """The unit whose gradients ``weight``'s is reduced with."""
         if block >= 0:
             return block
-        # Position tables, say, stand with the tail's weights and finish with the embeddings.
+        # Position tables, say, are among the tail's weights and finish with the embeddings.
         return EMBED if weight in self.holdings.embed else TAIL
 
     def weights(self, unit: int) -> Sequence[Weight]:
@@ -235,7 +235,7 @@ class Fsdp2Memory(_FsdpMemory):
 
 
 class Fsdp1Memory(_FsdpMemory):
-    """A flat parameter per block, and one of all that stands in no block, which is the root's and stays gathered
+    """A flat parameter per block, and one of all that is in no block, which is the root's and stays gathered
     for the whole pass (_runtime_utils.py, ``_post_forward_reshard``) and is reduced at its end."""
 
     @property

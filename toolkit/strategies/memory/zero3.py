@@ -68,7 +68,7 @@ class Zero3Memory(ZeroMemory):
         return self.compute if weight.trains else self.frozen
 
     def _elements(self, weight: Weight) -> int:
-        """As DeepSpeed counts: packed weights stand in elements of the frozen dtype."""
+        """As DeepSpeed counts: packed weights count in elements of the frozen dtype."""
         return weight.numel if weight.packed is None else weight.packed // self.frozen
 
     def _large(self, block: int, tied: bool = False) -> list[Weight]:

@@ -110,7 +110,7 @@ def exercise_clipping(case: Case) -> Case:
 
 def clip_between(case: Case, norms: Sequence[float]) -> Case:
     """With a limit in the widest gap between these norms; as it is if there is none."""
-    # A recipe that diverges is for the comparison to tell.
+    # A recipe that diverges is for the comparison to report.
     found = sorted(norm for norm in norms if math.isfinite(norm))
     gaps = [(high / low, (high * low) ** 0.5) for low, high in itertools.pairwise(found) if low > 0]
     if not gaps:

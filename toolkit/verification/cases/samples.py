@@ -32,7 +32,7 @@ _ATTEMPTS = 8
 
 
 class RaggedSamples:
-    """Stands where a run has its tokenised data (``toolkit.data.samples.MapSamples``)."""
+    """In place of a run's tokenised data (``toolkit.data.samples.MapSamples``)."""
 
     streamed = False
     label_names = None
@@ -63,8 +63,8 @@ class RaggedSamples:
 def ragged_samples(resolved: Resolved, config: dict[str, Any], full_windows: int) -> RaggedSamples:
     """An epoch of ``full_windows`` windows and a short one, in whose last micro-batch all ranks but one are empty.
 
-    Every sample is unique, so that one can be told from another by its tokens alone. Drawn again where no window has
-    another number of supervised tokens on each rank, as may happen with a row for each two that divide it.
+    Every sample is unique: its tokens alone identify it. Drawn again where no window has another number of
+    supervised tokens on each rank, as may happen with a row for each two that divide it.
     """
     for attempt in range(_ATTEMPTS):
         samples = _drawn(resolved, config, full_windows, attempt)

@@ -11,7 +11,7 @@ def missing(one: Checkpoint, other: Checkpoint, notes: list[str]) -> list[str]:
     """Names of ``one`` that ``other`` lacks and should have.
 
     Copies of tied weights are not missing, and neither are frozen weights where ``other`` keeps what trains; ``notes``
-    is told of both. Moments that are kept under the name of a copy get the name that both sides have.
+    is reported of both. Moments that are kept under the name of a copy get the name that both sides have.
     """
     names = sorted(one.weights.keys() - other.weights.keys())
     if other.trained_only and names:

@@ -1,4 +1,4 @@
-"""Cross-rank: every rank holds the same weights and took the same decisions. Round-trip: saved, loaded, gone on."""
+"""Cross-rank: every rank holds the same weights and took the same decisions. Round-trip: saved, loaded, resumed."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def round_trip(
     ``tolerance``: 0 where arithmetic repeats bit by bit (a CPU), else the gradient's. ``settings``: the recipe's
     section ``optimizer``.
     """
-    told = "reload, resume bit-equal" if tolerance == 0 else "reload bit-equal, resume within rounding"
-    stage = Stage("round-trip", detection_limit=tolerance, summary=told)
+    summary = "reload, resume bit-equal" if tolerance == 0 else "reload bit-equal, resume within rounding"
+    stage = Stage("round-trip", detection_limit=tolerance, summary=summary)
     resumed = ranks[0].resumed
     whole = ranks[0].run.steps[SAVE_AFTER - 1 :]
     if resumed is None or not whole:

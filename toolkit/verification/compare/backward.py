@@ -117,7 +117,7 @@ def _errors(ordered: tuple, natural: tuple) -> dict[str, tuple[float, float]]:
 
 def _reordered(step: int, errors: dict[str, tuple[float, float]], noise: Noise, in_parts: bool) -> list[Measure]:
     """``in_parts``: rows in parts have to give what whole rows do, however much it matters to the model which rows
-    stand together: there the noise is that of other rows (a rotary embedding that depends on the longest of them)."""
+    come together: there the noise is that of other rows (a rotary embedding that depends on the longest of them)."""
     found = []
     for name, (error, size) in errors.items():
         floor = noise.of(name, size)
@@ -146,7 +146,7 @@ def forward(ranks: Sequence[RankTrace], reference: Reference, replayed: Replayed
     for name, first in reference.first.items():
         seen = ranks[0].run.weights.get(name)
         if seen is None:
-            continue  # does not train: the gradient stage tells
+            continue  # does not train: the gradient stage reports it
         error = relative_error(seen, first)
         stage.measures.append(Measure("initial-weight", 0, error, 0.0, name))
     tolerance, floor = noise.tolerance("loss"), noise.of("loss")

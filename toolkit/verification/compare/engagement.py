@@ -158,13 +158,13 @@ def _compiled(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
         right = each * rank.forwards * (seen.blocks if seen else 0)
         ok = seen is not None and not seen.fell_back and seen.graphs > 0 and seen.calls == right > 0
         ok = ok and seen is not None and seen.runs >= seen.calls
-        told = "none"
+        observed = "none"
         if seen is not None:
-            told = f"{seen.calls} calls, {seen.runs} runs of {seen.graphs} graphs, {seen.breaks} breaks"
-            told = f"{told}; fell back: {seen.fell_back}" if seen.fell_back else told
+            observed = f"{seen.calls} calls, {seen.runs} runs of {seen.graphs} graphs, {seen.breaks} breaks"
+            observed = f"{observed}; fell back: {seen.fell_back}" if seen.fell_back else observed
         if rank.rank == 0 or not ok:
             claims.append(
-                Claim("compiled", "blocks run compiled", f"{right} calls, a graph or more for each", told, ok)
+                Claim("compiled", "blocks run compiled", f"{right} calls, a graph or more for each", observed, ok)
             )
     return claims
 
@@ -199,11 +199,11 @@ def _collectives(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
     if resolved.world_size == 1:
         return []
     seen = ranks[0].collectives
-    told = ", ".join(f"{count} {kind}" for kind, count in sorted(seen.items())) or "none"
+    observed = ", ".join(f"{count} {kind}" for kind, count in sorted(seen.items())) or "none"
     claims = []
     for kinds in resolved.traits.collectives:
         ok = any(seen.get(kind, 0) > 0 for kind in kinds)
-        claims.append(Claim("collectives", "collectives in the first step", " or ".join(kinds), told, ok))
+        claims.append(Claim("collectives", "collectives in the first step", " or ".join(kinds), observed, ok))
     return claims + _synchronised(ranks, resolved) + _axes(ranks, resolved)
 
 
@@ -215,10 +215,10 @@ def _synchronised(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]
     micros = resolved.accumulation
     right = list(range(micros)) if resolved.reduces_each_micro_batch else [micros - 1]
     odd = next((rank for rank in ranks if rank.reducing != right), ranks[0])
-    told = ", ".join(str(micro + 1) for micro in odd.reducing) or "none"
+    observed = ", ".join(str(micro + 1) for micro in odd.reducing) or "none"
     expected = ", ".join(str(micro + 1) for micro in right)
     what = "micro-batches of the first step that sum gradients over ranks"
-    return [Claim("sync", what, expected, told, odd.reducing == right)]
+    return [Claim("sync", what, expected, observed, odd.reducing == right)]
 
 
 def _axes(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
@@ -236,9 +236,11 @@ def _axes(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Claim]:
         theirs = [rank for rank in ranks if axis != "expert" or not _without_experts(rank)]
         without = [rank for rank in theirs if not rank.axes.get(f"{kind} {axis}")]
         shown = (without or ranks)[0]
-        told = ", ".join(f"{count} {what}" for what, count in sorted(shown.axes.items())) or "none"
+        observed = ", ".join(f"{count} {what}" for what, count in sorted(shown.axes.items())) or "none"
         expected = f"{kind} {axis}"
-        claims.append(Claim("mesh-collectives", f"collectives by axis, rank {shown.rank}", expected, told, not without))
+        claims.append(
+            Claim("mesh-collectives", f"collectives by axis, rank {shown.rank}", expected, observed, not without)
+        )
     return claims
 
 

@@ -1,4 +1,4 @@
-"""Ledger: which samples, with which labels, each step consumed, told from the tensors that the model was given."""
+"""Ledger: which samples, with which labels, each step consumed, derived from the tensors that the model was given."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ class Noise:
         return FALSE_ALARMS / self.comparisons
 
     def of(self, name: str, size: float = math.inf) -> float:
-        """The noise that is told: the largest difference seen between two correct runs, relative to ``size``."""
+        """The noise that is reported: the largest difference seen between two correct runs, relative to ``size``."""
         seen = (
             kind[name].largest(size) for kind in (self.arranged, self.scaled, self.shaken, self.rounded) if name in kind
         )

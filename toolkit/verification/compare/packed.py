@@ -11,7 +11,7 @@ _SAME = 1e-5
 
 
 def distance(stored: torch.Tensor, scales: torch.Tensor, right: torch.Tensor, signed: bool) -> tuple[float, float]:
-    """How far ``right`` lies outside of what the stored codes stand for, and how far the scales are from the largest of
+    """How far ``right`` is outside of what the stored codes stand for, and how far the scales are from the largest of
     their blocks; both 2-norms relative to those of ``right`` and of the largest.
 
     A code stands for all that is nearer to its value than to another's; rounding is no error as far as that goes. All

@@ -31,9 +31,9 @@ def schedule_claims(ranks: Sequence[RankTrace], resolved: Resolved) -> list[Clai
         pipeline = [ranks[rank].actions for rank in resolved.mesh.stage_ranks(0)]
         slots = idle_slots(pipeline)
         right = 2 * (stages - 1)
-        told = "none: each waits for another" if slots is None else f"{slots} of {2 * micros + slots}"
+        observed = "none: each waits for another" if slots is None else f"{slots} of {2 * micros + slots}"
         expected = f"{right} of {2 * micros + right}"
-        claims.append(Claim("bubble", "idle slots of each stage in a step", expected, told, slots == right))
+        claims.append(Claim("bubble", "idle slots of each stage in a step", expected, observed, slots == right))
     return claims
 
 
@@ -51,13 +51,13 @@ def _exchanged(ranks: Sequence[RankTrace], resolved: Resolved, micros: int) -> C
         after, before = micros * (stage < stages - 1), micros * (stage > 0)
         return dict(zip(kinds, (after, before, before, after), strict=True))
 
-    def told(counts: dict[str, int]) -> str:
+    def described(counts: dict[str, int]) -> str:
         return ", ".join(f"{counts.get(kind, 0)} {kind}" for kind in kinds)
 
     odd = next((r for r in ranks if {kind: r.exchanged.get(kind, 0) for kind in kinds} != right(r)), None)
     shown = ranks[0] if odd is None else odd
-    return Claim("stage-exchanges", f"exchanges of rank {shown.rank} in the first step", told(right(shown)),
-                 told(shown.exchanged), odd is None)  # fmt: skip
+    return Claim("stage-exchanges", f"exchanges of rank {shown.rank} in the first step", described(right(shown)),
+                 described(shown.exchanged), odd is None)  # fmt: skip
 
 
 def idle_slots(stages: Sequence[Sequence[Action]]) -> int | None:

@@ -22,7 +22,7 @@ PACKED = ("input_ids", "position_ids", "labels")
 
 
 def is_packed(micro: MicroBatch) -> bool:
-    """Whether rows may hold several samples, told apart by their positions."""
+    """Whether rows may hold several samples, distinguished by their positions."""
     return "position_ids" in micro.tensors
 
 
@@ -33,7 +33,7 @@ def _samples(micro: MicroBatch) -> list[MicroBatch]:
             one = {name: micro.tensors[name][row : row + 1, start:end] for name in PACKED}
             supervised = int((one["labels"][:, 1:] != IGNORED).sum())
             if supervised or not micro.supervised:
-                # A mask in place of the positions: no code that tells packed samples apart has a part in it.
+                # A mask in place of the positions: no code that distinguishes packed samples has a part in it.
                 del one["position_ids"]
                 one["attention_mask"] = torch.ones_like(one["input_ids"])
                 found.append(replace(micro, tensors=one, supervised=supervised))

@@ -222,7 +222,7 @@ class Reference:
             self.loop.seed = right
 
     def losses_without_blocks(self, step: int, weights: dict[str, torch.Tensor]) -> list[float]:
-        """Loss of each micro-batch of packed rows if every sample saw all that stands before it in its row."""
+        """Loss of each micro-batch of packed rows if every sample saw all that is before it in its row."""
         self.set_weights(weights)
         blind = []
         for rank, micro in self.windows[step]:
@@ -377,7 +377,7 @@ def _distances(plain: tuple, other: tuple) -> dict[str, tuple[float, float]]:
 
 def _recomputed(block: torch.nn.Module) -> int:
     """Float8 products of a block that its recomputation runs again. It ends with the last tensor that the backward
-    needs: in the first block of a model whose attention and MLP stand side by side the MLP has no gradient where it
+    needs: in the first block of a model whose attention and MLP are side by side the MLP has no gradient where it
     does not train, and is not run again."""
     layers = rounded_layers(block).values()
     last = max((one.ran for one in layers if one.backward_products), default=-1)

@@ -19,7 +19,7 @@ DEVIATIONS = 7.0
 _BEYOND = math.erfc(DEVIATIONS / math.sqrt(2))
 
 _MANY = 32
-"""Elements that a fit must rest on for its deviation to be told from its residuals (a scalar parameter has none)."""
+"""Elements that a fit needs for its deviation to differ from its residuals (a scalar parameter has none)."""
 
 
 @dataclass(frozen=True)

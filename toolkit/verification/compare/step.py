@@ -172,7 +172,7 @@ class _OneStep:
         self.right_expected = {name: self._float64_step(name, self.expected_coefficient) for name in self.gradients}
 
     def clip(self, stage: Stage) -> None:
-        """The norm that was told, and the coefficient that was applied, over all and by tensor."""
+        """The norm that was reported, and the coefficient that was applied, over all and by tensor."""
         step = self.taken.step
         error = abs(self.taken.norm - self.norm) / self.norm if self.norm else abs(self.taken.norm)
         facts = {"seen": self.taken.norm, "expected": self.norm}

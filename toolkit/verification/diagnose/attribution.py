@@ -1,7 +1,7 @@
 """A wrong gradient as a sum of right ones: with what weight each micro-batch is in it.
 
 The gradient of a window is linear in its micro-batches. So the weights that were really used can be solved for,
-from thousands of equations in a handful of unknowns, and their pattern tells what went wrong.
+from thousands of equations in a handful of unknowns, and their pattern shows what went wrong.
 """
 
 from __future__ import annotations

@@ -131,23 +131,23 @@ def _ledger(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagnosi
     if (odd := other_rows(found, measure.step)) is not None:
         return odd
     samples = wrong.get("samples")
-    told = {"measure": (samples or measure).sentence}
+    details = {"measure": (samples or measure).sentence}
     ids = [_ids(rank, measure.step) for rank in found.parts]
     if len(ids) > 1 and all(other == ids[0] for other in ids[1:]):
-        return Diagnosis("same-samples-on-every-rank", told)
+        return Diagnosis("same-samples-on-every-rank", details)
     counts = samples.facts if samples else {"missing": 0, "unexpected": 0, "repeated": 0, "relabelled": 0}
     if counts["relabelled"] and (at := _labelled_image(found, measure.step)) is not None:
         rank, count = at
         return Diagnosis("image-tokens-supervised", {"step": measure.step + 1, "rank": rank, "count": count})
     if counts["relabelled"] or (samples is None and "supervised-tokens" in wrong):
-        return Diagnosis("wrong-labels", told)
+        return Diagnosis("wrong-labels", details)
     if counts["repeated"] and counts["repeated"] == counts["unexpected"] and not counts["missing"]:
-        return Diagnosis("samples-repeated", told)
+        return Diagnosis("samples-repeated", details)
     lengths = {len(rank.run.steps) for rank in found.ranks}
     micros = sum(len(rank.run.steps[measure.step].micros) for rank in found.parts) if len(lengths) == 1 else None
     right = len(found.reference.windows[measure.step]) if found.reference else None
     if measure.step == FULL_WINDOWS and micros != right:
-        return Diagnosis("remainder-dropped", told)
+        return Diagnosis("remainder-dropped", details)
     return None
 
 

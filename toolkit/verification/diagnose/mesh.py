@@ -32,7 +32,7 @@ def wrong_parts(found: Pass, measure: Measure) -> Diagnosis | None:
     weights = run.weights if step == 0 else run.steps[step - 1].weights
     for mistake, cause in _MISTAKES:
         losses = reference.losses_with_mistake(mistake, step, weights)
-        # The right losses of a step tell nothing: the mistake has to explain the wrong ones.
+        # The right losses of a step show nothing: the mistake has to explain the wrong ones.
         if same_losses(found, step, losses) and losses != found.replayed.losses[step]:
             return Diagnosis(cause, {"step": step + 1, "parts": reference.resolved.mesh.context})
     return None
@@ -47,9 +47,9 @@ def other_rows(found: Pass, step: int) -> Diagnosis | None:
     odd = [rank for rank, rows in enumerate(seen) if rows != seen[first.index(first[rank])]]
     if not odd:
         return None
-    told = ", ".join(map(str, odd))
+    numbers = ", ".join(map(str, odd))
     return Diagnosis(
-        "parts-of-different-rows", {"measure": f"step {step + 1}: rank {told}, not as its first neighbour"}
+        "parts-of-different-rows", {"measure": f"step {step + 1}: rank {numbers}, not as its first neighbour"}
     )
 
 

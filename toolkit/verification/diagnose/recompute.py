@@ -28,7 +28,7 @@ def recomputed_otherwise(
     right: Sequence[str],
 ) -> Diagnosis | None:
     """The cause where recomputation is at fault: the plain loop with that defect has the same gradient, or all that is
-    wrong stands inside of the checkpointed blocks or before them. ``right``: tensors whose gradient agrees."""
+    wrong is inside of the checkpointed blocks or before them. ``right``: tensors whose gradient agrees."""
     kind = reference.resolved.recipe.activation_checkpointing
     if kind == "none" or not reference.blocks:
         return None

@@ -20,17 +20,17 @@ def clip_cause(found: Pass, case: Case, stage: Stage, measure: Measure) -> Diagn
     norms = [m for m in stage.wrong if m.kind == "gradient-norm"]
     if not wrong:
         return None
-    told = {"coefficient": wrong[0].sentence}
+    details = {"coefficient": wrong[0].sentence}
     if norms:
-        return Diagnosis("norm-of-one-shard", told | {"norm": norms[0].sentence})
+        return Diagnosis("norm-of-one-shard", details | {"norm": norms[0].sentence})
     applied = [(m.facts["seen"], m.facts["expected"]) for m in wrong]
     if resolved.max_grad_norm <= 0:
         taken = found.ranks[0].run.steps[wrong[0].step]
-        return Diagnosis("clips-by-default", told | {"limit": applied[0][0] * taken.norm})
+        return Diagnosis("clips-by-default", details | {"limit": applied[0][0] * taken.norm})
     if all(abs(seen - 1) < 1e-3 for seen, _ in applied):
-        return Diagnosis("clipping-missing", told)
+        return Diagnosis("clipping-missing", details)
     if all(abs(seen - right * right) < 1e-3 * right for seen, right in applied):
-        return Diagnosis("clips-two-times", told)
+        return Diagnosis("clips-two-times", details)
     return None
 
 

@@ -99,7 +99,7 @@ class KeyHeadsMixed(_OfParts):
 
     @classmethod
     def needs_of(cls, resolved: Any) -> dict[str, Any]:
-        """Fewer key heads than query heads, so that these can be told apart."""
+        """Fewer key heads than query heads, so that these can be distinguished."""
         found = super().needs_of(resolved)
         config = dict(resolved.facts.config or {})
         config["num_key_value_heads"] = max(2, config["num_attention_heads"] // 2)

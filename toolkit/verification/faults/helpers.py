@@ -49,7 +49,7 @@ def patch_engines(patch: Patch, method: str, make: Callable[[Any], Any]) -> None
 
 @dataclass
 class WindowView:
-    """Where a run stands in its window: what a wrong weight of the loss could be made from."""
+    """How far a run is in its window: what a wrong weight of the loss could be made from."""
 
     window: list[MicroBatch] = field(default_factory=list)
     at: int = 0

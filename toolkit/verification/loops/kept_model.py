@@ -145,8 +145,8 @@ def _structure(model: nn.Module) -> dict[str, str]:
     found = {}
     for name, module in model.named_modules():
         floats = {key: value for key, value in sorted(vars(module).items()) if type(value) is float}
-        told = [_whole_shapes(module, module.extra_repr()), *(f"{key}={value!r}" for key, value in floats.items())]
-        found[name] = f"{type(module).__module__}.{type(module).__qualname__}({', '.join(filter(None, told))})"
+        described = [_whole_shapes(module, module.extra_repr()), *(f"{key}={value!r}" for key, value in floats.items())]
+        found[name] = f"{type(module).__module__}.{type(module).__qualname__}({', '.join(filter(None, described))})"
     return found
 
 

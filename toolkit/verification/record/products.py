@@ -40,7 +40,7 @@ class _Saved:
 
 
 class ProductWatch:
-    """Stands around Fp8Linear and its products; ``here`` says which step and micro-batch they are of, or None where
+    """Wraps Fp8Linear and its products; ``here`` says which step and micro-batch they are of, or None where
     none is looked at."""
 
     def __init__(self, model: nn.Module, here: Callable[[], tuple[int, int] | None]) -> None:

@@ -1,6 +1,6 @@
 """Watches a run from inside its rank: what goes into each forward, what each step leaves. Changes nothing.
 
-It stands around the calls that the training loop makes itself, so what is recorded is what the loop did.
+It wraps the calls that the training loop makes itself, so what is recorded is what the loop did.
 """
 
 from __future__ import annotations
@@ -298,7 +298,7 @@ class SessionTracer:
 
 
 class _Dispatched(TorchDispatchMode):
-    """Tells the name of every operator that is called, and its arguments."""
+    """Passes on the name of every operator that is called, and its arguments."""
 
     def __init__(self, called: Callable[[str, Sequence[Any]], None]) -> None:
         super().__init__()

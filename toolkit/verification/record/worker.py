@@ -1,5 +1,5 @@
 """The jobs of every rank: train the case with the toolkit's own session and loop, watched, and save; in processes
-that never saw it trained, load and go on."""
+that never saw it trained, load and resume."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _run(case: Case, trace: RankTrace) -> None:
 
 def resume_case(case: Case) -> None:
     """After `run_case`, in processes that may be others: a new session, whose weights are the first ones again, takes
-    the checkpoint and goes on; what it saw is added to the rank's RankTrace. Every rank calls it."""
+    the checkpoint and resumes; what it saw is added to the rank's RankTrace. Every rank calls it."""
     rank = int(os.environ.get("RANK", "0"))
     trace = load_trace(case.folder, rank)
     fault = find_fault(case.fault, case.mutation)
@@ -142,7 +142,7 @@ def _open(resolved: Resolved, case: Case) -> Session:
 
 
 def _train(session: Session, case: Case, progress: Progress, after_step: Callable[[Pending], None]) -> None:
-    samples = cast(MapSamples, case.samples)  # stands where one does
+    samples = cast(MapSamples, case.samples)  # in place of one
     loader = TrainLoader.of(session.resolved, samples, session.rank, progress.step)
     loop.train(session, loader, case.steps, progress, after_step)
 

@@ -78,8 +78,8 @@ def _rounded(
         sums.append(_reduced(replay, halved, step))
         nearest = min(_distance(taken, other) for other in sums)
         representable = all(torch.equal(g, g.to(dtype).to(g.dtype)) for g in taken.values())
-        told = replay.ranks[0].facts.reduce == str(dtype).removeprefix("torch.") and exact < 2e-2
-        if told or nearest * _NEARER < exact or (representable and exact < 2e-2):
+        declared = replay.ranks[0].facts.reduce == str(dtype).removeprefix("torch.") and exact < 2e-2
+        if declared or nearest * _NEARER < exact or (representable and exact < 2e-2):
             return Diagnosis("sums-rounded-to-16-bits", {"residual": exact})
     return None
 

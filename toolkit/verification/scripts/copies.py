@@ -133,10 +133,10 @@ class _Reader(pickle.Unpickler):
         self.main = definitions(Path(main)) if main is not None else {}
         self.made: dict[int, torch.Tensor] = {}
 
-    def persistent_load(self, told: Any) -> Any:
-        if told[0] == "names":
-            return self.main if told[1] == "__main__" else vars(importlib.import_module(told[1]))
-        number, trains, shape, dtype = told
+    def persistent_load(self, identity: Any) -> Any:
+        if identity[0] == "names":
+            return self.main if identity[1] == "__main__" else vars(importlib.import_module(identity[1]))
+        number, trains, shape, dtype = identity
         if number not in self.made:  # a tied parameter is one tensor
             value = torch.zeros(shape, dtype=dtype)
             self.made[number] = nn.Parameter(value, requires_grad=False) if trains else value

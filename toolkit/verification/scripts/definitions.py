@@ -26,8 +26,8 @@ def definitions(file: Path) -> dict[str, Any]:
         tree = ast.parse(file.read_bytes(), str(file))
     except (OSError, SyntaxError, ValueError):
         return names
-    told = [alias.name for one in tree.body if isinstance(one, ast.ImportFrom) for alias in one.names]
-    flags = __future__.annotations.compiler_flag if "annotations" in told else 0
+    futures = [alias.name for one in tree.body if isinstance(one, ast.ImportFrom) for alias in one.names]
+    flags = __future__.annotations.compiler_flag if "annotations" in futures else 0
     _run(tree.body, names, str(file), flags)
     return names
 

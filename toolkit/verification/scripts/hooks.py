@@ -24,15 +24,15 @@ def install(session: str, root: str) -> None:
     """Watch the imports of this process. ``session``: the folder of the recording; ``root``: where ``toolkit`` is."""
     hook = sys.excepthook
 
-    def tell(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-        _tell_failure(session, kind, error)
+    def report(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        _report_failure(session, kind, error)
         hook(kind, error, trace)
 
-    sys.excepthook = tell
+    sys.excepthook = report
     sys.meta_path.insert(0, Finder(session, root))
 
 
-def _tell_failure(session: str, kind: type[BaseException], error: BaseException) -> None:
+def _report_failure(session: str, kind: type[BaseException], error: BaseException) -> None:
     """Leave the error for the command that records. The first failure of any rank is the cause."""
     if issubclass(kind, KeyboardInterrupt):
         return

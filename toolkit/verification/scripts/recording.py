@@ -156,7 +156,7 @@ class Recording:
                 part.rename(folder / f"rank{rank}.pt")
             except (OSError, RuntimeError) as error:  # torch raises a RuntimeError where the disk is full
                 self.failed = _not_written(folder, error)
-                part.unlink(missing_ok=True)  # room for what this process has to tell
+                part.unlink(missing_ok=True)  # room for what this process has to report
 
         thread = threading.Thread(target=write, name="toolkit-record")
         thread.start()

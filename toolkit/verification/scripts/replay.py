@@ -118,10 +118,10 @@ class Replay:
             try:
                 answered = answer(module, args, kwargs)
             except Exception as error:  # whatever a model's own code raises
-                told = str(error).strip().splitlines() or [""]
+                lines = str(error).strip().splitlines() or [""]
                 raise InputError(
                     f"{self.source}: the rebuilt model cannot repeat a call of {call.path or 'the model'}: "
-                    f"{type(error).__name__}: {told[0]}"
+                    f"{type(error).__name__}: {lines[0]}"
                 ) from None
         outputs = {name: one for name, one in named_tensors(answered) if one.requires_grad}
         seeds = self._seeds(call, outputs)

@@ -29,7 +29,7 @@ _GRACE_S = 10.0
 @dataclass
 class Ended:
     """How a command ended. ``code``: its exit status, negative for a signal. ``last``: the last line that it wrote, or
-    of the first traceback. ``stopped``: its recording was complete, and it was told to stop then."""
+    of the first traceback. ``stopped``: its recording was complete, and it was stopped then."""
 
     code: int
     last: str
@@ -93,11 +93,11 @@ def run(
             reader.join(2.0)
             _end_others(session)
     failure = session / "failure"
-    told = failure.read_text(encoding="utf-8") if failure.exists() else (lines[0] if lines else "")
+    reason = failure.read_text(encoding="utf-8") if failure.exists() else (lines[0] if lines else "")
     refused = session / "refused"
     return Ended(
         job.returncode,
-        told,
+        reason,
         timed_out,
         stopped,
         [json.loads(file.read_text(encoding="utf-8")) for file in sorted(session.glob("process-*.json"))],
@@ -127,8 +127,8 @@ def complete(session: Path) -> bool:
 def whole(folder: Path) -> bool:
     """Whether every rank has written its part of this model."""
     world = folder / "world"
-    told = world.read_text(encoding="utf-8") if world.exists() else ""
-    return told != "" and len(list(folder.glob("rank*.pt"))) >= int(told)  # empty while it is being written
+    expected = world.read_text(encoding="utf-8") if world.exists() else ""
+    return expected != "" and len(list(folder.glob("rank*.pt"))) >= int(expected)  # empty while it is being written
 
 
 def _relay(stream: BinaryIO, lines: deque[str]) -> None:

@@ -45,8 +45,8 @@ def _model(model: ModelOutcome, found: Proven, folder: str | None) -> list[str]:
         *(f"NOT SEEN  {claim.claim}: {claim.seen}; expected {claim.expected}" for claim in outcome.unproven),
         *(f"note: {note}" for note in outcome.notes),
     ]
-    told = screen.ending(outcome, found.document["seconds"], f"--trace {folder or 'DIR'}")
-    told = [line for line in told if not line.startswith("next: toolkit train")]
+    closing = screen.ending(outcome, found.document["seconds"], f"--trace {folder or 'DIR'}")
+    closing = [line for line in closing if not line.startswith("next: toolkit train")]
     if folder is None:
-        told = [line for line in told if not line.startswith("next: ")]
-    return [*lines, *screen.table(outcome.passes), *told]
+        closing = [line for line in closing if not line.startswith("next: ")]
+    return [*lines, *screen.table(outcome.passes), *closing]

@@ -22,7 +22,7 @@ from toolkit.verification.scripts.watch import NotReadable
 
 
 class Session:
-    """Told of events by ``catch``. An error in it ends the recording and is reported; the command goes on."""
+    """Gets events from ``catch``. An error in it ends the recording and is reported; the command continues."""
 
     def __init__(self, folder: Path) -> None:
         settings = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
@@ -160,16 +160,16 @@ class Session:
         for recording in self.recordings:
             recording.let_go()
         self.when_over()
-        self.tell()
+        self.report()
 
     def finish(self) -> None:
         """The process ends: let the files be complete."""
         if os.getpid() == self.pid:
             for thread in self._threads:
                 thread.join()
-            self.tell()
+            self.report()
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Leave what this process saw for the command that records; files are written meanwhile."""
         if os.getpid() != self.pid:
             return

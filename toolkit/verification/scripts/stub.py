@@ -10,8 +10,8 @@ def _hooks(here):  # type: ignore[no-untyped-def]
     from importlib.util import module_from_spec, spec_from_file_location
 
     session = os.path.dirname(here)
-    with open(os.path.join(session, "root"), encoding="utf-8") as told:
-        root = told.read()
+    with open(os.path.join(session, "root"), encoding="utf-8") as written:
+        root = written.read()
     file = os.path.join(root, "toolkit", "verification", "scripts", "hooks.py")
     spec = spec_from_file_location("_toolkit_hooks", file)
     assert spec is not None and spec.loader is not None  # noqa: PT018

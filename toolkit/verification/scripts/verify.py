@@ -32,7 +32,7 @@ from toolkit.verification.scripts.stages import Replayed, forward, gradient, rep
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """What stands in the place of a resolved recipe: nothing of a recorded command is derived from one."""
+    """In place of a resolved recipe: nothing of a recorded command is derived from one."""
 
     world_size: int
     device: str
