@@ -143,9 +143,7 @@ def test_a_text_model_has_no_images(tmp_path: Path) -> None:
         make_plan(Request(str(file), gpu="h100", images=1))
 
 
-def test_a_models_config_is_enough_and_the_images_are_noted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_models_config_is_enough_and_the_images_are_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from toolkit.planning.screen import show
 
     file = tmp_path / "config.json"

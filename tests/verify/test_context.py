@@ -174,6 +174,19 @@ def test_a_fault_with_parts_is_found_and_named(
 
 
 @pytest.mark.group
+@pytest.mark.parametrize("fault", ["parts-key-heads-mixed", "parts-same-masks"])
+def test_a_fault_is_named_where_losses_hardly_differ(
+    fault: str, recipe: Callable[..., Resolved], group: WorkerGroup
+) -> None:
+    """With weights so small, every mistake with parts changes a loss by less than 1e-4: the nearest is the cause."""
+    config = LLAMA | {"initializer_range": 0.002, "num_key_value_heads": 2}
+    resolved = recipe("ddp", model={"config": config})
+    outcome = verify(resolved, group=group, fault=fault, time_limit=200, stop_early=True, round_trip=False)
+    assert outcome.diagnosis is not None
+    assert outcome.diagnosis.id in fault_class(fault).diagnoses
+
+
+@pytest.mark.group
 def test_a_mistake_of_both_sides_is_found_by_the_whole_rows(
     recipe: Callable[..., Resolved], group: WorkerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:

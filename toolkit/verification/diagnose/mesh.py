@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from toolkit.reference.context import Mistake
@@ -24,18 +25,21 @@ _MISTAKES: tuple[tuple[Mistake, str], ...] = (
 
 
 def wrong_parts(found: Pass, measure: Measure) -> Diagnosis | None:
-    """The mistake with the parts of rows under which the plain loop has the losses of a step."""
+    """The mistake with the parts of rows under which the plain loop comes nearest to the losses of a step. Right losses
+    are beyond a tolerance far below ``_FITS``, so a mistake has to come nearer than they do."""
     reference, step = found.reference, measure.step
     if reference is None or found.replayed is None or measure.kind != "loss" or reference.resolved.mesh.context == 1:
         return None
     run = found.ranks[0].run
     weights = run.weights if step == 0 else run.steps[step - 1].weights
-    for mistake, cause in _MISTAKES:
-        losses = reference.losses_with_mistake(mistake, step, weights)
-        # The right losses of a step show nothing: the mistake has to explain the wrong ones.
-        if same_losses(found, step, losses) and losses != found.replayed.losses[step]:
-            return Diagnosis(cause, {"step": step + 1, "parts": reference.resolved.mesh.context})
-    return None
+    distances = {
+        cause: _distance(found, step, reference.losses_with_mistake(mistake, step, weights))
+        for mistake, cause in _MISTAKES
+    }
+    cause = min(distances, key=lambda cause: distances[cause])
+    if distances[cause] > _FITS or distances[cause] >= _distance(found, step, found.replayed.losses[step]):
+        return None
+    return Diagnosis(cause, {"step": step + 1, "parts": reference.resolved.mesh.context})
 
 
 def other_rows(found: Pass, step: int) -> Diagnosis | None:
@@ -55,12 +59,23 @@ def other_rows(found: Pass, step: int) -> Diagnosis | None:
 
 def same_losses(found: Pass, step: int, losses: Sequence[float]) -> bool:
     """Whether the ranks have these losses of a step's micro-batches, in the order of the plain loop's window."""
+    return _distance(found, step, losses) <= _FITS
+
+
+def _distance(found: Pass, step: int, losses: Sequence[float]) -> float:
+    """The largest relative deviation of the ranks' losses from these; infinite where they have other micro-batches."""
     assert found.reference is not None
+    largest = 0.0
     for (rank, micro), loss in zip(found.reference.windows[step], losses, strict=True):
         taken = found.parts[rank].run.steps[step].micros
-        if micro.micro >= len(taken) or abs(taken[micro.micro].loss - loss) > _FITS * abs(loss):
-            return False
-    return True
+        if micro.micro >= len(taken):
+            return math.inf
+        apart = abs(taken[micro.micro].loss - loss)
+        if not math.isfinite(apart):
+            return math.inf
+        if apart > 0.0:
+            largest = max(largest, apart / abs(loss) if loss else math.inf)
+    return largest
 
 
 def stale_copies(found: Pass, measure: Measure) -> Diagnosis | None:
