@@ -48,12 +48,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class Part:
-    """One file of ``parts/``. ``summarised``: fields of the summary."""
+    """One file of ``parts/``. ``summarise``: fields of the summary."""
 
     name: str
     title: str
     cells: Callable[[Setting], list[Cell]]
-    summarised: Callable[[Sequence[Record]], dict[str, Any]] = lambda records: {}
+    summarise: Callable[[Sequence[Record]], dict[str, Any]] = lambda records: {}
 
 
 def cell_file(folder: Path, part: str, cell: str) -> Path:

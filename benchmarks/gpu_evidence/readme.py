@@ -88,7 +88,7 @@ def _with_rows(text: str, rows: dict[str, tuple[str, str, str, str]], summary: d
         kept = tuple(row[2:]) if len(row) == len(_HEAD) else (_NOT_YET, "", "", "")
         made.append((row[0], row[1], *rows.get(row[0].strip("`"), kept)))
     after = _conditions(summary, folder)
-    rest = [line for line in lines[end:] if not _is_conditions(line)]
+    rest = [line for line in lines[end:] if not _is_of_conditions(line)]
     while rest and not rest[0]:
         rest.pop(0)
     text = "\n".join([*lines[:begin], *(f"| {' | '.join(row)} |" for row in made), "", after, *rest])
@@ -106,7 +106,7 @@ def _conditions(summary: dict[str, Any], folder: Path) -> str:
     )
 
 
-def _is_conditions(line: str) -> bool:
+def _is_of_conditions(line: str) -> bool:
     return bool(re.match(r"Memory and speed on a GPU have not been measured yet|Measured in one process on one ", line))
 
 

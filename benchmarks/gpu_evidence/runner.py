@@ -211,7 +211,7 @@ def _write_summary(part: Part, cells: list[Cell], finished: dict[str, Record], r
         "versions": versions(),
         "command": request.command(part.name),
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
-        **part.summarised(records),
+        **part.summarise(records),
         "cells": records,
     }
     write(summary, request.folder / f"{part.name}.json")

@@ -288,7 +288,7 @@ run: {max_steps: 2}
 
 def test_a_mesh_is_planned_beside_the_strategies_without_one(tmp_path: Path) -> None:
     """The recipe's own candidate has its mesh; the others one group of all ranks, as `strategy.mesh=null` gives it."""
-    from toolkit.planning.choice import _described, _differences
+    from toolkit.planning.choice import _describe, _differences
     from toolkit.planning.hardware import device_named
     from toolkit.planning.search import Search
     from toolkit.planning.time import Rates
@@ -313,14 +313,14 @@ def test_a_mesh_is_planned_beside_the_strategies_without_one(tmp_path: Path) -> 
     assert alike[0].sent["replicate"] < alike[1].sent["all"] / 8
     assert {c.resolved.mesh.shard for c in found if c.resolved.recipe.strategy.name == "zero3"} == {32}
     other = next(c for c in found if c.resolved.recipe.strategy.name == "zero2")
-    changes = [_described(name, other) for name in _differences(found[0], other)]
+    changes = [_describe(name, other) for name in _differences(found[0], other)]
     assert {"strategy.name=zero2", "strategy.mesh=null"} <= set(changes)
 
 
 def test_a_sync_of_the_recipe_is_its_strategys_alone(tmp_path: Path) -> None:
     """Strategies that cannot sum gradients then are planned, measured and tried without it."""
     from toolkit.benchmark.cells import make_cells
-    from toolkit.planning.choice import _described, _differences
+    from toolkit.planning.choice import _describe, _differences
     from toolkit.planning.hardware import device_named
     from toolkit.planning.search import Search
     from toolkit.planning.time import Rates
@@ -341,9 +341,7 @@ def test_a_sync_of_the_recipe_is_its_strategys_alone(tmp_path: Path) -> None:
     assert [c.resolved.recipe.strategy.sync for c in alike] == ["last", None]
     assert alike[1].peak < alike[0].peak, "parts of gradients take less than whole ones"
     other = next(c for c in found if c.resolved.recipe.strategy.name == "zero2")
-    assert {"strategy.name=zero2", "strategy.sync=null"} <= {
-        _described(n, other) for n in _differences(found[0], other)
-    }
+    assert {"strategy.name=zero2", "strategy.sync=null"} <= {_describe(n, other) for n in _differences(found[0], other)}
     overrides = ["machine.device=cpu", "machine.processes=2", "machine.nodes=1"]
     cells, left_out = make_cells(str(file), overrides, ["zero2", "fsdp1"], [], None)
     assert [cell.resolved.recipe.strategy.sync for cell in cells] == ["last", None, None], left_out

@@ -16,13 +16,15 @@ from toolkit.recipe.yaml_text import dump, scalar
 
 VALUES: list[Any] = [
     "7e31415", "1e5", "0o7", "no", "on", "12:30", "2026-11-27", "a: b", "#x", "", " x ", "é😀", "two\nlines", "<<",
-    "one word after another " * 20, None, True, 5, 1e-5, 2e20, float("inf"), [1, "x", "1e5"], {"path": "a#b"},
+    "one word after another " * 20, "a, b", "x]", "{", "http://a:80",
+    "C:", None, True, 5, 1e-5, 2e20, float("inf"), [1, "x", "1e5"], {"path": "a#b"},
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("value", VALUES, ids=repr)
 def test_both_readers_read_what_was_written(value: Any) -> None:
-    lines = (f"key: {scalar(value)}  # comment", f"key: {render(value, 'yaml')}", dump({"key": value}))
+    lines = (f"key: {scalar(value)}  # comment", f"key: {render(value, 'yaml')}", dump({"key": value}),
+             f"{{key: {scalar(value)}}}")  # fmt: skip
     for text in lines:
         assert parse(text, "x").value == {"key": value}
         assert yaml.safe_load(text) == {"key": value}

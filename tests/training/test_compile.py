@@ -122,7 +122,7 @@ def test_a_compiler_that_fails_is_reported_and_done_without(monkeypatch: pytest.
     assert all(found[name].equal(right[name]) for name in right)
     seen = compiling.compilation()
     assert "no compiler here" in (seen.fell_back or "")
-    assert "run uncompiled, the compiler failed" in compiling.described(seen)
+    assert "run uncompiled, the compiler failed" in compiling.describe(seen)
     torch._dynamo.reset()
 
 

@@ -85,7 +85,7 @@ def find_batch(
         at = _next(sizes, predicted, probes, usable, low, high)
         probe = Probe(sizes[at], predicted[sizes[at]], measure(ways[sizes[at]], usable))
         probes.append(probe)
-        say(described(probe, usable))
+        say(describe(probe, usable))
         if fits(probe, usable):
             low = at + 1
         else:
@@ -119,7 +119,7 @@ def _corrected(size: int, predicted: dict[int, int], probes: list[Probe]) -> flo
     return predicted[size] * near.peak / near.predicted
 
 
-def described(probe: Probe, usable: int) -> str:
+def describe(probe: Probe, usable: int) -> str:
     """One line for the screen."""
     seen = _OUT if probe.peak is None else f"{probe.peak / GIB:.3f} GiB"
     verdict = "fits" if fits(probe, usable) else "does not fit"

@@ -64,9 +64,8 @@ def add_adapter(model: nn.Module, resolved: Resolved, overwritten: bool = False)
             raise NotByPart("PEFT does not add its adapter to a base without values") from None
         key = ".path" if adapter.path else "" if METHODS[adapter.method].peft_type == "LORA" else f" ({adapter.method})"
         message = first_line(error)
-        if (
-            "ParamWrapper" in message and "dropout" in message
-        ):  # peft 0.21.2, on experts, where it puts adapters by default
+        if "ParamWrapper" in message and "dropout" in message:
+            # peft 0.21.2, on experts, where it puts adapters by default
             message += " It is for experts: set adapter.dropout: 0, or adapter.target_modules to linear layers"
         raise InputError(f"{where}{key}: {message}") from None
     if resolved.precision.mixed:

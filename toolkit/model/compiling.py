@@ -72,7 +72,7 @@ def compilation() -> Compilation:
     return _NOW
 
 
-def described(now: Compilation) -> str:
+def describe(now: Compilation) -> str:
     """One line for the screen."""
     if now.fell_back:
         return f"the {now.blocks} blocks run uncompiled, the compiler failed: {now.fell_back}"

@@ -88,7 +88,7 @@ def smallest_change(candidates: list[Candidate], search: Search) -> str | None:
     changes = [(_differences(asked, c), c) for c in fitting]
     if changes:
         names, best = min(changes, key=lambda item: (len(item[0]), [_ORDER.index(n) for n in item[0]], _cost(item[1])))
-        described = ", ".join(_described(name, best) for name in names)
+        described = ", ".join(_describe(name, best) for name in names)
         return f"{described} ({(best.peak - asked.peak) / GIB:+.1f} GiB: {gib(best.peak)})"
     if search.least(asked.resolved) > search.usable:
         return None
@@ -108,7 +108,7 @@ def other_training(asked: Candidate, search: Search) -> str | None:
         other = search.training(**top)
         best = None if other is None else choose(other.all())
         if best is not None:
-            described = " ".join([*flags, *(_described(name, best) for name in _differences(asked, best))])
+            described = " ".join([*flags, *(_describe(name, best) for name in _differences(asked, best))])
             return f"train {what}: {described} ({(best.peak - asked.peak) / GIB:+.1f} GiB: {gib(best.peak)})"
     return None
 
@@ -147,7 +147,7 @@ def _differences(a: Candidate, b: Candidate) -> list[str]:
     return [name for name in _ORDER if pairs[name][0] != pairs[name][1]]
 
 
-def _described(name: str, candidate: Candidate) -> str:
+def _describe(name: str, candidate: Candidate) -> str:
     resolved = candidate.resolved
     return {
         "loss": f"loss={resolved.recipe.loss}",

@@ -75,7 +75,7 @@ class Images:
         kinds = {name: (rows == token).long() for name in kinds_of_config(task_of(task), config)}
         return {"input_ids": rows} | tensors | kinds
 
-    def described(self, config: Mapping[str, Any], task: str, length: int) -> str:
+    def describe(self, config: Mapping[str, Any], task: str, length: int) -> str:
         """In words, for the plan's assumptions."""
         ids, _ = self.in_row(config, task, length)
         seen = image_shape(config, self.size or _fitting(config, size_step(config), self.count, length)).size

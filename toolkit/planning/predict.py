@@ -164,7 +164,7 @@ class Planner:
             return []
         if self._entry is None or self._entry.notes is None:
             config = self.skeleton.config.to_dict()
-            notes = [self.images.described(config, self.resolved.recipe.model.task, self.length)]
+            notes = [self.images.describe(config, self.resolved.recipe.model.task, self.length)]
             if self._entry is None:
                 return notes
             self._entry.add_notes(notes)

@@ -139,7 +139,7 @@ def _mistyped(annotation: str, value: Any) -> str | None:
     try:
         _checker(annotation).validate_python(value)
     except ValidationError:
-        return f"{value!r} is not {_described(annotation)}"
+        return f"{value!r} is not {_describe(annotation)}"
     return None
 
 
@@ -154,7 +154,7 @@ def _checker(annotation: str) -> TypeAdapter[Any]:
     return TypeAdapter(hint, config=ConfigDict(strict=True))
 
 
-def _described(annotation: str) -> str:
+def _describe(annotation: str) -> str:
     return annotation.replace("Optional", "optional ").replace("Union", "one of ").replace("Literal", "")
 
 

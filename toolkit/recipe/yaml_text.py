@@ -40,6 +40,6 @@ def dump(values: Any) -> str:
 
 
 def scalar(value: Any) -> str:
-    """A value in flow style, in one line."""
-    text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=10**9, allow_unicode=True)
-    return text.removesuffix("\n").removesuffix("\n...")
+    """A value in flow style, in one line; inside of a flow collection too, where ``a, b`` would be two values."""
+    text = yaml.dump([value], Dumper=_Dumper, default_flow_style=True, width=10**9, allow_unicode=True)
+    return text.strip()[1:-1]

@@ -23,7 +23,7 @@ def build_routes(studio: Studio) -> dict[str, Answer]:
     quick, long = studio.seconds
     as_text = text_keys()
 
-    async def answered(text: str, edits: list[list[str | None]]) -> dict[str, Any]:
+    async def answer_for(text: str, edits: list[list[str | None]]) -> dict[str, Any]:
         asked = {"text": text, "edits": edits, "as_text": as_text}
         found = await studio.light.call("recipe", asked, quick)
         if studio.public and found["model"] and found["model"][0]:
@@ -33,7 +33,7 @@ def build_routes(studio: Studio) -> dict[str, Answer]:
         return found
 
     async def recipe(payload: Payload, request: Request) -> dict[str, Any]:
-        return await answered(payload.text("text"), payload.edits())
+        return await answer_for(payload.text("text"), payload.edits())
 
     async def plan(payload: Payload, request: Request) -> dict[str, Any]:
         asked = {
@@ -44,7 +44,7 @@ def build_routes(studio: Studio) -> dict[str, Answer]:
         return await studio.heavy.call("plan", asked, long, request.is_disconnected)
 
     async def archive(payload: Payload, request: Request) -> Response:
-        found = await answered(payload.text("text"), [])
+        found = await answer_for(payload.text("text"), [])
         if not found["files"]:
             raise InputError(*(problem["message"] for problem in found["problems"]))
         return Response(packed(found["files"]), media_type="application/zip")

@@ -35,7 +35,7 @@ def run_routes(studio: Studio) -> dict[str, Answer]:
     async def run(payload: Payload, request: Request) -> dict[str, Any]:
         jobs.reap()
         paths = [folders.inside(name) for name in payload.names("names", 12)]
-        return {"runs": await asyncio.to_thread(lambda: [drawn(read_run(path), folders) for path in paths])}
+        return {"runs": await asyncio.to_thread(lambda: [page_fields(read_run(path), folders) for path in paths])}
 
     async def log(payload: Payload, request: Request) -> dict[str, Any]:
         path, name = folders.inside(payload.text("name", 4096)), payload.text("log", 100)
@@ -72,7 +72,7 @@ def run_routes(studio: Studio) -> dict[str, Answer]:
             "reports": reports, "open": open_recipe}  # fmt: skip
 
 
-def drawn(run: Run, folders: Folders) -> dict[str, Any]:
+def page_fields(run: Run, folders: Folders) -> dict[str, Any]:
     """A run as the page draws it: at most ``_POINTS`` points a curve."""
     steps = _thinned(run.steps)
     last = run.last

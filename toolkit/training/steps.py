@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from toolkit.data.loader import eval_batches, open_data
-from toolkit.model.compiling import compilation, described
+from toolkit.model.compiling import compilation, describe
 from toolkit.tasks import task_of
 from toolkit.training import checkpoint
 from toolkit.training.guard import LossGuard, no_way_back, refusal
@@ -88,9 +88,9 @@ class Steps:
             return
         now = compilation()
         if not self._compiled_reported:
-            self.view.say(f"compiled: {described(now)}")
+            self.view.say(f"compiled: {describe(now)}")
         elif now.fell_back and not self._fell_back_reported:
-            self.view.say(f"  from step {self.progress.step} on: {described(now)}")
+            self.view.say(f"  from step {self.progress.step} on: {describe(now)}")
         self._compiled_reported, self._fell_back_reported = True, bool(now.fell_back)
 
     def _timeless(self, doing: str, action: Callable[[], None]) -> None:

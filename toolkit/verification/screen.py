@@ -112,7 +112,7 @@ def ending(outcome: Outcome, seconds: float, command: str) -> list[str]:
         lines.append(f"not-exercised  {len(outcome.unproven)} expected effects were not observed (listed above)")
     elif outcome.difference:
         one, stage, measure = outcome.difference
-        lines += _described(one, stage, measure)
+        lines += _describe(one, stage, measure)
     if outcome.diagnosis:
         lines.append(f"likely     {outcome.diagnosis.cause}")
         lines.append(f"           {outcome.diagnosis.evidence}")
@@ -141,7 +141,7 @@ def deviation_line(outcome: Outcome) -> list[str]:
     return lines
 
 
-def _described(one: Pass, stage: Stage, measure: Measure) -> list[str]:
+def _describe(one: Pass, stage: Stage, measure: Measure) -> list[str]:
     place = f"step {measure.step + 1}"
     if measure.micro is not None:
         place += f", micro-batch {measure.micro + 1}"

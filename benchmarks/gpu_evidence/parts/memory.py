@@ -102,7 +102,7 @@ def _check_host(resolved: Resolved, weights: int, offloaded: int) -> None:
         raise Skipped(f"needs {needed / GIB:.0f} GiB of host memory, {free / GIB:.0f} are free")
 
 
-def summarised(records: Sequence[Record]) -> dict[str, Any]:
+def summarise(records: Sequence[Record]) -> dict[str, Any]:
     results = {record["cell"]: record["result"] for record in records if "result" in record}
     ratios = {cell: r["predicted_over_measured"] for cell, r in results.items() if r.get("predicted_over_measured")}
     return {
@@ -112,4 +112,4 @@ def summarised(records: Sequence[Record]) -> dict[str, Any]:
     }
 
 
-PART = Part("memory", "peak memory by phase, and the plan's prediction", cells, summarised)
+PART = Part("memory", "peak memory by phase, and the plan's prediction", cells, summarise)

@@ -138,7 +138,7 @@ def _plain(resolved: Any, samples: Any, candidate: dict[str, Any]) -> dict[str, 
     return {"plain_losses": losses, "plain_norms": norms}
 
 
-def summarised(records: Sequence[Record]) -> dict[str, Any]:
+def summarise(records: Sequence[Record]) -> dict[str, Any]:
     worst: dict[str, float] = {}
     waits: dict[str, Counter[str]] = {"toolkit": Counter(), "others": Counter()}
     for record in records:
@@ -152,4 +152,4 @@ def summarised(records: Sequence[Record]) -> dict[str, Any]:
     return {"worst_loss_deviation_by_precision": worst, "waits_in_a_step": told_waits}
 
 
-PART = Part("smoke", "every strategy, precision and way to train: losses against the plain loop", cells, summarised)
+PART = Part("smoke", "every strategy, precision and way to train: losses against the plain loop", cells, summarise)

@@ -149,7 +149,7 @@ def _verified(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def summarised(records: Sequence[Record]) -> dict[str, Any]:
+def summarise(records: Sequence[Record]) -> dict[str, Any]:
     pairs = {r["cell"]: r["result"] for r in records if r["cell"].startswith("two-") and "result" in r}
     kills = [r["result"] for r in records if r["cell"].startswith("kill-") and "result" in r]
     return {
@@ -160,4 +160,4 @@ def summarised(records: Sequence[Record]) -> dict[str, Any]:
     }
 
 
-PART = Part("verify", "toolkit verify: alone, two on one device, a forced overflow, the kill matrix", cells, summarised)
+PART = Part("verify", "toolkit verify: alone, two on one device, a forced overflow, the kill matrix", cells, summarise)

@@ -51,13 +51,13 @@ def _exchanged(ranks: Sequence[RankTrace], resolved: Resolved, micros: int) -> C
         after, before = micros * (stage < stages - 1), micros * (stage > 0)
         return dict(zip(kinds, (after, before, before, after), strict=True))
 
-    def described(counts: dict[str, int]) -> str:
+    def describe(counts: dict[str, int]) -> str:
         return ", ".join(f"{counts.get(kind, 0)} {kind}" for kind in kinds)
 
     odd = next((r for r in ranks if {kind: r.exchanged.get(kind, 0) for kind in kinds} != right(r)), None)
     shown = ranks[0] if odd is None else odd
-    return Claim("stage-exchanges", f"exchanges of rank {shown.rank} in the first step", described(right(shown)),
-                 described(shown.exchanged), odd is None)  # fmt: skip
+    return Claim("stage-exchanges", f"exchanges of rank {shown.rank} in the first step", describe(right(shown)),
+                 describe(shown.exchanged), odd is None)  # fmt: skip
 
 
 def idle_slots(stages: Sequence[Sequence[Action]]) -> int | None:
