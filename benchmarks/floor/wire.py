@@ -31,10 +31,23 @@ CASES: dict[str, dict[str, Any]] = {
     "fsdp2, sync last, weights kept gathered": {"name": "fsdp2", **KEPT},
 }
 QUICK = ("ddp", "fsdp2", "fsdp2, sync last, weights kept gathered")
+BLOCKS = 4
+_PARTS = {"half of the blocks unsharded": 0.5, "all blocks unsharded": 1.0}
+
+
+def cases(lora: bool, blocks: int) -> dict[str, dict[str, Any]]:
+    """The recipe's section ``strategy`` by name; beside an adapter also with frozen weights whole."""
+    unsharded = {
+        f"{name}, {part}": {"name": name, "unsharded_blocks": int(share * blocks)}
+        for name in ("zero3", "fsdp1", "fsdp2")
+        for part, share in _PARTS.items()
+    }
+    return CASES | (unsharded if lora else {})
 
 
 def work_of(case: str, lora: bool) -> Work:
-    return Work(llama(4, 128, vocabulary=512), length=16, lora=lora, processes=RANKS, strategy=CASES[case])
+    strategy = cases(lora, BLOCKS)[case]
+    return Work(llama(BLOCKS, 128, vocabulary=512), length=16, lora=lora, processes=RANKS, strategy=strategy)
 
 
 def sent_job(work: Work) -> tuple[float, float, float]:
@@ -46,7 +59,7 @@ def sent_job(work: Work) -> tuple[float, float, float]:
 
     resolved = resolve(Recipe.model_validate(work.recipe(STEP + 1)), "floor", device="cpu")
     holdings = build(resolved).holdings
-    volumes = Volumes(resolved, holdings)
+    volumes = Volumes(resolved, holdings.without_frozen(resolved.unsharded_blocks))
     shards = strategy_of(resolved).traits.shards
     # Gradients are summed once: to their shards, or as an all-reduce, and gathered is what the optimizer or a forward
     # needs whole.
@@ -61,7 +74,7 @@ def measure(quick: bool) -> list[Row]:
     rows = []
     with WorkerGroup(RANKS) as group:
         for lora in (False, True):
-            for case in QUICK if quick else CASES:
+            for case in QUICK if quick else cases(lora, BLOCKS):
                 sent, planned, least = group.run(sent_job, work_of(case, lora), timeout=900)[0]
                 text = f"{sent / 1024:,.0f} KiB; plan counts {planned / 1024:,.0f}, the least is {least / 1024:,.0f}"
                 kind = "LoRA" if lora else "every weight"

@@ -55,13 +55,13 @@ def test_a_copy_too_many_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_two_processes_send_what_plan_counts(group: Any) -> None:
     """Weights kept gathered and gradients summed once: the least. Freed after each use: more, as planned."""
-    for case in wire.QUICK:
+    for case in (*wire.QUICK, *(name for name in wire.cases(True, wire.BLOCKS) if "unsharded" in name)):
         sent, planned, least = group.run(wire.sent_job, wire.work_of(case, True), timeout=200)[0]
         # The last unit of a forward is still gathered when its backward begins; plan counts it again.
         assert 0.9 * planned <= sent <= 1.01 * planned, case
         if case == "fsdp2":
             assert sent > 2 * least
-        else:
+        elif "unsharded" not in case:
             assert sent <= wire.GOAL * least, case
 
 

@@ -109,6 +109,8 @@ class Cell:
     stages: int = 0
     """How many stages the blocks are divided into; under fsdp2 two processes shard each: those that divide experts, if
     some do."""
+    unsharded: int | None = None
+    """Blocks whose frozen weights are whole on every process."""
 
     @property
     def processes(self) -> int:
@@ -138,6 +140,7 @@ class Cell:
         more += ["experts"] if self.experts else []
         more += ["adapted"] if self.adapted else []
         more += [f"stages-{self.stages}"] if self.stages else []
+        more += [f"unsharded-{self.unsharded}"] if self.unsharded else []
         return "-".join([self.model, kind, self.strategy, self.checkpointing, size, self.precision, *more])
 
     @property
@@ -162,7 +165,7 @@ class Cell:
             "optimizer": {"name": self.optimizer}
             | ({"kernel": self.kernel, "weight_decay": 0.1} if self.kernel else {}),
             "activation_checkpointing": self.checkpointing,
-            "strategy": {"name": self.strategy, "offload": self.offload}
+            "strategy": {"name": self.strategy, "offload": self.offload, "unsharded_blocks": self.unsharded}
             | ({"mesh": self._sizes()} if self.mesh else {})
             | ({"mesh": {"context": 2}} if self.context else {})
             | ({"mesh": {"tensor": 2, "shard": self.processes // 2}} if self.tensor else {})
@@ -280,6 +283,21 @@ EXPERTS_HELD_OUT = [
     Cell("qwen3-moe", True, "ddp", "full", 192, precision="fp32", experts=True, adapted=True),
     Cell("qwen3-moe", True, "fsdp2", "none", 96, mesh=(1, 2), experts=True, adapted=True),
     Cell("mixtral", True, "ddp", "selective", 64, accumulation=3, precision="bf16-pure", experts=True, adapted=True),
+]
+"""First run when the others were done."""
+UNSHARDED = [
+    Cell("llama", True, s, kind, 32, precision=precision, unsharded=blocks)
+    for s in ("fsdp2", "fsdp1")
+    for kind, precision, blocks in (("none", "bf16", 2), ("full", "fp32", 4))
+]
+"""Frozen weights of some blocks whole on every process, where weights are most of what there is."""
+UNSHARDED_HELD_OUT = [
+    Cell("llama-tied", True, "fsdp2", "selective", 24, precision="fp32", unsharded=3),
+    Cell("qwen3", True, "fsdp2", "full", 16, accumulation=3, sync="once", unsharded=4),
+    Cell("gemma3", True, "fsdp1", "full", 24, micro=1, precision="fp32", unsharded=5),
+    Cell("qwen3", True, "fsdp1", "none", 24, micro=1, precision="fp32", unsharded=1),
+    Cell("llama", True, "fsdp2", "none", 16, precision="fp32", mesh=(2, 2), unsharded=3),
+    Cell("qwen3", True, "fsdp2", "selective", 16, unsharded=2),
 ]
 """First run when the others were done."""
 STAGED = [

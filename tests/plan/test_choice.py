@@ -24,7 +24,7 @@ def way(
     asked: bool = False,
 ) -> Candidate:  # fmt: skip
     """A candidate of 80 GiB devices with only what a choice reads."""
-    strategy = SimpleNamespace(name=name, offload=offload, sync=None, reshard_after_forward=True)
+    strategy = SimpleNamespace(name=name, offload=offload, sync=None, reshard_after_forward=True, unsharded_blocks=None)
     recipe = SimpleNamespace(strategy=strategy, activation_checkpointing=kind, loss="plain", activation_offload=False)
     resolved = cast(Any, SimpleNamespace(recipe=recipe, micro_size=micro, traits=strategies()[name].traits))
     memory = Memory(peak=int(gib * GIB))

@@ -30,6 +30,8 @@ from plan.cells import (
     STAGED,
     STAGED_HELD_OUT,
     SYNCED,
+    UNSHARDED,
+    UNSHARDED_HELD_OUT,
     Cell,
 )
 
@@ -41,6 +43,8 @@ GROUPS = {
     "layers in parts": LAYERED,
     "experts in parts": EXPERTS,
     "experts in parts, held out": EXPERTS_HELD_OUT,
+    "frozen weights of some blocks whole": UNSHARDED,
+    "frozen weights of some blocks whole, held out": UNSHARDED_HELD_OUT,
     "blocks in stages": STAGED,
     "blocks in stages, held out": STAGED_HELD_OUT,
     "images and sound": MEDIA,

@@ -60,7 +60,7 @@ def install() -> None:
 
     claims, local_bytes = quantised.base_claims, quantised._local_bytes
 
-    def base_claims(model: Any, bases: Any, resolved: Any, device: Any) -> Any:
+    def base_claims(model: Any, bases: Any, resolved: Any, device: Any, blocks: Any = ()) -> Any:
         """The sum takes every rank for one like this, so each is given the mean of all of them."""
 
         def mean_bytes(parameter: torch.Tensor) -> float:
@@ -70,7 +70,7 @@ def install() -> None:
             return sum(found) * parameter.element_size() / resolved.world_size
 
         quantised._local_bytes = mean_bytes  # type: ignore[assignment]
-        return claims(model, bases, resolved, device)
+        return claims(model, bases, resolved, device, blocks)
 
     session.base_claims = base_claims
     Fsdp1Engine._sizes = known_sizes  # type: ignore[method-assign]

@@ -18,6 +18,10 @@ LIGER_UNKNOWN = "loss from liger_kernel"
 """What is counted is the toolkit's own chunked loss; that kernel's chunks are of another size."""
 
 
+UNSHARDED = "unsharded blocks"
+"""An entry of ``Traits.validated``."""
+
+
 @dataclass
 class Candidate:
     """One way to train, with its memory and time. ``error``: why it is not possible, instead of both."""
@@ -79,6 +83,8 @@ class Candidate:
             parts.append(f"sync {recipe.strategy.sync}")
         if not getattr(self.resolved.settings, "reshard", True):
             parts.append("weights kept")
+        if self.resolved.unsharded_blocks:
+            parts.append(f"unsharded {self.resolved.unsharded_blocks}")
         if recipe.strategy.offload != "none":
             parts.append(f"offload {recipe.strategy.offload}")
         if recipe.activation_checkpointing != "none":
@@ -112,6 +118,7 @@ class Candidate:
         used = {
             "offload": f"offload {offload}" if offload != "none" else "",
             "fp16": "fp16" if self.resolved.precision.compute == "float16" else "",
+            UNSHARDED: UNSHARDED if self.resolved.unsharded_blocks else "",
             task: "" if task_of(task).validated else task,
         }
         found = [shown for what, shown in used.items() if shown and what not in validated]
@@ -126,6 +133,7 @@ class Candidate:
             "offload": recipe.strategy.offload,
             "sync": recipe.strategy.sync,
             "reshard_after_forward": recipe.strategy.reshard_after_forward,
+            "unsharded_blocks": recipe.strategy.unsharded_blocks,
             "activation_checkpointing": recipe.activation_checkpointing,
             "micro_size": self.resolved.micro_size,
             "accumulation": self.resolved.accumulation,

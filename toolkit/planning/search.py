@@ -10,7 +10,7 @@ from typing import Any
 
 from toolkit.errors import InputError
 from toolkit.planning.allocator import CONTEXT, Parts, process_interval
-from toolkit.planning.candidate import Candidate
+from toolkit.planning.candidate import UNSHARDED, Candidate
 from toolkit.planning.hardware import Device
 from toolkit.planning.images import Images
 from toolkit.planning.loops import check_loop
@@ -65,6 +65,11 @@ class Search:
         planner = (planner or self.planner).for_layers_of(resolved)
         if (reason := _why_not_adapted(resolved, planner.holdings)) is not None:
             raise InputError(f"{resolved.source}: strategy.name: {reason}")
+        if resolved.unsharded_blocks > (blocks := len(planner.holdings.order)):
+            raise InputError(
+                f"{resolved.source}: strategy.unsharded_blocks: {resolved.unsharded_blocks}, but the model has "
+                f"{blocks} blocks; set at most that"
+            )
         segments, stages = planner.segments_of(resolved), planner.by_stage(resolved)
         away, holdings = planner.away(resolved), planner.holdings
         if stages:
@@ -112,7 +117,7 @@ class Search:
         for variant in self._variants():
             name, offload, kind, micro, *_ = key = _key(variant)
             way = variant.recipe.strategy
-            kept = way.sync, way.reshard_after_forward, variant.mesh.expert
+            kept = way.sync, way.reshard_after_forward, way.unsharded_blocks, variant.mesh.expert
             cannot_win = (name, micro, kept) in enough or micro > too_large.get((name, offload, kind, kept), micro)
             if key in seen or (cannot_win and not every):
                 continue
@@ -130,7 +135,43 @@ class Search:
             found += self._fused(found)
         if not any(c.fits for c in found):
             found += self._away(found)
-        return found
+        return found + self._unsharded(found)
+
+    def _unsharded(self, found: list[Candidate]) -> list[Candidate]:
+        """The fastest that fits of each strategy that shards frozen weights, with those of as many blocks whole as fit,
+        where such a prediction has been measured. Nothing where a strategy fits that has all weights whole."""
+        if any(c.fits and "weights" not in c.resolved.traits.shards for c in found):
+            return []
+        fastest: dict[str, Candidate] = {}
+        for c in found:
+            recipe = c.resolved.recipe
+            able = c.fits and c.seconds is not None and recipe.strategy.offload != "all"
+            if able and UNSHARDED in (c.resolved.traits.validated or ()) and not c.resolved.unsharded_blocks:
+                name = recipe.strategy.name
+                fastest[name] = min(c, fastest.get(name, c), key=_seconds)
+        return [more for c in fastest.values() if (more := self._most_unsharded(c)) is not None]
+
+    def _most_unsharded(self, candidate: Candidate) -> Candidate | None:
+        """This candidate with the frozen weights of the most blocks whole that fit; None if not those of one."""
+        recipe, best = candidate.resolved.recipe, None
+        top = {
+            "activation_checkpointing": recipe.activation_checkpointing,
+            "loss": recipe.loss,
+            "activation_offload": recipe.activation_offload,
+        }
+        low, high = 0, len(self.planner.holdings.order)
+        while low < high:
+            blocks = (low + high + 1) // 2 if best or low else high  # all of them first
+            way = recipe.strategy.model_dump(exclude_unset=True) | {"unsharded_blocks": blocks}
+            variant = self.variant(way, top, candidate.resolved.micro_size)
+            if variant is None:  # nothing is frozen, or the mesh divides the blocks
+                return None
+            tried = self.candidate(variant)
+            if tried.fits:
+                low, best = blocks, tried
+            else:
+                high = blocks - 1
+        return best
 
     def _fused(self, found: list[Candidate]) -> list[Candidate]:
         """The asked way, and where nothing fits every other, without its logits: where it may then fit."""
@@ -217,6 +258,8 @@ class Search:
                     ways += [way | {"sync": None, "reshard_after_forward": True} for way in ways]
                 elif asked.sync is not None:
                     ways += [way | {"sync": None} for way in ways]
+                if asked.unsharded_blocks is not None:
+                    ways += [way | {"unsharded_blocks": None} for way in ways]
             if strategy.traits.other_sync and "weights" in strategy.traits.shards:
                 ways += [way | _KEPT for way in ways if way["offload"] == "none"]
             if (size := self._expert_ranks(name, strategy.traits)) > 1:
@@ -281,6 +324,10 @@ class Search:
             return None
 
 
+def _seconds(candidate: Candidate) -> float:
+    return math.inf if candidate.seconds is None else candidate.seconds.total
+
+
 def _reserve(resolved: Resolved) -> int:
     return CONTEXT + WORKSPACE if resolved.device == "cuda" else 0
 
@@ -296,6 +343,7 @@ def _key(resolved: Resolved) -> tuple[Any, ...]:
         recipe.strategy.mesh,
         recipe.strategy.sync,
         recipe.strategy.reshard_after_forward,
+        recipe.strategy.unsharded_blocks,
         recipe.loss,
         recipe.activation_offload,
     )

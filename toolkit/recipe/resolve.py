@@ -147,6 +147,11 @@ class Resolved:
         return self.traits.reduces_each_micro_batch if asked is None else asked == "every"
 
     @property
+    def unsharded_blocks(self) -> int:
+        """Number of blocks whose frozen weights are whole on every process, under a strategy that shards weights."""
+        return self.recipe.strategy.unsharded_blocks or 0
+
+    @property
     def token_parts(self) -> int:
         """Number of parts that a window's tokens are divided into: samples over data-parallel ranks, the rows of each
         over the ranks of ``strategy.mesh.context``. Strategies average gradients over them."""

@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 from toolkit.plugins import load_plugins
 
 REGISTERED: dict[str, type[Any]] = {}
-OWN_KEYS = ("mesh", "sync")
+OWN_KEYS = ("mesh", "sync", "unsharded_blocks")
 """Keys of the recipe's section ``strategy`` that are chosen for the named strategy: others are tried without them."""
 
 

@@ -47,6 +47,8 @@ class Traits:
     """The optimizer updates slices of flat tensors, which do not have the rows and columns of the weights."""
     broadcasts: bool = False
     """The first rank's weights are broadcast to the others at the start."""
+    unshards_frozen: bool = False
+    """`strategy.unsharded_blocks` can have frozen weights whole on every process, beside sharded ones."""
     continues_without_gradient: bool = True
     """Training continues if a trained weight gets no gradient; False: it fails or hangs."""
     precedence: int = 100

@@ -105,6 +105,7 @@ class _Fsdp(Strategy):
         strategy = resolved.recipe.strategy
         kind = "FULL_STATE_DICT" if self.version == 1 else "SHARDED_STATE_DICT"
         mesh = resolved.mesh if strategy.mesh is not None else None
+        self._decide_unsharded(resolved, decide)
         if self.version == 1 and resolved.mesh.hybrid:
             self._groups(resolved, decide)
         return FsdpSettings(
@@ -181,6 +182,7 @@ _FSDP: dict[str, Any] = {
     "same_operations": True,
     "reduces_each_micro_batch": True,
     "other_sync": True,
+    "unshards_frozen": True,
     "shards": frozenset({"optimizer", "gradients", "weights"}),
     "collectives": (("reduce-scatter",), ("all-gather",)),
     "hybrid": "state",
@@ -198,7 +200,7 @@ class Fsdp1(_Fsdp):
         precedence=5,
         flat_state=True,
         continues_without_gradient=False,
-        validated=frozenset(),
+        validated=frozenset({"unsharded blocks"}),
         why_no_compile=(
             "is not supported with fsdp1: torch cannot capture its weights, which are views of a flat "
             "parameter, once there "
@@ -229,7 +231,7 @@ class Fsdp2(_Fsdp):
     memory = "toolkit.strategies.memory.fsdp:Fsdp2Memory"
     traits = Traits(
         precedence=4,
-        validated=frozenset({"fp16"}),
+        validated=frozenset({"fp16", "unsharded blocks"}),
         sums_input_gradients_by_block=True,
         splits_layers=True,
         splits_experts=True,

@@ -227,7 +227,7 @@ def engage(
     engine = strategy_of(resolved).engine_for(resolved)(prepared, accelerator)
     claims = engine.evidence()
     if resolved.base_storage is not None:
-        claims += base_claims(engine.model, prepared.bases, resolved, engine.device)
+        claims += base_claims(engine.model, prepared.bases, resolved, engine.device, prepared.blocks)
     if resolved.recipe.fp8:
         claims.append(product_claim(engine.model, len(prepared.products)))
     failed = [claim for claim in claims if not claim.ok]

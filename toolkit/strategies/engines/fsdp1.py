@@ -29,6 +29,7 @@ from toolkit.strategies.engines.base import (
     owned,
 )
 from toolkit.strategies.engines.pieces import Owned, Piece, Saved, Values, span
+from toolkit.strategies.engines.unsharded import load_whole, unsharded, unsharded_claim
 from toolkit.strategies.fsdp import FsdpSettings
 
 
@@ -94,6 +95,10 @@ class Fsdp1Engine(Engine):
         plugin.auto_wrap_policy = functools.partial(_own_unit, blocks=frozenset(self.resolved.blocks), apart=apart)
         mesh = self._device_mesh()
         self._group = None if mesh is None else mesh.get_group("dp_shard")
+        whole = unsharded(prepared)
+        load_whole(whole, prepared, self.device)
+        self.unsharded = {name: p.numel() for name, p in whole.items()}
+        plugin.ignored_modules = [nn.ParameterList(whole.values())] if whole else None
         waiting = sources(prepared.model)
         lent = _lend_memory(prepared.model, self.device)
         with _on_mesh(mesh), _units_without_values(lent):
@@ -154,6 +159,8 @@ class Fsdp1Engine(Engine):
         handles = [unit._handle for unit in units if unit._handle is not None]
         local = sum(handle.flat_param.numel() for handle in handles)
         whole = sum(handle.flat_param._unpadded_unsharded_size.numel() for handle in handles)
+        plain = {name: p.numel() for name, p in ((_clean(name), p) for name, p in self.model.named_parameters())
+                 if id(p) not in self._places}  # fmt: skip
         ranks = self.resolved.mesh.shard
         share = local / max(1, whole)
         # Each flat parameter is padded to a multiple of the ranks.
@@ -170,6 +177,7 @@ class Fsdp1Engine(Engine):
                 str(len(units)),
                 len(units) > len(self.blocks),
             ),
+            *unsharded_claim(self.unsharded, plain),
             Claim(
                 "share-of-weights",
                 "weights held by this process",

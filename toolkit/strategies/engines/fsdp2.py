@@ -27,6 +27,7 @@ from toolkit.strategies.engines.base import (
     owned,
 )
 from toolkit.strategies.engines.pieces import Owned, Piece, Saved, Values, box
+from toolkit.strategies.engines.unsharded import load_whole, unsharded, unsharded_claim
 from toolkit.strategies.fsdp import FsdpSettings
 from toolkit.tasks import task_of
 
@@ -77,6 +78,11 @@ class Fsdp2Engine(Engine):
     def engage(self, prepared: Prepared) -> None:
         placeholder = torch.optim.SGD(list(prepared.trainable().values()), lr=0.0)  # accelerate wants both at once
         media = task_of(self.resolved.recipe.model.task).media
+        whole = unsharded(prepared)
+        load_whole(whole, prepared, self.device)
+        self.unsharded = {name: p.numel() for name, p in whole.items()}
+        plugin = self.accelerator.state.fsdp_plugin
+        plugin.ignored_modules = [nn.ParameterList(whole.values())] if whole else None
         waiting = sources(prepared.model)
         with _embeddings_in_the_root(prepared.model, always=media is not None):
             self.model, _ = self.accelerator.prepare(prepared.model, placeholder)
@@ -111,6 +117,7 @@ class Fsdp2Engine(Engine):
         local = sum(p.to_local().numel() for p in tensors.values())
         whole = sum(p.numel() for p in tensors.values())
         share = local / max(1, whole)
+        plain = {name: p.numel() for name, p in self.model.named_parameters() if name not in tensors}
         right = sum(p.numel() / self._shards_of(name) for name, p in tensors.items()) / max(1, whole)
         # Rows are dealt out in equal chunks, so a rank holds at most a chunk more of each parameter than its part.
         bound = sum(-(-p.shape[0] // self._shards_of(name)) * (p.numel() // max(1, p.shape[0]))
@@ -118,12 +125,13 @@ class Fsdp2Engine(Engine):
         return [
             connected_claim(self.resolved.world_size, self.device),
             *self._mesh_claims([(self._axes(name, p), p.to_local().detach()) for name, p in tensors.items()]),
+            *unsharded_claim(self.unsharded, plain),
             Claim(
                 "weights-split",
                 "parameters split",
-                f"{len(everything)}",
+                f"{len(everything) - len(self.unsharded)}",
                 f"{len(tensors)}",
-                len(tensors) == len(everything),
+                len(tensors) == len(everything) - len(self.unsharded),
             ),
             Claim(
                 "share-of-weights",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,15 +14,29 @@ from toolkit.recipe.resolve import Resolved
 from toolkit.strategies.engines.base import Claim
 
 
-def base_claims(model: nn.Module, bases: Mapping[str, int], resolved: Resolved, device: torch.device) -> list[Claim]:
+def base_claims(
+    model: nn.Module,
+    bases: Mapping[str, int],
+    resolved: Resolved,
+    device: torch.device,
+    blocks: Sequence[tuple[str, nn.Module]] = (),
+) -> list[Claim]:
     """Evidence that the base is in 4 bits (NF4 in blocks of 64, doubly quantised unless its files say otherwise): how
     many of its ``bases`` (elements by name) and how many bits a weight takes, counted from the storage on all ranks.
-    Every rank calls it."""
+    Every rank calls it. What every rank has whole of the model's ``blocks`` (``strategy.unsharded_blocks``) counts as
+    if they divided it."""
+    whole = {id(module) for _, block in blocks[: resolved.unsharded_blocks] for module in block.modules()}
     nested = resolved.stored is None or resolved.stored.nested
     layers = {name: layer for name, layer in nf4_layers(model).items() if _right(layer.statistics, nested)}
     elements = sum(bases.values())
     spread = "weights" in resolved.traits.shards
-    stored = torch.tensor(float(sum(_local_bytes(layer.weight) for layer in layers.values())), device=device)
+    stored = torch.tensor(
+        sum(
+            _local_bytes(layer.weight) / (resolved.state_ranks if id(layer) in whole else 1)
+            for layer in layers.values()
+        ),
+        device=device,
+    )
     if spread and dist.is_initialized():
         dist.all_reduce(stored)
         stored /= resolved.world_size // resolved.state_ranks  # copies of the same part

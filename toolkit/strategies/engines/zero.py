@@ -25,6 +25,7 @@ from toolkit.strategies.engines.base import (
     connected_claim,
 )
 from toolkit.strategies.engines.pieces import Owned, Piece, Saved, Values
+from toolkit.strategies.engines.unsharded import load_whole, unsharded, unsharded_claim
 from toolkit.strategies.engines.zero_state import ZeroTensors, fill_partition, partition
 from toolkit.strategies.zero_settings import ZeroSettings
 
@@ -36,6 +37,10 @@ class ZeroEngine(Engine):
         model = prepared.model
         self.parameters = prepared.trainable()
         waiting = sources(model)
+        whole = unsharded(prepared)
+        self.unsharded = {name: p.numel() for name, p in whole.items()}
+        load_whole(whole, prepared, self.device)
+        _as_buffers(model, whole)
         originals = _lossy_copies(self.parameters, self.resolved.precision.compute)
         _forget_groups()
         if self.resolved.settings.stage == 3:
@@ -145,6 +150,9 @@ class ZeroEngine(Engine):
             total = len(list(self.engine.module.parameters()))
             claims.append(Claim("weights-split", "parameters split", str(total), str(len(split)), len(split) == total))
             claims += self._second_copies(split)
+            buffers = self.engine.module.named_buffers()
+            kept = {name: tensor.numel() for name, tensor in buffers if name in self.unsharded}
+            claims += unsharded_claim(self.unsharded, kept)
         return claims
 
     def _second_copies(self, split: list[Any]) -> list[Claim]:
@@ -262,6 +270,18 @@ def _split(model: nn.Module, resolved: Resolved, device: torch.device) -> None:
         deepspeed.zero.Init(module=model, config_dict_or_path=config, dtype=dtype)
     for buffer in model.buffers():
         buffer.data = buffer.data.to(device)
+
+
+def _as_buffers(model: nn.Module, whole: Mapping[str, nn.Parameter]) -> None:
+    """Have modules hold these frozen weights as buffers, by the same names: stage 3 shards every parameter of a model,
+    those that it leaves whole have to be below one size, and it frees the others after each step (DeepSpeed 0.19.8,
+    runtime/zero/parameter_offload.py, ``partition_all_parameters``)."""
+    mine = {id(parameter) for parameter in whole.values()}
+    for module in model.modules():
+        for key, parameter in list(module._parameters.items()):
+            if id(parameter) in mine:
+                del module._parameters[key]
+                module.register_buffer(key, parameter.detach())
 
 
 def _forget_groups() -> None:

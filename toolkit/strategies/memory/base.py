@@ -97,6 +97,12 @@ class Holdings:
 
         return replace(self, kinds=[of(kind) for kind in self.kinds], embed=of(self.embed), tail=of(self.tail))
 
+    def without_frozen(self, blocks: int) -> Holdings:
+        """All but the frozen weights of so many blocks, from the first."""
+        trained = [[w for w in kind if w.trains] for kind in self.kinds]
+        order = [kind + len(self.kinds) * (place < blocks) for place, kind in enumerate(self.order)]
+        return replace(self, kinds=[*self.kinds, *trained], order=order)
+
     def frozen_bytes(self, size: int) -> int:
         """Bytes of all frozen weights, ``size`` an element where they are not quantised."""
         return sum(
@@ -360,6 +366,10 @@ class MemoryModel:
     def part_of_one(self, elements: int) -> int:
         """The most elements that a rank keeps of a weight."""
         return -(-elements // self.ranks)
+
+    def unsharded(self, block: int) -> bool:
+        """Whether the frozen weights of a block are whole on every device (``strategy.unsharded_blocks``)."""
+        return 0 <= block < self.resolved.unsharded_blocks
 
     def frozen_bytes(self) -> int:
         """Bytes of all frozen weights, whole."""

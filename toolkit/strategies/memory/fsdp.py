@@ -18,9 +18,11 @@ class _FsdpMemory(MemoryModel):
 
     def account(self) -> None:
         self.settings = self.resolved.settings
-        shares = self.holdings.shares(self.resolved)
+        sharded = self.holdings.without_frozen(self.resolved.unsharded_blocks)
+        shares = sharded.shares(self.resolved)
         self.parts = sum(-(-own.elements(True) * self.trained // ranks) for own, ranks in shares)
         parameters = self.parts + sum(-(-own.frozen_bytes(self.frozen) // ranks) for own, ranks in shares)
+        parameters += self.frozen_bytes() - sharded.frozen_bytes(self.frozen)
         moments = self.moments(self.own_elements())
         if self.settings.offload:
             self.host |= {"parameters": parameters, "optimizer": moments, "gradients": self.parts}
@@ -54,7 +56,8 @@ class _FsdpMemory(MemoryModel):
         return self._bytes(block, self.compute)
 
     def _bytes(self, block: int, trained: int) -> int:
-        return sum(w.numel * trained if w.trains else self._stored(w) for w in self.holdings.unit(block))
+        sharded = [w for w in self.holdings.unit(block) if w.trains or not self.unsharded(block)]
+        return sum(w.numel * trained if w.trains else self._stored(w) for w in sharded)
 
     def stays(self, block: int) -> bool:
         """Whether a unit's weights stay gathered from its forward to its backward."""
@@ -192,7 +195,7 @@ class Fsdp2Memory(_FsdpMemory):
         moment = super().enter(block, backward)
         if backward:
             self.copied_out = 0
-        elif not (block == TAIL and self.holdings.tied):
+        elif not (block == TAIL and self.holdings.tied) and not self.all_gathered:
             # What the one before was gathered into is there until this one has been copied out.
             moment, self.copied_out = self.copied_out, self.whole(block)
         if block != TAIL or self.resolved.recipe.loss == "fused":

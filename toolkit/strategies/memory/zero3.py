@@ -20,9 +20,11 @@ class Zero3Memory(ZeroMemory):
         settings = self.settings
         small = settings.persistence_threshold
         parts = whole = 0
-        for unit, count in self.holdings.units():
+        sharded = self.holdings.without_frozen(self.resolved.unsharded_blocks)
+        for unit, count in sharded.units():
             parts += count * sum(-(-self._elements(w) // self.ranks) * self._size(w) for w in unit)
             whole += count * sum(self._elements(w) * self._size(w) for w in unit if self._elements(w) < small)
+        whole += self.frozen_bytes() - sharded.frozen_bytes(self.frozen)
         parts += self._second_copies()
         if self.offload == "all":
             self.host["parameters"] = parts
@@ -75,7 +77,8 @@ class Zero3Memory(ZeroMemory):
         """Weights that are gathered for a block; tied embeddings, used in two places, apart."""
         if block == EMBED and self.holdings.tied and not tied:
             return []
-        return [w for w in self.holdings.unit(block) if self._elements(w) >= self.settings.persistence_threshold]
+        sharded = [w for w in self.holdings.unit(block) if w.trains or not self.unsharded(block)]
+        return [w for w in sharded if self._elements(w) >= self.settings.persistence_threshold]
 
     def _gathered(self, block: int) -> int:
         """Bytes gathered while in ``block``: whole if it stays; else a layer at a time, with the next one coming."""

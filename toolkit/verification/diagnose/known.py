@@ -37,6 +37,7 @@ _EVIDENCE = {
     ),
     "sync-not-as-set": Known("gradients are summed over the ranks after other micro-batches than strategy.sync says",
                              _MISSING),
+    "unsharded-not-as-set": Known("other frozen weights are whole than strategy.unsharded_blocks says", _MISSING),
     "mesh-not-active": Known("the mesh is not active", _MISSING),
     "micro-batches-dropped": Known("micro-batches do not all pass through the stages (strategy.mesh.pipeline)",
                                    _MISSING),

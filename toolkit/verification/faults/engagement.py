@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, ClassVar
 
 from toolkit.verification.faults.base import (
@@ -10,6 +11,7 @@ from toolkit.verification.faults.base import (
     SHARDED,
     SYNC_CHOSEN,
     TORCH_OPTIMIZER,
+    UNSHARDS_FROZEN,
     Fault,
     Patch,
 )
@@ -196,6 +198,46 @@ class SyncIgnored(Fault):
             return wrong
 
         patch_engines(patch, "accumulating", accumulating)
+
+
+class UnshardedIgnored(Fault):
+    id = "unsharded-ignored"
+    title = "frozen weights are sharded, where strategy.unsharded_blocks has them whole"
+    stages = ("engagement",)
+    diagnoses = ("unsharded-not-as-set",)
+    strategies = UNSHARDS_FROZEN
+    needs: ClassVar[dict[str, Any]] = {"strategy": {"unsharded_blocks": 1}, "adapter": LORA}
+
+    def inject(self, patch: Patch, case: Any) -> None:
+        from accelerate.utils import fsdp_utils
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        from toolkit.strategies.engines import zero
+
+        def none_ignored(right: Any) -> Any:
+            def wrong(*args: Any) -> set[Any]:
+                self.reached()
+                return set()
+
+            return wrong
+
+        def as_buffers(right: Any) -> Any:
+            def wrong(*args: Any) -> None:
+                self.reached()
+
+            return wrong
+
+        def init(right: Any) -> Any:
+            @functools.wraps(right)
+            def wrong(*args: Any, **kwargs: Any) -> None:
+                self.reached()
+                right(*args, **(kwargs | {"ignored_modules": None, "ignored_states": None}))
+
+            return wrong
+
+        patch(fsdp_utils, "get_parameters_from_modules", none_ignored)
+        patch(zero, "_as_buffers", as_buffers)
+        patch(FullyShardedDataParallel, "__init__", init)
 
 
 class SilentSingle(Fault):

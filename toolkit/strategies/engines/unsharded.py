@@ -1,0 +1,57 @@
+"""Frozen weights that every process keeps whole, beside what a strategy shards (``strategy.unsharded_blocks``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from toolkit.errors import InputError
+from toolkit.model.nf4 import nf4_layers
+from toolkit.model.sources import fill, set_values, source_of
+from toolkit.strategies.engines.base import Claim, Prepared
+
+
+def unsharded(prepared: Prepared) -> dict[str, nn.Parameter]:
+    """The frozen weights of the model's first blocks, as many as the recipe names, by name.
+
+    Raises InputError if there are fewer blocks, or if all weights of these train.
+    """
+    resolved = prepared.resolved
+    count, where = resolved.unsharded_blocks, f"{resolved.source}: strategy.unsharded_blocks"
+    if not count:
+        return {}
+    if count > len(prepared.blocks):
+        raise InputError(f"{where}: {count}, but the model has {len(prepared.blocks)} blocks; set at most that")
+    inside = {id(p) for _, block in prepared.blocks[:count] for p in block.parameters() if not p.requires_grad}
+    found = {name: p for name, p in prepared.model.named_parameters() if id(p) in inside}
+    if not found:
+        raise InputError(f"{where}: all weights of the first {count} blocks train, none can stay whole; remove it")
+    return found
+
+
+def load_whole(parameters: Mapping[str, nn.Parameter], prepared: Prepared, device: torch.device) -> None:
+    """Move these weights to ``device``, in the dtype that a strategy would gather them in; read those that have a
+    source."""
+    precision = prepared.resolved.precision
+    packed = {id(layer.weight) for layer in nf4_layers(prepared.model).values()}  # bits, whatever their dtype's name
+    for parameter in parameters.values():
+        cast = precision.mixed and parameter.is_floating_point() and id(parameter) not in packed
+        dtype = getattr(torch, precision.compute) if cast else parameter.dtype
+        if (source := source_of(parameter)) is None:
+            parameter.data = parameter.data.to(device, dtype)
+            continue
+        values = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+        fill(values.view(-1), source, 0)
+        set_values(parameter, values.to(dtype))
+
+
+def unsharded_claim(asked: Mapping[str, int], whole: Mapping[str, int]) -> list[Claim]:
+    """Evidence that exactly the ``asked`` weights are ``whole`` on this process: elements by name. Nothing where the
+    recipe asks for none."""
+    if not asked:
+        return []
+    right = dict(asked) == dict(whole)
+    seen = f"{sum(whole.values()):,}" + ("" if right or sum(whole.values()) != sum(asked.values()) else ", of others")
+    return [Claim("unsharded-weights", "frozen weights whole on this process", f"{sum(asked.values()):,}", seen, right)]
