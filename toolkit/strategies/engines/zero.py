@@ -279,7 +279,7 @@ def _as_buffers(model: nn.Module, whole: Mapping[str, nn.Parameter]) -> None:
     mine = {id(parameter) for parameter in whole.values()}
     for module in model.modules():
         for key, parameter in list(module._parameters.items()):
-            if id(parameter) in mine:
+            if parameter is not None and id(parameter) in mine:
                 del module._parameters[key]
                 module.register_buffer(key, parameter.detach())
 
