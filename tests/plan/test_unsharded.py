@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from plan.test_command import BIG, planned
+from toolkit.errors import InputError
+from toolkit.recipe.load import load_recipe
 
 GIB = 2**30
 
@@ -40,6 +42,32 @@ def test_a_plan_has_the_most_blocks_whole_that_fit(tmp_path: Path, config: str) 
     per_block = (chosen["peak_bytes"] - without["peak_bytes"]) / chosen["unsharded_blocks"]
     assert 0.8 * block / 2 < per_block <= 1.01 * block / 2
     assert chosen["peak_bytes"] + per_block > 0.95 * 11 * GIB  # 5 % are left free
+
+
+@pytest.mark.parametrize(
+    ("loop", "blocks", "message"),
+    [
+        ("toolkit", 33, "unsharded_blocks: 33, but the model has 32 blocks"),
+        ("trainer", 4, "has no strategy.unsharded_blocks; plan it with strategy.unsharded_blocks=null"),
+    ],
+)
+def test_what_a_plan_cannot_have_is_refused(loop: str, blocks: int, message: str, tmp_path: Path, config: str) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        f"model: {{path: {Path(config).parent}}}\nadapter: {{method: lora, r: 8}}\nprecision: bf16\n"
+        "data: {train: none, max_length: 512}\nbatch: {micro_size: 1}\nrun: {output_dir: runs, max_steps: 1}\n"
+        f"machine: {{device: cuda, processes: 2}}\nstrategy: {{name: fsdp2, unsharded_blocks: {blocks}}}\n"
+    )
+    with pytest.raises(InputError, match=message):
+        planned(tmp_path, str(recipe), gpu="h100", loop=loop, length=None)
+
+
+def test_the_recipe_that_a_plan_writes_has_them(tmp_path: Path, config: str) -> None:
+    written = tmp_path / "written.yaml"
+    options = {"gpu": "h100", "memory": 11.0, "gpus": 2, "lora": 8, "length": 512, "output": str(written)}
+    _, found = planned(tmp_path, config, **options)
+    chosen = found["candidates"][found["chosen"]]
+    assert load_recipe(str(written)).strategy.unsharded_blocks == chosen["unsharded_blocks"]
 
 
 def test_where_all_weights_fit_whole_none_is_tried(tmp_path: Path, config: str) -> None:

@@ -68,11 +68,13 @@ def test_what_is_whole_is_not_gathered(name: str, tiny_root: Path, group: Worker
 
 
 @pytest.mark.group
-@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("bf16", 2e-2)])
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("bf16", 2**-6)])
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_trains_as_the_plain_loop(
     name: str, precision: str, tolerance: float, tiny_root: Path, group: WorkerGroup
 ) -> None:
+    """In bf16 two roundings of 2^-7: of the product and of what it is added to. What may differ there is for `verify`,
+    which derives it tensor by tensor."""
     recipe = recipe_for(tiny_root, name, 2, precision=precision)
     expected = plain_run(resolved_from(recipe), 5)
     found: Run = group.run(train_job, resolved_from(recipe), 5, timeout=200)[0]
@@ -96,6 +98,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "fsdp1, 4 bits": {"adapter": {**LORA, "method": "qlora"}, "precision": "bf16"},
     "zero3, bf16": {"precision": "bf16"},
     "zero3, selective checkpointing": {"activation_checkpointing": "selective"},
+    "zero3, frozen by name": {"adapter": None, "model": {"freeze": ["layers\\.0\\.", "embed_tokens"]}},
+    "fsdp1, frozen by name": {"adapter": None, "model": {"freeze": ["layers\\.0\\.", "embed_tokens"]}},
     "zero3, dora": {"adapter": {**LORA, "method": "dora"}},
 }
 
@@ -105,9 +109,7 @@ WAYS: dict[str, dict[str, Any]] = {
 def test_verify_proves_it_and_that_it_is_at_work(case: str, tiny_root: Path, group: WorkerGroup) -> None:
     name, _, _ = case.partition(",")
     blocks = 1 if "by name" in case else 2
-    recipe = recipe_for(
-        tiny_root, name, blocks, **{key: dict(v) if isinstance(v, dict) else v for key, v in WAYS[case].items()}
-    )
+    recipe = recipe_for(tiny_root, name, blocks, **WAYS[case])
     outcome = verify(resolved_from(recipe), group=group, time_limit=120)
     assert outcome.verdict == "equivalent", (outcome.difference, outcome.failure, outcome.unproven)
     for one in outcome.passes:
@@ -134,6 +136,13 @@ def test_a_run_resumes_with_other_blocks_whole(
 ) -> None:
     """A checkpoint has what trains: it does not say where frozen weights were."""
     assert_goes_on(group, recipe_for(tiny_root, *first), recipe_for(tiny_root, *then), tmp_path)
+
+
+@pytest.mark.group
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_more_blocks_than_there_are_are_refused(name: str, tiny_root: Path, group: WorkerGroup) -> None:
+    with pytest.raises(Exception, match="unsharded_blocks: 99, but the model has 2 blocks; set at most that"):
+        group.run(gathered_job, resolved_from(recipe_for(tiny_root, name, 99)), timeout=200)
 
 
 FOUR = {"machine": {"processes": 4}}

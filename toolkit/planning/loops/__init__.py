@@ -30,6 +30,7 @@ def check_loop(name: str, resolved: Resolved) -> None:
         ("z_loss", recipe.z_loss, 0.0),
         ("run.ema", recipe.run.ema, None),
         ("label_smoothing", recipe.label_smoothing, 0),
+        ("strategy.unsharded_blocks", recipe.strategy.unsharded_blocks, None),
     ):
         if value == default:
             continue

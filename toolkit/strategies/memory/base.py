@@ -367,9 +367,10 @@ class MemoryModel:
         """The most elements that a rank keeps of a weight."""
         return -(-elements // self.ranks)
 
-    def unsharded(self, block: int) -> bool:
-        """Whether the frozen weights of a block are whole on every device (``strategy.unsharded_blocks``)."""
-        return 0 <= block < self.resolved.unsharded_blocks
+    def sharded(self, block: int) -> list[Weight]:
+        """The weights of a block, EMBED or TAIL that are not whole on every device (``strategy.unsharded_blocks``)."""
+        whole = 0 <= block < self.resolved.unsharded_blocks
+        return [w for w in self.holdings.unit(block) if w.trains or not whole]
 
     def frozen_bytes(self) -> int:
         """Bytes of all frozen weights, whole."""

@@ -56,8 +56,7 @@ class _FsdpMemory(MemoryModel):
         return self._bytes(block, self.compute)
 
     def _bytes(self, block: int, trained: int) -> int:
-        sharded = [w for w in self.holdings.unit(block) if w.trains or not self.unsharded(block)]
-        return sum(w.numel * trained if w.trains else self._stored(w) for w in sharded)
+        return sum(w.numel * trained if w.trains else self._stored(w) for w in self.sharded(block))
 
     def stays(self, block: int) -> bool:
         """Whether a unit's weights stay gathered from its forward to its backward."""

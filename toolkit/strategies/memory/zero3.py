@@ -77,8 +77,7 @@ class Zero3Memory(ZeroMemory):
         """Weights that are gathered for a block; tied embeddings, used in two places, apart."""
         if block == EMBED and self.holdings.tied and not tied:
             return []
-        sharded = [w for w in self.holdings.unit(block) if w.trains or not self.unsharded(block)]
-        return [w for w in sharded if self._elements(w) >= self.settings.persistence_threshold]
+        return [w for w in self.sharded(block) if self._elements(w) >= self.settings.persistence_threshold]
 
     def _gathered(self, block: int) -> int:
         """Bytes gathered while in ``block``: whole if it stays; else a layer at a time, with the next one coming."""
