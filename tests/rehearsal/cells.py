@@ -83,6 +83,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "activation-offload": ({"activation_checkpointing": "full", "activation_offload": True}, STRATEGIES),
     "offload-optimizer": ({"strategy": {"offload": "optimizer"}}, ZERO),
     "offload-all": ({"strategy": {"offload": "all"}}, ("zero3", *FSDP)),
+    "unsharded": ({"strategy": {"unsharded_blocks": 1}, **LORA}, ("zero3", *FSDP)),
     "no-reshard": ({"strategy": {"reshard_after_forward": False}}, FSDP),
     "skip-bad-loss": ({"run": {"on_bad_loss": "skip"}}, STRATEGIES),
     # What goes together, in one cell.
