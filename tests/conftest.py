@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,3 +50,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         starts = {"group", "here", "four"} & set(getattr(item, "fixturenames", ()))
         if starts or rooms & set(item.path.parts):
             item.add_marker(pytest.mark.group)
+
+
+_SECONDS: Counter[str] = Counter()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _SECONDS[report.nodeid.partition("::")[0]] += report.duration
+
+
+def pytest_unconfigure() -> None:
+    """After a long run, where its time went: what takes minutes may belong among the slow tests."""
+    if sum(_SECONDS.values()) > 600:
+        print("\nseconds by file:")
+        for name, seconds in _SECONDS.most_common(40):
+            print(f"{seconds:7.0f} {name}")

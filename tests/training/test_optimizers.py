@@ -246,6 +246,7 @@ def test_it_is_proven(name: str, strategy: str, tiny_root: Path, group: WorkerGr
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)  # some fifty verdicts, each of which has a limit of its own
 @pytest.mark.parametrize("precision", ["fp32", "bf16-pure", "fp16"])
 def test_every_optimizer_under_every_strategy(precision: str, group: WorkerGroup, subtests: Any) -> None:
     """The table of docs/measurements/optimizers.md, in the other precisions."""
