@@ -63,7 +63,7 @@ class Counting(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         space, _, name = func._schema.name.partition("::")
-        if space in ("c10d", "_c10d_functional"):
+        if space in ("c10d", "_c10d_functional", "toolkit"):
             found = func(*args, **kwargs)
             self.now.sent += _sent(name, args)
             return found

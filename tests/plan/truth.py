@@ -99,7 +99,7 @@ def truth(group: Any, cell: Cell) -> int:
     """The peak of the rank that has the higher one. Under FSDP2 the lowest of three runs: gloo's thread lets go of what
     it has sent when it gets to it, which adds up to 4 % of a small model, and never takes anything away."""
     runs = 3 if cell.strategy == "fsdp2" else 1
-    return min(max(group.run(measured, cell.recipe(), cell.length)) for _ in range(runs))
+    return min(max(group.run(measured, cell.recipe(), cell.length, timeout=600)) for _ in range(runs))
 
 
 def predicted(cell: Cell) -> int:

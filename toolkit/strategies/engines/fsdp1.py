@@ -28,6 +28,7 @@ from toolkit.strategies.engines.base import (
     counted_steps,
     owned,
 )
+from toolkit.strategies.engines.exchange_hooks import exchange_in_fsdp1
 from toolkit.strategies.engines.pieces import Owned, Piece, Saved, Values, span
 from toolkit.strategies.engines.unsharded import load_whole, unsharded, unsharded_claim
 from toolkit.strategies.fsdp import FsdpSettings
@@ -103,6 +104,8 @@ class Fsdp1Engine(Engine):
         lent = _lend_memory(prepared.model, self.device)
         with _on_mesh(mesh), _units_without_values(lent):
             self.model = self.accelerator.prepare_model(prepared.model)
+        if self.device.type == "cpu":
+            exchange_in_fsdp1(self.model)
         self.parameters = {_clean(name): p for name, p in self.model.named_parameters() if p.requires_grad}
         self._places = _places(self.model)
         for name, parameter in self.model.named_parameters():

@@ -24,6 +24,7 @@ from toolkit.strategies.engines.base import (
     Step,
     connected_claim,
 )
+from toolkit.strategies.engines.exchange_hooks import exchange_in_deepspeed
 from toolkit.strategies.engines.pieces import Owned, Piece, Saved, Values
 from toolkit.strategies.engines.unsharded import load_whole, unsharded, unsharded_claim
 from toolkit.strategies.engines.zero_state import ZeroTensors, fill_partition, partition
@@ -47,6 +48,8 @@ class ZeroEngine(Engine):
             _forget_second_copies()
             _round_once()
             _split(model, self.resolved, self.device)
+        if self.device.type == "cpu":
+            exchange_in_deepspeed()
         optimizer = self._make_optimizer(self.parameters, prepared.decayed)
         self.engine: Any
         self.engine, _ = self.accelerator.prepare(model, optimizer)

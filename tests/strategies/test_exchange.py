@@ -1,0 +1,182 @@
+"""Gathers and reductions as direct exchanges: what gloo gives, fewer copies, and used by every sharded strategy."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from toolkit.launch.group import WorkerGroup
+from toolkit.strategies.engines.exchange import all_gather, exchanges, reduce_scatter
+from toolkit.strategies.engines.process_group import connect
+
+DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.uint8)
+
+
+def gathered_job(dtype: torch.dtype) -> list[bool]:
+    """Whether each of three gathers that are under way together gives what torch's gives."""
+    connect("cpu")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    assert exchanges(None)
+    equal, begun = [], []
+    for number in range(3):
+        draw = torch.Generator().manual_seed(10 * rank + number)
+        mine = torch.randint(0, 100, (5, 3), generator=draw).to(dtype)
+        right, found = (torch.zeros(size * 5, 3, dtype=dtype) for _ in range(2))
+        dist.all_gather_single(right, mine)
+        if number == 1:  # what is given may be a part of what is filled
+            found[5 * rank : 5 * rank + 5] = mine
+            mine = found[5 * rank : 5 * rank + 5]
+        begun.append((all_gather(found, mine, async_op=True), found, right))
+    for work, found, right in reversed(begun):
+        assert isinstance(work, dist.Work)
+        assert work.wait()
+        equal.append(found.equal(right))
+    return equal
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gathers_are_torchs(dtype: torch.dtype, group: WorkerGroup) -> None:
+    assert group.run(gathered_job, dtype) == [[True] * 3] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gathers_of_four_are_torchs(dtype: torch.dtype, four: WorkerGroup) -> None:
+    assert four.run(gathered_job, dtype) == [[True] * 3] * 4
+
+
+def reduced_job(dtype: torch.dtype, mean: bool, inside: bool) -> tuple[bool, bool]:
+    """Whether the parts are those of a sum in the order of ranks, and whether torch's are the same bits.
+
+    ``inside``: the sum is written over the rank's part of what is given, as DeepSpeed does."""
+    connect("cpu")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    wholes = [torch.randn(4 * size, 3, generator=torch.Generator().manual_seed(r)).to(dtype) for r in range(size)]
+    total = wholes[0].clone()
+    for whole in wholes[1:]:
+        total += whole
+    op = dist.ReduceOp.AVG if mean else dist.ReduceOp.SUM
+    right, found = torch.empty(4, 3, dtype=dtype), torch.empty(4, 3, dtype=dtype)
+    dist.reduce_scatter_single(right, wholes[rank].clone(), op=op)
+    mine = slice(4 * rank, 4 * rank + 4)
+    if inside:
+        found = wholes[rank][mine]
+    reduce_scatter(found, wholes[rank], op=op)
+    if mean:
+        total = total / size
+    return found.equal(total[mine]), found.equal(right)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("mean", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_two_ranks_reduce_to_torchs_bits(dtype: torch.dtype, mean: bool, inside: bool, group: WorkerGroup) -> None:
+    assert group.run(reduced_job, dtype, mean, inside) == [(True, True)] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("mean", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_four_ranks_add_in_their_order(dtype: torch.dtype, mean: bool, inside: bool, four: WorkerGroup) -> None:
+    assert all(ordered for ordered, _ in four.run(reduced_job, dtype, mean, inside))
+
+
+def refused_job() -> list[str]:
+    connect("cpu")
+    reasons = []
+    for call in (
+        lambda: all_gather(torch.empty(5), torch.empty(2)),
+        lambda: all_gather(torch.empty(4), torch.empty(2, dtype=torch.bfloat16)),
+        lambda: reduce_scatter(torch.empty(2), torch.empty(4), op=dist.ReduceOp.MAX),
+    ):
+        try:
+            call()
+        except ValueError as error:
+            reasons.append(str(error))
+    return reasons
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_sent(group: WorkerGroup) -> None:
+    sizes, dtypes, op = group.run(refused_job)[0]
+    assert "5 torch.float32 for 2 parts of 2" in sizes
+    assert "parts of 2 torch.bfloat16" in dtypes
+    assert "MAX" in op
+    assert group.run(gathered_job, torch.float32) == [[True] * 3] * 2
+
+
+def alone_job() -> tuple[str, float]:
+    """A gather that rank 1 does not take part in, in a group whose limit is a second."""
+    connect("cpu")
+    limited = dist.new_group(timeout=datetime.timedelta(seconds=60))
+    dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=1), limited)
+    begun = time.monotonic()
+    if dist.get_rank() == 1:
+        return "", 0.0
+    try:
+        all_gather(torch.empty(4), torch.ones(2), limited)
+    except RuntimeError as error:
+        return str(error), time.monotonic() - begun
+    return "no error", time.monotonic() - begun
+
+
+def test_a_rank_that_does_not_answer_is_an_error_at_the_groups_limit() -> None:
+    with WorkerGroup(2) as workers:
+        (message, seconds), _ = workers.run(alone_job, timeout=60)
+    assert "imed out" in message, message
+    assert 0.9 < seconds < 20
+
+
+class Seen(TorchDispatchMode):
+    """How many elements each collective's largest tensor had, by operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: dict[str, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name
+        if name.startswith(("c10d::", "toolkit::")):
+            flat = torch.utils._pytree.tree_leaves(args)
+            size = max((t.numel() for t in flat if isinstance(t, torch.Tensor)), default=0)
+            self.sizes[name] = max(size, self.sizes.get(name, 0))
+        return func(*args, **(kwargs or {}))
+
+
+def trained_job(recipe: dict[str, Any]) -> dict[str, int]:
+    from benchmarks.floor.counting import during
+    from benchmarks.floor.loops import Work, llama, toolkit
+
+    work = Work(llama(2, 64), length=16, processes=2, lora=recipe.get("lora", False), strategy=recipe["strategy"])
+    seen = Seen()
+    toolkit(work, 2, during(1, seen))
+    return seen.sizes
+
+
+MOVED = {
+    "zero1": ("all_gather_",),
+    "zero2": ("all_gather_",),
+    "zero3": ("all_gather_", "reduce_scatter_"),
+    "fsdp1": ("all_gather_",),
+    "fsdp2": ("all_gather_", "reduce_scatter_"),
+}
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_every_sharded_strategy_moves_its_weights_so(name: str, group: WorkerGroup) -> None:
+    sizes = group.run(trained_job, {"strategy": {"name": name}}, timeout=120)[0]
+    for operator in MOVED[name]:
+        ours = [size for op, size in sizes.items() if op.startswith(f"toolkit::{operator}")]
+        gloos = [size for op, size in sizes.items() if op.startswith("c10d::") and _same(operator, op)]
+        assert max(ours, default=0) > 1000, sizes
+        assert max(gloos, default=0) < 1000, sizes
+
+
+def _same(operator: str, name: str) -> bool:
+    return operator.replace("_", "") in name.replace("_", "")
