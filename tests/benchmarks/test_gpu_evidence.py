@@ -120,6 +120,7 @@ def test_memory(tmp_path: Path) -> None:
     assert "FSDP offloads from a GPU" in records[names.split(",")[2]]["reason"]
 
 
+@pytest.mark.slow
 def test_speed(tmp_path: Path) -> None:
     records = on_cpu(tmp_path, "speed", "bench,loop-1b-full-single-none*")
     bench = records["bench"]["result"]["cells"]
@@ -131,6 +132,7 @@ def test_speed(tmp_path: Path) -> None:
     assert result["kernels"][0]["ms"] > 0
 
 
+@pytest.mark.slow
 def test_peers(tmp_path: Path) -> None:
     """The shapes differ in numbers only; ragged and full rows, with and without checkpointing."""
     records = on_cpu(tmp_path, "speed", "peers-small")
