@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import datetime
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from toolkit.launch.group import WorkerGroup
 from toolkit.strategies.engines.exchange import all_gather, exchanges, reduce_scatter
 from toolkit.strategies.engines.process_group import connect
+from toolkit.verification.record.tracer import _Dispatched
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.uint8)
 
@@ -133,30 +135,20 @@ def test_a_rank_that_does_not_answer_is_an_error_at_the_groups_limit() -> None:
     assert 0.9 < seconds < 20
 
 
-class Seen(TorchDispatchMode):
-    """How many elements each collective's largest tensor had, by operator."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sizes: dict[str, int] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func._schema.name
-        if name.startswith(("c10d::", "toolkit::")):
-            flat = torch.utils._pytree.tree_leaves(args)
-            size = max((t.numel() for t in flat if isinstance(t, torch.Tensor)), default=0)
-            self.sizes[name] = max(size, self.sizes.get(name, 0))
-        return func(*args, **(kwargs or {}))
-
-
-def trained_job(recipe: dict[str, Any]) -> dict[str, int]:
+def trained_job(strategy: str) -> dict[str, int]:
+    """Elements of the largest tensor that each collective of a second step was given, by operator."""
     from benchmarks.floor.counting import during
     from benchmarks.floor.loops import Work, llama, toolkit
 
-    work = Work(llama(2, 64), length=16, processes=2, lora=recipe.get("lora", False), strategy=recipe["strategy"])
-    seen = Seen()
-    toolkit(work, 2, during(1, seen))
-    return seen.sizes
+    sizes: dict[str, int] = {}
+
+    def called(name: str, arguments: Sequence[Any]) -> None:
+        tensors = [leaf for leaf in tree_leaves(list(arguments)) if isinstance(leaf, torch.Tensor)]
+        sizes[name] = max([sizes.get(name, 0), *(tensor.numel() for tensor in tensors)])
+
+    work = Work(llama(2, 64), length=16, processes=2, strategy={"name": strategy})
+    toolkit(work, 2, during(1, _Dispatched(called)))
+    return sizes
 
 
 MOVED = {
@@ -170,7 +162,7 @@ MOVED = {
 
 @pytest.mark.parametrize("name", MOVED)
 def test_every_sharded_strategy_moves_its_weights_so(name: str, group: WorkerGroup) -> None:
-    sizes = group.run(trained_job, {"strategy": {"name": name}}, timeout=120)[0]
+    sizes = group.run(trained_job, name, timeout=120)[0]
     for operator in MOVED[name]:
         ours = [size for op, size in sizes.items() if op.startswith(f"toolkit::{operator}")]
         gloos = [size for op, size in sizes.items() if op.startswith("c10d::") and _same(operator, op)]

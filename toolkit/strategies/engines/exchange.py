@@ -18,6 +18,9 @@ import torch.distributed as dist
 _TAG = 20_257
 """Keeps these messages apart from those that pipeline stages send in the same group."""
 
+SUMS = (dist.ReduceOp.SUM, dist.ReduceOp.AVG)
+"""What ``reduce_scatter`` can do."""
+
 
 def exchanges(group: Any) -> bool:
     """Whether ``group`` (None: all processes) is one that gains: several processes that gloo connects."""
@@ -45,7 +48,7 @@ def reduce_scatter(
     taken: as much as ``whole`` less a part. They are added in the order of ranks, in ``whole``'s dtype. Raises
     ValueError for another ``op``, sizes that do not fit, and a group of one.
     """
-    if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
+    if op not in SUMS:
         raise ValueError(f"op: {op} is neither SUM nor AVG")
     group = group or dist.group.WORLD
     _check(whole, output, group)

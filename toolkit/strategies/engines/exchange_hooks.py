@@ -9,12 +9,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from toolkit.strategies.engines.exchange import all_gather, exchanges, reduce_scatter
+from toolkit.strategies.engines.exchange import SUMS, all_gather, exchanges, reduce_scatter
 
 
 def exchange_in_fsdp2(model: nn.Module) -> None:
     """By torch's interface for it. Its setters (``set_custom_all_gather``) refuse modules with several groups, as
-    those with experts are, since one of torch's own communicators belongs to one group; these belong to none."""
+    those with experts are, since some of torch's own communicators belong to one group; these belong to none."""
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 
@@ -24,6 +24,8 @@ def exchange_in_fsdp2(model: nn.Module) -> None:
 
     class Reduce(DefaultReduceScatter):
         def __call__(self, output_tensor: Any, input_tensor: Any, group: Any, op: Any, async_op: bool = False) -> Any:
+            if op not in SUMS:
+                return super().__call__(output_tensor, input_tensor, group, op, async_op)
             return reduce_scatter(output_tensor, input_tensor, group, op, async_op)
 
     for module in model.modules():
@@ -68,7 +70,7 @@ def exchange_in_deepspeed() -> None:
     def reduced(
         output_tensor: Any, input_tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False
     ) -> Any:
-        if output_tensor.is_cpu and exchanges(group) and op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
+        if output_tensor.is_cpu and exchanges(group) and op in SUMS:
             return reduce_scatter(output_tensor, input_tensor, group, op, async_op)
         return reduce(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
 
