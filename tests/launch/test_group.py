@@ -30,6 +30,11 @@ def lose_a_rank(how: int, after: float) -> None:
         os.kill(os.getpid(), how)
 
 
+def answer_late(value: str) -> str:
+    time.sleep(2)
+    return value
+
+
 def fail() -> None:
     raise ValueError("a defect")
 
@@ -41,6 +46,22 @@ def test_group_takes_jobs_after_all_ranks_refused() -> None:
             group.run(refuse, (0, 1))
         assert str(failed.value.refused) == "data.train: no such file"
         assert group.run(process) == before
+
+
+def test_an_interrupted_job_answers_no_later_one() -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with WorkerGroup(2) as group:
+        group.run(process)
+        before = signal.signal(signal.SIGALRM, interrupt)
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                group.run(answer_late, "first")
+        finally:
+            signal.signal(signal.SIGALRM, before)
+        assert group.run(answer_late, "second") == ["second", "second"]
 
 
 def test_group_ends_what_waits_for_a_rank_that_refused() -> None:

@@ -59,6 +59,7 @@ class WorkerGroup:
         self.log = log
         self._processes: list[SpawnProcess] = []
         self._pipes: list[Connection] = []
+        self._waiting = False
 
     def run(self, job: Callable[..., Any], *args: Any, timeout: float = 120.0) -> list[Any]:
         """Call ``job(*args)`` on every rank; returns the results by rank.
@@ -71,8 +72,11 @@ class WorkerGroup:
 
     def begin(self, job: Callable[..., Any], *args: Any) -> None:
         """Start ``job(*args)`` on every rank without waiting; `finish` must follow."""
+        if self._waiting:  # interrupted: the answers to that job would be taken for those to this one
+            self.close(patience=0.0)
         if not self._processes:
             self._start()
+        self._waiting = True
         for pipe in self._pipes:
             pipe.send((job, args))
 
@@ -109,6 +113,7 @@ class WorkerGroup:
                     deadline = min(deadline, time.monotonic() + _OTHERS_REFUSE)
                     refusal = refusal or failed
                 results[rank] = value
+        self._waiting = False
         if refusal is not None:
             raise refusal
         return [results[rank] for rank in range(self.size)]
@@ -161,7 +166,7 @@ class WorkerGroup:
             if process.is_alive():
                 process.kill()
             process.join(10)
-        self._processes, self._pipes = [], []
+        self._processes, self._pipes, self._waiting = [], [], False
 
     def __enter__(self) -> WorkerGroup:
         return self
