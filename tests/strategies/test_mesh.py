@@ -55,7 +55,11 @@ def resolved(strategy: str, mesh: dict[str, int] | None, **sections: Any) -> Res
         ),
         ({"pipeline": 2, "context": 2}, {"processes": 4}, r"mesh\.pipeline: has not been verified with divided rows"),
         ({"pipeline": 3}, {"processes": 4}, r"1 x pipeline 3 = 3, but .*; set pipeline to a divisor of 4"),
-        ({"pipeline": 2}, {"processes": 4}, r"1 x pipeline 2 = 2, but .*; set shard: 2"),
+        (
+            {"pipeline": 2},
+            {"processes": 4},
+            r"1 x pipeline 2 = 2, but .*; set shard: 2; under ddp, which shards nothing, replicate: 2$",
+        ),
         (
             {"replicate": 3, "shard": 2, "tensor": 2},
             {"processes": 6, "nodes": 2},

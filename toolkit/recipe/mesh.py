@@ -227,7 +227,9 @@ def _instead(recipe: Recipe, world: int, product: int) -> str:
     if rows % asked.shard == 0 and asked.shard > 1:
         return f"set replicate: {rows // asked.shard}"
     if rows % asked.replicate == 0:
-        return f"set shard: {rows // asked.replicate}"
+        # What a strategy shards is not known here: recipes are checked without it.
+        copies = f"; under ddp, which shards nothing, replicate: {rows}" if asked.shard == 1 else ""
+        return f"set shard: {rows // asked.replicate}{copies}"
     if product % nodes == 0:
         return f"set machine.processes: {product // nodes}"
     return f"set replicate and shard to two numbers whose product is {rows}"
