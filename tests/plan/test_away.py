@@ -75,7 +75,7 @@ class _OutOfSight:
     ("strategy", "lora"),
     [
         ("ddp", False),
-        ("fsdp2", True),
+        pytest.param("fsdp2", True, marks=pytest.mark.slow),
         pytest.param("ddp", True, marks=pytest.mark.slow),
         pytest.param("zero2", False, marks=pytest.mark.slow),
         pytest.param("zero2", True, marks=pytest.mark.slow),

@@ -125,13 +125,13 @@ _QUICK = (
     ("lora", "bf16", True),
     ("full", "fp16", True),
 )
-_QUICK_OPTIONS = {"fast": ("single", "zero3", "fsdp2"), "offload-all": ("fsdp2",)}
+_QUICK_OPTIONS = {"fast": ("zero3",), "offload-all": ("fsdp2",)}
 
 
 def quick_cells() -> list[Cell]:
     """Those of `make test`: for each strategy all weights in bf16 as the first rank, an adapter in bf16 and all
-    weights in fp16 as the last; many options together for a strategy of each kind; one whose state is read back to the
-    host; QLoRA in one process and where every rank holds a slice of another size."""
+    weights in fp16 as the last; many options together; state that is read back to the host; QLoRA where every rank
+    holds a slice of another size."""
     found = []
     for cell in every_cell():
         last = cell.rank == _ranks(cell.strategy)[1]
@@ -141,7 +141,7 @@ def quick_cells() -> list[Cell]:
                 for trained, precision, as_last in _QUICK
             )
             qlora = cell.trained == "qlora" and cell.precision == "bf16" and last
-            wanted = wanted or (qlora and cell.strategy in ("single", "fsdp1"))
+            wanted = wanted or (qlora and cell.strategy == "fsdp1")
         else:
             wanted = last and cell.strategy in _QUICK_OPTIONS.get(cell.option, ())
         if wanted:

@@ -36,6 +36,7 @@ def _cases() -> list[Any]:
     return found
 
 
+@pytest.mark.timeout(900)  # a process makes what all tests ask of it in turn, as long as conftest's limit
 @pytest.mark.parametrize(("world", "call"), _cases())
 def test_what_a_rank_holds_is_what_is_planned(stage: Any, world: int, call: Call) -> None:
     found = stage(call)

@@ -117,7 +117,11 @@ TIED = LLAMA | {"tie_word_embeddings": True, "attention_dropout": 0.1}
         ("ddp", {"adapter": {"r": 4, "modules_to_save": ["lm_head"]}, "precision": "bf16"}),
         pytest.param("zero2", {"model": {"config": TIED}}, marks=pytest.mark.slow),
         pytest.param("zero3", {"model": {"config": TIED}, "data": {"packing": True}}, marks=pytest.mark.slow),
-        ("zero3", {"adapter": {"r": 4}, "precision": "bf16", "activation_checkpointing": "full"}),
+        pytest.param(
+            "zero3",
+            {"adapter": {"r": 4}, "precision": "bf16", "activation_checkpointing": "full"},
+            marks=pytest.mark.slow,
+        ),
         ("fsdp1", {"model": {"config": TIED}}),
         pytest.param("fsdp2", {"precision": "bf16"}, marks=pytest.mark.slow),
         ("fsdp2", {"model": {"config": TIED}, "data": {"packing": True}}),

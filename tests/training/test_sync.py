@@ -80,7 +80,9 @@ def test_collectives_are_where_they_are_said_to_be(case: str, tiny_root: Path, g
 
 
 @pytest.mark.group
-@pytest.mark.parametrize("adapter", [None, {"r": 4, "dropout": 0.1}], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    "adapter", [None, pytest.param({"r": 4, "dropout": 0.1}, marks=pytest.mark.slow)], ids=["full", "lora"]
+)
 @pytest.mark.parametrize("case", CASES)
 def test_steps_equal_the_plain_loop(
     case: str, adapter: dict[str, Any] | None, tiny_root: Path, group: WorkerGroup
@@ -111,9 +113,9 @@ def test_verify_proves_it_and_that_it_is_at_work(case: str, tiny_root: Path, gro
     ("case", "mesh"),
     [
         ("ddp, every", None),
-        ("ddp, every", {"context": 2}),
+        pytest.param("ddp, every", {"context": 2}, marks=pytest.mark.slow),
         ("ddp, every", {"tensor": 2}),
-        ("fsdp2, last", None),
+        pytest.param("fsdp2, last", None, marks=pytest.mark.slow),
         ("fsdp2, last", {"context": 2}),
     ],
 )

@@ -104,8 +104,13 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+QUICK = ("fsdp1", "fsdp2, context", "fsdp2, 4 bits", "zero3, bf16")
+
+
 @pytest.mark.group
-@pytest.mark.parametrize("case", WAYS)
+@pytest.mark.parametrize(
+    "case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in WAYS]
+)
 def test_verify_proves_it_and_that_it_is_at_work(case: str, tiny_root: Path, group: WorkerGroup) -> None:
     name, _, _ = case.partition(",")
     blocks = 1 if "by name" in case else 2

@@ -52,16 +52,26 @@ COLLECTIVES = {"ddp": [], "fsdp2": ["all-gather all", "reduce-scatter all"]}
 EVIDENCE = {"ddp": ["experts-alike"], "fsdp2": ["mesh", "mesh-copies", "share-of-weights"]}
 
 
+HALVES: dict[str, dict[str, Any]] = {
+    "bf16": {"precision": "bf16", "activation_checkpointing": "full"},
+    "lora-packed": {"model": EVERY_FAMILY["qwen3_moe"], "adapter": LORA, "data": {"packing": True}, "loss": "fused"},
+    "lora-on-experts": {"precision": "bf16", "adapter": ON_EXPERTS},
+}
+
+
 @pytest.mark.group
-@pytest.mark.parametrize("name", COLLECTIVES)
 @pytest.mark.parametrize(
-    "sections",
+    ("name", "sections"),
     [
-        {"precision": "bf16", "activation_checkpointing": "full"},
-        {"model": EVERY_FAMILY["qwen3_moe"], "adapter": LORA, "data": {"packing": True}, "loss": "fused"},
-        pytest.param({"precision": "bf16", "adapter": ON_EXPERTS}, marks=pytest.mark.slow),
+        pytest.param(
+            name,
+            HALVES[which],
+            id=f"{which}-{name}",
+            marks=[] if (name, which) in (("ddp", "lora-packed"), ("fsdp2", "bf16")) else [pytest.mark.slow],
+        )
+        for which in HALVES
+        for name in COLLECTIVES
     ],
-    ids=["bf16", "lora-packed", "lora-on-experts"],
 )
 def test_half_of_the_experts_is_equivalent(
     name: str, sections: dict[str, Any], recipe: Callable[..., Resolved], group: WorkerGroup

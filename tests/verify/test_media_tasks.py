@@ -39,7 +39,7 @@ CASES = {
     **{family: seeing(family) for family in SEEING},
     "whisper": SPEECH,
 }
-QUICK = ("vit", "whisper", "qwen3_vl")
+QUICK = ("vit", "qwen3_vl")
 
 
 @pytest.mark.group
