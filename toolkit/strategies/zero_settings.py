@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from toolkit.recipe.resolve import Resolved
 
 
 @dataclass(frozen=True)
@@ -30,3 +34,18 @@ class Zero3Settings(ZeroSettings):
     persistence_threshold: int
     hpz: int = 1
     """Ranks that divide a second copy of the weights (ZeRO++, arXiv:2306.10209, hpZ); 1: there is none."""
+
+
+def whole_sums(resolved: Resolved) -> bool:
+    """Whether DeepSpeed 0.19.8 keeps a float32 gradient of every weight (BF16_Optimizer): stage 1 in mixed precision,
+    nothing offloaded."""
+    precision = resolved.precision
+    halves = precision.mixed and precision.compute in ("bfloat16", "float16")
+    return resolved.settings.stage == 1 and halves and resolved.recipe.strategy.offload == "none"
+
+
+def owners_alone(resolved: Resolved) -> bool:
+    """Whether stages 1 and 2 add gradients up on the rank alone that keeps them (engines/exchange_hooks.py), not on
+    all."""
+    settings = resolved.settings
+    return resolved.device == "cpu" and settings.reduce_scatter and not whole_sums(resolved)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import functools
 import itertools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -60,6 +61,27 @@ def reduce_scatter(
     return _begun(act(output, whole, come, group.boxed()), async_op)
 
 
+def reduce_to_owners(whole: torch.Tensor, pieces: Sequence[tuple[int, int]], group: Any = None) -> None:
+    """Add every rank's ``whole`` up, each piece on the rank that owns it alone, in place. Elsewhere a piece keeps the
+    rank's own values.
+
+    ``pieces``: of each in turn its owner's rank in ``group`` and its elements; together they are ``whole``, contiguous
+    and on the CPU. Ranks may divide what one owner has in a row into other pieces. Memory is taken for as much as this
+    rank owns. To its own values a rank adds those of the others in their order, in ``whole``'s dtype. Raises ValueError
+    where the pieces do not fit, and RuntimeError as ``all_gather``.
+    """
+    group = group or dist.group.WORLD
+    runs = [(owner, list(run)) for owner, run in itertools.groupby(pieces, key=operator.itemgetter(0))]
+    owners, sizes = [owner for owner, _ in runs], [sum(size for _, size in run) for _, run in runs]
+    if sum(sizes) != whole.numel():
+        raise ValueError(f"{whole.numel()} elements for pieces of {sizes}")
+    if not set(owners) <= set(range(group.size())):
+        raise ValueError(f"owners {sorted(set(owners))} in a group of {group.size()}")
+    mine = sum(size for owner, size in zip(owners, sizes, strict=True) if owner == group.rank())
+    come = whole.new_empty(mine)  # as for ``reduce_scatter``
+    _operators().reduce_scatter_pieces_(whole, owners, sizes, come, group.boxed())
+
+
 class Exchange(dist.Work):
     """Messages on their way. When ``wait`` returns, all have arrived and what is made of them is there.
 
@@ -108,8 +130,10 @@ def _operators() -> Any:
     group = "__torch__.torch.classes.c10d.ProcessGroup group"
     gathers = f"(Tensor(a!) output, Tensor mine, {group}) -> int"
     reduces = f"(Tensor(a!) output, Tensor whole, Tensor(b!) come, {group}) -> int"
+    pieces = f"(Tensor(a!) whole, int[] owners, int[] sizes, Tensor(b!) come, {group}) -> ()"
     for name, schema, act in (
         ("all_gather_", gathers, _gather),
+        ("reduce_scatter_pieces_", pieces, _reduce_pieces),
         ("reduce_scatter_", reduces, functools.partial(_reduce, mean=False)),
         ("reduce_scatter_mean_", reduces, functools.partial(_reduce, mean=True)),
     ):
@@ -154,6 +178,25 @@ def _reduce(output: torch.Tensor, whole: torch.Tensor, come: torch.Tensor, boxed
     return _exchange(group, parts, terms, add)
 
 
+def _reduce_pieces(
+    whole: torch.Tensor, owners: Sequence[int], sizes: Sequence[int], come: torch.Tensor, boxed: Any
+) -> None:
+    group = dist.ProcessGroup.unbox(boxed)
+    rank, limit = group.rank(), _limit(group)
+    pieces = list(zip(owners, whole.view(-1).split_with_sizes(list(sizes)), strict=True))
+    mine = [piece for owner, piece in pieces if owner == rank]
+    room = come.split_with_sizes([piece.numel() for piece in mine])
+    sent = [group.send([piece], owner, _TAG) for owner, piece in pieces if owner != rank]
+    for source in (other for other in range(group.size()) if other != rank):
+        # One rank's after another's: a rank may own all of ``whole``.
+        arriving = [group.recv([one], source, _TAG) for one in room]
+        for message, piece, one in zip(arriving, mine, room, strict=True):
+            message.wait(limit)
+            piece.add_(one)
+    for message in sent:
+        message.wait(limit)
+
+
 def _parts(whole: torch.Tensor, count: int) -> list[torch.Tensor]:
     """Views of its equal parts."""
     return list(whole.view(-1).tensor_split(count)) if count else []
@@ -172,7 +215,12 @@ def _exchange(
         to, source = (rank + apart) % size, (rank - apart) % size
         messages.append(group.recv([come[source]], source, _TAG))
         messages.append(group.send([go[to]], to, _TAG))
-    limit = group._get_backend(torch.device("cpu")).options._timeout
     number = next(_NUMBERS)
-    _BEGUN[number] = Exchange(messages, limit, (*go, *come), then)
+    _BEGUN[number] = Exchange(messages, _limit(group), (*go, *come), then)
     return number
+
+
+def _limit(group: dist.ProcessGroup) -> datetime.timedelta:
+    """How long a message may take."""
+    limit: datetime.timedelta = group._get_backend(torch.device("cpu")).options._timeout
+    return limit

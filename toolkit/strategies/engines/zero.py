@@ -24,7 +24,7 @@ from toolkit.strategies.engines.base import (
     Step,
     connected_claim,
 )
-from toolkit.strategies.engines.exchange_hooks import exchange_in_deepspeed
+from toolkit.strategies.engines.exchange_hooks import exchange_in_buckets, exchange_in_deepspeed
 from toolkit.strategies.engines.pieces import Owned, Piece, Saved, Values
 from toolkit.strategies.engines.unsharded import load_whole, unsharded, unsharded_claim
 from toolkit.strategies.engines.zero_state import ZeroTensors, fill_partition, partition
@@ -58,6 +58,8 @@ class ZeroEngine(Engine):
         weakref.finalize(self, self.engine.destroy).atexit = False
         self.model = self.engine
         self.optimizer = self.engine.optimizer
+        if self.device.type == "cpu":
+            exchange_in_buckets(self.optimizer)
         self.tensors = ZeroTensors(self.engine)
         for name, original in originals.items():
             self.tensors.set_weight(self.parameters[name], original)

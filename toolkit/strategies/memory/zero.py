@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from toolkit.strategies.memory.base import EMBED, TAIL, Compute, MemoryModel, Weight
-from toolkit.strategies.zero_settings import ZeroSettings
+from toolkit.strategies.zero_settings import Zero12Settings, ZeroSettings, owners_alone, whole_sums
 
 _FLATTENED = 500_000_000
 """Elements that ``engine.buffered_allreduce_fallback`` reduces at once."""
+
+
+class Piece(NamedTuple):
+    """Of a gradient, or of several in a row, the elements that a rank keeps."""
+
+    rank: int
+    numel: int
 
 
 class ZeroMemory(MemoryModel):
@@ -57,25 +64,27 @@ class ZeroMemory(MemoryModel):
         """Elements of the largest weight that trains."""
         return max((w.numel for unit, _ in self.holdings.units() for w in unit if w.trains), default=0)
 
-    def parts(self) -> Iterator[tuple[int, Weight, range]]:
-        """Of every trained weight its block, and the ranks that have a part of it: groups are split each for itself, in
-        the order of the model."""
+    def parts(self) -> Iterator[tuple[int, Weight, list[Piece]]]:
+        """Of every trained weight its block, and what each rank has of it: groups are split each for itself, in the
+        order of the model."""
         blocks = (EMBED, *range(len(self.holdings.order)), TAIL)
         for key in self.holdings.group_keys():
             own = [(b, w) for b in blocks for w in self.holdings.unit(b) if w.trains and (w.group, w.decays) == key]
             part = -(-sum(w.numel for _, w in own) // self.ranks)
             at = 0
             for block, weight in own:
-                yield block, weight, range(at // part, min((at + weight.numel - 1) // part, self.ranks - 1) + 1)
-                at += weight.numel
+                end = at + weight.numel
+                ranks = range(at // part, (end - 1) // part + 1)
+                yield block, weight, [Piece(r, min(end, (r + 1) * part) - max(at, r * part)) for r in ranks]
+                at = end
 
     def copied(self) -> int:
         """Bytes of the gradients that the rank with the most of them copies out of the bucket: of every weight that its
         part begins or ends in, whole (stage_1_and_2.py, ``copy_grads_in_partition``)."""
         most = [0] * self.ranks
-        for _, weight, ranks in self.parts():
-            for rank in ranks:
-                most[rank] += weight.numel
+        for _, weight, pieces in self.parts():
+            for piece in pieces:
+                most[piece.rank] += weight.numel
         return max(most) * self.trained
 
     def temporary(self) -> int:
@@ -100,7 +109,7 @@ class Zero1Memory(ZeroMemory):
     def account(self) -> None:
         super().account()
         self.account_offload()
-        self.immediate = self.mixed and self.compute == 2 and self.offload == "none"
+        self.immediate = whole_sums(self.resolved)
         if self.immediate:
             self.resident["gradients"] = self.trains * self.trained
 
@@ -141,25 +150,21 @@ class Zero2Memory(ZeroMemory):
         self.account_offload()
         # ``_use_compact_grad_partition_buffer``
         self.compact = self.mixed
-        self.of_one = {(block, weight.name) for block, weight, ranks in self.parts() if len(ranks) == 1}
-        self.stay = self._of_the_last_rank() if self.compact else set()
+        self.pieces = {(block, weight.name): pieces for block, weight, pieces in self.parts()}
+        self.outside = {name: pieces for (block, name), pieces in self.pieces.items() if block in (EMBED, TAIL)}
+        self.alone = owners_alone(self.resolved)
         self.kept = self.part * self.trained
         if not self.compact:
             self.kept = self.copied() if self.offload == "none" else 0
             if self.offload != "none" and self.resolved.accumulation > 1:
                 self.host["gradients"] += self.copied()  # ``accumulated_grads_in_cpu``
 
-    def _of_the_last_rank(self) -> set[tuple[int, str]]:
-        """Block and name of the weights larger than the bucket that the last rank has a part of."""
-        last, bucket = self.ranks - 1, self.settings.reduce_bucket
-        return {(block, w.name) for block, w, ranks in self.parts() if last in ranks and w.numel > bucket}
-
     def start(self, accumulating: bool) -> None:
         super().start(accumulating)
         self.gradients = self.kept if accumulating else 0
         # Made at the first reduction: once, or for every micro-batch and then added (``all_grad_tensors``).
         self.made = accumulating and self.compact
-        self.filled = self.pieces = 0
+        self.bucket: list[Piece] = []
         self.waiting = self.arriving = 0
         self.arrives_to_stay = False
 
@@ -171,13 +176,14 @@ class Zero2Memory(ZeroMemory):
 
     def gradient(self, weight: Weight, block: int) -> int:
         moment = 0
-        if self.filled + weight.numel > self.settings.reduce_bucket:
+        # What belongs to no block may be used, and get its gradient, in one (T5's norm after the encoder).
+        pieces = self.pieces.get((block, weight.name)) or self.outside[weight.name]
+        if sum(piece.numel for piece in self.bucket) + weight.numel > self.settings.reduce_bucket:
             moment = self._reduced()
-        self.filled += weight.numel
-        self.pieces += 1 if (block, weight.name) in self.of_one else 2
+        self.bucket += pieces
         if weight.numel > self.settings.reduce_bucket:
             self.arriving = weight.numel * self.compute
-            self.arrives_to_stay = (block, weight.name) in self.stay
+            self.arrives_to_stay = self.compact and pieces[-1].rank == self.ranks - 1
         return moment
 
     def pass_on(self) -> None:
@@ -188,17 +194,52 @@ class Zero2Memory(ZeroMemory):
 
     def finish_backward(self) -> int:
         moment = self._reduced()
-        self.gradients = self.kept  # those that stayed are dropped (``_clear_param_grad_only``)
-        return moment
+        # Those that stayed are dropped afterwards (``_clear_param_grad_only``), and so are those that have been added.
+        dropped, self.gradients = self.gradients - self.kept, self.kept
+        return moment + dropped
 
     def _reduced(self) -> int:
-        """Bytes of reducing what is there: flattened, where it is more than one piece (torch's flatten of a single one
-        is a view), and cast where the sum is in another dtype; and what it reduces, where that is in no bucket."""
-        flattened = self.compute if self.pieces > 1 else 0
-        moment = self.filled * (flattened + (self.trained if self.mixed else 0)) + self.waiting
+        """Bytes of reducing what is there: what it reduces, where that is in no bucket, and the most that is reduced at
+        once: flattened, where it is more than one piece (torch's flatten of a single one is a view), and cast where the
+        sum is in another dtype; with as much as the rank keeps, which arrives from one other rank after the other."""
+        if not self.bucket:
+            return 0
+        moments, summed = [0], self.trained if self.mixed else self.compute
+        for pieces in self._at_once():
+            numel = sum(piece.numel for piece in pieces)
+            kept = sum(piece.numel for piece in pieces if piece.rank == self.ranks - 1)
+            flattened = self.compute if len(pieces) > 1 else 0
+            cast = summed if self.mixed else 0
+            moments.append(numel * (flattened + cast) + (kept * summed if self.alone else 0))
+        moment = max(moments)
+        if not self.made and not self.compact:
+            # Room for what the rank keeps is made afterwards (``copy_grads_in_partition``); ``compact``: before.
+            moment = max(0, moment - self.kept)
+        moment += self.waiting
         self.gradients += (0 if self.made else self.kept) - self.waiting
-        self.made, self.waiting, self.filled, self.pieces = True, 0, 0, 0
+        self.made, self.waiting, self.bucket = True, 0, []
         return moment
+
+    def _at_once(self) -> Iterator[list[Piece]]:
+        """The bucket's pieces, those of a rank in a row as one unless the gradient of each is added up by itself, and
+        divided where they are more than a bucket holds (``average_tensor``, ``allreduce_and_scatter``)."""
+        settings = self.settings
+        if isinstance(settings, Zero12Settings) and not settings.reduce_scatter:
+            yield [Piece(0, sum(piece.numel for piece in self.bucket))]
+            return
+        found: list[Piece] = []
+        for piece in self.bucket:
+            if found and found[-1].rank == piece.rank and not (self.compact and piece.rank == self.ranks - 1):
+                piece = Piece(piece.rank, found.pop().numel + piece.numel)
+            found.append(piece)
+        together: list[Piece] = []
+        for piece in found:
+            together.append(piece)
+            if sum(one.numel for one in together) > settings.reduce_bucket:
+                yield together
+                together = []
+        if together:
+            yield together
 
     def step(self) -> int:
         return max(self.norm_in_double(), self.temporary())
