@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 from rehearsal import device, fake, groups
 from rehearsal.cells import Cell
+from rehearsal.chunks import made_when_asked
 from rehearsal.known import Known
 from rehearsal.plants import planted
 from rehearsal.watch import Counts, Report, Watch
@@ -184,7 +185,7 @@ def _claims_of_one_rank() -> Iterator[None]:
 
 def _start(cell: Cell, root: str, watch: Watch, outcome: Outcome) -> Session:
     resolved = resolve(Recipe.model_validate(cell.recipe(root)), "recipe.yaml", device="cuda")
-    with _claims_of_one_rank():
+    with _claims_of_one_rank(), made_when_asked():
         session = open_session(resolved)
     engine, state = session.engine, session.accelerator.state
     outcome.claims = [(claim.claim, claim.seen, claim.ok) for claim in session.claims]
