@@ -37,11 +37,9 @@ class Zero3Settings(ZeroSettings):
 
 
 def whole_sums(resolved: Resolved) -> bool:
-    """Whether DeepSpeed 0.19.8 keeps a float32 gradient of every weight (BF16_Optimizer): stage 1 in mixed precision,
-    nothing offloaded."""
-    precision = resolved.precision
-    halves = precision.mixed and precision.compute in ("bfloat16", "float16")
-    return resolved.settings.stage == 1 and halves and resolved.recipe.strategy.offload == "none"
+    """Whether DeepSpeed 0.19.8 keeps a float32 gradient of every weight: stage 1 in mixed precision, nothing offloaded
+    (bf16: BF16_Optimizer; fp16, on a GPU alone: ``grad_accum`` in stage_1_and_2.py)."""
+    return resolved.settings.stage == 1 and resolved.precision.mixed and resolved.recipe.strategy.offload == "none"
 
 
 def owners_alone(resolved: Resolved) -> bool:

@@ -151,7 +151,7 @@ class Zero2Memory(ZeroMemory):
         # ``_use_compact_grad_partition_buffer``
         self.compact = self.mixed
         self.pieces = {(block, weight.name): pieces for block, weight, pieces in self.parts()}
-        self.outside = {name: pieces for (block, name), pieces in self.pieces.items() if block in (EMBED, TAIL)}
+        self.of_others = {name: pieces for (_, name), pieces in self.pieces.items()}
         self.alone = owners_alone(self.resolved)
         self.kept = self.part * self.trained
         if not self.compact:
@@ -165,6 +165,7 @@ class Zero2Memory(ZeroMemory):
         # Made at the first reduction: once, or for every micro-batch and then added (``all_grad_tensors``).
         self.made = accumulating and self.compact
         self.bucket: list[Piece] = []
+        self.filled = 0
         self.waiting = self.arriving = 0
         self.arrives_to_stay = False
 
@@ -176,11 +177,13 @@ class Zero2Memory(ZeroMemory):
 
     def gradient(self, weight: Weight, block: int) -> int:
         moment = 0
-        # What belongs to no block may be used, and get its gradient, in one (T5's norm after the encoder).
-        pieces = self.pieces.get((block, weight.name)) or self.outside[weight.name]
-        if sum(piece.numel for piece in self.bucket) + weight.numel > self.settings.reduce_bucket:
+        # A gradient may come in another block than the weight's, or in one of a weight of none (T5's norm after the
+        # encoder).
+        pieces = self.pieces.get((block, weight.name)) or self.of_others[weight.name]
+        if self.filled + weight.numel > self.settings.reduce_bucket:
             moment = self._reduced()
         self.bucket += pieces
+        self.filled += weight.numel
         if weight.numel > self.settings.reduce_bucket:
             self.arriving = weight.numel * self.compute
             self.arrives_to_stay = self.compact and pieces[-1].rank == self.ranks - 1
@@ -217,7 +220,7 @@ class Zero2Memory(ZeroMemory):
             moment = max(0, moment - self.kept)
         moment += self.waiting
         self.gradients += (0 if self.made else self.kept) - self.waiting
-        self.made, self.waiting, self.bucket = True, 0, []
+        self.made, self.waiting, self.filled, self.bucket = True, 0, 0, []
         return moment
 
     def _at_once(self) -> Iterator[list[Piece]]:
@@ -225,7 +228,7 @@ class Zero2Memory(ZeroMemory):
         divided where they are more than a bucket holds (``average_tensor``, ``allreduce_and_scatter``)."""
         settings = self.settings
         if isinstance(settings, Zero12Settings) and not settings.reduce_scatter:
-            yield [Piece(0, sum(piece.numel for piece in self.bucket))]
+            yield [Piece(0, self.filled)]
             return
         found: list[Piece] = []
         for piece in self.bucket:
@@ -233,11 +236,13 @@ class Zero2Memory(ZeroMemory):
                 piece = Piece(piece.rank, found.pop().numel + piece.numel)
             found.append(piece)
         together: list[Piece] = []
+        numel = 0
         for piece in found:
             together.append(piece)
-            if sum(one.numel for one in together) > settings.reduce_bucket:
+            numel += piece.numel
+            if numel > settings.reduce_bucket:
                 yield together
-                together = []
+                together, numel = [], 0
         if together:
             yield together
 
