@@ -26,7 +26,7 @@ clean:
 	rm -rf $(VENV) runs build
 
 demo: $(READY)
-	@echo "the main job on real text, two processes on the CPU: about 3 minutes on two cores, everything goes to runs/demo"
+	@echo "the main job on real text, two processes on the CPU: 3 to 5 minutes on two cores, everything goes to runs/demo"
 	@$(BIN)/python examples/demo/demo.py
 
 test: $(READY)
