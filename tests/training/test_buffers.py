@@ -1,0 +1,56 @@
+"""Buffers of a model from a config have the dtypes of one that is loaded from a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from families import EVERY_FAMILY, FAMILIES, HYBRIDS
+from tiny import recipe_dict
+from toolkit.model.load import load_base
+from toolkit.planning.predict import Planner
+from toolkit.recipe.resolve import Resolved
+from toolkit.recipe.schema import Recipe
+from toolkit.strategies import resolve
+
+# A table that stays float32, buffers that products are made with, and one that is multiplied by element.
+MODELS = {name: ({**FAMILIES, **EVERY_FAMILY, **HYBRIDS})[name] for name in ("llama", "minimax", "falcon_h1")}
+IN_16_BITS: dict[str, dict[str, Any]] = {
+    "all weights": {"precision": "bf16-pure"},
+    "frozen base": {"precision": "bf16", "adapter": {"method": "lora", "r": 4, "target_modules": "all-linear"}},
+}
+
+
+def resolved(model: dict[str, Any], **sections: Any) -> Resolved:
+    values = recipe_dict(Path("nowhere"), strategy={"name": "single"}, machine={"processes": 1}, **sections)
+    return resolve(Recipe.model_validate(values | {"model": model}), "recipe", device="cpu")
+
+
+@pytest.mark.parametrize("by_part", [False, True], ids=["at once", "by part"])
+@pytest.mark.parametrize("sections", IN_16_BITS.values(), ids=list(IN_16_BITS))
+@pytest.mark.parametrize("name", MODELS)
+def test_a_config_gives_the_buffers_of_a_folder(
+    name: str, sections: dict[str, Any], by_part: bool, tmp_path: Path
+) -> None:
+    """Rounded rotary frequencies turn positions in the thousands by other angles than the host of an export does."""
+
+    made = load_base(resolved(MODELS[name], **sections), by_part=by_part)
+    load_base(resolved(MODELS[name])).save_pretrained(tmp_path)
+    others = {key: value for key, value in MODELS[name].items() if key != "config"}
+    loaded = load_base(resolved(others | {"path": str(tmp_path)}, **sections), by_part=by_part)
+    expected = dict(loaded.named_buffers())
+    assert {key: buffer.dtype for key, buffer in made.named_buffers()} == {k: b.dtype for k, b in expected.items()}
+    tables = {key: buffer for key, buffer in made.named_buffers() if key.endswith("inv_freq")}
+    assert tables
+    for key, table in tables.items():
+        assert table.dtype == torch.float32
+        assert torch.equal(table, expected[key])
+
+
+def test_a_plan_traces_products_with_buffers() -> None:
+    """MiniMax multiplies the states of its linear attention with buffers, which are in 16 bits where weights are."""
+    recipe = resolved(MODELS["minimax"], precision="bf16-pure")
+    assert Planner.of(recipe, 16).memory(recipe) is not None
