@@ -11,6 +11,7 @@ import broken
 import psutil
 import pytest
 
+from families import HYBRIDS
 from toolkit.errors import InputError, RunFailed
 from toolkit.launch.group import WorkerGroup
 from toolkit.recipe.resolve import Resolved
@@ -104,6 +105,12 @@ def test_a_fault_that_is_never_reached_is_an_error(
     monkeypatch.setattr(run, "run_pass", lambda case, group, fresh, limit, data: Pass("logic", fault_reached=False))
     with pytest.raises(RunFailed, match="never runs the code"):
         verify(recipe("single"), group=lone_group, fault="clip-ignored")
+
+
+def test_a_model_that_fails_by_itself_is_one_message(recipe: Callable[..., Resolved], group: WorkerGroup) -> None:
+    """MiniMax (transformers 5.23.0) multiplies its float32 decays with states in the 16 bits of a copy of weights."""
+    with pytest.raises(RunFailed, match=r"in the plain loop, before any strategy: RuntimeError: .*modeling_minimax"):
+        verify(recipe("zero1", precision="bf16", model=HYBRIDS["minimax"]), group=group, time_limit=120)
 
 
 def test_a_fault_of_other_strategies_is_refused(recipe: Callable[..., Resolved]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -37,7 +39,7 @@ def load_base(
     import transformers
 
     spec = resolved.recipe.model
-    dtype = _load_dtype(resolved)
+    dtype = load_dtype(resolved)
     auto = getattr(transformers, task_of(spec.task).auto_class)
     config = _config(resolved, pad_token_id)
     options: dict[str, Any] = {
@@ -64,7 +66,7 @@ def load_base(
                 model = auto.from_config(config, dtype=torch.float32, **options)
                 if by_part:
                     made.append(model)
-            model = cast_floats(model, dtype)
+            _cast(model, dtype, lambda: auto.from_config(copy.deepcopy(config), dtype=dtype, **options))
             if resolved.stored is not None and not empty:
                 pack_drawn(model, resolved)
     except InputError:
@@ -87,10 +89,54 @@ def load_base(
     return model
 
 
-def cast_floats(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Cast floating parameters and buffers in place. ``Module.to(dtype)`` (torch 2.13.0) casts complex ones too, and
-    drops their imaginary part: Llama 4's rotary tables for images."""
-    return model._apply(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+def _cast(model: nn.Module, dtype: torch.dtype, build: Callable[[], nn.Module]) -> None:
+    """Cast floating parameters in place, and each floating buffer to the dtype that it has in the model that ``build``
+    makes in ``dtype``: rotary frequencies stay float32, the decays of MiniMax's linear attention do not, as where a
+    folder is loaded in ``dtype``. (``Module.to`` casts all of them, of complex tables the real part alone.)"""
+    cast_parameters(model, dtype)
+    if dtype != torch.float32:
+        cast_buffers(model, _buffer_dtypes(build, dtype))
+
+
+def cast_parameters(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Cast floating parameters in place."""
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(dtype)
+    return model
+
+
+def cast_buffers(model: nn.Module, dtypes: Mapping[str, torch.dtype]) -> None:
+    """Cast buffers to dtypes by name, in place."""
+    for key, dtype in dtypes.items():
+        name, _, attribute = key.rpartition(".")
+        model.get_submodule(name)._buffers[attribute] = model.get_buffer(key).to(dtype)
+
+
+def _buffer_dtypes(build: Callable[[], nn.Module], dtype: torch.dtype) -> dict[str, torch.dtype]:
+    """``loaded_buffers`` of a model that is built without memory, if its code allows that."""
+    from transformers.initialization import no_init_weights
+
+    with no_init_weights():
+        try:
+            with torch.device("meta"):
+                built = build()
+        except (RuntimeError, NotImplementedError):  # code of its own that computes with values
+            built = build()
+    return loaded_buffers(built, dtype)
+
+
+def loaded_buffers(model: Any, dtype: torch.dtype) -> dict[str, torch.dtype]:
+    """Dtypes by name that floating buffers of a transformers ``model``, which was built in ``dtype``, have where it is
+    loaded in it: those that files have and the model's class lists stay float32 (transformers 5.23.0,
+    ``_keep_in_fp32_modules_strict``: the routers' corrections of DeepSeek-V3)."""
+    from transformers.core_model_loading import build_glob_alternation
+
+    buffers = {name: b.dtype for name, b in model.named_buffers(remove_duplicate=False) if b.is_floating_point()}
+    if listed := list(model._get_dtype_plan(dtype)):
+        matches = build_glob_alternation(listed)[0].search
+        buffers |= {name: torch.float32 for name in model.state_dict() if name in buffers and matches(name)}
+    return buffers
 
 
 def _attention_problem(error: Exception, resolved: Resolved) -> str | None:
@@ -167,7 +213,8 @@ def input_weight(model: nn.Module) -> torch.Tensor:
     return weight
 
 
-def _load_dtype(resolved: Resolved) -> torch.dtype:
+def load_dtype(resolved: Resolved) -> torch.dtype:
+    """Of the model before adapters: the frozen dtype if only an adapter is trained."""
     precision = resolved.precision
     return getattr(torch, precision.frozen if resolved.recipe.adapter else precision.trainable)
 

@@ -180,7 +180,7 @@ def _meta_model(resolved: Resolved) -> nn.Module:
     import transformers
     from transformers.initialization import no_init_weights
 
-    from toolkit.model.load import _config
+    from toolkit.model.load import _config, cast_buffers, cast_parameters, load_dtype, loaded_buffers
     from toolkit.model.new_tokens import add_rows
     from toolkit.tasks import task_of
 
@@ -200,13 +200,15 @@ def _meta_model(resolved: Resolved) -> nn.Module:
         with torch.device("meta"), no_init_weights():
             model = getattr(transformers, task_of(spec.task).auto_class).from_config(
                 config,
-                dtype=torch.float32,
+                dtype=load_dtype(resolved),
                 attn_implementation=attention,
                 trust_remote_code=spec.trust_remote_code,
             )
     except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as error:
         first = first_line(error)
         raise InputError(f"{resolved.source}: model: cannot be built from its config: {first}") from None
+    cast_parameters(model, torch.float32)
+    cast_buffers(model, loaded_buffers(model, load_dtype(resolved)))
     model.tie_weights()  # left out with the initialisation
     add_rows(model, resolved)
     switch_off_cache(model)

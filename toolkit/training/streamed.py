@@ -17,7 +17,7 @@ from torch import nn
 
 from toolkit.errors import RunFailed
 from toolkit.model.batch_norm import batch_norms, statistics
-from toolkit.model.load import cast_floats, load_base
+from toolkit.model.load import cast_parameters, load_base
 from toolkit.model.sources import NotByPart
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
@@ -58,7 +58,7 @@ def _trained_whole(job: Job) -> bool:
     trained, reader, suffix = trained_tensors(job.folder, job.manifest, job.average)
     model: Any = load_base(job.resolved, job.pad_token_id, empty=True)
     dtype = getattr(torch, job.resolved.precision.trainable)
-    model = cast_floats(model, dtype)
+    cast_parameters(model, dtype)
     parts = _sources(model)
     if any(part.name not in trained for part in parts):
         return False

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from toolkit.errors import InputError, RunFailed
+from toolkit.errors import InputError, RunFailed, ToolkitError, first_line
 from toolkit.launch.group import WorkerGroup
 from toolkit.launch.job import check_machine
 from toolkit.machine import cpu_count
@@ -112,7 +113,7 @@ def verify(
             as_a_rank = contextlib.nullcontext() if full_size else torch_threads(group.threads)
             with tempfile.TemporaryDirectory(prefix="toolkit-verify-") as temporary, as_a_rank:
                 case = make_case(values, resolved, name, Path(temporary))
-                case = avoid_overflow(exercise_clipping(case))
+                case = _tried(case)
                 case = replace(case, fault=fault, mutation=mutation, round_trip=round_trip)
                 outcome = outcome or Outcome(resolved, case.resolved())
                 data = data_case(resolved, fault) if name == "logic" else None
@@ -139,6 +140,20 @@ def verify(
             f"--fault {fault}: this recipe never runs the code that the fault breaks, so nothing was tested"
         )
     return outcome
+
+
+def _tried(case: Case) -> Case:
+    """With the clipping limit and loss scale that the plain loop's norms suggest. It is the first to run the model."""
+    try:
+        return avoid_overflow(exercise_clipping(case))
+    except ToolkitError:
+        raise
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise RunFailed(
+            f"the model fails in the plain loop, before any strategy: {type(error).__name__}: {first_line(error)} "
+            f"({frame.filename}, line {frame.lineno}: {frame.line})"
+        ) from error
 
 
 def _clipping_otherwise(case: Case, found: Pass, choose: Callable[[Case, Sequence[float]], Case]) -> Case | None:
