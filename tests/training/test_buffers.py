@@ -17,7 +17,9 @@ from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve
 
 # A table that stays float32, buffers that products are made with, and one that is multiplied by element.
-MODELS = {name: ({**FAMILIES, **EVERY_FAMILY, **HYBRIDS})[name] for name in ("llama", "minimax", "falcon_h1", "deepseek_v3")}
+MODELS = {
+    name: ({**FAMILIES, **EVERY_FAMILY, **HYBRIDS})[name] for name in ("llama", "minimax", "falcon_h1", "deepseek_v3")
+}
 IN_16_BITS: dict[str, dict[str, Any]] = {
     "all weights": {"precision": "bf16-pure"},
     "frozen base": {"precision": "bf16", "adapter": {"method": "lora", "r": 4, "target_modules": "all-linear"}},

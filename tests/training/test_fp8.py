@@ -22,7 +22,7 @@ from toolkit.recipe import fp8able
 from toolkit.recipe.resolve import Resolved
 from toolkit.reference import fp8 as definition
 from toolkit.reference.fp8 import E4M3, E5M2, Format, RoundedLinear
-from toolkit.strategies.engines.base import Claim
+from toolkit.strategies.engines.claims import Claim
 from toolkit.strategies.engines.float8 import FLOAT8_LAYERS, product_claim
 from toolkit.training.export import export
 from toolkit.training.finding import newest

@@ -10,7 +10,7 @@ import pytest
 from toolkit.launch.group import WorkerGroup
 from toolkit.recipe.mesh import Mesh
 from toolkit.recipe.resolve import Resolved
-from toolkit.strategies.engines.base import Claim
+from toolkit.strategies.engines.claims import Claim
 from toolkit.verification.diagnose.attribution import Attribution
 from toolkit.verification.diagnose.gradient import by_weights
 from toolkit.verification.faults import fault_class

@@ -19,7 +19,7 @@ from toolkit.strategies import resolve
 
 if TYPE_CHECKING:
     from toolkit.checkpoint_import.match import Matched
-    from toolkit.strategies.engines.base import Prepared
+    from toolkit.strategies.engines.prepared import Prepared
     from toolkit.verification.checkpoints.contents import Checkpoint
 
 

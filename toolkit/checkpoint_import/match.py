@@ -10,7 +10,7 @@ import torch
 
 from toolkit.errors import InputError
 from toolkit.model.sources import source_of
-from toolkit.strategies.engines.base import Prepared
+from toolkit.strategies.engines.prepared import Prepared
 from toolkit.verification.checkpoints.contents import MOMENTS, Checkpoint, StoredTensor
 from toolkit.verification.checkpoints.names import with_canonical_names, with_common_prefix
 from toolkit.verification.checkpoints.numbered import name_moments

@@ -14,8 +14,8 @@ from toolkit.errors import RunFailed
 from toolkit.recipe.earlier import recipe_version
 from toolkit.recipe.resolve import Resolved
 from toolkit.results import versions
-from toolkit.strategies.engines.base import Prepared
 from toolkit.strategies.engines.pieces import Shape, whole
+from toolkit.strategies.engines.prepared import Prepared
 from toolkit.training.early_stopping import Improvement
 from toolkit.training.identity import identity
 from toolkit.training.sealing import Part, seal

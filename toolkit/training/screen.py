@@ -16,7 +16,7 @@ from toolkit.counts import trained_share
 from toolkit.launch.failure import SCREEN_VARIABLE
 from toolkit.launch.files import parts
 from toolkit.recipe.resolve import Resolved
-from toolkit.strategies.engines.base import Claim
+from toolkit.strategies.engines.claims import Claim
 from toolkit.training.metrics import StepRecord
 
 

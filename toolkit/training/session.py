@@ -37,9 +37,11 @@ from toolkit.optimizers import optimizer_kind
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import strategy_of
-from toolkit.strategies.engines.base import Claim, Engine, NotActive, Prepared
+from toolkit.strategies.engines.base import Engine
+from toolkit.strategies.engines.claims import Claim, NotActive
 from toolkit.strategies.engines.connect import make_accelerator
 from toolkit.strategies.engines.float8 import product_claim
+from toolkit.strategies.engines.prepared import Prepared
 from toolkit.strategies.engines.process_group import allow_hours
 from toolkit.strategies.engines.quantised import base_claims
 from toolkit.tasks import task_of

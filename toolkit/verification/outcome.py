@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from toolkit.recipe.resolve import Resolved
-from toolkit.strategies.engines.base import Claim
+from toolkit.strategies.engines.claims import Claim
 from toolkit.verification.compare.backward import Deviation
 from toolkit.verification.compare.measure import Measure, Stage, finite
 from toolkit.verification.diagnose.diagnosis import Diagnosis

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from toolkit.launch.group import JobFailed, WorkerGroup
-from toolkit.strategies.engines.base import Claim
+from toolkit.strategies.engines.claims import Claim
 from toolkit.threads import torch_threads
 from toolkit.verification.cases.case import Case
 from toolkit.verification.cases.conversations import DataCase

@@ -10,94 +10,28 @@ import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from toolkit.errors import RunFailed
 from toolkit.machine import give_back_memory
 from toolkit.model.batch_norm import batch_norms, statistics
-from toolkit.model.freezing import Frozen
-from toolkit.model.stages import Stage
-from toolkit.model.tensor import Division
 from toolkit.optim.adamw import step_count
 from toolkit.optim.adamw8bit import local
 from toolkit.optim.groups import make_optimizer
 from toolkit.optimizers import optimizer_kind
-from toolkit.recipe.resolve import Resolved
+from toolkit.strategies.engines.claims import Claim
 from toolkit.strategies.engines.link import Pipeline
 from toolkit.strategies.engines.pieces import Owned, Piece, Saved, Shape, Values, span, whole
+from toolkit.strategies.engines.prepared import Prepared
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """Adam's moments, for traces of other tools."""
-
-
-@dataclass(frozen=True)
-class Claim:
-    """One observable effect of an active strategy or option. ``id``: what diagnoses refer to. ``claim``: in words."""
-
-    id: str
-    claim: str
-    expected: str
-    seen: str
-    ok: bool
-
-
-NO_EXPERTS = "no experts in this stage"
-"""What the claim «experts-divided» has seen on a rank whose blocks have none."""
-
-
-class NotActive(RunFailed):
-    """A strategy was set up and does not have its effects. ``claims``: those that failed."""
-
-    def __init__(self, message: str, claims: Sequence[Claim]) -> None:
-        super().__init__(message)
-        self.claims = list(claims)
-
-
-@dataclass
-class Prepared:
-    """A model before a strategy wraps it: adapters added, checkpointing applied, dtypes set, on the CPU."""
-
-    model: nn.Module
-    resolved: Resolved
-    decayed: frozenset[str]
-    blocks: list[tuple[str, nn.Module]] = field(default_factory=list)
-    bases: dict[str, int] = field(default_factory=dict)
-    """QLoRA: the quantised weights, elements by name."""
-    products: list[str] = field(default_factory=list)
-    """``fp8: true``: names of the linear layers that multiply in float8, before adapters wrapped them."""
-    matrices: frozenset[str] = frozenset()
-    """Names of the trainable hidden matrices."""
-
-    unreached: list[str] = field(default_factory=list)
-    """Weights that no output depends on, frozen."""
-    frozen: list[Frozen] = field(default_factory=list)
-    """What each pattern of ``model.freeze`` has frozen."""
-    loaded_whole: str | None = None
-    """Why every process loaded the whole model although the strategy shards it; None where each reads its part: then
-    parameters are on the meta device and have sources (``toolkit/model/sources.py``)."""
-
-    divisions: dict[str, Division] = field(default_factory=dict)
-    """``strategy.mesh.tensor``: how each weight is divided of which this rank has a part, by name."""
-
-    stage: Stage | None = None
-    """``strategy.mesh.pipeline``: which of the model's blocks this rank has."""
-
-    def trainable(self) -> dict[str, nn.Parameter]:
-        """Trainable parameters by name, in the model's order, tied ones once; of a stage its own."""
-        named = self.model.named_parameters() if self.stage is None else self.stage.own.items()
-        return {name: p for name, p in named if p.requires_grad}
-
-    def trained_of(self, wrapped: nn.Module) -> dict[str, nn.Parameter]:
-        """The same of the model that a strategy has made of it, with other parameters by the same names."""
-        names = {} if self.stage is None else self.stage.names
-        return {names.get(name, name): p for name, p in wrapped.named_parameters() if p.requires_grad}
 
 
 @dataclass(frozen=True)
@@ -463,15 +397,3 @@ def owned(piece: Piece, values: torch.Tensor) -> Values:
 def counted_steps(state: Mapping[str, Any]) -> int:
     """The count of steps in an optimizer's state of one parameter; 0 if it has none."""
     return int(state["step"].item()) if "step" in state else 0
-
-
-def connected_claim(world_size: int, device: torch.device) -> Claim:
-    """Sum over all processes: evidence that they are connected, not only started."""
-    import torch.distributed as dist
-
-    seen = 1
-    if dist.is_available() and dist.is_initialized():
-        one = torch.ones((), device=device)
-        dist.all_reduce(one)
-        seen = int(one.item())
-    return Claim("processes", "processes connected", str(world_size), str(seen), seen == world_size)

@@ -27,10 +27,11 @@ from toolkit.model.experts import expert_copies, expert_group
 from toolkit.optim.adamw8bit import local
 from toolkit.recipe.mesh import Mesh
 from toolkit.recipe.resolve import Resolved
-from toolkit.strategies.engines.base import NO_EXPERTS, Claim, Prepared
+from toolkit.strategies.engines.claims import NO_EXPERTS, Claim
 from toolkit.strategies.engines.fsdp2 import Fsdp2Engine
 from toolkit.strategies.engines.layers import DividedDdpEngine, DividedLayers
 from toolkit.strategies.engines.pieces import Piece, Values, span
+from toolkit.strategies.engines.prepared import Prepared
 from toolkit.strategies.engines.replicated import DdpEngine
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from toolkit.model.fp8 import fp8_layers
-from toolkit.strategies.engines.base import Claim
+from toolkit.strategies.engines.claims import Claim
 
 FLOAT8_LAYERS = "float8-layers"
 

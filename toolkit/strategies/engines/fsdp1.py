@@ -19,17 +19,11 @@ from toolkit.errors import InputError
 from toolkit.machine import give_back_memory
 from toolkit.model.sources import fill, set_values, sources
 from toolkit.optim.adamw8bit import dense_moment, moment_dtype
-from toolkit.strategies.engines.base import (
-    Claim,
-    Engine,
-    OptimizerState,
-    Prepared,
-    connected_claim,
-    counted_steps,
-    owned,
-)
+from toolkit.strategies.engines.base import Engine, OptimizerState, counted_steps, owned
+from toolkit.strategies.engines.claims import Claim, connected_claim
 from toolkit.strategies.engines.exchange_hooks import exchange_in_fsdp1
 from toolkit.strategies.engines.pieces import Owned, Piece, Saved, Values, span
+from toolkit.strategies.engines.prepared import Prepared
 from toolkit.strategies.engines.unsharded import load_whole, unsharded, unsharded_claim
 from toolkit.strategies.fsdp import FsdpSettings
 

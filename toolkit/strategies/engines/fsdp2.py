@@ -17,17 +17,11 @@ from torch.utils._pytree import tree_iter, tree_map_only
 from toolkit.model.sources import Source, fill, sources
 from toolkit.optim.adamw8bit import dense_moment, local, moment_dtype
 from toolkit.optimizers import optimizer_kind
-from toolkit.strategies.engines.base import (
-    Claim,
-    Engine,
-    OptimizerState,
-    Prepared,
-    connected_claim,
-    on_host,
-    owned,
-)
+from toolkit.strategies.engines.base import Engine, OptimizerState, on_host, owned
+from toolkit.strategies.engines.claims import Claim, connected_claim
 from toolkit.strategies.engines.exchange_hooks import exchange_in_fsdp2
 from toolkit.strategies.engines.pieces import Owned, Piece, Saved, Values, box
+from toolkit.strategies.engines.prepared import Prepared
 from toolkit.strategies.engines.unsharded import load_whole, unsharded, unsharded_claim
 from toolkit.strategies.fsdp import FsdpSettings
 from toolkit.tasks import task_of

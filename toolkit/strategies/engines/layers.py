@@ -19,9 +19,11 @@ from torch.nn.parallel import DistributedDataParallel
 from toolkit.model.tensor import Division, layer_group, state_group
 from toolkit.optim.adamw8bit import local
 from toolkit.recipe.resolve import Resolved
-from toolkit.strategies.engines.base import Claim, Engine, OptimizerState, Prepared
+from toolkit.strategies.engines.base import Engine, OptimizerState
+from toolkit.strategies.engines.claims import Claim
 from toolkit.strategies.engines.fsdp2 import Fsdp2Engine
 from toolkit.strategies.engines.pieces import Owned, Piece, Places, Saved, Shape, Values, within
+from toolkit.strategies.engines.prepared import Prepared
 from toolkit.strategies.engines.replicated import DdpEngine
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from torch import nn
 
 from toolkit.model.nf4 import BLOCK, NESTED, nf4_layers
 from toolkit.recipe.resolve import Resolved
-from toolkit.strategies.engines.base import Claim
+from toolkit.strategies.engines.claims import Claim
 
 
 def base_claims(

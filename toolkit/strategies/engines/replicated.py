@@ -10,16 +10,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from toolkit.optim.adamw8bit import dense_moment, moment_dtype
-from toolkit.strategies.engines.base import (
-    Claim,
-    Engine,
-    OptimizerState,
-    Prepared,
-    connected_claim,
-    counted_steps,
-    on_host,
-)
+from toolkit.strategies.engines.base import Engine, OptimizerState, counted_steps, on_host
+from toolkit.strategies.engines.claims import Claim, connected_claim
 from toolkit.strategies.engines.pieces import Owned, Values
+from toolkit.strategies.engines.prepared import Prepared
 
 
 class SingleEngine(Engine):

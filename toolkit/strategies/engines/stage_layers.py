@@ -13,10 +13,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from toolkit.strategies.engines.base import Claim, Prepared
+from toolkit.strategies.engines.claims import Claim
 from toolkit.strategies.engines.experts import ExpertsFsdp2Engine, ReplicatedExperts
 from toolkit.strategies.engines.fsdp2 import Fsdp2Engine
 from toolkit.strategies.engines.layers import DividedLayers
+from toolkit.strategies.engines.prepared import Prepared
 from toolkit.strategies.engines.replicated import SingleEngine
 from toolkit.strategies.engines.stages import Staged, StagedDdpEngine, StagedFsdp2Engine
 

@@ -14,11 +14,13 @@ from torch import nn
 
 from toolkit.model.tensor import group_of, state_group
 from toolkit.optim.adamw8bit import local
-from toolkit.strategies.engines.base import Claim, Engine, OptimizerState, Prepared
+from toolkit.strategies.engines.base import Engine, OptimizerState
+from toolkit.strategies.engines.claims import Claim
 from toolkit.strategies.engines.fsdp2 import Fsdp2Engine
 from toolkit.strategies.engines.layers import square
 from toolkit.strategies.engines.link import Link, Pipeline
 from toolkit.strategies.engines.pieces import Owned, Saved, Values
+from toolkit.strategies.engines.prepared import Prepared
 from toolkit.strategies.engines.replicated import SingleEngine
 from toolkit.strategies.memory.replicated import BUCKET
 

@@ -10,7 +10,8 @@ from torch import nn
 from toolkit.errors import InputError
 from toolkit.model.nf4 import nf4_layers
 from toolkit.model.sources import fill, set_values, source_of
-from toolkit.strategies.engines.base import Claim, Prepared
+from toolkit.strategies.engines.claims import Claim
+from toolkit.strategies.engines.prepared import Prepared
 
 
 def unsharded(prepared: Prepared) -> dict[str, nn.Parameter]:

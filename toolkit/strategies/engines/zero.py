@@ -16,16 +16,11 @@ from toolkit.model.nf4 import nf4_layers
 from toolkit.model.sources import Cast, Source, fill, set_values, source_of, sources
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies import strategy_of
-from toolkit.strategies.engines.base import (
-    Claim,
-    Engine,
-    OptimizerState,
-    Prepared,
-    Step,
-    connected_claim,
-)
+from toolkit.strategies.engines.base import Engine, OptimizerState, Step
+from toolkit.strategies.engines.claims import Claim, connected_claim
 from toolkit.strategies.engines.exchange_hooks import exchange_in_buckets, exchange_in_deepspeed
 from toolkit.strategies.engines.pieces import Owned, Piece, Saved, Values
+from toolkit.strategies.engines.prepared import Prepared
 from toolkit.strategies.engines.unsharded import load_whole, unsharded, unsharded_claim
 from toolkit.strategies.engines.zero_state import ZeroTensors, fill_partition, partition
 from toolkit.strategies.zero_settings import ZeroSettings

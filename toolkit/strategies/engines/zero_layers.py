@@ -14,8 +14,9 @@ import torch.distributed as dist
 from torch import nn
 
 from toolkit.recipe.resolve import Resolved
-from toolkit.strategies.engines.base import Claim, Prepared
+from toolkit.strategies.engines.claims import Claim
 from toolkit.strategies.engines.layers import DividedLayers
+from toolkit.strategies.engines.prepared import Prepared
 from toolkit.strategies.engines.zero import ZeroEngine
 
 

@@ -10,7 +10,7 @@ from toolkit.optimizers import optimizer_kind
 from toolkit.recipe.mesh import stage_blocks
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies import strategy_of
-from toolkit.strategies.engines.base import NO_EXPERTS, Claim
+from toolkit.strategies.engines.claims import NO_EXPERTS, Claim
 from toolkit.strategies.engines.float8 import FLOAT8_LAYERS
 from toolkit.verification.cases.case import Case, products_step
 from toolkit.verification.cases.samples import uneven

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from toolkit.recipe.resolve import Resolved
-from toolkit.strategies.engines.base import Claim
+from toolkit.strategies.engines.claims import Claim
 from toolkit.verification.record.trace import RankTrace
 
 Action = tuple[str, int]

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from toolkit.reference.extras import Extras
-from toolkit.strategies.engines.base import Claim
+from toolkit.strategies.engines.claims import Claim
 from toolkit.tasks import task_of
 from toolkit.tasks.labels import IGNORED
 from toolkit.verification.cases.case import FULL_WINDOWS, Case

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from toolkit.model.compiling import Compilation
-from toolkit.strategies.engines.base import Claim, OptimizerState
+from toolkit.strategies.engines.base import OptimizerState
+from toolkit.strategies.engines.claims import Claim
 from toolkit.verification.record.block_inputs import BlockInputs
 from toolkit.verification.record.plain_form import load_plain, save_plain
 from toolkit.verification.record.products import Product

@@ -25,7 +25,7 @@ from toolkit.model.head_loss import fused_calls
 from toolkit.model.nf4 import nf4_layers
 from toolkit.optimizers import optimizer_kind
 from toolkit.recipe.resolve import Resolved
-from toolkit.strategies.engines.base import NotActive
+from toolkit.strategies.engines.claims import NotActive
 from toolkit.strategies.engines.connect import make_accelerator
 from toolkit.training import checkpoint, finding, loop
 from toolkit.training.loop import Progress

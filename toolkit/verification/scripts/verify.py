@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from toolkit.errors import InputError
-from toolkit.strategies.engines.base import Claim
+from toolkit.strategies.engines.claims import Claim
 from toolkit.threads import torch_threads
 from toolkit.verification.compare.across import cross_rank
 from toolkit.verification.compare.measure import Stage

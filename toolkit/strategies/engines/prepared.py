@@ -1,0 +1,52 @@
+"""What an engine is given: a model before its strategy wraps it, and what was found out about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from toolkit.model.freezing import Frozen
+from toolkit.model.stages import Stage
+from toolkit.model.tensor import Division
+from toolkit.recipe.resolve import Resolved
+
+
+@dataclass
+class Prepared:
+    """A model before a strategy wraps it: adapters added, checkpointing applied, dtypes set, on the CPU."""
+
+    model: nn.Module
+    resolved: Resolved
+    decayed: frozenset[str]
+    blocks: list[tuple[str, nn.Module]] = field(default_factory=list)
+    bases: dict[str, int] = field(default_factory=dict)
+    """QLoRA: the quantised weights, elements by name."""
+    products: list[str] = field(default_factory=list)
+    """``fp8: true``: names of the linear layers that multiply in float8, before adapters wrapped them."""
+    matrices: frozenset[str] = frozenset()
+    """Names of the trainable hidden matrices."""
+
+    unreached: list[str] = field(default_factory=list)
+    """Weights that no output depends on, frozen."""
+    frozen: list[Frozen] = field(default_factory=list)
+    """What each pattern of ``model.freeze`` has frozen."""
+    loaded_whole: str | None = None
+    """Why every process loaded the whole model although the strategy shards it; None where each reads its part: then
+    parameters are on the meta device and have sources (``toolkit/model/sources.py``)."""
+
+    divisions: dict[str, Division] = field(default_factory=dict)
+    """``strategy.mesh.tensor``: how each weight is divided of which this rank has a part, by name."""
+
+    stage: Stage | None = None
+    """``strategy.mesh.pipeline``: which of the model's blocks this rank has."""
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Trainable parameters by name, in the model's order, tied ones once; of a stage its own."""
+        named = self.model.named_parameters() if self.stage is None else self.stage.own.items()
+        return {name: p for name, p in named if p.requires_grad}
+
+    def trained_of(self, wrapped: nn.Module) -> dict[str, nn.Parameter]:
+        """The same of the model that a strategy has made of it, with other parameters by the same names."""
+        names = {} if self.stage is None else self.stage.names
+        return {names.get(name, name): p for name, p in wrapped.named_parameters() if p.requires_grad}
