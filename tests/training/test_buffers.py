@@ -16,9 +16,10 @@ from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve
 
-# A table that stays float32, buffers that products are made with, and one that is multiplied by element.
+# A table that stays float32, buffers that products are made with, one that is multiplied by element, and one that the
+# class lists to stay float32.
 MODELS = {
-    name: ({**FAMILIES, **EVERY_FAMILY, **HYBRIDS})[name] for name in ("llama", "minimax", "falcon_h1", "deepseek_v3")
+    name: {**FAMILIES, **EVERY_FAMILY, **HYBRIDS}[name] for name in ("llama", "minimax", "falcon_h1", "deepseek_v3")
 }
 IN_16_BITS: dict[str, dict[str, Any]] = {
     "all weights": {"precision": "bf16-pure"},
