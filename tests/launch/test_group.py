@@ -1,5 +1,6 @@
 """A process group of many jobs: which failures it outlives."""
 
+import multiprocessing
 import os
 import signal
 import time
@@ -7,7 +8,7 @@ import time
 import pytest
 
 from toolkit.errors import InputError
-from toolkit.launch.group import JobFailed, WorkerGroup
+from toolkit.launch.group import JobFailed, WorkerGroup, _serve
 
 
 def process() -> int:
@@ -62,6 +63,17 @@ def test_an_interrupted_job_answers_no_later_one() -> None:
         finally:
             signal.signal(signal.SIGALRM, before)
         assert group.run(answer_late, "second") == ["second", "second"]
+
+
+def test_a_rank_that_its_group_has_given_up_ends_without_a_traceback() -> None:
+    here, there = multiprocessing.Pipe()
+    rank = multiprocessing.get_context("spawn").Process(target=_serve, args=(there, {"OMP_NUM_THREADS": "1"}, None))
+    here.send((answer_late, ("nobody reads it",)))
+    rank.start()
+    there.close()
+    here.close()
+    rank.join(60)
+    assert rank.exitcode == 0
 
 
 def test_group_ends_what_waits_for_a_rank_that_refused() -> None:

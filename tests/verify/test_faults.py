@@ -65,12 +65,13 @@ FOUND = [
     ("merge-wrong", "single", "round-trip", "export-differs"),
     ("silent-ddp", "zero3", "engagement", "collectives-missing"),
     ("checkpointing-off", "single", "engagement", "checkpointing-not-applied"),
+    ("base-unquantised", "fsdp2", "engagement", "base-not-quantised"),
 ]
 QUICK = {
     "data-same-shard", "image-tokens-masked", "packing-leak", "evaluated-with-stale-copy", "accum-last-unreduced",
     "dropout-redrawn", "clip-local-norm", "master-bf16", "optimizer-bf16-state", "muon-of-a-shard",
     "lr-steps-per-process", "overflow-not-shared", "resume-average-lost", "merge-wrong", "silent-ddp",
-    "checkpointing-off",
+    "checkpointing-off", "base-unquantised",
 }  # fmt: skip
 """Some of every stage. The kill matrix, which is slow, has every fault under every strategy."""
 

@@ -214,4 +214,7 @@ def _serve(pipe: Connection, environment: dict[str, str], log: Path | None) -> N
             # collects several times for each engine).
             gc.freeze()
             imported = len(sys.modules)
-        pipe.send(answer)
+        try:
+            pipe.send(answer)
+        except BrokenPipeError:  # the parent has given the group up
+            return

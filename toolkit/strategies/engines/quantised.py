@@ -35,6 +35,7 @@ def base_claims(
             _local_bytes(layer.weight) / (resolved.state_ranks if id(layer) in whole else 1)
             for layer in layers.values()
         ),
+        dtype=torch.float64,
         device=device,
     )
     if spread and dist.is_initialized():
