@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -78,30 +79,29 @@ def gathered_job(recipe: dict[str, Any], length: int) -> float:
     import torch.distributed as dist
 
     from toolkit.planning.measure import measure
+    from toolkit.strategies.engines import exchange_hooks
 
     resolved = resolved_from(recipe)
     sizes: list[float] = []
-    rights = {name: getattr(dist, name) for name in ("all_gather_single", "reduce_scatter_single")}
 
     def counting(right: Any) -> Any:
-        def counted(*tensors: torch.Tensor, **named: Any) -> Any:
+        """Of ``all_gather`` and ``reduce_scatter``, which have the larger tensor and the smaller, and the group."""
+
+        def counted(output: torch.Tensor, given: torch.Tensor, group: Any = None, *more: Any) -> Any:
             copies = resolved.mesh.expert_copies(dist.get_rank())
-            if dist.get_process_group_ranks(named["group"]) == copies:
-                given = [one for one in (*tensors, *named.values()) if isinstance(one, torch.Tensor)]
-                whole = max(given, key=torch.Tensor.numel)
-                sizes.append(whole.nbytes * (len(copies) - 1) / len(copies))
-            return right(*tensors, **named)
+            if dist.get_process_group_ranks(group) == copies:
+                sizes.append(max(output.nbytes, given.nbytes) * (len(copies) - 1) / len(copies))
+            return right(output, given, group, *more)
 
         return counted
 
-    for name, right in rights.items():
-        setattr(dist, name, counting(right))
-    try:
-        with balanced():
-            measure(resolved, length, steps=1, track=False)
-    finally:
-        for name, right in rights.items():
-            setattr(dist, name, right)
+    gather, reduce = counting(exchange_hooks.all_gather), counting(exchange_hooks.reduce_scatter)
+    with (
+        mock.patch.object(exchange_hooks, "all_gather", gather),
+        mock.patch.object(exchange_hooks, "reduce_scatter", reduce),
+        balanced(),
+    ):
+        measure(resolved, length, steps=1, track=False)
     return sum(sizes)
 
 
