@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from toolkit.recipe.resolve import Decisions, Resolved, resolve_values
+from toolkit.recipe.derive import resolve_values
+from toolkit.recipe.resolve import Decisions, Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.recipe.strategy_names import REGISTERED, strategy_class, strategy_names
 from toolkit.strategies.base import Strategy

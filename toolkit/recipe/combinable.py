@@ -1,0 +1,65 @@
+"""Which options the recipe's model, strategy and device can have together: one refusal, with what to set instead."""
+
+from __future__ import annotations
+
+from toolkit.errors import InputError
+from toolkit.recipe.compilable import why_not_compilable
+from toolkit.recipe.contextable import why_not_divisible
+from toolkit.recipe.expertable import why_no_experts
+from toolkit.recipe.fp8able import why_not_fp8
+from toolkit.recipe.fusable import why_not_fusable
+from toolkit.recipe.model_facts import ModelFacts
+from toolkit.recipe.packable import why_not_packable
+from toolkit.recipe.quantisable import stored_base, why_not_on_packed, why_not_quantisable, why_not_trainable
+from toolkit.recipe.schema import Recipe
+from toolkit.recipe.splittable import why_not_splittable
+from toolkit.recipe.stageable import why_not_stageable
+from toolkit.recipe.traits import Traits
+from toolkit.tasks import task_of
+
+
+def check_combination(
+    recipe: Recipe, facts: ModelFacts, traits: Traits, device: str, blocks: tuple[str, ...], source: str
+) -> None:
+    """Raise InputError for the first option that cannot be. ``blocks``: class names of the model's blocks."""
+    _check_media(recipe, facts, source)
+    assert recipe.model.attention is not None
+    if recipe.data.packing and (reason := why_not_packable(facts, recipe.model.attention)):
+        near = "data.packing: false" + ("" if recipe.data.streaming else ", with data.group_by_length: true")
+        raise InputError(f"{source}: data.packing: {reason}; set {near}")
+    if recipe.loss == "fused" and (reason := why_not_fusable(recipe, facts)):
+        raise InputError(f"{source}: loss: fused {reason}; or set loss: plain")
+    if recipe.adapter is not None and recipe.adapter.method == "qlora" and (reason := why_not_quantisable(facts)):
+        raise InputError(f"{source}: adapter.method: qlora {reason}; use lora")
+    if recipe.activation_offload and device == "cpu":
+        raise InputError(
+            f"{source}: activation_offload: moves memory from a GPU to the host, but machine.device is cpu, where the "
+            "model already is in host memory; set it to false, or machine.device: cuda"
+        )
+    if recipe.compile and (reason := why_not_compilable(recipe, blocks, traits)):
+        raise InputError(f"{source}: compile: {reason}; or set compile: false")
+    mesh = recipe.strategy.mesh
+    if mesh is not None and mesh.context > 1 and (reason := why_not_divisible(recipe, facts)):
+        raise InputError(f"{source}: strategy.mesh.context: {reason}")
+    if mesh is not None and mesh.tensor > 1 and (reason := why_not_splittable(recipe, facts, traits)):
+        raise InputError(f"{source}: strategy.mesh.tensor: {reason}")
+    if mesh is not None and mesh.pipeline > 1 and (reason := why_not_stageable(recipe, facts, traits)):
+        raise InputError(f"{source}: strategy.mesh.pipeline: {reason}")
+    if mesh is not None and mesh.expert > 1 and (reason := why_no_experts(recipe, facts, traits)):
+        raise InputError(f"{source}: strategy.mesh.expert: {reason}")
+    if recipe.fp8 and (reason := why_not_fp8(recipe, facts, blocks)):
+        raise InputError(f"{source}: fp8: {reason}, or set fp8: false")
+    if reason := why_not_trainable(facts):
+        raise InputError(f"{source}: model.{'path' if recipe.model.path else 'config'}: {reason}")
+    stored = stored_base(facts)
+    if stored is not None and (reason := why_not_on_packed(recipe.adapter, recipe.model.path is not None)):
+        raise InputError(f"{source}: {reason}")
+
+
+def _check_media(recipe: Recipe, facts: ModelFacts, source: str) -> None:
+    media = task_of(recipe.model.task).media
+    if media is not None and media.check is not None and facts.config is not None:
+        try:
+            media.check(facts.config)
+        except InputError as error:
+            raise InputError(f"{source}: {error}") from None
