@@ -24,7 +24,8 @@ from toolkit.verification.run import merge, verify
 @dataclass(frozen=True)
 class Cell:
     """One fault under one strategy. ``caught``: the stage that found it; ``right``: one that the fault expects.
-    ``diagnosis``: its id; ``named``: one that the fault expects."""
+    ``killed``: found there; a run that ended for another reason has found nothing. ``diagnosis``: its id; ``named``:
+    one that the fault expects."""
 
     fault: str
     strategy: str
@@ -61,9 +62,10 @@ def kill_matrix(
                 cell = _cell(resolved, fault, strategy, kept, time_limit)
                 cells.append(cell)
                 mark = "killed" if cell.killed else "MISSED"
-                stage = cell.caught + ("" if cell.right or not cell.killed else " (another stage was expected)")
                 cause = (cell.diagnosis or "-") + ("" if cell.named or not cell.killed else " (another was expected)")
-                say(f"{fault:<22} {strategy:<7} {mark}  {stage:<18} {cause:<32} {cell.seconds:.1f} s")
+                expected = f"\n    {cell.where or 'no difference'}; expected: {' or '.join(fault_class(fault).stages)}"
+                line = f"{fault:<22} {strategy:<7} {mark}  {cell.caught:<18} {cause:<32} {cell.seconds:.1f} s"
+                say(line if cell.killed else line + expected)
     finally:
         if own:
             for group in kept.values():
@@ -94,7 +96,7 @@ def _cell(resolved: Resolved, fault: str, strategy: str, groups: dict[int, Worke
     right = caught in expected or ("engagement" in expected and bool(outcome.unproven))
     diagnosis, cause = (outcome.diagnosis.id, outcome.diagnosis.cause) if outcome.diagnosis else ("", "")
     named = diagnosis in fault_class(fault).diagnoses
-    killed = outcome.exit_code != 0
+    killed = right and outcome.exit_code != 0
     seconds = time.perf_counter() - started
     return Cell(fault, strategy, killed, right, named, caught, where, diagnosis, cause, seconds)
 
