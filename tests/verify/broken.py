@@ -19,6 +19,14 @@ def dies(case: Case) -> None:
     _break(case, lambda: os._exit(9))
 
 
+def aborts(case: Case) -> None:
+    def abort() -> None:
+        os.write(2, b"the heap is broken\n")
+        os.abort()
+
+    _break(case, abort)
+
+
 def hangs(case: Case) -> None:
     _break(case, lambda: time.sleep(600))
 

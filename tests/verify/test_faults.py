@@ -182,6 +182,7 @@ def test_a_run_that_hangs_or_dies_is_reported_with_its_place(recipe: Callable[..
     [
         (broken.raises, "the device is on fire"),
         (broken.dies, "exit code 9"),
+        (broken.aborts, 'SIGABRT (the heap is broken; in File "'),
         pytest.param(broken.hangs, "no answer", marks=pytest.mark.slow),  # it takes the whole of its limit
     ],
 )

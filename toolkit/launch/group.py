@@ -6,6 +6,7 @@ A job is a picklable function, called with its arguments on every rank.
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import multiprocessing
 import os
@@ -194,6 +195,7 @@ def _serve(pipe: Connection, environment: dict[str, str], log: Path | None) -> N
         handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(handle, 1)
         os.dup2(handle, 2)
+    faulthandler.enable()  # a crash in C++ writes where in Python it was, to wherever stderr goes then
     # A loader in a job has processes of its own, which multiprocessing refuses whoever is marked a daemon. The parent
     # has its own mark, and ends this process with itself all the same; loaders' processes end with theirs.
     multiprocessing.process.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
