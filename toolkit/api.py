@@ -109,7 +109,8 @@ def verify(
     ``fault``: inject a known fault, by its id. ``full_size``: use the model itself instead of a small twin.
     ``time_limit``: seconds for one pass. ``log``: a file for the output of the ranks; None: standard output and error.
 
-    Raises InputError if the recipe cannot run here, RunFailed if a fault was never reached.
+    Raises InputError if the recipe cannot run here, RunFailed if the model fails by itself or a fault was never
+    reached.
     """
     from toolkit.verification.command import verify_recipe
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from families import EVERY_FAMILY, FAMILIES, HYBRIDS
-from tiny import recipe_dict
-from toolkit.model.load import load_base
+from tiny import LLAMA, recipe_dict
+from toolkit.model.load import _buffer_dtypes, load_base
 from toolkit.planning.predict import Planner
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
@@ -51,6 +52,23 @@ def test_a_config_gives_the_buffers_of_a_folder(
     for key, table in tables.items():
         assert table.dtype == torch.float32
         assert torch.equal(table, expected[key])
+
+
+def test_a_model_whose_code_needs_values_is_built_with_them_and_draws_nothing() -> None:
+    """What is drawn next, an adapter's weights, is the same in every precision."""
+
+    def build() -> Any:
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**LLAMA), dtype=torch.bfloat16)
+        met.append(model.device.type)
+        model.model.norm.weight.sum().item()
+        return model
+
+    met: list[str] = []
+    before = torch.random.get_rng_state()
+    dtypes = _buffer_dtypes(build, torch.bfloat16)
+    assert met == ["meta", "cpu"]
+    assert dtypes["model.rotary_emb.inv_freq"] == torch.float32
+    assert torch.equal(torch.random.get_rng_state(), before)
 
 
 def test_a_plan_traces_products_with_buffers() -> None:

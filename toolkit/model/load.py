@@ -98,12 +98,11 @@ def _cast(model: nn.Module, dtype: torch.dtype, build: Callable[[], nn.Module]) 
         cast_buffers(model, _buffer_dtypes(build, dtype))
 
 
-def cast_parameters(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
     """Cast floating parameters in place."""
     for parameter in model.parameters():
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(dtype)
-    return model
 
 
 def cast_buffers(model: nn.Module, dtypes: Mapping[str, torch.dtype]) -> None:
@@ -114,14 +113,14 @@ def cast_buffers(model: nn.Module, dtypes: Mapping[str, torch.dtype]) -> None:
 
 
 def _buffer_dtypes(build: Callable[[], nn.Module], dtype: torch.dtype) -> dict[str, torch.dtype]:
-    """``loaded_buffers`` of a model that is built without memory, if its code allows that."""
+    """``loaded_buffers`` of a model that is built without memory if its code allows that. Draws no random numbers."""
     from transformers.initialization import no_init_weights
 
     with no_init_weights():
         try:
             with torch.device("meta"):
                 built = build()
-        except (RuntimeError, NotImplementedError):  # code of its own that computes with values
+        except RuntimeError:  # code of its own that computes with values; an error of another kind comes again
             built = build()
     return loaded_buffers(built, dtype)
 

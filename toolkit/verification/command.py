@@ -90,7 +90,7 @@ def verify_recipe(
 
     ``fault``: inject a known fault by its id. ``full_size``: the model itself, not a small twin. ``time_limit``:
     seconds for one pass. ``log``: file for what the ranks print. Raises InputError where the recipe cannot run here,
-    RunFailed where a fault was never reached.
+    RunFailed where the model fails by itself, or a fault was never reached.
     """
     result = Result("verify")
     resolved = recipe if isinstance(recipe, Resolved) else resolve_recipe(recipe, overrides)

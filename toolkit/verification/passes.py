@@ -195,5 +195,6 @@ def _last_words(log: Path) -> str:
     if not fatal:
         return ""
     said = next((line.strip() for line in reversed(before.splitlines()) if line.strip()), "")
-    frame = next((line.strip() for line in after.splitlines() if line.lstrip().startswith("File ")), "no Python code")
+    stack = after.rpartition("Current thread")[2]  # other threads may come first
+    frame = next((line.strip() for line in stack.splitlines() if line.lstrip().startswith("File ")), "no Python code")
     return f" ({said + '; ' if said else ''}in {frame})"

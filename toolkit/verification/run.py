@@ -89,7 +89,8 @@ def verify(
     output goes to ``log``. ``fresh``: another, which loads what was saved; with a group given, that one by default.
 
     ``stop_early``: leave out the precision pass where the logic pass has found a difference. Raises InputError for
-    what cannot be used, RunFailed where a fault that was to be injected never came to pass.
+    what cannot be used, RunFailed where the model fails by itself or a fault that was to be injected never came to
+    pass.
     """
     if fault is not None:
         kind = fault_class(fault)
