@@ -2,7 +2,8 @@
 file takes.
 
 Texts are divided so that each fits a row. Of a longer one all tokens are computed, and those of one row are kept and
-counted: one row of the table has the same texts undivided.
+counted: one row of the table has the same texts undivided. The least possible is the tokenizer alone: `tokenizers`
+given all texts in one call, on every core, with nothing packed.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from benchmarks.token_cache import make_inputs
 
 GOAL = 1e6
 """Tokens per second on two cores."""
+GOALS = ("JSONL", "Parquet", "streamed mixture")
+"""What is to reach it."""
+ALONE = "the tokenizer alone, one call"
 LENGTH = 1024
 FILES = (1, 4, 16)
 """How many times as long as the texts a streamed file is. The allocator's own stock grows with the first of them."""
@@ -51,6 +55,18 @@ def read(folder: Path, train: Any, streaming: bool, windows: int | None) -> tupl
             break
     seconds = time.perf_counter() - begun
     return tokens / seconds, seconds, status("VmHWM") - before
+
+
+def alone(folder: Path, file: Path) -> tuple[float, float, int]:
+    """As ``read``, of the tokenizer alone."""
+    from transformers import AutoTokenizer
+
+    backend = AutoTokenizer.from_pretrained(folder / "tokenizer").backend_tokenizer
+    texts = [json.loads(line)["text"] for line in file.read_text(encoding="utf-8").splitlines()]
+    begun = time.perf_counter()
+    tokens = sum(len(encoding.ids) for encoding in backend.encode_batch_fast(texts))
+    seconds = time.perf_counter() - begun
+    return tokens / seconds, seconds, 0
 
 
 def fitting(text: str, tokenizer: Any) -> Iterator[str]:
@@ -85,22 +101,27 @@ def measure(quick: bool) -> list[Row]:
             "streamed mixture": (mixture, True, 20 if quick else 2000),
             "JSONL, texts cut off at a row": (str(longer), False, None),
         }  # fmt: skip
-        found: dict[str, list[tuple[float, float, int]]] = {kind: [] for kind in kinds}
+        found: dict[str, list[tuple[float, float, int]]] = {kind: [] for kind in (*kinds, ALONE)}
         for _ in range(turns):
             for kind, (train, streaming, windows) in kinds.items():
                 with context.Pool(1) as pool:
                     found[kind].append(pool.apply(read, (folder, train, streaming, windows)))
+            with context.Pool(1) as pool:
+                found[ALONE].append(pool.apply(alone, (folder, fits)))
         grown = []
         for times in FILES:
             file = folder / f"{times}.jsonl"
             file.write_text(("\n".join(lines) + "\n") * times, encoding="utf-8")
             with context.Pool(1) as pool:
                 grown.append(pool.apply(read, (folder, str(file), True, (20 if quick else 2000) * times))[2])
-    for kind in kinds:
-        rates = [rate for rate, _, _ in found[kind]]
+    for kind, measured in found.items():
+        rates = [rate for rate, _, _ in measured]
         figures = f"{sorted(rates)[len(rates) // 2]:,.0f} tokens/s to {GOAL:,.0f}"
-        goal = None if "cut off" in kind else 1.0
+        goal = 1.0 if kind in GOALS else None
         rows.append(timed("data", kind, [rate / GOAL for rate in rates], figures, goal=goal, least=True))
+    for kind in GOALS:
+        ratios = [rate / bare for (rate, _, _), (bare, _, _) in zip(found[kind], found[ALONE], strict=True)]
+        rows.append(timed("data", f"{kind}, to the tokenizer alone", ratios))
     figures = ", ".join(f"{size / 2**20:,.0f}" for size in grown)
     what = f"MiB that a stream of {', '.join(map(str, FILES))} times the file takes; the last to the one before"
     rows.append(Row("data", what, grown[-1] / max(1, grown[-2]), figures, 1.1))

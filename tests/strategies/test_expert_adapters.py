@@ -11,7 +11,7 @@ from tiny import recipe_dict
 from toolkit.errors import InputError
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve
-from toolkit.strategies.engines.fsdp1 import _read_from_outside
+from toolkit.strategies.engines.fsdp1 import _exchanges_weights
 from toolkit.training.session import prepare_model
 
 
@@ -20,7 +20,7 @@ def test_adapters_on_fused_weights_are_found(targets: list[str] | None, found: b
     model = {"config": dict(EVERY_FAMILY["mixtral"]["config"])}
     adapter = {"r": 4} | ({"target_modules": targets} if targets else {})
     resolved = resolve(Recipe.model_validate(recipe_dict(tmp_path, model=model, adapter=adapter)), "r", device="cpu")
-    assert bool(_read_from_outside(prepare_model(resolved, 0).model)) == found
+    assert bool(_exchanges_weights(prepare_model(resolved, 0).model)) == found
 
 
 def test_a_recipe_that_names_experts_is_refused_at_once(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import torch
 
 from families import EVERY_FAMILY, FAMILIES
 from tiny import LLAMA
+from toolkit.errors import RunFailed
 from toolkit.launch.group import WorkerGroup
 from toolkit.model import head_loss
 from toolkit.recipe.resolve import Resolved
@@ -161,10 +162,10 @@ def test_what_is_run_before_the_ranks_has_their_threads(
 
     def clipping(_: object) -> None:
         seen.append(torch.get_num_threads())
-        raise RuntimeError("far enough")
+        raise RunFailed("far enough")
 
     monkeypatch.setattr(run, "exercise_clipping", clipping)
-    with torch_threads(lone_group.threads + 1), pytest.raises(RuntimeError, match="far enough"):
+    with torch_threads(lone_group.threads + 1), pytest.raises(RunFailed, match=r"^far enough"):
         run.verify(recipe("single"), group=lone_group, full_size=full_size)
     assert seen == [lone_group.threads + full_size]
 

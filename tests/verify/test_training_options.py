@@ -74,5 +74,10 @@ def test_a_recipe_that_trains_nothing_is_an_error(recipe: Callable[..., Resolved
 
 def test_fsdp1_has_one_flat_parameter_for_a_layer(recipe: Callable[..., Resolved], group: WorkerGroup) -> None:
     model = {"config": FAMILIES["gpt2"]["config"] | {"tie_word_embeddings": False}, "freeze": ["bias$"]}
-    with pytest.raises(InputError, match=r"model\.freeze: fsdp1 shards the weights of a layer as one flat parameter"):
+    with pytest.raises(InputError, match=r"model\.freeze: outside of the blocks fsdp1 shards the weights of a layer"):
         verify(recipe("fsdp1", model=model), group=group, time_limit=300)
+
+
+def test_layers_of_a_block_may_be_frozen_in_part(recipe: Callable[..., Resolved], group: WorkerGroup) -> None:
+    model = {"config": FAMILIES["gpt2"]["config"] | {"tie_word_embeddings": False}, "freeze": [r"h\..*bias$"]}
+    check(verify(recipe("fsdp1", model=model), group=group, time_limit=300))

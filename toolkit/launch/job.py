@@ -16,6 +16,7 @@ from typing import Any
 from toolkit.data.preflight import check_data
 from toolkit.errors import InputError, RunFailed, Stopped, ToolkitError
 from toolkit.launch.attend import Asked, wait
+from toolkit.launch.crash import CRASHES, last_words
 from toolkit.launch.failure import FOLDER_VARIABLE, SCREEN_VARIABLE, first_failure
 from toolkit.launch.files import launch_files, write_files
 from toolkit.launch.output import claim_folder, release_folder
@@ -150,7 +151,7 @@ def _once(
         return Stopped(told_how, asked.numbers[-1]), False
     if code == 0:
         return None
-    if (killed := _killed(logs / "launcher.log", begin)) is not None and (failure is None or not failure.cause):
+    if (killed := _killed(logs, begin)) is not None and (failure is None or not failure.cause):
         return RunFailed(f"{killed}; see {logs}"), True
     if failure is None:
         return RunFailed(f"the run ended with status {code}, but no error was reported by any rank; see {logs}"), True
@@ -159,12 +160,14 @@ def _once(
     return RunFailed(failure.message), failure.retryable
 
 
-def _killed(log: Path, begin: int) -> str | None:
+def _killed(logs: Path, begin: int) -> str | None:
     """The rank that a signal killed, from torchrun's summary at the end of the launcher's log: the rank itself cannot
     report it, and the others fail as a consequence. torchrun itself sends SIGTERM to the remaining ranks."""
-    summary = log.read_bytes()[begin:].decode("utf-8", errors="replace")[-20_000:]
+    summary = (logs / "launcher.log").read_bytes()[begin:].decode("utf-8", errors="replace")[-20_000:]
     for rank, status in re.findall(r"^ +rank +: (\d+).*\n +exitcode +: (-?\d+)", summary, re.MULTILINE):
         if int(status) < 0 and -int(status) != signal.SIGTERM:
-            name = signal.Signals(-int(status)).name
-            return f"rank {rank} was ended by {name}" + (" (out of host memory?)" if name == "SIGKILL" else "")
+            ended = signal.Signals(-int(status))
+            hint = " (out of host memory?)" if ended == signal.SIGKILL else ""
+            crash = last_words(logs / f"rank{rank}.log") if ended in CRASHES else ""
+            return f"rank {rank} was ended by {ended.name}{hint}{crash}"
     return None

@@ -207,9 +207,9 @@ class Fsdp1(_Fsdp):
             "is a gradient; fsdp2 supports it"
         ),
         why_no_expert_adapters=(
-            "fsdp1 wraps each trained layer of a frozen model in its own unit, but the adapters of experts, whose "
-            "weights are one tensor, are read from outside of it; use fsdp2, or set adapter.target_modules to the "
-            "attention's layers"
+            "fsdp1 has views of a flat parameter in the place of weights, but the adapters of experts, whose weights "
+            "are one tensor, exchange a weight while they multiply it (PEFT 0.21.2, ParamWrapper); use fsdp2, or set "
+            "adapter.target_modules to the attention's layers"
         ),
         **_FSDP,
     )

@@ -6,6 +6,7 @@ One process of it. `toolkit train` starts the same with files that it writes; se
 from __future__ import annotations
 
 import errno
+import faulthandler
 import os
 import shlex
 import signal
@@ -115,6 +116,7 @@ def _begin(rank: int) -> Stop:
 
     note_rank(rank)
     die_with_parent()()
+    faulthandler.enable()  # a crash in C++ writes where in Python it was, to the log once that is standard error
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     stop = Stop()
     stop.listen([signal.SIGUSR1])

@@ -6,9 +6,9 @@ import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
+from toolkit.launch.crash import last_words
 from toolkit.launch.group import JobFailed, WorkerGroup
 from toolkit.strategies.engines.claims import Claim
 from toolkit.threads import torch_threads
@@ -184,17 +184,4 @@ def _why_failed(case: Case, error: JobFailed) -> str:
     else:
         place += ", before the first step"
     lines = [line for line in str(error).strip().splitlines() if line.strip()]
-    return f"{place}: {lines[-1].strip() if lines else error}{_last_words(case.folder / f'rank{error.rank}.log')}"
-
-
-def _last_words(log: Path) -> str:
-    """What a rank that a signal ended said last (the C library, of a broken heap), and where in Python it was; empty
-    where none did."""
-    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
-    before, fatal, after = text.rpartition("Fatal Python error: ")
-    if not fatal:
-        return ""
-    said = next((line.strip() for line in reversed(before.splitlines()) if line.strip()), "")
-    stack = after.rpartition("Current thread")[2]  # other threads may come first
-    frame = next((line.strip() for line in stack.splitlines() if line.lstrip().startswith("File ")), "no Python code")
-    return f" ({said + '; ' if said else ''}in {frame})"
+    return f"{place}: {lines[-1].strip() if lines else error}{last_words(case.folder / f'rank{error.rank}.log')}"

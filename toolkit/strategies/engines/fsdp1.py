@@ -22,6 +22,7 @@ from toolkit.optim.adamw8bit import dense_moment, moment_dtype
 from toolkit.strategies.engines.base import Engine, OptimizerState, counted_steps, owned
 from toolkit.strategies.engines.claims import Claim, connected_claim
 from toolkit.strategies.engines.exchange_hooks import exchange_in_fsdp1
+from toolkit.strategies.engines.fsdp1_units import OwnUnits
 from toolkit.strategies.engines.pieces import Owned, Piece, Saved, Values, span
 from toolkit.strategies.engines.prepared import Prepared
 from toolkit.strategies.engines.unsharded import load_whole, unsharded, unsharded_claim
@@ -29,7 +30,7 @@ from toolkit.strategies.fsdp import FsdpSettings
 
 
 class Fsdp1Engine(Engine):
-    """A flat parameter per block. ``use_orig_params``: a block may hold frozen and trained weights."""
+    """A flat parameter per block, and where part of the model is frozen one more of what trains in the block."""
 
     @staticmethod
     def plugin(settings: FsdpSettings, compute: str, trainable: str) -> Any:
@@ -75,19 +76,20 @@ class Fsdp1Engine(Engine):
         apart = any(not p.requires_grad for p in prepared.model.parameters())
         if apart and (shared := _trained_twice(prepared.model)):
             raise InputError(
-                f"{self.resolved.source}: strategy.name: fsdp1 wraps each trained layer of a frozen model in "
-                f"its own unit, but {' and '.join(shared)} share one weight; use fsdp2"
+                f"{self.resolved.source}: strategy.name: fsdp1 has what trains of a frozen model in units of "
+                f"its own, but {' and '.join(shared)} share one weight; use fsdp2"
             )
-        if apart and (name := _read_from_outside(prepared.model)):
+        if apart and (name := _exchanges_weights(prepared.model)):
             reason = self.resolved.traits.why_no_expert_adapters
             raise InputError(f"{self.resolved.source}: strategy.name: {reason} ({name})")
-        if prepared.frozen and (names := _frozen_in_part(prepared.model, frozenset(self.resolved.blocks))):
+        own_units = OwnUnits(prepared.model, frozenset(self.resolved.blocks))
+        if prepared.frozen and (names := own_units.frozen_in_part()):
             raise InputError(
-                f"{self.resolved.source}: model.freeze: fsdp1 shards the weights of a layer as one flat parameter, so "
-                f"they are all trained or all frozen, but here {names[0]} is trained and {names[1]} is not; freeze or "
-                "train both, or use fsdp2"
+                f"{self.resolved.source}: model.freeze: outside of the blocks fsdp1 shards the weights of a layer as "
+                f"one flat parameter, so they are all trained or all frozen, but here {names[0]} is trained and "
+                f"{names[1]} is not; freeze or train both, or use fsdp2"
             )
-        plugin.auto_wrap_policy = functools.partial(_own_unit, blocks=frozenset(self.resolved.blocks), apart=apart)
+        plugin.auto_wrap_policy = own_units.policy
         mesh = self._device_mesh()
         self._group = None if mesh is None else mesh.get_group("dp_shard")
         whole = unsharded(prepared)
@@ -96,7 +98,7 @@ class Fsdp1Engine(Engine):
         plugin.ignored_modules = [nn.ParameterList(whole.values())] if whole else None
         waiting = sources(prepared.model)
         lent = _lend_memory(prepared.model, self.device)
-        with _on_mesh(mesh), _units_without_values(lent):
+        with _on_mesh(mesh), _units_without_values(lent), own_units.divided():
             self.model = self.accelerator.prepare_model(prepared.model)
         if self.device.type == "cpu":
             exchange_in_fsdp1(self.model)
@@ -359,18 +361,6 @@ def _copies(unit: Any) -> int:
     return 1 if others is None else others.size()
 
 
-def _own_unit(module: nn.Module, recurse: bool, nonwrapped_numel: int, *, blocks: frozenset[str], apart: bool) -> bool:
-    """FSDP's wrap policy: blocks, and where part of the model is frozen each trained layer ``apart``. A flat
-    parameter has one dtype («Must flatten tensors with uniform dtype», torch 2.13.0), and one that trains in part
-    has a gradient for all of it, the frozen base's with it."""
-    if recurse:
-        return True
-    if type(module).__name__ in blocks:
-        return True
-    own = list(module.parameters(recurse=False))
-    return apart and not list(module.children()) and any(p.requires_grad for p in own)
-
-
 def _lend_memory(model: nn.Module, device: torch.device) -> set[int]:
     """Give all parameters that are loaded by part the same memory, of the largest of them: FSDP1 makes its flat
     parameters out of tensors with memory (torch 2.13.0), whatever is in it, and each rank then reads its slices. On
@@ -407,25 +397,9 @@ def _trained_twice(model: nn.Module) -> list[str]:
     return next((shared for shared in names.values() if len(shared) > 1), [])
 
 
-def _frozen_in_part(model: nn.Module, blocks: frozenset[str]) -> tuple[str, str] | None:
-    """A trained and a frozen parameter that would be in one flat parameter; None if there are none."""
-    units: dict[str, dict[bool, str]] = {}
-
-    def walk(module: nn.Module, name: str, unit: str) -> None:
-        if _own_unit(module, False, 0, blocks=blocks, apart=True):
-            unit = name
-        for key, parameter in module.named_parameters(prefix=name, recurse=False):
-            units.setdefault(unit, {}).setdefault(parameter.requires_grad, key)
-        for key, child in module.named_children():
-            walk(child, f"{name}.{key}" if name else key, unit)
-
-    walk(model, "", "")
-    return next(((found[True], found[False]) for found in units.values() if len(found) > 1), None)
-
-
-def _read_from_outside(model: nn.Module) -> str:
-    """A module whose adapter's layers are never called: PEFT 0.21.2's ``ParamWrapper`` multiplies their weights,
-    which FSDP1 gathers only around a call. Empty if there is none."""
+def _exchanges_weights(model: nn.Module) -> str:
+    """A module that exchanges a weight of another while it computes: PEFT 0.21.2's ``ParamWrapper`` registers a
+    parametrization, which takes parameters, not views. Empty if there is none."""
     return next((name for name, module in model.named_modules() if type(module).__name__ == "ParamWrapper"), "")
 
 

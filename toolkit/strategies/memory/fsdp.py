@@ -289,7 +289,18 @@ class Fsdp1Memory(_FsdpMemory):
     def enter(self, block: int, backward: bool) -> int:
         moment = super().enter(block, backward)
         unit = self.unit_before(block) if backward else block
-        return moment if unit is None or self.all_gathered or (backward and self.stays(unit)) else self.cast(unit)
+        if unit is None or self.all_gathered or (backward and self.stays(unit)):
+            return moment
+        return moment + self.cast(unit) + (self.not_yet_freed(block) if backward else 0)
+
+    def not_yet_freed(self, block: int) -> int:
+        """Bytes of frozen weights of the block after ``block``, which go when the gradient of its input is there; that
+        is also when the unit before ``block`` is asked for, by a hook that was registered earlier
+        (_runtime_utils.py, ``_register_post_backward_reshard_only_hook``)."""
+        after = block + 1
+        if block < 0 or after >= len(self.holdings.order):
+            return 0
+        return sum(self._stored(w) for w in self.sharded(after) if not w.trains)
 
     def cast(self, unit: int) -> int:
         """Bytes of this device's part of a unit in the compute dtype, until it is gathered (_flat_param.py,
@@ -298,27 +309,6 @@ class Fsdp1Memory(_FsdpMemory):
             return 0
         elements = sum(w.numel for w in self.weights(unit) if w.trains)
         return -(-elements * self.compute // self.ranks)
-
-    def ahead(self, block: int, backward: bool) -> int:
-        # A block's last unit in the forward is a layer of the adapter: the block before comes later, see below.
-        return 0 if backward and self.freezes else super().ahead(block, backward)
-
-    def gradient(self, weight: Weight, block: int) -> int:
-        if not self.freezes:
-            return super().gradient(weight, block)
-        # Layers that train beside frozen weights are units of their own (engines/fsdp1.py); the one that was first in
-        # the forward comes after the block before it.
-        part = -(-weight.numel * self.trained // self.ranks)
-        if self.whole_gradients:
-            self.done += weight.numel * self.trained - part
-        elif not self.accumulating and not self.settings.offload:
-            self.gradients, part = self.gradients + part, 0
-        left = self.waiting.setdefault(block, [w.numel for w in self.weights(block) if w.trains])
-        if weight.numel in left:
-            left.remove(weight.numel)
-        if len(left) == 1:
-            self.buffers = self.before(block)
-        return self.reduction(block, weight.numel, weight.numel, part)
 
     def reduction(self, unit: int, last: int, elements: int, part: int) -> int:
         # The weights' gradients are put together while all is gathered still (``SplitWithSizesBackward`` of the flat
