@@ -237,7 +237,8 @@ def toolkit(
     from toolkit.training.session import engage
 
     recipe = Recipe.model_validate({
-        "model": {"config": shape.model},
+        # Every peer with its defaults, but the attention that is for packed rows on a machine without a GPU.
+        "model": {"config": shape.model, "attention": "varlen" if packing and shape.device == "cpu" else None},
         "tokenizer": {"path": "none"},
         "adapter": {"r": shape.lora, "alpha": 2 * shape.lora, "dropout": 0.0},
         "data": {"train": "built-in", "max_length": shape.longest, "workers": 0, "packing": packing,

@@ -170,11 +170,13 @@ def test_no_false_alarm(
     assert outcome.verdict == "equivalent", message(outcome)
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "varlen"])
 @pytest.mark.parametrize(
-    "strategy", ["ddp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("zero3", "fsdp2"))]
+    "strategy", ["ddp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("zero3", "fsdp1", "fsdp2"))]
 )
-def test_packed_rows(strategy: str, recipe: Callable[..., Resolved], group: WorkerGroup) -> None:
-    resolved = recipe(strategy, data={"packing": True}, adapter=LORA, precision="bf16")
+def test_packed_rows(strategy: str, attention: str, recipe: Callable[..., Resolved], group: WorkerGroup) -> None:
+    model = {"config": recipe(strategy).recipe.model.config, "attention": attention}
+    resolved = recipe(strategy, model=model, data={"packing": True}, adapter=LORA, precision="bf16")
     outcome = verify(resolved, group=group, time_limit=120)
     check(outcome)
     assert "packed-rows" in {claim.id for claim in outcome.passes[-1].claims}
@@ -202,13 +204,15 @@ def test_an_encoder_and_its_decoder_recomputed(
     assert outcome.verdict == "equivalent", message(outcome)
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "varlen"])
 def test_a_model_that_lets_packed_samples_see_each_other_is_found(
-    recipe: Callable[..., Resolved], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    attention: str, recipe: Callable[..., Resolved], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The same leak in the run and in the plain loop: what both do alike is held against each sample alone."""
     from transformers import masking_utils
 
-    resolved = recipe("single", data={"packing": True})
+    model = {"config": recipe("single").recipe.model.config, "attention": attention}
+    resolved = recipe("single", model=model, data={"packing": True})
     case = make_case(twin_recipe(resolved, full_size=False), resolved, "logic", tmp_path)
     limits = []
     for leaks in (False, True):

@@ -19,8 +19,10 @@ from toolkit.model.new_tokens import add_rows
 from toolkit.model.nf4 import nf4_layers
 from toolkit.model.packed_base import leave_heads, pack_drawn, take_packed, without_marks
 from toolkit.model.sources import NotByPart
+from toolkit.model.varlen import register_varlen
 from toolkit.recipe.hub import use_cache_if_offline
 from toolkit.recipe.resolve import Resolved
+from toolkit.recipe.varlenable import VARLEN
 from toolkit.tasks import task_of
 
 if TYPE_CHECKING:
@@ -42,6 +44,8 @@ def load_base(
     dtype = load_dtype(resolved)
     auto = getattr(transformers, task_of(spec.task).auto_class)
     config = _config(resolved, pad_token_id)
+    if spec.attention == VARLEN:
+        register_varlen()
     options: dict[str, Any] = {
         "attn_implementation": spec.attention,
         "trust_remote_code": spec.trust_remote_code,

@@ -19,6 +19,7 @@ from toolkit.planning.segments import Segment, Shape, Traced
 from toolkit.planning.stages import Stage, stages_of
 from toolkit.recipe.resolve import Precision, Resolved
 from toolkit.recipe.schema import CheckpointingName
+from toolkit.recipe.varlenable import VARLEN
 from toolkit.strategies import strategy_of
 from toolkit.strategies.memory.base import Compute, Holdings
 
@@ -259,6 +260,7 @@ class Planner:
 
 def masks_rows(resolved: Resolved) -> bool:
     """Whether packed samples are kept apart by a mask of each row's square. Flash attention takes lengths; flex
-    attention a table of blocks, a 16,384th of that."""
+    attention a table of blocks, a 16,384th of that; varlen where samples begin."""
     attention = resolved.recipe.model.attention
-    return resolved.recipe.data.packing and not takes_one_row(attention) and attention != "flex_attention"
+    unmasked = takes_one_row(attention) or attention in ("flex_attention", VARLEN)
+    return resolved.recipe.data.packing and not unmasked

@@ -32,6 +32,7 @@ from toolkit.planning.parts import acted_experts, acted_ranks
 from toolkit.recipe.adapter_methods import METHODS
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Adapter, Optimizer
+from toolkit.recipe.varlenable import VARLEN
 from toolkit.strategies.memory.base import Holdings, Weight
 from toolkit.tasks import task_of
 
@@ -192,7 +193,7 @@ def _meta_model(resolved: Resolved) -> nn.Module:
         )
     config = _config(resolved, 0)
     attention = spec.attention or "sdpa"
-    if attention.startswith("flash_attention"):
+    if attention.startswith("flash_attention") or attention == VARLEN:
         attention = _flash()
     elif attention == "flex_attention":
         attention = "sdpa"  # saves the same tensors

@@ -15,6 +15,7 @@ from toolkit.recipe.schema import Recipe
 from toolkit.recipe.splittable import why_not_splittable
 from toolkit.recipe.stageable import why_not_stageable
 from toolkit.recipe.traits import Traits
+from toolkit.recipe.varlenable import VARLEN, why_not_varlen
 from toolkit.tasks import task_of
 
 
@@ -27,6 +28,8 @@ def check_combination(
     if recipe.data.packing and (reason := why_not_packable(facts, recipe.model.attention)):
         near = "data.packing: false" + ("" if recipe.data.streaming else ", with data.group_by_length: true")
         raise InputError(f"{source}: data.packing: {reason}; set {near}")
+    if recipe.model.attention == VARLEN and (reason := why_not_varlen(recipe, facts, device)):
+        raise InputError(f"{source}: model.attention: varlen {reason}")
     if recipe.loss == "fused" and (reason := why_not_fusable(recipe, facts)):
         raise InputError(f"{source}: loss: fused {reason}; or set loss: plain")
     if recipe.adapter is not None and recipe.adapter.method == "qlora" and (reason := why_not_quantisable(facts)):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from toolkit.recipe.model_facts import ModelFacts, model_sources
 
-ATTENTIONS = ("sdpa", "eager", "flex_attention", "flash_attention_2", "flash_attention_3")
+ATTENTIONS = ("sdpa", "eager", "varlen", "flex_attention", "flash_attention_2", "flash_attention_3")
 _MASKS = frozenset({"create_causal_mask", "create_sliding_window_causal_mask", "create_masks_for_generate"})
 _OTHER_WAYS = ("Lightning", "LinearAttention", "Mamba", "Rwkv", "DeltaNet", "Recurrent")
 

@@ -79,8 +79,9 @@ class Model(Section):
     )
     attention: str | None = Field(
         None,
-        description="attention implementation, by its transformers name: eager, sdpa, flash_attention_2, ...; null: "
-        "sdpa if the model supports it, else eager",
+        description="attention implementation, by its transformers name: eager, sdpa, flash_attention_2, ...; "
+        "`varlen` computes packed rows sample by sample, on machines without a GPU; null: sdpa if the model supports "
+        "it, else eager",
     )
     batch_norm: BatchNormName | None = Field(
         None,
