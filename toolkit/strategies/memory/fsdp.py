@@ -291,7 +291,32 @@ class Fsdp1Memory(_FsdpMemory):
         unit = self.unit_before(block) if backward else block
         if unit is None or self.all_gathered or (backward and self.stays(unit)):
             return moment
-        return moment + self.cast(unit) + (self.not_yet_freed(block) if backward else 0)
+        return moment + self.cast(unit) + (self.not_yet_freed(block) if backward and not self.apart else 0)
+
+    @property
+    def apart(self) -> bool:
+        """Each layer that trains beside frozen weights is a unit by itself."""
+        return bool(self.freezes) and self.wraps_layers
+
+    def ahead(self, block: int, backward: bool) -> int:
+        # A block's last unit in the forward is a layer of the adapter: the block before comes later, see below.
+        return 0 if backward and self.apart else super().ahead(block, backward)
+
+    def gradient(self, weight: Weight, block: int) -> int:
+        if not self.apart:
+            return super().gradient(weight, block)
+        # The layer that was first in the forward comes after the block before it.
+        part = -(-weight.numel * self.trained // self.ranks)
+        if self.whole_gradients:
+            self.done += weight.numel * self.trained - part
+        elif not self.accumulating and not self.settings.offload:
+            self.gradients, part = self.gradients + part, 0
+        left = self.waiting.setdefault(block, [w.numel for w in self.weights(block) if w.trains])
+        if weight.numel in left:
+            left.remove(weight.numel)
+        if len(left) == 1:
+            self.buffers = self.before(block)
+        return self.reduction(block, weight.numel, weight.numel, part)
 
     def not_yet_freed(self, block: int) -> int:
         """Bytes of frozen weights of the block after ``block``, which go when the gradient of its input is there; that
