@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,25 @@ def test_refused_at_once(changed: dict[str, Any], reason: str, tmp_path: Path) -
         resolve(Recipe.model_validate(values), "r", device=values["machine"].get("device", "cpu"))
 
 
+@pytest.mark.parametrize(
+    ("kind", "changed", "reason"),
+    [
+        ("gemma2", {}, "caps its scores; use eager"),
+        ("gemma2", {"attn_logit_softcapping": None}, None),
+        ("mimo_v2_flash", {}, "has sinks; use eager"),
+    ],
+)
+def test_attention_that_sdpa_has_not_is_refused_at_once(
+    kind: str, changed: dict[str, Any], reason: str | None, tmp_path: Path
+) -> None:
+    model = {"config": EVERY_FAMILY["gemma2"]["config"] | {"model_type": kind} | changed, "attention": "varlen"}
+    values = recipe_dict(tmp_path, model=model)
+    values["data"]["packing"] = True
+    with contextlib.nullcontext() if reason is None else pytest.raises(InputError, match=reason):
+        resolve(Recipe.model_validate(values), "r", device="cpu")
+
+
 def test_memory_is_predicted() -> None:
     cell = Cell("llama", False, "single", "none", 256, packing=True, attention="varlen")
-    assert predicted(cell) == pytest.approx(measured(cell.recipe(), cell.length), rel=0.02)
+    # Four samples a row were measured; without the copy that joins them in every layer it is 1.1 % less.
+    assert predicted(cell) == pytest.approx(measured(cell.recipe(), cell.length), rel=0.004)

@@ -8,7 +8,7 @@ on where samples begin, which is found in transformers' own mask function.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -71,27 +71,59 @@ def attention(
     """``query`` (batch, heads, length, size), ``key`` and ``value`` (batch, key heads, length, size), and of
     `beginnings` what it returned; returns (batch, length, heads, size). Raises InputError for what sdpa cannot do, and
     for attention that is not causal."""
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
     if unknown := [name for name in ("softcap", "s_aux", "position_bias") if options.get(name) is not None]:
         raise InputError(f"model.attention: varlen: this model's attention has {unknown[0]}; use eager")
     causal = options.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal
     if attention_mask is None or attention_mask.dim() != 1 or not causal:
         raise InputError("model.attention: varlen: an attention of this model is not causal; use sdpa")
-    length = query.shape[2]
+    length, bounds, rows = query.shape[2], attention_mask.tolist(), []
+    for row in range(query.shape[0]):
+        inside = [at for at in bounds if row * length <= at <= (row + 1) * length]
+        rows.append([end - start for start, end in itertools.pairwise(inside)])
+    return _attended(module, query, key, value, rows, dropout, scaling, sliding_window), None
+
+
+def attention_of_whole_rows(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """As ``attention`` of rows that are one sample each, whatever the mask: what `plan` traces, where no tensor has
+    values."""
+    rows = [[query.shape[2]]] * query.shape[0]
+    return _attended(module, query, key, value, rows, dropout, scaling, None), None
+
+
+def _attended(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    rows: Sequence[Sequence[int]],
+    dropout: float,
+    scaling: float | None,
+    window: int | None,
+) -> torch.Tensor:
+    """(batch, length, heads, size). ``rows``: of each, the lengths of its samples."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
     found: list[torch.Tensor] = []
-    for at, (queries, keys, values) in enumerate(zip(query, key, value, strict=True)):
-        inside = attention_mask[(attention_mask >= at * length) & (attention_mask <= (at + 1) * length)].tolist()
+    for sizes, *tensors in zip(rows, query, key, value, strict=True):
         # Neighbours of one length are one call: padding is samples of one token.
-        runs = [(size, len(list(run))) for size, run in itertools.groupby(e - s for s, e in itertools.pairwise(inside))]
-        parts = (one.split([size * count for size, count in runs], dim=1) for one in (queries, keys, values))
+        runs = [(size, len(list(run))) for size, run in itertools.groupby(sizes)]
+        parts = (one.split([size * count for size, count in runs], dim=1) for one in tensors)
         for (size, count), parted in zip(runs, zip(*parts, strict=True), strict=True):
-            band = _band(size, sliding_window, query.device)
+            band = _band(size, window, query.device)
             own = (one.unflatten(1, (count, size)).transpose(0, 1) for one in parted)
             output, _ = sdpa_attention_forward(module, *own, band, dropout, scaling, is_causal=band is None)
             found.append(output.flatten(0, 1))
-    return torch.cat(found).view(query.shape[0], length, *found[0].shape[1:]), None
+    return torch.cat(found).view(query.shape[0], query.shape[2], *found[0].shape[1:])
 
 
 def _band(length: int, window: int | None, device: torch.device) -> torch.Tensor | None:

@@ -23,6 +23,7 @@ from toolkit.recipe.positions import parse
 from toolkit.recipe.quantisable import no_quantiser
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
+from toolkit.recipe.varlenable import VARLEN
 from toolkit.recipe.yaml_text import dump
 from toolkit.results import CommandResult, Result, write_json
 from toolkit.strategies import resolve
@@ -331,6 +332,8 @@ def _assumptions(asked: Resolved, device: Device, rates: Rates) -> list[str]:
         rows = "every row is full: the maximum of a micro-batch"
     elif asked.recipe.model.attention == "flex_attention":
         rows += "; flex_attention's table of blocks is not counted"
+    elif asked.recipe.model.attention == VARLEN:
+        rows += "; attention takes the time and memory of rows that are one sample each"
     found = [f"{device.name}: {device.source}", rows]
     if asked.device == "cuda":
         found += [

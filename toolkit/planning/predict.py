@@ -111,7 +111,7 @@ class Planner:
         strategy = strategy_of(resolved)
         resolved = self.loop.trained(resolved)
         held = strategy.memory_model()(self.holdings, resolved)
-        held.wraps_layers = self.loop != LOOPS["toolkit"]
+        held.wraps_layers = self.loop.wraps_layers
         shape, away = self._shape(resolved, held.compute_as), resolved.recipe.activation_offload
         if (shape, away) not in self.expanded:
             self.expanded[shape, away] = list(expand(self._segments(shape), self.holdings.order, away))

@@ -193,8 +193,10 @@ def _meta_model(resolved: Resolved) -> nn.Module:
         )
     config = _config(resolved, 0)
     attention = spec.attention or "sdpa"
-    if attention.startswith("flash_attention") or attention == VARLEN:
+    if attention.startswith("flash_attention"):
         attention = _flash()
+    elif attention == VARLEN:
+        attention = _varlen()
     elif attention == "flex_attention":
         attention = "sdpa"  # saves the same tensors
     try:
@@ -225,6 +227,19 @@ def _flash() -> str:
 
     name = "planned_lengths"
     AttentionInterface.register(name, sdpa_attention_forward)
+    AttentionMaskInterface.register(name, flash_attention_mask)
+    return name
+
+
+def _varlen() -> str:
+    """transformers' name of ``varlen`` over rows that are one sample each."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import flash_attention_mask
+
+    from toolkit.model.varlen import attention_of_whole_rows
+
+    name = "planned_samples"
+    AttentionInterface.register(name, attention_of_whole_rows)
     AttentionMaskInterface.register(name, flash_attention_mask)
     return name
 

@@ -81,7 +81,9 @@ class Loop:
     recipe names none; "": the recipe's default. ``unknown``: keys that it has something for whose memory plan does not
     know. ``refuses``: what else it cannot train, "" if nothing. ``model``: makes a model of its own, with adapters and
     what is frozen; None: transformers' is trained. ``sync``: when gradients are summed over ranks (``strategy.sync``),
-    where the recipe does not say. ``one_group``: its optimizer has one group of all weights, which decays."""
+    where the recipe does not say. ``one_group``: its optimizer has one group of all weights, which decays.
+    ``wraps_layers``: under fsdp1 each layer that trains beside frozen weights is a unit by itself, as PEFT's policy has
+    it."""
 
     loss: Loss
     title: str
@@ -97,6 +99,7 @@ class Loop:
     model: Callable[[Resolved], nn.Module] | None = None
     sync: str = ""
     one_group: bool = False
+    wraps_layers: bool = True
 
     def trained(self, resolved: Resolved) -> Resolved:
         """``resolved`` as this loop trains it: its dtypes and its optimizer's kernel."""

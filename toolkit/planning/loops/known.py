@@ -6,7 +6,9 @@ from toolkit.planning.loops import rules
 from toolkit.planning.loops.base import Deferred, Loop
 
 _LINEAR4BIT = Deferred("toolkit.planning.loops.trainer", "linear4bit")
-TOOLKIT = Loop(Deferred("toolkit.training.loss", "loss_sum"), "toolkit train", "toolkit/training/loss.py")
+TOOLKIT = Loop(
+    Deferred("toolkit.training.loss", "loss_sum"), "toolkit train", "toolkit/training/loss.py", wraps_layers=False
+)
 TRAINER = Loop(
     Deferred("toolkit.planning.loops.trainer", "trainer_loss"),
     "transformers' Trainer",

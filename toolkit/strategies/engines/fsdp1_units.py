@@ -52,9 +52,10 @@ class OwnUnits:
             own = [p for p in module.parameters() if p not in ignored and not _is_fsdp_flattened(p)]
             frozen = {parameter for parameter in own if not parameter.requires_grad}
             if self._is_block(module) and 0 < len(frozen) < len(own):
-                module = right(module, wrapper_cls, ignored_states=ignored | frozen, **given)
+                inner: Any = right(module, wrapper_cls, ignored_states=ignored | frozen, **given)
                 # Else every unit around this one would leave them out too (_init_utils.py, ``_get_ignored_params``).
-                module._ignored_params -= frozen  # type: ignore[operator]
+                inner._ignored_params -= frozen
+                module = inner
             return right(module, wrapper_cls, ignored_states=ignored, **given)
 
         with mock.patch.object(wrap, "_wrap", divided):

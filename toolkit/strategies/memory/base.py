@@ -164,8 +164,8 @@ class MemoryModel:
         self.freezes = holdings.elements(False)
         self.overlap = resolved.device == "cuda"
         self.wraps_layers = False
-        """Another loop than the toolkit's, where FSDP1 wraps what trains of a frozen model as PEFT's policy does: each
-        layer by itself."""
+        """Of the training loop (planning/loops/base.py): whether FSDP1 has each layer that trains beside frozen weights
+        by itself."""
         self.gathered = self.gradients = self.buffers = 0
         self.fetched = 0
         """Bytes that a forward has on their way for later blocks, from a block's ``enter`` to its end."""
