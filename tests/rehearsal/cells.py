@@ -76,6 +76,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "fused-loss": ({"loss": "fused"}, STRATEGIES),
     "fp8": ({"fp8": True, "activation_checkpointing": "full"}, STRATEGIES),
     "adamw8bit": ({"optimizer": {"name": "adamw8bit"}}, ("single", "ddp", *FSDP)),
+    "stochastic": ({"optimizer": {"rounding": "stochastic"}, "precision": "bf16-pure"}, STRATEGIES),
     "foreach": ({"optimizer": {"kernel": "foreach"}}, STRATEGIES),
     "packing": ({"data": {"packing": True}}, STRATEGIES),
     "checkpoint-full": ({"activation_checkpointing": "full"}, STRATEGIES),

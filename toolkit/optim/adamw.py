@@ -11,6 +11,10 @@ from toolkit.recipe.schema import Optimizer
 
 def build(groups: list[dict[str, Any]], optimizer: Optimizer, *, fused: bool) -> torch.optim.Optimizer:
     """AdamW (arXiv:1711.05101) over parameter groups."""
+    if optimizer.rounding == "stochastic":
+        from toolkit.optim import stochastic
+
+        return stochastic.build(groups, optimizer)
     return torch.optim.AdamW(
         groups,
         lr=optimizer.lr,

@@ -49,6 +49,8 @@ class OptimizerKind:
     source: str
     build: str
     formula: str
+    stochastic: str = ""
+    """The formula with `optimizer.rounding: stochastic`; empty: the optimizer does not have that key."""
     keys: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
     lr: str = ""

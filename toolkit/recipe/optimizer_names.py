@@ -52,5 +52,5 @@ def with_defaults(values: Any) -> Any:
 def without_others(name: str, values: dict[str, Any]) -> dict[str, Any]:
     """The section as it is written to a file: without the keys of other optimizers, and without what later versions
     added where it has its default, so that files of earlier recipes do not change."""
-    later: dict[str, Any] = {"lr_scaling": "none", "base_global_batch": None, "groups": []}
+    later: dict[str, Any] = {"lr_scaling": "none", "base_global_batch": None, "groups": [], "rounding": "nearest"}
     return {k: v for k, v in values.items() if has_key(name, k) and not (k in later and v == later[k])}

@@ -309,6 +309,11 @@ class Optimizer(Section):
     eps: Annotated[float, Field(gt=0)] = Field(
         1.0e-8, description="adamw, adamw8bit, schedule-free, muon (for AdamW's part)"
     )
+    rounding: Literal["nearest", "stochastic"] = Field(
+        "nearest",
+        description="adamw with bf16-pure: how updated weights and moments are rounded to bfloat16. stochastic: up or "
+        "down by chance, so that small updates are not lost",
+    )
     momentum: Beta | None = Field(None, description="sgd: 0.9; muon: 0.95")
     nesterov: bool | None = Field(None, description="Nesterov momentum. sgd: false; muon: true")
     ns_steps: Annotated[int, Field(ge=1, le=99)] | None = Field(
@@ -340,7 +345,16 @@ class Optimizer(Section):
         return with_defaults(values)
 
     @field_validator(
-        "kernel", "betas", "eps", "momentum", "nesterov", "ns_steps", "adjust_lr_fn", "beta2_decay", "clip_threshold"
+        "kernel",
+        "betas",
+        "eps",
+        "rounding",
+        "momentum",
+        "nesterov",
+        "ns_steps",
+        "adjust_lr_fn",
+        "beta2_decay",
+        "clip_threshold",
     )
     @classmethod
     def _own_key(cls, value: Any, info: ValidationInfo) -> Any:

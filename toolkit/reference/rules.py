@@ -45,7 +45,7 @@ def plain_rules(
                 decay = decay if group.weight_decay is None else group.weight_decay
                 factor = 1.0 if group.lr is None else group.lr / settings.lr
                 break
-        formula = formula_for(settings, tuple(shape), name in matrices).warmed_up(warmup)
+        formula = formula_for(settings, tuple(shape), name in matrices).warmed_up(warmup).named(name)
         rules[name] = Rule(formula, decay, factor, number)
     return rules
 

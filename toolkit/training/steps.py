@@ -48,6 +48,7 @@ class Steps:
         self._evaluated = 0 if self.eval_loss is None else progress.step
         self._whole = progress.step if start else 0
         """The last saved step, or the step that the run started with."""
+        self._step_reported = False
         self._compiled_reported = self._fell_back_reported = self._disk_reported = False
         self.eval_interval = session.resolved.recipe.eval_interval
         self._eval_samples = open_data(session.data_recipe, "eval", session.tokenizer) if self.eval_interval else None
@@ -83,7 +84,12 @@ class Steps:
             self.view.say(f"{self._saving.target}: cannot be written: {problem}")
 
     def _tell_compiled(self) -> None:
-        """Report compilation after the first step, and again if the compiler fails later."""
+        """Report compilation after the first step, and again if the compiler fails later; of the optimizer's step only
+        its failure."""
+        failed = getattr(self.session.engine.stepping(), "fell_back", None)
+        if failed and not self._step_reported:
+            self._step_reported = True
+            self.view.say(f"optimizer.rounding: the step runs uncompiled, which is slower: {failed}")
         if not self.session.resolved.recipe.compile:
             return
         now = compilation()

@@ -50,6 +50,10 @@ class Formula:
         """The formula in a run whose first ``updates`` are a warm-up; the same unless the step depends on it."""
         return self
 
+    def named(self, name: str) -> Formula:
+        """The formula of the weight of that name; the same unless the step depends on it."""
+        return self
+
     def step(
         self,
         weight: torch.Tensor,

@@ -21,6 +21,7 @@ from toolkit.model.batch_norm import batch_norms, statistics
 from toolkit.optim.adamw import step_count
 from toolkit.optim.adamw8bit import local
 from toolkit.optim.groups import make_optimizer
+from toolkit.optim.stochastic import Place, StochasticAdamW
 from toolkit.optimizers import optimizer_kind
 from toolkit.strategies.engines.claims import Claim
 from toolkit.strategies.engines.link import Pipeline
@@ -91,6 +92,10 @@ class Engine:
         self.peer = mesh.state_peers(accelerator.process_index).index(accelerator.process_index)
         self.scaler = self._make_scaler() if self.resolved.precision.loss_scaling else None
         self.engage(prepared)
+        stepping = self.stepping()
+        if isinstance(stepping, StochasticAdamW):
+            for tensor, places in self._places_of_updates():
+                stepping.locate(tensor, places)
         give_back_memory()  # of whole weights and of copies that engines make while they shard
 
     # ------------------------------------------------------------------ what the loop calls
@@ -175,6 +180,15 @@ class Engine:
     def loss_scale(self) -> float:
         """The factor that the loss is multiplied by under fp16; 1 elsewhere."""
         return self.scaler.get_scale() if self.scaler else 1.0
+
+    def stepping(self) -> torch.optim.Optimizer:
+        """The optimizer that takes the step, which the strategy may have wrapped."""
+        return self.optimizer
+
+    def _places_of_updates(self) -> Iterator[tuple[torch.Tensor, list[Place]]]:
+        """Each tensor that this rank's optimizer updates, and which elements of which weights it has."""
+        for name, parameter in self.parameters.items():
+            yield parameter, [Place(name, 0, 0, parameter.numel())]
 
     def masters(self) -> list[torch.Tensor]:
         """The weights that this rank updates, as its optimizer holds them: float32 unless the recipe is bf16-pure. To

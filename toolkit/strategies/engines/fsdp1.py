@@ -19,6 +19,7 @@ from toolkit.errors import InputError
 from toolkit.machine import give_back_memory
 from toolkit.model.sources import fill, set_values, sources
 from toolkit.optim.adamw8bit import dense_moment, moment_dtype
+from toolkit.optim.stochastic import Place
 from toolkit.strategies.engines.base import Engine, OptimizerState, counted_steps, owned
 from toolkit.strategies.engines.claims import Claim, connected_claim
 from toolkit.strategies.engines.exchange_hooks import exchange_in_fsdp1
@@ -238,6 +239,11 @@ class Fsdp1Engine(Engine):
     def own_gradient(self, name: str) -> Values:
         grad = self.parameters[name].grad
         return [] if grad is None else owned(self._own_piece(name), grad.detach().reshape(-1))
+
+    def _places_of_updates(self) -> Iterator[tuple[torch.Tensor, list[Place]]]:
+        for name, parameter in self.parameters.items():
+            piece = self._places[id(parameter)]
+            yield parameter, [Place(name, piece.start[0], 0, piece.numel)]
 
     def pieces(self, name: str) -> Owned:
         parameter, piece = self.parameters[name], self._own_piece(name)

@@ -16,11 +16,12 @@ from torch.utils._pytree import tree_iter, tree_map_only
 
 from toolkit.model.sources import Source, fill, sources
 from toolkit.optim.adamw8bit import dense_moment, local, moment_dtype
+from toolkit.optim.stochastic import Place
 from toolkit.optimizers import optimizer_kind
 from toolkit.strategies.engines.base import Engine, OptimizerState, on_host, owned
 from toolkit.strategies.engines.claims import Claim, connected_claim
 from toolkit.strategies.engines.exchange_hooks import exchange_in_fsdp2
-from toolkit.strategies.engines.pieces import Owned, Piece, Saved, Values, box
+from toolkit.strategies.engines.pieces import Owned, Piece, Saved, Values, box, span
 from toolkit.strategies.engines.prepared import Prepared
 from toolkit.strategies.engines.unsharded import load_whole, unsharded, unsharded_claim
 from toolkit.strategies.fsdp import FsdpSettings
@@ -187,6 +188,13 @@ class Fsdp2Engine(Engine):
     def own_gradient(self, name: str) -> Values:
         grad = self.parameters[name].grad
         return [] if grad is None else self._owned(name, grad)
+
+    def _places_of_updates(self) -> Iterator[tuple[torch.Tensor, list[Place]]]:
+        for name, parameter in self.parameters.items():
+            piece = _piece(parameter) if isinstance(parameter, DTensor) else span(0, parameter.numel())
+            if not piece.flat:
+                raise AssertionError(f"{name}: {piece} is not one range")
+            yield parameter, [Place(name, piece.start[0], 0, piece.numel)]
 
     def pieces(self, name: str) -> Owned:
         parameter = self.parameters[name]

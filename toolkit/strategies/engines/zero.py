@@ -14,6 +14,7 @@ from torch import nn
 
 from toolkit.model.nf4 import nf4_layers
 from toolkit.model.sources import Cast, Source, fill, set_values, source_of, sources
+from toolkit.optim.stochastic import Place
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies import strategy_of
 from toolkit.strategies.engines.base import Engine, OptimizerState, Step
@@ -102,6 +103,12 @@ class ZeroEngine(Engine):
 
     def masters(self) -> list[torch.Tensor]:
         return self.tensors.masters()
+
+    def stepping(self) -> torch.optim.Optimizer:
+        return self.tensors.inner
+
+    def _places_of_updates(self) -> Iterator[tuple[torch.Tensor, list[Place]]]:
+        return self.tensors.places(self.parameters)
 
     def held(self, key: str) -> list[torch.Tensor | None]:
         return self.tensors.held(key)

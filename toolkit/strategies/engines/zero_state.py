@@ -5,7 +5,7 @@ DeepSpeed's own accessors do the reading (``deepspeed.utils.safe_get_full_*``) a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import nn
 
 from toolkit.model.sources import Source, fill
 from toolkit.optim.adamw import step_count
+from toolkit.optim.stochastic import Place
 from toolkit.strategies.engines.base import on_host, owned
 from toolkit.strategies.engines.pieces import Piece, Values, span
 
@@ -183,6 +184,27 @@ class ZeroTensors:
             if hasattr(self.zero, attribute):
                 return list(getattr(self.zero, attribute))
         raise AssertionError(f"unknown ZeRO optimizer {type(self.zero).__name__}")
+
+    def places(self, parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[torch.Tensor, list[Place]]]:
+        """Each of ``masters``, and which elements of which weights it has."""
+        flats = self.masters()
+        found: list[list[Place]] = [[] for _ in flats]
+        for name, parameter in parameters.items():
+            piece = self._piece(parameter)
+            if not piece.numel:
+                continue
+            part = self._partition(parameter, None)
+            offsets = [int(part.storage_offset() - flat.storage_offset()) for flat in flats]
+            inside = [
+                at
+                for at, flat in enumerate(flats)
+                if part.untyped_storage()._cdata == flat.untyped_storage()._cdata
+                and 0 <= offsets[at] <= flat.numel() - piece.numel
+            ]
+            if len(inside) != 1:
+                raise AssertionError(f"{name}: its part is in {len(inside)} of {len(flats)} partitions")
+            found[inside[0]].append(Place(name, piece.start[0], offsets[inside[0]], piece.numel))
+        yield from zip(flats, found, strict=True)
 
     def held(self, key: str) -> list[torch.Tensor | None]:
         """One tensor of the optimizer's state for each of ``masters``; None where there is none."""

@@ -86,9 +86,12 @@ def _warmed_up(resolved: Resolved) -> dict[str, Any]:
 
 
 def make_case(values: dict[str, Any], resolved: Resolved, pass_name: PassName, folder: Path) -> Case:
-    """The case of one pass: ``logic`` runs everything in float32 (no product in float8), ``precision`` as the recipe
-    says."""
-    values = dict(values) | ({"precision": "fp32", "fp8": False} if pass_name == "logic" else {})
+    """The case of one pass: ``logic`` runs everything in float32 (no product in float8, no rounding by chance),
+    ``precision`` as the recipe says."""
+    values = dict(values)
+    if pass_name == "logic":
+        values |= {"precision": "fp32", "fp8": False}
+        values["optimizer"] = {key: value for key, value in values["optimizer"].items() if key != "rounding"}
     small = resolve(Recipe.model_validate(values), resolved.source, device=resolved.device)
     config = dict(small.facts.config or {})
     if "vocab_size" not in config and isinstance(config.get("text_config"), dict):

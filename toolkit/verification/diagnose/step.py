@@ -10,6 +10,7 @@ from toolkit.reference.schedule import plain_learning_rate, plain_peak
 from toolkit.verification.cases.case import Case
 from toolkit.verification.compare.measure import Measure, Stage
 from toolkit.verification.diagnose.diagnosis import Diagnosis
+from toolkit.verification.diagnose.rounding import rounding_cause
 from toolkit.verification.passes import Pass
 
 
@@ -52,6 +53,8 @@ def update_cause(found: Pass, case: Case, stage: Stage, measure: Measure) -> Dia
                                                       "first": wrong[0]})  # fmt: skip
     if resolved.precision.trainable == "float32" and all(_is_bf16(after[name]) for name in wrong):
         return Diagnosis("masters-missing", {"count": len(wrong)})
+    if (cause := rounding_cause(found, measure, wrong)) is not None:
+        return cause
     if (parts := _of_shards(found, resolved, step, wrong)) is not None:
         return Diagnosis("update-of-a-shard", {"count": len(wrong), "ranks": parts, "first": wrong[0]})
     lr = run.steps[step].lr[0] if run.steps[step].lr else 0.0

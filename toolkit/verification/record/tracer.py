@@ -304,6 +304,11 @@ class _Dispatched(TorchDispatchMode):
         super().__init__()
         self.called = called
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Under other modes torch does not compile the optimizer's kernel either."""
+        return True
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.called(func.name(), args)
         return func(*args, **(kwargs or {}))
