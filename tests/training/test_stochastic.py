@@ -25,6 +25,10 @@ from toolkit.verification.run import verify
 STOCHASTIC = {"rounding": "stochastic"}
 
 
+def slower(*names: str) -> list[Any]:
+    return [pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
 def recipe(root: Path, strategy: Any, **sections: Any) -> dict[str, Any]:
     own = {
         "strategy": {"name": strategy} if isinstance(strategy, str) else strategy,
@@ -158,7 +162,7 @@ def test_small_updates_and_decays_are_not_lost() -> None:
     assert course("nearest")[0] == 1.0  # nothing moved
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2"])
+@pytest.mark.parametrize("strategy", ["ddp", *slower("zero1", "zero2"), "zero3", "fsdp1", "fsdp2"])
 def test_every_strategy_takes_the_step_of_the_definition(strategy: str, tiny_root: Path, group: WorkerGroup) -> None:
     outcome = verify(resolved_from(recipe(tiny_root, strategy)), group=group, time_limit=200)
     assert outcome.verdict == "equivalent", (outcome.difference, outcome.failure)
@@ -192,9 +196,14 @@ def test_ranks_that_hold_copies_take_the_same_step(strategy: str, tiny_root: Pat
 
 @pytest.mark.parametrize(
     ("fault", "strategy"),
-    [("rounded-to-nearest", "ddp"), ("rounded-to-nearest", "zero3"), ("bits-of-one-step", "fsdp2"),
-     *[("bits-by-rank", name) for name in ("zero1", "zero2", "zero3", "fsdp1", "fsdp2")]],
-)  # fmt: skip
+    [
+        ("rounded-to-nearest", "ddp"),
+        ("bits-of-one-step", "fsdp2"),
+        ("bits-by-rank", "fsdp1"),
+        pytest.param("rounded-to-nearest", "zero3", marks=pytest.mark.slow),
+        *(pytest.param("bits-by-rank", name, marks=pytest.mark.slow) for name in ("zero1", "zero2", "zero3", "fsdp2")),
+    ],
+)
 def test_a_wrong_rounding_is_found(fault: str, strategy: str, tiny_root: Path, group: WorkerGroup) -> None:
     outcome = verify(resolved_from(recipe(tiny_root, strategy)), group=group, fault=fault, time_limit=200)
     assert what_caught(outcome)[0] == "update", what_caught(outcome)
@@ -202,7 +211,7 @@ def test_a_wrong_rounding_is_found(fault: str, strategy: str, tiny_root: Path, g
     assert outcome.diagnosis.id in fault_class(fault).diagnoses, outcome.diagnosis
 
 
-@pytest.mark.parametrize("strategy", ["zero2", "zero3", "fsdp1", "fsdp2"])
+@pytest.mark.parametrize("strategy", [*slower("zero2"), "zero3", "fsdp1", *slower("fsdp2")])
 def test_a_resumed_run_continues_to_the_bit(strategy: str, tiny_root: Path, tmp_path: Path, group: WorkerGroup) -> None:
     resolved = resolved_from(recipe(tiny_root, strategy, run={"max_steps": 6}))
     straight: Run = group.run(train_job, resolved, 6, None, None, 6)[0]
