@@ -16,6 +16,7 @@ NEEDED = ("torch", "accelerate", "deepspeed", "transformers", "peft", "datasets"
 OPTIONAL = {
     "bitsandbytes": "4-bit and 8-bit base models (QLoRA)",
     "flash-attn": "attention: flash_attention_2",
+    "liger-kernel": "model.kernels: liger",
     "ninja": "compiler for DeepSpeed's ops",
 }
 

@@ -9,6 +9,7 @@ from toolkit.importing.axolotl_data import data
 from toolkit.importing.axolotl_rules import RULES
 from toolkit.importing.beside_lora import early_stopping, given, initial, lora_plus, new_tokens, switch
 from toolkit.importing.draft import Draft
+from toolkit.importing.kernels import carry_liger
 from toolkit.importing.model_part import model
 from toolkit.importing.precision import amp_of, precision
 from toolkit.importing.table import Table
@@ -186,6 +187,16 @@ def saving(draft: Draft) -> None:
     trainer.running(draft)
 
 
+def kernels(draft: Draft) -> None:
+    """Liger's, each by a switch of its own, where its plugin is on (integrations/liger)."""
+    switches = ("liger_rope", "liger_rms_norm", "liger_glu_activation")
+    on = any(str(name).endswith("LigerPlugin") for name in draft.names("plugins"))
+    whole = on and all(draft.active(key) for key in switches)
+    for key in switches:
+        carry_liger(draft, key, whole, loss=False)
+    carry_liger(draft, "liger_fused_linear_cross_entropy", whole=False, loss=on)
+
+
 AXOLOTL = Table(
     id="axolotl",
     name="Axolotl",
@@ -211,6 +222,7 @@ AXOLOTL = Table(
     parts=(
         method, the_model, tokens, data, batch, weights_of_tokens, trainer.length, trainer.distribution,
         mixed_precision, optimizer, schedule, trainer.checkpointing, evaluation, saving,
+        kernels,
     ),
     own_names={"per_device_train_batch_size": "micro_batch_size", "num_train_epochs": "num_epochs",
                "optim": "optimizer", "lr_scheduler_type": "lr_scheduler"},

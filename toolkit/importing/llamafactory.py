@@ -6,6 +6,7 @@ from toolkit.importing import trainer_parts as trainer
 from toolkit.importing.adapters import lora
 from toolkit.importing.beside_lora import early_stopping, lora_plus, new_tokens, option, switch
 from toolkit.importing.draft import Draft
+from toolkit.importing.kernels import carry_liger, trainer_kernels
 from toolkit.importing.llamafactory_data import data
 from toolkit.importing.model_part import model
 from toolkit.importing.precision import amp_of, checkpoint_dtype
@@ -120,6 +121,11 @@ def recomputation(draft: Draft) -> None:
         draft.ignore(key, "disable_gradient_checkpointing decides")
 
 
+def kernels(draft: Draft) -> None:
+    """Liger's, for pt and sft with its loss (model/model_utils/liger_kernel.py)."""
+    carry_liger(draft, "enable_liger_kernel")
+
+
 LLAMAFACTORY = Table(
     id="llamafactory",
     name="LLaMA-Factory",
@@ -132,13 +138,13 @@ LLAMAFACTORY = Table(
                 "lora_target additional_target use_dora dataset eval_dataset dataset_dir template cutoff_len "
                 "train_on_prompt mask_history packing neat_packing streaming mix_strategy interleave_probs "
                 "pure_bf16 disable_gradient_checkpointing enable_thinking use_rslora pissa_init add_tokens "
-                "add_special_tokens loraplus_lr_ratio early_stopping_steps"),
+                "add_special_tokens loraplus_lr_ratio early_stopping_steps enable_liger_kernel"),
         **nothing("how data is prepared or kept", "overwrite_cache preprocessing_batch_size "
                   "preprocessing_num_workers tokenized_path data_shared_file_system buffer_size cache_dir"),
         **nothing("where files are fetched from", "hf_hub_token ms_hub_token om_hub_token media_dir "
                   "low_cpu_mem_usage use_fast_tokenizer print_param_status offload_folder device_map"),
         **nothing("recomputation: memory and time", "use_reentrant_gc use_unsloth_gc"),
-        **nothing("kernels: speed and rounding", "enable_liger_kernel use_v1_kernels use_kv_cache"),
+        **nothing("kernels: speed and rounding", "use_v1_kernels use_kv_cache"),
         **nothing("logging and tracking", "plot_loss compute_accuracy include_effective_tokens_per_second use_swanlab "
                   "swanlab_project swanlab_workspace swanlab_run_name swanlab_mode swanlab_api_key swanlab_logdir "
                   "swanlab_lark_webhook_url swanlab_lark_secret"),
@@ -209,6 +215,7 @@ LLAMAFACTORY = Table(
     parts=(
         method, the_model, tokens, data, trainer.batch, trainer.length, trainer.distribution, mixed_precision,
         optimizer, trainer.schedule, recomputation, trainer.running, evaluation,
+        trainer_kernels, kernels,
     ),
     former={"evaluation_strategy": "eval_strategy"},
 )  # fmt: skip

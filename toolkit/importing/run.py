@@ -10,6 +10,7 @@ from typing import Any
 
 from toolkit.errors import InputError
 from toolkit.importing.draft import Draft
+from toolkit.importing.kernels import leave_out
 from toolkit.importing.launching import Launch
 from toolkit.importing.outcome import Key
 from toolkit.importing.sources import EXPECTED, Subject, find
@@ -120,6 +121,8 @@ def _checked(draft: Draft) -> Recipe | None:
         device = "cpu" if recipe.machine.device == "cpu" else "cuda"
         resolve(_with_a_known_model(recipe, draft), "the imported recipe", device=device)
     except InputError as error:
+        if leave_out(draft, error.problems):
+            return _checked(draft)
         draft.blocks.extend(error.problems)
         return None
     return recipe

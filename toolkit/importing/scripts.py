@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from toolkit.importing import trainer_parts as trainer
 from toolkit.importing.draft import Draft
+from toolkit.importing.kernels import trainer_kernels
 from toolkit.importing.model_part import model
 from toolkit.importing.precision import amp_of, precision
 from toolkit.importing.table import Table, nothing, off, parts
@@ -83,6 +84,7 @@ SCRIPTS = Table(
     parts=(
         the_model, data, trainer.batch, trainer.length, trainer.distribution, mixed_precision, trainer.optimizer,
         trainer.schedule, trainer.checkpointing, trainer.running, trainer.evaluation,
+        trainer_kernels,
     ),
     former={"torch_dtype": "dtype", "evaluation_strategy": "eval_strategy", "no_cuda": "use_cpu"},
 )  # fmt: skip

@@ -9,6 +9,7 @@ from toolkit.importing.adapters import lora
 from toolkit.importing.beside_lora import given, initial, new_tokens, switch
 from toolkit.importing.data_files import longest_text, source
 from toolkit.importing.draft import Draft
+from toolkit.importing.kernels import trainer_kernels
 from toolkit.importing.model_part import model
 from toolkit.importing.precision import amp_of, checkpoint_dtype, precision
 from toolkit.importing.swift_rules import RULES
@@ -225,6 +226,7 @@ SWIFT = Table(
     parts=(
         method, the_model, tokens, data, defaults, trainer.batch, trainer.length, trainer.distribution, mixed_precision,
         trainer.optimizer, trainer.schedule, trainer.checkpointing, trainer.running, trainer.evaluation,
+        trainer_kernels,
     ),
     former={"train_type": "tuner_type", "evaluation_strategy": "eval_strategy"},
 )  # fmt: skip

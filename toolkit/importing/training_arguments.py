@@ -10,10 +10,11 @@ TRAINING_ARGUMENTS: dict[str, Rule] = {
         "optim_args weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm lr_scheduler_type "
         "lr_scheduler_kwargs warmup_steps warmup_ratio bf16 fp16 gradient_checkpointing activation_checkpointing seed "
         "output_dir logging_steps logging_strategy save_steps save_strategy save_total_limit dataloader_num_workers "
-        "dataloader_drop_last use_cpu eval_strategy eval_steps do_eval fsdp fsdp_config deepspeed"
+        "dataloader_drop_last use_cpu eval_strategy eval_steps do_eval fsdp fsdp_config deepspeed use_liger_kernel "
+        "liger_kernel_config"
     ),
     **nothing("recomputation: memory and time", "gradient_checkpointing_kwargs activation_checkpointing_kwargs"),
-    **nothing("kernels: speed and rounding", "tf32 use_liger_kernel liger_kernel_config torch_compile "
+    **nothing("kernels: speed and rounding", "tf32 torch_compile "
               "torch_compile_backend torch_compile_mode use_cache torch_empty_cache_steps"),
     **nothing("logging and tracking", "logging_first_step log_on_each_node logging_nan_inf_filter log_level "
               "log_level_replica disable_tqdm report_to run_name project trackio_space_id trackio_bucket_id "

@@ -9,6 +9,7 @@ from toolkit.importing.adapters import lora
 from toolkit.importing.beside_lora import given, switch
 from toolkit.importing.data_files import columns_format, first_row, source
 from toolkit.importing.draft import Draft
+from toolkit.importing.kernels import trainer_kernels
 from toolkit.importing.model_part import model
 from toolkit.importing.precision import amp_of, precision
 from toolkit.importing.table import Off, Table, nothing, off, parts
@@ -238,6 +239,7 @@ TRL = Table(
     parts=(
         method, the_model, data, trainer.batch, trainer.length, trainer.distribution, mixed_precision,
         trainer.optimizer, trainer.schedule, trainer.checkpointing, trainer.running, trainer.evaluation,
+        trainer_kernels,
     ),
     former={"torch_dtype": "dtype", "max_seq_length": "max_length", "evaluation_strategy": "eval_strategy",
             "use_liger": "use_liger_kernel"},

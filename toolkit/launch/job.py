@@ -25,6 +25,7 @@ from toolkit.launch.signals import die_with_parent, name_of, noted_stop
 from toolkit.machine import cpu_count, cuda_device_count
 from toolkit.recipe.compilable import why_no_compiler
 from toolkit.recipe.fp8able import why_no_fp8_device
+from toolkit.recipe.kernelable import why_no_liger
 from toolkit.recipe.load import recipe_from, recipe_yaml, source_of
 from toolkit.recipe.needs import missing_tokenizer, why_no_tokenizer
 from toolkit.recipe.quantisable import no_quantiser
@@ -89,6 +90,8 @@ def check_machine(resolved: Resolved) -> None:
         raise InputError(f"{resolved.source}: compile: {reason}, or set compile: false")
     if resolved.recipe.fp8 and (reason := why_no_fp8_device(resolved.device)):
         raise InputError(f"{resolved.source}: fp8: {reason}, or set fp8: false")
+    if resolved.recipe.model.kernels == "liger" and (reason := why_no_liger()):
+        raise InputError(f"{resolved.source}: model.kernels: liger: {reason}, or set torch")
     if resolved.base_storage is not None and (reason := no_quantiser(resolved.stored)):
         raise InputError(f"{resolved.source}: {reason}")
     if resolved.device == "cuda" and machine.processes > (count := cuda_device_count()):

@@ -56,6 +56,11 @@ def training_args(resolved: Resolved) -> dict[str, Any]:
         arguments["label_smoothing_factor"] = recipe.label_smoothing
     if recipe.model.neftune_alpha is not None:
         arguments["neftune_noise_alpha"] = recipe.model.neftune_alpha
+    if recipe.model.kernels == "liger":
+        # Without these two the Trainer replaces the loss as well, of Granite for the whole process.
+        fused = resolved.loss_kernel == "liger"
+        kernels = {"fused_linear_cross_entropy": fused, "cross_entropy": False}
+        arguments |= {"use_liger_kernel": True, "liger_kernel_config": kernels}
     arguments |= {"max_steps": run.max_steps} if run.max_steps else {"num_train_epochs": run.epochs}
     return arguments
 

@@ -15,6 +15,7 @@ from toolkit.recipe.resolve import Resolved
 from toolkit.tasks import task_of
 
 LIGER_UNKNOWN = "loss from liger_kernel"
+KERNELS_UNKNOWN = "norms, MLPs and rotary embeddings from liger_kernel"
 """What is counted is the toolkit's own chunked loss; that kernel's chunks are of another size."""
 
 
@@ -123,6 +124,7 @@ class Candidate:
         }
         found = [shown for what, shown in used.items() if shown and what not in validated]
         found += [LIGER_UNKNOWN] if self.resolved.loss_kernel == "liger" else []
+        found += [KERNELS_UNKNOWN] if recipe.model.kernels == "liger" else []
         return found
 
     def as_json(self) -> dict[str, Any]:

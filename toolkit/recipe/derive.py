@@ -103,6 +103,9 @@ def _options(recipe: Recipe, blocks: tuple[str, ...], decide: Decisions) -> None
     if (ema := recipe.run.ema) is not None:
         rule = f"decay {ema.decay:g}, every {ema.every} updates, after {ema.start}"
         decide("run.ema", rule, "4 bytes per trained parameter, sharded as the weights; not in training_args.json")
+    if recipe.model.kernels == "liger":
+        why = "norms, gated MLPs and rotary embeddings of liger_kernel; in training_args.json as use_liger_kernel"
+        decide("model.kernels", "liger", why)
     if recipe.model.neftune_alpha is not None:
         why = "times 1 / sqrt(tokens of the sample x width); in training_args.json: of the padded length"
         decide("model.neftune_alpha", recipe.model.neftune_alpha, why)

@@ -35,6 +35,7 @@ PrecisionName = Literal["fp32", "bf16", "fp16", "bf16-pure"]
 CheckpointingName = Literal["none", "full", "selective"]
 LossName = Literal["plain", "fused"]
 BatchNormName = Literal["synchronised", "local", "frozen"]
+KernelsName = Literal["torch", "liger"]
 
 Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
@@ -82,6 +83,11 @@ class Model(Section):
         description="attention implementation, by its transformers name: eager, sdpa, flash_attention_2, ...; "
         "`varlen` computes packed rows sample by sample, on machines without a GPU; null: sdpa if the model supports "
         "it, else eager",
+    )
+    kernels: KernelsName = Field(
+        "torch",
+        description="operators of norms, gated MLPs and rotary embeddings: `torch`, or `liger`, those of liger_kernel "
+        "(GPU only)",
     )
     batch_norm: BatchNormName | None = Field(
         None,

@@ -24,6 +24,7 @@ from toolkit.model.experts import divide_experts, own_expert_ranks
 from toolkit.model.fp8 import check_device, convert
 from toolkit.model.freezing import Frozen, freeze_matching
 from toolkit.model.head_loss import fuse_head
+from toolkit.model.kernels import use_liger
 from toolkit.model.load import cast_inputs, load_base, set_dtypes
 from toolkit.model.new_tokens import check_trained
 from toolkit.model.nf4 import base_linears, quantise_base, weight_count
@@ -41,6 +42,7 @@ from toolkit.strategies.engines.base import Engine
 from toolkit.strategies.engines.claims import Claim, NotActive
 from toolkit.strategies.engines.connect import make_accelerator
 from toolkit.strategies.engines.float8 import product_claim
+from toolkit.strategies.engines.kernels import kernel_claim
 from toolkit.strategies.engines.prepared import Prepared
 from toolkit.strategies.engines.process_group import allow_hours
 from toolkit.strategies.engines.quantised import base_claims
@@ -143,9 +145,11 @@ def prepare_model(
 def _prepared(
     resolved: Resolved, pad_token_id: int | None, together: bool, by_part: bool, overwritten: bool = False
 ) -> Prepared:
-    """Model, float8 products, adapter, frozen weights, quantised base, dtypes, compiling, checkpointing, in this order.
+    """Model, kernels, float8 products, adapter, frozen weights, quantised base, dtypes, compiling, checkpointing, in
+    this order.
 
-    Products come before adapters, whose own small matrices stay as they are. Adapters and freezing come before dtypes,
+    Kernels come before adapters, which copy modules that they train in place of the model's. Products come before
+    adapters, whose own small matrices stay as they are. Adapters and freezing come before dtypes,
     since they decide what trains, and checkpointing after all, since it takes the blocks' forwards as they then are.
     """
     if by_part and resolved.base_storage is not None:
@@ -155,6 +159,7 @@ def _prepared(
     if by_part and is_in_torch_dispatch_mode():
         raise NotByPart("tensors are fake")  # as in the rehearsal
     model: nn.Module = load_base(resolved, pad_token_id, by_part=by_part)
+    kernels = use_liger(model, resolved) if resolved.recipe.model.kernels == "liger" else None
     asked = resolved.recipe.model.batch_norm is not None
     convert_batch_norm(model, resolved.batch_norm, asked, resolved.source)
     _check_statistics(model, resolved)
@@ -193,7 +198,7 @@ def _prepared(
     decayed = decayed_names(model, optimizer)
     matrices = hidden_matrices(model, task_of(resolved.recipe.model.task).heads)
     check_groups(optimizer, (name for name, p in model.named_parameters() if p.requires_grad), resolved.source)
-    return Prepared(model, resolved, decayed, blocks, bases, products, matrices, idle, frozen)
+    return Prepared(model, resolved, decayed, blocks, bases, products, matrices, idle, frozen, kernels=kernels)
 
 
 def _check_statistics(model: nn.Module, resolved: Resolved) -> None:
@@ -232,6 +237,8 @@ def engage(
         claims += base_claims(engine.model, prepared.bases, resolved, engine.device, prepared.blocks)
     if resolved.recipe.fp8:
         claims.append(product_claim(engine.model, len(prepared.products)))
+    if prepared.kernels is not None:
+        claims.append(kernel_claim(engine.model, prepared.kernels))
     failed = [claim for claim in claims if not claim.ok]
     if failed:
         text = "; ".join(f"{claim.claim}: {claim.seen}, expected {claim.expected}" for claim in failed)

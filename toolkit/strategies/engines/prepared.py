@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from toolkit.model.freezing import Frozen
+from toolkit.model.kernels import Replaced
 from toolkit.model.stages import Stage
 from toolkit.model.tensor import Division
 from toolkit.recipe.resolve import Resolved
@@ -34,6 +35,9 @@ class Prepared:
     loaded_whole: str | None = None
     """Why every process loaded the whole model although the strategy shards it; None where each reads its part: then
     parameters are on the meta device and have sources (``toolkit/model/sources.py``)."""
+
+    kernels: Replaced | None = None
+    """``model.kernels: liger``: what was replaced."""
 
     divisions: dict[str, Division] = field(default_factory=dict)
     """``strategy.mesh.tensor``: how each weight is divided of which this rank has a part, by name."""
