@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,8 @@ def loader(recipe: Recipe, tokenizer: Any, rank: int = 0, **options: Any) -> Tra
 
 def plain(batch: MicroBatch) -> tuple:
     tensors = {name: tensor.tolist() for name, tensor in batch.tensors.items()}
-    return (tensors, *astuple(batch)[1:])
+    bounds = [] if batch.bounds is None else [(batch.bounds.starts.tolist(), batch.bounds.longest)]
+    return (tensors, *astuple(replace(batch, bounds=None))[1:-1], *bounds)
 
 
 def first(loaded: TrainLoader, count: int) -> list[list[tuple]]:

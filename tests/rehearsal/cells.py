@@ -79,6 +79,9 @@ OPTIONS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "stochastic": ({"optimizer": {"rounding": "stochastic"}, "precision": "bf16-pure"}, STRATEGIES),
     "foreach": ({"optimizer": {"kernel": "foreach"}}, STRATEGIES),
     "packing": ({"data": {"packing": True}}, STRATEGIES),
+    "varlen": ({"data": {"packing": True}, "model": {"attention": "varlen"}}, STRATEGIES),
+    "varlen-recomputed": ({"data": {"packing": True}, "model": {"attention": "varlen"},
+                           "activation_checkpointing": "selective"}, STRATEGIES),
     "checkpoint-full": ({"activation_checkpointing": "full"}, STRATEGIES),
     "checkpoint-selective": ({"activation_checkpointing": "selective"}, STRATEGIES),
     "activation-offload": ({"activation_checkpointing": "full", "activation_offload": True}, STRATEGIES),
@@ -126,7 +129,7 @@ _QUICK = (
     ("lora", "bf16", True),
     ("full", "fp16", True),
 )
-_QUICK_OPTIONS = {"fast": ("zero3",), "offload-all": ("fsdp2",)}
+_QUICK_OPTIONS = {"fast": ("zero3",), "offload-all": ("fsdp2",), "varlen": ("ddp",)}
 
 
 def quick_cells() -> list[Cell]:

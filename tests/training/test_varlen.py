@@ -115,7 +115,6 @@ def test_masks_of_another_kind_are_refused() -> None:
     [
         ({"data": {"packing": False}}, r"varlen is for packed rows"),
         ({"compile": True}, r"depends on where the samples"),
-        ({"machine": {"device": "cuda", "processes": 1}}, r"for machines without a GPU"),
         ({"strategy": {"name": "ddp", "mesh": {"context": 2}}, "machine": {"processes": 2}}, r"beside mesh\.context"),
     ],
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from toolkit.data.collate import MicroBatch, divided, drawn_features, sample_spans
+from toolkit.data.collate import MicroBatch, bounds_of, divided, drawn_features, sample_spans
 from toolkit.data.media import kinds_of_config
 from toolkit.data.spread import takes_one_row
 from toolkit.recipe.resolve import Resolved
@@ -78,7 +78,8 @@ def full_rows(resolved: Resolved, config: Any, rank: int) -> Iterator[list[Micro
             supervised = (labels[:, 1:] if task.labels is Labels.NEXT else labels).numel()
             if recipe.data.packing:
                 tensors, supervised = _packed(ids, takes_one_row(recipe.model.attention))
-            whole = MicroBatch(tensors, list(range(shape[0])), supervised, 0, step, micro, resolved.accumulation)
+            whole = MicroBatch(tensors, list(range(shape[0])), supervised, 0, step, micro, resolved.accumulation,
+                               bounds=bounds_of(tensors))  # fmt: skip
             window.append(divided(whole, resolved.row_part(rank)))
         yield window
         step += 1

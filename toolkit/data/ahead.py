@@ -44,7 +44,7 @@ class Copies:
     def arrive(self, micro: MicroBatch) -> MicroBatch:
         arithmetic = torch.cuda.current_stream(self.device)
         arithmetic.wait_stream(self.stream)
-        for tensor in micro.tensors.values():
+        for tensor in micro.every_tensor():
             tensor.record_stream(arithmetic)  # its memory is the copies' again only when the arithmetic has read it
         return micro
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -20,6 +20,18 @@ from toolkit.recipe.mesh import RowPart
 from toolkit.tasks import task_of
 from toolkit.tasks.base import Features, Task
 from toolkit.tasks.labels import IGNORED, Labels
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Where packed samples begin, in the rows of a micro-batch joined to one.
+
+    ``starts``: int32 (samples + 1,), 0 first, the number of tokens last; the padding of a row is one more sample.
+    ``longest``: tokens of the longest sample.
+    """
+
+    starts: torch.Tensor
+    longest: int
 
 
 @dataclass(frozen=True)
@@ -47,14 +59,24 @@ class MicroBatch:
     part: RowPart | None = None
     """Which tokens of the rows this rank computes, where others compute the rest: then ``supervised`` counts the
     predictions at these alone. ``tensors`` have the whole rows."""
+    bounds: Bounds | None = None
+    """Of packed rows."""
 
     def to(self, device: torch.device | str) -> MicroBatch:
         """A copy on ``device``; the copy from pinned memory is asynchronous."""
-        return replace(self, tensors={k: t.to(device, non_blocking=True) for k, t in self.tensors.items()})
+        return self._moved(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> MicroBatch:
         """A copy in page-locked memory. torch's DataLoader calls this by its name."""
-        return replace(self, tensors={k: t.pin_memory() for k, t in self.tensors.items()})
+        return self._moved(torch.Tensor.pin_memory)
+
+    def every_tensor(self) -> list[torch.Tensor]:
+        """All tensors that ``to`` copies."""
+        return [*self.tensors.values(), *([] if self.bounds is None else [self.bounds.starts])]
+
+    def _moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> MicroBatch:
+        bounds = None if self.bounds is None else replace(self.bounds, starts=move(self.bounds.starts))
+        return replace(self, tensors={name: move(tensor) for name, tensor in self.tensors.items()}, bounds=bounds)
 
 
 def divided(micro: MicroBatch, part: RowPart | None) -> MicroBatch:
@@ -129,12 +151,13 @@ def collate(
     multiple = pad_to_multiple_of or 1
     _, length = padded_shape([len(example.input_ids) for example in examples], slot.rows, multiple)
     if slot.rows is not None:
-        return _micro_batch(_packed(examples, slot.rows, pad_id, length), slot, supervised)
+        tensors, bounds = _packed(examples, slot.rows, pad_id, length)
+        return replace(_micro_batch(tensors, slot, supervised), bounds=bounds)
     rows = list(examples) or [blank or _dummy(task, pad_id)]
     media = task_of(task).media
     if examples and blank is not None and needs_blank(examples, task):
         rows.append(blank)
-    tensors: dict[str, torch.Tensor] = {}
+    tensors = {}
     if media is None or media.tokens:
         ids = [row.input_ids or [pad_id] for row in rows]
         length = max(length, *(len(row) for row in ids))
@@ -190,30 +213,53 @@ def _micro_batch(tensors: dict[str, torch.Tensor], slot: Slot, supervised: int) 
     return MicroBatch(tensors, slot.sample_ids, supervised, slot.epoch, slot.window, slot.micro, slot.micro_count)
 
 
-def _packed(examples: Sequence[Example], rows: Sequence[int], pad_id: int, length: int) -> dict[str, torch.Tensor]:
+def bounds_of(tensors: Mapping[str, torch.Tensor]) -> Bounds | None:
+    """Of packed rows, by their ``position_ids`` alone: padding tokens are samples of one. Waits for the device that
+    they are on. None for rows that are not packed."""
+    positions = tensors.get("position_ids")
+    if positions is None:
+        return None
+    flat = positions.flatten().cpu().numpy()
+    found = _bounds([*np.flatnonzero(flat == 0).tolist(), flat.size])
+    return replace(found, starts=found.starts.to(positions.device))
+
+
+def _bounds(starts: Sequence[int]) -> Bounds:
+    found = np.asarray(starts, np.int32)
+    return Bounds(torch.from_numpy(found), int(np.diff(found).max()))
+
+
+def _packed(
+    examples: Sequence[Example], rows: Sequence[int], pad_id: int, length: int
+) -> tuple[dict[str, torch.Tensor], Bounds]:
     """Samples of a causal model one after another in each row.
 
     Without an attention mask, transformers takes each return of the positions for a new sequence, and lets none attend
     to another (``find_packed_sequence_indices``; flash attention by cumulative lengths). A sample's first token is
-    never predicted: the token before it is another sample's. Each padding token is a sequence of its own.
+    never predicted: the token before it is another sample's. Each padding token is a sequence of its own; in the
+    bounds, which no loss at padding depends on, those of a row are one.
     """
     shape = max(1, len(rows)), length
     ids, positions, labels = (np.full(shape, value, np.int64) for value in (pad_id, 0, IGNORED))
     remaining = iter(examples)
+    starts: list[int] = []
     for row, count in enumerate(rows):
         end = 0
         for example in islice(remaining, count):
             assert not isinstance(example.labels, int)
             tokens = example.input_ids or [pad_id]
             start, end = end, end + len(tokens)
+            starts.append(row * length + start)
             ids[row, start:end] = tokens
             positions[row, start:end] = np.arange(len(tokens))
             if len(tokens) > 1:
                 labels[row, start + 1 : end] = example.labels[1:]
+        starts += [row * length + end] if end < length else []
     if not rows:
         positions[0, :2] = 0, 1
+        starts = [0, 2] if length > 2 else [0]
     tensors = {"input_ids": ids, "position_ids": positions, "labels": labels}
-    return {name: torch.from_numpy(array) for name, array in tensors.items()}
+    return {name: torch.from_numpy(array) for name, array in tensors.items()}, _bounds([*starts, ids.size])
 
 
 def _dummy(task: str, pad_id: int) -> Example:

@@ -31,6 +31,7 @@ from toolkit.recipe.needs import missing_tokenizer, why_no_tokenizer
 from toolkit.recipe.quantisable import no_quantiser
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
+from toolkit.recipe.varlenable import VARLEN, why_no_varlen_device
 from toolkit.strategies import resolve, strategy_of
 
 
@@ -92,6 +93,8 @@ def check_machine(resolved: Resolved) -> None:
         raise InputError(f"{resolved.source}: fp8: {reason}, or set fp8: false")
     if resolved.recipe.model.kernels == "liger" and (reason := why_no_liger()):
         raise InputError(f"{resolved.source}: model.kernels: liger: {reason}, or set torch")
+    if resolved.recipe.model.attention == VARLEN and (reason := why_no_varlen_device(resolved.device)):
+        raise InputError(f"{resolved.source}: model.attention: varlen {reason}")
     if resolved.base_storage is not None and (reason := no_quantiser(resolved.stored)):
         raise InputError(f"{resolved.source}: {reason}")
     if resolved.device == "cuda" and machine.processes > (count := cuda_device_count()):

@@ -1,4 +1,4 @@
-"""Attention over packed rows, one sample after another: ``model.attention: varlen``.
+"""Attention over packed rows, one sample after another: ``model.attention: varlen`` without a GPU.
 
 transformers' sdpa computes a packed row's whole square and masks what joins two samples. Here each sample is a call of
 sdpa by itself, causal without a mask: the work is the sum of the samples' squares. In place of a mask the layers pass
@@ -8,7 +8,7 @@ on where samples begin, which is found in transformers' own mask function.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -71,17 +71,26 @@ def attention(
     """``query`` (batch, heads, length, size), ``key`` and ``value`` (batch, key heads, length, size), and of
     `beginnings` what it returned; returns (batch, length, heads, size). Raises InputError for what sdpa cannot do, and
     for attention that is not causal."""
-    if unknown := [name for name in ("softcap", "s_aux", "position_bias") if options.get(name) is not None]:
-        raise InputError(f"model.attention: varlen: this model's attention has {unknown[0]}; use eager")
-    causal = options.get("is_causal")
-    causal = getattr(module, "is_causal", True) if causal is None else causal
-    if attention_mask is None or attention_mask.dim() != 1 or not causal:
-        raise InputError("model.attention: varlen: an attention of this model is not causal; use sdpa")
+    check_causal(module, options)
+    if attention_mask is None or attention_mask.dim() != 1:
+        raise InputError(_NOT_CAUSAL)
     length, bounds, rows = query.shape[2], attention_mask.tolist(), []
     for row in range(query.shape[0]):
         inside = [at for at in bounds if row * length <= at <= (row + 1) * length]
         rows.append([end - start for start, end in itertools.pairwise(inside)])
     return _attended(module, query, key, value, rows, dropout, scaling, sliding_window), None
+
+
+_NOT_CAUSAL = "model.attention: varlen: an attention of this model is not causal; use sdpa"
+
+
+def check_causal(module: torch.nn.Module, options: Mapping[str, Any]) -> None:
+    """Raise InputError for an attention that is not causal, or changes its scores. ``options``: its arguments."""
+    if unknown := [name for name in ("softcap", "s_aux", "position_bias") if options.get(name) is not None]:
+        raise InputError(f"model.attention: varlen: this model's attention has {unknown[0]}; use eager")
+    causal = options.get("is_causal")
+    if not (getattr(module, "is_causal", True) if causal is None else causal):
+        raise InputError(_NOT_CAUSAL)
 
 
 def attention_of_whole_rows(

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from toolkit.data.collate import drawn_features
+from toolkit.data.collate import bounds_of, drawn_features
 from toolkit.model.head_loss import multiplied_by
 from toolkit.model.loss_terms import LossTerms
 from toolkit.optimizers import optimizer_kind
@@ -85,6 +85,7 @@ def _train(
     close("engage")
     tensors = random_batch(engine.config, resolved, length, engine.device)
     terms, part = LossTerms.of(resolved.recipe), resolved.row_part(accelerator.process_index)
+    task, bounds = resolved.recipe.model.task, bounds_of(tensors)
     weight = torch.full((), 1.0 / (resolved.micro_size * length), device=engine.device)
     for step in range(1, steps + 1):
         begun = time.perf_counter()
@@ -95,7 +96,7 @@ def _train(
             last = micro == resolved.accumulation - 1
             with engine.accumulating(last):
                 with engine.autocast(), multiplied_by(weight):
-                    loss = loss_sum(engine.model, engine.config, tensors, resolved.recipe.model.task, terms, part)
+                    loss = loss_sum(engine.model, engine.config, tensors, task, terms, part, bounds)
                 close(f"step{step}.forward{micro}")
                 engine.backward(loss * weight, last)
             del loss
@@ -131,7 +132,8 @@ def _evaluate(engine: Any, tensors: Any, resolved: Resolved, terms: LossTerms, p
     """As `toolkit.training.loop.evaluate`, of one micro-batch."""
     engine.model.eval()
     with evaluation_weights(engine), engine.autocast():
-        loss_sum(engine.model, engine.config, tensors, resolved.recipe.model.task, terms, part)
+        task = resolved.recipe.model.task
+        loss_sum(engine.model, engine.config, tensors, task, terms, part, bounds_of(tensors))
     engine.model.train()
 
 

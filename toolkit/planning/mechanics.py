@@ -68,6 +68,7 @@ def step_of(recipe: dict[str, Any], device: str, length: int = TOKENS, exchange:
     """
     import torch
 
+    from toolkit.data.collate import bounds_of
     from toolkit.model.head_loss import multiplied_by
     from toolkit.model.loss_terms import LossTerms
     from toolkit.planning.measure import random_batch
@@ -81,13 +82,14 @@ def step_of(recipe: dict[str, Any], device: str, length: int = TOKENS, exchange:
         accelerator = make_accelerator(resolved)
         engine = strategy_of(resolved).engine_for(resolved)(prepare_model(resolved, pad_token_id=0), accelerator)
         tensors = random_batch(engine.config, resolved, length, engine.device)
-        terms = LossTerms.of(resolved.recipe)
+        bounds, terms = bounds_of(tensors), LossTerms.of(resolved.recipe)
         weight = torch.full((), 1.0 / (resolved.micro_size * length), device=engine.device)
 
         def micro(last: bool) -> None:
             with engine.accumulating(last and exchange):
                 with engine.autocast(), multiplied_by(weight):
-                    loss = loss_sum(engine.model, engine.config, tensors, resolved.recipe.model.task, terms)
+                    task = resolved.recipe.model.task
+                    loss = loss_sum(engine.model, engine.config, tensors, task, terms, bounds=bounds)
                 engine.backward(loss * weight, last and exchange)
 
         def update() -> None:

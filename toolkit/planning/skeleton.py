@@ -193,7 +193,7 @@ def _meta_model(resolved: Resolved) -> nn.Module:
         )
     config = _config(resolved, 0)
     attention = spec.attention or "sdpa"
-    if attention.startswith("flash_attention"):
+    if attention.startswith("flash_attention") or (attention == VARLEN and resolved.device == "cuda"):
         attention = _flash()
     elif attention == VARLEN:
         attention = _varlen()

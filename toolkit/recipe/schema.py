@@ -81,7 +81,7 @@ class Model(Section):
     attention: str | None = Field(
         None,
         description="attention implementation, by its transformers name: eager, sdpa, flash_attention_2, ...; "
-        "`varlen` computes packed rows sample by sample, on machines without a GPU; null: sdpa if the model supports "
+        "`varlen` computes packed rows sample by sample, with no further package; null: sdpa if the model supports "
         "it, else eager",
     )
     kernels: KernelsName = Field(

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from toolkit.machine import compute_capabilities
 from toolkit.recipe.model_facts import ModelFacts, model_sources
 from toolkit.recipe.schema import Recipe
 
 VARLEN = "varlen"
+VARLEN_ON_GPU = "varlen_on_gpu"
+"""transformers' name of it there."""
+
+NEEDS = (8, 0)
+"""Compute capability that torch's kernel requires (torch 2.13.0, flash_attn/flash_api.cpp, ``mha_varlen_fwd``), as it
+requires 16 bits and heads of a multiple of 8, of 256 at most."""
+_HEAD_MULTIPLE, _LARGEST_HEAD = 8, 256
+_DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
 _INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 
 
@@ -14,8 +26,8 @@ def why_not_varlen(recipe: Recipe, facts: ModelFacts, device: str) -> str | None
     mesh = recipe.strategy.mesh
     if not recipe.data.packing:
         return "is for packed rows; set data.packing: true, or model.attention: sdpa"
-    if device != "cpu":
-        return "is for machines without a GPU; use flash_attention_2, flex_attention or sdpa"
+    if device != "cpu" and (reason := _why_not_on_gpu(recipe, facts.config or {})):
+        return f"{reason}; use sdpa"
     if recipe.compile:
         return "depends on where the samples of a row begin, which a compiled block cannot; use sdpa"
     if mesh is not None and max(mesh.context, mesh.tensor, mesh.pipeline, mesh.expert) > 1:
@@ -27,4 +39,30 @@ def why_not_varlen(recipe: Recipe, facts: ModelFacts, device: str) -> str | None
     for argument, what in (("softcap=", "caps its scores"), ("s_aux=", "has sinks")):
         if argument in code and (capped or argument != "softcap="):
             return f"computes what sdpa does, but the attention of {facts.model_type} {what}; use eager"
+    return None
+
+
+def why_no_varlen_device(device: str) -> str | None:
+    """What this machine's GPUs lack for it, or None."""
+    poor = [found for found in compute_capabilities() if found < NEEDS] if device == "cuda" else []
+    return told_varlen_capability(min(poor)) if poor else None
+
+
+def told_varlen_capability(found: tuple[int, int]) -> str:
+    """The message for a GPU without the kernel."""
+    return f"needs GPUs of compute capability 8.0 or newer (Ampere), and this one has {found[0]}.{found[1]}; use sdpa"
+
+
+def _why_not_on_gpu(recipe: Recipe, config: Mapping[str, Any]) -> str | None:
+    if recipe.precision == "fp32":
+        return "requires 16 bits on a GPU, but precision is fp32; use precision: bf16, or fp16"
+    if dropout := next((key for key in _DROPOUTS if config.get(key)), None):
+        return f"has no dropout on a GPU, but this model's {dropout} is {config[dropout]}"
+    heads = config.get("num_attention_heads")
+    size = config.get("head_dim") or (config["hidden_size"] // heads if heads and "hidden_size" in config else None)
+    if isinstance(size, int) and (size % _HEAD_MULTIPLE or size > _LARGEST_HEAD):
+        return (
+            f"requires heads of a multiple of {_HEAD_MULTIPLE} on a GPU, of {_LARGEST_HEAD} at most; this model's have "
+            f"{size}"
+        )
     return None

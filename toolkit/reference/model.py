@@ -5,6 +5,7 @@ checkpointed, never wrapped."""
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -14,6 +15,7 @@ from toolkit.model.adapters import add_adapter
 from toolkit.model.load import load_base, set_dtypes
 from toolkit.model.unreached import freeze, unreached
 from toolkit.recipe.resolve import Resolved
+from toolkit.recipe.varlenable import VARLEN
 from toolkit.reference.batch_norm import plain_batch_norm
 from toolkit.reference.fp8 import round_products
 from toolkit.reference.nf4 import dequantised_base
@@ -21,7 +23,7 @@ from toolkit.reference.nf4 import dequantised_base
 
 def plain_model(resolved: Resolved, pad_token_id: int | None = None) -> nn.Module:
     """The recipe's model in training mode on its device, with weights in the dtypes of the recipe's precision."""
-    model = load_base(resolved, pad_token_id)
+    model = load_base(_with_sdpa(resolved), pad_token_id)
     if resolved.base_storage is not None:
         dequantised_base(model, resolved)
     if resolved.recipe.fp8:
@@ -39,6 +41,15 @@ def plain_model(resolved: Resolved, pad_token_id: int | None = None) -> nn.Modul
     set_dtypes(model, resolved.precision.trainable, resolved.precision.frozen)
     freeze(model, idle)
     return model.to(torch.device(resolved.device)).train()
+
+
+def _with_sdpa(resolved: Resolved) -> Resolved:
+    """Where ``varlen`` is a kernel that takes bounds of packed samples: the plain loop has each sample by itself."""
+    recipe = resolved.recipe
+    if resolved.device != "cuda" or recipe.model.attention != VARLEN:
+        return resolved
+    model = recipe.model.model_copy(update={"attention": "sdpa"})
+    return replace(resolved, recipe=recipe.model_copy(update={"model": model}))
 
 
 def _matching(model: nn.Module, patterns: list[str]) -> list[nn.Parameter]:

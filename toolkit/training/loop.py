@@ -131,7 +131,8 @@ class _Window:
         seed_micro_batch(recipe.run.seed, self.step, micro.micro, session.mask_rank)
         self._mark(f"micro-batch {micro.micro + 1}, forward")
         with engine.autocast(), multiplied_by(self.weight):
-            return loss_sum(engine.model, engine.config, micro.tensors, recipe.model.task, self.terms, micro.part)
+            task, part = recipe.model.task, micro.part
+            return loss_sum(engine.model, engine.config, micro.tensors, task, self.terms, part, micro.bounds)
 
     def backward(self, loss: torch.Tensor, micro: MicroBatch) -> None:
         """Accumulate the gradient of a micro-batch's loss."""
@@ -165,8 +166,16 @@ def evaluate(session: Session, batches: Iterable[MicroBatch]) -> tuple[float, in
         with evaluation_weights(engine):
             for micro in batches:
                 with engine.autocast():
-                    tensors, task = micro.to(engine.device).tensors, session.resolved.recipe.model.task
-                    loss = loss_sum(engine.model, engine.config, tensors, task, part=micro.part, balance=False)
+                    there, task = micro.to(engine.device), session.resolved.recipe.model.task
+                    loss = loss_sum(
+                        engine.model,
+                        engine.config,
+                        there.tensors,
+                        task,
+                        part=micro.part,
+                        balance=False,
+                        bounds=there.bounds,
+                    )
                 total[0] += loss
                 total[1] += micro.supervised
     finally:

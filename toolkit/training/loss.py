@@ -9,9 +9,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from toolkit.data.collate import Bounds
 from toolkit.model.context import part_of_rows
 from toolkit.model.head_loss import next_labels, wanted_loss
 from toolkit.model.loss_terms import CROSS_ENTROPY, LossTerms
+from toolkit.model.varlen_gpu import handed_bounds
 from toolkit.recipe.mesh import RowPart
 from toolkit.tasks import task_of
 from toolkit.tasks.labels import IGNORED, Labels
@@ -24,12 +26,14 @@ def loss_sum(
     task: str,
     terms: LossTerms = CROSS_ENTROPY,
     part: RowPart | None = None,
+    bounds: Bounds | None = None,
     *,
     balance: bool = True,
 ) -> torch.Tensor:
     """Cross-entropy, with ``terms``, summed over the supervised tokens of one micro-batch: a float32 scalar; of a task
     whose labels are numbers, the squared errors, summed over its samples. ``part``: of the rows that this rank
     computes, its predictions alone. ``balance``: with the balance loss of experts, if the model's config has one.
+    ``bounds``: of packed samples, for an attention that takes them.
 
     ``tensors``: ``input_ids`` and ``attention_mask`` (batch, length) int64, ``labels`` (batch, length) int64
     with -100 where not supervised, (batch,) for classification and regression. Logits are taken to float32 first, as
@@ -42,7 +46,7 @@ def loss_sum(
     if layout is Labels.TARGET:
         inputs["decoder_input_ids"] = _decoder_inputs(config, labels)
     with part_of_rows(inputs, labels, part) as (inputs, labels), wanted_loss(labels, terms) as wanted:
-        output = model(**inputs)
+        output = model(**inputs, **handed_bounds(config, inputs, bounds))
     logits = output.logits
     routed = getattr(output, "aux_loss", None) if balance else None
     if task_of(task).numbers:

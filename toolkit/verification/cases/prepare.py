@@ -15,6 +15,7 @@ from toolkit.errors import InputError
 from toolkit.recipe.needs import NO_TOKENIZER
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Batch, Recipe
+from toolkit.recipe.varlenable import VARLEN
 from toolkit.reference.schedule import plain_learning_rate
 from toolkit.strategies import resolve
 from toolkit.tasks import task_of
@@ -86,12 +87,14 @@ def _warmed_up(resolved: Resolved) -> dict[str, Any]:
 
 
 def make_case(values: dict[str, Any], resolved: Resolved, pass_name: PassName, folder: Path) -> Case:
-    """The case of one pass: ``logic`` runs everything in float32 (no product in float8, no rounding by chance),
-    ``precision`` as the recipe says."""
+    """The case of one pass: ``logic`` runs everything in float32 (no product in float8, no rounding by chance, no
+    attention that takes 16 bits alone), ``precision`` as the recipe says."""
     values = dict(values)
     if pass_name == "logic":
         values |= {"precision": "fp32", "fp8": False}
         values["optimizer"] = {key: value for key, value in values["optimizer"].items() if key != "rounding"}
+        if resolved.device == "cuda" and values["model"]["attention"] == VARLEN:
+            values["model"] = values["model"] | {"attention": "sdpa"}
     small = resolve(Recipe.model_validate(values), resolved.source, device=resolved.device)
     config = dict(small.facts.config or {})
     if "vocab_size" not in config and isinstance(config.get("text_config"), dict):

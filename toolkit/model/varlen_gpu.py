@@ -1,0 +1,106 @@
+"""Attention over packed rows on a GPU, in one call of torch's ``varlen_attn``: ``model.attention: varlen``.
+
+The loader knows where samples begin, and the loss hands it to the model as arguments of the forward, by the names that
+transformers has for flash attention: every layer gets them, and gets them again when it is recomputed. No mask is made,
+so nothing looks for samples in the positions, and the host reads nothing from the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from toolkit.data.collate import Bounds
+from toolkit.errors import InputError, RunFailed
+from toolkit.model.varlen import attention_of_whole_rows, check_causal
+from toolkit.recipe.varlenable import NEEDS, VARLEN_ON_GPU, told_varlen_capability
+
+_DTYPES = (torch.bfloat16, torch.float16)
+
+
+def register_varlen_on_gpu(source: str) -> None:
+    """Let transformers' models use it by its name. Raises InputError for a GPU that does not have it."""
+    from transformers import AttentionInterface
+
+    if torch.cuda.is_available() and (found := torch.cuda.get_device_capability()) < NEEDS:
+        raise InputError(f"{source}: model.attention: varlen {told_varlen_capability(found)}")
+    # Without a function for masks of this name, transformers (5.23.0, masking_utils.py) makes none and reads nothing.
+    AttentionInterface.register(VARLEN_ON_GPU, attention_on_gpu)
+
+
+def handed_bounds(config: Any, inputs: Mapping[str, torch.Tensor], bounds: Bounds | None) -> dict[str, Any]:
+    """Further arguments of the forward of a model whose attention this is; {} for every other.
+
+    ``inputs``: of the model, (batch, length). ``bounds``: of packed samples; rows that are not packed are one sample
+    each, since padding is to their right. Raises RunFailed for packed rows without ``bounds``.
+    """
+    if getattr(config, "_attn_implementation", None) != VARLEN_ON_GPU:
+        return {}
+    if bounds is None and "position_ids" in inputs:
+        raise RunFailed("model.attention: varlen: it is not known where the samples of packed rows begin")
+    if bounds is None:
+        rows, length = inputs["input_ids"].shape
+        device = inputs["input_ids"].device
+        bounds = Bounds(torch.arange(0, (rows + 1) * length, length, dtype=torch.int32, device=device), length)
+    starts, longest = bounds.starts, bounds.longest
+    return {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts, "max_length_q": longest, "max_length_k": longest}
+
+
+def attention_on_gpu(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """``query`` (batch, heads, length, size), ``key`` and ``value`` (batch, key heads, length, size), in 16 bits or
+    under autocast to them; ``options`` have ``cu_seq_lens_q``, int32 (samples + 1,), and ``max_length_q``. Returns
+    (batch, length, heads, size).
+
+    On a CPU, where models are merged and inspected, without these: rows that are one sample each. Raises InputError for
+    what the kernel cannot do.
+    """
+    check_causal(module, options)
+    starts = options.get("cu_seq_lens_q")
+    if starts is None and query.device.type == "cpu":
+        return attention_of_whole_rows(module, query, key, value, None, dropout, scaling)
+    if starts is None:
+        raise InputError(
+            "model.attention: varlen: this model does not hand the arguments of its forward to its attention; use sdpa"
+        )
+    if dropout:
+        raise InputError(f"model.attention: varlen has no dropout on a GPU, but this model has {dropout}; use sdpa")
+    kind = query.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else value.dtype
+    if dtype not in _DTYPES or value.shape[-1] != query.shape[-1]:
+        raise InputError(
+            "model.attention: varlen: on a GPU it takes bf16 or fp16, and values as wide as queries; here they are "
+            f"{dtype}, {value.shape[-1]} and {query.shape[-1]}; use sdpa"
+        )
+    from torch.nn.attention.varlen import varlen_attn
+
+    longest = options["max_length_q"]
+    # (tokens, heads, size). Rotary tables may be wider than the products, and autocast does not know the operator.
+    q, k, v = (one.transpose(1, 2).flatten(0, 1).to(dtype) for one in (query, key, value))
+    # Its window counts the tokens to the left, transformers' the token itself too.
+    window = (-1 if sliding_window is None else sliding_window - 1, 0)
+    output = varlen_attn(
+        q,
+        k,
+        v,
+        starts,
+        starts,
+        longest,
+        longest,
+        scale=scaling,
+        window_size=window,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    assert isinstance(output, torch.Tensor)
+    return output.unflatten(0, (query.shape[0], query.shape[2])), None
