@@ -28,6 +28,7 @@ from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve
 from toolkit.strategies.engines.kernels import kernel_claim
 from toolkit.training.session import prepare_model
+from toolkit.verification.compare.arithmetic import why_measured
 
 OPERATORS = """
 import torch
@@ -217,6 +218,13 @@ def _job(values: dict[str, Any]) -> Any:
 
     combinable.why_not_liger = lambda *asked: None
     return train_job(resolved_from(values), 2)
+
+
+def test_a_verdicts_tolerance_is_measured(tmp_path: Path, liger: None) -> None:
+    """Interpreted, on a CPU, where the plain loop's operations would else be the candidate's to the bit."""
+    asked = dataclasses.replace(resolved(tmp_path), device="cpu")
+    assert why_measured(asked, [], 300) == "Liger's kernels may compute in another order"
+    assert why_measured(dataclasses.replace(resolved(tmp_path, "torch"), device="cpu"), [], 300) is None
 
 
 def test_explained_planned_and_handed_to_the_trainer(tmp_path: Path, liger: None) -> None:

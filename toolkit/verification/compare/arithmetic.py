@@ -54,6 +54,8 @@ def why_measured(resolved: Resolved, windows: list[Window], vocabulary: int, sta
         return "a kernel of float8 products may sum in another order"
     if resolved.recipe.compile:
         return "compiled blocks may compute in another order"
+    if resolved.recipe.model.kernels == "liger":
+        return "Liger's kernels may compute in another order"
     if resolved.mesh.tensor > 2:
         return "a collective adds up parts of hidden states of more than two ranks"
     if statistics and resolved.world_size > 2:

@@ -114,7 +114,7 @@ class Noise:
     """Products in float8: of runs in which every operand was off by one rounding before it was rounded to float8. A
     candidate whose operands differ at all comes near it: values fall to other float8 numbers."""
     rounded: dict[str, Draws] = field(default_factory=lambda: defaultdict(Draws))
-    """Compiled blocks: of runs in which results of their operations were off by a rounding."""
+    """Compiled blocks, and Liger's kernels: of runs in which results of their operations were off by a rounding."""
     eps: float = torch.finfo(torch.float32).eps
     compute_eps: float = torch.finfo(torch.float32).eps
     comparisons: int = 1

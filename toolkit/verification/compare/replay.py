@@ -176,7 +176,7 @@ class Reference:
                 for seed in range(DRAWS):
                     with shaken(self.loop.model, seed):
                         _differ(noise.shaken, plain, self._run(same, step, loss_scale), noise.eps)
-            if self.resolved.recipe.compile:
+            if self.resolved.recipe.compile or self.resolved.recipe.model.kernels == "liger":
                 for seed in range(DRAWS):
                     with other_roundings(self.loop.blocks, seed):
                         _differ(noise.rounded, plain, self._run(same, step, loss_scale), noise.eps)
