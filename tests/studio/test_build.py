@@ -191,7 +191,7 @@ def test_a_plan_that_does_not_fit_says_what_does(local: Server) -> None:
     assert found["problems"] == []
     assert "class='plan'" in found["bars"]
     assert not found["fits"]
-    assert found["change"], found["told_change"]
+    assert found["change"], found["change_text"]
     text = local.ask("/api/recipe", {"text": asked["text"], "edits": found["change"]}).json()["text"]
     again = local.ask("/api/plan", asked | {"text": text}).json()
     assert again["fits"], again["reason"]

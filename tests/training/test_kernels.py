@@ -29,6 +29,7 @@ from toolkit.strategies import resolve
 from toolkit.strategies.engines.kernels import kernel_claim
 from toolkit.training.session import prepare_model
 from toolkit.verification.compare.arithmetic import why_measured
+from toolkit.verification.run import verify
 
 OPERATORS = """
 import torch
@@ -124,7 +125,6 @@ def gradients(model: Any) -> list[torch.Tensor]:
 @pytest.mark.parametrize(
     ("sections", "reason"),
     [
-        ({"machine": {"device": "cpu", "processes": 1}}, "has kernels for GPUs alone, but machine.device is cpu"),
         ({"compile": True}, "compiled blocks fuse themselves; set torch, or compile: false"),
         ({"activation_checkpointing": "selective"}, "would rotate them twice; set activation_checkpointing: full"),
         ({"strategy": {"name": "ddp", "mesh": {"context": 2}}, "machine": {"processes": 2}}, "beside strategy.mesh"),
@@ -134,9 +134,8 @@ def gradients(model: Any) -> list[torch.Tensor]:
     ],
 )
 def test_refused_at_once(sections: dict[str, Any], reason: str, tmp_path: Path, liger: None) -> None:
-    device = sections.get("machine", {}).get("device", "cuda")
     with pytest.raises(InputError, match=rf"^r: model\.kernels: liger .*{reason}"):
-        resolved(tmp_path, device=device, **sections)
+        resolved(tmp_path, **sections)
 
 
 def test_models_of_images_are_refused(tmp_path: Path, liger: None) -> None:
@@ -155,6 +154,26 @@ def test_the_package_that_lacks_is_named(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(InputError, match=message):
         prepare_model(asked)
     kernelable.liger_arguments.cache_clear()
+
+
+def test_a_cpu_trains_without_and_verifies_with_torchs_operators(tiny_root: Path, liger: None) -> None:
+    model = {"kernels": "liger", "attention": "flash_attention_2"}
+    asked = resolved_from(recipe_dict(tiny_root, strategy={"name": "single"}, machine={"processes": 1}, model=model))
+    message = r"model\.kernels: liger: its kernels are for GPUs alone.*; set machine\.device: cuda, or set torch"
+    with pytest.raises(InputError, match=message):
+        check_machine(asked)
+    with pytest.raises(InputError, match=r"r.*: model\.attention: flash_attention_2 cannot be used: .*; or set sdpa"):
+        prepare_model(asked)
+    with pytest.raises(InputError, match=message):
+        prepare_model(resolved_from(recipe_dict(tiny_root, model={"kernels": "liger"})))
+    with WorkerGroup(1) as group:
+        outcome = verify(asked, group=group, time_limit=200)
+    assert outcome.verdict == "equivalent", (outcome.difference, outcome.failure)
+    assert [note.partition(": verified with")[0] for note in outcome.notes] == [
+        "model.kernels: liger",
+        "model.attention: flash_attention_2",
+    ]
+    assert (outcome.resolved.recipe.model.kernels, outcome.twin.recipe.model.kernels) == ("liger", "torch")
 
 
 def test_this_model_alone_is_changed(tmp_path: Path, liger: None) -> None:
@@ -214,9 +233,9 @@ def test_runs_claim_it(strategy: str, tiny_root: Path, liger: None) -> None:
 
 
 def _job(values: dict[str, Any]) -> Any:
-    from toolkit.recipe import combinable
+    from toolkit.model import kernels
 
-    combinable.why_not_liger = lambda *asked: None
+    kernels.why_no_liger = lambda device: None
     return train_job(resolved_from(values), 2)
 
 

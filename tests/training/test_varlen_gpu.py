@@ -284,4 +284,4 @@ def test_the_plain_loop_has_sdpa(tmp_path: Path) -> None:
 def test_starts_do_not_decide_for_other_attentions() -> None:
     config = type("Config", (), {"_attn_implementation": "sdpa"})()
     bounds = Bounds(torch.tensor([0, 3], dtype=torch.int32), 3)
-    assert varlen_gpu.handed_bounds(config, {"input_ids": torch.zeros(1, 3)}, bounds) == {}
+    assert varlen_gpu.bounds_arguments(config, {"input_ids": torch.zeros(1, 3)}, bounds) == {}

@@ -91,7 +91,7 @@ def check_machine(resolved: Resolved) -> None:
         raise InputError(f"{resolved.source}: compile: {reason}, or set compile: false")
     if resolved.recipe.fp8 and (reason := why_no_fp8_device(resolved.device)):
         raise InputError(f"{resolved.source}: fp8: {reason}, or set fp8: false")
-    if resolved.recipe.model.kernels == "liger" and (reason := why_no_liger()):
+    if resolved.recipe.model.kernels == "liger" and (reason := why_no_liger(resolved.device)):
         raise InputError(f"{resolved.source}: model.kernels: liger: {reason}, or set torch")
     if resolved.recipe.model.attention == VARLEN and (reason := why_no_varlen_device(resolved.device)):
         raise InputError(f"{resolved.source}: model.attention: varlen {reason}")

@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn import functional
 
 from toolkit.errors import InputError
-from toolkit.recipe.fp8able import MULTIPLE, NEEDS, told_capability
+from toolkit.recipe.fp8able import MULTIPLE, NEEDS, capability_message
 from toolkit.recipe.resolve import Resolved
 
 FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
@@ -122,7 +122,7 @@ def _filled(matrix: torch.Tensor) -> torch.Tensor:
 def check_device(resolved: Resolved) -> None:
     """Raise InputError if the training GPU has no float8 products."""
     if resolved.device == "cuda" and (found := torch.cuda.get_device_capability()) < NEEDS:
-        raise InputError(f"{resolved.source}: fp8: {told_capability(found)}, or set fp8: false")
+        raise InputError(f"{resolved.source}: fp8: {capability_message(found)}, or set fp8: false")
 
 
 def convert(model: nn.Module, blocks: Sequence[tuple[str, nn.Module]], resolved: Resolved) -> list[str]:

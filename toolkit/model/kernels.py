@@ -39,7 +39,7 @@ def use_liger(model: Any, resolved: Resolved) -> Replaced:
     Raises InputError where it is not installed, does not know the model type, or replaces nothing.
     """
     key = f"{resolved.source}: model.kernels: liger"
-    if (reason := why_no_liger()) is not None:
+    if (reason := why_no_liger(resolved.device)) is not None:
         raise InputError(f"{key}: {reason}, or set torch")
     from liger_kernel.transformers import _apply_liger_kernel_to_instance
 

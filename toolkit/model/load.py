@@ -147,12 +147,18 @@ def loaded_buffers(model: Any, dtype: torch.dtype) -> dict[str, torch.dtype]:
     return buffers
 
 
+_CANNOT_BE_USED = "it cannot be used due to the following error:"
+
+
 def _attention_problem(error: Exception, resolved: Resolved) -> str | None:
     """Where transformers (5.23.0) says that a model has no such attention: the same in the recipe's words. Its own
     message is about an argument of ``from_pretrained`` and asks for an issue on GitHub."""
-    if "attn_implementation" not in str(error) and "attention implementation" not in str(error):
+    if not any(part in str(error) for part in ("attn_implementation", "attention implementation", _CANNOT_BE_USED)):
         return None
     asked = resolved.recipe.model.attention
+    _, cut, why = first_line(error).partition(_CANNOT_BE_USED)
+    if cut:  # FlashAttention without its package, or without a GPU
+        return f"{resolved.source}: model.attention: {asked} cannot be used: {why.strip().rstrip('.')}; or set sdpa"
     name = resolved.facts.model_type or "this model"
     near = "; set model.attention: eager" if asked != "eager" else f": {first_line(error)}"
     return f"{resolved.source}: model.attention: {name} has no {asked} in the installed transformers{near}"

@@ -15,7 +15,7 @@ import torch
 from toolkit.data.collate import Bounds
 from toolkit.errors import InputError, RunFailed
 from toolkit.model.varlen import attention_of_whole_rows, check_causal
-from toolkit.recipe.varlenable import NEEDS, VARLEN_ON_GPU, told_varlen_capability
+from toolkit.recipe.varlenable import NEEDS, VARLEN_ON_GPU, varlen_capability_message
 
 _DTYPES = (torch.bfloat16, torch.float16)
 
@@ -25,12 +25,12 @@ def register_varlen_on_gpu(source: str) -> None:
     from transformers import AttentionInterface
 
     if torch.cuda.is_available() and (found := torch.cuda.get_device_capability()) < NEEDS:
-        raise InputError(f"{source}: model.attention: varlen {told_varlen_capability(found)}")
+        raise InputError(f"{source}: model.attention: varlen {varlen_capability_message(found)}")
     # Without a function for masks of this name, transformers (5.23.0, masking_utils.py) makes none and reads nothing.
     AttentionInterface.register(VARLEN_ON_GPU, attention_on_gpu)
 
 
-def handed_bounds(config: Any, inputs: Mapping[str, torch.Tensor], bounds: Bounds | None) -> dict[str, Any]:
+def bounds_arguments(config: Any, inputs: Mapping[str, torch.Tensor], bounds: Bounds | None) -> dict[str, Any]:
     """Further arguments of the forward of a model whose attention this is; {} for every other.
 
     ``inputs``: of the model, (batch, length). ``bounds``: of packed samples; rows that are not packed are one sample

@@ -31,7 +31,7 @@ def check_combination(
         raise InputError(f"{source}: data.packing: {reason}; set {near}")
     if recipe.model.attention == VARLEN and (reason := why_not_varlen(recipe, facts, device)):
         raise InputError(f"{source}: model.attention: varlen {reason}")
-    if recipe.model.kernels == "liger" and (reason := why_not_liger(recipe, facts, device)):
+    if recipe.model.kernels == "liger" and (reason := why_not_liger(recipe, facts)):
         raise InputError(f"{source}: model.kernels: liger {reason}")
     if recipe.loss == "fused" and (reason := why_not_fusable(recipe, facts)):
         raise InputError(f"{source}: loss: fused {reason}; or set loss: plain")

@@ -57,10 +57,10 @@ def why_no_fp8_device(device: str) -> str | None:
     if device != "cuda":
         return None
     poor = [capability for capability in compute_capabilities() if capability < NEEDS]
-    return None if not poor else told_capability(min(poor))
+    return None if not poor else capability_message(min(poor))
 
 
-def told_capability(found: tuple[int, int]) -> str:
+def capability_message(found: tuple[int, int]) -> str:
     """The message for a GPU without float8 products."""
     return (
         f"needs GPUs of compute capability {NEEDS[0]}.{NEEDS[1]} or newer (Ada, Hopper, Blackwell); this GPU has "

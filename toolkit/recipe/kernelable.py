@@ -22,11 +22,9 @@ _ACTIVATIONS = {"swiglu": ("silu", "swish"), "geglu": ("gelu_pytorch_tanh",)}
 """What the kernel of an MLP computes, whatever the model's config has (liger_kernel 0.8.5, monkey_patch.py)."""
 
 
-def why_not_liger(recipe: Recipe, facts: ModelFacts, device: str) -> str | None:
+def why_not_liger(recipe: Recipe, facts: ModelFacts) -> str | None:
     """Why ``model.kernels: liger`` is not possible with this recipe, and the alternative; or None. Whether liger_kernel
     knows the model type is checked where it is installed."""
-    if device == "cpu":
-        return "has kernels for GPUs alone, but machine.device is cpu; set torch, or machine.device: cuda"
     if recipe.compile:
         return "replaces operators that compiled blocks fuse themselves; set torch, or compile: false"
     if recipe.activation_checkpointing == "selective":
@@ -53,8 +51,10 @@ def why_not_liger(recipe: Recipe, facts: ModelFacts, device: str) -> str | None:
     return None
 
 
-def why_no_liger() -> str | None:
+def why_no_liger(device: str) -> str | None:
     """What this machine lacks to run Liger's kernels, or None."""
+    if device == "cpu":
+        return "its kernels are for GPUs alone, but machine.device is cpu; set machine.device: cuda"
     if _package() is None:
         return f"{PACKAGE} is not installed; pip install {PACKAGE}"
     return None

@@ -45,10 +45,10 @@ def why_not_varlen(recipe: Recipe, facts: ModelFacts, device: str) -> str | None
 def why_no_varlen_device(device: str) -> str | None:
     """What this machine's GPUs lack for it, or None."""
     poor = [found for found in compute_capabilities() if found < NEEDS] if device == "cuda" else []
-    return told_varlen_capability(min(poor)) if poor else None
+    return varlen_capability_message(min(poor)) if poor else None
 
 
-def told_varlen_capability(found: tuple[int, int]) -> str:
+def varlen_capability_message(found: tuple[int, int]) -> str:
     """The message for a GPU without the kernel."""
     return f"needs GPUs of compute capability 8.0 or newer (Ampere), and this one has {found[0]}.{found[1]}; use sdpa"
 

@@ -71,7 +71,7 @@ def plan_parts(
         "facts": html.escape(_facts(search)),
         "asked": html.escape(asked.label),
         "reason": html.escape(asked.reason),
-        "told_change": html.escape(change or ""),
+        "change_text": html.escape(change or ""),
         "chosen_label": "" if chosen is None else html.escape(chosen.label),
         "chosen_why": html.escape(why),
         "size_and_rate": f"{asked.peak / GIB:.1f} of {asked.capacity / GIB:.1f} GiB{_rate(asked)}",

@@ -13,7 +13,7 @@ from toolkit.data.collate import Bounds
 from toolkit.model.context import part_of_rows
 from toolkit.model.head_loss import next_labels, wanted_loss
 from toolkit.model.loss_terms import CROSS_ENTROPY, LossTerms
-from toolkit.model.varlen_gpu import handed_bounds
+from toolkit.model.varlen_gpu import bounds_arguments
 from toolkit.recipe.mesh import RowPart
 from toolkit.tasks import task_of
 from toolkit.tasks.labels import IGNORED, Labels
@@ -46,7 +46,7 @@ def loss_sum(
     if layout is Labels.TARGET:
         inputs["decoder_input_ids"] = _decoder_inputs(config, labels)
     with part_of_rows(inputs, labels, part) as (inputs, labels), wanted_loss(labels, terms) as wanted:
-        output = model(**inputs, **handed_bounds(config, inputs, bounds))
+        output = model(**inputs, **bounds_arguments(config, inputs, bounds))
     logits = output.logits
     routed = getattr(output, "aux_loss", None) if balance else None
     if task_of(task).numbers:

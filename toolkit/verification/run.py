@@ -29,6 +29,7 @@ from toolkit.verification.cases.prepare import (
     exercise_clipping,
     make_case,
     twin_recipe,
+    without_gpu_kernels,
 )
 from toolkit.verification.diagnose.find import diagnose
 from toolkit.verification.faults import fault_class
@@ -45,7 +46,7 @@ COMPILING_LIMIT = 1200.0
 def resolve_recipe(recipe: str | Path | Recipe, overrides: Sequence[str]) -> Resolved:
     """The recipe, able to run here; raises InputError."""
     resolved = resolve(recipe_from(recipe, overrides), source_of(recipe))
-    check_machine(resolved)
+    check_machine(without_gpu_kernels(resolved)[0])
     return resolved
 
 
@@ -97,6 +98,8 @@ def verify(
         if resolved.recipe.strategy.name not in (able := kind.strategies.names()):
             raise InputError(f"--fault: {fault} applies to {', '.join(able)}, not to this strategy")
         resolved = with_needs(resolved, kind.needs_of(resolved))
+    asked = resolved
+    resolved, notes = without_gpu_kernels(resolved)
     values = twin_recipe(resolved, full_size=full_size)
     names: list[PassName] = ["logic"] if resolved.recipe.precision == "fp32" else ["logic", "precision"]
     if resolved.recipe.compile:
@@ -116,7 +119,7 @@ def verify(
                 case = make_case(values, resolved, name, Path(temporary))
                 case = _tried(case)
                 case = replace(case, fault=fault, mutation=mutation, round_trip=round_trip)
-                outcome = outcome or Outcome(resolved, case.resolved())
+                outcome = outcome or Outcome(asked, case.resolved(), notes=notes)
                 data = data_case(resolved, fault) if name == "logic" else None
                 found = run_pass(case, group, fresh or group, time_limit, data)
                 for choose in (clip_between, clip_by_trial):

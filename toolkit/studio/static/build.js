@@ -120,7 +120,7 @@ function drawPlan(found) {
   title.append(el("span", { class: "soft" }, " ", html(found.fits ? found.size_and_rate : size)));
   const parts = [title, el("p", { class: "soft" }, html(found.facts))];
   if (most) parts.push(el("p", {}, html(`The most of it: ${most} GiB`)));
-  if (found.told_change) parts.push(offer("To make it fit:", html(`<code>${found.told_change}</code>`), "Apply", found.change, "apply"));
+  if (found.change_text) parts.push(offer("To make it fit:", html(`<code>${found.change_text}</code>`), "Apply", found.change, "apply"));
   else if (!found.fits) parts.push(el("p", {}, "Nothing else fits: other strategies, sizes, lengths and adapters were tried."));
   if (found.chosen) {
     const label = html(`<b>${found.chosen_label}</b> ${found.chosen_rate ? `<span class="soft">${found.chosen_rate}</span>` : ""}`);

@@ -29,6 +29,23 @@ PACKED_LENGTH = 48
 """Tokens of a packed row: a few of the samples, so that an epoch of packed rows stays short."""
 
 
+def without_gpu_kernels(resolved: Resolved) -> tuple[Resolved, list[str]]:
+    """On a CPU the recipe with torch's operators in place of kernels that need a GPU, and notes that say so; elsewhere
+    the recipe itself."""
+    model = resolved.recipe.model
+    others, notes = {}, []
+    if resolved.device == "cpu" and model.kernels == "liger":
+        others["kernels"] = "torch"
+        notes.append("model.kernels: liger: verified with torch's operators, since Liger's kernels need a GPU")
+    if resolved.device == "cpu" and (model.attention or "").startswith("flash_attention"):
+        others["attention"] = "sdpa"
+        notes.append(f"model.attention: {model.attention}: verified with sdpa, since its kernels need a GPU")
+    if not others:
+        return resolved, []
+    recipe = resolved.recipe.model_copy(update={"model": model.model_copy(update=others)})
+    return resolve(recipe, resolved.source, device=resolved.device), notes
+
+
 def twin_recipe(resolved: Resolved, *, full_size: bool) -> dict[str, Any]:
     """The recipe that is run: the user's, on a twin, over a few steps. Raises InputError where no twin can be had."""
     values = resolved.recipe.model_dump(mode="json")
