@@ -29,6 +29,8 @@ _STAGES_FROM = 60000
 _EXPERTS_FROM = 500000
 """The first seed whose mesh may be one of experts, whose experts may have a balance loss, and of which one in thirty
 compiles."""
+_ROUNDING_FROM = 900000
+"""The first seed whose bfloat16 weights may be rounded stochastically."""
 _BALANCED = ("granitemoe", "mixtral", "olmoe", "qwen3_moe")
 """Families whose config has ``output_router_logits``."""
 
@@ -71,6 +73,15 @@ def add_newer(recipe: dict[str, Any], seed: int) -> None:
         _add_newest(recipe, random.Random(f"newest {seed}"), stages=seed >= _STAGES_FROM)
     if seed >= _EXPERTS_FROM:
         _add_experts(recipe, random.Random(f"experts {seed}"))
+    if seed >= _ROUNDING_FROM:
+        _add_rounding(recipe, random.Random(f"rounding {seed}"))
+
+
+def _add_rounding(recipe: dict[str, Any], draw: random.Random) -> None:
+    optimizer = recipe["optimizer"]
+    if optimizer.get("name", "adamw") == "adamw" and "kernel" not in optimizer and draw.random() < 0.15:
+        recipe["precision"] = "bf16-pure"
+        recipe["optimizer"] = optimizer | {"rounding": "stochastic"}
 
 
 def _add_newest(recipe: dict[str, Any], draw: random.Random, *, stages: bool) -> None:

@@ -276,7 +276,8 @@ _STEP = {
                              "AReaL#1292"),
     "moments-not-nearest": Known("8-bit moments are not the nearest codes of their values",
                                  "{count} moments, first {first}"),
-    "rounded-to-nearest": Known("weights are rounded to nearest, not stochastically", "{count} weights, first {first}"),
+    "nearest-not-stochastic": Known("weights are rounded to nearest, not stochastically",
+                                    "{count} weights, first {first}"),
     "rounded-by-other-bits": Known(
         "weights are rounded stochastically by other bits than those of their name, step and place",
         "{count} weights, first {first}",

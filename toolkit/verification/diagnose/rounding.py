@@ -44,5 +44,5 @@ def rounding_cause(found: Pass, measure: Measure, wrong: list[str]) -> Diagnosis
         beside += int(((after - exact.weight).abs() <= 2**-7 * exact.weight.abs()).sum())
     facts = {"count": len(wrong), "first": wrong[0]}
     if nearest >= _ALMOST * elements:
-        return Diagnosis("rounded-to-nearest", facts)
+        return Diagnosis("nearest-not-stochastic", facts)
     return Diagnosis("rounded-by-other-bits", facts) if beside >= _ALMOST * elements else None

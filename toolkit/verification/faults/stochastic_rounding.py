@@ -23,7 +23,7 @@ class _OtherRounding(Fault):
 class RoundedToNearest(_OtherRounding):
     id = "rounded-to-nearest"
     title = "weights and moments are rounded to nearest although the recipe asks for stochastic rounding"
-    diagnoses = ("rounded-to-nearest",)
+    diagnoses = ("nearest-not-stochastic",)
 
     def inject(self, patch: Patch, case: Any) -> None:
         import torch
