@@ -35,7 +35,7 @@ test: $(READY)
 	@$(BIN)/python -m pytest -m 'not slow' --maxfail=10
 
 test-quick: $(READY)
-	@echo "the tests that start no process group: about 1 minute"
+	@echo "the tests that start no process group: some minutes"
 	@$(BIN)/python -m pytest -m 'not slow and not group'
 
 test-slow: $(READY)
