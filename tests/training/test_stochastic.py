@@ -125,6 +125,26 @@ def test_shards_take_the_step_of_the_whole() -> None:
     assert not torch.equal(found[0][700:4700], whole[0][700:4700])
 
 
+def test_weights_of_any_size_at_any_offset_run_the_compiled_kernel() -> None:
+    """Sizes that torch compiles apart (1) or vectors do not divide; a ZeRO partition has them side by side."""
+    sizes = [1, 2, 3, 7, 16, 31, 65, 1, 1000, 129]
+    starts = [sum(sizes[:at]) for at in range(len(sizes))]
+    weight, gradients = drawn(sum(sizes))
+    places = [Place(f"w{at}", 0, start, size) for at, (start, size) in enumerate(zip(starts, sizes, strict=True))]
+    optimizer = made(weight.clone(), places)
+    found = stepped(optimizer, gradients)
+    assert optimizer.fell_back is None
+    assert optimizer.calls == {"compiled": len(sizes) * len(gradients), "uncompiled": 0}
+    other = made(weight.clone(), places)
+    other.fell_back = "as if the compiler had failed"
+    assert all(torch.equal(one, same) for one, same in zip(found, stepped(other, gradients), strict=True))
+
+
+def test_other_dtypes_are_refused() -> None:
+    with pytest.raises(AssertionError, match=r"a tensor of torch\.float32"):
+        made(torch.ones(3))
+
+
 def test_a_tensor_without_a_place_is_refused() -> None:
     weight, gradients = drawn(8)
     settings = Optimizer.model_validate(STOCHASTIC)

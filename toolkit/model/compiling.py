@@ -64,7 +64,6 @@ def compilation() -> Compilation:
     from torch._dynamo.utils import counters
 
     if _NOW.blocks:
-        _NOW.graphs = counters["stats"].get("unique_graphs", 0)
         _NOW.breaks = sum(counters["graph_break"].values())
         _NOW.seconds = _seconds()
         if not _NOW.fell_back and (gave_up := _gave_up(counters)):
@@ -138,27 +137,40 @@ class _Compiled:
         _NOW.calls += 1
         try:
             return self.compiled(*args, **kwargs)
-        except _compiler_errors() as error:
-            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-            _NOW.fell_back = f"{type(error).__name__}: {' '.join(lines[:2])}"[:300]
+        except compiler_errors() as error:
+            _NOW.fell_back = why_failed(error)
             return self.forward(*args, **kwargs)
 
 
-def _compiler_errors() -> tuple[type[BaseException], ...]:
+def compiler_errors() -> tuple[type[BaseException], ...]:
+    """What a compiled function raises if it cannot be compiled."""
     from torch._dynamo import exc
 
     return (exc.TorchDynamoException,)
 
 
-def _counted(graph: Any, example_inputs: Any) -> Callable[..., Any]:
+def why_failed(error: BaseException) -> str:
+    """A compiler's error in one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' '.join(lines[:2])}"[:300]
+
+
+def compile_graph(graph: Any, example_inputs: Any) -> Callable[..., Any]:
+    """A backend for torch.compile, during which `compiling` is true."""
     from torch._dynamo import lookup_backend
 
     global _BUSY
     _BUSY += 1
     try:
-        inner: Any = lookup_backend(BACKEND)(graph, example_inputs)
+        inner: Callable[..., Any] = lookup_backend(BACKEND)(graph, example_inputs)
     finally:
         _BUSY -= 1
+    return inner
+
+
+def _counted(graph: Any, example_inputs: Any) -> Callable[..., Any]:
+    inner = compile_graph(graph, example_inputs)
+    _NOW.graphs += 1
 
     def run(*args: Any) -> Any:
         _NOW.runs += 1

@@ -16,14 +16,13 @@ from typing import Any
 import torch
 
 from toolkit.optim.adamw8bit import local
+from toolkit.optimizers.base import ADAM
 from toolkit.recipe.schema import Optimizer
 
 _CPU_CHUNK = 2**15
 """Elements at once without the compiler on a CPU, whose cache then holds the intermediate values ..."""
-GPU_CHUNK = 2**20
+_GPU_CHUNK = 2**20
 """... and on a GPU, where each takes memory."""
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,9 @@ class StochasticAdamW(torch.optim.Optimizer):
 
     def locate(self, tensor: torch.Tensor, places: Sequence[Place]) -> None:
         """Say which elements of which weights ``tensor``, one of a group, has on this rank; what is in no place
-        (padding) stays as it is."""
+        (padding) stays as it is. Raises AssertionError for a tensor that is not bfloat16."""
+        if tensor.dtype != torch.bfloat16:
+            raise AssertionError(f"stochastic rounding of a tensor of {tensor.dtype}")
         self._places[tensor] = places
 
     @torch.no_grad()
@@ -86,7 +87,7 @@ class StochasticAdamW(torch.optim.Optimizer):
         state = self.state[parameter]
         if not state:
             state["step"] = torch.zeros(())
-            for key in MOMENTS:
+            for key in ADAM:
                 state[key] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
         state["step"] = state["step"].cpu()  # read at every step
         state["step"] += 1
@@ -100,7 +101,7 @@ class StochasticAdamW(torch.optim.Optimizer):
             group["eps"],
             lr / (1 - beta1**count),
         )
-        tensors = [local(one).detach().view(-1) for one in (parameter, *(state[key] for key in MOMENTS))]
+        tensors = [local(one).detach().view(-1) for one in (parameter, *(state[key] for key in ADAM))]
         gradient = local(parameter.grad).reshape(-1)
         if parameter not in self._places:
             raise AssertionError("a tensor of the optimizer whose place in the weights is unknown")
@@ -114,16 +115,15 @@ class StochasticAdamW(torch.optim.Optimizer):
     def _update(self, one: _Work, key: torch.Tensor, numbers: torch.Tensor) -> None:
         tensors = (one.weight, one.gradient, one.exp_avg, one.exp_avg_sq)
         if self.fell_back is None:
-            from torch._dynamo import exc
+            from toolkit.model.compiling import compiler_errors, why_failed
 
             try:
                 _kernel()(*tensors, key, numbers)
                 self.calls["compiled"] += 1
                 return
-            except exc.TorchDynamoException as error:
-                lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-                self.fell_back = f"{type(error).__name__}: {' '.join(lines[:2])}"[:300]
-        chunk = _CPU_CHUNK if one.weight.device.type == "cpu" else GPU_CHUNK
+            except compiler_errors() as error:
+                self.fell_back = why_failed(error)
+        chunk = _CPU_CHUNK if one.weight.device.type == "cpu" else _GPU_CHUNK
         for start in range(0, one.weight.numel(), chunk):
             weight, gradient, m, v = (tensor[start : start + chunk] for tensor in tensors)
             _adamw(weight, gradient, m, v, torch.stack([key[0] + start, key[1]]), numbers)
@@ -199,7 +199,9 @@ def _kernel() -> Callable[..., None]:
     """``_adamw`` compiled for tensors of any length."""
     global _COMPILED
     if _COMPILED is None:
-        _COMPILED = torch.compile(_adamw, dynamic=True, fullgraph=True)
+        from toolkit.model.compiling import compile_graph
+
+        _COMPILED = torch.compile(_adamw, backend=compile_graph, dynamic=True, fullgraph=True)
     return _COMPILED
 
 

@@ -15,9 +15,10 @@ from toolkit.recipe.resolve import Resolved
 from toolkit.tasks import task_of
 
 LIGER_UNKNOWN = "loss from liger_kernel"
-KERNELS_UNKNOWN = "norms, MLPs and rotary embeddings from liger_kernel"
 """What is counted is the toolkit's own chunked loss; that kernel's chunks are of another size."""
 
+KERNELS_UNKNOWN = "norms, MLPs and rotary embeddings from liger_kernel"
+"""What is counted are torch's operators; these keep other tensors for the backward."""
 
 UNSHARDED = "unsharded blocks"
 """An entry of ``Traits.validated``."""
