@@ -55,7 +55,7 @@ def test_the_largest_that_fits(asked: Resolved, factor: float) -> None:
     assert _found(asked, peaks[1] - 8, factor).chosen is None
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_it_is_measured_in_processes_that_may_run_out(tiny_root: Path, tmp_path: Path) -> None:
     values = recipe_dict(tiny_root, strategy={"name": "single"}, machine={"processes": 1},
                          batch={"micro_size": 1, "accumulation": 32})  # fmt: skip

@@ -51,8 +51,8 @@ def test_a_copy_too_many_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.allocated > operators.GOAL * bare.allocated
 
 
-@pytest.mark.group
-@pytest.mark.slow
+@pytest.mark.usefixtures("launches")
+@pytest.mark.nightly
 def test_two_processes_send_what_plan_counts(group: Any) -> None:
     """Weights kept gathered and gradients summed once: the least. Freed after each use: more, as planned."""
     for case in (*wire.QUICK, *(name for name in wire.cases(True, wire.BLOCKS) if "unsharded" in name)):

@@ -88,7 +88,7 @@ def test_waits_are_put_down_to_the_line_that_asks() -> None:
     assert (line.split(":")[0], count) == ("benchmarks/test_gpu_evidence.py", 1)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_verify(tmp_path: Path) -> None:
     only = "one-single-full,overflow-fsdp2,two-ddp,kill-ddp-clip-ignored,kill-fsdp2-clip-ignored"
     records = on_cpu(tmp_path, "verify", only)
@@ -120,7 +120,7 @@ def test_memory(tmp_path: Path) -> None:
     assert "FSDP offloads from a GPU" in records[names.split(",")[2]]["reason"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_speed(tmp_path: Path) -> None:
     records = on_cpu(tmp_path, "speed", "bench,loop-1b-full-single-none*")
     bench = records["bench"]["result"]["cells"]
@@ -132,7 +132,7 @@ def test_speed(tmp_path: Path) -> None:
     assert result["kernels"][0]["ms"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_peers(tmp_path: Path) -> None:
     """The shapes differ in numbers only; ragged and full rows, with and without checkpointing."""
     records = on_cpu(tmp_path, "speed", "peers-small")
@@ -146,7 +146,7 @@ def test_peers(tmp_path: Path) -> None:
     assert {ratio["of"] for ratio in result["ratios"]} == {"toolkit", "toolkit-packing"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_peers_of_every_shape(tmp_path: Path) -> None:
     records = on_cpu(tmp_path, "speed", "peers-*")
     full = records["peers-8b-full-rows"]["result"]
@@ -160,7 +160,7 @@ def test_a_peer_that_is_not_installed_is_reported(monkeypatch: pytest.MonkeyPatc
     assert "sft" not in peers.peers()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_speed_of_compiled_blocks(tmp_path: Path) -> None:
     bench = on_cpu(tmp_path, "speed", "bench-compile")["bench-compile"]["result"]["cells"]
     assert [cell["label"] for cell in bench] == ["plain", "compile", "compile-fused", "compile-fp8"]
@@ -196,7 +196,7 @@ def test_there_are_enough_cells(tmp_path: Path) -> None:
     assert cells["presets"] == sorted(p.parent.name for p in Path("ds_configs").glob("*/recipe.yaml"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("part", command.NAMES)
 def test_a_whole_part(part: str, tmp_path: Path) -> None:

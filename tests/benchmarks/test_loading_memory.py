@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize("strategy", [name for name in strategies() if name in loading.STRATEGIES])
 def test_a_process_takes_its_part_and_the_largest_weight(strategy: str, folder: Path, group: WorkerGroup) -> None:
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
@@ -41,7 +41,7 @@ def test_a_process_takes_its_part_and_the_largest_weight(strategy: str, folder: 
         assert whole[rank]["weights"] > size
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize("strategy", loading.STRATEGIES)
 def test_a_checkpoint_takes_its_part(strategy: str, folder: Path, group: WorkerGroup, tmp_path: Path) -> None:
     """Saving and resuming: memory, and bytes that a process writes and reads."""
@@ -55,7 +55,7 @@ def test_a_checkpoint_takes_its_part(strategy: str, folder: Path, group: WorkerG
         assert rank["resume"] < 1.1 * (size / 2 + LARGEST)
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 def test_an_export_reads_each_byte_once(folder: Path, group: WorkerGroup, tmp_path: Path) -> None:
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     tiny = loading.config(0.001) | {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64}
@@ -113,7 +113,7 @@ def test_drawing_by_part_leaves_no_weights_in_the_heap() -> None:
     assert grown < part + WEIGHT + SLACK
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("strategy", loading.STRATEGIES)
 def test_each_process_draws_its_part(strategy: str, group: WorkerGroup) -> None:
     tiny = DRAWN | {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64}

@@ -36,8 +36,8 @@ def trainer_losses(strategy: str, root: Path, folder: Path) -> list[float]:
     return ast.literal_eval(line.removeprefix("losses "))
 
 
-@pytest.mark.group
-@pytest.mark.slow
+@pytest.mark.usefixtures("launches")
+@pytest.mark.nightly
 def test_the_trainer_trains_the_same_under_zero2_and_fsdp2(tiny_root: Path, tmp_path: Path) -> None:
     zero, fsdp = (trainer_losses(name, tiny_root, tmp_path / name) for name in ("zero2", "fsdp2"))
     assert len(zero) == 4

@@ -25,8 +25,8 @@ def test_there_are_commands() -> None:
     assert all(command.startswith("toolkit ") for command in commands())
 
 
-@pytest.mark.slow
-@pytest.mark.group
+@pytest.mark.nightly
+@pytest.mark.usefixtures("launches")
 @pytest.mark.timeout(900)
 def test_every_command_works(tmp_path: Path, tiny_root: Path) -> None:
     import yaml

@@ -12,7 +12,7 @@ import pytest
 from signalled import TOOLKIT, begin, metrics, rank_pid, steps, until_step, write_recipe
 from tiny import LLAMA
 
-pytestmark = pytest.mark.group
+pytestmark = pytest.mark.usefixtures("launches")
 
 
 def prepare(folder: Path, root: Path, strategy: str) -> None:
@@ -27,7 +27,7 @@ def prepare(folder: Path, root: Path, strategy: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "strategy", ["single", pytest.param("zero2", marks=pytest.mark.slow), pytest.param("fsdp2", marks=pytest.mark.slow)]
+    "strategy", ["single", pytest.param("zero2", marks=pytest.mark.nightly), pytest.param("fsdp2", marks=pytest.mark.nightly)]
 )
 def test_it_goes_on_by_itself(strategy: str, tmp_path: Path, tiny_root: Path) -> None:
     prepare(tmp_path, tiny_root, strategy)
@@ -45,7 +45,7 @@ def test_it_goes_on_by_itself(strategy: str, tmp_path: Path, tiny_root: Path) ->
         assert steps(tmp_path / "run") == steps(tmp_path / "whole")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("strategy", ["single", "fsdp2"])
 def test_an_extended_run_goes_on_by_itself(strategy: str, tmp_path: Path, tiny_root: Path) -> None:
     """Killed before it has saved anything of the longer run: it starts again from the shorter one's checkpoint."""
@@ -65,7 +65,7 @@ def test_an_extended_run_goes_on_by_itself(strategy: str, tmp_path: Path, tiny_r
     assert [line["step"] for line in metrics(tmp_path / "run")] == list(range(1, 31))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_it_gives_up_and_says_why(tmp_path: Path, tiny_root: Path) -> None:
     """What the recipe gets wrong is not tried again; every start that failed is counted."""
     prepare(tmp_path, tiny_root, "fsdp2")

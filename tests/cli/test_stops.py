@@ -14,7 +14,7 @@ import pytest
 from signalled import TOOLKIT, begin, metrics, rank_pid, steps, until_step, write_recipe
 from tiny import LLAMA
 
-pytestmark = pytest.mark.group
+pytestmark = pytest.mark.usefixtures("launches")
 LAUNCH = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", "files/accelerate.yaml"]
 SIZES = {"single": {"processes": 1}, "zero2": {"processes": 2}, "fsdp2": {"processes": 2}}
 LONG = {"run": {"output_dir": "run", "save_every": 1000, "max_steps": 40},
@@ -39,15 +39,15 @@ def train(here: Path, *arguments: str) -> str:
     return done.stdout
 
 
-slow = pytest.mark.slow
+nightly = pytest.mark.nightly
 
 
 @pytest.mark.parametrize(
     ("strategy", "number"),
     [
         ("zero2", signal.SIGTERM),
-        pytest.param("fsdp2", signal.SIGINT, marks=slow),
-        pytest.param("single", signal.SIGUSR1, marks=slow),
+        pytest.param("fsdp2", signal.SIGINT, marks=nightly),
+        pytest.param("single", signal.SIGUSR1, marks=nightly),
     ],
 )
 def test_asked_to_stop_it_saves_and_goes_on(
@@ -74,7 +74,7 @@ def test_asked_to_stop_it_saves_and_goes_on(
 
 
 @pytest.mark.parametrize(
-    ("strategy", "number"), [pytest.param("fsdp2", signal.SIGTERM, marks=slow), ("single", signal.SIGTERM)]
+    ("strategy", "number"), [pytest.param("fsdp2", signal.SIGTERM, marks=nightly), ("single", signal.SIGTERM)]
 )
 def test_accelerate_launch_stops_as_well(
     strategy: str, number: signal.Signals, tmp_path: Path, tiny_root: Path
@@ -94,7 +94,7 @@ def test_accelerate_launch_stops_as_well(
     assert f"stopped by SIGTERM after step {stopped_at}, saved in" in output
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_one_rank_is_asked_and_all_stop(tmp_path: Path, tiny_root: Path) -> None:
     prepare(tmp_path, tiny_root, "zero2")
     job = begin([*TOOLKIT, "train", "r.yaml"], tmp_path)
@@ -105,7 +105,7 @@ def test_one_rank_is_asked_and_all_stop(tmp_path: Path, tiny_root: Path) -> None
     assert f"stopped by SIGUSR1 after step {saved_step(tmp_path / 'run')}" in output
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_second_signal_stops_at_once_and_harms_nothing(tmp_path: Path, tiny_root: Path) -> None:
     write_recipe(
         tmp_path, tiny_root, strategy={"name": "zero2"}, run={"output_dir": "run", "save_every": 2, "max_steps": 10**6}
@@ -126,7 +126,7 @@ def test_a_second_signal_stops_at_once_and_harms_nothing(tmp_path: Path, tiny_ro
     assert done.returncode in (0, 2), done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_killed_launcher_leaves_no_rank_behind(tmp_path: Path, tiny_root: Path) -> None:
     import psutil
 

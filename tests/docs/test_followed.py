@@ -28,8 +28,8 @@ def run(arguments: list[str], folder: Path, package: Path = ROOT) -> subprocess.
     )  # fmt: skip
 
 
-@pytest.mark.slow
-@pytest.mark.group
+@pytest.mark.nightly
+@pytest.mark.usefixtures("launches")
 @pytest.mark.timeout(900)
 def test_a_script_of_ones_own_is_proven(tmp_path: Path) -> None:
     text = (ROOT / "docs/tutorials/prove-your-script.md").read_text()
@@ -54,8 +54,8 @@ def test_a_script_of_ones_own_is_proven(tmp_path: Path) -> None:
     assert "equivalent" in proven
 
 
-@pytest.mark.slow
-@pytest.mark.group
+@pytest.mark.nightly
+@pytest.mark.usefixtures("launches")
 @pytest.mark.timeout(900)
 def test_the_page_on_adding_a_fault_adds_one(tmp_path: Path, tiny_root: Path) -> None:
     shutil.copytree(ROOT / "toolkit", tmp_path / "package/toolkit", ignore=shutil.ignore_patterns("__pycache__"))
@@ -107,8 +107,8 @@ def test_a_new_family_shows_its_block_and_is_refused_with_a_reason(tmp_path: Pat
     assert quoted(3) in printed
 
 
-@pytest.mark.slow
-@pytest.mark.group
+@pytest.mark.nightly
+@pytest.mark.usefixtures("launches")
 @pytest.mark.timeout(1200)
 def test_the_page_on_adding_a_family_verifies_one(tmp_path: Path) -> None:
     printed = follow(FAMILY, tmp_path, ("verify", "plan"))

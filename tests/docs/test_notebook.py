@@ -44,8 +44,8 @@ def test_the_site_shows_it() -> None:
     assert all(f"```python\n{code}\n```" in page for code in CODE)
 
 
-@pytest.mark.group
-@pytest.mark.slow
+@pytest.mark.usefixtures("launches")
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_its_cells_run(tmp_path: Path) -> None:
     """In one Python process, in order, as Jupyter runs them: `__main__` is not a file."""

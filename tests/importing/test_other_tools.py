@@ -142,8 +142,8 @@ def compare(tool: str, one: Any, file: Path, *overrides: str, may_differ: set[st
     assert abs(expected[-1] - expected[0]) > 0.01 * expected[0], "the steps must change the loss"
 
 
-@pytest.mark.slow
-@pytest.mark.group
+@pytest.mark.nightly
+@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize("case", _LLAMAFACTORY)
 def test_llamafactory(case: str, inputs: Path, one: Any, tmp_path: Path) -> None:
     file = tmp_path / "sft.yaml"
@@ -155,8 +155,8 @@ def test_llamafactory(case: str, inputs: Path, one: Any, tmp_path: Path) -> None
     compare("llamafactory", one, file, f"data.chat_template={inputs / 'default.jinja'}")
 
 
-@pytest.mark.slow
-@pytest.mark.group
+@pytest.mark.nightly
+@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize("case", _SWIFT)
 def test_swift(case: str, inputs: Path, one: Any, tmp_path: Path) -> None:
     file = tmp_path / "pt.sh"
@@ -169,8 +169,8 @@ def test_swift(case: str, inputs: Path, one: Any, tmp_path: Path) -> None:
     compare("swift", one, file)
 
 
-@pytest.mark.slow
-@pytest.mark.group
+@pytest.mark.nightly
+@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize("case", _AXOLOTL)
 def test_axolotl(case: str, inputs: Path, one: Any, tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
@@ -187,8 +187,8 @@ def test_axolotl(case: str, inputs: Path, one: Any, tmp_path: Path) -> None:
     compare("axolotl", one, file)
 
 
-@pytest.mark.slow
-@pytest.mark.group
+@pytest.mark.nightly
+@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize("case", _TORCHTUNE)
 def test_torchtune(case: str, inputs: Path, one: Any, tmp_path: Path) -> None:
     file, run = tmp_path / "config.yaml", str(tmp_path / "run")

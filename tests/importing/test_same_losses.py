@@ -77,8 +77,8 @@ def compare(theirs: list[float], ours: list[float], tolerance: float) -> None:
     assert abs(theirs[-1] - theirs[0]) > 20 * tolerance * theirs[0], "the steps must change the loss"
 
 
-@pytest.mark.slow
-@pytest.mark.group
+@pytest.mark.nightly
+@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize("case", TRL_CASES)
 def test_trl(case: str, inputs: Path, one: Any, tmp_path: Path) -> None:
     pytest.importorskip("trl")
@@ -121,8 +121,8 @@ def run_trl(sft: Any, file: Path) -> list[float]:
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.group
+@pytest.mark.nightly
+@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize("case", TRAINER_CASES)
 def test_a_script_around_the_trainer(case: str, inputs: Path, one: Any, tmp_path: Path) -> None:
     settings, tolerance = TRAINER_CASES[case]

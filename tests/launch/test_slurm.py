@@ -13,7 +13,7 @@ from launch_hosts import NoHosts, call, configure
 from launch_slurm import Cluster, slurm_cluster
 from signalled import TOOLKIT, steps
 
-pytestmark = [pytest.mark.group, pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("launches"), pytest.mark.nightly]
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from signalled import TOOLKIT, begin, steps, until_step
 from tiny import recipe_dict
 from toolkit.launch.files import launch_files, write_files
 
-pytestmark = pytest.mark.group
+pytestmark = pytest.mark.usefixtures("launches")
 
 SECRET = "hf_s3cret"
 ODD = "two  words; 'quoted' \"twice\" $HOME `id` \\n * ~ # é"
@@ -124,7 +124,7 @@ def test_the_environment_and_the_arguments_are_the_same_on_every_host(hosts: Hos
         assert f"--machine_rank {rank}" in " ".join(one["arguments"])
 
 
-_SLOW = pytest.mark.slow
+_SLOW = pytest.mark.nightly
 
 
 @pytest.mark.parametrize("name", [*(pytest.param(f"SIG{n}", marks=_SLOW) for n in ("TERM", "INT", "HUP")), "SIGUSR1"])
@@ -139,7 +139,7 @@ def test_a_signal_lets_every_host_save(name: str, hosts: Hosts, job: Path) -> No
     assert left_of(noted) == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_second_signal_ends_ranks_that_do_not_answer(hosts: Hosts, job: Path) -> None:
     (job / "deaf").touch()
     script = start(hosts, job)
@@ -178,7 +178,7 @@ def test_a_killed_ssh_leaves_no_rank_on_any_host(side: int, hosts: Hosts, job: P
     wait_until_none_is_left(noted)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_host_that_fails_ends_the_others(hosts: Hosts, job: Path) -> None:
     script = start(hosts, job)
     noted = seen(job, script)
@@ -189,7 +189,7 @@ def test_a_host_that_fails_ends_the_others(hosts: Hosts, job: Path) -> None:
     assert left_of(noted) == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_cut_network_leaves_no_rank(hosts: Hosts, job: Path) -> None:
     (job / "deaf").touch()
     script = start(hosts, job, REMOTE=f"{hosts.ssh} -o ServerAliveInterval=2 -o ServerAliveCountMax=2")
@@ -200,7 +200,7 @@ def test_a_cut_network_leaves_no_rank(hosts: Hosts, job: Path) -> None:
     assert script.returncode == 255, "what ssh says of a connection that is lost"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_warned_run_over_ssh_saves_and_is_resumed_to_the_same_result(hosts: Hosts, here: Path) -> None:
     longer = ["strategy.name=zero2", "run.max_steps=60"]
     alone = call(here, *TOOLKIT, "train", "r.yaml", *longer, "run.output_dir=one")

@@ -12,7 +12,7 @@ import pytest
 from launch_hosts import ADDRESSES, NoHosts, call, configure, two_hosts
 from signalled import TOOLKIT, begin, rank_pid, steps, until_step
 
-pytestmark = [pytest.mark.group, pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("launches"), pytest.mark.nightly]
 
 
 @pytest.fixture(scope="module")

@@ -52,8 +52,8 @@ def losses(config: Path, folder: Path, *, traced: bool) -> list[float]:
     return [float(value) for value in re.findall(r"loss ([0-9.]+)", done.stdout)]
 
 
-@pytest.mark.group
-@pytest.mark.slow
+@pytest.mark.usefixtures("launches")
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("old", "new"),
     [

@@ -382,7 +382,7 @@ def test_adapters() -> None:
         assert words in found.message
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("stage", "expected"), [(0, "held 2, adapters of the model 0"), (1, "KeyError"), (3, "AttributeError")]
 )

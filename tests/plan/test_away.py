@@ -70,16 +70,16 @@ class _OutOfSight:
         self.leaving = None
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize(
     ("strategy", "lora"),
     [
         ("ddp", False),
-        pytest.param("fsdp2", True, marks=pytest.mark.slow),
-        pytest.param("ddp", True, marks=pytest.mark.slow),
-        pytest.param("zero2", False, marks=pytest.mark.slow),
-        pytest.param("zero2", True, marks=pytest.mark.slow),
-        pytest.param("fsdp2", False, marks=pytest.mark.slow),
+        pytest.param("fsdp2", True, marks=pytest.mark.nightly),
+        pytest.param("ddp", True, marks=pytest.mark.nightly),
+        pytest.param("zero2", False, marks=pytest.mark.nightly),
+        pytest.param("zero2", True, marks=pytest.mark.nightly),
+        pytest.param("fsdp2", False, marks=pytest.mark.nightly),
     ],
 )
 def test_what_stays_on_the_device(strategy: str, lora: bool, pair: WorkerGroup) -> None:

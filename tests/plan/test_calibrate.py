@@ -67,7 +67,7 @@ def test_a_model_that_does_not_fit_whole_is_not_tried(tmp_path: Path) -> None:
         calibrated(recipe("zero3"), dataclasses.replace(HERE, memory=0.01), Rates(), tmp_path / "log")
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 def test_this_machine_is_timed(tmp_path: Path) -> None:
     asked = resolve(Recipe.model_validate(Cell("llama", False, "single", "none", 64).recipe()))
     device, rates = calibrated(asked, HERE, Rates(), tmp_path / "log")
@@ -77,7 +77,7 @@ def test_this_machine_is_timed(tmp_path: Path) -> None:
     assert rates.own == {}
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 def test_a_rank_that_fails_is_reported_in_one_line(tmp_path: Path) -> None:
     """Flash attention is not here: the plan knows its memory, the ranks cannot run it."""
     asked = recipe("ddp")
@@ -88,8 +88,8 @@ def test_a_rank_that_fails_is_reported_in_one_line(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.group
-@pytest.mark.slow
+@pytest.mark.usefixtures("launches")
+@pytest.mark.nightly
 def test_strategies_take_time_of_their_own(tmp_path: Path) -> None:
     _, rates = calibrated(recipe("zero2"), HERE, Rates(), tmp_path / "log")
     assert set(rates.own) == set(STRATEGIES)

@@ -48,7 +48,7 @@ def given_job(recipe: dict[str, Any], length: int) -> float:
     return sum(sizes) / recipe["batch"]["accumulation"]
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize("cell", CASES, ids=lambda cell: cell.name)
 def test_bytes_on_the_wire_are_those_of_a_real_step(cell: Cell, group: WorkerGroup) -> None:
     """A row for each expert of a token and its number, the result, and both gradients; recomputed blocks twice."""
@@ -59,7 +59,7 @@ def test_bytes_on_the_wire_are_those_of_a_real_step(cell: Cell, group: WorkerGro
     assert sent.size == group.run(given_job, cell.recipe(), cell.length)[0] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["ddp", "fsdp2"])
 def test_bytes_of_stages_of_experts_are_those_of_a_real_step(name: str, four: WorkerGroup) -> None:
     """What the ranks of each stage give to each other."""
@@ -105,7 +105,7 @@ def gathered_job(recipe: dict[str, Any], length: int) -> float:
     return sum(sizes)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("cell", SHARDED, ids=lambda cell: cell.name)
 def test_bytes_of_sharded_experts_are_those_of_a_real_step(cell: Cell, four: WorkerGroup) -> None:
     resolved = resolved_from(cell.recipe())

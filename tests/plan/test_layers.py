@@ -44,7 +44,7 @@ def added_job(recipe: dict[str, Any], length: int) -> float:
     return sum(sizes) / recipe["batch"]["accumulation"]
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize("cell", CASES, ids=lambda cell: cell.name)
 def test_bytes_on_the_wire_are_those_of_a_real_step(cell: Cell, group: WorkerGroup) -> None:
     """Hidden states where they leave a half of a block, and their gradients where they enter each matrix of one."""

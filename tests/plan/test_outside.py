@@ -201,7 +201,7 @@ def test_every_row_is_predicted_or_listed() -> None:
 _COLLECTION = Path(__file__).parents[3] / "shared" / "outside" / "measurements.jsonl"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(not _COLLECTION.exists(), reason="the collection of published measurements is not here")
 def test_the_whole_collection() -> None:
     """Allocated memory, to which nothing is fitted: half within 5 %, nine of ten within 10 %, none more than 5 % low.

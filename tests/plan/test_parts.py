@@ -41,7 +41,7 @@ def exchanged_job(recipe: dict[str, Any], length: int) -> float:
     return sum(sizes) / recipe["batch"]["accumulation"]
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize("cell", CASES, ids=lambda cell: cell.name)
 def test_bytes_on_the_wire_are_those_of_a_real_step(cell: Cell, group: WorkerGroup) -> None:
     """Query, key, value and output, there and back; once more where blocks recompute their activations."""
@@ -51,7 +51,7 @@ def test_bytes_on_the_wire_are_those_of_a_real_step(cell: Cell, group: WorkerGro
     assert sent.size == group.run(exchanged_job, cell.recipe(), cell.length)[0] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["ddp", "fsdp2"])
 def test_bytes_of_rows_and_layers_both_divided_are_those_of_a_real_step(name: str, four: WorkerGroup) -> None:
     cell = replace(DIVIDED[1], strategy=name, tensor=True)

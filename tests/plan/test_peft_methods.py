@@ -61,7 +61,7 @@ def test_what_trains_and_what_is_projected_is_counted_as_in_the_whole_model(adap
     assert holdings.buffers == sum(b.numel() * b.element_size() for b in model.buffers())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.why_not is None])
 def test_every_method_is_planned(name: str) -> None:
     """Or refused, where an adapter depends on the values of weights."""
@@ -80,9 +80,9 @@ def test_every_method_is_planned(name: str) -> None:
     ("name", "strategy"),
     [
         ("vera", "single"),
-        pytest.param("ia3", "zero2", marks=pytest.mark.slow),
-        pytest.param("prompt-tuning", "fsdp2", marks=pytest.mark.slow),
-        pytest.param("hra", "single", marks=pytest.mark.slow),
+        pytest.param("ia3", "zero2", marks=pytest.mark.nightly),
+        pytest.param("prompt-tuning", "fsdp2", marks=pytest.mark.nightly),
+        pytest.param("hra", "single", marks=pytest.mark.nightly),
     ],
 )
 def test_memory_is_that_of_real_training(name: str, strategy: str) -> None:

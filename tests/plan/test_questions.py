@@ -73,7 +73,7 @@ HYBRID = LLAMA | SIZES | {
 """Its pattern is not transformers' own, three linear layers in front of each full one."""
 
 
-@pytest.mark.parametrize("memory", [pytest.param(4.0, marks=pytest.mark.slow), 9.0])
+@pytest.mark.parametrize("memory", [pytest.param(4.0, marks=pytest.mark.nightly), 9.0])
 def test_fewer_or_more_layers_keep_the_pattern_of_a_hybrid(tmp_path: Path, memory: float) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(HYBRID))

@@ -73,7 +73,7 @@ def sent_job(recipe: dict[str, Any], length: int) -> tuple[int, int]:
     return sum(sizes), max(kept)
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize(
     "cell", [STAGED[0], STAGED[3], replace(STAGED[0], precision="bf16-pure")], ids=lambda c: c.name
 )
@@ -85,7 +85,7 @@ def test_bytes_between_neighbours_are_those_of_a_real_step(cell: Cell, group: Wo
     assert [kept for _, kept in found] == [1, 0], "when its gradient is back, what was sent is let go of"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_bytes_of_stages_of_divided_layers_are_those_of_a_real_step(four: WorkerGroup) -> None:
     """What each rank adds up with the one that has the other part of its layers, and what it sends to its neighbour."""
     cell = replace(STAGED[0], tensor=True, model="llama-tied", accumulation=3)

@@ -16,8 +16,8 @@ APART = 0.10
 """Measured steps nearer than this change places from one turn to the next on two shared cores."""
 
 
-@pytest.mark.slow
-@pytest.mark.group
+@pytest.mark.nightly
+@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.label.replace(" ", "-"))
 def test_calibrated_seconds_are_within_a_fifth_and_in_order(way: Way) -> None:
     if os.getloadavg()[0] > 2.5:

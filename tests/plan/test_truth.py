@@ -36,14 +36,14 @@ def check(cell: Cell, groups: dict[int, WorkerGroup]) -> None:
 
 @pytest.mark.parametrize(
     "cell",
-    [pytest.param(cell, marks=pytest.mark.slow) if cell.strategy in ("single", "zero2") else cell for cell in QUICK],
+    [pytest.param(cell, marks=pytest.mark.nightly) if cell.strategy in ("single", "zero2") else cell for cell in QUICK],
     ids=lambda cell: cell.name,
 )
 def test_quick(cell: Cell, groups: dict[int, WorkerGroup]) -> None:
     check(cell, groups)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("cell", [cell for group in GROUPS.values() for cell in group], ids=lambda cell: cell.name)
 def test_matrix(cell: Cell, groups: dict[int, WorkerGroup]) -> None:
     check(cell, groups)

@@ -47,7 +47,7 @@ class Stage:
 
 
 @pytest.fixture(scope="session")
-def stage(request: pytest.FixtureRequest, tiny_root: Path) -> Iterator[Stage]:
+def stage(request: pytest.FixtureRequest, tiny_root: Path, launches: None) -> Iterator[Stage]:
     if shim.compiler() is None:
         pytest.skip("no C++ compiler: the rehearsal's CUDA hooks are compiled (tests/rehearsal/shim.cpp)")
     shim.build()
@@ -61,8 +61,7 @@ def stage(request: pytest.FixtureRequest, tiny_root: Path) -> Iterator[Stage]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """They start processes, and may wait for each other's."""
+    """They may wait for each other's processes."""
     for item in items:
         if "stage" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.group)
             item.add_marker(pytest.mark.timeout(_LIMIT_S + 20))

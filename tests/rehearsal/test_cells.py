@@ -15,7 +15,7 @@ _HOST = ("offload-all",)
 
 
 def _param(cell: Cell) -> Any:
-    marks = [] if cell.name in _QUICK else [pytest.mark.slow]
+    marks = [] if cell.name in _QUICK else [pytest.mark.nightly]
     return pytest.param(cell, Call("rehearse.rehearse", (cell,)), id=cell.name, marks=marks)
 
 

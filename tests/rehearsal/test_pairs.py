@@ -27,7 +27,7 @@ _JOBS = {
         pytest.param(
             Call(f"pairs.{name}", tuple(args), long=True, local_rank=_RANK),
             id=id,
-            marks=[pytest.mark.slow] if id in _SLOW else [],
+            marks=[pytest.mark.nightly] if id in _SLOW else [],
         )
         for id, (name, *args) in _JOBS.items()
     ],

@@ -47,7 +47,7 @@ def test_gathers_are_torchs(dtype: torch.dtype, group: WorkerGroup) -> None:
     assert group.run(gathered_job, dtype) == [[True] * 3] * 2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_gathers_of_four_are_torchs(dtype: torch.dtype, four: WorkerGroup) -> None:
     assert four.run(gathered_job, dtype) == [[True] * 3] * 4
@@ -82,7 +82,7 @@ def test_two_ranks_reduce_to_torchs_bits(dtype: torch.dtype, mean: bool, inside:
     assert group.run(reduced_job, dtype, mean, inside) == [(True, True)] * 2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("mean", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -117,7 +117,7 @@ def test_owners_have_torchs_sums_and_nobody_elses(dtype: torch.dtype, group: Wor
     assert group.run(kept_job, dtype) == [(True, True)] * 2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_owners_among_four_have_torchs_sums(dtype: torch.dtype, four: WorkerGroup) -> None:
     assert four.run(kept_job, dtype) == [(True, True)] * 4

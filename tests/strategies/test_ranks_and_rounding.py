@@ -29,8 +29,8 @@ def test_scattering_is_off_where_it_rounds(
     assert config["zero_optimization"]["reduce_scatter"] == scatters
 
 
-@pytest.mark.group
-@pytest.mark.parametrize("offload", ["none", pytest.param("optimizer", marks=pytest.mark.slow)])
+@pytest.mark.usefixtures("launches")
+@pytest.mark.parametrize("offload", ["none", pytest.param("optimizer", marks=pytest.mark.nightly)])
 def test_three_ranks_of_zero2_are_equal_to_the_plain_loop(offload: str, tmp_path: Path) -> None:
     recipe = recipe_dict(
         tmp_path,

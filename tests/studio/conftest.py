@@ -19,7 +19,7 @@ Make = Callable[..., Server]
 
 
 @pytest.fixture(scope="session")
-def make_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
+def make_server(tmp_path_factory: pytest.TempPathFactory, launches: None) -> Iterator[Make]:
     """Servers whose worker processes end with the session."""
     loop = asyncio.new_event_loop()
     made: list[Server] = []

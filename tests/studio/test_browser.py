@@ -136,7 +136,7 @@ def test_a_broken_config_is_fixed(address: tuple[str, Path], opened: Open) -> No
     no_sideways(page)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_from_nothing_to_an_archive(address: tuple[str, Path], opened: Open, tmp_path: Path) -> None:
     page = opened(address[0])
     planned(page)
@@ -170,7 +170,7 @@ def test_from_nothing_to_an_archive(address: tuple[str, Path], opened: Open, tmp
     assert again.input_value("#text") == page.input_value("#text"), "the link holds the whole recipe"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_70b_that_does_not_fit_is_made_to_fit(address: tuple[str, Path], opened: Open) -> None:
     page = opened(address[0])
     page.select_option("#start", label="70B, LoRA, 8 GPUs")
@@ -187,7 +187,7 @@ def test_a_70b_that_does_not_fit_is_made_to_fit(address: tuple[str, Path], opene
     picture(page, "reasons")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1360, 390])
 @pytest.mark.parametrize("name", ["build", "check", "data", "runs", "reports"])
@@ -213,7 +213,7 @@ def test_every_page_at_every_width(address: tuple[str, Path], opened: Open, name
     assert low == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_by_keyboard_alone(address: tuple[str, Path], opened: Open) -> None:
     page = opened(address[0])
     planned(page)
@@ -231,7 +231,7 @@ def test_by_keyboard_alone(address: tuple[str, Path], opened: Open) -> None:
     assert not page.locator("#plan").is_visible()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_change_shows_within_a_second(address: tuple[str, Path], opened: Open) -> None:
     """Of an 8B, warm: the median of changes from bars to bars. The limit is for a machine that does nothing else."""
     page = opened(address[0])
@@ -254,7 +254,7 @@ def test_a_change_shows_within_a_second(address: tuple[str, Path], opened: Open)
         assert median < 1.0, times
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_is_started_watched_stopped_and_resumed(tmp_path: Path, tiny_root: Path, opened: Open) -> None:
     recipe = recipe_dict(tiny_root, run={"output_dir": "runs/first", "max_steps": 4000, "save_every": 100_000})
     recipe["machine"] = {"device": "cpu", "processes": 2}

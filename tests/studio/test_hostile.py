@@ -189,7 +189,7 @@ def test_hostile_requests(local: Server, public: Server, seed: int, monkeypatch:
     storm(public, 500, seed, monkeypatch)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ten_thousand_hostile_requests(local: Server, public: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     storm(local, 8000, 100, monkeypatch)
     storm(public, 2000, 101, monkeypatch)
@@ -266,7 +266,7 @@ def test_hostile_files(local: Server, public: Server, place: Path) -> None:
     storm_of_files(public, place, 150, 1)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(3000)
 def test_thousands_of_hostile_files(local: Server, public: Server, place: Path) -> None:
     storm_of_files(local, place, 3000, 10)

@@ -101,7 +101,7 @@ def test_a_run_whose_recipe_names_another_folder_is_not_resumed(served: tuple[Se
         jobs.resume(Folders.of([run.parents[1]]), str(run))
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 def test_the_data_of_a_recipe(make_server: Callable[..., Server], tiny_root: Path, tmp_path: Path) -> None:
     server = make_server([tiny_root])
     text = yaml.safe_dump(recipe_dict(tiny_root))

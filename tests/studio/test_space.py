@@ -82,7 +82,7 @@ def ask(address: str, path: str, values: Any = None, host: str | None = None) ->
         return error.code, error.read().decode(), dict(error.headers)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_promises_of_the_public_mode(public: str) -> None:
     assert "?token" not in public
     status, page, headers = ask(public, "build", host="someone-studio.hf.space")
@@ -110,7 +110,7 @@ def test_the_promises_of_the_public_mode(public: str) -> None:
     assert "runs no code" in ask(public, "api/plan", {"text": remote, "gpu": "h100", "memory": None})[1]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_model_that_is_too_large_to_build_is_given_up(public: str) -> None:
     huge = TEXT.replace("num_hidden_layers: 2", "num_hidden_layers: 100000000")
     assert huge != TEXT

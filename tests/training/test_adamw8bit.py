@@ -109,7 +109,7 @@ def test_a_step_takes_no_more_than_the_plan_says() -> None:
 
 
 @pytest.mark.parametrize(
-    "strategy", [pytest.param(name, marks=pytest.mark.slow) for name in ("ddp", "fsdp1")] + ["fsdp2"]
+    "strategy", [pytest.param(name, marks=pytest.mark.nightly) for name in ("ddp", "fsdp1")] + ["fsdp2"]
 )
 def test_it_is_proven(strategy: str, tiny_root: Path, group: WorkerGroup) -> None:
     outcome = verify(resolved_from(recipe(tiny_root, strategy, precision="bf16")), group=group, time_limit=300)

@@ -192,7 +192,7 @@ def statistics_job(case: Resolved, folder: str, save: bool) -> dict[str, torch.T
     return after
 
 
-@pytest.mark.parametrize("strategy", ["ddp", pytest.param("zero3", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("zero3", marks=pytest.mark.nightly)])
 def test_a_checkpoint_has_rank_0s_statistics_for_every_strategy(
     strategy: str, tmp_path: Path, group: WorkerGroup
 ) -> None:

@@ -36,7 +36,7 @@ def halves(group: WorkerGroup, first: dict[str, Any], second: dict[str, Any], fo
     return group.run(train_job, resolved_from(second), 3, None, str(newest(folder)), 6)[0]
 
 
-@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.slow), "bf16"])
+@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.nightly), "bf16"])
 @pytest.mark.parametrize("strategy", SPREAD)
 def test_resumed_equals_uninterrupted_bit_for_bit(
     strategy: str, precision: str, tiny_root: Path, group: WorkerGroup, tmp_path: Path

@@ -86,7 +86,7 @@ def test_torch_scales_the_gradient_of_compiled_dropout_otherwise(monkeypatch: py
     [
         ("full", RAGGED, 1),
         # Without a mask, where nothing is padded; one row; one token: 1 is a case of its own.
-        pytest.param("none", [*RAGGED, (2, 2), (1, 9), (1, 13), (2, 1)], 4, marks=pytest.mark.slow),
+        pytest.param("none", [*RAGGED, (2, 2), (1, 9), (1, 13), (2, 1)], 4, marks=pytest.mark.nightly),
     ],
 )
 def test_ragged_batches_do_not_compile_anew(captured: None, kind: Any, shapes: Any, graphs: int) -> None:
@@ -135,7 +135,7 @@ def captured_job(resolved: Resolved) -> tuple[Run | None, compiling.Compilation]
         torch._dynamo.reset()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2", "fsdp2"])
 def test_every_strategy_that_bears_it(group: WorkerGroup, tiny_root: Path, strategy: str) -> None:
@@ -186,7 +186,7 @@ def test_it_counts_as_exercised_only_where_compiled_code_ran(tiny_root: Path) ->
     assert claims(runs=0) == claims(graphs=0) == claims(fell_back="why") == claims(calls=6, runs=6) == [False]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     "sections",
@@ -203,7 +203,7 @@ def test_options_verified_with_machine_code(group: WorkerGroup, tiny_root: Path,
     assert outcome.verdict == "equivalent", outcome.fields()["first_difference"] or outcome.failure or outcome.unproven
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("checkpointing", ["full", "none"])
 @pytest.mark.parametrize("adapter", [{"r": 4, "dropout": 0.1}, None], ids=["lora", "full"])

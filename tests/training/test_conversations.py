@@ -97,14 +97,14 @@ def test_three_layouts_of_one_conversation_are_one_sample(tiny_root: Path, tmp_p
     assert any(label != -100 for label in found[0].labels)
 
 
-@pytest.mark.parametrize("strategy", [pytest.param("zero2", marks=pytest.mark.slow), "fsdp2"])
+@pytest.mark.parametrize("strategy", [pytest.param("zero2", marks=pytest.mark.nightly), "fsdp2"])
 def test_a_mixture_trains_as_the_plain_loop_and_resumes_bit_for_bit(
     strategy: str, tiny_root: Path, group: WorkerGroup, tmp_path: Path
 ) -> None:
     _train_and_resume(strategy, tiny_root, group, tmp_path, 40)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("strategy", ["zero2", "fsdp2"])
 def test_twenty_thousand_rows_of_each_layout(

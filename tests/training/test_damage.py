@@ -182,7 +182,7 @@ def test_damaged_checkpoints_are_not_loaded_in_silence(session: Session, saved: 
     assert harmed(session, saved, tmp_path, 5 * len(HARMS)) == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_thousand_damaged_checkpoints(session: Session, saved: Saved, tmp_path: Path) -> None:
     assert harmed(session, saved, tmp_path, 1000) == []
 

@@ -44,7 +44,7 @@ def family_recipe(family: str, adapter: bool, root: Path, data: dict[str, Any], 
     ("family", "adapter"),
     [
         pytest.param(family, adapter, id=f"{family}-{'lora' if adapter else 'full'}",
-                     marks=[] if at % 2 == adapter else [pytest.mark.slow])
+                     marks=[] if at % 2 == adapter else [pytest.mark.nightly])
         for at, family in enumerate(FAMILIES)
         for adapter in (False, True)
     ],

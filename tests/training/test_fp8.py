@@ -203,7 +203,7 @@ def test_a_product_of_anything_else_is_seen(tiny_root: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("fault", "stage", "diagnosis"),
     [
-        pytest.param("float8-layer-left", "gradient", "float8-products-missing", marks=pytest.mark.slow),
+        pytest.param("float8-layer-left", "gradient", "float8-products-missing", marks=pytest.mark.nightly),
         ("float8-other-scale", "products", "float8-product-wrong"),
     ],
 )
@@ -251,7 +251,7 @@ def test_it_counts_as_exercised_only_where_float8_products_ran(tiny_root: Path) 
         ("fsdp2", "lora"),
         ("ddp", "fused"),
         *(
-            pytest.param(strategy, way, marks=pytest.mark.slow)
+            pytest.param(strategy, way, marks=pytest.mark.nightly)
             for strategy in STRATEGIES
             for way in ("lora", "full")
             if (strategy, way) != ("fsdp2", "lora")
@@ -279,7 +279,7 @@ def test_it_is_the_plain_loop_on_rounded_products(strategy: str, way: str, tiny_
     assert "informational" in "\n".join(screen.ending(outcome, 1.0, "recipe.yaml"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(3600)
 def test_verified_with_machine_code(tiny_root: Path) -> None:
     resolved = resolved_from(recipe(tiny_root, compile=True, adapter=LORA, activation_checkpointing="full"))
@@ -290,7 +290,7 @@ def test_verified_with_machine_code(tiny_root: Path) -> None:
     assert seen["float8 products in step 5"]
 
 
-@pytest.mark.parametrize("strategy", ["ddp", pytest.param("zero3", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("zero3", marks=pytest.mark.nightly)])
 def test_resumed_equals_uninterrupted(strategy: str, tiny_root: Path, group: WorkerGroup, tmp_path: Path) -> None:
     values = recipe(tiny_root, strategy, adapter=LORA, run={"max_steps": 4})
     resolved = resolved_from(values)

@@ -71,9 +71,9 @@ def squares_job(resolved: Resolved, steps: int, folder: str) -> tuple[list[torch
         ("zero3", {"precision": "bf16"}),
         ("fsdp1", {"precision": "bf16"}),
         ("fsdp2", {"precision": "bf16"}),
-        pytest.param("zero2", {}, marks=pytest.mark.slow),
-        pytest.param("zero3", {"offload": "all"}, marks=pytest.mark.slow),
-        pytest.param("zero1", {"precision": "bf16-pure"}, marks=pytest.mark.slow),
+        pytest.param("zero2", {}, marks=pytest.mark.nightly),
+        pytest.param("zero3", {"offload": "all"}, marks=pytest.mark.nightly),
+        pytest.param("zero1", {"precision": "bf16-pure"}, marks=pytest.mark.nightly),
     ],
 )
 def test_they_are_those_of_whole_tensors(

@@ -109,10 +109,10 @@ def recipe(root: Path, folder: Path, strategy: str, **run: Any) -> dict[str, Any
     return recipe_dict(root, strategy={"name": strategy}, run=run, precision=precision)
 
 
-slow = pytest.mark.slow
+nightly = pytest.mark.nightly
 
 
-@pytest.mark.parametrize("strategy", ["zero2", "fsdp2", *(pytest.param(s, marks=slow) for s in MORE)])
+@pytest.mark.parametrize("strategy", ["zero2", "fsdp2", *(pytest.param(s, marks=nightly) for s in MORE)])
 def test_a_bad_step_is_skipped_and_nothing_else(
     strategy: str, tiny_root: Path, tmp_path: Path, group: WorkerGroup
 ) -> None:
@@ -126,7 +126,7 @@ def test_a_bad_step_is_skipped_and_nothing_else(
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
-@pytest.mark.parametrize("strategy", ["zero2", *(pytest.param(s, marks=slow) for s in ["fsdp2", *MORE])])
+@pytest.mark.parametrize("strategy", ["zero2", *(pytest.param(s, marks=nightly) for s in ["fsdp2", *MORE])])
 def test_it_goes_back_to_the_checkpoint_and_past_the_bad_data(
     strategy: str, tiny_root: Path, tmp_path: Path, group: WorkerGroup
 ) -> None:

@@ -115,15 +115,15 @@ TIED = LLAMA | {"tie_word_embeddings": True, "attention_dropout": 0.1}
     ("strategy", "sections"),
     [
         ("ddp", {"adapter": {"r": 4, "modules_to_save": ["lm_head"]}, "precision": "bf16"}),
-        pytest.param("zero2", {"model": {"config": TIED}}, marks=pytest.mark.slow),
-        pytest.param("zero3", {"model": {"config": TIED}, "data": {"packing": True}}, marks=pytest.mark.slow),
+        pytest.param("zero2", {"model": {"config": TIED}}, marks=pytest.mark.nightly),
+        pytest.param("zero3", {"model": {"config": TIED}, "data": {"packing": True}}, marks=pytest.mark.nightly),
         pytest.param(
             "zero3",
             {"adapter": {"r": 4}, "precision": "bf16", "activation_checkpointing": "full"},
-            marks=pytest.mark.slow,
+            marks=pytest.mark.nightly,
         ),
         ("fsdp1", {"model": {"config": TIED}}),
-        pytest.param("fsdp2", {"precision": "bf16"}, marks=pytest.mark.slow),
+        pytest.param("fsdp2", {"precision": "bf16"}, marks=pytest.mark.nightly),
         ("fsdp2", {"model": {"config": TIED}, "data": {"packing": True}}),
     ],
 )

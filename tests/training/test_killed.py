@@ -121,7 +121,7 @@ def test_gone_on_with_at_its_end_it_adds_nothing(tmp_path: Path, tiny_root: Path
     assert ended(tmp_path / "run") == whole
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_killed_at_random_moments_it_ends_the_same(strategy: str, tmp_path: Path, tiny_root: Path) -> None:

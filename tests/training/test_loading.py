@@ -113,7 +113,7 @@ def test_each_process_reads_its_part(
     check(strategy, QUICK[name], folder, tiny_root, group)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("strategy", SHARDING)
 @pytest.mark.parametrize("name", list(SLOW))
 def test_of_more_families(name: str, strategy: str, tiny_root: Path, tmp_path: Path, group: WorkerGroup) -> None:
@@ -125,7 +125,7 @@ def test_random_weights_are_drawn_by_part(strategy: str, tiny_root: Path, group:
     check(strategy, QUICK["mixtral"], None, tiny_root, group, precision="bf16")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("from_folder", [False, True])
 @pytest.mark.parametrize("name", list(ALL))
 def test_every_family_has_the_same_weights(name: str, from_folder: bool, tiny_root: Path, tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_one_axis_of_two_ranks_engages_and_equals_the_plain_loop(
     check_against_the_plain_loop(group, recipe_for(strategy, tiny_root, {"replicate": 1, "shard": 2}), 4)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("adapter", [None, {"r": 4, "dropout": 0.2}], ids=["full", "lora"])
 @pytest.mark.parametrize("strategy", HYBRIDS)
 def test_twenty_steps_of_two_by_two_equal_the_plain_loop(
@@ -81,7 +81,7 @@ def test_twenty_steps_of_two_by_two_equal_the_plain_loop(
     assert any(norm > limit for norm in found.norms), "clipping is exercised"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_group_of_one_size_does_not_leave_its_groups_to_the_next_run(tiny_root: Path, four: WorkerGroup) -> None:
     """hpZ's groups are a global of DeepSpeed's."""
     meshes = [SQUARE, {"replicate": 1, "shard": 4}, SQUARE]
@@ -107,7 +107,7 @@ def whole_job(resolved: Resolved, folder: str) -> dict[str, torch.Tensor]:
 OTHERS = ["fsdp2", "ddp", "zero3", "zero1"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("strategy", HYBRIDS)
 def test_a_checkpoint_resumes_under_other_meshes_and_comes_back(
     strategy: str, tiny_root: Path, four: WorkerGroup, group: WorkerGroup, tmp_path: Path
@@ -139,7 +139,7 @@ def test_a_checkpoint_resumes_under_other_meshes_and_comes_back(
     assert [*moved.losses, *back.losses] == pytest.approx(whole.losses[3:], rel=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("strategy", ["fsdp1", "fsdp2"])
 def test_copies_take_turns_to_write(strategy: str, tiny_root: Path, four: WorkerGroup, tmp_path: Path) -> None:
     """Each element once, and each group of ranks about as much."""
@@ -168,7 +168,7 @@ def owned_job(resolved: Resolved) -> dict[str, tuple[float, float]]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("strategy", HYBRIDS)
 def test_what_ranks_own_is_counted_once(strategy: str, tiny_root: Path, four: WorkerGroup) -> None:
     """Norms of groups (run.group_norms) are sums over what each rank owns."""

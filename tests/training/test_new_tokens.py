@@ -95,7 +95,7 @@ def train_job(resolved: Resolved, steps: int, folder: str) -> tuple[dict[str, to
 
 @pytest.mark.parametrize(
     ("strategy", "tie"),
-    [("ddp", True), ("zero3", False), ("fsdp2", False), pytest.param("zero2", True, marks=pytest.mark.slow)],
+    [("ddp", True), ("zero3", False), ("fsdp2", False), pytest.param("zero2", True, marks=pytest.mark.nightly)],
 )
 def test_rows_train_beside_an_adapter_and_hosts_load_them(
     strategy: str, tie: bool, tiny_root: Path, tmp_path: Path, group: WorkerGroup

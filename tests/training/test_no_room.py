@@ -46,7 +46,7 @@ def save_without_room(resolved: Resolved, folder: str, limit: int, rank: int) ->
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("limit", [0, 20_000])
-@pytest.mark.parametrize("strategy", ["zero3", pytest.param("fsdp2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("strategy", ["zero3", pytest.param("fsdp2", marks=pytest.mark.nightly)])
 def test_no_room_fails_alike_on_every_rank_and_keeps_the_last_good_one(
     strategy: str, limit: int, rank: int, tiny_root: Path, tmp_path: Path, group: WorkerGroup
 ) -> None:
@@ -74,7 +74,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", disk], check=True)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_full_disk_stops_the_run_cleanly_and_room_lets_it_go_on(small_disk: Path, tiny_root: Path) -> None:
     here = small_disk.parent
     write_recipe(

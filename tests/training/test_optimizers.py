@@ -245,7 +245,7 @@ def test_it_is_proven(name: str, strategy: str, tiny_root: Path, group: WorkerGr
     assert outcome.verdict == "equivalent", (outcome.difference, outcome.failure, outcome.unproven)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(3600)  # some fifty verdicts, each of which has a limit of its own
 @pytest.mark.parametrize("precision", ["fp32", "bf16-pure", "fp16"])
 def test_every_optimizer_under_every_strategy(precision: str, group: WorkerGroup, subtests: Any) -> None:
@@ -262,7 +262,7 @@ def test_every_optimizer_under_every_strategy(precision: str, group: WorkerGroup
 
 
 @pytest.mark.parametrize(
-    "strategy", ["fsdp1", *(pytest.param(s, marks=pytest.mark.slow) for s in ("ddp", "fsdp2", "zero1", "zero3"))]
+    "strategy", ["fsdp1", *(pytest.param(s, marks=pytest.mark.nightly) for s in ("ddp", "fsdp2", "zero1", "zero3"))]
 )
 def test_groups_are_proven(strategy: str, tiny_root: Path, group: WorkerGroup) -> None:
     groups = [{"match": "embed|lm_head", "lr": 3e-4}, {"match": r"\.0\.", "lr": 5e-3, "weight_decay": 0.0}]
@@ -270,7 +270,7 @@ def test_groups_are_proven(strategy: str, tiny_root: Path, group: WorkerGroup) -
     assert outcome.verdict == "equivalent", (outcome.difference, outcome.failure, outcome.unproven)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "saved", "resumed"),
     [("muon", "fsdp2", "ddp"), ("adafactor", "ddp", "fsdp2"), ("lion", "zero2", "fsdp2"), ("sgd", "fsdp1", "zero3")],

@@ -194,15 +194,15 @@ def test_each_method_is_the_plain_loops_or_refused(name: str, tiny_root: Path) -
     ("strategy", "name", "adapter"),
     [
         ("fsdp2", "double", LORA | {"dropout": 0.1}),
-        pytest.param("zero3", "double", LORA, marks=pytest.mark.slow),
-        pytest.param("fsdp1", "in-bfloat16", LORA, marks=pytest.mark.slow),
-        pytest.param("zero2", "single", {"method": "ia3"}, marks=pytest.mark.slow),
-        pytest.param("zero1", "double", LORA, marks=pytest.mark.slow),
-        pytest.param("ddp", "some-left-out", {"method": "vera"}, marks=pytest.mark.slow),
-        pytest.param("ddp", "double", LORA, marks=pytest.mark.slow),
+        pytest.param("zero3", "double", LORA, marks=pytest.mark.nightly),
+        pytest.param("fsdp1", "in-bfloat16", LORA, marks=pytest.mark.nightly),
+        pytest.param("zero2", "single", {"method": "ia3"}, marks=pytest.mark.nightly),
+        pytest.param("zero1", "double", LORA, marks=pytest.mark.nightly),
+        pytest.param("ddp", "some-left-out", {"method": "vera"}, marks=pytest.mark.nightly),
+        pytest.param("ddp", "double", LORA, marks=pytest.mark.nightly),
     ],
 )
-@pytest.mark.parametrize("full_size", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("full_size", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_it_is_the_plain_loop_on_the_files_values(
     full_size: bool, strategy: str, name: str, adapter: dict[str, Any], tiny_root: Path, folders: dict[str, Path],
     group: WorkerGroup,
@@ -261,7 +261,7 @@ def test_export_gives_the_adapter_or_a_merged_plain_model(
 
 
 @pytest.mark.parametrize(
-    "name", ["double", *(pytest.param(name, marks=pytest.mark.slow) for name in ("single", "some-left-out"))]
+    "name", ["double", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("single", "some-left-out"))]
 )
 def test_plan_counts_what_is_stored(name: str, tiny_root: Path, folders: dict[str, Path]) -> None:
     from plan.truth import measured

@@ -56,7 +56,7 @@ def saved(tiny_root: Path, groups: dict[int, WorkerGroup], tmp_path_factory: pyt
     return folders
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("strategy", "world"), PLACES)
 def test_every_ordered_pair(
     strategy: str, world: int, tiny_root: Path, groups: dict[int, WorkerGroup], whole: Run, saved: dict[Any, str]

@@ -197,7 +197,7 @@ def test_a_run_without_its_4_bits_is_refused(tiny_root: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(
-    "strategy", [s if s == "fsdp2" else pytest.param(s, marks=pytest.mark.slow) for s in STRATEGIES]
+    "strategy", [s if s == "fsdp2" else pytest.param(s, marks=pytest.mark.nightly) for s in STRATEGIES]
 )
 def test_it_is_the_plain_loop_on_dequantised_weights(
     strategy: str, precision: str, tiny_root: Path, group: WorkerGroup
@@ -213,7 +213,7 @@ def test_it_is_the_plain_loop_on_dequantised_weights(
 
 
 @pytest.mark.parametrize(
-    ("saved", "resumed"), [pytest.param("zero3", "zero3", marks=pytest.mark.slow), ("fsdp2", "fsdp2"), ("ddp", "fsdp1")]
+    ("saved", "resumed"), [pytest.param("zero3", "zero3", marks=pytest.mark.nightly), ("fsdp2", "fsdp2"), ("ddp", "fsdp1")]
 )
 def test_resumed_equals_uninterrupted(
     saved: str, resumed: str, tiny_root: Path, group: WorkerGroup, tmp_path: Path

@@ -153,7 +153,7 @@ def test_evaluations_and_exports_are_at_the_same_average(tiny_root: Path, tmp_pa
         assert loss_of_export(resolved, tmp_path / f"model-{strategy}") == pytest.approx(found[-1], rel=1e-6), strategy
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("saved", "resumed"), [("fsdp2", "zero3"), ("zero2", "fsdp1"), ("ddp", "fsdp2")])
 def test_another_strategy_resumes(
     saved: str, resumed: str, tiny_root: Path, tmp_path: Path, group: WorkerGroup
@@ -229,7 +229,7 @@ def test_its_state_takes_as_much_as_that_of_adamw(strategy: str, tiny_root: Path
     assert found[0] == found[1] > 0
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 def test_the_fused_loss_is_counted_in_training_alone(tiny_root: Path, group: WorkerGroup) -> None:
     """``verify`` evaluates the average once, without a micro-batch: «losses without logits: 6 of 5»."""
     outcome = verify(recipe(tiny_root, "ddp", loss="fused"), group=group, time_limit=120)

@@ -26,7 +26,7 @@ STOCHASTIC = {"rounding": "stochastic"}
 
 
 def slower(*names: str) -> list[Any]:
-    return [pytest.param(name, marks=pytest.mark.slow) for name in names]
+    return [pytest.param(name, marks=pytest.mark.nightly) for name in names]
 
 
 def recipe(root: Path, strategy: Any, **sections: Any) -> dict[str, Any]:
@@ -191,7 +191,7 @@ def test_every_strategy_takes_the_step_of_the_definition(strategy: str, tiny_roo
 LORA = {"method": "lora", "r": 4, "alpha": 8, "dropout": 0.0, "target_modules": "all-linear"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("strategy", "sections"),
     [
@@ -206,7 +206,7 @@ def test_beside_other_options(strategy: Any, sections: dict[str, Any], tiny_root
     assert outcome.verdict == "equivalent", (outcome.difference, outcome.failure, outcome.unproven)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("strategy", ["fsdp1", "fsdp2", "zero3"])
 def test_ranks_that_hold_copies_take_the_same_step(strategy: str, tiny_root: Path, four: WorkerGroup) -> None:
     values = recipe(tiny_root, {"name": strategy, "mesh": {"replicate": 2, "shard": 2}}, machine={"processes": 4})
@@ -220,8 +220,8 @@ def test_ranks_that_hold_copies_take_the_same_step(strategy: str, tiny_root: Pat
         ("rounded-to-nearest", "ddp"),
         ("bits-of-one-step", "fsdp2"),
         ("bits-by-rank", "fsdp1"),
-        pytest.param("rounded-to-nearest", "zero3", marks=pytest.mark.slow),
-        *(pytest.param("bits-by-rank", name, marks=pytest.mark.slow) for name in ("zero1", "zero2", "zero3", "fsdp2")),
+        pytest.param("rounded-to-nearest", "zero3", marks=pytest.mark.nightly),
+        *(pytest.param("bits-by-rank", name, marks=pytest.mark.nightly) for name in ("zero1", "zero2", "zero3", "fsdp2")),
     ],
 )
 def test_a_wrong_rounding_is_found(fault: str, strategy: str, tiny_root: Path, group: WorkerGroup) -> None:

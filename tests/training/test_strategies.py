@@ -66,7 +66,7 @@ def test_single_equals_the_plain_loop(tiny_root: Path) -> None:
 @pytest.mark.parametrize(
     ("strategy", "checkpointing"),
     [
-        pytest.param(strategy, checkpointing, marks=[] if which == (1 + at % 2) else [pytest.mark.slow])
+        pytest.param(strategy, checkpointing, marks=[] if which == (1 + at % 2) else [pytest.mark.nightly])
         for at, strategy in enumerate(SPREAD)
         for which, checkpointing in enumerate(["none", "full", "selective"])
     ],

@@ -122,7 +122,7 @@ def test_a_trained_head_of_several_layers_is_merged(
     assert compare(tmp_path, monkeypatch, merged=True) is None
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "row", [row for row in rows() if not METHODS[row.adapter["method"]].why_not], ids=lambda row: row.name
 )
@@ -141,7 +141,7 @@ def test_every_method(row: Any, tiny_root: Path, tmp_path: Path, monkeypatch: py
         assert (reason is not None) == (row.name in WHOLE | {"ln-tuning"})
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 def test_running_statistics_are_the_checkpoints(tmp_path: Path, group: WorkerGroup) -> None:
     """Buffers are the checkpoint's, frozen weights the base's."""
     asked = resolved("ddp", batch_norm="local", freeze=["embedder"])

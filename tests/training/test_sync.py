@@ -60,7 +60,7 @@ def counted_job(resolved: Resolved) -> list[tuple[int, int]]:
     return counted
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize("case", CASES)
 def test_collectives_are_where_they_are_said_to_be(case: str, tiny_root: Path, group: WorkerGroup) -> None:
     """Before equality: a step of three micro-batches sums in each of them or in the last, and gathers as often as it
@@ -79,9 +79,9 @@ def test_collectives_are_where_they_are_said_to_be(case: str, tiny_root: Path, g
             assert gathers[0] > 0
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize(
-    "adapter", [None, pytest.param({"r": 4, "dropout": 0.1}, marks=pytest.mark.slow)], ids=["full", "lora"]
+    "adapter", [None, pytest.param({"r": 4, "dropout": 0.1}, marks=pytest.mark.nightly)], ids=["full", "lora"]
 )
 @pytest.mark.parametrize("case", CASES)
 def test_steps_equal_the_plain_loop(
@@ -97,7 +97,7 @@ def test_steps_equal_the_plain_loop(
     assert worst(found.weights, expected.weights)[0] < 1e-5
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize("case", ["fsdp2, last", "fsdp2, last, gathered once", "ddp, every"])
 def test_verify_proves_it_and_that_it_is_at_work(case: str, tiny_root: Path, group: WorkerGroup) -> None:
     resolved = resolved_from(recipe_for(tiny_root, case, precision="bf16"))
@@ -108,14 +108,14 @@ def test_verify_proves_it_and_that_it_is_at_work(case: str, tiny_root: Path, gro
         assert claim.expected == ("1, 2, 3" if "every" in case else "3")
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize(
     ("case", "mesh"),
     [
         ("ddp, every", None),
-        pytest.param("ddp, every", {"context": 2}, marks=pytest.mark.slow),
+        pytest.param("ddp, every", {"context": 2}, marks=pytest.mark.nightly),
         ("ddp, every", {"tensor": 2}),
-        pytest.param("fsdp2, last", None, marks=pytest.mark.slow),
+        pytest.param("fsdp2, last", None, marks=pytest.mark.nightly),
         ("fsdp2, last", {"context": 2}),
     ],
 )

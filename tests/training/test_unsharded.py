@@ -53,7 +53,7 @@ def gathered_job(resolved: Resolved) -> tuple[int, dict[str, int]]:
     return total, held
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_what_is_whole_is_not_gathered(name: str, tiny_root: Path, group: WorkerGroup) -> None:
     every, sharded = group.run(gathered_job, resolved_from(recipe_for(tiny_root, name, None)), timeout=200)[0]
@@ -67,7 +67,7 @@ def test_what_is_whole_is_not_gathered(name: str, tiny_root: Path, group: Worker
     assert every - fewer == (2 * matrices + norms if name == "zero3" else 4 * (matrices + norms))
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("bf16", 2**-6)])
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_trains_as_the_plain_loop(
@@ -107,9 +107,9 @@ WAYS: dict[str, dict[str, Any]] = {
 QUICK = ("fsdp1", "fsdp2, context", "fsdp2, 4 bits", "zero3, bf16")
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize(
-    "case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in WAYS]
+    "case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.nightly) for case in WAYS]
 )
 def test_verify_proves_it_and_that_it_is_at_work(case: str, tiny_root: Path, group: WorkerGroup) -> None:
     name, _, _ = case.partition(",")
@@ -123,7 +123,7 @@ def test_verify_proves_it_and_that_it_is_at_work(case: str, tiny_root: Path, gro
         assert int(claim.seen.replace(",", "")) > 0
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_run_that_shards_them_all_the_same_is_refused(name: str, tiny_root: Path, group: WorkerGroup) -> None:
     outcome = verify(
@@ -134,7 +134,7 @@ def test_a_run_that_shards_them_all_the_same_is_refused(name: str, tiny_root: Pa
     assert outcome.diagnosis.id == "unsharded-not-as-set"
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize(("first", "then"), [(("fsdp2", 1), ("zero3", 2)), (("zero3", 1), ("fsdp1", None))])
 def test_a_run_resumes_with_other_blocks_whole(
     first: tuple[str, int], then: tuple[str, int | None], tiny_root: Path, group: WorkerGroup, tmp_path: Path
@@ -143,7 +143,7 @@ def test_a_run_resumes_with_other_blocks_whole(
     assert_goes_on(group, recipe_for(tiny_root, *first), recipe_for(tiny_root, *then), tmp_path)
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_more_blocks_than_there_are_are_refused(name: str, tiny_root: Path, group: WorkerGroup) -> None:
     with pytest.raises(Exception, match="unsharded_blocks: 99, but the model has 2 blocks; set at most that"):

@@ -47,7 +47,7 @@ def test_marks_count() -> None:
     assert (marks.beat.count, marks.beat.place, marks.beat.untimed) == (2, "b", True)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("strategy", ["zero2", "fsdp2"])
 def test_a_rank_that_hangs_ends_the_job(strategy: str, tmp_path: Path, tiny_root: Path) -> None:
     write_recipe(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,6 @@ from toolkit.strategies import resolve
 
 LORA = {"r": 4, "dropout": 0.1}
 DROPPING = LLAMA | {"attention_dropout": 0.1}
-
-
-@pytest.fixture(scope="session")
-def lone_group() -> Iterator[WorkerGroup]:
-    """One process, for the strategy `single`."""
-    with WorkerGroup(1) as workers:
-        yield workers
 
 
 @pytest.fixture

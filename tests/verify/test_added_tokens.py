@@ -17,24 +17,24 @@ NEW: dict[str, Any] = {"tokenizer": {"add_tokens": ["<a>", "<b>"], "add_special_
 LORA = {"adapter": {"r": 4}}
 WHOLE = {"adapter": {"r": 4, "modules_to_save": ["embed_tokens", "lm_head"]}}
 TIED = {"model": {"config": LLAMA | {"tie_word_embeddings": True}}}
-slow = pytest.mark.slow
+nightly = pytest.mark.nightly
 
 
 @pytest.mark.parametrize(
     ("strategy", "sections"),
     [
-        pytest.param("zero3", LORA, marks=slow),
+        pytest.param("zero3", LORA, marks=nightly),
         ("fsdp2", LORA | TIED),
-        pytest.param("ddp", LORA, marks=slow),
-        pytest.param("zero1", LORA | TIED, marks=slow),
-        pytest.param("zero2", LORA, marks=slow),
-        pytest.param("fsdp2", LORA, marks=slow),
-        pytest.param("fsdp1", WHOLE, marks=slow),
-        pytest.param("zero3", WHOLE, marks=slow),
-        pytest.param("fsdp1", {}, marks=slow),
-        pytest.param("fsdp2", {"loss": "fused"}, marks=slow),
-        pytest.param("zero3", TIED, marks=slow),
-        pytest.param("ddp", {"adapter": {"r": 4, "method": "qlora"}}, marks=slow),
+        pytest.param("ddp", LORA, marks=nightly),
+        pytest.param("zero1", LORA | TIED, marks=nightly),
+        pytest.param("zero2", LORA, marks=nightly),
+        pytest.param("fsdp2", LORA, marks=nightly),
+        pytest.param("fsdp1", WHOLE, marks=nightly),
+        pytest.param("zero3", WHOLE, marks=nightly),
+        pytest.param("fsdp1", {}, marks=nightly),
+        pytest.param("fsdp2", {"loss": "fused"}, marks=nightly),
+        pytest.param("zero3", TIED, marks=nightly),
+        pytest.param("ddp", {"adapter": {"r": 4, "method": "qlora"}}, marks=nightly),
     ],
 )
 def test_equivalent(strategy: str, sections: Any, recipe: Callable[..., Resolved], group: WorkerGroup) -> None:

@@ -87,7 +87,7 @@ def test_a_badge() -> None:
     assert (different["message"], different["color"], different["schemaVersion"]) == ("different", "red", 1)
 
 
-@pytest.mark.parametrize("lost", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("lost", [True, pytest.param(False, marks=pytest.mark.nightly)])
 def test_the_command(
     lost: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,7 +16,7 @@ from toolkit.verification.compare.replay import Reference
 from toolkit.verification.run import verify
 
 Make = Callable[..., Resolved]
-SLOW = pytest.mark.slow
+SLOW = pytest.mark.nightly
 
 
 def resnet(**model: Any) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def resnet(**model: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize(
     ("strategy", "sections"),
     [
@@ -51,7 +51,7 @@ def test_it_is_equal_to_the_plain_loop(
     assert {m.phase for m in statistics} == {"", "reloaded", "resumed"}
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("zero3", marks=SLOW), pytest.param("fsdp2", marks=SLOW)])
 def test_statistics_of_each_rank_are_reported_apart(strategy: str, recipe: Make, group: WorkerGroup) -> None:
     outcome = verify(recipe(strategy, **resnet()), group=group, fault="batch-norm-local", round_trip=False)
@@ -62,7 +62,7 @@ def test_statistics_of_each_rank_are_reported_apart(strategy: str, recipe: Make,
     assert outcome.diagnosis.id == "batch-statistics-of-each-rank"
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 def test_statistics_of_each_rank_are_reported_where_the_recipe_asks_for_them(recipe: Make, group: WorkerGroup) -> None:
     outcome = verify(recipe("ddp", **resnet(batch_norm="local")), group=group, round_trip=False)
     assert outcome.verdict == "equivalent", (outcome.difference, outcome.failure)
@@ -72,8 +72,8 @@ def test_statistics_of_each_rank_are_reported_where_the_recipe_asks_for_them(rec
     ]
 
 
-@pytest.mark.group
-@pytest.mark.slow
+@pytest.mark.usefixtures("launches")
+@pytest.mark.nightly
 def test_frozen_statistics_are_equal_too(recipe: Make, group: WorkerGroup) -> None:
     outcome = verify(recipe("fsdp2", precision="bf16", **resnet(batch_norm="frozen")), group=group)
     assert outcome.verdict == "equivalent", (outcome.difference, outcome.failure)

@@ -123,13 +123,13 @@ def test_a_lost_shard_is_named(kind: str, file: str, how: str, written: Written,
         compare_two(written("plain"), tmp_path / kind)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["accelerate-plain", "accelerate-zero2", "accelerate-zero3", "accelerate-fsdp1"])
 def test_accelerate(kind: str, written: Written) -> None:
     proven(written("plain"), written(kind))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["trainer-zero2", "trainer-zero3", "trainer-fsdp1", "trainer-fsdp2"])
 def test_trainer(kind: str, written: Written) -> None:
     found = proven(written("plain", constant=True), written(kind))
@@ -139,7 +139,7 @@ def test_trainer(kind: str, written: Written) -> None:
     assert single.steps[-1].step == 3
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["zero1", "zero2", "zero3"])
 def test_bf16(kind: str, written: Written) -> None:
     """Autocast over float32 weights, against a 16-bit copy."""
@@ -150,7 +150,7 @@ def test_bf16(kind: str, written: Written) -> None:
     assert scaled.diagnosis.id == "moments-scaled"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_bf16_that_no_file_says(written: Written) -> None:
     """FSDP's files have float32 weights and no word on the forward pass: float32 is assumed, and the hint says so."""
     a, b = written("plain", bf16=True), written("accelerate-fsdp2", bf16=True)

@@ -57,7 +57,7 @@ def test_two_strategies_and_a_damaged_file(
         compare_two(a, b)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_distances_are_those_that_were_measured(

@@ -37,7 +37,7 @@ def in_two(recipe: Callable[..., Resolved], strategy: str, **sections: Any) -> R
     return recipe(strategy, strategy=mesh, **sections)
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize(
     ("strategy", "sections"),
     [
@@ -63,8 +63,8 @@ def test_two_parts_are_equivalent(
         assert next(s for s in one.stages if s.name == "gradient").detection_limit == pytest.approx(4.8e-7, rel=0.01)
 
 
-@pytest.mark.group
-@pytest.mark.slow
+@pytest.mark.usefixtures("launches")
+@pytest.mark.nightly
 @pytest.mark.parametrize("adapter", [None, LORA], ids=["full", "lora"])
 @pytest.mark.parametrize("model", [LLAMA, QWEN], ids=["llama", "qwen3"])
 @pytest.mark.parametrize("strategy", DISTRIBUTED)
@@ -96,8 +96,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.group
-@pytest.mark.slow
+@pytest.mark.usefixtures("launches")
+@pytest.mark.nightly
 @pytest.mark.parametrize("option", OPTIONS)
 def test_two_parts_with_an_option(option: str, recipe: Callable[..., Resolved], group: WorkerGroup) -> None:
     assert_equivalent(verify(in_two(recipe, "fsdp2", **OPTIONS[option]), group=group, time_limit=200))
@@ -118,8 +118,8 @@ def test_most_families_can_be_divided() -> None:
     assert len(_families()) >= 33
 
 
-@pytest.mark.group
-@pytest.mark.slow
+@pytest.mark.usefixtures("launches")
+@pytest.mark.nightly
 @pytest.mark.parametrize("family", _families())
 def test_every_family_in_two_parts(family: str, recipe: Callable[..., Resolved], group: WorkerGroup) -> None:
     resolved = in_two(recipe, "fsdp2", model=dict(EVERY_FAMILY[family]), precision="bf16", batch={"accumulation": 2})
@@ -137,7 +137,7 @@ SQUARES = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("adapter", [None, LORA], ids=["full", "lora"])
 @pytest.mark.parametrize("square", SQUARES)
 def test_four_processes(square: str, adapter: Any, recipe: Callable[..., Resolved], four: WorkerGroup) -> None:
@@ -151,11 +151,11 @@ def test_four_processes(square: str, adapter: Any, recipe: Callable[..., Resolve
 KINDS = [one for one in faults().values() if one.__module__ == FAULTS]
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize(
     ("fault", "strategy"),
     [
-        (one.id, name) if name == ("ddp", "fsdp2")[at % 2] else pytest.param(one.id, name, marks=pytest.mark.slow)
+        (one.id, name) if name == ("ddp", "fsdp2")[at % 2] else pytest.param(one.id, name, marks=pytest.mark.nightly)
         for at, one in enumerate(KINDS)
         for name in one.strategies.names()
     ],
@@ -173,7 +173,7 @@ def test_a_fault_with_parts_is_found_and_named(
     assert outcome.diagnosis.id in kind.diagnoses
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize("fault", ["parts-key-heads-mixed", "parts-same-masks"])
 def test_a_fault_is_named_where_losses_hardly_differ(
     fault: str, recipe: Callable[..., Resolved], group: WorkerGroup
@@ -186,7 +186,7 @@ def test_a_fault_is_named_where_losses_hardly_differ(
     assert outcome.diagnosis.id in fault_class(fault).diagnoses
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 def test_a_mistake_of_both_sides_is_found_by_the_whole_rows(
     recipe: Callable[..., Resolved], group: WorkerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,7 +231,7 @@ def divided(root: Path, name: str, **sections: Any) -> dict[str, Any]:
     return values
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 def test_twenty_steps_are_the_plain_loops(tiny_root: Path, group: WorkerGroup) -> None:
     """Weights within 1e-5 of one process that computes whole rows, with the same samples in the same steps."""
     run = group.run(train_job, resolved_from(divided(tiny_root, "fsdp2")), 20)[0]
@@ -242,7 +242,7 @@ def test_twenty_steps_are_the_plain_loops(tiny_root: Path, group: WorkerGroup) -
     assert_weights(run, plain)
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 def test_a_run_goes_on_without_parts_and_with_them(tiny_root: Path, tmp_path: Path, group: WorkerGroup) -> None:
     """A checkpoint does not know that rows were divided."""
     parts = divided(tiny_root, "zero3")

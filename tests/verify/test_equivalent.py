@@ -53,7 +53,7 @@ def check(outcome: Outcome) -> None:
 
 @pytest.mark.parametrize(
     "strategy",
-    [name if name in ("ddp", "zero3", "fsdp2") else pytest.param(name, marks=pytest.mark.slow) for name in STRATEGIES],
+    [name if name in ("ddp", "zero3", "fsdp2") else pytest.param(name, marks=pytest.mark.nightly) for name in STRATEGIES],
 )
 def test_lora_in_bf16_recomputed_with_dropout(
     strategy: str, recipe: Callable[..., Resolved], group: WorkerGroup
@@ -68,7 +68,7 @@ def test_lora_in_bf16_recomputed_with_dropout(
     assert SPREAD.get(strategy, "processes connected") in seen
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != "fsdp1"])
 def test_dora(strategy: str, recipe: Callable[..., Resolved], group: WorkerGroup) -> None:
     resolved = recipe(strategy, precision="bf16", adapter=LORA | {"method": "dora"})
@@ -96,7 +96,7 @@ def test_single(recipe: Callable[..., Resolved], lone_group: WorkerGroup) -> Non
     check(outcome)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("strategy", ["zero2", "fsdp2"])
 def test_every_weight_in_bf16_alone(strategy: str, recipe: Callable[..., Resolved], group: WorkerGroup) -> None:
     tied = recipe("ddp").recipe.model.config or {}
@@ -121,7 +121,7 @@ def test_fsdp1_puts_whole_weights_on_one_rank(recipe: Callable[..., Resolved], g
     assert outcome.verdict == "equivalent", message(outcome)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("strategy", ["zero2", "zero3", "fsdp1", "fsdp2"])
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_families(family: str, strategy: str, recipe: Callable[..., Resolved], group: WorkerGroup) -> None:
@@ -144,7 +144,7 @@ CROSSED = {
 """504 rows in full, 73 that hold any three values together."""
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(tuple(CROSSED), covering(CROSSED, 3))
 def test_no_false_alarm(
     strategy: str,
@@ -172,7 +172,7 @@ def test_no_false_alarm(
 
 @pytest.mark.parametrize("attention", ["sdpa", "varlen"])
 @pytest.mark.parametrize(
-    "strategy", ["ddp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("zero3", "fsdp1", "fsdp2"))]
+    "strategy", ["ddp", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("zero3", "fsdp1", "fsdp2"))]
 )
 def test_packed_rows(strategy: str, attention: str, recipe: Callable[..., Resolved], group: WorkerGroup) -> None:
     model = {"config": recipe(strategy).recipe.model.config, "attention": attention}
@@ -186,7 +186,7 @@ def test_packed_rows(strategy: str, attention: str, recipe: Callable[..., Resolv
 
 
 @pytest.mark.parametrize(
-    ("strategy", "kind"), [pytest.param("fsdp1", "selective", marks=pytest.mark.slow), ("zero2", "full")]
+    ("strategy", "kind"), [pytest.param("fsdp1", "selective", marks=pytest.mark.nightly), ("zero2", "full")]
 )
 def test_an_encoder_and_its_decoder_recomputed(
     strategy: str, kind: str, recipe: Callable[..., Resolved], group: WorkerGroup

@@ -59,7 +59,7 @@ HALVES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize(
     ("name", "sections"),
     [
@@ -67,7 +67,7 @@ HALVES: dict[str, dict[str, Any]] = {
             name,
             HALVES[which],
             id=f"{which}-{name}",
-            marks=[] if (name, which) in (("ddp", "lora-packed"), ("fsdp2", "bf16")) else [pytest.mark.slow],
+            marks=[] if (name, which) in (("ddp", "lora-packed"), ("fsdp2", "bf16")) else [pytest.mark.nightly],
         )
         for which in HALVES
         for name in COLLECTIVES
@@ -89,8 +89,8 @@ def test_half_of_the_experts_is_equivalent(
     assert max(one.gradient for one in logic.replayed.from_natural) < 1e-5, "held against whole layers of experts"
 
 
-@pytest.mark.slow
-@pytest.mark.group
+@pytest.mark.nightly
+@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize("adapter", [None, LORA, ON_EXPERTS], ids=["full", "lora", "lora-on-experts"])
 @pytest.mark.parametrize("name", COLLECTIVES)
 @pytest.mark.parametrize("family", FAMILIES)
@@ -123,8 +123,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.group
+@pytest.mark.nightly
+@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize("name", COLLECTIVES)
 @pytest.mark.parametrize("option", OPTIONS)
 def test_an_option_is_equivalent(option: str, name: str, recipe: Callable[..., Resolved], group: WorkerGroup) -> None:
@@ -140,7 +140,7 @@ FOUR = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("adapter", [None, LORA, ON_EXPERTS], ids=["full", "lora", "lora-on-experts"])
 @pytest.mark.parametrize("sizes", FOUR)
 def test_four_processes_are_equivalent(
@@ -150,7 +150,7 @@ def test_four_processes_are_equivalent(
     assert_equivalent(verify(resolved, group=four, time_limit=300))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_weights_kept_gathered_are_equivalent(recipe: Callable[..., Resolved], four: WorkerGroup) -> None:
     """Of sharded experts, too; their gradients are summed once per step."""
     strategy = {"sync": "last", "reshard_after_forward": False}
@@ -162,7 +162,7 @@ OF_EXPERTS = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(("fault", "name"), OF_EXPERTS)
 def test_what_is_wrong_with_experts_is_found(
@@ -217,7 +217,7 @@ def lopsided_job(resolved: Resolved, steps: int) -> Run | None:
         return train_job(resolved, steps)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("kernel", ["grouped_mm", "eager"])
 def test_a_rank_whose_experts_no_token_has_chosen(kernel: str, tiny_root: Path, four: WorkerGroup) -> None:
     """It takes part in exchanges and in the sum of their gradients, for which the others wait."""
@@ -245,7 +245,7 @@ def run_of(root: Path, mesh: dict[str, int] | None, name: str = "ddp", **section
     return values
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize("adapter", [None, ON_EXPERTS], ids=["full", "lora-on-experts"])
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_twenty_steps_are_the_plain_loops(name: str, adapter: Any, tiny_root: Path, group: WorkerGroup) -> None:
@@ -259,19 +259,19 @@ def test_twenty_steps_are_the_plain_loops(name: str, adapter: Any, tiny_root: Pa
     assert_weights(run, plain)
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize(
     ("name", "other", "adapter"),
     [
         ("ddp", "fsdp2", None),
         ("fsdp2", "ddp", None),
         ("ddp", "fsdp2", ON_EXPERTS),
-        pytest.param("fsdp2", "ddp", ON_EXPERTS, marks=pytest.mark.slow),
-        pytest.param("fsdp2", "zero3", ON_EXPERTS, marks=pytest.mark.slow),
-        pytest.param("ddp", "ddp", None, marks=pytest.mark.slow),
-        pytest.param("ddp", "zero3", None, marks=pytest.mark.slow),
-        pytest.param("fsdp2", "fsdp2", None, marks=pytest.mark.slow),
-        pytest.param("fsdp2", "zero3", None, marks=pytest.mark.slow),
+        pytest.param("fsdp2", "ddp", ON_EXPERTS, marks=pytest.mark.nightly),
+        pytest.param("fsdp2", "zero3", ON_EXPERTS, marks=pytest.mark.nightly),
+        pytest.param("ddp", "ddp", None, marks=pytest.mark.nightly),
+        pytest.param("ddp", "zero3", None, marks=pytest.mark.nightly),
+        pytest.param("fsdp2", "fsdp2", None, marks=pytest.mark.nightly),
+        pytest.param("fsdp2", "zero3", None, marks=pytest.mark.nightly),
     ],
 )
 def test_a_run_goes_on_with_divided_experts_and_without(
@@ -285,7 +285,7 @@ def test_a_run_goes_on_with_divided_experts_and_without(
         assert_goes_on(group, first, then, folder)
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_held_out_losses_are_those_of_all_experts(name: str, tiny_root: Path, group: WorkerGroup) -> None:
     experts, alone = resolved_from(run_of(tiny_root, {"expert": 2}, name)), resolved_from(run_of(tiny_root, None))
@@ -295,7 +295,7 @@ def test_held_out_losses_are_those_of_all_experts(name: str, tiny_root: Path, gr
     assert group.run(eval_job, experts, own)[0] == pytest.approx(group.run(eval_job, alone, own)[0], rel=1e-6)
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_each_rank_reads_its_own_experts(name: str, tiny_root: Path, tmp_path: Path, group: WorkerGroup) -> None:
     """From safetensors files, and no expert of another rank, where the files have a layer's experts in one tensor."""

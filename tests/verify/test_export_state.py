@@ -187,7 +187,7 @@ def check(found: Loaded, checkpoint: Path) -> None:
         assert not torch.equal(weight, found.weights[name]), name
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_deepspeed_continues(stage: int, trained: Path, group: WorkerGroup, tmp_path: Path) -> None:
     done = export(trained, tmp_path / "out", format="deepspeed-universal")
@@ -198,7 +198,7 @@ def test_deepspeed_continues(stage: int, trained: Path, group: WorkerGroup, tmp_
     check(found, trained)
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize("flat", [False, True])
 def test_fsdp_continues(flat: bool, trained: Path, group: WorkerGroup, tmp_path: Path) -> None:
     export(trained, tmp_path / "out", format="torch")
@@ -207,7 +207,7 @@ def test_fsdp_continues(flat: bool, trained: Path, group: WorkerGroup, tmp_path:
     check(found, trained)
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize("form", ["deepspeed-universal", "torch"])
 def test_there_and_back(form: str, trained: Path, tiny_root: Path, tmp_path: Path) -> None:
     export(trained, tmp_path / "out", format=form)
@@ -222,7 +222,7 @@ def test_there_and_back(form: str, trained: Path, tiny_root: Path, tmp_path: Pat
             assert torch.equal(before.moments[key][name].read(), after.moments[key][name].read())
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 def test_an_adapter_there_and_back(tiny_root: Path, tmp_path: Path, group: WorkerGroup) -> None:
     adapter = {"method": "lora", "r": 4, "target_modules": ["q_proj"]}
     values = recipe(tiny_root, tmp_path / "run", "zero2", adapter=adapter, optimizer={"groups": []})
@@ -235,7 +235,7 @@ def test_an_adapter_there_and_back(tiny_root: Path, tmp_path: Path, group: Worke
         assert all(torch.equal(before.weights[name].read(), after.weights[name].read()) for name in before.weights)
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize("form", ["deepspeed-universal", "torch"])
 def test_no_room_is_one_line_and_leaves_nothing(form: str, trained: Path, tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -248,7 +248,7 @@ def test_no_room_is_one_line_and_leaves_nothing(form: str, trained: Path, tmp_pa
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 def test_the_command_and_what_it_refuses(trained: Path, tiny_root: Path, tmp_path: Path, group: WorkerGroup) -> None:
     words = ["export", str(trained), "-o", str(tmp_path / "out"), "--format"]
     done = CliRunner().invoke(app, [*words, "torch"])
@@ -287,7 +287,7 @@ print(json.dumps(peak() - before))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("form", ["deepspeed-universal", "torch"])
 def test_memory_is_that_of_one_tensor(form: str, trained: Path, tiny_root: Path, tmp_path: Path) -> None:
     """Five weights of 16 MiB, each with two moments."""

@@ -79,7 +79,7 @@ QUICK = {
 
 @pytest.mark.parametrize(
     ("fault", "strategy", "stage", "diagnosis"),
-    [row if row[0] in QUICK else pytest.param(*row, marks=pytest.mark.slow) for row in FOUND],
+    [row if row[0] in QUICK else pytest.param(*row, marks=pytest.mark.nightly) for row in FOUND],
 )
 def test_a_fault_is_found_and_named(
     fault: str,
@@ -142,7 +142,7 @@ def test_every_fault_names_diagnoses_that_exist() -> None:
     assert all(kind.diagnoses and kind.stages for kind in faults().values())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(7200)  # about 400 verdicts of 3 to 6 s each, twice that on a busy machine
 def test_every_fault_is_killed(
     recipe: Callable[..., Resolved], group: WorkerGroup, lone_group: WorkerGroup, four: WorkerGroup
@@ -183,7 +183,7 @@ def test_a_run_that_hangs_or_dies_is_reported_with_its_place(recipe: Callable[..
         (broken.raises, "the device is on fire"),
         (broken.dies, "exit code 9"),
         (broken.aborts, 'SIGABRT (the heap is broken; in File "'),
-        pytest.param(broken.hangs, "no answer", marks=pytest.mark.slow),  # it takes the whole of its limit
+        pytest.param(broken.hangs, "no answer", marks=pytest.mark.nightly),  # it takes the whole of its limit
     ],
 )
 def test_a_rank_that_breaks_is_reported_with_its_step_and_stage(

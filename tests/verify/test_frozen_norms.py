@@ -41,7 +41,7 @@ def test_only_norms_with_frozen_weights_are_changed() -> None:
     assert model[1](x.bfloat16()).dtype == torch.bfloat16
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize("case", CASES)
 def test_they_train_as_the_plain_loop(case: str, recipe: Callable[..., Resolved], group: WorkerGroup) -> None:
     sections = dict(CASES[case])

@@ -60,7 +60,7 @@ def test_a_random_recipe_is_equivalent(seed: int, group: WorkerGroup, lone_group
     assert judged.verdict == "equivalent", judged
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", [42485, 42588, 42631, 42740, 43021, 43190])
 def test_what_was_called_different_once_is_equivalent(seed: int, group: WorkerGroup, lone_group: WorkerGroup) -> None:
     family, recipe = draw_recipe(seed)

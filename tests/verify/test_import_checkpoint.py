@@ -61,8 +61,8 @@ def imported(source: Path, values: dict[str, Any], **options: Any) -> ImportedCh
     return import_checkpoint(source, Recipe.model_validate(values), **options)
 
 
-@pytest.mark.group
-@pytest.mark.parametrize("kind", [*QUICK, *(pytest.param(kind, marks=pytest.mark.slow) for kind in EVERY)])
+@pytest.mark.usefixtures("launches")
+@pytest.mark.parametrize("kind", [*QUICK, *(pytest.param(kind, marks=pytest.mark.nightly) for kind in EVERY)])
 def test_every_tensor_is_the_other_tools_own(kind: str, written: Written, tiny_root: Path, tmp_path: Path) -> None:
     """Weights and both moments, bit by bit, under the model's names; and the number of steps."""
     source = written(kind, vocab=VOCAB, constant=True)
@@ -82,7 +82,7 @@ def test_every_tensor_is_the_other_tools_own(kind: str, written: Written, tiny_r
     assert not [one for one in made.differences if "decay" in one]
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize("strategy", ["single", "zero2", "fsdp2"])
 def test_the_next_step_is_the_one_that_torch_would_take(
     strategy: str, written: Written, tiny_root: Path, tmp_path: Path, group: WorkerGroup, lone_group: WorkerGroup
@@ -112,7 +112,7 @@ def test_the_next_step_is_the_one_that_torch_would_take(
         assert torch.allclose(run.weights[name], parameter, rtol=1e-6, atol=1e-8), name
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 def test_an_adapter_of_the_trainer_goes_on(written: Written, tiny_root: Path, tmp_path: Path) -> None:
     source = written("trainer-adapter", vocab=VOCAB)
     base = tmp_path / "base"
@@ -128,7 +128,7 @@ def test_an_adapter_of_the_trainer_goes_on(written: Written, tiny_root: Path, tm
     assert set(ours.moments["exp_avg"]) == set(ours.weights)
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 def test_what_the_run_did_otherwise_is_reported(written: Written, tiny_root: Path, tmp_path: Path) -> None:
     source = written("plain", vocab=VOCAB)  # its rate falls
     optimizer = {"weight_decay": 0.01, "decay": "all", "groups": []}
@@ -141,7 +141,7 @@ def test_what_the_run_did_otherwise_is_reported(written: Written, tiny_root: Pat
     assert "precision: the run computed in float32, the recipe in bfloat16" in zero.differences
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
@@ -172,7 +172,7 @@ def test_weights_alone_are_no_run(tiny_root: Path, tmp_path: Path) -> None:
         imported(tmp_path / "weights", recipe(tiny_root, tmp_path / "run"))
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 def test_the_command(written: Written, tiny_root: Path, tmp_path: Path) -> None:
     source, file = written("plain", vocab=VOCAB), tmp_path / "recipe.yaml"
     file.write_text(json.dumps(recipe(tiny_root, tmp_path / "run")))
@@ -188,7 +188,7 @@ def test_the_command(written: Written, tiny_root: Path, tmp_path: Path) -> None:
         CliRunner().invoke(app, words, catch_exceptions=False)
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 def test_the_two_commands_of_the_docs(written: Written, tiny_root: Path, tmp_path: Path) -> None:
     """Imported in one process and trained to its end in others, as the command's last line says."""
     source, file = written("trainer-zero2", vocab=VOCAB), tmp_path / "recipe.yaml"
@@ -206,7 +206,7 @@ def test_the_two_commands_of_the_docs(written: Written, tiny_root: Path, tmp_pat
     assert newest(run / "checkpoints") == run / "checkpoints" / "step-00000005"
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 def test_no_room_leaves_nothing(written: Written, tiny_root: Path, tmp_path: Path) -> None:
     source, run = written("plain", vocab=VOCAB), tmp_path / "run"
     values = recipe(tiny_root, run)
@@ -233,7 +233,7 @@ time.sleep(60)
 """
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 def test_only_an_unused_folder_is_taken(written: Written, tiny_root: Path, tmp_path: Path) -> None:
     source, file = written("plain", vocab=VOCAB), tmp_path / "recipe.json"
     other, used = tmp_path / "other", tmp_path / "used"

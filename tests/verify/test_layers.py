@@ -44,7 +44,7 @@ def two_by_two(recipe: Callable[..., Resolved], strategy: str, **sections: Any) 
     return recipe(strategy, strategy={"mesh": mesh}, machine={"processes": 4}, model=model, **sections)
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize(
     "sections",
     [
@@ -70,7 +70,7 @@ def test_half_of_every_layer_is_equivalent(
     assert max(one.gradient for one in logic.replayed.from_natural) < 1e-5, "held against whole layers"
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 def test_weights_of_an_activation_are_trained_by_all_parts(recipe: Callable[..., Resolved], group: WorkerGroup) -> None:
     """Apertus' xIELU has two, which no plan names: each rank applies them to its own inner units alone."""
     outcome = verify(in_two(recipe, model={"config": PLAIN | {"model_type": "apertus"}}), group=group, time_limit=200)
@@ -86,7 +86,7 @@ def test_other_weights_between_divided_layers_are_refused() -> None:
         split_layers(model, Ranks(2, 0, lambda tensor: None), "recipe")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("adapter", [None, LORA], ids=["full", "lora"])
 @pytest.mark.parametrize("model", [PLAIN, QWEN], ids=["llama", "qwen3"])
 @pytest.mark.parametrize("strategy", BESIDE)
@@ -102,7 +102,7 @@ def test_two_by_two_is_equivalent(
     assert not seen - {"all-reduce tensor"} - shared
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("adapter", [None, LORA], ids=["full", "lora"])
 def test_a_quarter_of_every_layer_is_equivalent(
     adapter: Any, recipe: Callable[..., Resolved], four: WorkerGroup
@@ -115,7 +115,7 @@ def test_a_quarter_of_every_layer_is_equivalent(
     assert_equivalent(outcome)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_copies_of_sharded_parts_are_equivalent(recipe: Callable[..., Resolved]) -> None:
     """Replicate, shard and tensor, two of each."""
     mesh = {"replicate": 2, "shard": 2, "tensor": 2}
@@ -149,7 +149,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "option", ["bf16-pure", "selective", "lion", "groups", "frozen", "head-saved", "tied", "biases", "classification"]
 )
@@ -160,8 +160,8 @@ def test_an_option_under_zero_is_equivalent(
     assert_equivalent(verify(two_by_two(recipe, name, **OPTIONS[option]), group=four, time_limit=300))
 
 
-@pytest.mark.group
-@pytest.mark.slow
+@pytest.mark.usefixtures("launches")
+@pytest.mark.nightly
 @pytest.mark.parametrize("option", OPTIONS)
 def test_an_option_in_two_is_equivalent(option: str, recipe: Callable[..., Resolved], group: WorkerGroup) -> None:
     sections = dict(OPTIONS[option])
@@ -171,8 +171,8 @@ def test_an_option_in_two_is_equivalent(option: str, recipe: Callable[..., Resol
     assert_equivalent(verify(resolved, group=group, time_limit=200))
 
 
-@pytest.mark.group
-@pytest.mark.slow
+@pytest.mark.usefixtures("launches")
+@pytest.mark.nightly
 @pytest.mark.parametrize("adapter", [None, {"r": 4, "target_modules": "all-linear"}], ids=["full", "lora"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_in_two_is_equivalent(
@@ -189,7 +189,7 @@ def test_every_family_in_two_is_equivalent(
 OF_LAYERS = [name for name, kind in faults().items() if kind.__module__ == FAULTS]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("strategy", BESIDE)
 @pytest.mark.parametrize("fault", OF_LAYERS)
 def test_what_is_wrong_with_layers_is_found(
@@ -214,7 +214,7 @@ def divided(root: Path, name: str, **sections: Any) -> dict[str, Any]:
     return values
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 def test_twenty_steps_are_the_plain_loops(tiny_root: Path, group: WorkerGroup) -> None:
     """Weights within 1e-5 of one process that computes whole layers, with the same samples in the same steps."""
     run = group.run(train_job, resolved_from(divided(tiny_root, "ddp")), 20)[0]
@@ -225,7 +225,7 @@ def test_twenty_steps_are_the_plain_loops(tiny_root: Path, group: WorkerGroup) -
     assert_weights(run, plain)
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 def test_a_run_goes_on_with_whole_layers_and_with_divided_ones(
     tiny_root: Path, tmp_path: Path, group: WorkerGroup
 ) -> None:
@@ -237,7 +237,7 @@ def test_a_run_goes_on_with_whole_layers_and_with_divided_ones(
         assert_goes_on(group, first, then, folder)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("adapter", [None, LORA | {"dropout": 0.0}], ids=["full", "lora"])
 @pytest.mark.parametrize("name", ["zero1", "zero2"])
 def test_parts_under_zero_are_those_of_one_process_and_resumed(
@@ -258,7 +258,7 @@ def test_parts_under_zero_are_those_of_one_process_and_resumed(
         assert_goes_on(four, first, then, tmp_path / f"{first is parts}-{then is parts}")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_parts_are_sharded_resumed_and_read_from_files(tiny_root: Path, tmp_path: Path, four: WorkerGroup) -> None:
     """Under fsdp2, loaded by part from safetensors: columns of a matrix, and rows of those."""
     from transformers import AutoConfig, AutoModelForCausalLM

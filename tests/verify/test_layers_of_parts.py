@@ -40,7 +40,7 @@ def both(recipe: Callable[..., Resolved], name: str = "ddp", rest: int = 1, /, *
     return recipe(name, strategy=strategy, machine={"processes": 4 * rest}, model=model, **sections)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("adapter", [None, LORA | {"target_modules": "all-linear"}], ids=["full", "lora"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("model", [LLAMA, QWEN], ids=["llama", "qwen3"])
@@ -74,14 +74,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("option", OPTIONS)
 def test_an_option_is_equivalent(option: str, name: str, recipe: Callable[..., Resolved], four: WorkerGroup) -> None:
     assert_equivalent(verify(both(recipe, name, **OPTIONS[option]), group=four, time_limit=300))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name != "gemma2"])
 def test_every_family_is_equivalent(family: str, recipe: Callable[..., Resolved], four: WorkerGroup) -> None:
     """Every model type whose layers can be divided, where rows are divided too; gemma2's attention is not sdpa."""
@@ -91,7 +91,7 @@ def test_every_family_is_equivalent(family: str, recipe: Callable[..., Resolved]
     assert_equivalent(verify(resolved, group=four, time_limit=300))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("adapter", [None, LORA], ids=["full", "lora"])
 @pytest.mark.parametrize("name", NAMES)
 def test_eight_processes_are_equivalent(
@@ -110,7 +110,7 @@ ALSO = {"parts-averaged": "gradients-scaled-by-layers"}
 FOUND = [name for name, kind in faults().items() if kind.__module__ in (OF_LAYERS, OF_PARTS) and name not in ELSEWHERE]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("fault", FOUND)
 def test_what_is_wrong_with_one_of_them_is_found(
     fault: str, recipe: Callable[..., Resolved], four: WorkerGroup
@@ -131,7 +131,7 @@ def run_of(root: Path, name: str, mesh: dict[str, int] | None, micro: int, adapt
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("adapter", [None, LORA | {"dropout": 0.0}], ids=["full", "lora"])
 @pytest.mark.parametrize("name", NAMES)
 def test_runs_are_those_of_one_process_and_go_on_without_a_mesh(

@@ -42,12 +42,12 @@ CASES = {
 QUICK = ("vit", "qwen3_vl")
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize(
-    "strategy", [s if s == "fsdp2" else pytest.param(s, marks=pytest.mark.slow) for s in STRATEGIES]
+    "strategy", [s if s == "fsdp2" else pytest.param(s, marks=pytest.mark.nightly) for s in STRATEGIES]
 )
 @pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.nightly) for name in CASES]
 )
 def test_it_is_equal_to_the_plain_loop(name: str, strategy: str, recipe: Make, group: WorkerGroup) -> None:
     lora = {"r": 2} if strategy in ("zero3", "ddp") and name in QUICK else None

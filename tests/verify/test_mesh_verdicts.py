@@ -30,7 +30,7 @@ def square(recipe: Callable[..., Resolved], strategy: str, **sections: Any) -> R
     return recipe(strategy, strategy={"mesh": SQUARE}, machine={"processes": 4}, **sections)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("adapter", [None, LORA], ids=["full", "lora"])
 @pytest.mark.parametrize("strategy", AXES)
 def test_two_by_two_is_equivalent(
@@ -64,7 +64,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("strategy", "option"),
     [
@@ -92,7 +92,7 @@ FAULTS = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("fault", "strategy", "stage", "diagnosis"), FAULTS)
 def test_a_fault_of_the_mesh_is_found_and_named(
     fault: str, strategy: str, stage: str, diagnosis: str, recipe: Callable[..., Resolved], four: WorkerGroup

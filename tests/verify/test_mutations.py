@@ -34,7 +34,7 @@ def test_a_mutation_is_as_large_as_it_says(kind: str, size: float) -> None:
     assert size * (1 - 1e-3) < error < size * 2
 
 
-_SLOW = pytest.mark.slow
+_SLOW = pytest.mark.nightly
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_fifth_of_a_percent_of_one_gradient_in_16_bits_alone_is_found(
     assert (outcome.difference[0].name, outcome.difference[1].name) == ("precision", "gradient")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1500)  # 60 mutants of about 4 s each, twice that on a busy machine
 @pytest.mark.parametrize("strategy", ["ddp", "zero2", "zero3", "fsdp2"])
 def test_under_every_strategy(strategy: str, recipe: Callable[..., Resolved], group: WorkerGroup) -> None:

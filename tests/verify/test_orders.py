@@ -24,7 +24,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize("name", CASES)
 def test_a_correct_run_is_equivalent(name: str, recipe: Make, group: WorkerGroup) -> None:
     strategy, family, sections = CASES[name]

@@ -46,7 +46,7 @@ def refused_under(row: Row, strategy: str) -> bool:
     return fsdp1 or (strategy in ("fsdp1", "fsdp2") and (method.shares or method.hooks))
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize(("name", "strategy"), QUICK)
 def test_a_method_is_equal_to_the_plain_loop(name: str, strategy: str, group: WorkerGroup) -> None:
     check(ROWS[name], strategy, group)
@@ -55,9 +55,9 @@ def test_a_method_is_equal_to_the_plain_loop(name: str, strategy: str, group: Wo
 PURE = [name for name in METHODS if name not in REFUSED]
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize(
-    "name", [name if name == "vera" else pytest.param(name, marks=pytest.mark.slow) for name in PURE]
+    "name", [name if name == "vera" else pytest.param(name, marks=pytest.mark.nightly) for name in PURE]
 )
 def test_a_method_in_16_bits_alone(name: str, group: WorkerGroup) -> None:
     """Frozen projections (VeRA, RandLoRA) stayed in float32 under bf16-pure: the first forward ended in an error."""
@@ -65,7 +65,7 @@ def test_a_method_in_16_bits_alone(name: str, group: WorkerGroup) -> None:
     check(row, "ddp", group)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("strategy", [strategy for strategy in STRATEGIES if strategy != "single"])
 @pytest.mark.parametrize("name", [name for name in ROWS if name not in REFUSED])
 def test_every_method_is_equal_to_the_plain_loop(name: str, strategy: str, group: WorkerGroup) -> None:
@@ -77,8 +77,8 @@ def test_every_method_is_equal_to_the_plain_loop(name: str, strategy: str, group
     [
         ("prompt-dropped", "ddp", "forward", "prompt-missing"),
         ("experts-skipped", "single", "gradient", "no-gradient"),
-        pytest.param("prompt-dropped", "zero3", "forward", "prompt-missing", marks=pytest.mark.slow),
-        pytest.param("experts-skipped", "fsdp2", "gradient", "no-gradient", marks=pytest.mark.slow),
+        pytest.param("prompt-dropped", "zero3", "forward", "prompt-missing", marks=pytest.mark.nightly),
+        pytest.param("experts-skipped", "fsdp2", "gradient", "no-gradient", marks=pytest.mark.nightly),
     ],
 )
 def test_an_adapter_that_does_not_act_is_found(

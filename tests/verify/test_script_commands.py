@@ -291,7 +291,7 @@ def test_two_commands_record_to_one_folder(tmp_path: Path) -> None:
     assert not [one for one in tmp_path.iterdir() if one.name.startswith(".recording")]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_recorded_command_that_records_another(tmp_path: Path) -> None:
     """Each process belongs to one recording: the innermost."""
     (tmp_path / "inner.py").write_text(TRAINS.replace("FIRST", ""), encoding="utf-8")

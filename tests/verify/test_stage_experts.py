@@ -42,7 +42,7 @@ def both(
     return recipe(name, strategy=strategy, machine={"processes": 4 * copies * shards}, model=model, **sections)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("adapter", [None, LORA, ON_EXPERTS], ids=["full", "lora", "lora-on-experts"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", NAMES)
@@ -71,7 +71,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("option", OPTIONS)
 def test_an_option_is_equivalent(option: str, name: str, recipe: Callable[..., Resolved], four: WorkerGroup) -> None:
@@ -82,7 +82,7 @@ FAMILIES = sorted(set(EXPERTS) & set(STAGED))
 """Model types that are verified with each of the two."""
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_is_equivalent(family: str, name: str, recipe: Callable[..., Resolved], four: WorkerGroup) -> None:
@@ -91,7 +91,7 @@ def test_every_family_is_equivalent(family: str, name: str, recipe: Callable[...
     assert_equivalent(verify(resolved, group=four, time_limit=300))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", NAMES)
 def test_stages_of_whole_experts_are_equivalent(
     name: str, recipe: Callable[..., Resolved], group: WorkerGroup, four: WorkerGroup
@@ -107,7 +107,7 @@ def test_stages_of_whole_experts_are_equivalent(
 EIGHT = {"ddp-copies": ("ddp", 2, 1), "fsdp2-copies": ("fsdp2", 2, 1), "fsdp2-sharded": ("fsdp2", 1, 2)}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("adapter", [None, ON_EXPERTS], ids=["full", "lora-on-experts"])
 @pytest.mark.parametrize("sizes", EIGHT)
 def test_eight_processes_are_equivalent(
@@ -125,7 +125,7 @@ ELSEWHERE = {
 """What needs copies of experts or shards of them, or DDP itself."""
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("fault", [name for name in FOUND if name not in ELSEWHERE])
 def test_what_is_wrong_with_one_of_them_is_found(
     fault: str, recipe: Callable[..., Resolved], four: WorkerGroup
@@ -134,7 +134,7 @@ def test_what_is_wrong_with_one_of_them_is_found(
     assert_found(both(recipe), fault, four)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("adapter", [None, ON_EXPERTS], ids=["full", "lora-on-experts"])
 @pytest.mark.parametrize("name", NAMES)
 def test_runs_are_those_of_one_process_and_go_on_without_a_mesh(

@@ -45,7 +45,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("adapter", [None, LORA | {"target_modules": "all-linear"}], ids=["full", "lora"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("model", MODELS)
@@ -76,13 +76,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("option", OPTIONS)
 def test_an_option_is_equivalent(option: str, recipe: Callable[..., Resolved], four: WorkerGroup) -> None:
     assert_equivalent(verify(both(recipe, **OPTIONS[option]), group=four, time_limit=300))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("adapter", [None, LORA], ids=["full", "lora"])
 @pytest.mark.parametrize("name", ["ddp", "fsdp2"])
 def test_eight_processes_are_equivalent(
@@ -101,7 +101,7 @@ BOTH = sorted(set(LAYERED) & set(STAGED))
 """Model types that are verified with each of the two."""
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("family", BOTH)
 def test_every_family_is_equivalent(family: str, recipe: Callable[..., Resolved], four: WorkerGroup) -> None:
     model = EVERY_FAMILY.get(family) or {"config": FOUR | {"model_type": family}}
@@ -114,7 +114,7 @@ ON_EIGHT = ("stages-copies-not-averaged", "layers-of-other-samples")
 """What needs copies, too."""
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("fault", [name for name in FOUND if name not in ON_EIGHT])
 def test_what_is_wrong_with_one_of_them_is_found(
     fault: str, recipe: Callable[..., Resolved], four: WorkerGroup
@@ -123,7 +123,7 @@ def test_what_is_wrong_with_one_of_them_is_found(
     assert_found(both(recipe), fault, four)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_runs_are_those_of_one_process_and_go_on_without_a_mesh(
     tiny_root: Path, tmp_path: Path, four: WorkerGroup
 ) -> None:

@@ -49,7 +49,7 @@ def seen(outcome: Any, claim: str) -> set[str]:
 # ------------------------------------------------------------------ proofs
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize(
     "sections",
     [
@@ -77,7 +77,7 @@ def test_two_stages_are_equivalent(
 MODELS = {"llama": FOUR, "qwen3": QWEN, "tied": TIED, "dropout": DROPPING}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("adapter", [None, LORA], ids=["full", "lora"])
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ SHARDED: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("option", SHARDED)
 def test_sharded_stages_with_an_option_are_equivalent(
     option: str, recipe: Callable[..., Resolved], four: WorkerGroup
@@ -117,7 +117,7 @@ def test_sharded_stages_with_an_option_are_equivalent(
     assert_equivalent(verify(staged(recipe, 2, 2, "fsdp2", strategy=strategy, **sections), group=four, time_limit=300))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_copies_of_sharded_stages_are_equivalent(recipe: Callable[..., Resolved]) -> None:
     """Replicate, shard and pipeline, two of each."""
     mesh = {"replicate": 2, "shard": 2, "pipeline": 2}
@@ -130,7 +130,7 @@ def test_copies_of_sharded_stages_are_equivalent(recipe: Callable[..., Resolved]
     assert collectives == {"all-gather shard", "reduce-scatter shard", "all-reduce replicate", "all-reduce pipeline"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_more_than_two_copies_are_equivalent(recipe: Callable[..., Resolved]) -> None:
     """A collective adds up their gradients in an order of its own: the bound has its rounding."""
     with WorkerGroup(6) as six:
@@ -162,7 +162,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("option", OPTIONS)
 def test_an_option_in_two_stages_is_equivalent(
     option: str, recipe: Callable[..., Resolved], group: WorkerGroup
@@ -170,7 +170,7 @@ def test_an_option_in_two_stages_is_equivalent(
     assert_equivalent(verify(staged(recipe, 2, **OPTIONS[option]), group=group, time_limit=200))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("adapter", [None, {"r": 4, "target_modules": "all-linear"}], ids=["full", "lora"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_in_two_stages_is_equivalent(
@@ -185,7 +185,7 @@ def test_every_family_in_two_stages_is_equivalent(
 OF_STAGES = [name for name, kind in faults().items() if kind.__module__ == FAULTS]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("fault", "name"), [(fault, name) for fault in OF_STAGES for name in fault_class(fault).strategies.names()]
 )
@@ -214,7 +214,7 @@ def run_of(root: Path, name: str, **sections: Any) -> dict[str, Any]:
     return values
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 def test_twenty_steps_are_the_plain_loops(tiny_root: Path, group: WorkerGroup) -> None:
     """Weights within 1e-5 of one process that computes the whole model, with the same samples in the same steps. Rows
     are not packed: each micro-batch has its own length."""
@@ -228,7 +228,7 @@ def test_twenty_steps_are_the_plain_loops(tiny_root: Path, group: WorkerGroup) -
     assert_weights(run, plain)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_twenty_steps_of_four_processes_are_the_plain_loops(tiny_root: Path, four: WorkerGroup) -> None:
     meshes: list[tuple[str, dict[str, int], int]] = [
         ("ddp", {"pipeline": 2, "replicate": 2}, 2), ("ddp", {"pipeline": 4}, 4),
@@ -244,7 +244,7 @@ def test_twenty_steps_of_four_processes_are_the_plain_loops(tiny_root: Path, fou
         assert_weights(run, plain, about=mesh)
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 def test_a_run_goes_on_with_stages_and_without(tiny_root: Path, tmp_path: Path, group: WorkerGroup) -> None:
     """A checkpoint has whole weights by name, whichever stage wrote them. Both run the same samples in a step."""
     stages = run_of(tiny_root, "ddp")
@@ -254,7 +254,7 @@ def test_a_run_goes_on_with_stages_and_without(tiny_root: Path, tmp_path: Path, 
         assert_goes_on(group, first, then, folder)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_goes_on_under_every_strategy(tiny_root: Path, tmp_path: Path, four: WorkerGroup) -> None:
     """From two stages with copies, or sharded, to four stages, and to the others, with an adapter too."""
     for first, adapter in (("ddp", None), ("ddp", LORA | {"dropout": 0.0}), ("fsdp2", None)):
@@ -277,7 +277,7 @@ def test_a_run_goes_on_under_every_strategy(tiny_root: Path, tmp_path: Path, fou
             assert_weights(after, straight, 1e-6, (name, mesh))
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 def test_held_out_losses_are_those_of_the_whole_model(tiny_root: Path, group: WorkerGroup) -> None:
     """More batches than a first stage may be ahead; each counts once."""
     stages = resolved_from(run_of(tiny_root, "ddp", batch={"micro_size": 2}))
@@ -291,7 +291,7 @@ def test_held_out_losses_are_those_of_the_whole_model(tiny_root: Path, group: Wo
     assert seen[0] == pytest.approx(right[0], rel=1e-6)
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 def test_each_stage_reads_its_own_blocks(tiny_root: Path, tmp_path: Path, group: WorkerGroup) -> None:
     """From safetensors files, and no weight of another stage."""
     from transformers import AutoConfig, AutoModelForCausalLM

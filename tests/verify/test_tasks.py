@@ -88,14 +88,14 @@ def test_the_loss_is_transformers_own(task: str) -> None:
     assert ours.item() == pytest.approx(own.item() * int((predicted != IGNORED).sum()), rel=1e-6)
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize(
-    "strategy", [s if s in ("ddp", "fsdp2") else pytest.param(s, marks=pytest.mark.slow) for s in STRATEGIES]
+    "strategy", [s if s in ("ddp", "fsdp2") else pytest.param(s, marks=pytest.mark.nightly) for s in STRATEGIES]
 )
 @pytest.mark.parametrize(
     ("task", "family"),
     [
-        pytest.param(task, family, marks=pytest.mark.slow) if place else (task, family)
+        pytest.param(task, family, marks=pytest.mark.nightly) if place else (task, family)
         for task, families in MODELS.items()
         for place, family in enumerate(families)
     ],

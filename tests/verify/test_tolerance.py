@@ -44,9 +44,9 @@ def reference_of(resolved: Resolved, folder: Path, pass_name: PassName = "precis
     [
         ("llama", "fp32"),
         ("bert", "bf16"),
-        pytest.param("qwen3", "bf16", marks=pytest.mark.slow),
-        pytest.param("gpt2", "bf16", marks=pytest.mark.slow),
-        pytest.param("bert", "fp32", marks=pytest.mark.slow),
+        pytest.param("qwen3", "bf16", marks=pytest.mark.nightly),
+        pytest.param("gpt2", "bf16", marks=pytest.mark.nightly),
+        pytest.param("bert", "fp32", marks=pytest.mark.nightly),
     ],
 )
 def test_random_orders_and_splits_exceed_a_tolerance_no_more_often_than_stated(

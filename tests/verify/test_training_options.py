@@ -20,7 +20,7 @@ FAST = ("ddp", "zero3", "fsdp1", "fsdp2")
 
 
 @pytest.mark.parametrize(
-    "strategy", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in STRATEGIES]
+    "strategy", [name if name in FAST else pytest.param(name, marks=pytest.mark.nightly) for name in STRATEGIES]
 )
 def test_all_options_together(strategy: str, recipe: Callable[..., Resolved], group: WorkerGroup) -> None:
     model = recipe(strategy).recipe.model.config
@@ -46,20 +46,20 @@ def test_all_options_alone_and_fused(recipe: Callable[..., Resolved], lone_group
     check(verify(recipe("single", precision="bf16", **options), group=lone_group, time_limit=300))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("strategy", ["zero1", "zero3", "fsdp2"])
 def test_terms_of_a_fused_loss(strategy: str, recipe: Callable[..., Resolved], group: WorkerGroup) -> None:
     check(verify(recipe(strategy, precision="bf16", loss="fused", **ALL), group=group, time_limit=300))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_noise_on_packed_rows(recipe: Callable[..., Resolved], group: WorkerGroup) -> None:
     model = recipe("fsdp2").recipe.model.config
     options = {"data": {"packing": True}, "model": {"config": model, "neftune_alpha": 5.0}}
     check(verify(recipe("fsdp2", **options), group=group, time_limit=300))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_smoothed_classes(recipe: Callable[..., Resolved], group: WorkerGroup) -> None:
     model = FAMILIES["bert"] | {"task": "sequence-classification", "num_labels": 3, "neftune_alpha": 5.0}
     check(verify(recipe("zero2", model=model, label_smoothing=0.2), group=group, time_limit=300))

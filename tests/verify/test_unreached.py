@@ -35,9 +35,9 @@ def test_a_table_that_nothing_shares_is_not_reached(task: str, recipe: Callable[
         assert found == ([] if tie else ["model.shared.weight"]), tie
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize(
-    "strategy", ["fsdp1", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ddp", "zero2", "zero3", "fsdp2"))]
+    "strategy", ["fsdp1", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("ddp", "zero2", "zero3", "fsdp2"))]
 )
 def test_it_trains_as_the_plain_loop(strategy: str, recipe: Callable[..., Resolved], group: WorkerGroup) -> None:
     """DDP ended in «did not receive gradient», and fsdp2 had no state where the plain loop had one."""
@@ -46,7 +46,7 @@ def test_it_trains_as_the_plain_loop(strategy: str, recipe: Callable[..., Resolv
     assert outcome.verdict == "equivalent", (outcome.difference, outcome.failure, outcome.unproven)
 
 
-@pytest.mark.group
+@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_an_adapter_that_the_model_passes_by_is_not_trained(
     strategy: str, recipe: Callable[..., Resolved], group: WorkerGroup

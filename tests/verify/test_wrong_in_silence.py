@@ -14,7 +14,7 @@ from toolkit.verification.matrix import what_caught
 from toolkit.verification.run import verify
 
 
-@pytest.mark.parametrize("family", ["qwen2", pytest.param("gpt_neox", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", ["qwen2", pytest.param("gpt_neox", marks=pytest.mark.nightly)])
 def test_selective_checkpointing_of_linear_layers_with_a_bias_under_zero3(
     family: str, recipe: Callable[..., Resolved], group: WorkerGroup
 ) -> None:
