@@ -127,12 +127,16 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """A test that starts a process has a fixture that says so."""
     result = yield
     if _STARTED and not STARTS_PROCESSES & set(getattr(item, "fixturenames", ())):
-        pytest.fail(f"it starts processes and says so nowhere ({'; '.join(_STARTED[:3])}): give it the fixture launches")
+        pytest.fail(
+            f"it starts processes and says so nowhere ({'; '.join(_STARTED[:3])}): give it the fixture launches"
+        )
     return result
 
 
 def _lines(path: Path | None) -> frozenset[str]:
-    return frozenset(path.read_text(encoding="utf-8").splitlines()) if path is not None and path.exists() else frozenset()
+    return (
+        frozenset(path.read_text(encoding="utf-8").splitlines()) if path is not None and path.exists() else frozenset()
+    )
 
 
 class _Passed:

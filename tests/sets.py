@@ -64,13 +64,15 @@ SETS = {
         TestSet("nightly-rehearsal", "CUDA code paths of every strategy and option without a GPU", 60),
         TestSet("nightly-files", "lint, import, migrate, data, studio and documentation, every case", 60),
         TestSet("upstream", "what other packages do: changes only with their versions", 30, "packages", True),
-        TestSet("weekly", "random recipes, the whole kill matrix, mutations, hundreds of ranks: hours", 600, "code", True),
+        TestSet(
+            "weekly", "random recipes, the whole kill matrix, mutations, hundreds of ranks: hours", 600, "code", True
+        ),
     )
 }
 DEFAULT = ("unit", "process")
 _NIGHTLY_OF = {
     "verify": "verify", "reference": "verify", "capabilities": "verify",
-    "training": "train", "cli": "train", "launch": "train", "api": "train", "strategies": "train", "optimizers": "train",
+    "training": "train", "cli": "train", "launch": "train", "api": "train", "strategies": "train",
     "plan": "plan", "bench": "plan", "benchmarks": "plan",
     "rehearsal": "rehearsal",
 }  # fmt: skip
@@ -138,7 +140,10 @@ def run(name: str, extra: list[str], *, fresh: bool = False) -> int:
     command = [sys.executable, "-m", "pytest", "--set", name, "--passed", str(ledger), *extra]
     if one.parallel and (os.cpu_count() or 1) > 1:
         command += ["-n", "auto", "--dist", "worksteal"]
-    print(f"{name}: {one.why}" + (" (goes on: what has passed on this version is left out)" if resumed else ""), flush=True)
+    print(
+        f"{name}: {one.why}" + (" (goes on: what has passed on this version is left out)" if resumed else ""),
+        flush=True,
+    )
     started = time.time()
     status = subprocess.run(command, cwd=ROOT, check=False).returncode
     if status == 5 and resumed:  # nothing was left to run

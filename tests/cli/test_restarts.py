@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from nights import nightly_but
 from signalled import TOOLKIT, begin, metrics, rank_pid, steps, until_step, write_recipe
 from tiny import LLAMA
 
@@ -27,7 +28,8 @@ def prepare(folder: Path, root: Path, strategy: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "strategy", ["single", pytest.param("zero2", marks=pytest.mark.nightly), pytest.param("fsdp2", marks=pytest.mark.nightly)]
+    "strategy",
+    nightly_but(["single", "zero2", "fsdp2"], "single"),
 )
 def test_it_goes_on_by_itself(strategy: str, tmp_path: Path, tiny_root: Path) -> None:
     prepare(tmp_path, tiny_root, strategy)

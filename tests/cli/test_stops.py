@@ -73,9 +73,8 @@ def test_asked_to_stop_it_saves_and_goes_on(
     assert not (tmp_path / "run/stopped.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("strategy", "number"), [pytest.param("fsdp2", signal.SIGTERM, marks=nightly), ("single", signal.SIGTERM)]
-)
+@pytest.mark.parametrize(("strategy", "number"), [(name, signal.SIGTERM) for name in ("fsdp2", "single")])
+@pytest.mark.nightly
 def test_accelerate_launch_stops_as_well(
     strategy: str, number: signal.Signals, tmp_path: Path, tiny_root: Path
 ) -> None:

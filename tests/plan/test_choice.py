@@ -110,6 +110,7 @@ def test_weights_are_kept_gathered_where_memory_allows(tmp_path: Path) -> None:
     assert kept["peak_bytes"] > asked["peak_bytes"]
 
 
+@pytest.mark.nightly
 def test_kept_weights_that_do_not_fit_are_sharded_again(tmp_path: Path) -> None:
     config = str(tmp_path / "config.json")
     Path(config).write_text(json.dumps(BIG))

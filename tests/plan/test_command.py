@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from nights import nightly_but
 from plan.cells import LLAMA
 from plan.test_speed import LLAMA_8B
 from toolkit.errors import InputError
@@ -55,11 +56,14 @@ def test_what_fits_exits_0_and_says_all_that_the_contract_names(tmp_path: Path, 
 
 @pytest.mark.parametrize(
     ("lora", "memory", "message"),
-    [
+    nightly_but(
+        [
+            (None, 5.0, "with 8-bit moments"),
+            (None, 2.5, "an adapter instead of all weights"),
+            (8, 1.25, "on a 4-bit base"),
+        ],
         (None, 5.0, "with 8-bit moments"),
-        (None, 2.5, "an adapter instead of all weights"),
-        (8, 1.25, "on a 4-bit base"),
-    ],
+    ),
 )
 def test_where_nothing_that_was_asked_fits_training_something_else_is_suggested(
     tmp_path: Path, config: str, lora: int | None, memory: float, message: str
@@ -165,6 +169,7 @@ def test_a_user_adds_a_device(tmp_path: Path, config: str) -> None:
     assert result["usable_bytes"] == int(12 * 2**30 * 0.95)
 
 
+@pytest.mark.nightly
 def test_on_paper_to_1024_devices_communication_takes_over(tmp_path: Path, config: str) -> None:
     _, result = planned(tmp_path, config, gpu="h100", gpus=8, link=25.0, scale=True)
     rows = [r for r in result["scale"] if r["strategy"] == "zero3"]
@@ -244,6 +249,7 @@ def test_the_host_loads_trained_weights_for_every_process_and_frozen_ones_once(t
     assert sizes[8, 1] == pytest.approx(0.5 * sizes[None, 1], rel=0.05)
 
 
+@pytest.mark.nightly
 def test_a_strategy_that_shards_weights_loads_no_whole_model(
     tmp_path: Path, config: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -261,6 +267,7 @@ def test_a_strategy_that_shards_weights_loads_no_whole_model(
     assert "host memory of a node while its processes load: " in capsys.readouterr().out
 
 
+@pytest.mark.nightly
 def test_what_was_never_measured_is_marked(tmp_path: Path, config: str, capsys: pytest.CaptureFixture[str]) -> None:
     def unmeasured(*overrides: str) -> list[str]:
         _, result = planned(tmp_path, config, gpu="h100", gpus=2, overrides=overrides)

@@ -161,6 +161,7 @@ def test_sharded_experts_are_gathered_by_the_ranks_that_have_the_same_ones() -> 
     assert "copies" not in copied
 
 
+@pytest.mark.nightly
 def test_other_strategies_are_planned_with_all_experts() -> None:
     recipe = EXPERTS[0].recipe() | {"machine": {"device": "cuda", "processes": 2}}
     asked = resolve(Recipe.model_validate(recipe), "recipe", device="cuda")
@@ -193,6 +194,7 @@ def test_a_mixture_is_planned_with_its_experts_divided_unasked() -> None:
     assert ("ddp", 4) in tried(mixture, {"r": 4}), "PEFT puts adapters on experts by default"
 
 
+@pytest.mark.nightly
 def test_adapters_on_experts_are_not_planned_under_fsdp1() -> None:
     """A run under it is refused (tests/strategies/test_expert_adapters.py): a plan of it would be of nothing."""
 

@@ -12,6 +12,7 @@ import torch
 import yaml
 from torch import nn
 
+from nights import nightly_but
 from plan.test_command import planned
 from tiny import LLAMA, recipe_dict
 from toolkit.errors import InputError
@@ -36,7 +37,7 @@ def bare(tmp_path: Path) -> str:
     return str(file)
 
 
-@pytest.mark.parametrize("strategy", ["zero2", "zero3", "fsdp2"])
+@pytest.mark.parametrize("strategy", nightly_but(["zero2", "zero3", "fsdp2"], "fsdp2"))
 def test_neither_a_tokenizer_nor_bitsandbytes_is_needed_to_plan(
     strategy: str, bare: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from media import SEEING
+from nights import nightly_but
 from plan.cells import MODELS, Cell
 from plan.truth import resolved_from
 from toolkit.errors import InputError
@@ -29,6 +30,7 @@ def peak(planner: Planner) -> int:
     return planner.memory(planner.resolved).peak
 
 
+@pytest.mark.nightly
 def test_more_and_larger_images_take_more() -> None:
     small, two, large = (Images(1, (64, 64)), Images(2, (64, 64)), Images(1, (128, 128)))
     peaks = [peak(planned("qwen3_vl", images=images)) for images in (small, two, large)]
@@ -37,7 +39,7 @@ def test_more_and_larger_images_take_more() -> None:
     assert tokens == [18, 36, 66]
 
 
-@pytest.mark.parametrize("name", SEEING)
+@pytest.mark.parametrize("name", nightly_but(SEEING, "qwen3_vl", "gemma3"))
 def test_the_short_model_is_traced_with_as_many_tokens_as_it_asks_for(name: str) -> None:
     """transformers' own forward compares features and tokens: a trace ends in an error where they differ."""
     planner = planned(name if name != "gemma3" else "gemma3-vl", lora=True)
@@ -53,6 +55,7 @@ def test_the_short_model_is_traced_with_as_many_tokens_as_it_asks_for(name: str)
         assert image_shape(config, (48, 96)).tokens == (48 // 16) * (96 // 16)
 
 
+@pytest.mark.nightly
 def test_blocks_that_are_named_by_number_are_kinds_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """A short model of one block of a kind weighs what all the blocks do. Without these kinds it is another model:
     Qwen3-VL's has no deepstack, LLaVA's has no last block but one, VipLlava's no second one."""
@@ -143,6 +146,7 @@ def test_a_text_model_has_no_images(tmp_path: Path) -> None:
         make_plan(Request(str(file), gpu="h100", images=1))
 
 
+@pytest.mark.nightly
 def test_a_models_config_is_enough_and_the_images_are_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from toolkit.planning.screen import show
 

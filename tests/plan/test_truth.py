@@ -23,7 +23,7 @@ QUICK = [
 
 
 @pytest.fixture(scope="module")
-def groups() -> Iterator[dict[int, WorkerGroup]]:
+def groups(launches: None) -> Iterator[dict[int, WorkerGroup]]:
     with WorkerGroup(1) as one, WorkerGroup(2) as two, WorkerGroup(4) as four:  # started where they are used
         yield {1: one, 2: two, 4: four}
 
@@ -43,7 +43,7 @@ def test_quick(cell: Cell, groups: dict[int, WorkerGroup]) -> None:
     check(cell, groups)
 
 
-@pytest.mark.nightly
+@pytest.mark.weekly
 @pytest.mark.parametrize("cell", [cell for group in GROUPS.values() for cell in group], ids=lambda cell: cell.name)
 def test_matrix(cell: Cell, groups: dict[int, WorkerGroup]) -> None:
     check(cell, groups)

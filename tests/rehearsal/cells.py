@@ -124,17 +124,17 @@ def every_cell() -> list[Cell]:
 
 
 _QUICK = (
-    # What trains, precision, whether as the last rank. The first rank writes checkpoints.
-    ("full", "bf16", False),
-    ("lora", "bf16", True),
-    ("full", "fp16", True),
+    # What trains, precision, whether as the last rank, the strategies. The first rank writes checkpoints.
+    ("full", "bf16", False, None),
+    ("lora", "bf16", True, ("zero3", "fsdp2")),
+    ("full", "fp16", True, ("ddp", "fsdp1")),
 )
 _QUICK_OPTIONS = {"fast": ("zero3",), "offload-all": ("fsdp2",), "varlen": ("ddp",)}
 
 
 def quick_cells() -> list[Cell]:
-    """Those of `make test`: for each strategy all weights in bf16 as the first rank, an adapter in bf16 and all
-    weights in fp16 as the last; many options together; state that is read back to the host; QLoRA where every rank
+    """Those of `make test`: for each strategy all weights in bf16 as the first rank; an adapter in bf16 and all weights
+    in fp16 as the last, under some; many options together; state that is read back to the host; QLoRA where every rank
     holds a slice of another size."""
     found = []
     for cell in every_cell():
@@ -142,7 +142,8 @@ def quick_cells() -> list[Cell]:
         if cell.option == "plain":
             wanted = any(
                 (cell.trained, cell.precision) == (trained, precision) and (last if as_last else cell.rank == 0)
-                for trained, precision, as_last in _QUICK
+                for trained, precision, as_last, strategies in _QUICK
+                if strategies is None or cell.strategy in strategies
             )
             qlora = cell.trained == "qlora" and cell.precision == "bf16" and last
             wanted = wanted or (qlora and cell.strategy == "fsdp1")

@@ -9,13 +9,14 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import _chunk_with_empty
 from rehearsal.chunks import Chunks
 
 
-@pytest.mark.parametrize("dim", [0, 1])
-@pytest.mark.parametrize("ranks", [1, 2, 3, 8, 20])
-@pytest.mark.parametrize("length", [1, 3, 7, 8, 16, 17])
-def test_they_are_torchs(length: int, ranks: int, dim: int) -> None:
-    whole = torch.arange(length * (length + 1)).view(length, length + 1)
-    right, found = _chunk_with_empty(whole, ranks, dim), Chunks(whole, ranks, dim)
-    assert len(found) == ranks
-    for one, other in zip(right, found, strict=True):
-        assert one.equal(other)
-        assert one.shape == other.shape
+def test_they_are_torchs(subtests: pytest.Subtests) -> None:
+    for length in [1, 3, 7, 8, 16, 17]:
+        for ranks in [1, 2, 3, 8, 20]:
+            for dim in [0, 1]:
+                with subtests.test(length=length, ranks=ranks, dim=dim):
+                    whole = torch.arange(length * (length + 1)).view(length, length + 1)
+                    right, found = _chunk_with_empty(whole, ranks, dim), Chunks(whole, ranks, dim)
+                    assert len(found) == ranks
+                    for one, other in zip(right, found, strict=True):
+                        assert one.equal(other)
+                        assert one.shape == other.shape

@@ -57,7 +57,7 @@ _SIZES = [
         _brief(strategy, 8, 7, _LAYERS),
         _brief(strategy, 1024, 1023, _LAYERS),
         id=strategy,
-        marks=[] if strategy == "fsdp2" else [pytest.mark.nightly],
+        marks=pytest.mark.nightly,
     )
     for strategy in SPLIT
 ]
@@ -89,7 +89,7 @@ def _whole() -> list[Any]:
     return found
 
 
-@pytest.mark.nightly
+@pytest.mark.weekly
 @pytest.mark.parametrize(("strategy", "world", "rank", "call"), _whole())
 def test_8b(stage: Any, strategy: str, world: int, rank: int, call: Call) -> None:
     _check(stage(call), strategy, rank, world, 32)
@@ -103,7 +103,7 @@ def _meshes() -> list[Any]:
                 quick = (name, size, rank) == ("layers-hybrid", "8b", 511)
                 layers = _LAYERS if quick else config["num_hidden_layers"]
                 call = Call("rehearse.brief", (mesh_cell(name, rank, config, layers),))
-                marks = [] if quick else [pytest.mark.nightly]
+                marks = pytest.mark.nightly if quick else pytest.mark.weekly
                 found.append(pytest.param(name, config, rank, layers, call, id=f"{name}-{size}-{rank}", marks=marks))
     return found
 

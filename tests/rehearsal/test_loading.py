@@ -30,7 +30,7 @@ def _cases() -> list[Any]:
                 if layers > 2 and trained == "offload":
                     continue
                 call = _call(strategy, world, rank, layers, trained)
-                marks = [] if quick else [pytest.mark.nightly]
+                marks = pytest.mark.nightly if quick else pytest.mark.weekly
                 name = f"{strategy}-{trained}-{layers}-layers-{rank}of{world}"
                 found.append(pytest.param(world, call, id=name, marks=marks))
     return found

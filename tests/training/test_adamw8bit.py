@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from jobs import Run, resolved_from, train_job, worst
+from nights import nightly_but
 from tiny import recipe_dict
 from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
@@ -108,9 +109,8 @@ def test_a_step_takes_no_more_than_the_plan_says() -> None:
     assert live.peak == pytest.approx(_UNPACKED * weight.numel(), rel=0.02)
 
 
-@pytest.mark.parametrize(
-    "strategy", [pytest.param(name, marks=pytest.mark.nightly) for name in ("ddp", "fsdp1")] + ["fsdp2"]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp1", "fsdp2"])
 def test_it_is_proven(strategy: str, tiny_root: Path, group: WorkerGroup) -> None:
     outcome = verify(resolved_from(recipe(tiny_root, strategy, precision="bf16")), group=group, time_limit=300)
     assert outcome.verdict == "equivalent", (outcome.difference, outcome.failure, outcome.unproven)
@@ -122,7 +122,11 @@ def test_it_is_proven(strategy: str, tiny_root: Path, group: WorkerGroup) -> Non
 
 
 @pytest.mark.parametrize(
-    ("fault", "stage"), [("moments-unpacked", "engagement"), ("moments-truncated", "optimizer-state")]
+    ("fault", "stage"),
+    [
+        pytest.param("moments-unpacked", "engagement", marks=pytest.mark.nightly),
+        ("moments-truncated", "optimizer-state"),
+    ],
 )
 def test_moments_that_are_kept_otherwise_are_found(fault: str, stage: str, tiny_root: Path, group: WorkerGroup) -> None:
     resolved = resolved_from(recipe(tiny_root, "ddp"))
@@ -131,7 +135,7 @@ def test_moments_that_are_kept_otherwise_are_found(fault: str, stage: str, tiny_
     assert what_caught(outcome)[0] == stage, what_caught(outcome)
 
 
-@pytest.mark.parametrize(("saved", "resumed"), [("fsdp2", "fsdp2"), ("fsdp2", "ddp")])
+@pytest.mark.parametrize(("saved", "resumed"), nightly_but([("fsdp2", "fsdp2"), ("fsdp2", "ddp")], ("fsdp2", "ddp")))
 def test_resumed_equals_uninterrupted(
     saved: str, resumed: str, tiny_root: Path, group: WorkerGroup, tmp_path: Path
 ) -> None:

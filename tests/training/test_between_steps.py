@@ -35,7 +35,6 @@ def gradient_job(resolved: Resolved, skips: bool) -> list[int]:
     return [0 if flat.grad is None else flat.grad.nbytes for flat in flats]
 
 
-@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize("skips", [False, True], ids=["step", "skipped"])
 def test_no_gradient_of_fsdp1_is_left(skips: bool, tiny_root: Path, group: WorkerGroup) -> None:
     for sizes in group.run(gradient_job, resolved(tiny_root, "fsdp1"), skips, timeout=200):
@@ -62,8 +61,7 @@ def unused_job(resolved: Resolved) -> list[str]:
     return unused
 
 
-@pytest.mark.usefixtures("launches")
-@pytest.mark.parametrize("adapter", [None, {"r": 4}], ids=["full", "lora"])
+@pytest.mark.parametrize("adapter", [pytest.param(None, marks=pytest.mark.nightly), {"r": 4}], ids=["full", "lora"])
 def test_fsdp2_gathers_nothing_that_only_an_evaluation_needed(
     adapter: dict[str, Any] | None, tiny_root: Path, group: WorkerGroup
 ) -> None:

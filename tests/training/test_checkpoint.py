@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from jobs import Run, resolved_from, train_job, worst
+from nights import nightly_but
 from tiny import LLAMA, recipe_dict
 from toolkit.checkpoint_export.state import export_state
 from toolkit.disk import file_sha256
@@ -36,8 +38,8 @@ def halves(group: WorkerGroup, first: dict[str, Any], second: dict[str, Any], fo
     return group.run(train_job, resolved_from(second), 3, None, str(newest(folder)), 6)[0]
 
 
-@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.nightly), "bf16"])
-@pytest.mark.parametrize("strategy", SPREAD)
+@pytest.mark.parametrize("precision", nightly_but(["fp32", "bf16"], "bf16"))
+@pytest.mark.parametrize("strategy", nightly_but(SPREAD, "zero1", "zero3", "fsdp1", "fsdp2"))
 def test_resumed_equals_uninterrupted_bit_for_bit(
     strategy: str, precision: str, tiny_root: Path, group: WorkerGroup, tmp_path: Path
 ) -> None:
@@ -54,7 +56,12 @@ def test_resumed_equals_uninterrupted_bit_for_bit(
 
 @pytest.mark.parametrize(
     ("saved", "resumed"),
-    [("zero3", "fsdp2"), ("fsdp2", "zero2"), ("fsdp1", "ddp"), ("ddp", "zero1"), ("zero2", "fsdp1")],
+    nightly_but(
+        [("zero3", "fsdp2"), ("fsdp2", "zero2"), ("fsdp1", "ddp"), ("ddp", "zero1"), ("zero2", "fsdp1")],
+        ("zero3", "fsdp2"),
+        ("fsdp1", "ddp"),
+        ("zero2", "fsdp1"),
+    ),
 )
 def test_any_strategy_resumes_any_other(
     saved: str, resumed: str, tiny_root: Path, group: WorkerGroup, tmp_path: Path
@@ -194,8 +201,16 @@ def test_another_recipe_is_refused_and_the_difference_named(saved: Path, tiny_ro
         train_job(resolved_from(other), 1, None, str(saved), 6)
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("kind", ["adapter", "merged", "full", "modules_to_save"])
+@pytest.mark.parametrize(
+    ("kind", "tied"),
+    nightly_but(
+        product(["adapter", "merged", "full", "modules_to_save"], [False, True]),
+        ("adapter", False),
+        ("merged", False),
+        ("full", True),
+        ("modules_to_save", True),
+    ),
+)
 def test_export_loads_without_the_toolkit(
     kind: str, tied: bool, tiny_root: Path, group: WorkerGroup, tmp_path: Path
 ) -> None:

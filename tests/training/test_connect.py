@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from cuda_calls import CudaCalls
 from jobs import resolved_from
+from nights import nightly_but
 from tiny import recipe_dict
 from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
@@ -95,7 +96,7 @@ def connecting_job(resolved: Resolved) -> list[tuple[Any, ...]]:
     return calls.seen
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "zero2", "fsdp1", "fsdp2"])
+@pytest.mark.parametrize("strategy", nightly_but(["ddp", "zero2", "fsdp1", "fsdp2"], "zero2"))
 def test_gloo_is_connected_beside_nccl_by_every_first_job(strategy: str, tiny_root: Path, group: WorkerGroup) -> None:
     """A later job of the process may offload, and reduces gradients on the host."""
     for rank, seen in enumerate(group.run(connecting_job, on_cuda(tiny_root, strategy), timeout=240)):
@@ -115,7 +116,7 @@ def limits_job(resolved: Resolved) -> list[float]:
     return [limit.total_seconds() for limit in (*limits, store.timeout)]
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "zero1", "fsdp2"])
+@pytest.mark.parametrize("strategy", nightly_but(["ddp", "zero1", "fsdp2"], "zero1"))
 def test_ranks_may_wait_for_hours_while_rank_0_saves(strategy: str, tiny_root: Path, group: WorkerGroup) -> None:
     """DeepSpeed makes a group of its own. Hangs are found by the product's own watch, whatever torch's limit."""
     for limits in group.run(

@@ -40,8 +40,21 @@ def first_steps(group: WorkerGroup) -> dict[str, dict[str, torch.Tensor]]:
     return found
 
 
-@pytest.mark.parametrize("strategy", earlier_versions.STRATEGIES)
-@pytest.mark.parametrize("version", VERSIONS, ids=lambda path: path.name)
+NAMES = earlier_versions.STRATEGIES
+IN_TURN = {version: NAMES[at % len(NAMES)] for at, version in enumerate(VERSIONS)}
+"""Of each version the strategy that the default set resumes it under."""
+
+
+@pytest.mark.parametrize(
+    ("version", "strategy"),
+    [
+        pytest.param(
+            version, name, marks=() if IN_TURN[version] == name else pytest.mark.nightly, id=f"{version.name}-{name}"
+        )
+        for version in VERSIONS
+        for name in NAMES
+    ],
+)
 def test_resumed_equals_the_run_that_was_not_interrupted(
     version: Path, strategy: str, group: WorkerGroup, first_steps: dict[str, dict[str, torch.Tensor]]
 ) -> None:
@@ -59,6 +72,7 @@ def test_resumed_equals_the_run_that_was_not_interrupted(
         assert worst(end_of(run), end)[0] < 1e-5
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("saved", "strategy"), [("zero2", "fsdp2"), ("fsdp2", "ddp")])
 @pytest.mark.parametrize("version", VERSIONS, ids=lambda path: path.name)
 def test_another_strategy_resumes_it(version: Path, saved: str, strategy: str, group: WorkerGroup) -> None:

@@ -64,13 +64,13 @@ def squares_job(resolved: Resolved, steps: int, folder: str) -> tuple[list[torch
 @pytest.mark.parametrize(
     ("strategy", "sections"),
     [
-        ("ddp", {}),
+        pytest.param("ddp", {}, marks=pytest.mark.nightly),
         ("ddp", {"mesh": {"pipeline": 2}, "model": {"config": LLAMA | {"tie_word_embeddings": True}}}),
-        ("zero1", {"precision": "bf16"}),
+        pytest.param("zero1", {"precision": "bf16"}, marks=pytest.mark.nightly),
         ("zero2", {"precision": "bf16"}),
-        ("zero3", {"precision": "bf16"}),
+        pytest.param("zero3", {"precision": "bf16"}, marks=pytest.mark.nightly),
         ("fsdp1", {"precision": "bf16"}),
-        ("fsdp2", {"precision": "bf16"}),
+        pytest.param("fsdp2", {"precision": "bf16"}, marks=pytest.mark.nightly),
         pytest.param("zero2", {}, marks=pytest.mark.nightly),
         pytest.param("zero3", {"offload": "all"}, marks=pytest.mark.nightly),
         pytest.param("zero1", {"precision": "bf16-pure"}, marks=pytest.mark.nightly),

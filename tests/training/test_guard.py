@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from jobs import loader_for, resolved_from
+from nights import nightly_but
 from tiny import recipe_dict
 from toolkit.errors import RunFailed
 from toolkit.launch.group import WorkerGroup
@@ -109,10 +110,7 @@ def recipe(root: Path, folder: Path, strategy: str, **run: Any) -> dict[str, Any
     return recipe_dict(root, strategy={"name": strategy}, run=run, precision=precision)
 
 
-nightly = pytest.mark.nightly
-
-
-@pytest.mark.parametrize("strategy", ["zero2", "fsdp2", *(pytest.param(s, marks=nightly) for s in MORE)])
+@pytest.mark.parametrize("strategy", nightly_but(["zero2", "fsdp2", *MORE], "fsdp2"))
 def test_a_bad_step_is_skipped_and_nothing_else(
     strategy: str, tiny_root: Path, tmp_path: Path, group: WorkerGroup
 ) -> None:
@@ -126,7 +124,7 @@ def test_a_bad_step_is_skipped_and_nothing_else(
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
-@pytest.mark.parametrize("strategy", ["zero2", *(pytest.param(s, marks=nightly) for s in ["fsdp2", *MORE])])
+@pytest.mark.parametrize("strategy", nightly_but(["zero2", "fsdp2", *MORE], "zero2"))
 def test_it_goes_back_to_the_checkpoint_and_past_the_bad_data(
     strategy: str, tiny_root: Path, tmp_path: Path, group: WorkerGroup
 ) -> None:
@@ -139,7 +137,7 @@ def test_it_goes_back_to_the_checkpoint_and_past_the_bad_data(
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "zero2"])
+@pytest.mark.parametrize("strategy", nightly_but(["ddp", "zero2"], "zero2"))
 def test_it_stops_and_says_so(strategy: str, tiny_root: Path, tmp_path: Path, group: WorkerGroup) -> None:
     resolved = resolved_from(recipe(tiny_root, tmp_path / "run", strategy))
     (tmp_path / "run").mkdir()

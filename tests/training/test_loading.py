@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from families import EVERY_FAMILY, FAMILIES, HYBRIDS
 from jobs import resolved_from, train_job
 from media import SEEING
+from nights import nightly_but
 from tiny import recipe_dict
 from toolkit.launch.group import WorkerGroup
 from toolkit.model.by_part import materialise
@@ -103,8 +105,10 @@ def check(
             assert torch.equal(computed[name], tensor.to(computed[name].dtype)), name
 
 
-@pytest.mark.parametrize("strategy", SHARDING)
-@pytest.mark.parametrize("name", list(QUICK))
+@pytest.mark.parametrize(
+    ("name", "strategy"),
+    nightly_but(product(QUICK, SHARDING), ("tied", "zero3"), ("mixtral", "fsdp1"), ("llama", "fsdp2")),
+)
 def test_each_process_reads_its_part(
     name: str, strategy: str, tiny_root: Path, tmp_path: Path, group: WorkerGroup
 ) -> None:
@@ -146,7 +150,7 @@ def test_every_family_has_the_same_weights(name: str, from_folder: bool, tiny_ro
 LORA = {"method": "lora", "r": 2, "alpha": 4, "target_modules": ["q_proj", "v_proj"], "modules_to_save": ["lm_head"]}
 
 
-@pytest.mark.parametrize("strategy", SHARDING)
+@pytest.mark.parametrize("strategy", nightly_but(SHARDING, "zero3", "fsdp2"))
 @pytest.mark.parametrize("adapter", [None, LORA])
 def test_masters_and_frozen_weights_in_16_bits(
     adapter: dict[str, Any] | None, strategy: str, tiny_root: Path, tmp_path: Path, group: WorkerGroup
@@ -206,7 +210,7 @@ def broken_job(resolved: Resolved) -> list[str]:
     return [name for name, weight in weights.items() if not torch.equal(weight, expected.get_parameter(name))]
 
 
-@pytest.mark.parametrize("strategy", SHARDING)
+@pytest.mark.parametrize("strategy", nightly_but(SHARDING, "fsdp1"))
 def test_a_range_that_is_off_by_one_is_seen(strategy: str, tiny_root: Path, tmp_path: Path, group: WorkerGroup) -> None:
     folder = saved(tiny_root, QUICK["llama"], tmp_path / "base")
     resolved = resolved_from(recipe(tiny_root, QUICK["llama"], folder, strategy={"name": strategy}))
@@ -232,7 +236,7 @@ def trained_job(resolved: Resolved, whole: bool) -> Any:
         return train_job(resolved, 2)
 
 
-@pytest.mark.parametrize("strategy", SHARDING)
+@pytest.mark.parametrize("strategy", nightly_but(SHARDING, "zero3"))
 def test_training_is_the_same(strategy: str, tiny_root: Path, tmp_path: Path, group: WorkerGroup) -> None:
     folder = saved(tiny_root, QUICK["llama"], tmp_path / "base")
     values = recipe(tiny_root, QUICK["llama"], folder, strategy={"name": strategy}, precision="bf16", adapter=LORA)

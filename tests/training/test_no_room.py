@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from jobs import loader_for, resolved_from
+from nights import nightly_but
 from signalled import TOOLKIT, write_recipe
 from tiny import recipe_dict
 from toolkit.errors import RunFailed
@@ -45,8 +46,8 @@ def save_without_room(resolved: Resolved, folder: str, limit: int, rank: int) ->
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("limit", [0, 20_000])
-@pytest.mark.parametrize("strategy", ["zero3", pytest.param("fsdp2", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("limit", nightly_but([0, 20_000], 20_000))
+@pytest.mark.parametrize("strategy", nightly_but(["zero3", "fsdp2"], "zero3"))
 def test_no_room_fails_alike_on_every_rank_and_keeps_the_last_good_one(
     strategy: str, limit: int, rank: int, tiny_root: Path, tmp_path: Path, group: WorkerGroup
 ) -> None:

@@ -61,29 +61,30 @@ def test_every_file_of_the_package_is_an_optimizer() -> None:
         assert optimizer_file(name).is_file()
 
 
-@pytest.mark.parametrize("section", SECTIONS, ids=str)
-@pytest.mark.parametrize("shape", [(6, 10), (10, 6), (7,), (2, 5, 4)], ids=str)
-def test_steps_are_those_of_the_formula(section: dict[str, Any], shape: tuple[int, ...]) -> None:
+def test_steps_are_those_of_the_formula(subtests: pytest.Subtests) -> None:
     """In float64, where nothing is rounded, except by Muon's iteration: both round that alike."""
-    settings = Optimizer.model_validate({"lr": 0.02, "weight_decay": 0.1} | section)
-    torch.manual_seed(0)
-    weight = nn.Parameter(torch.randn(shape, dtype=torch.float64))
-    matrix = len(shape) == 2
-    matrices = frozenset({"w"}) if matrix else frozenset[str]()
-    optimizer = make_optimizer({"w": weight}, frozenset({"w"}), matrices, settings, fused=False)
-    formula = formula_for(settings, shape, matrix)
-    expected, state = weight.detach().clone(), None
-    for count in range(1, 5):
-        weight.grad = torch.randn_like(weight)
-        lr = 0.02 / count
-        optimizer.param_groups[0]["lr"] = lr
-        after = formula.step(expected, weight.grad, state, count=count, lr=lr, weight_decay=0.1)
-        optimizer.step()
-        expected, state = after.weight, after.moments
-        torch.testing.assert_close(weight.detach(), expected, rtol=1e-12, atol=1e-14)
-        for key in formula.keys:
-            torch.testing.assert_close(optimizer.state[weight][key], state[key], rtol=1e-12, atol=1e-18)
-    assert set(formula.keys) == set(optimizer_kind(settings.name).tensors(settings, shape, matrix))
+    for shape in [(6, 10), (10, 6), (7,), (2, 5, 4)]:
+        for section in SECTIONS:
+            with subtests.test(shape=shape, section=section):
+                settings = Optimizer.model_validate({"lr": 0.02, "weight_decay": 0.1} | section)
+                torch.manual_seed(0)
+                weight = nn.Parameter(torch.randn(shape, dtype=torch.float64))
+                matrix = len(shape) == 2
+                matrices = frozenset({"w"}) if matrix else frozenset[str]()
+                optimizer = make_optimizer({"w": weight}, frozenset({"w"}), matrices, settings, fused=False)
+                formula = formula_for(settings, shape, matrix)
+                expected, state = weight.detach().clone(), None
+                for count in range(1, 5):
+                    weight.grad = torch.randn_like(weight)
+                    lr = 0.02 / count
+                    optimizer.param_groups[0]["lr"] = lr
+                    after = formula.step(expected, weight.grad, state, count=count, lr=lr, weight_decay=0.1)
+                    optimizer.step()
+                    expected, state = after.weight, after.moments
+                    torch.testing.assert_close(weight.detach(), expected, rtol=1e-12, atol=1e-14)
+                    for key in formula.keys:
+                        torch.testing.assert_close(optimizer.state[weight][key], state[key], rtol=1e-12, atol=1e-18)
+                assert set(formula.keys) == set(optimizer_kind(settings.name).tensors(settings, shape, matrix))
 
 
 def test_a_lion_step_by_hand() -> None:
@@ -107,16 +108,19 @@ def test_orthogonalised_matrices_are_nearly_orthogonal_and_those_of_a_shard_are_
     assert (parts - whole).norm() / whole.norm() > 0.3
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral", "gemma3_text"])
-def test_the_hidden_matrices_are_neither_embeddings_nor_the_head(family: str, tiny_root: Path) -> None:
-    config = EVERY_FAMILY[family]["config"]
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
-    found = hidden_matrices(model, ())
-    resolved = recipe(tiny_root, "single", {"name": "muon"}, model={"config": config})
-    assert found == plain_matrices(model, resolved)
-    assert found
-    assert all(parameter.ndim == 2 for name, parameter in model.named_parameters() if name in found)
-    assert not [name for name in found if "embed" in name or "wte" in name or "wpe" in name or "lm_head" in name]
+def test_the_hidden_matrices_are_neither_embeddings_nor_the_head(subtests: pytest.Subtests, tiny_root: Path) -> None:
+    for family in ["llama", "gpt2", "mixtral", "gemma3_text"]:
+        with subtests.test(family=family):
+            config = EVERY_FAMILY[family]["config"]
+            model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
+            found = hidden_matrices(model, ())
+            resolved = recipe(tiny_root, "single", {"name": "muon"}, model={"config": config})
+            assert found == plain_matrices(model, resolved)
+            assert found
+            assert all(parameter.ndim == 2 for name, parameter in model.named_parameters() if name in found)
+            assert not [
+                name for name in found if "embed" in name or "wte" in name or "wpe" in name or "lm_head" in name
+            ]
 
 
 def test_the_matrices_of_an_adapter_are_hidden_matrices(tiny_root: Path) -> None:
@@ -130,14 +134,15 @@ def test_the_matrices_of_an_adapter_are_hidden_matrices(tiny_root: Path) -> None
 # ---------------------------------------------------------------- what is refused
 
 
-@pytest.mark.parametrize("name", ["muon", "adafactor"])
-@pytest.mark.parametrize("strategy", list(strategies()))
-def test_flat_slices_are_refused(name: str, strategy: str, tiny_root: Path) -> None:
-    if strategies()[strategy].traits.flat_state:
-        with pytest.raises(InputError, match=f"optimizer.name: under {strategy} .* whole .*; use fsdp2"):
-            recipe(tiny_root, strategy, {"name": name})
-    else:
-        recipe(tiny_root, strategy, {"name": name})
+def test_flat_slices_are_refused(subtests: pytest.Subtests, tiny_root: Path) -> None:
+    for strategy in list(strategies()):
+        for name in ["muon", "adafactor"]:
+            with subtests.test(strategy=strategy, name=name):
+                if strategies()[strategy].traits.flat_state:
+                    with pytest.raises(InputError, match=f"optimizer.name: under {strategy} .* whole .*; use fsdp2"):
+                        recipe(tiny_root, strategy, {"name": name})
+                else:
+                    recipe(tiny_root, strategy, {"name": name})
 
 
 @pytest.mark.parametrize(
@@ -239,6 +244,7 @@ def test_what_the_trainer_has_not_is_said(tiny_root: Path) -> None:
     [("muon", "fsdp2"), ("adafactor", "fsdp2"), ("lion", "zero3"), ("sgd", "fsdp1"),
                          ("schedule-free", "zero3")]
 )  # fmt: skip
+@pytest.mark.nightly
 def test_it_is_proven(name: str, strategy: str, tiny_root: Path, group: WorkerGroup) -> None:
     schedule = {"schedule": {"name": "constant", "warmup_steps": 2}} if name == "schedule-free" else {}
     outcome = verify(recipe(tiny_root, strategy, {"name": name}, **schedule), group=group, time_limit=120)
@@ -264,6 +270,7 @@ def test_every_optimizer_under_every_strategy(precision: str, group: WorkerGroup
 @pytest.mark.parametrize(
     "strategy", ["fsdp1", *(pytest.param(s, marks=pytest.mark.nightly) for s in ("ddp", "fsdp2", "zero1", "zero3"))]
 )
+@pytest.mark.nightly
 def test_groups_are_proven(strategy: str, tiny_root: Path, group: WorkerGroup) -> None:
     groups = [{"match": "embed|lm_head", "lr": 3e-4}, {"match": r"\.0\.", "lr": 5e-3, "weight_decay": 0.0}]
     outcome = verify(recipe(tiny_root, strategy, {"groups": groups}), group=group, time_limit=120)

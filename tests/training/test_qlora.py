@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from jobs import Run, resolved_from, train_job, worst
+from nights import nightly_but
 from tiny import LLAMA, recipe_dict
 from toolkit.errors import InputError, RunFailed
 from toolkit.launch.group import WorkerGroup
@@ -135,7 +136,7 @@ def test_layers_that_transformers_keeps_in_float32_are_not_quantised(tiny_root: 
     assert torch.isfinite(model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids).logits).all()
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", nightly_but(["fp32", "bf16"], "bf16"))
 def test_each_rank_packs_a_part_of_the_layers_and_has_the_same_bits(
     precision: str, tiny_root: Path, group: WorkerGroup
 ) -> None:
@@ -195,10 +196,9 @@ def test_a_run_without_its_4_bits_is_refused(tiny_root: Path, monkeypatch: pytes
 # ---------------------------------------------------------------------- under every strategy
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize(
-    "strategy", [s if s == "fsdp2" else pytest.param(s, marks=pytest.mark.nightly) for s in STRATEGIES]
-)
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_it_is_the_plain_loop_on_dequantised_weights(
     strategy: str, precision: str, tiny_root: Path, group: WorkerGroup
 ) -> None:
@@ -213,7 +213,7 @@ def test_it_is_the_plain_loop_on_dequantised_weights(
 
 
 @pytest.mark.parametrize(
-    ("saved", "resumed"), [pytest.param("zero3", "zero3", marks=pytest.mark.nightly), ("fsdp2", "fsdp2"), ("ddp", "fsdp1")]
+    ("saved", "resumed"), nightly_but([("zero3", "zero3"), ("fsdp2", "fsdp2"), ("ddp", "fsdp1")], ("ddp", "fsdp1"))
 )
 def test_resumed_equals_uninterrupted(
     saved: str, resumed: str, tiny_root: Path, group: WorkerGroup, tmp_path: Path
@@ -236,7 +236,7 @@ def test_resumed_equals_uninterrupted(
 # ---------------------------------------------------------------------- plan
 
 
-@pytest.mark.parametrize("strategy", ["single", "fsdp2"])
+@pytest.mark.parametrize("strategy", nightly_but(["single", "fsdp2"], "fsdp2"))
 def test_plan_counts_what_is_stored(strategy: str, tiny_root: Path, group: WorkerGroup) -> None:
     from plan.truth import measured
     from toolkit.planning.predict import Planner

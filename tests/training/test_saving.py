@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from jobs import resolved_from
+from nights import nightly_but
 from tiny import recipe_dict
 from toolkit.errors import RunFailed
 from toolkit.launch.group import WorkerGroup
@@ -101,7 +102,7 @@ def recipe(root: Path, folder: Path, strategy: str, **more: Any) -> Resolved:
     return resolved_from(recipe_dict(root, strategy={"name": strategy}, run=settings))
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero3", "fsdp2"])
+@pytest.mark.parametrize("strategy", nightly_but(["ddp", "zero1", "zero3", "fsdp2"], "zero3", "fsdp2"))
 def test_training_goes_on_and_the_checkpoint_is_of_its_step(
     strategy: str, tiny_root: Path, tmp_path: Path, group: WorkerGroup
 ) -> None:

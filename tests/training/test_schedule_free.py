@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from jobs import loader_for, resolved_from
+from nights import nightly_but
 from tiny import recipe_dict
 from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
@@ -119,7 +120,9 @@ def loss_of_export(resolved: Resolved, folder: Path) -> float:
     return evaluate(session, batches(session))[0]
 
 
-@pytest.mark.parametrize("strategy", [name for name in strategies() if name != "single"])
+@pytest.mark.parametrize(
+    "strategy", nightly_but([name for name in strategies() if name != "single"], "zero2", "zero3", "fsdp2")
+)
 def test_an_evaluation_leaves_training_as_it_was(strategy: str, tiny_root: Path, group: WorkerGroup) -> None:
     resolved = recipe(tiny_root, strategy)
     losses, none, weights = group.run(run_job, resolved, False)[0]
@@ -130,7 +133,7 @@ def test_an_evaluation_leaves_training_as_it_was(strategy: str, tiny_root: Path,
     assert not none
 
 
-@pytest.mark.parametrize("strategy", ["fsdp1", "fsdp2"])
+@pytest.mark.parametrize("strategy", nightly_but(["fsdp1", "fsdp2"], "fsdp2"))
 def test_weights_that_an_evaluation_gathered_would_train(strategy: str, tiny_root: Path, group: WorkerGroup) -> None:
     """What ``release`` is for: without it the next step computes with some weights of the average."""
     resolved = recipe(tiny_root, strategy)
@@ -229,7 +232,6 @@ def test_its_state_takes_as_much_as_that_of_adamw(strategy: str, tiny_root: Path
     assert found[0] == found[1] > 0
 
 
-@pytest.mark.usefixtures("launches")
 def test_the_fused_loss_is_counted_in_training_alone(tiny_root: Path, group: WorkerGroup) -> None:
     """``verify`` evaluates the average once, without a micro-batch: «losses without logits: 6 of 5»."""
     outcome = verify(recipe(tiny_root, "ddp", loss="fused"), group=group, time_limit=120)

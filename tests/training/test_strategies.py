@@ -18,6 +18,7 @@ from jobs import (
     train_job,
     worst,
 )
+from nights import nightly_but
 from tiny import recipe_dict
 from toolkit.launch.group import WorkerGroup
 
@@ -90,7 +91,7 @@ def test_lora_with_dropout_under_checkpointing(
     assert found.weights.keys() == expected.weights.keys()
 
 
-@pytest.mark.parametrize("strategy", SPREAD)
+@pytest.mark.parametrize("strategy", nightly_but(SPREAD, "zero2", "zero3", "fsdp1", "fsdp2"))
 def test_bf16_keeps_float32_masters(strategy: str, tiny_root: Path, group: WorkerGroup) -> None:
     recipe = recipe_dict(tiny_root, strategy={"name": strategy}, precision="bf16")
     found = run(group, recipe, 3)
@@ -118,7 +119,7 @@ def test_zero3_leaves_torchs_linear_to_the_next_run(tiny_root: Path, group: Work
 
 
 @pytest.mark.parametrize("strategy", ["zero3", "fsdp1", "fsdp2"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", nightly_but(["fp32", "bf16"], "bf16"))
 def test_a_model_larger_than_the_device_is_never_whole_on_it(
     strategy: str, precision: str, tiny_root: Path, group: WorkerGroup
 ) -> None:
@@ -130,7 +131,7 @@ def test_a_model_larger_than_the_device_is_never_whole_on_it(
     assert largest == whole
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp1", "fsdp2"])
+@pytest.mark.parametrize("strategy", nightly_but(["ddp", "fsdp1", "fsdp2"], "ddp", "fsdp2"))
 def test_fp16_skips_a_step_that_overflows(strategy: str, tiny_root: Path, group: WorkerGroup) -> None:
     recipe = recipe_dict(tiny_root, strategy={"name": strategy}, precision="fp16", schedule={"warmup_steps": 0})
     found = group.run(overflow_job, resolved_from(recipe))[0]

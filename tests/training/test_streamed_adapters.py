@@ -141,7 +141,6 @@ def test_every_method(row: Any, tiny_root: Path, tmp_path: Path, monkeypatch: py
         assert (reason is not None) == (row.name in WHOLE | {"ln-tuning"})
 
 
-@pytest.mark.usefixtures("launches")
 def test_running_statistics_are_the_checkpoints(tmp_path: Path, group: WorkerGroup) -> None:
     """Buffers are the checkpoint's, frozen weights the base's."""
     asked = resolved("ddp", batch_norm="local", freeze=["embedder"])

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from jobs import Run, loader_for, plain_run, resolved_from, train_job, worst
+from nights import nightly_but
 from tiny import recipe_dict
 from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
@@ -60,7 +61,6 @@ def counted_job(resolved: Resolved) -> list[tuple[int, int]]:
     return counted
 
 
-@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize("case", CASES)
 def test_collectives_are_where_they_are_said_to_be(case: str, tiny_root: Path, group: WorkerGroup) -> None:
     """Before equality: a step of three micro-batches sums in each of them or in the last, and gathers as often as it
@@ -79,10 +79,8 @@ def test_collectives_are_where_they_are_said_to_be(case: str, tiny_root: Path, g
             assert gathers[0] > 0
 
 
-@pytest.mark.usefixtures("launches")
-@pytest.mark.parametrize(
-    "adapter", [None, pytest.param({"r": 4, "dropout": 0.1}, marks=pytest.mark.nightly)], ids=["full", "lora"]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("adapter", [None, {"r": 4, "dropout": 0.1}], ids=["full", "lora"])
 @pytest.mark.parametrize("case", CASES)
 def test_steps_equal_the_plain_loop(
     case: str, adapter: dict[str, Any] | None, tiny_root: Path, group: WorkerGroup
@@ -97,8 +95,9 @@ def test_steps_equal_the_plain_loop(
     assert worst(found.weights, expected.weights)[0] < 1e-5
 
 
-@pytest.mark.usefixtures("launches")
-@pytest.mark.parametrize("case", ["fsdp2, last", "fsdp2, last, gathered once", "ddp, every"])
+@pytest.mark.parametrize(
+    "case", nightly_but(["fsdp2, last", "fsdp2, last, gathered once", "ddp, every"], "fsdp2, last, gathered once")
+)
 def test_verify_proves_it_and_that_it_is_at_work(case: str, tiny_root: Path, group: WorkerGroup) -> None:
     resolved = resolved_from(recipe_for(tiny_root, case, precision="bf16"))
     outcome = verify(resolved, group=group, time_limit=120)
@@ -108,15 +107,14 @@ def test_verify_proves_it_and_that_it_is_at_work(case: str, tiny_root: Path, gro
         assert claim.expected == ("1, 2, 3" if "every" in case else "3")
 
 
-@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize(
     ("case", "mesh"),
     [
         ("ddp, every", None),
         pytest.param("ddp, every", {"context": 2}, marks=pytest.mark.nightly),
-        ("ddp, every", {"tensor": 2}),
+        pytest.param("ddp, every", {"tensor": 2}, marks=pytest.mark.nightly),
         pytest.param("fsdp2, last", None, marks=pytest.mark.nightly),
-        ("fsdp2, last", {"context": 2}),
+        pytest.param("fsdp2, last", {"context": 2}, marks=pytest.mark.nightly),
     ],
 )
 def test_sixteen_bits_alone_round_where_the_ranks_add_up(

@@ -9,6 +9,7 @@ import pytest
 from torch.utils._pytree import tree_iter
 
 from jobs import Run, assert_goes_on, loader_for, plain_run, resolved_from, train_job, worst
+from nights import nightly_but
 from tiny import recipe_dict
 from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
@@ -53,7 +54,6 @@ def gathered_job(resolved: Resolved) -> tuple[int, dict[str, int]]:
     return total, held
 
 
-@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_what_is_whole_is_not_gathered(name: str, tiny_root: Path, group: WorkerGroup) -> None:
     every, sharded = group.run(gathered_job, resolved_from(recipe_for(tiny_root, name, None)), timeout=200)[0]
@@ -67,7 +67,7 @@ def test_what_is_whole_is_not_gathered(name: str, tiny_root: Path, group: Worker
     assert every - fewer == (2 * matrices + norms if name == "zero3" else 4 * (matrices + norms))
 
 
-@pytest.mark.usefixtures("launches")
+@pytest.mark.nightly
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("bf16", 2**-6)])
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_trains_as_the_plain_loop(
@@ -107,10 +107,8 @@ WAYS: dict[str, dict[str, Any]] = {
 QUICK = ("fsdp1", "fsdp2, context", "fsdp2, 4 bits", "zero3, bf16")
 
 
-@pytest.mark.usefixtures("launches")
-@pytest.mark.parametrize(
-    "case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.nightly) for case in WAYS]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("case", WAYS)
 def test_verify_proves_it_and_that_it_is_at_work(case: str, tiny_root: Path, group: WorkerGroup) -> None:
     name, _, _ = case.partition(",")
     blocks = 1 if "by name" in case else 2
@@ -123,8 +121,7 @@ def test_verify_proves_it_and_that_it_is_at_work(case: str, tiny_root: Path, gro
         assert int(claim.seen.replace(",", "")) > 0
 
 
-@pytest.mark.usefixtures("launches")
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", nightly_but(STRATEGIES, "zero3"))
 def test_a_run_that_shards_them_all_the_same_is_refused(name: str, tiny_root: Path, group: WorkerGroup) -> None:
     outcome = verify(
         resolved_from(recipe_for(tiny_root, name, 2)), group=group, fault="unsharded-ignored", time_limit=120
@@ -134,8 +131,10 @@ def test_a_run_that_shards_them_all_the_same_is_refused(name: str, tiny_root: Pa
     assert outcome.diagnosis.id == "unsharded-not-as-set"
 
 
-@pytest.mark.usefixtures("launches")
-@pytest.mark.parametrize(("first", "then"), [(("fsdp2", 1), ("zero3", 2)), (("zero3", 1), ("fsdp1", None))])
+@pytest.mark.parametrize(
+    ("first", "then"),
+    nightly_but([(("fsdp2", 1), ("zero3", 2)), (("zero3", 1), ("fsdp1", None))], (("fsdp2", 1), ("zero3", 2))),
+)
 def test_a_run_resumes_with_other_blocks_whole(
     first: tuple[str, int], then: tuple[str, int | None], tiny_root: Path, group: WorkerGroup, tmp_path: Path
 ) -> None:
@@ -143,8 +142,7 @@ def test_a_run_resumes_with_other_blocks_whole(
     assert_goes_on(group, recipe_for(tiny_root, *first), recipe_for(tiny_root, *then), tmp_path)
 
 
-@pytest.mark.usefixtures("launches")
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", nightly_but(STRATEGIES, "fsdp2"))
 def test_more_blocks_than_there_are_are_refused(name: str, tiny_root: Path, group: WorkerGroup) -> None:
     with pytest.raises(Exception, match="unsharded_blocks: 99, but the model has 2 blocks; set at most that"):
         group.run(gathered_job, resolved_from(recipe_for(tiny_root, name, 99)), timeout=200)

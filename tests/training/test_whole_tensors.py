@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from jobs import loader_for, resolved_from
+from nights import nightly_but
 from tiny import LLAMA, recipe_dict
 from toolkit.launch.group import WorkerGroup
 from toolkit.planning.predict import Planner
@@ -97,7 +98,7 @@ def read_job(resolved: Resolved) -> Read:
     )
 
 
-@pytest.mark.parametrize("strategy", SPREAD)
+@pytest.mark.parametrize("strategy", nightly_but(SPREAD, "zero1", "zero3", "fsdp1", "fsdp2"))
 def test_only_rank_0_copies_whole_tensors_to_the_host(strategy: str, tiny_root: Path, group: WorkerGroup) -> None:
     resolved = resolved_from(recipe_dict(tiny_root, strategy={"name": strategy}, model={"config": WIDE}))
     main, other = group.run(read_job, resolved, timeout=240)
@@ -113,7 +114,7 @@ def test_only_rank_0_copies_whole_tensors_to_the_host(strategy: str, tiny_root: 
     assert abs(other.made - arriving) <= SMALL
 
 
-@pytest.mark.parametrize("strategy", SPREAD)
+@pytest.mark.parametrize("strategy", nightly_but(SPREAD, "zero1", "zero3", "fsdp1", "fsdp2"))
 def test_a_checkpoint_gathers_nothing(strategy: str, tiny_root: Path, group: WorkerGroup) -> None:
     resolved = resolved_from(recipe_dict(tiny_root, strategy={"name": strategy}, model={"config": WIDE}))
     reads = group.run(read_job, resolved, timeout=240)

@@ -17,26 +17,26 @@ NEW: dict[str, Any] = {"tokenizer": {"add_tokens": ["<a>", "<b>"], "add_special_
 LORA = {"adapter": {"r": 4}}
 WHOLE = {"adapter": {"r": 4, "modules_to_save": ["embed_tokens", "lm_head"]}}
 TIED = {"model": {"config": LLAMA | {"tie_word_embeddings": True}}}
-nightly = pytest.mark.nightly
 
 
 @pytest.mark.parametrize(
     ("strategy", "sections"),
     [
-        pytest.param("zero3", LORA, marks=nightly),
+        ("zero3", LORA),
         ("fsdp2", LORA | TIED),
-        pytest.param("ddp", LORA, marks=nightly),
-        pytest.param("zero1", LORA | TIED, marks=nightly),
-        pytest.param("zero2", LORA, marks=nightly),
-        pytest.param("fsdp2", LORA, marks=nightly),
-        pytest.param("fsdp1", WHOLE, marks=nightly),
-        pytest.param("zero3", WHOLE, marks=nightly),
-        pytest.param("fsdp1", {}, marks=nightly),
-        pytest.param("fsdp2", {"loss": "fused"}, marks=nightly),
-        pytest.param("zero3", TIED, marks=nightly),
-        pytest.param("ddp", {"adapter": {"r": 4, "method": "qlora"}}, marks=nightly),
+        ("ddp", LORA),
+        ("zero1", LORA | TIED),
+        ("zero2", LORA),
+        ("fsdp2", LORA),
+        ("fsdp1", WHOLE),
+        ("zero3", WHOLE),
+        ("fsdp1", {}),
+        ("fsdp2", {"loss": "fused"}),
+        ("zero3", TIED),
+        ("ddp", {"adapter": {"r": 4, "method": "qlora"}}),
     ],
 )
+@pytest.mark.nightly
 def test_equivalent(strategy: str, sections: Any, recipe: Callable[..., Resolved], group: WorkerGroup) -> None:
     outcome = verify(recipe(strategy, precision="bf16", **(NEW | sections)), group=group, time_limit=300)
     check(outcome)

@@ -38,9 +38,8 @@ def _limit(at: int, value: float | None) -> Callable[[dict[str, Any]], Any]:
     return lambda document: document["passes"][at]["stages"][0].update(detection_limit=value)
 
 
-@pytest.mark.parametrize(
-    ("change", "weaker"),
-    [
+def test_what_is_weaker(subtests: pytest.Subtests) -> None:
+    for change, weaker in [
         (lambda document: None, []),
         (_limit(0, 1e-8), []),
         (_limit(0, 4.9e-7), ["logic pass, gradient: detects errors from 4.9e-07, was 4.8e-07"]),
@@ -54,13 +53,12 @@ def _limit(at: int, value: float | None) -> Callable[[dict[str, Any]], Any]:
             lambda document: document.update(verdict="not-exercised"),
             ["the verdict is not-exercised, and was equivalent"],
         ),
-    ],
-)
-def test_what_is_weaker(change: Callable[[dict[str, Any]], Any], weaker: list[str]) -> None:
-    found = compare(GOOD, _changed(change), "kept.json")
-    assert list(found.weaker) == weaker
-    assert found.ok == (not weaker)
-    assert not found.changed
+    ]:
+        with subtests.test(change=change, weaker=weaker):
+            found = compare(GOOD, _changed(change), "kept.json")
+            assert list(found.weaker) == weaker
+            assert found.ok == (not weaker)
+            assert not found.changed
 
 
 def test_another_recipe_is_said() -> None:

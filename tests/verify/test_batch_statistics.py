@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from media import RESNET
+from nights import nightly_but
 from toolkit.launch.group import WorkerGroup
 from toolkit.recipe.resolve import Resolved
 from toolkit.verification.cases.prepare import make_case, twin_recipe
@@ -16,7 +17,6 @@ from toolkit.verification.compare.replay import Reference
 from toolkit.verification.run import verify
 
 Make = Callable[..., Resolved]
-SLOW = pytest.mark.nightly
 
 
 def resnet(**model: Any) -> dict[str, Any]:
@@ -26,20 +26,20 @@ def resnet(**model: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize(
     ("strategy", "sections"),
     [
         ("ddp", {"activation_checkpointing": "full"}),
+        ("ddp", {"precision": "bf16"}),
+        ("zero1", {"precision": "bf16"}),
+        ("zero2", {"precision": "bf16"}),
+        ("zero3", {"precision": "bf16", "activation_checkpointing": "selective"}),
+        ("fsdp1", {"precision": "bf16"}),
         ("fsdp2", {"precision": "bf16"}),
-        pytest.param("ddp", {"precision": "bf16"}, marks=SLOW),
-        pytest.param("zero1", {"precision": "bf16"}, marks=SLOW),
-        pytest.param("zero2", {"precision": "bf16"}, marks=SLOW),
-        pytest.param("zero3", {"precision": "bf16", "activation_checkpointing": "selective"}, marks=SLOW),
-        pytest.param("fsdp1", {"precision": "bf16"}, marks=SLOW),
-        pytest.param("fsdp2", {"activation_checkpointing": "full"}, marks=SLOW),
+        ("fsdp2", {"activation_checkpointing": "full"}),
     ],
 )
+@pytest.mark.nightly
 def test_it_is_equal_to_the_plain_loop(
     strategy: str, sections: dict[str, Any], recipe: Make, group: WorkerGroup
 ) -> None:
@@ -51,8 +51,7 @@ def test_it_is_equal_to_the_plain_loop(
     assert {m.phase for m in statistics} == {"", "reloaded", "resumed"}
 
 
-@pytest.mark.usefixtures("launches")
-@pytest.mark.parametrize("strategy", ["ddp", pytest.param("zero3", marks=SLOW), pytest.param("fsdp2", marks=SLOW)])
+@pytest.mark.parametrize("strategy", nightly_but(["ddp", "zero3", "fsdp2"], "ddp"))
 def test_statistics_of_each_rank_are_reported_apart(strategy: str, recipe: Make, group: WorkerGroup) -> None:
     outcome = verify(recipe(strategy, **resnet()), group=group, fault="batch-norm-local", round_trip=False)
     assert outcome.verdict == "different"
@@ -62,7 +61,6 @@ def test_statistics_of_each_rank_are_reported_apart(strategy: str, recipe: Make,
     assert outcome.diagnosis.id == "batch-statistics-of-each-rank"
 
 
-@pytest.mark.usefixtures("launches")
 def test_statistics_of_each_rank_are_reported_where_the_recipe_asks_for_them(recipe: Make, group: WorkerGroup) -> None:
     outcome = verify(recipe("ddp", **resnet(batch_norm="local")), group=group, round_trip=False)
     assert outcome.verdict == "equivalent", (outcome.difference, outcome.failure)
@@ -72,7 +70,6 @@ def test_statistics_of_each_rank_are_reported_where_the_recipe_asks_for_them(rec
     ]
 
 
-@pytest.mark.usefixtures("launches")
 @pytest.mark.nightly
 def test_frozen_statistics_are_equal_too(recipe: Make, group: WorkerGroup) -> None:
     outcome = verify(recipe("fsdp2", precision="bf16", **resnet(batch_norm="frozen")), group=group)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from nights import nightly_but
 from toolkit.errors import InputError
 from toolkit.verification.checkpoints.command import CheckpointComparison, compare_two
 from toolkit.verification.checkpoints.find import places, read
@@ -33,7 +34,7 @@ def proven(a: Path, b: Path, limit: float = 1e-5) -> CheckpointComparison:
     return found
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("stage", nightly_but([1, 2, 3], 2, 3))
 def test_deepspeed_engine(stage: int, written: Written) -> None:
     found = proven(written("plain"), written(f"zero{stage}"))
     assert found.steps[-1].b.format == f"DeepSpeed ZeRO-{stage}, 2 ranks"
@@ -75,7 +76,7 @@ def test_a_universal_checkpoint_is_what_it_was_made_of(stage: int, written: Writ
         compare_two(source, tmp_path / "made")
 
 
-@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("stage", nightly_but([2, 3], 3))
 def test_frozen_and_tied_weights_under_deepspeed(stage: int, written: Written) -> None:
     for options in ({"frozen": True}, {"tied": True}):
         found = compare_two(written("plain", **options), written(f"zero{stage}", **options))
@@ -85,7 +86,7 @@ def test_frozen_and_tied_weights_under_deepspeed(stage: int, written: Written) -
         assert len(last.moments["exp_avg"]) == TENSORS - 1
 
 
-@pytest.mark.parametrize("kind", ["accelerate-fsdp2", "accelerate-fsdp2-full"])
+@pytest.mark.parametrize("kind", nightly_but(["accelerate-fsdp2", "accelerate-fsdp2-full"], "accelerate-fsdp2"))
 def test_fsdp2_by_accelerate(kind: str, written: Written) -> None:
     found = proven(written("plain"), written(kind))
     assert found.steps[-1].b.format.startswith("FSDP, ")

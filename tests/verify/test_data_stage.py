@@ -41,14 +41,17 @@ def test_a_recipe_without_conversations_and_with_one_source_has_no_such_stage(re
     assert data_case(recipe("single"), None) is None
 
 
-@pytest.mark.parametrize("turns", ["auto", "last", "each"])
-def test_built_in_conversations_are_learned_by_the_rule(recipe: Callable[..., Resolved], turns: str) -> None:
-    case = case_of(recipe("single"), format="messages", train="built-in", turns=turns)
-    trace = record_data(case)
-    assert {sample.row for sample in trace.samples} == set(range(len(ROWS)))
-    stage = data_stage(case, trace)
-    assert len(stage.measures) >= 8 * len(ROWS)
-    assert stage.wrong == []
+def test_built_in_conversations_are_learned_by_the_rule(
+    subtests: pytest.Subtests, recipe: Callable[..., Resolved]
+) -> None:
+    for turns in ["auto", "last", "each"]:
+        with subtests.test(turns=turns):
+            case = case_of(recipe("single"), format="messages", train="built-in", turns=turns)
+            trace = record_data(case)
+            assert {sample.row for sample in trace.samples} == set(range(len(ROWS)))
+            stage = data_stage(case, trace)
+            assert len(stage.measures) >= 8 * len(ROWS)
+            assert stage.wrong == []
 
 
 @pytest.mark.parametrize("name", templates.names() or ["none"])
@@ -67,17 +70,18 @@ def test_published_templates_are_learned_by_the_rule(
     assert [(m.tensor, m.sentence) for m in data_stage(case, trace).wrong] == []
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_mistake_is_found_and_named(fault: str, recipe: Callable[..., Resolved]) -> None:
-    case = case_of(recipe("single"), fault)
-    trace = record_data(case)
-    assert trace.fault_reached
-    kinds = {measure.kind for measure in data_stage(case, trace).wrong}
-    named = next(cause for kind, cause in _SAMPLES.items() if kind in kinds)
-    assert named in fault_class(fault).diagnoses
-    right = data_stage(case, record_data(case_of(recipe("single"), fault) and DataCase(
-        case.recipe, case.source, case.conversations, case.shares)))  # fmt: skip
-    assert right.wrong == []
+def test_a_mistake_is_found_and_named(subtests: pytest.Subtests, recipe: Callable[..., Resolved]) -> None:
+    for fault in FAULTS:
+        with subtests.test(fault=fault):
+            case = case_of(recipe("single"), fault)
+            trace = record_data(case)
+            assert trace.fault_reached
+            kinds = {measure.kind for measure in data_stage(case, trace).wrong}
+            named = next(cause for kind, cause in _SAMPLES.items() if kind in kinds)
+            assert named in fault_class(fault).diagnoses
+            right = data_stage(case, record_data(case_of(recipe("single"), fault) and DataCase(
+                case.recipe, case.source, case.conversations, case.shares)))  # fmt: skip
+            assert right.wrong == []
 
 
 @pytest.mark.parametrize(("fault", "strategy"), [("tool-result-supervised", "single"), ("mixture-share-off", "zero2")])

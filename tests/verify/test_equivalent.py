@@ -51,10 +51,8 @@ def check(outcome: Outcome) -> None:
         assert gradient.worst.noise > 0
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    [name if name in ("ddp", "zero3", "fsdp2") else pytest.param(name, marks=pytest.mark.nightly) for name in STRATEGIES],
-)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.nightly
 def test_lora_in_bf16_recomputed_with_dropout(
     strategy: str, recipe: Callable[..., Resolved], group: WorkerGroup
 ) -> None:
@@ -80,6 +78,7 @@ def test_fsdp1_has_split_what_dora_reads(recipe: Callable[..., Resolved]) -> Non
         recipe("fsdp1", adapter=LORA | {"method": "dora"})
 
 
+@pytest.mark.nightly
 def test_one_process_of_fsdp1_names_its_frozen_weights(
     recipe: Callable[..., Resolved], lone_group: WorkerGroup
 ) -> None:
@@ -91,6 +90,7 @@ def test_one_process_of_fsdp1_names_its_frozen_weights(
     assert frozen == ["21, 0 changed"]
 
 
+@pytest.mark.nightly
 def test_single(recipe: Callable[..., Resolved], lone_group: WorkerGroup) -> None:
     outcome = verify(recipe("single", precision="bf16-pure"), group=lone_group, time_limit=120)
     check(outcome)
@@ -107,6 +107,7 @@ def test_every_weight_in_bf16_alone(strategy: str, recipe: Callable[..., Resolve
     assert dtypes["dtype of trained weights"] == dtypes["dtype of optimizer state"] == "bfloat16"
 
 
+@pytest.mark.nightly
 def test_a_forced_overflow_is_skipped(recipe: Callable[..., Resolved], group: WorkerGroup) -> None:
     outcome = verify(recipe("fsdp2", precision="fp16"), group=group, time_limit=120)
     check(outcome)
@@ -115,6 +116,7 @@ def test_a_forced_overflow_is_skipped(recipe: Callable[..., Resolved], group: Wo
     assert outcome.passes[0].ranks[0].run.steps[2].skipped is False
 
 
+@pytest.mark.nightly
 def test_fsdp1_puts_whole_weights_on_one_rank(recipe: Callable[..., Resolved], group: WorkerGroup) -> None:
     """GPT-2's blocks begin with small weights, which lie on rank 0 alone: nothing there differs between ranks."""
     outcome = verify(recipe("fsdp1", model=FAMILIES["gpt2"]), group=group, time_limit=120, round_trip=False)
@@ -171,9 +173,8 @@ def test_no_false_alarm(
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "varlen"])
-@pytest.mark.parametrize(
-    "strategy", ["ddp", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("zero3", "fsdp1", "fsdp2"))]
-)
+@pytest.mark.parametrize("strategy", ["ddp", "zero3", "fsdp1", "fsdp2"])
+@pytest.mark.nightly
 def test_packed_rows(strategy: str, attention: str, recipe: Callable[..., Resolved], group: WorkerGroup) -> None:
     model = {"config": recipe(strategy).recipe.model.config, "attention": attention}
     resolved = recipe(strategy, model=model, data={"packing": True}, adapter=LORA, precision="bf16")
@@ -185,9 +186,8 @@ def test_packed_rows(strategy: str, attention: str, recipe: Callable[..., Resolv
     assert any(name.endswith("lora_A.default.weight, samples apart") for name in names)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "kind"), [pytest.param("fsdp1", "selective", marks=pytest.mark.nightly), ("zero2", "full")]
-)
+@pytest.mark.parametrize(("strategy", "kind"), [("fsdp1", "selective"), ("zero2", "full")])
+@pytest.mark.nightly
 def test_an_encoder_and_its_decoder_recomputed(
     strategy: str, kind: str, recipe: Callable[..., Resolved], group: WorkerGroup
 ) -> None:

@@ -142,7 +142,7 @@ def test_every_fault_names_diagnoses_that_exist() -> None:
     assert all(kind.diagnoses and kind.stages for kind in faults().values())
 
 
-@pytest.mark.nightly
+@pytest.mark.weekly
 @pytest.mark.timeout(7200)  # about 400 verdicts of 3 to 6 s each, twice that on a busy machine
 def test_every_fault_is_killed(
     recipe: Callable[..., Resolved], group: WorkerGroup, lone_group: WorkerGroup, four: WorkerGroup

@@ -48,11 +48,13 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.nightly
 def test_it_is_equivalent(case: str, recipe: Callable[..., Resolved], lone_group: WorkerGroup) -> None:
     outcome = verify(recipe("single", **CASES[case]), group=lone_group, time_limit=200)
     assert outcome.verdict == "equivalent", (outcome.difference, outcome.failure, outcome.unproven)
 
 
+@pytest.mark.nightly
 def test_a_4_bit_base_merges_where_few_positions_are_left(
     recipe: Callable[..., Resolved], lone_group: WorkerGroup
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from nights import nightly_but
 from toolkit.launch.group import WorkerGroup
 from toolkit.model.load import set_dtypes
 from toolkit.recipe.resolve import Resolved
@@ -41,8 +42,7 @@ def test_only_norms_with_frozen_weights_are_changed() -> None:
     assert model[1](x.bfloat16()).dtype == torch.bfloat16
 
 
-@pytest.mark.usefixtures("launches")
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", nightly_but(CASES, "tied-head-trains"))
 def test_they_train_as_the_plain_loop(case: str, recipe: Callable[..., Resolved], group: WorkerGroup) -> None:
     sections = dict(CASES[case])
     model = {"config": GPTJ, "attention": "eager"} | sections.pop("model", {})

@@ -15,6 +15,7 @@ from checkpoint_writers import DECAY, LR, MODEL, Plan, make_model, make_optimize
 from typer.testing import CliRunner
 
 from jobs import resolved_from, train_job
+from nights import nightly_but
 from signalled import TOOLKIT
 from tiny import recipe_dict
 from toolkit.checkpoint_import.command import ImportedCheckpoint, import_checkpoint
@@ -62,7 +63,7 @@ def imported(source: Path, values: dict[str, Any], **options: Any) -> ImportedCh
 
 
 @pytest.mark.usefixtures("launches")
-@pytest.mark.parametrize("kind", [*QUICK, *(pytest.param(kind, marks=pytest.mark.nightly) for kind in EVERY)])
+@pytest.mark.parametrize("kind", nightly_but([*QUICK, *EVERY], *QUICK))
 def test_every_tensor_is_the_other_tools_own(kind: str, written: Written, tiny_root: Path, tmp_path: Path) -> None:
     """Weights and both moments, bit by bit, under the model's names; and the number of steps."""
     source = written(kind, vocab=VOCAB, constant=True)
@@ -83,7 +84,7 @@ def test_every_tensor_is_the_other_tools_own(kind: str, written: Written, tiny_r
 
 
 @pytest.mark.usefixtures("launches")
-@pytest.mark.parametrize("strategy", ["single", "zero2", "fsdp2"])
+@pytest.mark.parametrize("strategy", nightly_but(["single", "zero2", "fsdp2"], "zero2"))
 def test_the_next_step_is_the_one_that_torch_would_take(
     strategy: str, written: Written, tiny_root: Path, tmp_path: Path, group: WorkerGroup, lone_group: WorkerGroup
 ) -> None:
@@ -189,6 +190,7 @@ def test_the_command(written: Written, tiny_root: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("launches")
+@pytest.mark.nightly
 def test_the_two_commands_of_the_docs(written: Written, tiny_root: Path, tmp_path: Path) -> None:
     """Imported in one process and trained to its end in others, as the command's last line says."""
     source, file = written("trainer-zero2", vocab=VOCAB), tmp_path / "recipe.yaml"

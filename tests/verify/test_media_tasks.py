@@ -39,18 +39,14 @@ CASES = {
     **{family: seeing(family) for family in SEEING},
     "whisper": SPEECH,
 }
-QUICK = ("vit", "qwen3_vl")
+ADAPTED = ("vit", "qwen3_vl")
 
 
-@pytest.mark.usefixtures("launches")
-@pytest.mark.parametrize(
-    "strategy", [s if s == "fsdp2" else pytest.param(s, marks=pytest.mark.nightly) for s in STRATEGIES]
-)
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.nightly) for name in CASES]
-)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.nightly
 def test_it_is_equal_to_the_plain_loop(name: str, strategy: str, recipe: Make, group: WorkerGroup) -> None:
-    lora = {"r": 2} if strategy in ("zero3", "ddp") and name in QUICK else None
+    lora = {"r": 2} if strategy in ("zero3", "ddp") and name in ADAPTED else None
     outcome = verify(recipe(strategy, adapter=lora, precision="bf16", **CASES[name]), group=group, time_limit=120)
     assert outcome.verdict == "equivalent", (outcome.difference, outcome.failure, outcome.unproven)
 

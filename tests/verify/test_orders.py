@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from families import EVERY_FAMILY
+from nights import nightly_but
 from toolkit.launch.group import WorkerGroup
 from toolkit.recipe.resolve import Resolved
 from toolkit.verification.run import verify
@@ -24,8 +25,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.usefixtures("launches")
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", nightly_but(CASES, "biases"))
 def test_a_correct_run_is_equivalent(name: str, recipe: Make, group: WorkerGroup) -> None:
     strategy, family, sections = CASES[name]
     resolved = recipe(strategy, model=EVERY_FAMILY[family], **sections)

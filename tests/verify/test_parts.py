@@ -179,20 +179,21 @@ _PUBLISHED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", sorted(_PUBLISHED))
-def test_a_twin_is_small_and_computes(name: str) -> None:
-    from transformers import AutoConfig, AutoModelForCausalLM
+def test_a_twin_is_small_and_computes(subtests: pytest.Subtests) -> None:
+    for name in sorted(_PUBLISHED):
+        with subtests.test(name=name):
+            from transformers import AutoConfig, AutoModelForCausalLM
 
-    published = _PUBLISHED[name]
-    twin = twin_config(published)
-    assert twin["model_type"] == published["model_type"]
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**twin))
-    assert sum(p.numel() for p in model.parameters()) < 500_000
-    ids = torch.randint(3, twin["vocab_size"], (2, 12))
-    assert model(input_ids=ids, labels=ids).loss.isfinite()
-    if "num_key_value_heads" in published:
-        grouped = published["num_key_value_heads"] < published["num_attention_heads"]
-        assert (twin["num_key_value_heads"] < twin["num_attention_heads"]) == grouped
+            published = _PUBLISHED[name]
+            twin = twin_config(published)
+            assert twin["model_type"] == published["model_type"]
+            model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**twin))
+            assert sum(p.numel() for p in model.parameters()) < 500_000
+            ids = torch.randint(3, twin["vocab_size"], (2, 12))
+            assert model(input_ids=ids, labels=ids).loss.isfinite()
+            if "num_key_value_heads" in published:
+                grouped = published["num_key_value_heads"] < published["num_attention_heads"]
+                assert (twin["num_key_value_heads"] < twin["num_attention_heads"]) == grouped
 
 
 @pytest.mark.parametrize(("axis", "count"), [("tensor", 2), ("tensor", 3), ("tensor", 4), ("context", 8)])

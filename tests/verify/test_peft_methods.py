@@ -21,9 +21,7 @@ from toolkit.verification.run import verify
 
 ROWS = {row.name: row for row in rows()}
 QUICK = [
-    ("prompt-tuning", "fsdp2"),  # virtual tokens, outside of the blocks
     ("vera", "zero3"),  # frozen projections that layers share
-    ("ia3", "zero2"),  # vectors, whose gradient is a sum
     ("lora, experts", "fsdp2"),  # weights of experts in one tensor
     ("prefix-tuning", "ddp"),  # keys and values
 ]
@@ -46,7 +44,6 @@ def refused_under(row: Row, strategy: str) -> bool:
     return fsdp1 or (strategy in ("fsdp1", "fsdp2") and (method.shares or method.hooks))
 
 
-@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize(("name", "strategy"), QUICK)
 def test_a_method_is_equal_to_the_plain_loop(name: str, strategy: str, group: WorkerGroup) -> None:
     check(ROWS[name], strategy, group)
@@ -55,10 +52,8 @@ def test_a_method_is_equal_to_the_plain_loop(name: str, strategy: str, group: Wo
 PURE = [name for name in METHODS if name not in REFUSED]
 
 
-@pytest.mark.usefixtures("launches")
-@pytest.mark.parametrize(
-    "name", [name if name == "vera" else pytest.param(name, marks=pytest.mark.nightly) for name in PURE]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", PURE)
 def test_a_method_in_16_bits_alone(name: str, group: WorkerGroup) -> None:
     """Frozen projections (VeRA, RandLoRA) stayed in float32 under bf16-pure: the first forward ended in an error."""
     row = replace(ROWS[name], sections=ROWS[name].sections | {"precision": "bf16-pure"})

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from nights import nightly_but
 from toolkit.errors import InputError, RunFailed, ToolkitError
 from toolkit.results import Result
 from toolkit.verification.scripts.command import record
@@ -91,7 +92,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("kind", BAD)
+@pytest.mark.parametrize("kind", nightly_but(BAD, "crash", "no-model"))
 def test_a_bad_command_gets_one_line(kind: str, tmp_path: Path) -> None:
     text, status, line = BAD[kind]
     with pytest.raises(ToolkitError) as caught:
@@ -102,6 +103,7 @@ def test_a_bad_command_gets_one_line(kind: str, tmp_path: Path) -> None:
     assert sorted(one.name for one in tmp_path.iterdir()) == ["train.py"]
 
 
+@pytest.mark.nightly
 def test_a_hanging_command_is_ended_with_all_its_processes(tmp_path: Path) -> None:
     child = "import time, signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
     text = f"import subprocess, sys, time\nprint(subprocess.Popen([sys.executable, '-c', {child!r}], "
@@ -155,9 +157,10 @@ for _ in range(3):
     optimizer.step()
     optimizer.zero_grad()
 """
+WRONG = "model.blocks[2].fc.weight.grad.mul_(1.001)"
 
 
-@pytest.mark.parametrize("defect", ["", "model.blocks[2].fc.weight.grad.mul_(1.001)"])
+@pytest.mark.parametrize("defect", nightly_but(["", WRONG], WRONG))
 def test_a_model_of_the_scripts_own_class(defect: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its class is in the main file, which trains at its top level and must not be run again."""
     monkeypatch.chdir(tmp_path)
@@ -251,6 +254,7 @@ def test_a_recording_that_cannot_be_written(tmp_path: Path, capfd: pytest.Captur
     assert sorted(one.name for one in tmp_path.iterdir()) == ["train.py"]
 
 
+@pytest.mark.nightly
 def test_a_target_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(source: str, target: str) -> None:
         raise shutil.Error([(source, target, "[Errno 28] No space left on device")])
@@ -262,6 +266,7 @@ def test_a_target_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert sorted(one.name for one in tmp_path.iterdir()) == ["train.py"]
 
 
+@pytest.mark.nightly
 def test_a_rank_that_is_killed(tmp_path: Path) -> None:
     """By SIGKILL, as the kernel does when memory is out, in the middle of the recorded steps."""
     killed = "    if at == 2 and dist.get_rank() == 1:\n        os.kill(os.getpid(), 9)\n    labels ="
@@ -274,6 +279,7 @@ def test_a_rank_that_is_killed(tmp_path: Path) -> None:
     assert not (tmp_path / "recording").exists()
 
 
+@pytest.mark.nightly
 def test_two_commands_record_to_one_folder(tmp_path: Path) -> None:
     """The one that ends first keeps the folder; the other says so and takes nothing of it away."""
     file = tmp_path / "recording" / "record.json"

@@ -88,18 +88,9 @@ def test_the_loss_is_transformers_own(task: str) -> None:
     assert ours.item() == pytest.approx(own.item() * int((predicted != IGNORED).sum()), rel=1e-6)
 
 
-@pytest.mark.usefixtures("launches")
-@pytest.mark.parametrize(
-    "strategy", [s if s in ("ddp", "fsdp2") else pytest.param(s, marks=pytest.mark.nightly) for s in STRATEGIES]
-)
-@pytest.mark.parametrize(
-    ("task", "family"),
-    [
-        pytest.param(task, family, marks=pytest.mark.nightly) if place else (task, family)
-        for task, families in MODELS.items()
-        for place, family in enumerate(families)
-    ],
-)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(("task", "family"), [(task, family) for task in MODELS for family in MODELS[task]])
+@pytest.mark.nightly
 def test_it_is_equal_to_the_plain_loop(task: str, family: str, strategy: str, recipe: Make, group: WorkerGroup) -> None:
     lora = {"r": 2} if strategy in ("zero3", "ddp") else None
     outcome = verify(

@@ -16,12 +16,10 @@ from toolkit.verification.run import verify
 
 FREEZE = ["embed_tokens", r"layers\.0\."]
 ALL: dict[str, Any] = {"label_smoothing": 0.1, "z_loss": 1e-3, "run": {"ema": {"decay": 0.99, "every": 2, "start": 1}}}
-FAST = ("ddp", "zero3", "fsdp1", "fsdp2")
 
 
-@pytest.mark.parametrize(
-    "strategy", [name if name in FAST else pytest.param(name, marks=pytest.mark.nightly) for name in STRATEGIES]
-)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.nightly
 def test_all_options_together(strategy: str, recipe: Callable[..., Resolved], group: WorkerGroup) -> None:
     model = recipe(strategy).recipe.model.config
     options = ALL | {"model": {"config": model, "freeze": FREEZE, "neftune_alpha": 5.0}}
@@ -40,6 +38,7 @@ def test_all_options_together(strategy: str, recipe: Callable[..., Resolved], gr
                 assert all(m.tolerance < 0.1 for m in averages if m.step >= 1 and m.error < m.tolerance)
 
 
+@pytest.mark.nightly
 def test_all_options_alone_and_fused(recipe: Callable[..., Resolved], lone_group: WorkerGroup) -> None:
     model = recipe("single").recipe.model.config
     options = ALL | {"loss": "fused", "model": {"config": model, "freeze": FREEZE, "neftune_alpha": 5.0}}
@@ -78,6 +77,7 @@ def test_fsdp1_has_one_flat_parameter_for_a_layer(recipe: Callable[..., Resolved
         verify(recipe("fsdp1", model=model), group=group, time_limit=300)
 
 
+@pytest.mark.nightly
 def test_layers_of_a_block_may_be_frozen_in_part(recipe: Callable[..., Resolved], group: WorkerGroup) -> None:
     model = {"config": FAMILIES["gpt2"]["config"] | {"tie_word_embeddings": False}, "freeze": [r"h\..*bias$"]}
     check(verify(recipe("fsdp1", model=model), group=group, time_limit=300))

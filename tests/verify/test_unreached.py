@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from families import EVERY_FAMILY, HYBRIDS
+from nights import nightly_but
 from toolkit.launch.group import WorkerGroup
 from toolkit.model.load import load_base
 from toolkit.model.unreached import unreached
@@ -35,10 +36,7 @@ def test_a_table_that_nothing_shares_is_not_reached(task: str, recipe: Callable[
         assert found == ([] if tie else ["model.shared.weight"]), tie
 
 
-@pytest.mark.usefixtures("launches")
-@pytest.mark.parametrize(
-    "strategy", ["fsdp1", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("ddp", "zero2", "zero3", "fsdp2"))]
-)
+@pytest.mark.parametrize("strategy", nightly_but(["fsdp1", "ddp", "zero2", "zero3", "fsdp2"], "fsdp1"))
 def test_it_trains_as_the_plain_loop(strategy: str, recipe: Callable[..., Resolved], group: WorkerGroup) -> None:
     """DDP ended in «did not receive gradient», and fsdp2 had no state where the plain loop had one."""
     resolved = recipe(strategy, precision="bf16", **bart(tie=False))
@@ -46,8 +44,7 @@ def test_it_trains_as_the_plain_loop(strategy: str, recipe: Callable[..., Resolv
     assert outcome.verdict == "equivalent", (outcome.difference, outcome.failure, outcome.unproven)
 
 
-@pytest.mark.usefixtures("launches")
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("strategy", nightly_but(["ddp", "fsdp2"], "ddp"))
 def test_an_adapter_that_the_model_passes_by_is_not_trained(
     strategy: str, recipe: Callable[..., Resolved], group: WorkerGroup
 ) -> None:

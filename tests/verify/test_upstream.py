@@ -14,6 +14,8 @@ import upstream
 
 from toolkit.launch.group import WorkerGroup
 
+pytestmark = pytest.mark.upstream
+
 
 def test_fsdp2_checkpointing_redraws_dropout(group: WorkerGroup) -> None:
     """Worked around in toolkit/model/checkpointing.py, which is not accelerate's."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from families import EVERY_FAMILY
+from nights import nightly_but
 from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
 from toolkit.recipe.resolve import Resolved
@@ -14,7 +15,7 @@ from toolkit.verification.matrix import what_caught
 from toolkit.verification.run import verify
 
 
-@pytest.mark.parametrize("family", ["qwen2", pytest.param("gpt_neox", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("family", nightly_but(["qwen2", "gpt_neox"], "qwen2"))
 def test_selective_checkpointing_of_linear_layers_with_a_bias_under_zero3(
     family: str, recipe: Callable[..., Resolved], group: WorkerGroup
 ) -> None:
@@ -24,7 +25,7 @@ def test_selective_checkpointing_of_linear_layers_with_a_bias_under_zero3(
     assert outcome.verdict == "equivalent", outcome.difference
 
 
-@pytest.mark.parametrize("strategy", ["fsdp2", "fsdp1", "zero3", "zero2"])
+@pytest.mark.parametrize("strategy", nightly_but(["fsdp2", "fsdp1", "zero3", "zero2"], "fsdp2", "zero3"))
 def test_a_rotary_table_in_float32_stays_so(strategy: str, recipe: Callable[..., Resolved], group: WorkerGroup) -> None:
     """FSDP rounds what a block is given to its compute dtype by default. DeepSpeed casts the root's."""
     resolved = recipe(strategy, model=EVERY_FAMILY["olmo2"], precision="bf16")
@@ -37,7 +38,7 @@ def test_a_rotary_table_in_float32_stays_so(strategy: str, recipe: Callable[...,
     [
         ("recompute-bias-twice", "zero3", "gradient", "bias-added-twice"),
         ("inputs-cast", "fsdp2", "forward", "block-inputs-cast"),
-        ("inputs-cast", "fsdp1", "forward", "block-inputs-cast"),
+        pytest.param("inputs-cast", "fsdp1", "forward", "block-inputs-cast", marks=pytest.mark.nightly),
     ],
 )
 def test_without_the_workaround_it_is_found_and_named(

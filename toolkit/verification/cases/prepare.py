@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
+import pickle
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +21,10 @@ from toolkit.recipe.varlenable import VARLEN
 from toolkit.reference.schedule import plain_learning_rate
 from toolkit.strategies import resolve
 from toolkit.tasks import task_of
-from toolkit.verification.cases.case import FULL_WINDOWS, OVERFLOW_STEP, STEPS, Case, PassName
+from toolkit.verification.cases.case import FULL_WINDOWS, OVERFLOW_STEP, STEPS, Case, PassName, compute_of
 from toolkit.verification.cases.samples import ragged_samples
 from toolkit.verification.cases.twin import twin_adapter, twin_config
+from toolkit.verification.compare.arithmetic import order_of
 from toolkit.verification.compare.replay import Reference
 
 _MICRO, _ACCUMULATION = 2, 4
@@ -185,8 +188,29 @@ def all_finite(reference: Reference, scale: float) -> bool:
     return True
 
 
+_NORMS: dict[str, list[float]] = {}
+"""What ``_plain_norms`` found in this process, for other strategies and faults of the same recipe."""
+
+
 def _plain_norms(case: Case) -> list[float]:
     """By step, without the one that is made to overflow: it updates nothing, and no norm of it is compared."""
+    key = _plain_key(case)
+    if key not in _NORMS:
+        _NORMS[key] = _norms_of_a_run(case)
+    return _NORMS[key]
+
+
+def _plain_key(case: Case) -> str:
+    """All that the plain loop of a case depends on: the recipe, and of its strategy the mesh, the order of sums and the
+    dtype of weights."""
+    resolved = case.resolved()
+    strategy = (resolved.mesh, order_of(resolved), resolved.traits.sums_input_gradients_by_block, compute_of(resolved))
+    samples = hashlib.sha256(pickle.dumps(case.samples)).hexdigest()
+    facts = (case.recipe | {"strategy": None}, strategy, case.device, samples, case.overflow_step, case.steps)
+    return repr((facts, torch.get_num_threads()))
+
+
+def _norms_of_a_run(case: Case) -> list[float]:
     reference = Reference(case)
     loop, norms = reference.loop, []
     for step, window in enumerate(reference.windows):
