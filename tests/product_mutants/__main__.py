@@ -37,6 +37,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--resume", action="store_true", help="run: leave out what --results has")
     parser.add_argument("--jobs", type=int, default=1, help="run: mutants at a time, each in a tree of its own")
     parser.add_argument("--set", choices=SETS, default="default", help="map, run: the tests")
+    parser.add_argument("--file", action="append", default=[], metavar="TESTS", help="run: only tests of this file")
     parser.add_argument("--results", type=Path, default=Path("build/product-mutants/results.jsonl"))
     parser.add_argument("--map", type=Path, default=Path("build/product-mutants/map.json"))
     parser.add_argument("--minutes", type=float, default=60.0, help="run: for one mutant; map: for the set, times 10")
@@ -76,7 +77,8 @@ def _run(options: argparse.Namespace) -> int:
     if found := problems(asked, read_sources()):
         print("\n".join(found), file=sys.stderr)
         return 2
-    done = _latest(options.results, asked, options.set) if options.resume else {}
+    tests = " ".join([options.set, *options.file])
+    done = _latest(options.results, asked, tests) if options.resume else {}
     left = [mutant for mutant in asked if mutant.id not in done]
     known = Map.load(options.map) if options.map.exists() else None
     if known is None:
@@ -86,7 +88,7 @@ def _run(options: argparse.Namespace) -> int:
         judges: queue.SimpleQueue[Judge] = queue.SimpleQueue()
         for _ in range(min(options.jobs, len(left))):
             tree = stack.enter_context(new_tree())
-            judges.put(Judge(tree, known, options.set, SETS[options.set], 60 * options.minutes))
+            judges.put(Judge(tree, known, options.set, options.file, 60 * options.minutes))
 
         def judge(mutant: Mutant) -> dict[str, Any]:
             mine = judges.get()

@@ -77,9 +77,9 @@ def read_sources(root: Path = ROOT) -> dict[str, str]:
 def find(mutant: Mutant, sources: Mapping[str, str]) -> list[Place]:
     """Every place of the mutant's text; of a usable mutant there is one."""
     found = []
-    longest = max(re.findall(r"\w+", mutant.search), key=len)
+    words = _words(mutant.search)
     for file, text in sources.items():
-        for match in mutant.pattern.finditer(text) if longest in _words(text) else ():
+        for match in mutant.pattern.finditer(text) if words <= _words(text) else ():
             first = text.count("\n", 0, match.start()) + 1
             found.append(Place(file, first, first + match.group().count("\n")))
     return found

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from product_mutants.catalogue import Mutant, Place, find, read_sources
 from product_mutants.covered import Map, guess
-from product_mutants.trees import Ran, Tree
+from product_mutants.trees import SETS, Ran, Tree
 
 FIRST_S = 240.0
 """Seconds of tests that run before the rest of the set: those that run the mutated line."""
@@ -34,11 +34,11 @@ class Result:
 
 
 class Judge:
-    """Judges mutants in one tree, one after another. ``name`` and ``selection``: the set of tests."""
+    """Judges mutants in one tree, one after another. ``files``: of the set of tests those in these files."""
 
-    def __init__(self, tree: Tree, known: Map | None, name: str, selection: tuple[str, ...], limit_s: float) -> None:
-        self.tree, self.known, self.set = tree, known, name
-        self.selection, self.limit_s = selection, limit_s
+    def __init__(self, tree: Tree, known: Map | None, name: str, files: Sequence[str], limit_s: float) -> None:
+        self.tree, self.known, self.files, self.limit_s = tree, known, list(files), limit_s
+        self.selection, self.set = SETS[name], " ".join([name, *files])
         self._passes: dict[str, bool] = {}
         """Of tests that failed with some mutant, whether they pass without."""
 
@@ -68,7 +68,9 @@ class Judge:
 
     def _stages(self, place: Place, sources: Mapping[str, str]) -> list[tuple[list[str] | None, list[str]]]:
         """Node ids or files that run first; then everything, without what has passed."""
-        everything: tuple[list[str] | None, list[str]] = (None, [])
+        everything: tuple[list[str] | None, list[str]] = (None, self.files)
+        if self.files:
+            return [everything]
         if self.known is not None:
             tests = self.known.tests_of(place, sources[place.file], FIRST_S)
             return [(tests, []), everything] if tests else [everything]
