@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from cases import every_case
 from jobs import Run, resolved_from, train_job
 from nights import nightly_but
 from tiny import recipe_dict
@@ -248,7 +249,7 @@ def test_a_resumed_run_continues_to_the_bit(strategy: str, tiny_root: Path, tmp_
     assert all(torch.equal(run.moments[name], moment) for name, moment in straight.moments.items())
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("sections", "message"),
     [
         ({"precision": "bf16"}, "optimizer.rounding: stochastic rounds weights that are kept in bfloat16"),

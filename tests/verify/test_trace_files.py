@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from cases import every_case
 from toolkit.errors import InputError
 from toolkit.verification.command import run_trace
 from toolkit.verification.loops import replay_device
@@ -75,8 +77,7 @@ class Malicious:
         return os.mkdir, (str(self.made),)
 
 
-@pytest.mark.parametrize("file", ["rank0.pt", "extra0.pt", "model.pt"])
-@pytest.mark.parametrize("inside", [False, True])
+@every_case(("inside", "file"), product([False, True], ["rank0.pt", "extra0.pt", "model.pt"]))
 def test_a_malicious_pickle_does_not_run(file: str, inside: bool, trace: Path) -> None:
     made = trace / "it ran"
     content: Any = {"schema": SCHEMA, "content": Malicious(made)} if inside else Malicious(made)
@@ -95,7 +96,7 @@ def test_a_trace_of_an_earlier_version_is_refused_with_what_to_do(trace: Path) -
         verify_trace(trace)
 
 
-@pytest.mark.parametrize("kind", ["pipeline", "AutoModelForCausalLM", "LlamaConfig", "os.system", "__builtins__"])
+@every_case("kind", ["pipeline", "AutoModelForCausalLM", "LlamaConfig", "os.system", "__builtins__"])
 def test_only_model_classes_of_transformers_are_built(kind: str, trace: Path) -> None:
     kept = load_plain(trace / "model.pt", KeptModel)
     kept.kind = kind
@@ -210,7 +211,7 @@ def test_float32_without_dropout_is_compared_on_the_cpu(
     assert "note: recorded on cuda (NVIDIA H100), replayed on the CPU: in float32" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("change", "reason"),
     [
         (lambda facts: facts.drawn[1][0].append("cuda"), "it drew random numbers.*record it with dropout 0"),
