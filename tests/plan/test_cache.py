@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from cases import every_case
 from tiny import LLAMA
 from toolkit.planning import cache, cache_key
 from toolkit.planning import trace as tracing
@@ -57,7 +58,7 @@ def document(cached: bool = True, loop: str = "toolkit", fit: tuple[str, ...] = 
     return {key: value for key, value in made.items() if key not in ("started", "seconds")}
 
 
-@pytest.mark.parametrize(
+@every_case(
     "more",
     [
         pytest.param({"fit": ("micro",)}, id="full"),
@@ -84,7 +85,7 @@ def test_other_strategies_share_the_traces(folder: Path, nothing_traced: Callabl
     assert len(list(folder.iterdir())) == 1
 
 
-@pytest.mark.parametrize(
+@every_case(
     "more",
     [
         {"model": {"config": LLAMA | {"hidden_size": 96}}},
@@ -139,7 +140,7 @@ def _without_fields(path: Path) -> None:
     path.write_text(f"{cache._checksum(body)}\n{body}")
 
 
-@pytest.mark.parametrize(
+@every_case(
     "damage",
     [
         pytest.param(lambda path: path.write_bytes(path.read_bytes()[:-100]), id="cut off"),
@@ -250,6 +251,7 @@ def test_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache.default_folder() == Path("/elsewhere")
 
 
+@pytest.mark.usefixtures("launches")
 def test_a_second_plan_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(LLAMA))

@@ -100,6 +100,7 @@ def test_an_export_answers_as_the_trained_adapter(adapter: dict[str, Any], tiny_
 
 
 @every_case("method", [name for name, method in METHODS.items() if method.why_not is None])
+@pytest.mark.usefixtures("launches")
 def test_what_several_blocks_share_is_known(method: str, tiny_root: Path) -> None:
     """FSDP shards each block by itself: on a model of two blocks it may work by luck."""
     config = LLAMA | {"num_hidden_layers": 4}

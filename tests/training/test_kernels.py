@@ -157,6 +157,7 @@ def test_the_package_that_lacks_is_named(tmp_path: Path, monkeypatch: pytest.Mon
     kernelable.liger_arguments.cache_clear()
 
 
+@pytest.mark.usefixtures("launches")
 def test_a_cpu_trains_without_and_verifies_with_torchs_operators(tiny_root: Path, liger: None) -> None:
     model = {"kernels": "liger", "attention": "flash_attention_2"}
     asked = resolved_from(recipe_dict(tiny_root, strategy={"name": "single"}, machine={"processes": 1}, model=model))
@@ -223,6 +224,7 @@ def test_a_model_of_which_nothing_is_replaced_is_refused(tmp_path: Path, liger: 
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero3"])
+@pytest.mark.usefixtures("launches")
 def test_runs_claim_it(strategy: str, tiny_root: Path, liger: None) -> None:
     """On a CPU, where the stand-in runs and Liger does not."""
     values = recipe_dict(tiny_root, strategy={"name": strategy}, model={"kernels": "liger"})

@@ -156,8 +156,19 @@ def test_what_is_trained_whole_starts_from_the_files_values(tiny_root: Path, fol
 STARTED = [name for name, method in METHODS.items() if method.why_not is None]
 
 
+@every_case("name", ["lora", "vera", "ia3", "prompt-tuning"])
+def test_a_method_is_the_plain_loops_or_refused(name: str, tiny_root: Path) -> None:
+    check_method(name, tiny_root)
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("launches")
 @every_case("name", STARTED)
-def test_each_method_is_the_plain_loops_or_refused(name: str, tiny_root: Path) -> None:
+def test_every_method_is_the_plain_loops_or_refused(name: str, tiny_root: Path) -> None:
+    check_method(name, tiny_root)
+
+
+def check_method(name: str, tiny_root: Path) -> None:
     """Its forward and its gradients, with trained weights away from where they start."""
     method = METHODS[name]
     model = {"config": WIDE | {"quantization_config": DOUBLE}}

@@ -86,6 +86,7 @@ def test_the_random_numbers_are_uniform_and_independent() -> None:
 
 
 @pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.usefixtures("launches")
 def test_the_step_is_the_formulas_to_the_bit_but_where_float32_decides(compiled: bool) -> None:
     size = 70_001  # more than two chunks, and no multiple of a vector
     weight, gradients = drawn(size)
@@ -111,6 +112,7 @@ def test_the_step_is_the_formulas_to_the_bit_but_where_float32_decides(compiled:
     assert optimizer.calls == calls, optimizer.fell_back
 
 
+@pytest.mark.usefixtures("launches")
 def test_shards_take_the_step_of_the_whole() -> None:
     weight, gradients = drawn(5000)
     whole = stepped(made(weight.clone()), gradients)
@@ -127,6 +129,7 @@ def test_shards_take_the_step_of_the_whole() -> None:
     assert not torch.equal(found[0][700:4700], whole[0][700:4700])
 
 
+@pytest.mark.usefixtures("launches")
 def test_weights_of_any_size_at_any_offset_run_the_compiled_kernel() -> None:
     """Sizes that torch compiles apart (1) or vectors do not divide; a ZeRO partition has them side by side."""
     sizes = [1, 2, 3, 7, 16, 31, 65, 1, 1000, 129]
@@ -155,6 +158,7 @@ def test_a_tensor_without_a_place_is_refused() -> None:
         stepped(optimizer, gradients)  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("launches")
 def test_small_updates_and_decays_are_not_lost() -> None:
     """Weights of 1 move by 1e-4 a step, where bfloat16 numbers are 2^-8 apart below; second moments of 1 have
     gradients of 0.5, so that they tend to 0.25."""

@@ -142,7 +142,7 @@ def test_they_are_copied_with_the_micro_batch(monkeypatch: pytest.MonkeyPatch) -
 # ---------------------------------------------------------------------- what is computed
 
 
-@every_case("name", MODELS)
+@pytest.mark.parametrize("name", MODELS)
 def test_numbers_are_those_of_masks(name: str, kernel: Kernel) -> None:
     micro = packed()
     loss, gradients = computed(model_of(MODELS[name], VARLEN_ON_GPU), micro)

@@ -89,6 +89,7 @@ def test_a_badge() -> None:
 
 
 @pytest.mark.parametrize("lost", [True, pytest.param(False, marks=pytest.mark.nightly)])
+@pytest.mark.usefixtures("launches")
 def test_the_command(
     lost: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
