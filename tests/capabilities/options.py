@@ -47,12 +47,14 @@ def measured(kind: str) -> Callable[[Outcome], bool]:
 @dataclass(frozen=True)
 class Option:
     """``seen``: what its verdict has to show, so that it cannot pass with the option off. ``refused``: strategies that
-    cannot have it, with a part of the message. ``concerns``: strategies for which it changes anything."""
+    cannot have it, with a part of the message. ``concerns``: strategies for which it changes anything. ``long``: no
+    default row, since a verdict takes longer than a default test may."""
 
     sections: Sections
     seen: Callable[[Outcome], bool]
     refused: dict[str, str] = field(default_factory=dict)
     concerns: tuple[str, ...] = STRATEGIES
+    long: bool = False
 
 
 def _adapter(method: str = "lora", **keys: Any) -> Sections:
@@ -103,6 +105,7 @@ OPTIONS: dict[str, Option] = {
     "recompute full": Option({"activation_checkpointing": "full"}, claim("recomputation")),
     "recompute selective": Option({"activation_checkpointing": "selective"}, claim("recomputation")),
     "fp8": Option({"fp8": True}, claim("float8-products")),
+    "compile": Option({"compile": True}, claim("compiled"), long=True),
     "fused loss": Option({"loss": "fused"}, claim("fused-loss")),
     "packing": Option({"data": {"packing": True}}, claim("packed-rows")),
     "varlen": Option({"model": {"attention": "varlen"}}, measured("loss-samples-apart")),
@@ -246,6 +249,7 @@ ROWS = [
     Row(("adafactor", "tied weights", "learning rate by batch"), ("single", "fsdp2"), saved=True),
     Row(("adamw8bit", "lora", "bf16", "no clipping"), ("ddp", "fsdp1"), saved=True),
     Row(("fp8", "bf16", "lora", "recompute full"), ("ddp", "zero2", "fsdp2")),
+    Row(("compile", "lora", "recompute full"), ()),
     Row(("sgd", "one micro-batch", "inverse-sqrt", "experts", "decay of all"), ("ddp", "zero2", "fsdp2")),
     Row(("dora", "new tokens", "tied weights", "bf16"), ("single", "zero3", "fsdp2"), saved=True),
     Row(("modules_to_save", "fused loss", "bf16", "no clipping"), ("ddp", "zero1", "fsdp1"), saved=True),
