@@ -403,6 +403,8 @@ def test_no_other_row_is_written(summary: dict[str, Any], why: str, tmp_path: Pa
     assert readme.read_text() == before
 
 
+@pytest.mark.usefixtures("launches")
+@pytest.mark.nightly
 def test_a_cpu_run_that_calls_itself_a_gpu_has_no_reserved_memory(
     presets_folder: Path, tmp_path: Path, readme: Path
 ) -> None:

@@ -105,7 +105,12 @@ OPTIONS: dict[str, Option] = {
     "recompute full": Option({"activation_checkpointing": "full"}, claim("recomputation")),
     "recompute selective": Option({"activation_checkpointing": "selective"}, claim("recomputation")),
     "fp8": Option({"fp8": True}, claim("float8-products")),
-    "compile": Option({"compile": True}, claim("compiled"), long=True),
+    "compile": Option(
+        {"compile": True},
+        claim("compiled"),
+        {"zero3": "is not supported with zero3", "fsdp1": "is not supported with fsdp1"},
+        long=True,
+    ),
     "fused loss": Option({"loss": "fused"}, claim("fused-loss")),
     "packing": Option({"data": {"packing": True}}, claim("packed-rows")),
     "varlen": Option({"model": {"attention": "varlen"}}, measured("loss-samples-apart")),

@@ -58,7 +58,7 @@ def document(cached: bool = True, loop: str = "toolkit", fit: tuple[str, ...] = 
     return {key: value for key, value in made.items() if key not in ("started", "seconds")}
 
 
-@every_case(
+@pytest.mark.parametrize(
     "more",
     [
         pytest.param({"fit": ("micro",)}, id="full"),
@@ -140,7 +140,7 @@ def _without_fields(path: Path) -> None:
     path.write_text(f"{cache._checksum(body)}\n{body}")
 
 
-@every_case(
+@pytest.mark.parametrize(
     "damage",
     [
         pytest.param(lambda path: path.write_bytes(path.read_bytes()[:-100]), id="cut off"),

@@ -115,6 +115,7 @@ def test_what_several_blocks_share_is_known(method: str, tiny_root: Path) -> Non
 
 
 @every_case("method", [name for name, method in METHODS.items() if method.why_not is None])
+@pytest.mark.usefixtures("launches")
 def test_an_adapter_starts_alike_on_one_thread_and_on_two(method: str, tiny_root: Path) -> None:
     """Ranks and a plain loop have threads of their own. FRoD's projections, eigenvectors of base weights, differed by
     0.96, and a run that went on with other threads trained on other projections."""

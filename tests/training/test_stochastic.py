@@ -267,6 +267,7 @@ def test_it_is_refused_where_it_means_nothing(sections: dict[str, Any], message:
         resolved_from(recipe(tiny_root, **({"strategy": "fsdp2"} | sections)))
 
 
+@pytest.mark.usefixtures("launches")
 def test_without_a_compiler_the_step_is_the_same_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._dynamo import exc
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -77,7 +76,8 @@ class Malicious:
         return os.mkdir, (str(self.made),)
 
 
-@every_case(("inside", "file"), product([False, True], ["rank0.pt", "extra0.pt", "model.pt"]))
+@pytest.mark.parametrize("file", ["rank0.pt", "extra0.pt", "model.pt"])
+@pytest.mark.parametrize("inside", [False, True])
 def test_a_malicious_pickle_does_not_run(file: str, inside: bool, trace: Path) -> None:
     made = trace / "it ran"
     content: Any = {"schema": SCHEMA, "content": Malicious(made)} if inside else Malicious(made)
@@ -211,7 +211,7 @@ def test_float32_without_dropout_is_compared_on_the_cpu(
     assert "note: recorded on cuda (NVIDIA H100), replayed on the CPU: in float32" in capsys.readouterr().out
 
 
-@every_case(
+@pytest.mark.parametrize(
     ("change", "reason"),
     [
         (lambda facts: facts.drawn[1][0].append("cuda"), "it drew random numbers.*record it with dropout 0"),
