@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from nights import SIZES
 from sets import DEFAULT, SETS, STARTS_PROCESSES, set_of
 from tiny import make_text, make_tokenizer
 from toolkit.launch.group import WorkerGroup
@@ -91,7 +92,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = kept
 
 
-SIZES = pytest.StashKey[dict[str, int]]()
 _SIZES: Counter[str] = Counter()
 _STARTED: list[str] = []
 """What was started since the last test began, by this process."""
