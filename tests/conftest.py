@@ -144,7 +144,8 @@ class _Passed:
         self._failed: set[str] = set()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._seconds[report.nodeid.partition("::")[0]] += report.duration
+        if not isinstance(report, pytest.SubtestReport):  # a part of its test's report
+            self._seconds[report.nodeid.partition("::")[0]] += report.duration
         if report.failed:
             self._failed.add(report.nodeid)
         elif self._path is not None and report.when == "teardown" and report.nodeid not in self._failed:

@@ -9,6 +9,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from cases import every_case
 from tests.lint import real_packages as real
 from tests.lint.app import app
 from tests.lint.folder import put
@@ -26,7 +27,7 @@ def config(files: Files) -> dict:
     return yaml.safe_load(files["accelerate.yaml"])
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("files", "to", "reshard"),
     [
         (zero("zero_stage: 1"), "fsdp2", False),
@@ -103,7 +104,7 @@ def test_hybrid_sharding_is_kept(strategy: str, reshard: bool) -> None:
     assert made["fsdp_config"]["fsdp_reshard_after_forward"] is reshard
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("files", "to", "reason"),
     [
         (fsdp1("fsdp_sharding_strategy: NO_SHARD"), "fsdp2", "plain data parallel"),

@@ -17,6 +17,7 @@ from unittest.mock import patch
 import pytest
 import yaml
 
+from cases import every_case
 from tests.lint import real_packages as real
 from tests.lint.folder import put
 from toolkit.linting.engine import lint
@@ -221,7 +222,7 @@ TRAPS = [
 _RAISES = (ValueError, AssertionError, KeyError, IndexError, RuntimeError, ZeroDivisionError)
 
 
-@pytest.mark.parametrize("trap", TRAPS, ids=lambda trap: trap.id)
+@every_case("trap", TRAPS, ids=lambda trap: trap.id)
 def test_found_in_the_right_line(trap: Trap) -> None:
     findings = lint(put(trap.fails), reader=trap.reader).findings
     found = [(f.code, f"{f.place.file}:{f.place.line}", f.message) for f in findings]
@@ -230,7 +231,8 @@ def test_found_in_the_right_line(trap: Trap) -> None:
     assert [(f.code, f.message) for f in findings if f.code == trap.code or f.severity == "error"] == []
 
 
-@pytest.mark.parametrize("trap", TRAPS, ids=lambda trap: trap.id)
+@pytest.mark.upstream
+@every_case("trap", TRAPS, ids=lambda trap: trap.id)
 def test_the_packages_agree(trap: Trap) -> None:
     assert trap.judge is not None
     put(trap.fails)
@@ -298,6 +300,7 @@ def test_sequence_parallelism_makes_no_mesh() -> None:
     assert validated(files).build_device_mesh("cpu") is None
 
 
+@pytest.mark.upstream
 def test_transformers_has_no_replicateparallel() -> None:
     """LT530: when transformers has it again, or accelerate does without, the rule has to go."""
     import accelerate.accelerator
@@ -318,6 +321,7 @@ def test_plain_ddp_with_tensor_is_not_wrapped() -> None:
     assert validated(files).tp_enabled
 
 
+@pytest.mark.upstream
 def test_presets_are_deepspeeds() -> None:
     """DS231: an unknown preset is ignored."""
     from deepspeed.module_inject.autotp_config import AutoTPConfig, AutoTPPresets, TPLayerSpec
@@ -382,7 +386,8 @@ def test_adapters() -> None:
         assert words in found.message
 
 
-@pytest.mark.nightly
+@pytest.mark.upstream
+@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize(
     ("stage", "expected"), [(0, "held 2, adapters of the model 0"), (1, "KeyError"), (3, "AttributeError")]
 )

@@ -1,4 +1,4 @@
-"""Mutated files: never a traceback, never slow, never a change to a file."""
+"""Mutated files: never a traceback, never a hang, never a change to a file."""
 
 from __future__ import annotations
 
@@ -155,16 +155,16 @@ def hunt(numbers: range, folder: Path) -> None:
             seconds = attack(number, folder)
         except Exception as error:
             raise AssertionError(f"input {number}: {type(error).__name__}: {error}") from error
-        assert seconds < 2, f"input {number} took {seconds:.1f} s"
+        assert seconds < 30, f"input {number} took {seconds:.1f} s: a few milliseconds are usual"
 
 
 def test_mutated_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    hunt(range(500), tmp_path)
+    hunt(range(200), tmp_path)
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_ten_thousand_mutated_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    hunt(range(500, 10_500), tmp_path)
+    hunt(range(200, 10_500), tmp_path)

@@ -13,71 +13,30 @@ from typing import Any
 import pytest
 import yaml
 
+from cases import every_case
 from tests.lint import real_packages as real
-from tests.lint.test_traps import accept, put
+from tests.lint.folder import put
+from tests.lint.test_traps import accept
 from toolkit.linting.examples import fsdp1, fsdp2, multi_gpu, zero
 from toolkit.linting.model import Files
 from toolkit.linting.registry import all_rules
 
+pytestmark = pytest.mark.upstream
 RULES = all_rules()
 REFUSED = [
-    "AC101",
-    "AC103",
-    "AC108",
-    "AC109",
-    "AC111",
-    "AC114",
-    "AC115",
-    "AC116",
-    "AU302",
-    "DS102",
-    "DS104",
-    "DS105",
-    "DS107",
-    "DS108",
-    "DS201",
-    "DS202",
-    "DS203",
-    "DS204",
-    "DS205",
-    "DS206",
-    "DS207",
-    "DS208",
-    "DS217",
-    "FA104",
-    "FA107",
-    "FS407",
-    "FS411",
-    "FS415",
-    "FS416",
-    "KY102",
-    "LT507",
-    "LT514",
-    "TA102",
-    "TA105",
-    "TA106",
-    "TA107",
-    "TA108",
-    "TA109",
-    "TA110",
-    "TA111",
-    "XL204",
-    "XL213",
-    "XL214",
-    "XL217",
-]
+    "AC101", "AC103", "AC108", "AC109", "AC111", "AC114", "AC115", "AC116", "AU302", "DS102", "DS104", "DS105",
+    "DS107", "DS108", "DS201", "DS202", "DS203", "DS204", "DS205", "DS206", "DS207", "DS208", "DS217", "FA104",
+    "FA107", "FS407", "FS411", "FS415", "FS416", "KY102", "LT507", "LT514", "TA102", "TA105", "TA106", "TA107",
+    "TA108", "TA109", "TA110", "TA111", "XL204", "XL213", "XL214", "XL217",
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("code", REFUSED)
-def test_refused(code: str) -> None:
+@every_case("code", REFUSED)
+def test_the_failing_example_is_refused_and_the_passing_one_taken(code: str) -> None:
     put(RULES[code].fails)
     with pytest.raises((ValueError, TypeError, AssertionError, KeyError, AttributeError, RuntimeError)) as caught:
         accept(RULES[code].fails)
     assert not isinstance(caught.value, FileNotFoundError)
-
-
-@pytest.mark.parametrize("code", REFUSED)
-def test_mended_is_taken(code: str) -> None:
     put(RULES[code].passes)
     accept(RULES[code].passes)
 
@@ -146,7 +105,7 @@ SILENT: list[tuple[str, Callable[[], Any], Any]] = [
 _GATHER = "stage3_gather_16bit_weights_on_model_save"
 
 
-@pytest.mark.parametrize(("code", "used", "value"), SILENT, ids=[case[0] for case in SILENT])
+@every_case(("code", "used", "value"), SILENT, ids=[case[0] for case in SILENT])
 def test_accepted_in_silence(code: str, used: Callable[[], Any], value: Any) -> None:
     assert code in RULES
     assert used() == value
@@ -158,7 +117,7 @@ def test_auto_that_nobody_resolves() -> None:
         real.deepspeed_plugin(real.launch_environment("accelerate.yaml"))
 
 
-@pytest.mark.parametrize("code", ["XL203", "XL205", "XL207", "XL209"])
+@every_case("code", ["XL203", "XL205", "XL207", "XL209"])
 def test_the_trainer_refuses_what_differs(code: str) -> None:
     for files, differs in ((RULES[code].fails, True), (RULES[code].passes, False)):
         values = json.loads(files["args.json"]) | {"deepspeed": json.loads(files["ds.json"])}

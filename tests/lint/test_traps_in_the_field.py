@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
+from cases import every_case
 from tests.lint import real_packages as real
-from tests.lint.test_traps import accept, put
+from tests.lint.folder import put
+from tests.lint.test_traps import accept
 from toolkit.linting.engine import lint
 from toolkit.linting.examples import acc, args, ds, fsdp1, fsdp2, lora, multi_gpu, shell, zero
 from toolkit.linting.model import Files, Reader
@@ -143,6 +145,7 @@ def sizes_under(files: Files) -> Any:
     return made
 
 
+@pytest.mark.upstream
 def test_sizes_are_taken_where_nothing_is_sharded() -> None:
     """LT519: under MULTI_GPU accelerate says nothing, and prepares DDP."""
     files = multi_gpu("parallelism_config:", "  parallelism_config_dp_shard_size: 2")
@@ -397,7 +400,7 @@ def test_there_are_forty() -> None:
     assert len(TRAPS) >= 40
 
 
-@pytest.mark.parametrize("trap", TRAPS, ids=lambda trap: trap.id)
+@every_case("trap", TRAPS, ids=lambda trap: trap.id)
 def test_found_in_the_right_line(trap: Trap) -> None:
     found = [
         (f.code, f"{f.place.file}:{f.place.line}", f.severity)
@@ -406,14 +409,15 @@ def test_found_in_the_right_line(trap: Trap) -> None:
     assert [place for code, place, severity in found if code == trap.code and severity != "note"] == [trap.place], found
 
 
-@pytest.mark.parametrize("trap", TRAPS, ids=lambda trap: trap.id)
+@every_case("trap", TRAPS, ids=lambda trap: trap.id)
 def test_the_passing_file_is_clean(trap: Trap) -> None:
     assert [
         (f.code, f.message) for f in lint(put(trap.passes), reader=trap.reader).findings if f.severity != "note"
     ] == []
 
 
-@pytest.mark.parametrize("trap", [trap for trap in TRAPS if trap.judge], ids=lambda trap: trap.id)
+@pytest.mark.upstream
+@every_case("trap", [trap for trap in TRAPS if trap.judge], ids=lambda trap: trap.id)
 def test_the_packages_agree(trap: Trap) -> None:
     assert trap.judge is not None
     put(trap.fails)
@@ -443,6 +447,7 @@ def test_a_json_that_the_yaml_does_not_name_is_not_read() -> None:
     }
 
 
+@pytest.mark.upstream
 def test_max_grad_norm_among_the_optimizers_parameters_is_refused() -> None:
     """DeepSpeedEngine._configure_basic_optimizer raises before it makes the optimizer."""
     import inspect
