@@ -58,16 +58,7 @@ def test_text_names_the_place_and_shows_the_line() -> None:
 
 def test_json_of_the_contract() -> None:
     result = json.loads(run.invoke(app, ["lint", "--json", "-", "ds.json"]).output)
-    assert {
-        "schema",
-        "command",
-        "versions",
-        "started",
-        "seconds",
-        "findings",
-        "device",
-        "recipe_sha256",
-    } <= set(result)
+    assert {"schema", "command", "versions", "started", "seconds", "findings", "device", "recipe_sha256"} <= set(result)
     finding = result["findings"][0]
     assert {"code", "severity", "file", "line", "key", "message", "fix"} <= set(finding)
     assert finding["code"] == "DS101"

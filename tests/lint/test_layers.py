@@ -110,8 +110,7 @@ def test_trainer_with_deepspeed(content: Files, values: dict[str, Any], tmp_path
 
 
 @pytest.mark.parametrize(
-    ("yaml", "values"),
-    [("bf16", {"bf16": False}), ("fp16", {"bf16": True}), ("'no'", {"bf16": True}), ("bf16", {})],
+    ("yaml", "values"), [("bf16", {"bf16": False}), ("fp16", {"bf16": True}), ("'no'", {"bf16": True}), ("bf16", {})]
 )
 def test_trainer_precision_without_deepspeed(yaml: str, values: dict[str, Any], tmp_path: Path) -> None:
     content = {"accelerate.yaml": f"distributed_type: MULTI_GPU\nnum_processes: 2\nmixed_precision: {yaml}\n"} | args(

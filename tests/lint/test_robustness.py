@@ -23,12 +23,10 @@ SEEDS: list[Files] = [
     fsdp2("fsdp_activation_checkpointing: true") | lora(lora_dropout=0.1) | args(fsdp_config={"version": 1}),
     fsdp1("fsdp_sharding_strategy: HYBRID_SHARD", "fsdp_use_orig_params: false"),
     ds(3, zero={"overlap_comm": True, "offload_optimizer": {"device": "nvme"}}, fp16={"enabled": "auto"}),
-    shell(
-        "accelerate launch --config_file accelerate.yaml \\",
-        "  --num_processes 4 train.py --output_dir 'o' --bf16 $X",
-    ),
+    shell("accelerate launch --config_file accelerate.yaml \\",
+          "  --num_processes 4 train.py --output_dir 'o' --bf16 $X"),
     acc("distributed_type: MULTI_GPU", "mixed_precision: no", "num_processes: &n 2", "num_machines: *n"),
-]
+]  # fmt: skip
 SEEDS += [rule.fails for rule in all_rules().values()]
 VALUES = [
     "null",

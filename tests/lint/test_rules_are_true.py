@@ -59,11 +59,9 @@ SILENT: list[tuple[str, Callable[[], Any], Any]] = [
     ("AU303", lambda: alone(gradient_clipping="auto").gradient_clipping, "auto"),
     ("AC102", lambda: real.deepspeed_plugin(env(zero("zero_stge: 3")))["zero_optimization"]["stage"], 2),
     ("AC104", lambda: "ACCELERATE_CPU_AFFINITY" in env(multi_gpu("enable_cpu_affinity: true")), False),
-    (
-        "AC105",
-        lambda: real.deepspeed_plugin(env(RULES["AC105"].fails))["zero_optimization"]["offload_param"]["nvme_path"],
-        "none",
-    ),
+    ("AC105",
+     lambda: real.deepspeed_plugin(env(RULES["AC105"].fails))["zero_optimization"]["offload_param"]["nvme_path"],
+     "none"),
     ("AC106", lambda: env(RULES["AC106"].fails)["PARALLELISM_CONFIG_DP_SHARD_SIZE"], "1"),
     ("AC107", lambda: env(RULES["AC107"].fails)["FSDP_OFFLOAD_PARAMS"], "false"),
     ("FS401", lambda: real.fsdp_plugin(env(RULES["FS401"].fails)).auto_wrap_policy, None),
@@ -72,17 +70,10 @@ SILENT: list[tuple[str, Callable[[], Any], Any]] = [
     ("FS404", lambda: real.fsdp_plugin(env(RULES["FS404"].fails)).reshard_after_forward, True),
     ("FS405", lambda: real.fsdp_plugin(env(RULES["FS405"].fails)).sharding_strategy.name, "FULL_SHARD"),
     ("FS406", lambda: real.fsdp_plugin(env(fsdp2("fsdp_use_orig_params: false"))).use_orig_params, None),
-    (
-        "FS412",
-        lambda: real.fsdp_plugin(env(RULES["FS412"].fails)).transformer_cls_names_to_wrap,
-        ["LlamaDecoderLayer", " MistralDecoderLayer"],
-    ),
+    ("FS412", lambda: real.fsdp_plugin(env(RULES["FS412"].fails)).transformer_cls_names_to_wrap,
+     ["LlamaDecoderLayer", " MistralDecoderLayer"]),
     ("SV701", lambda: real.deepspeed_plugin(env(zero("zero_stage: 3")))["zero_optimization"][_GATHER], False),
-    (
-        "SV704",
-        lambda: env(zero("zero_stage: 2", "zero3_init_flag: true"))["ACCELERATE_DEEPSPEED_ZERO3_INIT"],
-        "true",
-    ),
+    ("SV704", lambda: env(zero("zero_stage: 2", "zero3_init_flag: true"))["ACCELERATE_DEEPSPEED_ZERO3_INIT"], "true"),
     ("LT509", lambda: env(RULES["LT509"].fails).get("ACCELERATE_USE_FSDP"), None),
     ("FA101", lambda: real.training_arguments({}, fsdp_config={"version": 1}).fsdp_plugin_args, None),
     ("KY103", lambda: yaml.safe_load(RULES["KY103"].fails["args.yaml"])["learning_rate"], "2e-4"),
@@ -96,12 +87,8 @@ SILENT: list[tuple[str, Callable[[], Any], Any]] = [
         ),
         False,
     ),
-    (
-        "FS407",
-        lambda: real.fsdp_plugin(env(fsdp1("fsdp_sync_module_states: 'false'"))).sync_module_states,
-        True,
-    ),
-]
+    ("FS407", lambda: real.fsdp_plugin(env(fsdp1("fsdp_sync_module_states: 'false'"))).sync_module_states, True),
+]  # fmt: skip
 _GATHER = "stage3_gather_16bit_weights_on_model_save"
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from cases import every_case
 from studio_server import Server
 from tiny import LLAMA
 from toolkit.errors import InputError
@@ -67,7 +68,7 @@ def test_fields_know_their_choices_and_defaults() -> None:
     assert not found["data.cache"].as_text, "false is no folder"
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("changes", "expected"),
     [
         ([("strategy.name", "zero3")], TEXT.replace("zero2", "zero3")),
@@ -218,7 +219,7 @@ def recipe(text: str) -> Recipe:
     return validate(parse(text, "recipe.yaml"))
 
 
-@pytest.mark.parametrize(
+@every_case(
     "change",
     ["", "zero2>zero3", "zero2>ddp", "processes: 2>processes: 4", "micro_size: 1>micro_size: 2", "64>32", "bf16>fp32",
      "precision: bf16>precision: bf16\nactivation_checkpointing: full", "precision: bf16>precision: bf16\nloss: fused",
