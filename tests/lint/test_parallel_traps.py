@@ -7,8 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,10 +17,10 @@ import yaml
 
 from cases import every_case
 from tests.lint import real_packages as real
-from tests.lint.folder import put
+from tests.lint.folder import Trap, put
 from toolkit.linting.engine import lint
 from toolkit.linting.examples import acc, args, ds, fsdp1, fsdp2, lora, multi_gpu, shell, zero
-from toolkit.linting.model import Files, Reader
+from toolkit.linting.model import Files
 
 
 def section(*lines: str) -> tuple[str, ...]:
@@ -166,20 +164,6 @@ def launched(files: Files) -> Any:
     return parallelism(*(word for word in words[2:-1] if word not in ("--config_file", "accelerate.yaml")))
 
 
-@dataclass
-class Trap:
-    code: str
-    place: str  # file:line
-    fails: Files
-    passes: Files
-    judge: Callable[[Files], Any] | None = None
-    reader: Reader | None = None
-
-    @property
-    def id(self) -> str:
-        return f"{self.code}-{self.place}"
-
-
 _CP = ("dp_shard_size: 1", "cp_size: 2")
 _FILE = "accelerate launch --config_file accelerate.yaml --num_processes 4"
 _FOUR = two("dp_shard_size: 4", processes=4)
@@ -234,12 +218,7 @@ def test_found_in_the_right_line(trap: Trap) -> None:
 @pytest.mark.upstream
 @every_case("trap", TRAPS, ids=lambda trap: trap.id)
 def test_the_packages_agree(trap: Trap) -> None:
-    assert trap.judge is not None
-    put(trap.fails)
-    with pytest.raises(_RAISES):
-        trap.judge(trap.fails)
-    put(trap.passes)
-    trap.judge(trap.passes)
+    trap.agreed(_RAISES)
 
 
 # ---- accepted in silence -----------------------------------------------------------------------------
