@@ -219,11 +219,12 @@ def recipe(text: str) -> Recipe:
     return validate(parse(text, "recipe.yaml"))
 
 
-CHANGES = ["", "zero2>zero3", "64>32", "precision: bf16>precision: bf16\nadapter: {method: lora, r: 4}"]
+CHANGES = ["zero2>zero3", "64>32"]
 MORE_CHANGES = [
-    "zero2>ddp", "processes: 2>processes: 4", "micro_size: 1>micro_size: 2", "bf16>fp32",
+    "", "zero2>ddp", "processes: 2>processes: 4", "micro_size: 1>micro_size: 2", "bf16>fp32",
     *(f"precision: bf16>precision: bf16\n{line}"
-      for line in ("activation_checkpointing: full", "loss: fused", "z_loss: 0.0001", "optimizer: {name: sgd}")),
+      for line in ("adapter: {method: lora, r: 4}", "activation_checkpointing: full", "loss: fused", "z_loss: 0.0001",
+                   "optimizer: {name: sgd}")),
 ]  # fmt: skip
 
 
