@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import multiprocessing.process
 import os
@@ -124,9 +125,12 @@ def pytest_runtest_setup() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """A test that starts a process has a fixture that says so."""
-    result = yield
-    if _STARTED and not STARTS_PROCESSES & set(getattr(item, "fixturenames", ())):
+    """A test that starts a process has a fixture that says so. One that starts none computes with one thread: several
+    tests run side by side, and two threads of one small sum wait for each other."""
+    alone = not STARTS_PROCESSES & set(getattr(item, "fixturenames", ()))
+    with torch_threads(1) if alone and "torch" in sys.modules else contextlib.nullcontext():
+        result = yield
+    if _STARTED and alone:
         pytest.fail(
             f"it starts processes and says so nowhere ({'; '.join(_STARTED[:3])}): give it the fixture launches"
         )

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -112,15 +113,20 @@ class Result:
     ours: str = ""
 
 
-def encode(name: str, conversation: str) -> tuple[Result, Chat, dict[str, Any]]:
-    """One cell of the table."""
+@functools.cache
+def chat_of(name: str) -> tuple[Chat, str]:
+    """The template with its tokenizer, and TRL's template with marks for it, if there is one."""
     here = folder()
     assert here is not None
     text = (here / f"{name}.jinja").read_text()
     training = here / f"{name}_training.jinja"
     marked = training.read_text() if training.exists() else ""
-    tokenizer = tokenizer_for(text, marked)
-    chat = Chat(tokenizer, None)
+    return Chat(tokenizer_for(text, marked), None), marked
+
+
+def encode(name: str, conversation: str) -> tuple[Result, Chat, dict[str, Any]]:
+    """One cell of the table."""
+    chat, marked = chat_of(name)
     value = {"messages": CONVERSATIONS[conversation]} | ({"tools": TOOLS} if conversation == "tools" else {})
     row = Row(value, "x.jsonl", 1)
     fields = canonical_row(row, {"messages": "messages"})
@@ -130,11 +136,12 @@ def encode(name: str, conversation: str) -> tuple[Result, Chat, dict[str, Any]]:
         return Result([], str(error).removeprefix("x.jsonl:1: ")), chat, fields
     result = Result(pieces)
     if marked and len(pieces) == 1:
-        _beside_trl(result, tokenizer, marked, chat, row, fields)
+        _beside_trl(result, marked, chat, row, fields)
     return result, chat, fields
 
 
-def _beside_trl(result: Result, tokenizer: Any, marked: str, chat: Chat, row: Row, fields: dict[str, Any]) -> None:
+def _beside_trl(result: Result, marked: str, chat: Chat, row: Row, fields: dict[str, Any]) -> None:
+    tokenizer: Any = chat._tokenizer
     options: dict[str, Any] = {"tools": fields["tools"]} if fields["tools"] else {}
     options |= {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
     theirs = chat._dialect.call(
