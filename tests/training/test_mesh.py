@@ -1,6 +1,6 @@
 """Ranks that hold parts and ranks that hold copies: the plain loop's numbers, and checkpoints that any mesh resumes.
 
-Two axes need four processes, and are nightly. test_mesh_axes.py has the axes that divide the model or the rows.
+Two axes need four processes, and are nightly. test_mesh_runs.py has the axes that divide the model or the rows.
 """
 
 from __future__ import annotations
