@@ -50,7 +50,7 @@ class Row:
     mesh: Axes
     sections: Mapping[str, Any] = field(default_factory=dict)
     seen: Mapping[str, str] = field(default_factory=dict)
-    """By claim: what all of its kind have seen."""
+    """By claim: what one of its kind has seen."""
     exact: bool = False
     """Gradients are the plain loop's but for four roundings of float32, and in float32 those of a model that no rank
     has a part of."""
@@ -87,6 +87,7 @@ def config_for(axes: Axes) -> dict[str, Any]:
 
 # ------------------------------------------------------------------ what is seen
 
+HYBRID: Axes = {"replicate": 2, "shard": 2}
 EXCHANGES = {
     "context": "all-to-all context",
     "expert": "all-to-all expert",
@@ -120,6 +121,8 @@ def collectives(row: Row) -> set[str]:
 def evidence(row: Row) -> set[str]:
     """Which claims have to be made, and hold."""
     found = {claim for axis in row.mesh for claim in EVIDENCE.get(axis, ()) if row.mesh[axis] > 1}
+    if row.mesh == HYBRID:
+        found |= {"mesh", "mesh-copies", "share-of-state" if row.name == "zero3" else "share-of-weights"}
     if "expert" in row.mesh:
         found |= {"experts-alike"} if row.name == "ddp" else {"mesh", "mesh-copies", "share-of-weights"}
     return found
@@ -187,7 +190,6 @@ PAIRS: dict[str, Axes] = {
 }
 SHARDED: dict[str, Axes] = {axis: {axis: 2, "shard": 2} for axis in EXCHANGES}
 COPIED: dict[str, Axes] = {axis: {axis: 2, "replicate": 2} for axis in EXCHANGES}
-HYBRID: Axes = {"replicate": 2, "shard": 2}
 HALVES = {"layers-divided": "2"}
 STAGES = {"stages": "0-1 | 2-3", "bubble": "2 of 8"}
 COUNTED = STAGES | {

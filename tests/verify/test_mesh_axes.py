@@ -71,7 +71,7 @@ def check(row: Row, recipe: Make, group: WorkerGroup) -> None:
         assert {c.expected for c in one.claims if c.id == "mesh-collectives"} == collectives(row)
         assert {c.id for c in one.claims if c.ok} >= evidence(row)
         for claim, seen in row.seen.items():
-            assert {c.seen for c in one.claims if c.id == claim} == {seen}
+            assert seen in {c.seen for c in one.claims if c.id == claim}
         if row.exact:
             gradient = next(stage for stage in one.stages if stage.name == "gradient")
             assert gradient.detection_limit == pytest.approx(4.8e-7, rel=0.01), "4 roundings of factors, nothing else"
