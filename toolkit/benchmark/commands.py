@@ -44,7 +44,7 @@ def bench(
         str | None, typer.Option("--json", metavar="FILE", help="write the result as JSON; - for standard output")
     ] = None,
 ) -> None:
-    """Measure speed and memory of a recipe and its variants. Reports tokens/s, step time, peak memory and MFU."""
+    """Measure speed and memory of a recipe and variants. Reports tokens/s, step time, peak memory and MFU."""
     from toolkit.benchmark.command import Request, bench_command
 
     named = tuple(name for name in strategies.split(",") if name)

@@ -15,7 +15,7 @@ _MARKS = {"ok": "ok", "note": "note", "warning": "warn", "error": "FAIL"}
 
 def register(app: typer.Typer) -> None:
     """Add the command to the toolkit's command line."""
-    app.command("doctor", help="Check this machine: packages, devices, and what will not work.")(doctor_command)
+    app.command("doctor", help="Check packages and devices, and what will not work here.")(doctor_command)
 
 
 def doctor_command(

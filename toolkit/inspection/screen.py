@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from typing import Any, TextIO
+from typing import Any
 
 from rich.cells import cell_len
 
@@ -14,6 +13,7 @@ from toolkit.inspection.measure import Inspected
 from toolkit.inspection.shown import Shown
 from toolkit.inspection.tokens import Piece, visible
 from toolkit.inspection.wording import facts, findings, overview, samples, span, stats
+from toolkit.terminal import coloured
 
 WIDTH = 100
 _HEAD, _TAIL = 160, 100
@@ -30,11 +30,6 @@ def show(found: Inspected, source: str, *, full: bool, tokens: bool) -> None:
     colour = coloured(out)
     for line in screen(found, source, colour=colour, full=full, tokens=tokens):
         out.write(line + "\n")
-
-
-def coloured(out: TextIO) -> bool:
-    """Whether to use colour: on a terminal, unless NO_COLOR is set (no-color.org)."""
-    return out.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def screen(found: Inspected, source: str, *, colour: bool, full: bool = False, tokens: bool = False) -> Iterator[str]:

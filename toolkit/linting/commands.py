@@ -46,7 +46,7 @@ class Kind(StrEnum):
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the toolkit's command line."""
-    app.command("lint", help="Check configuration files for contradictions and pitfalls.")(lint_command)
+    app.command("lint", help="Find contradictions and traps in configuration files.")(lint_command)
     app.command("explain", help="Explain a finding, or show which layer sets a key.")(explain_command)
 
 
