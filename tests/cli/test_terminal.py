@@ -35,7 +35,8 @@ def printed(*arguments: str, columns: int = 80, **environment: str) -> str:
 def test_version_and_short_help() -> None:
     first, second = printed("--version").splitlines()
     assert first == f"toolkit {__version__}"
-    assert f"python {sys.version.split()[0]}" in second and "deepspeed " in second
+    assert f"python {sys.version.split()[0]}" in second
+    assert "deepspeed " in second
     assert printed("-V") == printed("--version")
     assert printed("-h") == printed("--help")
     assert printed("plan", "-h") == printed("plan", "--help")
@@ -92,10 +93,12 @@ class Terminal:
 def test_colour_is_for_terminals_and_never_with_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("NO_COLOR", "TERM"):
         monkeypatch.delenv(name, raising=False)
-    assert coloured(Terminal(True)) and not coloured(Terminal(False))
+    assert coloured(Terminal(True))
+    assert not coloured(Terminal(False))
     monkeypatch.setenv("NO_COLOR", "1")
     assert not coloured(Terminal(True))
-    assert paint("text", "red") == "\x1b[31mtext\x1b[0m" and paint("text", "red", False) == "text"
+    assert paint("text", "red") == "\x1b[31mtext\x1b[0m"
+    assert paint("text", "red", False) == "text"
     assert "\x1b" not in printed("--help")
 
 

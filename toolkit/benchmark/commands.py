@@ -38,7 +38,8 @@ def bench(
         float | None, typer.Option(help="GiB per process, for --find-batch; default: all of this machine's")
     ] = None,
     page: Annotated[
-        str | None, typer.Option("--html", metavar="FILE", help="write the page; default: runs/bench/RECIPE.html")
+        str | None,
+        typer.Option("--html", metavar="FILE", help="write the page; default: in runs/bench, by recipe and overrides"),
     ] = None,
     json_target: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="write the result as JSON; - for standard output")

@@ -16,6 +16,7 @@ from toolkit.planning.screen import best_of_each
 from toolkit.planning.search import Search
 from toolkit.report.step_picture import COLOURS, NAMES, step_pictured
 from toolkit.report.style import BARS, STYLE
+from toolkit.terminal import timed
 
 _STYLE = STYLE + BARS
 
@@ -110,7 +111,7 @@ def _rate(candidate: Candidate) -> str:
     if candidate.seconds is None:
         return ""
     tokens = candidate.resolved.global_size * candidate.resolved.recipe.data.max_length
-    return f", {candidate.seconds.total:.2f} s per step, {tokens / candidate.seconds.total:,.0f} tokens/s"
+    return f", {timed(candidate.seconds.total)} per step, {tokens / candidate.seconds.total:,.0f} tokens/s"
 
 
 def _bars(
@@ -139,6 +140,12 @@ def _bars(
                     f"background:{COLOURS[term]}' title='{NAMES[term]}: {size / GIB:.2f} GiB'></span>"
                 )
             left += size
+        if candidate.peak > search.usable:
+            over = min(candidate.peak, end)
+            parts.append(
+                f"<span class='over' style='left:{100 * search.usable / end:.2f}%;"
+                f"width:{100 * (over - search.usable) / end:.2f}%' title='more than is usable'></span>"
+            )
         notes = [*([why] if candidate is chosen else []), *(["this recipe"] if candidate.asked else [])]
         note = f" <span class='soft'>{', '.join(notes)}</span>" if notes else ""
         tone = "" if candidate.fits else " bad"

@@ -116,10 +116,10 @@ function verdictWithout() {
 function drawPlan(found) {
   const html = (text) => { const box = el("span"); box.innerHTML = text; return box; };
   const title = el("h2", {}, el("span", { class: found.fits ? "good" : "bad" }, found.fits ? "Fits" : "Does not fit"));
-  const [size, most] = found.reason.split(", of which ");
+  const [size, most] = found.reason.split(", most of it ");
   title.append(el("span", { class: "soft" }, " ", html(found.fits ? found.size_and_rate : size)));
   const parts = [title, el("p", { class: "soft" }, html(found.facts))];
-  if (most) parts.push(el("p", {}, html(`The most of it: ${most} GiB`)));
+  if (most) parts.push(el("p", {}, html(`Most of it: ${most} GiB`)));
   if (found.change_text) parts.push(offer("To make it fit:", html(`<code>${found.change_text}</code>`), "Apply", found.change, "apply"));
   else if (!found.fits) parts.push(el("p", {}, "Nothing else fits: other strategies, sizes, lengths and adapters were tried."));
   if (found.chosen) {
