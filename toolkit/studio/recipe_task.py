@@ -14,6 +14,7 @@ from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve
 from toolkit.studio.edit import FILE, REMOVED, Change, edited, read_mapping
+from toolkit.studio.form import NONE, empty_options, leaders
 from toolkit.studio.worker import Settings
 
 LAUNCH = "launch"
@@ -25,10 +26,12 @@ _PLACED = re.compile(rf"{re.escape(FILE)}:(\d+)(?::\d+)?: ")
 def recipe(settings: Settings, arguments: dict[str, Any]) -> dict[str, Any]:
     """``text``, ``edits`` ([key, value as text or None]), ``as_text`` (keys whose values are text, not YAML)."""
     text = edited(arguments["text"], [_change(key, value, arguments["as_text"]) for key, value in arguments["edits"]])
-    answer: dict[str, Any] = {"text": text, "problems": [], "set": {}, "decisions": [], "files": {}, "model": None}
+    answer: dict[str, Any] = {"text": text, "problems": [], "set": {}, "decisions": [], "files": {}, "model": None,
+                              "empty": {}}  # fmt: skip
     answer["total"] = ""
     try:
-        answer["set"] = _flat(read_mapping(text))
+        values = read_mapping(text)
+        answer["set"], answer["empty"] = _flat(values), empty_options(values)
         checked = checked_recipe(text, settings)
         answer["model"] = [checked.model.path, checked.model.revision]
         resolved = resolve(checked, FILE, device=_device(checked))
@@ -78,6 +81,9 @@ def _device(checked: Recipe) -> str | None:
 
 
 def _change(key: str, value: str | None, as_text: list[str]) -> Change:
+    section = leaders().get(key)
+    if section is not None and value == NONE:
+        return section, REMOVED
     if value is None or not value.strip():
         return key, REMOVED
     # A field of text may also take a list, as data.train does; nothing else begins like one.

@@ -18,7 +18,7 @@ async function update(edits = []) {
     state.text = found.text;
     if (document.activeElement !== $("text")) $("text").value = found.text;
   }
-  fill(found.set);
+  fill(found.set, found.empty);
   showProblems(found.problems, goToLine);
   if (!found.problems.length) {
     reasons(found.decisions);
@@ -33,7 +33,12 @@ async function update(edits = []) {
   }
 }
 
-function fill(set) {
+function fill(set, empty) {
+  for (const [key, text] of Object.entries(empty)) {
+    const [first, none] = fields.find((field) => field.dataset.key === key).options;
+    first.textContent = text; // what the recipe has where the key is not set
+    none.hidden = text.startsWith("none");
+  }
   for (const field of fields) {
     const value = set[field.dataset.key];
     if (document.activeElement !== field || value === undefined || field.tagName === "SELECT") {
