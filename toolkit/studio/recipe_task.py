@@ -17,6 +17,7 @@ from toolkit.studio.edit import FILE, REMOVED, Change, edited, read_mapping
 from toolkit.studio.form import NONE, empty_options, leaders
 from toolkit.studio.worker import Settings
 
+FOR_A_PLAN = "fine for a plan, not for fine-tuning. Set a model: a hub id or a folder."
 LAUNCH = "launch"
 """The folder of the launch files in the archive: `toolkit config recipe.yaml -o launch` writes the same."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
@@ -27,7 +28,7 @@ def recipe(settings: Settings, arguments: dict[str, Any]) -> dict[str, Any]:
     """``text``, ``edits`` ([key, value as text or None]), ``as_text`` (keys whose values are text, not YAML)."""
     text = edited(arguments["text"], [_change(key, value, arguments["as_text"]) for key, value in arguments["edits"]])
     answer: dict[str, Any] = {"text": text, "problems": [], "set": {}, "decisions": [], "files": {}, "model": None,
-                              "empty": {}}  # fmt: skip
+                              "empty": {}, "note": ""}  # fmt: skip
     answer["total"] = ""
     try:
         values = read_mapping(text)
@@ -37,6 +38,9 @@ def recipe(settings: Settings, arguments: dict[str, Any]) -> dict[str, Any]:
         resolved = resolve(checked, FILE, device=_device(checked))
         answer["decisions"] = [[d.key, _shown(d.value), d.reason] for d in resolved.decisions]
         answer["files"] = archive(resolved, text)
+        if checked.model.config is not None:
+            bare = "" if checked.tokenizer.path else ", and no tokenizer"
+            answer["note"] = f"Random weights (model.config){bare}: {FOR_A_PLAN}"
         answer["total"] = f"{checked.strategy.name}, {resolved.world_size} × {resolved.device}"
     except InputError as error:
         answer["problems"] = [placed(problem) for problem in error.problems]

@@ -26,7 +26,9 @@ def verify_command(
     ] = None,
     output: Annotated[
         str | None,
-        typer.Option("-o", "--output", metavar="FILE", help="HTML report; default: in runs/verify, by recipe, strategy and overrides"),
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="HTML report; default: in runs/verify, by recipe and overrides"
+        ),
     ] = None,
     full_size: Annotated[bool, typer.Option("--full-size", help="use the full model, not a small twin")] = False,
     json_target: Annotated[

@@ -15,6 +15,9 @@ def show(report: Report, quiet: bool = False) -> str:
     """The whole report; ends with what to type next. ``quiet`` leaves the source lines out."""
     if not report.findings:
         files = len({source.path for source in report.sources})
+        if report.unread:
+            lost = len({problem.partition(":")[0] for problem in report.unread})
+            return f"{files} file{'s' * (files != 1)} clean, {lost} cannot be read"
         return f"clean · {files} file{'s' * (files != 1)}"
     blocks = [_finding(finding, quiet) for finding in report.findings]
     if report.apart:

@@ -1,4 +1,4 @@
-import { $, Problem, ask, copy, el, later, on, pack, remember, remembered, save, say, showProblems, tabs, unpack } from "./common.js";
+import { $, Problem, ask, copy, el, later, on, pack, remember, remembered, save, say, showProblems, tabs, unpack, whenBack } from "./common.js";
 
 const state = { text: "", gpu: "rtx4090", memory: null };
 const fields = [...document.querySelectorAll("[data-key]")];
@@ -24,6 +24,8 @@ async function update(edits = []) {
     reasons(found.decisions);
     files(found.files);
   }
+  $("note").textContent = found.note;
+  $("note").hidden = !found.note;
   keep();
   if (!found.problems.length) plan(mine);
   else {
@@ -173,6 +175,14 @@ $("form").addEventListener("submit", (event) => event.preventDefault());
 $("model").addEventListener("change", () => {
   const value = $("model").value.trim();
   if (!value) return;
+  if (value.startsWith("{") && value.includes('"')) {
+    try {
+      JSON.parse(value);
+    } catch (error) {
+      showProblems([`The model's config is not valid JSON: ${error.message}`]);
+      return;
+    }
+  }
   run(value.startsWith("{") ? [["model.path", null], ["model.config", value.replace(/\s+/g, " ")]]
     : [["model.config", null], ["model.path", value]]);
 });
@@ -231,4 +241,5 @@ async function begin() {
 }
 
 window.addEventListener("hashchange", begin);
+whenBack(() => run());
 begin();
