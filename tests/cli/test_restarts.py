@@ -27,7 +27,8 @@ def prepare(folder: Path, root: Path, strategy: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "strategy", ["single", pytest.param("zero2", marks=pytest.mark.nightly), pytest.param("fsdp2", marks=pytest.mark.nightly)]
+    "strategy",
+    ["single", pytest.param("zero2", marks=pytest.mark.nightly), pytest.param("fsdp2", marks=pytest.mark.nightly)],
 )
 def test_it_goes_on_by_itself(strategy: str, tmp_path: Path, tiny_root: Path) -> None:
     prepare(tmp_path, tiny_root, strategy)

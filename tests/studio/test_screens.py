@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from studio.test_browser import WAIT, serving
 from studio.test_browser import browser as browser
+from studio.test_browser import serving, sync_api
 
+expect = sync_api.expect
+
+WAIT = 120_000
 JSON = (
     '{\n  "zero_optimization": {"stage": 2, "reduce_bucket_size": 5e8},\n  "optimizer": {"params": {"lr": 2e-5}}\n}\n'
 )
@@ -32,13 +36,13 @@ def test_what_the_form_shows_is_what_is_trained(opened: tuple[Any, str, Any]) ->
     page.goto(address)
     method = page.locator("[id='f-adapter.method']")
     text = page.locator("#text")
-    page.wait_for_function("document.getElementById('text').value.includes('adapter:')")
+    expect(page.locator("#note")).to_be_visible(timeout=WAIT)
     method.select_option("none")
-    page.wait_for_function("!document.getElementById('text').value.includes('adapter')")
+    expect(text).not_to_have_value(re.compile("adapter"), timeout=WAIT)
     assert method.evaluate("box => box.selectedOptions[0].textContent") == "none (default)"
     page.locator("[id='f-adapter.r']").fill("8")
     page.locator("[id='f-adapter.r']").blur()
-    page.wait_for_function("document.getElementById('text').value.includes('adapter:')")
+    expect(page.locator("#text")).to_have_value(re.compile("adapter:"), timeout=WAIT)
     assert "r: 8" in text.input_value()
     assert method.evaluate("box => box.selectedOptions[0].textContent") == "lora (default)"
     assert "Random weights" in page.locator("#note").inner_text()
@@ -54,10 +58,10 @@ def test_pasted_json_is_json(opened: tuple[Any, str, Any]) -> None:
     page.goto(address.partition("?")[0] + "check")
     page.get_by_role("button", name="paste text").click()
     page.keyboard.insert_text("distributed_type: DEEPSPEED\ndeepspeed_config:\n  deepspeed_config_file: zero3.json\n")
-    page.locator(".finding").first.wait_for()
+    expect(page.locator("#sources textarea")).to_have_value(re.compile("zero3.json"))
     page.get_by_role("button", name="paste text").click()
     page.keyboard.insert_text(JSON)
-    page.wait_for_function("[...document.querySelectorAll('#sources input')].some((box) => box.value === 'zero3.json')")
+    expect(page.locator("#sources input").last).to_have_value("zero3.json", timeout=WAIT)
     page.locator(".finding .where", has_text="zero3.json").first.wait_for()
     found = page.locator("#findings").inner_text()
     assert not {"KY103", "KY104"} & set(found.split())
@@ -67,7 +71,7 @@ def test_pasted_json_is_json(opened: tuple[Any, str, Any]) -> None:
 def test_a_server_that_is_gone_is_said_on_top_and_what_is_shown_is_dimmed(opened: tuple[Any, str, Any]) -> None:
     page, address, server = opened
     page.goto(address)
-    page.wait_for_function("document.getElementById('text').value.includes('adapter:')")
+    expect(page.locator("#text")).to_have_value(re.compile("adapter:"), timeout=WAIT)
     server.kill()
     server.wait()
     page.locator("[id='f-adapter.r']").fill("4")

@@ -17,6 +17,7 @@ from toolkit.recipe.schema import Recipe
 from toolkit.report.names import page_name
 from toolkit.report.verify_page import verify_page
 from toolkit.results import CommandResult, Result, versions, write_json
+from toolkit.terminal import coloured, fitted, paint, width
 from toolkit.verification import screen
 from toolkit.verification.baseline import badge, compare, read_baseline
 from toolkit.verification.diagnose.diagnosis import Diagnosis
@@ -207,8 +208,15 @@ def _report(outcome: Outcome, seconds: float, command: str) -> list[str]:
     ]
 
 
+_TONES = {"equivalent": "green", "different": "red", "not-exercised": "red", "NOT SEEN": "red"}
+
+
 def _say(text: str) -> None:
-    print(text)
+    columns, colour = min(100, width()), coloured(sys.stdout)
+    for line in text.splitlines():
+        first, *more = fitted(line, columns)
+        word = next((word for word in _TONES if first.startswith(word)), "")
+        print(paint(word, _TONES[word], colour) + first[len(word) :] if word else first, *more, sep="\n")
     sys.stdout.flush()
 
 
