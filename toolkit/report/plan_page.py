@@ -67,7 +67,6 @@ def plan_parts(
     the candidate's number in ``data-way``."""
     asked = candidates[0]
     why = "" if chosen is None else why_chosen(candidates, chosen)
-    pictured = asked if asked.fits or chosen is None else chosen
     return {
         "facts": html.escape(_facts(search)),
         "asked": html.escape(asked.label),
@@ -79,10 +78,18 @@ def plan_parts(
         "chosen_rate": "" if chosen is None else _rate(chosen).removeprefix(", "),
         "bars": _bars(best_of_each(candidates, chosen), chosen, why, search, numbers=candidates),
         "key": _key(with_reserve=True),
-        "step": "".join(step_pictured(pictured, search, why if pictured is chosen else "the recipe")),
+        "step": "".join(step_pictured(asked, search, "the recipe")) + _also(chosen, asked, search, why),
         "table": _table(candidates, chosen, why),
         "assumptions": "<ul>" + "".join(f"<li>{html.escape(line)}</li>" for line in assumptions) + "</ul>",
     }
+
+
+def _also(chosen: Candidate | None, asked: Candidate, search: Search, why: str) -> str:
+    """The step of the candidate that is recommended, folded: the page is about the recipe, like the terminal's."""
+    if chosen is None or chosen is asked:
+        return ""
+    inner = "".join(step_pictured(chosen, search, why))
+    return f"<details><summary>One step of {html.escape(chosen.label)}, {html.escape(why)}</summary>{inner}</details>"
 
 
 def _facts(search: Search) -> str:

@@ -26,9 +26,8 @@ from toolkit.watching.runs import MARK, holder
 
 _BESIDE = ".studio"
 """Next to a run's folder: its recipe and what `toolkit train` printed. A run's own folder must be new."""
-_started: list[subprocess.Popen[bytes]] = []
-_folders: dict[int, Path] = {}
-"""The run's folder of each process that was started here."""
+_started: list[tuple[subprocess.Popen[bytes], Path]] = []
+"""Processes that were started here, with the run's folder."""
 _failed: set[Path] = set()
 """Folders of runs whose last start ended with an error."""
 
@@ -94,10 +93,8 @@ def screen_of(folder: Path) -> Path:
 
 def reap() -> None:
     """Take note of runs that have ended, so that none stays behind as a zombie."""
-    for job in _started:
-        if job.poll() in (1, 2):
-            _failed.add(_folders[job.pid])
-    _started[:] = [job for job in _started if job.poll() is None]
+    _failed.update(folder for job, folder in _started if job.poll() in (1, 2))
+    _started[:] = [(job, folder) for job, folder in _started if job.poll() is None]
 
 
 def failed(folder: Path) -> bool:
@@ -127,8 +124,7 @@ def _launch(folder: Path, arguments: list[str]) -> None:
             start_new_session=True,
             close_fds=True,
         )
-    _started.append(job)
-    _folders[job.pid] = folder
+    _started.append((job, folder))
     _failed.discard(folder)
 
 

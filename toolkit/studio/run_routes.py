@@ -30,8 +30,10 @@ def run_routes(studio: Studio) -> dict[str, Answer]:
     async def runs(payload: Payload, request: Request) -> dict[str, Any]:
         jobs.reap()
         found = await asyncio.to_thread(lambda: [path for root in folders.roots for path in find_runs(root)])
-        return {"runs": [{"name": str(path), "shown": _short(path, folders), "failed": jobs.failed(path)}
-                         for path in dict.fromkeys([*jobs.failures(), *found])]}  # fmt: skip
+        listed = [path for path in jobs.failures() if any(root in path.parents for root in folders.roots)]
+        failed = {path: {"failed": True} for path in listed}
+        return {"runs": [{"name": str(path), "shown": _short(path, folders)} | failed.get(path, {})
+                         for path in dict.fromkeys([*listed, *found])]}  # fmt: skip
 
     async def run(payload: Payload, request: Request) -> dict[str, Any]:
         jobs.reap()
