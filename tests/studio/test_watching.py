@@ -94,6 +94,10 @@ def test_the_process_that_holds_a_folder_is_found_and_not_disturbed(run: Path) -
         assert job.stdout is not None
         job.stdout.readline()
         assert holder(run) == job.pid
+        assert read_run(run).state == "starting", "its metrics are older than the process"
+        assert read_run(run).seconds_left is None
+        with (run / "metrics.jsonl").open("a"):
+            os.utime(run / "metrics.jsonl")
         assert read_run(run).state == "running"
         with (run / ".lock").open("r+") as file, pytest.raises(BlockingIOError):
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.data.preflight import check_data
-from toolkit.errors import InputError, RunFailed, Stopped, ToolkitError
+from toolkit.errors import InputError, OutOfMemory, RunFailed, Stopped, ToolkitError
+from toolkit.launch.advice import memory_advice
 from toolkit.launch.attend import Asked, wait
 from toolkit.launch.crash import CRASHES, last_words
 from toolkit.launch.failure import FOLDER_VARIABLE, SCREEN_VARIABLE, first_failure
 from toolkit.launch.files import launch_files, write_files
+from toolkit.launch.host_memory import HostMemory
 from toolkit.launch.output import claim_folder, release_folder
 from toolkit.launch.relay import screen
 from toolkit.launch.signals import die_with_parent, name_of, noted_stop
@@ -68,6 +70,8 @@ def train(
     elastic = processes > 1 or strategy_of(resolved).distributed_type in ("DEEPSPEED", "FSDP")
     try:
         _launch(launch_folder / "accelerate.yaml", arguments, folder, processes, max_restarts, elastic)
+    except OutOfMemory as error:
+        raise RunFailed(f"{error}\n{memory_advice(recipe_file, overrides, error.device_gib)}") from None
     except InputError:
         undo()
         raise
@@ -147,33 +151,38 @@ def _once(
                 start_new_session=True,
                 preexec_fn=die_with_parent(),
             )
-            code = wait(job, shared, asked)
+            memory = HostMemory()
+            code = wait(job, shared, asked, memory.look)
         stopped, failure = noted_stop(shared), first_failure(shared)
     if stopped is not None:
         return Stopped(*stopped), False
     if asked.numbers and code != 0:
         how = "at once" if len(asked.numbers) > 1 else "before a step was finished"
-        told_how = f"stopped by {name_of(asked.numbers[-1])} {how}; resume with --resume"
+        next_step = "resume with --resume" if any(folder.glob("checkpoints/step-*")) else "nothing was saved"
+        told_how = f"stopped by {name_of(asked.numbers[-1])} {how}; {next_step}"
         return Stopped(told_how, asked.numbers[-1]), False
     if code == 0:
         return None
-    if (killed := _killed(logs, begin)) is not None and (failure is None or not failure.cause):
+    if (killed := _killed(logs, begin, memory)) is not None and (failure is None or not failure.cause):
         return RunFailed(f"{killed}; see {logs}"), True
     if failure is None:
         return RunFailed(f"the run ended with status {code}, but no error was reported by any rank; see {logs}"), True
     if failure.exit_code == InputError.exit_code:
         return InputError(failure.message), False
+    if failure.memory is not None:
+        message = f"{failure.message}\nthe traceback is in {logs / f'rank{failure.rank}.log'}"
+        return OutOfMemory(message, failure.memory["device_gib"]), False
     return RunFailed(failure.message), failure.retryable
 
 
-def _killed(logs: Path, begin: int) -> str | None:
+def _killed(logs: Path, begin: int, memory: HostMemory) -> str | None:
     """The rank that a signal killed, from torchrun's summary at the end of the launcher's log: the rank itself cannot
     report it, and the others fail as a consequence. torchrun itself sends SIGTERM to the remaining ranks."""
     summary = (logs / "launcher.log").read_bytes()[begin:].decode("utf-8", errors="replace")[-20_000:]
     for rank, status in re.findall(r"^ +rank +: (\d+).*\n +exitcode +: (-?\d+)", summary, re.MULTILINE):
         if int(status) < 0 and -int(status) != signal.SIGTERM:
             ended = signal.Signals(-int(status))
-            hint = " (out of host memory?)" if ended == signal.SIGKILL else ""
+            hint = f" (out of host memory? {memory.told()})" if ended == signal.SIGKILL else ""
             crash = last_words(logs / f"rank{rank}.log") if ended in CRASHES else ""
             return f"rank {rank} was ended by {ended.name}{hint}{crash}"
     return None

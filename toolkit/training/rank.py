@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from toolkit.errors import Stopped, ToolkitError
+from toolkit.errors import OutOfMemory, Stopped, ToolkitError
 from toolkit.launch.failure import nonretryable_exit_code, note_failure
 from toolkit.launch.signals import attempt, die_with_parent, note_rank, note_stop
 from toolkit.recipe.load import load_recipe
@@ -89,6 +89,10 @@ def main(arguments: Sequence[str]) -> int:
         if rank == 0:
             os.write(terminal, f"{error}\n".encode())
         return _leave(error.exit_code)
+    except OutOfMemory as error:
+        traceback.print_exc()
+        _report(terminal, rank, str(error), 1, retryable=False, memory={"device_gib": error.device_gib})
+        return _leave(1)
     except ToolkitError as error:
         _report(terminal, rank, str(error), error.exit_code, retryable=False)
         return _leave(error.exit_code)
@@ -142,9 +146,19 @@ def _hung(terminal: int, rank: int, folder: Path, message: str) -> None:
     os._exit(1)
 
 
-def _report(terminal: int, rank: int, message: str, code: int, *, retryable: bool = True, cause: bool = False) -> None:
-    """Report to the launcher, or to the terminal if there is none; if several ranks fail, rank 0 reports."""
-    if note_failure(rank, message, code, retryable=retryable, cause=cause):
+def _report(
+    terminal: int,
+    rank: int,
+    message: str,
+    code: int,
+    *,
+    retryable: bool = True,
+    cause: bool = False,
+    memory: dict[str, float | None] | None = None,
+) -> None:
+    """Report to the launcher, or to the terminal if there is none; if several ranks fail, rank 0 reports. ``memory``:
+    of a rank that has found none."""
+    if note_failure(rank, message, code, retryable=retryable, cause=cause, memory=memory):
         return
     if rank:
         time.sleep(1.0)  # rank 0 ends the job if it has failed too
