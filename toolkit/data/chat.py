@@ -88,6 +88,11 @@ class Chat:
         self._open_ended = self._has_marks or turns == "all"
         self._closes = bool(self._dialect.behind.strip())
 
+    @property
+    def template(self) -> str:
+        """The template's text."""
+        return self._template.text
+
     # ---- samples of a conversation
 
     def pieces(self, row: Row, fields: dict[str, Any]) -> list[Piece]:

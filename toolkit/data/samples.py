@@ -22,6 +22,7 @@ from toolkit.data.preflight import no_samples
 from toolkit.data.rows import Row
 from toolkit.data.sources import Source
 from toolkit.data.threads import ordered_map, thread_count
+from toolkit.data.unread import Unread, merged, notes_of
 from toolkit.errors import InputError
 from toolkit.tasks import task_of
 from toolkit.tasks.labels import IGNORED, Labels
@@ -58,13 +59,16 @@ class MapSamples:
 
         def make(alive: Callable[[], None]) -> Columns:
             columns, threads = Columns.empty(), thread_count(alone=kept is not None) if formatter.threaded else 1
-            for examples in ordered_map(formatter.examples, source.rows(), threads):
+            unread = formatter.unread()
+            for examples in ordered_map(formatter.examples, _seen(source.rows(), unread), threads):
                 for example in examples:
                     columns.append(example)
                 alive()
             if source.state() != state:
                 raise InputError.at(None, source.key, f"{source.spec}: changed while it was being read; start again")
             _check(columns, task, source, formatter, trains)
+            unread.add_all(source.left_out)
+            columns.about = {"unread": unread.to_json(), "notes": formatter.notes()}
             return columns
 
         kept = cache()
@@ -79,7 +83,9 @@ class MapSamples:
         self.supervised = int(counts.sum())
         cut, without = int(np.count_nonzero(np.asarray(self._columns.cut))), int(np.count_nonzero(counts == 0))
         notes = _notes(source.key, len(self), cut, without, formatter.max_length)
-        self.notes = [*source.notes, *notes, *self.came.notes]
+        self.unread: list[dict[str, Any]] = self._columns.about["unread"]
+        notes += [f"{source.key}: {note}" for note in self._columns.about["notes"]]
+        self.notes = [*source.notes, *notes, *notes_of(source.key, self.unread), *self.came.notes]
 
     def __len__(self) -> int:
         return len(self._columns)
@@ -135,6 +141,7 @@ class MixedSamples:
         slowest = max(self.parts, key=lambda part: part.came.seconds).came
         self.came = Outcome(slowest.columns, slowest.came, sum(part.came.seconds for part in self.parts))
         total = sum(counts)
+        self.unread = merged((one["name"], one["rows"], one["why"]) for part in parts for one in part.unread)
         self.notes = [note for part in self.parts for note in part.notes]
         for spec, part, count in zip(specs, parts, counts, strict=True):
             self.notes.append(
@@ -176,11 +183,14 @@ class StreamSamples:
         self._parts, self._shares = list(parts), list(shares)
         self.pad_id, self.masking = self._parts[0][1].pad_id, self._parts[0][1].masking
         self.threaded = all(formatter.threaded for _, formatter in self._parts)
+        self.unread: list[dict[str, Any]] = []
         self.notes = [note for source, formatter in self._parts for note in self._look(source, formatter)]
 
     def _look(self, source: Source, formatter: Formatter) -> list[str]:
         """Read the first rows of a source; raises InputError for data that would train nothing."""
-        first = [example for row in islice(source.rows(), PEEKED) for example in formatter.examples(row)]
+        unread = formatter.unread()
+        rows = _seen(islice(source.rows(), PEEKED), unread)
+        first = [example for row in rows for example in formatter.examples(row)]
         if not first:
             raise no_samples(source.key, source.spec)
         task = self.task
@@ -189,7 +199,10 @@ class StreamSamples:
         cut = sum(example.cut for example in first)
         without = sum(not supervised_tokens(example, task) for example in first)
         notes = _notes(source.key, len(first), cut, without, formatter.max_length, "the first ")
-        return [*source.notes, *notes]
+        unread.add_all(source.left_out)
+        self.unread = merged((one["name"], one["rows"], one["why"]) for one in (*self.unread, *unread.to_json()))
+        notes += [f"{source.key}: {note} (in the first {PEEKED} rows)" for note in formatter.notes()]
+        return [*source.notes, *notes, *notes_of(source.key, unread.to_json(), f"of the first {PEEKED} ")]
 
     def rows(self) -> Iterator[tuple[int, Row, dict[str, Any]]]:
         """Number, row and checked fields of each sample, not yet tokenised; InputError at a bad row."""
@@ -215,6 +228,13 @@ class StreamSamples:
     def _first(self) -> Example:
         _, row, fields = next(self.rows())
         return self.build(row, fields)
+
+
+def _seen(rows: Iterator[Row], unread: Unread) -> Iterator[Row]:
+    """``rows``, with what is not read of them counted."""
+    for row in rows:
+        unread.add(row)
+        yield row
 
 
 Samples = MapSamples | MixedSamples | StreamSamples

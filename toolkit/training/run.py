@@ -96,6 +96,8 @@ def run(
     stop = stop or Stop()
     try:
         steps = Steps(session, view, recorder, folder, progress, total, marks, start, stop.give_up)
+        for note in steps.eval_notes:
+            view.say(f"note: {note}")
         if hung:
             stop.listen(handled())
         if watch:
@@ -124,6 +126,8 @@ def run(
         tokens_per_second=round(recorder.tokens / recorder.seconds, 1) if recorder.seconds else None,
         peak_memory_bytes=[int(peak) for peak in peaks],
         tokenised=_came(samples),
+        unread_columns=samples.unread,
+        notes=[*samples.notes, *steps.eval_notes],
         ended_early=progress.improvement.ends(recipe.run.early_stopping),
         frozen=[frozen.to_json() for frozen in session.frozen],
         compile=compilation().to_json() if recipe.compile else None,
