@@ -45,7 +45,7 @@ def unread(*values: dict[str, Any], needed: dict[str, str] = NEEDED) -> dict[str
 def test_a_turn_that_is_marked_as_not_learned_has_weight_0(key: str, value: Any) -> None:
     found = read({"messages": [ASK, SAY | {key: value}, AGAIN, END]})
     assert found == [ASK, SAY | {"weight": 0}, AGAIN, END]
-    learned = {True: False, False: True, 1: 0, 0: 1, "false": "true"}[value]
+    learned = "true" if value == "false" else not value
     assert read({"messages": [ASK, SAY | {key: learned}, AGAIN, END]})[1] == SAY | {"weight": 1}
     turns = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b", key: value}]
     assert "not learned" in refused({"conversations": turns})

@@ -19,8 +19,8 @@ READ_WHOLE = 64 * 2**20
 """Data files up to this size are hashed by content, larger ones by path, size and times."""
 _ENCODING = (
     "formats.py", "encode.py", "chat.py", "chat_template.py", "spans.py", "template_dialect.py", "messages.py",
-    "text.py", "fields.py", "rows.py", "files.py", "sources.py", "columns.py", "images.py", "media.py", "unread.py", "turn_marks.py",
-    "samples.py",
+    "text.py", "fields.py", "rows.py", "files.py", "sources.py", "columns.py", "images.py", "media.py",
+    "unread.py", "turn_marks.py", "samples.py",
 )  # fmt: skip
 _DAY = "strftime_now"
 
