@@ -27,6 +27,7 @@ from toolkit.training.identity import saved_recipe
 from toolkit.training.loop import Progress, counted_once, sum_over_ranks, train
 from toolkit.training.manifest import read_manifest
 from toolkit.training.metrics import MetricsLog, peak_memory_bytes, truncate_metrics
+from toolkit.training.same_data import check_rows
 from toolkit.training.screen import Screen, engaged_line, headline, rate_of
 from toolkit.training.session import Session, open_session
 from toolkit.training.steps import Steps
@@ -42,6 +43,7 @@ def run(
     *,
     resume: bool,
     extend: bool = False,
+    changed_data: bool = False,
     screen: TextIO | None,
     connected: Callable[[], None] | None = None,
     stop: Stop | None = None,
@@ -50,7 +52,8 @@ def run(
 ) -> dict[str, Any]:
     """Train; returns the result (rank 0 also writes it to ``output_dir/result.json``). Every rank calls it.
 
-    ``extend``: resume with another length also where that changes the learning rates.
+    ``extend``: resume with another length also where that changes the learning rates. ``changed_data``: also with other
+    rows.
     ``connected`` is called once the processes are. ``stop`` listens to signals once there is something to save.
     ``hung`` ends this process when the job hangs. ``again``: the command that resumes this run.
 
@@ -72,10 +75,15 @@ def run(
             session = open_session(resolved, **_tracking(resolved, folder))
     main = session.accelerator.is_main_process
     samples = open_data(session.data_recipe, "train", session.tokenizer)
-    session.label_names = samples.label_names
+    session.label_names, session.rows = samples.label_names, samples.prints
     loader = _loader(session, samples, progress.step)
     total = total_steps(recipe.run, loader.steps_per_epoch, resolved.source)
     length = _check_length(session, start, loader, progress, extend=extend) if start else None
+    other_rows = None
+    if start:
+        manifest = read_manifest(start, deep=False)
+        go_on = changed_data or extend
+        other_rows = check_rows(manifest, samples, go_on=go_on, source=resolved.source, folder=start)
     if main:
         truncate_metrics(folder / "metrics.jsonl", progress.step)
         truncate_metrics(folder / "eval.jsonl", progress.step)
@@ -86,6 +94,8 @@ def run(
     _introduce(view, session, samples, start, resume, progress.improvement)
     if length:
         view.say(length)
+    if other_rows:
+        view.say(f"note: {other_rows}")
     if main:
         (folder / STOPPED).unlink(missing_ok=True)
     recorder = MetricsLog(
