@@ -16,6 +16,7 @@ from toolkit.data.loader import TrainLoader, open_data
 from toolkit.errors import Stopped
 from toolkit.half_precision import cpu_emulates
 from toolkit.launch.signals import attempt, handled, name_of
+from toolkit.model.adapters import ignored_values
 from toolkit.model.compiling import compilation
 from toolkit.recipe.resolve import Resolved
 from toolkit.results import Result
@@ -106,8 +107,8 @@ def run(
     stop = stop or Stop()
     try:
         steps = Steps(session, view, recorder, folder, progress, total, marks, start, stop.give_up)
-        for note in steps.eval_notes:
-            view.say(f"note: {note}")
+        for line in steps.eval_notes:
+            view.say(f"note: {line}")
         if hung:
             stop.listen(handled())
         if watch:
@@ -205,6 +206,9 @@ def _introduce(
     for frozen in session.frozen:
         much = f"{frozen.tensors} tensors, {count(frozen.parameters)} parameters"
         view.say(f"note: model.freeze: {frozen.pattern!r} freezes {much}")
+    adapter = session.resolved.recipe.adapter
+    if adapter is not None and (ignored := ignored_values(adapter)):
+        view.say(f"note: {ignored}")
     for note in samples.notes:
         view.say(f"note: {note}")
     if (came := _came(samples)) is not None and came["from"] != "memory":
