@@ -57,6 +57,10 @@ class _Once:
     def __init__(self, tokenizer: Any) -> None:
         self.texts = 0
         self._lock = threading.Lock()
+        self._before: list[int] = []
+        self._behind: list[int] = []
+        if not getattr(tokenizer, "all_special_ids", None):
+            return  # it has none to add
         added = list(tokenizer("", verbose=False)["input_ids"])
         text = "a"
         bare = list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
