@@ -78,6 +78,10 @@ def train(
         bool,
         typer.Option("--extend", help="with --resume: allow a run length that changes the learning rates"),
     ] = False,
+    changed_data: Annotated[
+        bool,
+        typer.Option("--changed-data", help="with --resume: go on although the rows are others than before"),
+    ] = False,
     max_restarts: Annotated[
         int, typer.Option("--max-restarts", metavar="N", min=0, help="restart automatically when a rank dies or hangs")
     ] = 0,
@@ -87,7 +91,9 @@ def train(
     from toolkit.launch.job import train as launch_and_train
     from toolkit.results import write_json
 
-    result = launch_and_train(recipe, overrides or [], resume=resume, extend=extend, max_restarts=max_restarts)
+    result = launch_and_train(
+        recipe, overrides or [], resume=resume, extend=extend, changed_data=changed_data, max_restarts=max_restarts
+    )
     if json_target:
         write_json(result, json_target)
 

@@ -35,7 +35,7 @@ QUICK: dict[str, dict[str, Any]] = {
     "dora, bf16": {"adapter": {"method": "dora", "r": 4}, "precision": "bf16"},
     "trained copies": {"adapter": {"method": "lora", "r": 4, "modules_to_save": ["embed_tokens", "lm_head"]}},
     "trained copies, tied": {"adapter": {"method": "lora", "r": 4, "modules_to_save": ["embed_tokens"]}, "model": TIED},
-    "embeddings": {"adapter": {"method": "lora", "r": 4, "target_modules": ["embed_tokens", "q_proj"]}, "model": TIED},
+    "embeddings": {"adapter": {"method": "lora", "r": 4, "target_modules": ["embed_tokens", "q_proj"]}},
     "fused experts": {
         "adapter": {
             "method": "lora", "r": 4, "target_modules": ["q_proj"],

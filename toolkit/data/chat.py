@@ -87,6 +87,12 @@ class Chat:
         # A turn that nothing ends is learned with the end of its own sample, unless the template says otherwise.
         self._open_ended = self._has_marks or turns == "all"
         self._closes = bool(self._dialect.behind.strip())
+        self._closing = self._special.first(self._dialect.behind)
+
+    @property
+    def template(self) -> str:
+        """The template's text."""
+        return self._template.text
 
     # ---- samples of a conversation
 
@@ -190,10 +196,15 @@ class Chat:
         return found
 
     def _piece(self, fields: dict[str, Any], count: int, text: str, shown: dict[int, tuple[int, int]]) -> Piece:
-        spans = tuple(shown[index] for index in sorted(shown))
+        spans = tuple(self._ended(text, shown[index]) for index in sorted(shown))
         if self._has_marks:
             return self._marked(fields, count, text, spans, tuple(sorted(shown)))
         return Piece(text, spans, max(shown) == count - 1, turns=tuple(sorted(shown)))
+
+    def _ended(self, text: str, span: tuple[int, int]) -> tuple[int, int]:
+        """A turn's span without what the template writes behind the token that ends it."""
+        start, end = span
+        return start, start + self._special.turn_end(text[start:end], self._closing)
 
     def _marked(
         self, fields: dict[str, Any], count: int, text: str, spans: Any = None, turns: tuple[int, ...] = ()
@@ -210,13 +221,13 @@ class Chat:
             at = common(prompt, text, self._special)
             header, rest = prompt[at:], text[at:]
             if not header.strip():  # the block is opened by what both have; what the turn writes closes it
-                span = (len(prompt), len(prompt) + len(rest))
+                span = self._ended(prompt + rest, (len(prompt), len(prompt) + len(rest)))
                 return Piece(prompt + rest, (span,), True, turns=(turn.index,))
             if _OPENS_REASONING.match(header):
                 reasoning = self._dialect.reasoning_of(fields["messages"][turn.index])
                 written = f"{reasoning.strip()}\n</think>\n\n{rest.lstrip()}"
                 written = written if reasoning.strip() else f"\n</think>\n\n{rest.lstrip()}"
-                span = (len(prompt), len(prompt) + len(written))
+                span = self._ended(prompt + written, (len(prompt), len(prompt) + len(written)))
                 return Piece(prompt + written, (span,), True, turns=(turn.index,))
         if self._has_marks:
             return self._marked(fields, turn.index + 1, text)

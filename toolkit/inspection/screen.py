@@ -55,6 +55,9 @@ def screen(found: Inspected, source: str, *, colour: bool, full: bool = False, t
         yield from _sources(fields)
     yield ""
     yield from _arrangements(fields)
+    for one in fields["unread_columns"]:
+        text = f"{one['name']} is not read, {one['rows']:,} rows: {one['why']}"
+        yield from _wrapped("unread: ", visible(text))
     for note in fields["notes"]:
         yield from _wrapped("note: ", visible(note))
     if fields["refused"]:

@@ -38,17 +38,23 @@ from toolkit.strategies import resolve, strategy_of
 
 
 def train(
-    recipe: str | Recipe, overrides: Sequence[str], *, resume: bool, extend: bool = False, max_restarts: int = 0
+    recipe: str | Recipe,
+    overrides: Sequence[str],
+    *,
+    resume: bool,
+    extend: bool = False,
+    changed_data: bool = False,
+    max_restarts: int = 0,
 ) -> dict[str, Any]:
     """Train a recipe, given as a file or an object, on this machine; returns the run's result.
 
-    ``extend``: resume with another run length even if that changes the learning rates. ``max_restarts``: how often the
-    job restarts from its latest checkpoint when a rank dies or hangs.
+    ``extend``: resume with another run length even if that changes the learning rates. ``changed_data``: with other
+    rows. ``max_restarts``: how often the job restarts from its latest checkpoint when a rank dies or hangs.
 
     Raises InputError if the recipe cannot run here, RunFailed if the run fails, Stopped after a signal.
     """
-    if extend and not resume:
-        raise InputError("--extend: requires --resume")
+    if (extend or changed_data) and not resume:
+        raise InputError(f"{'--extend' if extend else '--changed-data'}: requires --resume")
     resolved = resolve(recipe_from(recipe, overrides), source_of(recipe))
     check_machine(resolved)
     if (reason := missing_tokenizer(resolved.recipe)) is not None:
@@ -64,7 +70,13 @@ def train(
         files["recipe.yaml"] = recipe_yaml(recipe)
     write_files(files, launch_folder)
     # Automatic restarts get the same: until it has saved, an extended run resumes from the shorter one's checkpoint.
-    arguments = [recipe_file, *overrides, *(["--resume"] if resume else []), *(["--extend"] if extend else [])]
+    arguments = [
+        recipe_file,
+        *overrides,
+        *(["--resume"] if resume else []),
+        *(["--extend"] if extend else []),
+        *(["--changed-data"] if changed_data else []),
+    ]
     processes = resolved.recipe.machine.processes
     # accelerate starts a single process itself, without torchrun.
     elastic = processes > 1 or strategy_of(resolved).distributed_type in ("DEEPSPEED", "FSDP")

@@ -33,13 +33,17 @@ def main(arguments: Sequence[str]) -> int:
     """Train; returns the exit status. Exits the process itself if other ranks may still wait for it."""
     resume = "--resume" in arguments or attempt() > 0
     extend = "--extend" in arguments
-    positional = [argument for argument in arguments if argument not in ("--resume", "--extend")]
+    changed_data = "--changed-data" in arguments
+    positional = [one for one in arguments if one not in ("--resume", "--extend", "--changed-data")]
     rank = int(os.environ.get("RANK", "0"))
     if not positional or positional[0].startswith("-"):
-        print("usage: -m toolkit.train RECIPE [section.key=value ...] [--resume [--extend]]", file=sys.stderr)
+        print(
+            "usage: -m toolkit.train RECIPE [section.key=value ...] [--resume [--extend] [--changed-data]]",
+            file=sys.stderr,
+        )
         return 2
-    if extend and not resume:
-        print("--extend: requires --resume", file=sys.stderr)
+    if (extend or changed_data) and not resume:
+        print(f"{'--extend' if extend else '--changed-data'}: requires --resume", file=sys.stderr)
         return 2
     if attempt() and (code := nonretryable_exit_code()) is not None:
         return code
@@ -77,6 +81,7 @@ def main(arguments: Sequence[str]) -> int:
             resolved,
             resume=resume,
             extend=extend,
+            changed_data=changed_data,
             screen=screen,
             connected=connected,
             stop=stop,

@@ -17,6 +17,7 @@ from toolkit.data.loader import TrainLoader, open_data
 from toolkit.errors import Stopped
 from toolkit.half_precision import cpu_emulates
 from toolkit.launch.signals import attempt, handled, name_of
+from toolkit.model.adapters import ignored_values
 from toolkit.model.compiling import compilation
 from toolkit.recipe.resolve import Resolved
 from toolkit.results import Result
@@ -29,6 +30,7 @@ from toolkit.training.loop import Progress, counted_once, sum_over_ranks, train
 from toolkit.training.manifest import read_manifest
 from toolkit.training.metrics import MetricsLog, peak_memory_bytes, set_aside, truncate_metrics
 from toolkit.training.out_of_memory import is_out_of_memory, told
+from toolkit.training.same_data import check_rows
 from toolkit.training.screen import Screen, engaged_line, headline, rate_of
 from toolkit.training.session import Session, open_session
 from toolkit.training.steps import Steps
@@ -44,6 +46,7 @@ def run(
     *,
     resume: bool,
     extend: bool = False,
+    changed_data: bool = False,
     screen: TextIO | None,
     connected: Callable[[], None] | None = None,
     stop: Stop | None = None,
@@ -52,7 +55,8 @@ def run(
 ) -> dict[str, Any]:
     """Train; returns the result (rank 0 also writes it to ``output_dir/result.json``). Every rank calls it.
 
-    ``extend``: resume with another length also where that changes the learning rates.
+    ``extend``: resume with another length also where that changes the learning rates. ``changed_data``: also with other
+    rows.
     ``connected`` is called once the processes are. ``stop`` listens to signals once there is something to save.
     ``hung`` ends this process when the job hangs. ``again``: the command that resumes this run.
 
@@ -74,11 +78,15 @@ def run(
             session = _opened(resolved, folder)
     main = session.accelerator.is_main_process
     samples = open_data(session.data_recipe, "train", session.tokenizer)
-    session.label_names = samples.label_names
+    session.label_names, session.rows = samples.label_names, samples.prints
     loader = _loader(session, samples, progress.step)
     total = total_steps(recipe.run, loader.steps_per_epoch, resolved.source)
     length = _check_length(session, start, loader, progress, extend=extend) if start else None
-    kept = None
+    kept = other_rows = None
+    if start:
+        manifest = read_manifest(start, deep=False)
+        go_on = changed_data or extend
+        other_rows = check_rows(manifest, samples, go_on=go_on, source=resolved.source, folder=start)
     if main:
         if resume and start is None:
             kept = set_aside(folder / "metrics.jsonl")
@@ -92,6 +100,8 @@ def run(
     _introduce(view, session, samples, start, resume, progress.improvement, kept)
     if length:
         view.say(length)
+    if other_rows:
+        view.say(f"note: {other_rows}")
     if main:
         (folder / STOPPED).unlink(missing_ok=True)
     recorder = MetricsLog(
@@ -102,6 +112,8 @@ def run(
     stop = stop or Stop()
     try:
         steps = Steps(session, view, recorder, folder, progress, total, marks, start, stop.give_up)
+        for line in steps.eval_notes:
+            view.say(f"note: {line}")
         if hung:
             stop.listen(handled())
         if watch:
@@ -135,6 +147,8 @@ def run(
         tokens_per_second=round(recorder.tokens / recorder.seconds, 1) if recorder.seconds else None,
         peak_memory_bytes=[int(peak) for peak in peaks],
         tokenised=_came(samples),
+        unread_columns=samples.unread,
+        notes=[*samples.notes, *steps.eval_notes],
         ended_early=progress.improvement.ends(recipe.run.early_stopping),
         frozen=[frozen.to_json() for frozen in session.frozen],
         compile=compilation().to_json() if recipe.compile else None,
@@ -218,6 +232,9 @@ def _introduce(
     for frozen in session.frozen:
         much = f"{frozen.tensors} tensors, {count(frozen.parameters)} parameters"
         view.say(f"note: model.freeze: {frozen.pattern!r} freezes {much}")
+    adapter = session.resolved.recipe.adapter
+    if adapter is not None and (ignored := ignored_values(adapter)):
+        view.say(f"note: {ignored}")
     for note in samples.notes:
         view.say(f"note: {note}")
     if (came := _came(samples)) is not None and came["from"] != "memory":
