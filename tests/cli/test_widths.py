@@ -23,10 +23,12 @@ JSON = '{"bf16": {"enabled": true}, "zero_optimization": {"stage": 3}, "train_mi
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> list[str]:
-    (tmp_path / "a.yaml").write_text(YAML.format(tmp_path / "d.json"))
-    (tmp_path / "d.json").write_text(JSON)
-    return [str(tmp_path / "a.yaml"), str(tmp_path / "d.json")]
+def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """By relative names, so that no line's length depends on where the tests run."""
+    monkeypatch.chdir(tmp_path)
+    Path("a.yaml").write_text(YAML.format("d.json"))
+    Path("d.json").write_text(JSON)
+    return ["a.yaml", "d.json"]
 
 
 @pytest.mark.parametrize("columns", [80, 100])

@@ -128,8 +128,9 @@ def test_the_terminal(run: Path, tmp_path: Path) -> None:
         watch([str(tmp_path / "none")], once=True)
 
 
-def test_a_name_cannot_steer_the_terminal(tmp_path: Path) -> None:
-    folder = tmp_path / "\x1b[2J[red]x"
+def test_a_name_cannot_steer_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = Path("\x1b[2J[red]x")
     folder.mkdir()
     (folder / "recipe.json").write_text("{}")
     console = Console(width=120, record=True, file=open(os.devnull, "w"))  # noqa: SIM115

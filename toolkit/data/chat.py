@@ -266,10 +266,23 @@ class Chat:
         messages, offered, options = piece.marked
         fields = {"messages": list(messages), "tools": offered, "chat_template_kwargs": options}
         ids, mask = self._template.tokens(row, fields)
-        if piece.spans is not None:
-            within = self._tokenise(piece.text, piece.spans)[1]
-            mask = [on and here for on, here in zip(mask, within, strict=True)]
-        return ids, mask
+        if piece.spans is None:
+            return ids, self._to_its_end(ids, mask)
+        within = self._tokenise(piece.text, piece.spans)[1]
+        return ids, [on and here for on, here in zip(mask, within, strict=True)]
+
+    def _to_its_end(self, ids: list[int], mask: list[bool]) -> list[bool]:
+        """What a template marks, without the white space that it has marked behind the token that ends a turn."""
+        found = list(mask)
+        for end in range(len(ids), 0, -1):
+            if not found[end - 1] or (end < len(ids) and found[end]):
+                continue  # no end of a stretch
+            at = end
+            while at and found[at - 1] and self.is_blank(ids[at - 1]):
+                at -= 1
+            if at and found[at - 1] and self._special.has(self._tokenizer.decode([ids[at - 1]])):
+                found[at:end] = [False] * (end - at)
+        return found
 
     @property
     def image_token(self) -> str:
