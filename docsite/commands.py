@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 from typing import Any
 
@@ -19,17 +20,19 @@ checkpoint and exits with 128 plus the signal's number. `toolkit COMMAND --help`
 def pages() -> dict[str, str]:
     """Markdown by path within the site."""
     from toolkit.cli import app
+    from toolkit.help import EXAMPLES
 
     group: Any = typer.main.get_command(app)
-    parts = [_section(name, command) for name, command in sorted(group.commands.items())]
+    parts = [_section(name, command, EXAMPLES[name]) for name, command in sorted(group.commands.items())]
     return {"reference/commands.md": "\n".join([_HEAD, *parts])}
 
 
-def _section(name: str, command: Any) -> str:
+def _section(name: str, command: Any, examples: Sequence[str]) -> str:
     arguments = [p for p in command.params if p.param_type_name == "argument"]
     options = [p for p in command.params if p.param_type_name == "option" and not getattr(p, "hidden", False)]
     usage = " ".join(["toolkit", name, *(_argument(p) for p in arguments), *(["[OPTIONS]"] if options else [])])
     lines = [f"## toolkit {name} {{: #{name} }}", "", f"```text\n{usage}\n```", "", command.help or "", ""]
+    lines += ["```sh", *examples, "```", ""]
     rows = [(f"`{_name(p)}`", p.help or "", _default(p)) for p in arguments]
     rows += [(", ".join(f"`{o}`" for o in p.opts), p.help or "", _default(p)) for p in options if p.name != "help"]
     if rows:

@@ -10,6 +10,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 
+LISTS = ("reference/rules/", "reference/faults", "reference/messages", "measurements/")
+"""Pages of many entries: in the search they come after pages that say what to do."""
+
+
 def on_config(config: Any) -> Any:
     """List the rules' pages in the navigation."""
     from docsite.rules import FAMILIES, family
@@ -38,6 +42,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Turn links to files outside docs/ into links within the site."""
     from docsite.site import DOCS, rewritten
 
+    if page.file.src_uri.startswith(LISTS):
+        page.meta.setdefault("search", {"boost": 0.2})
     source = page.file.abs_src_path
     if source is None or not Path(source).is_relative_to(DOCS):
         return markdown

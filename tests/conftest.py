@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import multiprocessing.process
 import os
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from nights import SIZES
 from sets import DEFAULT, SETS, STARTS_PROCESSES, set_of
 from tiny import make_text, make_tokenizer
 from toolkit.launch.group import WorkerGroup
@@ -91,7 +93,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = kept
 
 
-SIZES = pytest.StashKey[dict[str, int]]()
 _SIZES: Counter[str] = Counter()
 _STARTED: list[str] = []
 """What was started since the last test began, by this process."""
@@ -124,9 +125,12 @@ def pytest_runtest_setup() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """A test that starts a process has a fixture that says so."""
-    result = yield
-    if _STARTED and not STARTS_PROCESSES & set(getattr(item, "fixturenames", ())):
+    """A test that starts a process has a fixture that says so. One that starts none computes with one thread: several
+    tests run side by side, and two threads of one small sum wait for each other."""
+    alone = not STARTS_PROCESSES & set(getattr(item, "fixturenames", ()))
+    with torch_threads(1) if alone and "torch" in sys.modules else contextlib.nullcontext():
+        result = yield
+    if _STARTED and alone:
         pytest.fail(
             f"it starts processes and says so nowhere ({'; '.join(_STARTED[:3])}): give it the fixture launches"
         )
@@ -148,7 +152,8 @@ class _Passed:
         self._failed: set[str] = set()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._seconds[report.nodeid.partition("::")[0]] += report.duration
+        if not isinstance(report, pytest.SubtestReport):  # a part of its test's report
+            self._seconds[report.nodeid.partition("::")[0]] += report.duration
         if report.failed:
             self._failed.add(report.nodeid)
         elif self._path is not None and report.when == "teardown" and report.nodeid not in self._failed:

@@ -1,4 +1,4 @@
-"""Which values of a matrix are in the default set."""
+"""Which values of a matrix are in the default set, and how large the sets are."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+
+SIZES = pytest.StashKey[dict[str, int]]()
+"""Of a session's config: how many tests were collected of each set."""
 
 
 def nightly_but(values: Iterable[Any], *default: Any) -> list[Any]:

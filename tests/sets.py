@@ -130,16 +130,17 @@ def passed_before(name: str) -> Path:
 
 
 def run(name: str, extra: list[str], *, fresh: bool = False) -> int:
-    """Run a set; pytest's exit status. A set that ends green is noted in tests/green.json."""
+    """Run a set; pytest's exit status. A set that ends green is noted in tests/green.json. The default sets are run
+    whole each time."""
     one = SETS[name]
     ledger = passed_before(name)
     ledger.parent.mkdir(parents=True, exist_ok=True)
-    if fresh:
+    if fresh or name in DEFAULT:
         ledger.unlink(missing_ok=True)
     resumed = ledger.exists()
     command = [sys.executable, "-m", "pytest", "--set", name, "--passed", str(ledger), *extra]
-    if one.parallel and (os.cpu_count() or 1) > 1:
-        command += ["-n", "auto", "--dist", "worksteal"]
+    if one.parallel and (cores := len(os.sched_getaffinity(0))) > 1:
+        command += ["-n", str(cores), "--dist", "worksteal"]
     print(
         f"{name}: {one.why}" + (" (goes on: what has passed on this version is left out)" if resumed else ""),
         flush=True,

@@ -1,10 +1,15 @@
-"""Modules import one another in one direction: no cycles, neither of modules nor, but for one, of packages."""
+"""Modules import one another in one direction, without cycles, and nothing heavy before it is needed."""
 
 from __future__ import annotations
 
 import ast
+import functools
+import subprocess
+import sys
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 
@@ -41,6 +46,7 @@ def imports(path: Path, known: set[str]) -> set[str]:
     return found & known
 
 
+@functools.cache
 def graph() -> dict[str, set[str]]:
     known = modules()
     return {name: imports(path, set(known)) - {name} for name, path in known.items()}
@@ -75,3 +81,28 @@ def test_no_packages_import_each_other_in_a_circle() -> None:
                 edges.setdefault(package, set()).add(to)
     assert "recipe" in edges["strategies"], "the graph sees no imports"
     assert cycle(edges) is None
+
+
+# What is configured, imported, linted and checked before anything heavy is imported; in one process, in this order.
+LIGHT = """
+import sys
+import toolkit
+assert not [name for name in sys.modules if name.startswith("toolkit.")], "import toolkit imports more"
+def heavy(after, *more):
+    found = {"torch", "transformers", "accelerate", "deepspeed", "peft", "datasets", "pandas", *more} & set(sys.modules)
+    assert not found, f"{after}: {found}"
+import toolkit.data, toolkit.data.preflight
+heavy("the data's preflight", "pyarrow", "numpy")
+from toolkit import Recipe, import_config, lint, load_recipe, migrate, resolve, write_config
+heavy("names of toolkit")
+import_config(["sft.yaml"], ["data.format=text"])
+heavy("import_config")
+"""
+
+
+@pytest.mark.usefixtures("launches")
+def test_nothing_heavy_is_imported_before_it_is_needed(tmp_path: Path) -> None:
+    (tmp_path / "sft.yaml").write_text("model_name_or_path: org/model\ndataset_name: org/data\npacking: false\n")
+    command = [sys.executable, "-c", LIGHT]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stderr

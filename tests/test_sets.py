@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import sets
-from conftest import SIZES
+from nights import SIZES
 from sets import DEFAULT, ROOT, SETS, set_of, version, why_due
 
 NOW = datetime(2026, 11, 28, 12, 0, tzinfo=UTC)

@@ -79,19 +79,23 @@ def train(
     *,
     resume: bool = False,
     extend: bool = False,
+    changed_data: bool = False,
     max_restarts: int = 0,
 ) -> Trained:
     """Launch through `accelerate launch` on this machine, train, and wait for the end.
 
     ``resume``: resume from the latest valid checkpoint. ``extend``: with ``resume``, allow a run length that changes
-    the learning rates. ``max_restarts``: maximum number of automatic restarts when a rank dies or hangs.
+    the learning rates. ``changed_data``: with ``resume``, go on although the rows are others than before.
+    ``max_restarts``: maximum number of automatic restarts when a rank dies or hangs.
 
     Raises InputError if the recipe cannot run here, RunFailed if training fails, Stopped after a signal.
     """
     from toolkit.launch.job import train as launch_and_train
 
     source = recipe if isinstance(recipe, Recipe) else str(recipe)
-    document = launch_and_train(source, overrides, resume=resume, extend=extend, max_restarts=max_restarts)
+    document = launch_and_train(
+        source, overrides, resume=resume, extend=extend, changed_data=changed_data, max_restarts=max_restarts
+    )
     return Trained(document, 0)
 
 

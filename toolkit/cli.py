@@ -6,8 +6,10 @@ from typing import Annotated
 
 import typer
 
+from toolkit import __version__
 from toolkit.benchmark import commands as bench_commands
 from toolkit.doctor import commands as doctor_commands
+from toolkit.help import Commands
 from toolkit.importing import commands as import_commands
 from toolkit.inspection import commands as data_commands
 from toolkit.linting import commands as lint_commands
@@ -20,9 +22,9 @@ from toolkit.watching import commands as watch_commands
 
 app = typer.Typer(
     name="toolkit",
-    help="One recipe, every strategy: fine-tuning proven equal to a plain PyTorch loop.",
+    cls=Commands,
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -32,6 +34,25 @@ Overrides = Annotated[list[str] | None, typer.Argument(metavar="[section.key=val
 JsonTarget = Annotated[
     str | None, typer.Option("--json", metavar="FILE", help="write the result as JSON; - for standard output")
 ]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from toolkit.results import versions
+
+        packages = ", ".join(f"{name} {version or 'missing'}" for name, version in versions().items())
+        typer.echo(f"toolkit {__version__}\n{packages}")
+        raise typer.Exit
+
+
+@app.callback()
+def toolkit(
+    version: Annotated[
+        bool,
+        typer.Option("--version", "-V", callback=_show_version, is_eager=True, help="print the version and exit"),
+    ] = False,
+) -> None:
+    """One recipe, every strategy: fine-tuning proven equal to a plain PyTorch loop."""
 
 
 @app.command()
@@ -57,6 +78,10 @@ def train(
         bool,
         typer.Option("--extend", help="with --resume: allow a run length that changes the learning rates"),
     ] = False,
+    changed_data: Annotated[
+        bool,
+        typer.Option("--changed-data", help="with --resume: go on although the rows are others than before"),
+    ] = False,
     max_restarts: Annotated[
         int, typer.Option("--max-restarts", metavar="N", min=0, help="restart automatically when a rank dies or hangs")
     ] = 0,
@@ -66,7 +91,9 @@ def train(
     from toolkit.launch.job import train as launch_and_train
     from toolkit.results import write_json
 
-    result = launch_and_train(recipe, overrides or [], resume=resume, extend=extend, max_restarts=max_restarts)
+    result = launch_and_train(
+        recipe, overrides or [], resume=resume, extend=extend, changed_data=changed_data, max_restarts=max_restarts
+    )
     if json_target:
         write_json(result, json_target)
 
@@ -92,7 +119,8 @@ def export(
     ] = "transformers",
     json_target: JsonTarget = None,
 ) -> None:
-    """Export a checkpoint for from_pretrained and PEFT, with a model card; or for a run of DeepSpeed or FSDP."""
+    """Export a checkpoint for from_pretrained and PEFT. The folder has a model card. Or, with --format, a checkpoint to
+    continue from with DeepSpeed or FSDP."""
     from toolkit.checkpoint_export.command import export_command
 
     export_command(
@@ -112,7 +140,7 @@ def import_checkpoint(
     ] = None,
     json_target: JsonTarget = None,
 ) -> None:
-    """Write another tool's checkpoint into the recipe's run folder, for --resume."""
+    """Continue from another tool's checkpoint. It is written into the recipe's run folder, for train --resume."""
     from toolkit.checkpoint_import.command import run_import
 
     run_import(checkpoint, recipe, overrides or [], step, json_target)
@@ -154,7 +182,7 @@ def schema(
         lint_commands.Kind, typer.Option("--for", help="the recipe, or a configuration file of another program")
     ] = lint_commands.Kind.recipe,
 ) -> None:
-    """Print the JSON schema of the recipe or of a configuration file, for editors and other tools."""
+    """Print the JSON schema of a recipe or configuration file. Editors complete and check files with it."""
     if kind is not lint_commands.Kind.recipe:
         lint_commands.schema_of_file(kind.value, output)
         return

@@ -47,6 +47,14 @@ class RunFailed(ToolkitError):
     """A run failed, or a check did not pass: exit 1."""
 
 
+class OutOfMemory(RunFailed):
+    """A rank found no memory. ``device_gib``: the GPU's; None without one."""
+
+    def __init__(self, message: str, device_gib: float | None) -> None:
+        super().__init__(message)
+        self.device_gib = device_gib
+
+
 class Stopped(ToolkitError):
     """A signal stopped the run: exit 128 plus the signal's number, like a shell."""
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import inspect
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 import toolkit
 from tiny import recipe_dict
 from toolkit import InputError, Recipe, load_recipe, resolve, write_config
+from toolkit.cli import app
 
 ALONE = {"strategy": {"name": "single"}, "machine": {"processes": 1}}
 
@@ -25,24 +25,14 @@ def recipe(tiny_root: Path, tmp_path: Path) -> Recipe:
     return Recipe.model_validate(recipe_dict(tiny_root, run=run, **ALONE))
 
 
-def command(*arguments: object) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-m", "toolkit", *map(str, arguments)]
-    return subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
+def command(*arguments: object) -> tuple[int, dict[str, Any]]:
+    """Exit status and JSON of a command."""
+    done = CliRunner().invoke(app, [*map(str, arguments), "--json", "-"])
+    return done.exit_code, json.loads(done.stdout)
 
 
 def without_times(document: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in document.items() if key not in ("started", "seconds")}
-
-
-def test_names_are_imported_when_used_and_configuration_needs_no_torch(tmp_path: Path) -> None:
-    program = (
-        "import sys, toolkit\n"
-        "assert not [m for m in sys.modules if m.startswith('toolkit.')], 'import toolkit imports more'\n"
-        "from toolkit import Recipe, load_recipe, resolve, write_config, lint, migrate\n"
-        "print(sorted({'torch', 'transformers', 'accelerate', 'deepspeed', 'peft'} & set(sys.modules)))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 def test_names_stay_functions_whatever_is_imported() -> None:
@@ -91,9 +81,8 @@ def test_config_of_an_object_is_that_of_its_file(recipe: Recipe, tmp_path: Path)
     assert {decision.key for decision in made.decisions} >= {"zero.stage", "world_size"}
     again = load_recipe(tmp_path / "launch" / "recipe.yaml", ["strategy.name=zero2", "machine.processes=2"])
     assert resolve(again).recipe == made.resolved.recipe
-    done = command("config", tmp_path / "launch" / "recipe.yaml", "-o", tmp_path / "launch", "strategy.name=zero2",
-                   "machine.processes=2", "--json", "-")  # fmt: skip
-    theirs = json.loads(done.stdout)
+    _, theirs = command("config", tmp_path / "launch" / "recipe.yaml", "-o", tmp_path / "launch", "strategy.name=zero2",
+                        "machine.processes=2")  # fmt: skip
     ours = made.to_json() | {"files": [file for file in made.to_json()["files"] if not file.endswith("recipe.yaml")]}
     assert without_times(json.loads(json.dumps(ours))) == without_times(theirs)
 
@@ -106,6 +95,7 @@ def test_errors_are_one_family(recipe: Recipe, tmp_path: Path) -> None:
     assert issubclass(toolkit.RunFailed, toolkit.ToolkitError)
 
 
+@pytest.mark.usefixtures("launches")
 def test_train_and_export(recipe: Recipe, tmp_path: Path) -> None:
     done = toolkit.train(recipe, ["optimizer.lr=0.002"])
     assert done.to_json() == json.loads((tmp_path / "run" / "result.json").read_text())
@@ -139,15 +129,15 @@ def test_data_of_an_object_is_that_of_its_file(recipe: Recipe, tmp_path: Path) -
     file = tmp_path / "recipe.yaml"
     file.write_text(yaml.safe_dump(recipe.model_dump(mode="json", exclude_unset=True)))
     found = toolkit.inspect_data(recipe, ["data.max_length=20"], samples=2)
-    done = command("data", file, "data.max_length=20", "--samples", 2, "--json", "-")
-    theirs = json.loads(done.stdout)
+    status, theirs = command("data", file, "data.max_length=20", "--samples", 2)
     assert without_times(json.loads(json.dumps(found.to_json()))) == without_times(theirs)
-    assert (found.exit_code, done.returncode) == (0, 0)
+    assert (found.exit_code, status) == (0, 0)
     assert (found.samples, found.tokens, found.cut) == (30, theirs["tokens"], theirs["cut"])
     assert (found.supervised, found.padding_share) == (theirs["supervised"], theirs["padding_share"])
     assert [shown.tokens for shown in found.shown] == [one["tokens"] for one in theirs["shown"]]
 
 
+@pytest.mark.usefixtures("launches")
 def test_verify_and_bench(recipe: Recipe, tmp_path: Path) -> None:
     proven = toolkit.verify(recipe, log=tmp_path / "verify.log")
     assert (proven.verdict, proven.exit_code, proven.diagnosis) == ("equivalent", 0, None)
@@ -165,5 +155,5 @@ def test_lint_and_migrate(tmp_path: Path) -> None:
     assert found.to_json()["findings"]
     assert [finding.code for finding in found.findings] == [f["code"] for f in found.to_json()["findings"]]
     assert found.exit_code == (1 if any(f.severity != "note" for f in found.findings) else 0)
-    theirs = json.loads(command("lint", file, "--json", "-").stdout)
+    _, theirs = command("lint", file)
     assert without_times(found.to_json()) == without_times(theirs)

@@ -117,6 +117,7 @@ def test_the_slowest_rank_is_the_time_of_a_step_and_medians_are_reported(recipe_
     assert any(line.startswith("other") and "out of memory" in line for line in lines)
 
 
+@pytest.mark.usefixtures("launches")
 def test_a_run_of_it(recipe_file: str, tmp_path: Path) -> None:
     # With processes of the loader's own, as a recipe has them that says nothing about it.
     options = ("data.packing=true,data.workers=2",)

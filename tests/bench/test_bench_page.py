@@ -34,7 +34,8 @@ def document() -> dict[str, Any]:
     cells = [cell("zero2", [[1.0, 1.2], [1.1, 0.9]], profile=profile), cell("loss=fused", [[0.5, 0.6]]), failed]
     return {
         "cells": cells, "left_out": ["strategy.offload=all: <no>"], "device": "some GPU", "turns": 2, "steps": 2,
-        "warmup": 1, "data": "the recipe's", "seconds": 9.0, "versions": {"torch": "2.13.0", "peft": None},
+        "warmup": 1, "data": "the recipe's", "seconds": 9.0, "started": "today",
+        "versions": {"torch": "2.13.0", "peft": None},
     }  # fmt: skip
 
 

@@ -50,6 +50,7 @@ def on_cpu(folder: Path, part: str, only: str = "*", minutes: float = 12.0) -> d
 # ------------------------------------------------------------------ the parts
 
 
+@pytest.mark.usefixtures("launches")
 def test_smoke(tmp_path: Path) -> None:
     records = on_cpu(tmp_path, "smoke", "single-*-full,zero2-bf16-lora,fsdp2-bf16-lora,zero1-fp16-full")
     assert len(records) == 6
@@ -103,6 +104,8 @@ def test_verify(tmp_path: Path) -> None:
     assert "two-fsdp2 has not run" in records["kill-fsdp2-clip-ignored"]["reason"]
 
 
+@pytest.mark.usefixtures("launches")
+@pytest.mark.nightly
 def test_memory(tmp_path: Path) -> None:
     names = "1b-full-single-bf16-none-1x512,1b-full-single-bf16-full-1x512,1b-full-fsdp2-offload-all-bf16-full-1x2048"
     records = on_cpu(tmp_path, "memory", names)
@@ -176,6 +179,8 @@ def presets_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.usefixtures("launches")
+@pytest.mark.nightly
 def test_presets(presets_folder: Path) -> None:
     [record] = json.loads((presets_folder / "presets.json").read_text())["cells"]
     result = record["result"]
@@ -294,6 +299,8 @@ def _pid() -> int:
     return os.getpid()
 
 
+@pytest.mark.usefixtures("launches")
+@pytest.mark.nightly
 def test_a_process_that_dies_takes_nothing_with_it(request_here: Request) -> None:
     part = part_of(
         dies=lambda setting: {"pid": setting.workers.one.run(_die)},
@@ -318,6 +325,7 @@ def test_without_a_gpu_nothing_runs(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 
 @pytest.mark.skipif(cuda_device_count() > 0, reason="would measure for an hour")
+@pytest.mark.usefixtures("launches")
 def test_make_says_so_too() -> None:
     done = subprocess.run(["make", "gpu-evidence"], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
@@ -395,6 +403,8 @@ def test_no_other_row_is_written(summary: dict[str, Any], why: str, tmp_path: Pa
     assert readme.read_text() == before
 
 
+@pytest.mark.usefixtures("launches")
+@pytest.mark.nightly
 def test_a_cpu_run_that_calls_itself_a_gpu_has_no_reserved_memory(
     presets_folder: Path, tmp_path: Path, readme: Path
 ) -> None:

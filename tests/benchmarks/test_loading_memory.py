@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks import checkpoints, loading
+from nights import nightly_but
 from toolkit.launch.group import WorkerGroup
 from toolkit.strategies import strategies
 
@@ -27,8 +28,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.mark.usefixtures("launches")
-@pytest.mark.parametrize("strategy", [name for name in strategies() if name in loading.STRATEGIES])
+@pytest.mark.parametrize(
+    "strategy", nightly_but([name for name in strategies() if name in loading.STRATEGIES], "fsdp2")
+)
 def test_a_process_takes_its_part_and_the_largest_weight(strategy: str, folder: Path, group: WorkerGroup) -> None:
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     tiny = loading.config(0.001) | {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64}
@@ -41,8 +43,7 @@ def test_a_process_takes_its_part_and_the_largest_weight(strategy: str, folder: 
         assert whole[rank]["weights"] > size
 
 
-@pytest.mark.usefixtures("launches")
-@pytest.mark.parametrize("strategy", loading.STRATEGIES)
+@pytest.mark.parametrize("strategy", nightly_but(loading.STRATEGIES, "zero3"))
 def test_a_checkpoint_takes_its_part(strategy: str, folder: Path, group: WorkerGroup, tmp_path: Path) -> None:
     """Saving and resuming: memory, and bytes that a process writes and reads."""
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
@@ -55,7 +56,7 @@ def test_a_checkpoint_takes_its_part(strategy: str, folder: Path, group: WorkerG
         assert rank["resume"] < 1.1 * (size / 2 + LARGEST)
 
 
-@pytest.mark.usefixtures("launches")
+@pytest.mark.nightly
 def test_an_export_reads_each_byte_once(folder: Path, group: WorkerGroup, tmp_path: Path) -> None:
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     tiny = loading.config(0.001) | {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64}
@@ -100,6 +101,7 @@ print(status("VmHWM") - before, 4 * sum(shard.numel() for shard in kept))
 """
 
 
+@pytest.mark.usefixtures("launches")
 def test_drawing_by_part_leaves_no_weights_in_the_heap() -> None:
     """Drawn weights that are dropped had stayed in glibc's heap: small tensors that are kept got their memory, so that
     the next weight did not fit there any more. The whole model was resident at the end. In a process of its own: in one

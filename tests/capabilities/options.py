@@ -47,12 +47,14 @@ def measured(kind: str) -> Callable[[Outcome], bool]:
 @dataclass(frozen=True)
 class Option:
     """``seen``: what its verdict has to show, so that it cannot pass with the option off. ``refused``: strategies that
-    cannot have it, with a part of the message. ``concerns``: strategies for which it changes anything."""
+    cannot have it, with a part of the message. ``concerns``: strategies for which it changes anything. ``long``: no
+    default row, since a verdict takes longer than a default test may."""
 
     sections: Sections
     seen: Callable[[Outcome], bool]
     refused: dict[str, str] = field(default_factory=dict)
     concerns: tuple[str, ...] = STRATEGIES
+    long: bool = False
 
 
 def _adapter(method: str = "lora", **keys: Any) -> Sections:
@@ -103,9 +105,15 @@ OPTIONS: dict[str, Option] = {
     "recompute full": Option({"activation_checkpointing": "full"}, claim("recomputation")),
     "recompute selective": Option({"activation_checkpointing": "selective"}, claim("recomputation")),
     "fp8": Option({"fp8": True}, claim("float8-products")),
+    "compile": Option(
+        {"compile": True},
+        claim("compiled"),
+        {"zero3": "is not supported with zero3", "fsdp1": "is not supported with fsdp1"},
+        long=True,
+    ),
     "fused loss": Option({"loss": "fused"}, claim("fused-loss")),
     "packing": Option({"data": {"packing": True}}, claim("packed-rows")),
-    "varlen": Option({"model": {"attention": "varlen"}}, recipe_has("model", "attention", value="varlen")),
+    "varlen": Option({"model": {"attention": "varlen"}}, measured("loss-samples-apart")),
     "label smoothing": Option({"label_smoothing": 0.1}, recipe_has("label_smoothing", value=0.1)),
     "z-loss": Option({"z_loss": 1e-3}, recipe_has("z_loss", value=1e-3)),
     "neftune": Option({"model": {"neftune_alpha": 5.0}}, claim("embedding-noise")),
@@ -192,11 +200,16 @@ OPTIONS: dict[str, Option] = {
 
 @dataclass(frozen=True)
 class Row:
-    """Options together. ``default``: the strategies that the default set verifies; the night has all others."""
+    """Options together. ``default``: the strategies that the default set verifies; the night has all others.
+
+    ``saved``: whether the run is also saved, loaded, resumed and exported, for options that change what is saved.
+    ``logic``: whether a recipe in 16 bits is run in float32, too, which holds its data besides.
+    """
 
     options: tuple[str, ...]
     default: tuple[str, ...]
-    round_trip: bool = True
+    saved: bool = False
+    logic: bool = False
 
     @property
     def name(self) -> str:
@@ -224,33 +237,39 @@ def _merge(into: Sections, over: Sections) -> None:
 
 
 ROWS = [
-    Row(("lora", "bf16", "recompute full", "foreach", "no resharding"), ("ddp", "zero3", "fsdp2")),
-    Row(("qlora", "bf16", "packing", "parameter groups", "linear"), ("ddp", "zero2", "fsdp1")),
-    Row(("freeze", "neftune", "label smoothing", "z-loss", "ema", "bf16"), ("ddp", "zero1", "fsdp1")),
-    Row(("fused loss", "tied weights", "bf16-pure", "stochastic rounding"), ("single", "zero2", "fsdp2")),
+    Row(
+        ("lora", "bf16", "recompute full", "foreach", "no resharding"),
+        ("ddp", "zero3", "fsdp2"),
+        saved=True,
+        logic=True,
+    ),
+    Row(("qlora", "bf16", "packing", "parameter groups", "linear"), ("ddp", "zero2", "fsdp1"), saved=True),
+    Row(("freeze", "neftune", "label smoothing", "z-loss", "ema", "bf16"), ("ddp", "zero1", "fsdp1"), saved=True),
+    Row(("fused loss", "tied weights", "bf16-pure", "stochastic rounding"), ("single", "zero2", "fsdp2"), saved=True),
     Row(("fp16", "recompute selective", "gpt2", "decay of all"), ("ddp", "fsdp1")),
     Row(("packing", "varlen", "lion", "wsd", "recompute full"), ("ddp", "zero1", "fsdp2")),
-    Row(("schedule-free", "lora", "packing", "constant"), ("ddp", "zero3", "fsdp2")),
+    Row(("schedule-free", "lora", "packing", "constant"), ("ddp", "zero3", "fsdp2"), saved=True),
     Row(("sync last", "recompute full", "linear"), ("ddp", "fsdp2")),
     Row(("muon", "z-loss", "fused loss", "polynomial"), ("ddp", "fsdp2")),
-    Row(("adafactor", "tied weights", "learning rate by batch"), ("single", "fsdp2")),
-    Row(("adamw8bit", "lora", "bf16", "no clipping"), ("ddp", "fsdp1")),
+    Row(("adafactor", "tied weights", "learning rate by batch"), ("single", "fsdp2"), saved=True),
+    Row(("adamw8bit", "lora", "bf16", "no clipping"), ("ddp", "fsdp1"), saved=True),
     Row(("fp8", "bf16", "lora", "recompute full"), ("ddp", "zero2", "fsdp2")),
+    Row(("compile", "lora", "recompute full"), ()),
     Row(("sgd", "one micro-batch", "inverse-sqrt", "experts", "decay of all"), ("ddp", "zero2", "fsdp2")),
-    Row(("dora", "new tokens", "tied weights", "bf16"), ("single", "zero3", "fsdp2")),
-    Row(("modules_to_save", "fused loss", "bf16", "no clipping"), ("ddp", "zero1", "fsdp1")),
+    Row(("dora", "new tokens", "tied weights", "bf16"), ("single", "zero3", "fsdp2"), saved=True),
+    Row(("modules_to_save", "fused loss", "bf16", "no clipping"), ("ddp", "zero1", "fsdp1"), saved=True),
     Row(("lora", "unsharded blocks", "bf16", "recompute full"), ("zero3", "fsdp1")),
-    Row(("offload optimizer", "bf16"), ("zero2",)),
+    Row(("offload optimizer", "bf16"), ("zero2",), saved=True),
     Row(("offload all", "bf16"), ("zero3",)),
-    Row(("ia3", "gpt2", "bf16", "ema"), ("ddp", "zero2", "fsdp2")),
-    Row(("prompt-tuning", "recompute full", "bf16"), ("ddp", "zero3", "fsdp1")),
-    Row(("seq2seq-lm", "lora", "recompute full", "no clipping"), ("ddp", "zero2", "fsdp1")),
+    Row(("ia3", "gpt2", "bf16", "ema"), ("ddp", "zero2", "fsdp2"), saved=True),
+    Row(("prompt-tuning", "recompute full", "bf16"), ("ddp", "zero3", "fsdp1"), saved=True),
+    Row(("seq2seq-lm", "lora", "recompute full", "no clipping"), ("ddp", "zero2", "fsdp1"), saved=True),
     Row(("sequence-classification", "label smoothing", "neftune"), ("ddp", "zero2", "fsdp2")),
     Row(("sequence-regression", "lora", "bf16"), ("single", "zero3", "fsdp2")),
     Row(("token-classification", "recompute selective"), ("ddp", "zero1", "fsdp1")),
     Row(("masked-lm", "bf16", "polynomial"), ("single", "zero1", "fsdp2")),
     Row(("image-classification", "lora"), ("ddp", "zero3", "fsdp1")),
-    Row(("image-text-to-text", "bf16"), ("single", "zero2", "fsdp2"), round_trip=False),
+    Row(("image-text-to-text", "bf16"), ("single", "zero2", "fsdp2"), logic=True),
     Row(("speech-seq2seq", "recompute full", "learning rate by batch"), ("ddp", "zero3", "fsdp2")),
-    Row(("batch norm", "bf16"), ("ddp", "zero1", "fsdp2")),
+    Row(("batch norm", "bf16"), ("ddp", "zero1", "fsdp2"), saved=True),
 ]

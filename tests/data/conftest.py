@@ -41,21 +41,7 @@ def write_jsonl(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
-WORDS = [
-    "<pad>",
-    "<s>",
-    "</s>",
-    "<unk>",
-    "a",
-    "b",
-    "c",
-    "d",
-    "e",
-    "f",
-    "<|user|>",
-    "<|assistant|>",
-    "<|end|>",
-]
+WORDS = ["<pad>", "<s>", "</s>", "<unk>", "a", "b", "c", "d", "e", "f", "<|user|>", "<|assistant|>", "<|end|>"]
 """a is 4, b is 5, ... f is 9; the marks of a chat are 10, 11, 12."""
 
 

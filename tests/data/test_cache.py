@@ -161,6 +161,7 @@ def test_an_error_of_the_data_stays_one(make_recipe: Make, make_tokenizer: Any, 
     assert not list((tmp_path / "kept").iterdir())
 
 
+@pytest.mark.usefixtures("launches")
 def test_one_makes_and_the_others_wait(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     with context.Pool(4) as pool:
@@ -168,6 +169,7 @@ def test_one_makes_and_the_others_wait(tmp_path: Path) -> None:
     assert sorted(came) == ["cache"] * 3 + ["made"]
 
 
+@pytest.mark.usefixtures("launches")
 def test_a_killed_maker_leaves_nothing_to_wait_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     maker = multiprocessing.get_context("fork").Process(target=_slowly, args=((tmp_path, 60.0),))
     maker.start()
@@ -182,6 +184,7 @@ def test_a_killed_maker_leaves_nothing_to_wait_for(tmp_path: Path, monkeypatch: 
     assert [path.name for path in tmp_path.iterdir()] == ["k.arrow"]
 
 
+@pytest.mark.usefixtures("launches")
 def test_a_maker_that_stands_still_is_not_waited_for(tmp_path: Path) -> None:
     maker = multiprocessing.get_context("fork").Process(target=_slowly, args=((tmp_path, 60.0),))
     maker.start()

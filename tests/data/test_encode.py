@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from cases import every_case
 from toolkit.data.encode import Encoder, rust_tokenizer
 
 TEXTS = [
@@ -59,7 +59,7 @@ def _split() -> PreTrainedTokenizerFast:
     return made
 
 
-@pytest.mark.parametrize("make", [_bpe, _wordpiece, _unigram, _limited, _split])
+@every_case("make", [_bpe, _wordpiece, _unigram, _limited, _split])
 def test_ids_are_those_of_the_tokenizers_call(make: Any) -> None:
     tokenizer = make()
     encode = Encoder(copy.deepcopy(tokenizer))  # an own one: calls change what it cuts and pads

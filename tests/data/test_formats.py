@@ -10,6 +10,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 
+from cases import every_case
 from toolkit.data.formats import Example, Formatter, label_names, padding_id, supervised_tokens
 from toolkit.data.rows import Row
 from toolkit.errors import InputError
@@ -24,7 +25,7 @@ def build(recipe: Recipe, tokenizer: Any, names: list[str] | None = None, **row:
     return Formatter(recipe, tokenizer, names).examples(Row(row, "x.jsonl", 7))[0]
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("tokenizer", "text", "max_length", "ids", "cut"),
     [
         ({}, "a b c", 8, [4, 5, 6, 2], False),  # ended with end-of-sequence
@@ -41,19 +42,13 @@ def build(recipe: Recipe, tokenizer: Any, names: list[str] | None = None, **row:
     ],
 )
 def test_text(
-    make_recipe: Make,
-    make_tokenizer: MakeTokenizer,
-    tokenizer: dict,
-    text: str,
-    max_length: int,
-    ids: list,
-    cut: bool,
+    make_recipe: Make, make_tokenizer: MakeTokenizer, tokenizer: dict, text: str, max_length: int, ids: list, cut: bool
 ) -> None:
     example = build(make_recipe(train="x", max_length=max_length), make_tokenizer(**tokenizer), text=text)
     assert example == Example(ids, ids, cut)
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("tokenizer", "prompt", "completion", "max_length", "ids", "labels"),
     [
         ({}, "a b ", "c d", 8, [4, 5, 6, 7, 2], [I, I, 6, 7, 2]),

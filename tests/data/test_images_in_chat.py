@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 import processors
+from cases import every_case
 from media import SEEING
 from tiny import recipe_dict
 from toolkit.data.collate import Slot, collate
@@ -72,7 +73,7 @@ def opened(folder: Path, names: list[str]) -> list[Image.Image]:
     return [Image.open(folder / name).convert("RGB") for name in names]
 
 
-@pytest.mark.parametrize("asked", [("look: ", ("image", 0), " what?"), (("image", 0), "and", ("image", 1), "?")])
+@every_case("asked", [("look: ", ("image", 0), " what?"), (("image", 0), "and", ("image", 1), "?")])
 def test_tokens_are_the_processors_own(processor: Any, tmp_path: Path, pictures: list[str], asked: Any) -> None:
     content = [("image", pictures[one[1]]) if isinstance(one, tuple) else one for one in asked]
     formatter = Formatter(recipe(tmp_path), processor)

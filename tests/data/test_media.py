@@ -198,6 +198,7 @@ def test_an_empty_recording_is_an_error_at_its_row(tmp_path: Path) -> None:
     assert "train.jsonl:1: audio: 0.wav: not a readable recording: it is empty" in str(caught.value)
 
 
+@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_image_that_is_deleted_while_the_run_goes_on(tmp_path: Path, image_processor: Any, workers: int) -> None:
     """An error in words, from a worker process too, where an exception would be a traceback."""

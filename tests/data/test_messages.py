@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from cases import every_case
 from toolkit.data.fields import canonical_row
 from toolkit.data.rows import Row
 from toolkit.errors import InputError
@@ -98,21 +99,17 @@ def test_alpaca() -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("value", "message"),
     [
         (changed(0, role="usr"), "messages[0].role: unknown role 'usr'; did you mean user?"),
         ({"conversations": [{"from": "humann", "value": "x"}]}, "conversations[0].from: unknown role 'humann'"),
         (changed(1, tool_calls=None, content="x"), "messages[2]: is a tool's result, and no assistant turn before"),
         (changed(2, tool_call_id="c9"), "messages[2].tool_call_id: 'c9' is none of the calls before it (c1)"),
-        (
-            changed(1, tool_calls=[{"function": {"name": "weather", "arguments": "{city}"}}]),
-            "messages[1].tool_calls[0].function.arguments: is not JSON: Expecting",
-        ),
-        (
-            changed(1, tool_calls=[{"function": {"name": "weather", "arguments": "[1]"}}]),
-            "messages[1].tool_calls[0].function.arguments: must be an object, not a list",
-        ),
+        (changed(1, tool_calls=[{"function": {"name": "weather", "arguments": "{city}"}}]),
+         "messages[1].tool_calls[0].function.arguments: is not JSON: Expecting"),
+        (changed(1, tool_calls=[{"function": {"name": "weather", "arguments": "[1]"}}]),
+         "messages[1].tool_calls[0].function.arguments: must be an object, not a list"),
         (changed(1, tool_calls=[{"function": {}}]), "messages[1].tool_calls[0].function.name: missing"),
         (changed(1, tool_calls=7), "messages[1].tool_calls: must be a list of calls, not 7"),
         (changed(0, tool_calls=[CALL]), "messages[0].tool_calls: only an assistant calls tools"),

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import yaml
 
+from cases import every_case
 from toolkit.data.loader import TrainLoader, open_data
 from toolkit.data.mixture import chosen, epoch_counts, interleaved
 from toolkit.data.preflight import check_data
@@ -24,7 +25,7 @@ Write = Callable[..., Path]
 WORDS = "abcdef"
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("sizes", "weights", "proportions", "expected"),
     [
         ([10, 20], [None, None], [None, None], [10, 20]),
@@ -153,17 +154,14 @@ def test_sources_have_names_of_their_own(write_jsonl: Write, make_recipe: Make, 
         check_data(make_recipe(train=[{"path": first}, {"path": second}]))
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("train", "data", "message"),
     [
         ([{"path": "a.jsonl", "weight": 0}], {}, "data.train.0.weight: input should be greater than 0"),
         ([], {}, "data.train: list should have at least 1 item"),
         ([{"paht": "a.jsonl"}], {}, "data.train.0.path: missing"),
-        (
-            [{"path": "a.jsonl", "proportion": 0.5}, {"path": "a.jsonl"}],
-            {},
-            "data: `train[1]` has no proportion, but another source has one",
-        ),
+        ([{"path": "a.jsonl", "proportion": 0.5}, {"path": "a.jsonl"}], {},
+         "data: `train[1]` has no proportion, but another source has one"),
         ([{"path": "a.jsonl", "proportion": 0.5}], {}, "data: the proportions of `train` add up to 0.5, not 1"),
         ([{"path": "a.jsonl", "proportion": 1.0, "weight": 1.0}], {}, "data: give `train`'s sources weights or"),
         ([{"path": "a.jsonl"}], {"streaming": True}, "data: a stream of several sources needs a `proportion`"),
@@ -171,7 +169,7 @@ def test_sources_have_names_of_their_own(write_jsonl: Write, make_recipe: Make, 
         ([{"path": "a.jsonl"}, {"path": "b.jsonl"}], {}, "data.train[1]: b.jsonl does not exist"),
         ([{"path": "a.jsonl", "split": "test"}], {}, "data.train[0].split: only hub data sets have one"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_mixed_is_an_error_with_its_key(
     train: list, data: dict, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from cases import every_case
 from toolkit.data import preflight
 from toolkit.data.preflight import check_data
 from toolkit.errors import InputError
@@ -33,7 +32,7 @@ GOOD_CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content":
 TOOL_CALL = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]}
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("data", "row"),
     [
         ({"format": "text"}, {"text": "a", "id": 3}),
@@ -53,14 +52,6 @@ def test_good_rows_pass(make_recipe: Make, write_jsonl: Write, data: dict, row: 
     check_data(make_recipe(train=write_jsonl([row, "", row]), **data))
 
 
-def test_it_imports_nothing_heavy() -> None:
-    code = (
-        "import sys, toolkit.data, toolkit.data.preflight;"
-        "assert not {'torch', 'transformers', 'datasets', 'pyarrow', 'numpy'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 # One row that cannot be used: recipe data, the line as written, and what the message must say.
 BAD_ROWS: list[tuple[dict[str, Any], Any, list[str]]] = [
     ({}, '{"text": "a"', [":2: not valid JSON", "column"]),
@@ -76,37 +67,24 @@ BAD_ROWS: list[tuple[dict[str, Any], Any, list[str]]] = [
     ({"format": "messages"}, {"messages": "hi"}, [":2: messages: must be a list", "a string"]),
     ({"format": "messages"}, {"messages": []}, [":2: messages: is empty"]),
     ({"format": "messages"}, {"messages": ["hi"]}, [":2: messages[0]: must be {role, content}"]),
-    (
-        {"format": "messages"},
-        {"messages": [{"role": "user", "contents": "hi"}]},
-        [":2: messages[0].content: missing", "did you mean contents?"],
-    ),
-    (
-        {"format": "messages"},
-        {"messages": [{"role": "assistant", "content": None}]},
-        [":2: messages[0].content: missing", "the keys are: role"],
-    ),
+    ({"format": "messages"}, {"messages": [{"role": "user", "contents": "hi"}]}, [":2: messages[0].content: missing",
+     "did you mean contents?"]),
+    ({"format": "messages"}, {"messages": [{"role": "assistant", "content": None}]},
+     [":2: messages[0].content: missing", "the keys are: role"]),
     ({"format": "messages"}, {"messages": GOOD_CHAT[:1]}, [":2: messages: has no assistant turn", "user"]),
-    (
-        {"task": "sequence-classification"},
-        {"text": "a", "label": True},
-        [":2: label: must be an integer"],
-    ),
+    ({"task": "sequence-classification"}, {"text": "a", "label": True}, [":2: label: must be an integer"]),
     ({"task": "sequence-classification"}, {"text": "a", "label": 0.5}, [":2: label: must be", "not 0.5"]),
     ({"task": "sequence-regression"}, {"text": "a", "label": "4"}, [":2: label: must be a number, not the string '4'"]),
     ({"task": "sequence-regression"}, {"text": "a", "label": None}, [":2: label: must be a number, not null"]),
     ({"task": "sequence-regression"}, {"text": "a", "label": True}, [":2: label: must be a number, not True"]),
-    (
-        {"task": "sequence-regression"},
-        '{"text": "a", "label": NaN}',
-        [":2: label: must be a number in float32's range"],
-    ),
+    ({"task": "sequence-regression"}, '{"text": "a", "label": NaN}',
+     [":2: label: must be a number in float32's range"]),
     ({"task": "sequence-regression"}, {"text": "a", "label": 1e39}, [":2: label: ", "float32's range, not 1e+39"]),
     ({"task": "sequence-regression"}, {"text": "a", "lable": 1.0}, [":2: label: missing", "{label: ...}"]),
-]
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("data", "row", "said"), BAD_ROWS)
+@every_case(("data", "row", "said"), BAD_ROWS)
 def test_a_bad_row_is_reported_with_its_line(
     make_recipe: Make, write_jsonl: Write, data: dict, row: Any, said: list[str]
 ) -> None:

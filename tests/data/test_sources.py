@@ -13,6 +13,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from cases import every_case
 from toolkit.data.loader import open_data
 from toolkit.data.sources import named_sources, open_named, open_source
 from toolkit.errors import InputError
@@ -29,7 +30,7 @@ def values(recipe: Recipe) -> list[Any]:
     return [row.value for row in first]
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json", "lines.json", "a.parquet", "a.JSONL"])
+@every_case("name", ["a.jsonl", "a.jsonl.gz", "a.json", "lines.json", "a.parquet", "a.JSONL"])
 def test_kinds_of_files(make_recipe: Make, tmp_path: Path, name: str) -> None:
     file = tmp_path / name
     lines = "\n".join(json.dumps(row, ensure_ascii=False) for row in ROWS)

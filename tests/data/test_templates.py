@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from cases import every_case
 from data import templates
 from data.templates import CONVERSATIONS, LOSES, OTHER_MASK, OTHER_TEXT, REFUSES
 from toolkit.data.chat import Chat, Piece
@@ -15,7 +16,7 @@ NAMES = templates.names()
 pytestmark = pytest.mark.skipif(not NAMES, reason="TRL's templates are not installed")
 
 
-@pytest.mark.parametrize("name", NAMES or ["none"])
+@every_case("name", NAMES or ["none"])
 def test_every_turn_is_learned_as_it_would_have_been_generated(name: str) -> None:
     for conversation in CONVERSATIONS:
         result, chat, fields = templates.encode(name, conversation)
@@ -80,6 +81,7 @@ def _check_beside_trl(name: str, result: templates.Result) -> None:
         assert result.ours.replace(ours, "") == "" if ours else result.ours == ""
 
 
+@pytest.mark.upstream
 def test_no_difference_is_explained_that_is_not_there() -> None:
     found = {name: {templates.encode(name, c)[0].trl for c in ("one turn", "tools")} for name in NAMES}
     assert {name for name, kinds in found.items() if "other text" in kinds} == set(OTHER_TEXT)

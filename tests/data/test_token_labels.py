@@ -10,6 +10,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from cases import every_case
 from toolkit.data.formats import Example, Formatter
 from toolkit.data.opening import open_data
 from toolkit.data.rows import Row
@@ -62,7 +63,7 @@ def test_names_of_classes_are_numbered_over_all_words(
     assert samples.supervised == 3
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("row", "message"),
     [
         ({"tokens": ["a"], "labels": [0, 1]}, "2 labels for 1 words"),

@@ -100,6 +100,7 @@ def quoted(number: int) -> str:
     )
 
 
+@pytest.mark.usefixtures("launches")
 def test_a_new_family_shows_its_block_and_is_refused_with_a_reason(tmp_path: Path) -> None:
     printed = " ".join(follow(FAMILY, tmp_path, ("config",)).split())
     assert quoted(0) in printed

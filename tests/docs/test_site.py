@@ -17,6 +17,7 @@ import typer
 import yaml
 
 import toolkit
+from cases import every_case
 from docsite import api, check_links, mesh_pictures, rules, site
 from docsite.messages import listed, messages, raised_as
 from tiny import recipe_dict
@@ -76,7 +77,7 @@ def anchors(page: Path) -> set[str]:
     return made | set(re.findall(r'<a id="([^"]+)"', text))
 
 
-@pytest.mark.parametrize("page", [*PAGES, *OTHERS], ids=lambda page: str(page.relative_to(ROOT)))
+@every_case("page", [*PAGES, *OTHERS], ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_resolve(page: Path) -> None:
     text = re.sub(r"^(`{3,}).*?^\1`*$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     for match in site.LINK.finditer(text):
@@ -114,11 +115,12 @@ def test_every_rule_has_a_page_with_what_the_linter_prints() -> None:
 ENTRIES = list(listed((DOCS / "troubleshooting.md").read_text()))
 
 
-@pytest.mark.parametrize("entry", ENTRIES)
+@every_case("entry", ENTRIES)
 def test_a_message_of_the_troubleshooting_page_is_raised_somewhere(entry: str) -> None:
     known = messages()
-    near = difflib.get_close_matches(entry, [message.text for message in known], 1, 0.3)
-    assert raised_as(entry, known), f"no source raises it; the nearest now: {near}"
+    if not raised_as(entry, known):
+        near = difflib.get_close_matches(entry, [message.text for message in known], 1, 0.3)
+        pytest.fail(f"no source raises it; the nearest now: {near}")
 
 
 def test_messages_are_read_from_the_sources() -> None:
@@ -167,6 +169,7 @@ def test_the_page_of_the_python_api_has_every_exported_name() -> None:
     assert "Exit status: 2." in api._entry("InputError")
 
 
+@pytest.mark.usefixtures("launches")
 def test_the_page_on_adding_a_strategy_adds_one(tmp_path: Path, tiny_root: Path) -> None:
     ((title, body),) = blocks(DOCS / "how-to/add-a-strategy.md", "python")
     (tmp_path / title).write_text(body)
@@ -175,7 +178,7 @@ def test_the_page_on_adding_a_strategy_adds_one(tmp_path: Path, tiny_root: Path)
     command = [sys.executable, "-m", "toolkit", "config", "recipe.yaml", "--explain"]
     environment = os.environ | {VARIABLE: title, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=250, check=False
     )
     assert done.returncode == 0, done.stderr
     # Two processes get the same 2 samples, twice a step: a global batch of 4, not 8.

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from cases import every_case
 from toolkit import InputError, import_config, load_recipe
 from toolkit.cli import app
 from toolkit.importing.tables import TABLES
@@ -243,6 +242,7 @@ def test_what_llamafactory_and_swift_have_beside_plain_lora(tmp_path: Path) -> N
     assert {outcome(unsupported, key) for key in ("init_weights", "new_special_tokens")} == {"unsupported"}
 
 
+@pytest.mark.upstream
 def test_lora_plus_has_the_rates_of_pefts_own_optimizer() -> None:
     """``optimizer.groups`` as they are imported give every parameter the rate that create_loraplus_optimizer gives."""
     import re
@@ -300,7 +300,7 @@ CASES: dict[str, dict[str, Any] | str] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("tool", CASES)
+@every_case("tool", CASES)
 def test_every_key_has_an_outcome_and_its_place(tool: str, tmp_path: Path) -> None:
     made = of(tmp_path, CASES[tool])
     config = CASES[tool]
@@ -316,7 +316,7 @@ def test_every_key_has_an_outcome_and_its_place(tool: str, tmp_path: Path) -> No
     assert expected <= {key.key.partition(".")[0] for key in listed}
 
 
-@pytest.mark.parametrize("table", TABLES.values(), ids=lambda table: table.id)
+@every_case("table", TABLES.values(), ids=lambda table: table.id)
 def test_every_default_is_a_key_of_the_tool(table: Any) -> None:
     assert set(table.defaults) <= set(table.rules), set(table.defaults) - set(table.rules)
     assert set(table.former.values()) <= set(table.rules)
@@ -333,7 +333,7 @@ def test_arguments_of_trl_and_the_trainer_are_all_classified() -> None:
     assert known <= set(TABLES["trl"].rules) | set(TABLES["trl"].former), known - set(TABLES["trl"].rules)
 
 
-@pytest.mark.parametrize("content", ["", "- a\n- b\n", "a: 1\n", "{", "\x00\x01"])
+@every_case("content", ["", "- a\n- b\n", "a: 1\n", "{", "\x00\x01"])
 def test_what_is_no_training_configuration(content: str, tmp_path: Path) -> None:
     (tmp_path / "x.yaml").write_text(content)
     with pytest.raises(InputError):
@@ -360,7 +360,7 @@ def test_bad_input_is_named(tmp_path: Path) -> None:
         import_config([tmp_path / "c.yaml"])
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("key", "value"),
     [
         ("datasets", 5),
@@ -412,16 +412,6 @@ def test_a_folder_with_files_is_noted(tmp_path: Path) -> None:
     assert of(tmp_path, TRL, output_dir=str(tmp_path / "out")).notes[-1].startswith("checked without the model")
     (tmp_path / "out/model.bin").touch()
     assert any("run.output_dir=NEW" in note for note in of(tmp_path, TRL, output_dir=str(tmp_path / "out")).notes)
-
-
-def test_nothing_heavy_is_imported(tmp_path: Path) -> None:
-    (tmp_path / "sft.yaml").write_text(yaml.safe_dump(TRL))
-    code = (
-        "import sys; from toolkit import import_config; import_config(['sft.yaml'], ['data.format=text']); "
-        "sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'peft', 'datasets', 'pandas')))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, timeout=60, check=False)
-    assert done.returncode == 0
 
 
 def test_values_keep_their_type_in_the_recipe() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from cases import every_case
 from toolkit import import_config
 
 TRL = {"model_name_or_path": "org/model", "dataset_name": "org/data", "packing": False}
@@ -45,7 +46,7 @@ AUTOTP: list[tuple[int, int, int, dict[str, int] | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("stage", "processes", "parts", "mesh"), AUTOTP)
+@every_case(("stage", "processes", "parts", "mesh"), AUTOTP)
 def test_autotp_divides_layers(
     stage: int, processes: int, parts: int, mesh: dict[str, int] | None, tmp_path: Path
 ) -> None:
@@ -66,7 +67,7 @@ def found(made: Any, key: str) -> Any:
     return next(one for one in made.keys if one.key == f"parallelism_config_{key}")
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("config", "sizes", "expected"),
     [
         (FSDP2, {"dp_replicate_size": 2, "dp_shard_size": 4}, {"replicate": 2, "shard": 4}),
@@ -105,7 +106,7 @@ def test_the_product_is_the_number_of_processes(tmp_path: Path) -> None:
     assert not any("do not say how many" in note for note in made.notes)
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("config", "sizes", "key", "outcome", "reason"),
     [
         (FSDP1, {"dp_shard_size": 8}, "dp_shard_size", "unsupported", "under FSDP1"),

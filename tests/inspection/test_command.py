@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from cases import every_case
 from tiny import make_text, recipe_dict
+from toolkit.__main__ import main
 from toolkit.errors import InputError
 from toolkit.inspection.command import Request, data_command
 
@@ -66,7 +66,7 @@ def test_refused_rows_are_exit_status_2_after_the_screen(
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("overrides", "options", "message"),
     [
         (("data.train=nowhere.jsonl",), {}, "nowhere.jsonl"),
@@ -94,8 +94,9 @@ def test_the_recipe_of_a_gpu_is_read_without_one(recipe: Path) -> None:
     assert data_command(Request(str(recipe), overrides)) == 0
 
 
-def test_the_command_line(recipe: Path) -> None:
-    words = [sys.executable, "-m", "toolkit", "data", str(recipe), "--only", "nothing"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "--only nothing: must be one of cut, unsupervised, duplicate\n"
+def test_the_command_line(recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["toolkit", "data", str(recipe), "--only", "nothing"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert capsys.readouterr() == ("", "--only nothing: must be one of cut, unsupervised, duplicate\n")

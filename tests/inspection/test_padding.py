@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cases import every_case
 from inspection.conftest import Look, Resolve
 from toolkit.data.collate import MicroBatch
 from toolkit.data.loader import TrainLoader, eval_batches, open_data
@@ -70,7 +71,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@every_case("case", CASES.values(), ids=CASES)
 def test_the_padding_is_the_loaders(
     case: dict[str, Any],
     resolved_of: Resolve,

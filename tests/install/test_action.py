@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 from toolkit.linting.examples import ds
@@ -24,6 +25,7 @@ def test_same_requirements_as_the_hook() -> None:
     assert "--no-deps" in install
 
 
+@pytest.mark.usefixtures("launches")
 def test_its_command_annotates_a_finding(tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text(ds(gradient_cliping=0.5)["ds.json"])
     line = ACTION["runs"]["steps"][1]["run"]

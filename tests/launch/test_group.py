@@ -10,6 +10,8 @@ import pytest
 from toolkit.errors import InputError
 from toolkit.launch.group import JobFailed, WorkerGroup, _serve
 
+pytestmark = pytest.mark.usefixtures("launches")
+
 
 def process() -> int:
     return os.getpid()
@@ -19,7 +21,7 @@ def refuse(ranks: tuple[int, ...]) -> None:
     """The ranks that do not refuse wait, as in a collective."""
     if int(os.environ["RANK"]) in ranks:
         raise InputError("data.train: no such file")
-    time.sleep(60)
+    time.sleep(600)  # longer than a test may take
 
 
 def lose_a_rank(how: int, after: float) -> None:
@@ -32,7 +34,7 @@ def lose_a_rank(how: int, after: float) -> None:
 
 
 def answer_late(value: str) -> str:
-    time.sleep(2)
+    time.sleep(0.7)
     return value
 
 
@@ -56,7 +58,7 @@ def test_an_interrupted_job_answers_no_later_one() -> None:
     with WorkerGroup(2) as group:
         group.run(process)
         before = signal.signal(signal.SIGALRM, interrupt)
-        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
         try:
             with pytest.raises(KeyboardInterrupt):
                 group.run(answer_late, "first")
@@ -79,12 +81,10 @@ def test_a_rank_that_its_group_has_given_up_ends_without_a_traceback() -> None:
 def test_group_ends_what_waits_for_a_rank_that_refused() -> None:
     with WorkerGroup(2) as group:
         before = group.run(process)
-        started = time.monotonic()
         with pytest.raises(JobFailed) as failed:
             group.run(refuse, (1,))
         assert failed.value.refused is not None
         assert failed.value.rank == 1
-        assert time.monotonic() - started < 30
         assert not set(group.run(process)) & set(before)
 
 

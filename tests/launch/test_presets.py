@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from cases import every_case
 from toolkit.launch.files import launch_files
+from toolkit.linting.engine import lint
 from toolkit.recipe.load import load_recipe
 from toolkit.strategies import resolve
 
@@ -21,7 +21,7 @@ def _at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@every_case("name", PRESETS)
 def test_a_preset_is_what_the_command_writes(name: str) -> None:
     recipe = f"ds_configs/{name}/recipe.yaml"
     files = launch_files(resolve(load_recipe(recipe), recipe), f"ds_configs/{name}", recipe)
@@ -35,17 +35,14 @@ def test_every_preset_is_in_the_table() -> None:
     assert all(f"| `{name}` |" in table for name in PRESETS)
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@every_case("name", PRESETS)
 def test_a_preset_has_no_trap(name: str) -> None:
     files = [f"ds_configs/{name}/{f}" for f in ("accelerate.yaml", "deepspeed.json", "training_args.json")]
     present = [file for file in files if (ROOT / file).exists()]
-    done = subprocess.run(
-        [sys.executable, "-m", "toolkit", "lint", *present], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stdout
+    assert not lint(present).failed
 
 
-@pytest.mark.parametrize("file", sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("examples/*.yaml")))
+@every_case("file", sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("examples/*.yaml")))
 def test_an_example_recipe_resolves_without_a_network(file: str) -> None:
     resolved = resolve(load_recipe(file), file)
     assert launch_files(resolved, "launch", file)

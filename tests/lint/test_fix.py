@@ -92,6 +92,7 @@ def test_fix_across_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert "gradient_accumulation_steps: 4" in (tmp_path / "accelerate.yaml").read_text()
 
 
+@pytest.mark.usefixtures("launches")
 def test_killed_while_writing(tmp_path: Path) -> None:
     """Whatever the moment of the kill, the file is the old one or the new one."""
     file = tmp_path / "a.yaml"
@@ -102,7 +103,7 @@ def test_killed_while_writing(tmp_path: Path) -> None:
         "print('go', flush=True)\n"
         "while True: write_whole(sys.argv[1], 'b' * 200000); write_whole(sys.argv[1], 'a' * 200000)"
     )
-    for delay in (0.0, 0.003, 0.007, 0.011, 0.019):
+    for delay in (0.0, 0.007, 0.019):
         child = subprocess.Popen([sys.executable, "-c", code, str(file)], stdout=subprocess.PIPE, cwd=os.getcwd())
         assert child.stdout is not None
         child.stdout.readline()

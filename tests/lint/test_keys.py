@@ -8,6 +8,7 @@ from importlib.resources import files
 
 import pytest
 
+from cases import every_case
 from toolkit.linting import keys
 from toolkit.linting.keys.build import encode
 from toolkit.linting.keys.build_all import build_all
@@ -18,7 +19,8 @@ def built() -> dict:
     return build_all()
 
 
-@pytest.mark.parametrize("name", keys.PACKAGES)
+@pytest.mark.upstream
+@every_case("name", keys.PACKAGES)
 def test_file_of_the_installed_version_is_current(name: str, built: dict) -> None:
     version = importlib.metadata.version(name)
     file = files(keys) / f"{name}-{version}.json"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cases import every_case
 from tests.lint import real_packages as real
 from toolkit.linting import explain
 from toolkit.linting.engine import contexts
@@ -57,7 +59,7 @@ ARGUMENTS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("content", DEEPSPEED, ids=range(len(DEEPSPEED)))
+@every_case("content", DEEPSPEED, ids=range(len(DEEPSPEED)))
 def test_accelerate_launch_with_deepspeed(content: Files, tmp_path: Path) -> None:
     names = files(tmp_path, content)
     env = real.launch_environment(names[0])
@@ -78,8 +80,11 @@ def _precision(config: dict[str, Any]) -> str:
     return next((name for name in ("bf16", "fp16") if config[name]["enabled"] is True), "no")
 
 
-@pytest.mark.parametrize("values", ARGUMENTS, ids=range(len(ARGUMENTS)))
-@pytest.mark.parametrize("content", DEEPSPEED, ids=range(len(DEEPSPEED)))
+@every_case(
+    ("content", "values"),
+    product(DEEPSPEED, ARGUMENTS),
+    ids=[f"{content}-{values}" for content, values in product(range(len(DEEPSPEED)), range(len(ARGUMENTS)))],
+)
 def test_trainer_with_deepspeed(content: Files, values: dict[str, Any], tmp_path: Path) -> None:
     whole = content | args(**values)
     env = real.launch_environment(files(tmp_path, whole)[0])
@@ -105,8 +110,7 @@ def test_trainer_with_deepspeed(content: Files, values: dict[str, Any], tmp_path
 
 
 @pytest.mark.parametrize(
-    ("yaml", "values"),
-    [("bf16", {"bf16": False}), ("fp16", {"bf16": True}), ("'no'", {"bf16": True}), ("bf16", {})],
+    ("yaml", "values"), [("bf16", {"bf16": False}), ("fp16", {"bf16": True}), ("'no'", {"bf16": True}), ("bf16", {})]
 )
 def test_trainer_precision_without_deepspeed(yaml: str, values: dict[str, Any], tmp_path: Path) -> None:
     content = {"accelerate.yaml": f"distributed_type: MULTI_GPU\nnum_processes: 2\nmixed_precision: {yaml}\n"} | args(
@@ -116,7 +120,7 @@ def test_trainer_precision_without_deepspeed(yaml: str, values: dict[str, Any], 
     assert real.training_arguments(env, **values).mixed_precision == three(tmp_path, content, "bf16")[2].value
 
 
-@pytest.mark.parametrize(
+@every_case(
     "config",
     [
         {"train_batch_size": 4},
@@ -153,7 +157,7 @@ FSDP = [
 ]
 
 
-@pytest.mark.parametrize("content", FSDP, ids=range(len(FSDP)))
+@every_case("content", FSDP, ids=range(len(FSDP)))
 def test_accelerate_launch_with_fsdp(content: Files, tmp_path: Path) -> None:
     plugin = real.fsdp_plugin(real.launch_environment(files(tmp_path, content)[0]))
     assert plugin.fsdp_version == three(tmp_path, content, "fsdp_version")[0].value

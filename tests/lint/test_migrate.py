@@ -9,6 +9,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from cases import every_case
 from tests.lint import real_packages as real
 from tests.lint.app import app
 from tests.lint.folder import put
@@ -26,7 +27,7 @@ def config(files: Files) -> dict:
     return yaml.safe_load(files["accelerate.yaml"])
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("files", "to", "reshard"),
     [
         (zero("zero_stage: 1"), "fsdp2", False),
@@ -93,8 +94,7 @@ def test_numbers_of_the_json_move_into_the_training_arguments() -> None:
 @pytest.mark.parametrize(("strategy", "reshard"), [("HYBRID_SHARD", True), ("HYBRID_SHARD_ZERO2", False)])
 def test_hybrid_sharding_is_kept(strategy: str, reshard: bool) -> None:
     text = fsdp1(
-        f"fsdp_sharding_strategy: {strategy}",
-        top=("num_machines: 2", "machine_rank: 0", "main_process_ip: h"),
+        f"fsdp_sharding_strategy: {strategy}", top=("num_machines: 2", "machine_rank: 0", "main_process_ip: h")
     )
     text["accelerate.yaml"] = text["accelerate.yaml"].replace("num_processes: 2", "num_processes: 16")
     made = config(migrate(put(text), "fsdp2").files)
@@ -103,38 +103,28 @@ def test_hybrid_sharding_is_kept(strategy: str, reshard: bool) -> None:
     assert made["fsdp_config"]["fsdp_reshard_after_forward"] is reshard
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("files", "to", "reason"),
     [
         (fsdp1("fsdp_sharding_strategy: NO_SHARD"), "fsdp2", "plain data parallel"),
         (fsdp("fsdp_version: 1", "fsdp_state_dict_type: LOCAL_STATE_DICT"), "fsdp2", "only in FSDP1"),
         (zero("zero_stage: 2", "offload_optimizer_device: cpu"), "fsdp2", "together"),
-        (
-            zero(*_FILE, top=()) | ds(3, zero={"offload_param": {"device": "nvme", "nvme_path": "/x"}}),
-            "fsdp2",
-            "host only",
-        ),
+        (zero(*_FILE, top=()) | ds(3, zero={"offload_param": {"device": "nvme", "nvme_path": "/x"}}), "fsdp2",
+         "host only"),
         (zero(*_FILE, top=()) | ds(2, optimizer={"type": "Lion", "params": {}}), "fsdp2", "Lion"),
         (zero(*_FILE, top=()) | ds(2, scheduler={"type": "OneCycle", "params": {}}), "fsdp2", "OneCycle"),
         (zero(*_FILE, top=()) | ds(2, tensor_parallel={"autotp_size": 2}), "fsdp2", "tensor_parallel"),
-        (
-            zero(*_FILE, top=()) | ds(2, bf16={"enabled": True, "bf16_master_weights_and_grads": True}),
-            "fsdp2",
-            "fp32",
-        ),
+        (zero(*_FILE, top=()) | ds(2, bf16={"enabled": True, "bf16_master_weights_and_grads": True}), "fsdp2",
+         "fp32"),
         (zero(*_FILE, top=()) | ds(2, fp16={"enabled": True, "loss_scale": 128}), "fsdp2", "dynamic"),
-        (
-            zero(*_FILE, top=()) | ds(3, zero={"zero_quantized_weights": True}),
-            "fsdp2",
-            "zero_quantized_weights",
-        ),
+        (zero(*_FILE, top=()) | ds(3, zero={"zero_quantized_weights": True}), "fsdp2", "zero_quantized_weights"),
         (fsdp2("fsdp_offload_params: true"), "zero2", "zero3 can"),
         (fsdp2("fsdp_ignored_modules: x.*"), "zero3", "ignored_modules"),
         (fsdp2(top=("parallelism_config:", "  parallelism_config_dp_replicate_size: 2")), "zero3", "MiCS"),
         (fsdp2(top=("parallelism_config:", "  parallelism_config_cp_size: 2")), "zero3", "cp_size"),
         (fsdp2(top=("fp8_config:", "  fp8_backend: te")), "zero3", "fp8_config"),
     ],
-)
+)  # fmt: skip
 def test_what_has_no_equal_is_refused(files: Files, to: str, reason: str) -> None:
     with pytest.raises(RunFailed) as caught:
         migrate(put(files), to)
@@ -142,8 +132,7 @@ def test_what_has_no_equal_is_refused(files: Files, to: str, reason: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("files", "to"),
-    [(fsdp2(), "fsdp2"), (fsdp2(), "ddp"), (multi_gpu(), "fsdp2"), (zero("zero_stage: 2"), "zero3")],
+    ("files", "to"), [(fsdp2(), "fsdp2"), (fsdp2(), "ddp"), (multi_gpu(), "fsdp2"), (zero("zero_stage: 2"), "zero3")]
 )
 def test_what_cannot_be_asked(files: Files, to: str) -> None:
     with pytest.raises(InputError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
+from cases import every_case
 from tests.lint.folder import put
 from toolkit.errors import InputError, RunFailed
 from toolkit.linting.examples import ds, fsdp1, fsdp2, shell, zero
@@ -30,7 +31,7 @@ def written(made: Migrated) -> dict:
     return dict(yaml.safe_load(made.files["accelerate.yaml"]))
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("files", "to", "reasons"),
     [
         (of(fsdp2(top=section("dp_shard_size: 2", "tp_size: 2")), 4), "zero3", ["accelerate.yaml:6", "autotp_size"]),

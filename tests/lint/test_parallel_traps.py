@@ -7,8 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,11 +15,12 @@ from unittest.mock import patch
 import pytest
 import yaml
 
+from cases import every_case
 from tests.lint import real_packages as real
-from tests.lint.folder import put
+from tests.lint.folder import Trap, put
 from toolkit.linting.engine import lint
 from toolkit.linting.examples import acc, args, ds, fsdp1, fsdp2, lora, multi_gpu, shell, zero
-from toolkit.linting.model import Files, Reader
+from toolkit.linting.model import Files
 
 
 def section(*lines: str) -> tuple[str, ...]:
@@ -165,20 +164,6 @@ def launched(files: Files) -> Any:
     return parallelism(*(word for word in words[2:-1] if word not in ("--config_file", "accelerate.yaml")))
 
 
-@dataclass
-class Trap:
-    code: str
-    place: str  # file:line
-    fails: Files
-    passes: Files
-    judge: Callable[[Files], Any] | None = None
-    reader: Reader | None = None
-
-    @property
-    def id(self) -> str:
-        return f"{self.code}-{self.place}"
-
-
 _CP = ("dp_shard_size: 1", "cp_size: 2")
 _FILE = "accelerate launch --config_file accelerate.yaml --num_processes 4"
 _FOUR = two("dp_shard_size: 4", processes=4)
@@ -221,7 +206,7 @@ TRAPS = [
 _RAISES = (ValueError, AssertionError, KeyError, IndexError, RuntimeError, ZeroDivisionError)
 
 
-@pytest.mark.parametrize("trap", TRAPS, ids=lambda trap: trap.id)
+@every_case("trap", TRAPS, ids=lambda trap: trap.id)
 def test_found_in_the_right_line(trap: Trap) -> None:
     findings = lint(put(trap.fails), reader=trap.reader).findings
     found = [(f.code, f"{f.place.file}:{f.place.line}", f.message) for f in findings]
@@ -230,14 +215,10 @@ def test_found_in_the_right_line(trap: Trap) -> None:
     assert [(f.code, f.message) for f in findings if f.code == trap.code or f.severity == "error"] == []
 
 
-@pytest.mark.parametrize("trap", TRAPS, ids=lambda trap: trap.id)
+@pytest.mark.upstream
+@every_case("trap", TRAPS, ids=lambda trap: trap.id)
 def test_the_packages_agree(trap: Trap) -> None:
-    assert trap.judge is not None
-    put(trap.fails)
-    with pytest.raises(_RAISES):
-        trap.judge(trap.fails)
-    put(trap.passes)
-    trap.judge(trap.passes)
+    trap.agreed(_RAISES)
 
 
 # ---- accepted in silence -----------------------------------------------------------------------------
@@ -298,6 +279,7 @@ def test_sequence_parallelism_makes_no_mesh() -> None:
     assert validated(files).build_device_mesh("cpu") is None
 
 
+@pytest.mark.upstream
 def test_transformers_has_no_replicateparallel() -> None:
     """LT530: when transformers has it again, or accelerate does without, the rule has to go."""
     import accelerate.accelerator
@@ -318,6 +300,7 @@ def test_plain_ddp_with_tensor_is_not_wrapped() -> None:
     assert validated(files).tp_enabled
 
 
+@pytest.mark.upstream
 def test_presets_are_deepspeeds() -> None:
     """DS231: an unknown preset is ignored."""
     from deepspeed.module_inject.autotp_config import AutoTPConfig, AutoTPPresets, TPLayerSpec
@@ -382,7 +365,8 @@ def test_adapters() -> None:
         assert words in found.message
 
 
-@pytest.mark.nightly
+@pytest.mark.upstream
+@pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize(
     ("stage", "expected"), [(0, "held 2, adapters of the model 0"), (1, "KeyError"), (3, "AttributeError")]
 )

@@ -41,9 +41,7 @@ def test_only_judged_findings(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "path",
-    [p for p in FILES if p.parent.name == "LLaMA-Factory" and p.suffix == ".json"],
-    ids=lambda p: p.name,
+    "path", [p for p in FILES if p.parent.name == "LLaMA-Factory" and p.suffix == ".json"], ids=lambda p: p.name
 )
 def test_auto_is_fine_under_the_trainer(path: Path) -> None:
     findings = lint([str(path)], reader="trainer").findings

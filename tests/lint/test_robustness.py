@@ -1,4 +1,4 @@
-"""Mutated files: never a traceback, never slow, never a change to a file."""
+"""Mutated files: never a traceback, never a hang, never a change to a file."""
 
 from __future__ import annotations
 
@@ -23,12 +23,10 @@ SEEDS: list[Files] = [
     fsdp2("fsdp_activation_checkpointing: true") | lora(lora_dropout=0.1) | args(fsdp_config={"version": 1}),
     fsdp1("fsdp_sharding_strategy: HYBRID_SHARD", "fsdp_use_orig_params: false"),
     ds(3, zero={"overlap_comm": True, "offload_optimizer": {"device": "nvme"}}, fp16={"enabled": "auto"}),
-    shell(
-        "accelerate launch --config_file accelerate.yaml \\",
-        "  --num_processes 4 train.py --output_dir 'o' --bf16 $X",
-    ),
+    shell("accelerate launch --config_file accelerate.yaml \\",
+          "  --num_processes 4 train.py --output_dir 'o' --bf16 $X"),
     acc("distributed_type: MULTI_GPU", "mixed_precision: no", "num_processes: &n 2", "num_machines: *n"),
-]
+]  # fmt: skip
 SEEDS += [rule.fails for rule in all_rules().values()]
 VALUES = [
     "null",
@@ -155,16 +153,16 @@ def hunt(numbers: range, folder: Path) -> None:
             seconds = attack(number, folder)
         except Exception as error:
             raise AssertionError(f"input {number}: {type(error).__name__}: {error}") from error
-        assert seconds < 2, f"input {number} took {seconds:.1f} s"
+        assert seconds < 30, f"input {number} took {seconds:.1f} s: a few milliseconds are usual"
 
 
 def test_mutated_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    hunt(range(500), tmp_path)
+    hunt(range(200), tmp_path)
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_ten_thousand_mutated_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    hunt(range(500, 10_500), tmp_path)
+    hunt(range(200, 10_500), tmp_path)

@@ -6,65 +6,40 @@ from pathlib import Path
 
 import pytest
 
-from toolkit.linting.engine import check, lint
+from tests.lint.folder import put
+from toolkit.linting.engine import check
 from toolkit.linting.files.load import load
 from toolkit.linting.fix import plan
-from toolkit.linting.model import Files, Rule
+from toolkit.linting.model import Rule
 from toolkit.linting.registry import all_rules
 
 RULES = list(all_rules().values())
-by_code = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
 
 
-def write(folder: Path, files: Files) -> list[str]:
-    for name, text in files.items():
-        (folder / name).write_text(text, encoding="utf-8")
-    return list(files)
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
+def test_rule(rule: Rule) -> None:
+    assert all((rule.title, rule.source, rule.fails, rule.passes)), "a rule explains itself"
 
-
-@by_code
-def test_failing_example_is_found_where_it_stands(rule: Rule, tmp_path: Path) -> None:
-    report = lint(write(tmp_path, rule.fails), reader=rule.reader)
+    failing = load(put(rule.fails))
+    report = check(failing, reader=rule.reader)
     found = [finding for finding in report.findings if finding.code == rule.code]
-    assert found, f"found only {[f.code for f in report.findings]}"
+    assert found, f"the failing example is not found, only {[f.code for f in report.findings]}"
     for finding in found:
         assert finding.severity in ("error", "warning", "note")
-        assert finding.place.line
-        assert finding.place.line <= len(report.texts[str(finding.place.file)].splitlines())
+        assert 1 <= finding.place.line <= len(report.texts[str(finding.place.file)].splitlines())
         assert finding.message == finding.message.strip()
+    fixed = plan(failing, reader=rule.reader, select=(rule.code,)) if any(f.fix for f in found) else None
 
+    for name in rule.fails:
+        Path(name).unlink()
+    passing = check(load(put(rule.passes)), reader=rule.reader).findings
+    assert [f.message for f in passing if f.code == rule.code] == [], "the passing example is found"
+    assert [(f.code, f.message) for f in passing if f.severity == "error"] == [], "the passing example has errors"
 
-@by_code
-def test_passing_example_is_not_found(rule: Rule, tmp_path: Path) -> None:
-    report = lint(write(tmp_path, rule.passes), reader=rule.reader)
-    assert [f.message for f in report.findings if f.code == rule.code] == []
-
-
-@by_code
-def test_passing_example_has_no_error(rule: Rule, tmp_path: Path) -> None:
-    report = lint(write(tmp_path, rule.passes), reader=rule.reader)
-    errors = [(f.code, f.message) for f in report.findings if f.severity == "error"]
-    assert errors == []
-
-
-@by_code
-def test_fix_leaves_nothing_to_find(rule: Rule, tmp_path: Path) -> None:
-    loaded = load(write(tmp_path, rule.fails))
-    first = check(loaded, reader=rule.reader)
-    if not any(f.code == rule.code and f.fix for f in first.findings):
-        pytest.skip("no fix that is safe")
-    fixed = plan(loaded, reader=rule.reader, select=(rule.code,))
-    assert fixed.changed
-    assert fixed.report is not None
-    assert [f.message for f in fixed.report.findings if f.fix] == []
-
-
-@by_code
-def test_rule_explains_itself(rule: Rule) -> None:
-    assert rule.title
-    assert rule.source
-    assert rule.fails
-    assert rule.passes
+    if fixed is not None:
+        assert fixed.changed
+        assert fixed.report is not None
+        assert [f.message for f in fixed.report.findings if f.fix] == [], "the fix leaves something to fix"
 
 
 def test_there_are_enough_rules() -> None:

@@ -13,71 +13,30 @@ from typing import Any
 import pytest
 import yaml
 
+from cases import every_case
 from tests.lint import real_packages as real
-from tests.lint.test_traps import accept, put
+from tests.lint.folder import put
+from tests.lint.test_traps import accept
 from toolkit.linting.examples import fsdp1, fsdp2, multi_gpu, zero
 from toolkit.linting.model import Files
 from toolkit.linting.registry import all_rules
 
+pytestmark = pytest.mark.upstream
 RULES = all_rules()
 REFUSED = [
-    "AC101",
-    "AC103",
-    "AC108",
-    "AC109",
-    "AC111",
-    "AC114",
-    "AC115",
-    "AC116",
-    "AU302",
-    "DS102",
-    "DS104",
-    "DS105",
-    "DS107",
-    "DS108",
-    "DS201",
-    "DS202",
-    "DS203",
-    "DS204",
-    "DS205",
-    "DS206",
-    "DS207",
-    "DS208",
-    "DS217",
-    "FA104",
-    "FA107",
-    "FS407",
-    "FS411",
-    "FS415",
-    "FS416",
-    "KY102",
-    "LT507",
-    "LT514",
-    "TA102",
-    "TA105",
-    "TA106",
-    "TA107",
-    "TA108",
-    "TA109",
-    "TA110",
-    "TA111",
-    "XL204",
-    "XL213",
-    "XL214",
-    "XL217",
-]
+    "AC101", "AC103", "AC108", "AC109", "AC111", "AC114", "AC115", "AC116", "AU302", "DS102", "DS104", "DS105",
+    "DS107", "DS108", "DS201", "DS202", "DS203", "DS204", "DS205", "DS206", "DS207", "DS208", "DS217", "FA104",
+    "FA107", "FS407", "FS411", "FS415", "FS416", "KY102", "LT507", "LT514", "TA102", "TA105", "TA106", "TA107",
+    "TA108", "TA109", "TA110", "TA111", "XL204", "XL213", "XL214", "XL217",
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("code", REFUSED)
-def test_refused(code: str) -> None:
+@every_case("code", REFUSED)
+def test_the_failing_example_is_refused_and_the_passing_one_taken(code: str) -> None:
     put(RULES[code].fails)
     with pytest.raises((ValueError, TypeError, AssertionError, KeyError, AttributeError, RuntimeError)) as caught:
         accept(RULES[code].fails)
     assert not isinstance(caught.value, FileNotFoundError)
-
-
-@pytest.mark.parametrize("code", REFUSED)
-def test_mended_is_taken(code: str) -> None:
     put(RULES[code].passes)
     accept(RULES[code].passes)
 
@@ -100,11 +59,9 @@ SILENT: list[tuple[str, Callable[[], Any], Any]] = [
     ("AU303", lambda: alone(gradient_clipping="auto").gradient_clipping, "auto"),
     ("AC102", lambda: real.deepspeed_plugin(env(zero("zero_stge: 3")))["zero_optimization"]["stage"], 2),
     ("AC104", lambda: "ACCELERATE_CPU_AFFINITY" in env(multi_gpu("enable_cpu_affinity: true")), False),
-    (
-        "AC105",
-        lambda: real.deepspeed_plugin(env(RULES["AC105"].fails))["zero_optimization"]["offload_param"]["nvme_path"],
-        "none",
-    ),
+    ("AC105",
+     lambda: real.deepspeed_plugin(env(RULES["AC105"].fails))["zero_optimization"]["offload_param"]["nvme_path"],
+     "none"),
     ("AC106", lambda: env(RULES["AC106"].fails)["PARALLELISM_CONFIG_DP_SHARD_SIZE"], "1"),
     ("AC107", lambda: env(RULES["AC107"].fails)["FSDP_OFFLOAD_PARAMS"], "false"),
     ("FS401", lambda: real.fsdp_plugin(env(RULES["FS401"].fails)).auto_wrap_policy, None),
@@ -113,17 +70,10 @@ SILENT: list[tuple[str, Callable[[], Any], Any]] = [
     ("FS404", lambda: real.fsdp_plugin(env(RULES["FS404"].fails)).reshard_after_forward, True),
     ("FS405", lambda: real.fsdp_plugin(env(RULES["FS405"].fails)).sharding_strategy.name, "FULL_SHARD"),
     ("FS406", lambda: real.fsdp_plugin(env(fsdp2("fsdp_use_orig_params: false"))).use_orig_params, None),
-    (
-        "FS412",
-        lambda: real.fsdp_plugin(env(RULES["FS412"].fails)).transformer_cls_names_to_wrap,
-        ["LlamaDecoderLayer", " MistralDecoderLayer"],
-    ),
+    ("FS412", lambda: real.fsdp_plugin(env(RULES["FS412"].fails)).transformer_cls_names_to_wrap,
+     ["LlamaDecoderLayer", " MistralDecoderLayer"]),
     ("SV701", lambda: real.deepspeed_plugin(env(zero("zero_stage: 3")))["zero_optimization"][_GATHER], False),
-    (
-        "SV704",
-        lambda: env(zero("zero_stage: 2", "zero3_init_flag: true"))["ACCELERATE_DEEPSPEED_ZERO3_INIT"],
-        "true",
-    ),
+    ("SV704", lambda: env(zero("zero_stage: 2", "zero3_init_flag: true"))["ACCELERATE_DEEPSPEED_ZERO3_INIT"], "true"),
     ("LT509", lambda: env(RULES["LT509"].fails).get("ACCELERATE_USE_FSDP"), None),
     ("FA101", lambda: real.training_arguments({}, fsdp_config={"version": 1}).fsdp_plugin_args, None),
     ("KY103", lambda: yaml.safe_load(RULES["KY103"].fails["args.yaml"])["learning_rate"], "2e-4"),
@@ -137,16 +87,12 @@ SILENT: list[tuple[str, Callable[[], Any], Any]] = [
         ),
         False,
     ),
-    (
-        "FS407",
-        lambda: real.fsdp_plugin(env(fsdp1("fsdp_sync_module_states: 'false'"))).sync_module_states,
-        True,
-    ),
-]
+    ("FS407", lambda: real.fsdp_plugin(env(fsdp1("fsdp_sync_module_states: 'false'"))).sync_module_states, True),
+]  # fmt: skip
 _GATHER = "stage3_gather_16bit_weights_on_model_save"
 
 
-@pytest.mark.parametrize(("code", "used", "value"), SILENT, ids=[case[0] for case in SILENT])
+@every_case(("code", "used", "value"), SILENT, ids=[case[0] for case in SILENT])
 def test_accepted_in_silence(code: str, used: Callable[[], Any], value: Any) -> None:
     assert code in RULES
     assert used() == value
@@ -158,7 +104,7 @@ def test_auto_that_nobody_resolves() -> None:
         real.deepspeed_plugin(real.launch_environment("accelerate.yaml"))
 
 
-@pytest.mark.parametrize("code", ["XL203", "XL205", "XL207", "XL209"])
+@every_case("code", ["XL203", "XL205", "XL207", "XL209"])
 def test_the_trainer_refuses_what_differs(code: str) -> None:
     for files, differs in ((RULES[code].fails, True), (RULES[code].passes, False)):
         values = json.loads(files["args.json"]) | {"deepspeed": json.loads(files["ds.json"])}

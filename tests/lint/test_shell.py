@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from cases import every_case
 from toolkit.linting.engine import lint
 from toolkit.linting.files.shell_reader import Command, parse_commands
 
@@ -36,7 +37,7 @@ def test_a_flag_whose_value_is_a_variable_is_written() -> None:
     assert set(command.unknown_arguments) == {"bf16"}
 
 
-@pytest.mark.parametrize(
+@every_case(
     "lines",
     [
         ("DIR=conf", "deepspeed train.py --deepspeed_config $DIR/ds.json"),
@@ -50,7 +51,7 @@ def test_assignments_of_the_script_are_resolved(lines: tuple[str, ...]) -> None:
     assert arguments(*lines) == {"deepspeed_config": "conf/ds.json"}
 
 
-@pytest.mark.parametrize(
+@every_case(
     "lines",
     [
         ("N=2", "N=4", "torchrun --nproc_per_node $N train.py"),
@@ -81,7 +82,7 @@ def test_words_that_are_only_a_variable_leave_the_command_open() -> None:
     assert one('torchrun train.py --lr 1 "$@"').open_arguments
 
 
-@pytest.mark.parametrize(
+@every_case(
     "redirection",
     ["> log", ">log", "2>&1", "> log 2>&1", "&> log", ">> $LOG", "2>/dev/null", "< in", "&>> log", ">| log"],
 )
@@ -102,7 +103,7 @@ def test_a_repeated_flag_has_its_last_value() -> None:
     assert one("torchrun train.py --lr $X --lr 2").unknown_arguments == {}
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("line", "launcher"),
     [
         ("python -m torch.distributed.run --nproc_per_node 2 train.py --lr 1", "torchrun"),
@@ -126,7 +127,7 @@ def test_ways_to_start_a_launcher(line: str, launcher: str) -> None:
     assert 2 in command.flags.plain().values()
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("line", "launcher"),
     [
         ("swift sft --model Qwen/Qwen2-7B --lora_rank 8", "swift"),
@@ -142,7 +143,7 @@ def test_commands_of_other_tools(line: str, launcher: str) -> None:
     assert one(line).launcher == launcher
 
 
-@pytest.mark.parametrize(
+@every_case(
     "line",
     [
         "pip install deepspeed",
@@ -188,7 +189,7 @@ def test_a_config_behind_a_variable_is_not_clean(tmp_path: Path, monkeypatch: py
     assert (found.code, found.severity, found.key) == ("KY104", "note", "deepspeed_config")
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("inside", "found"),
     [
         ('dirname "$0"', "/made"),

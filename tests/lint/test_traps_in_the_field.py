@@ -6,36 +6,21 @@ Each has a file that fails and one that passes. ``refused``: the packages raise 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import yaml
 
+from cases import every_case
 from tests.lint import real_packages as real
-from tests.lint.test_traps import accept, put
+from tests.lint.folder import Trap, put
+from tests.lint.test_traps import accept
 from toolkit.linting.engine import lint
 from toolkit.linting.examples import acc, args, ds, fsdp1, fsdp2, lora, multi_gpu, shell, zero
-from toolkit.linting.model import Files, Reader
+from toolkit.linting.model import Files
 
 _GATHER = {"stage3_gather_16bit_weights_on_model_save": True}
 _SAVE = "zero3_save_16bit_model: true"
-
-
-@dataclass
-class Trap:
-    code: str
-    place: str  # file:line
-    fails: Files
-    passes: Files
-    judge: Callable[[Files], Any] | None = None
-    refused: bool = True
-    reader: Reader | None = None
-
-    @property
-    def id(self) -> str:
-        return f"{self.code}-{self.place}-{abs(hash(str(self.fails))) % 1000}"
 
 
 def zero_with(stage: int = 2, **keys: Any) -> Files:
@@ -143,6 +128,7 @@ def sizes_under(files: Files) -> Any:
     return made
 
 
+@pytest.mark.upstream
 def test_sizes_are_taken_where_nothing_is_sharded() -> None:
     """LT519: under MULTI_GPU accelerate says nothing, and prepares DDP."""
     files = multi_gpu("parallelism_config:", "  parallelism_config_dp_shard_size: 2")
@@ -188,139 +174,59 @@ def grpo(*lines: str) -> Files:
 TRAPS = [
     # Limits of DeepSpeed's own models.
     Trap("DS221", "ds.json:6", zero_with(reduce_bucket_size=0), zero_with(reduce_bucket_size=1000000), json_alone),
-    Trap(
-        "DS221", "ds.json:6", zero_with(allgather_bucket_size=-1), zero_with(allgather_bucket_size=1000000), json_alone
-    ),
+    Trap("DS221", "ds.json:6", zero_with(allgather_bucket_size=-1), zero_with(allgather_bucket_size=1000000),
+         json_alone),
     Trap("DS221", "ds.json:6", zero_with(3, sub_group_size=-1), zero_with(3, sub_group_size=1000000), json_alone),
     Trap("DS221", "ds.json:6", zero_with(3, stage3_prefetch_bucket_size=-5), zero_with(3), json_alone),
     Trap("DS221", "ds.json:6", zero_with(3, max_live_parameters=-1), zero_with(3), json_alone),
-    Trap(
-        "DS221",
-        "ds.json:8",
-        zero_with(3, offload_optimizer={"device": "cpu", "ratio": 2}),
-        zero_with(3, offload_optimizer={"device": "cpu", "ratio": 0.5}),
-        json_alone,
-    ),
-    Trap(
-        "DS221",
-        "ds.json:8",
-        zero_with(3, offload_param={"device": "cpu", "buffer_count": -1}),
-        zero_with(3, offload_param={"device": "cpu", "buffer_count": 5}),
-        json_alone,
-    ),
+    Trap("DS221", "ds.json:8", zero_with(3, offload_optimizer={"device": "cpu", "ratio": 2}),
+         zero_with(3, offload_optimizer={"device": "cpu", "ratio": 0.5}), json_alone),
+    Trap("DS221", "ds.json:8", zero_with(3, offload_param={"device": "cpu", "buffer_count": -1}),
+         zero_with(3, offload_param={"device": "cpu", "buffer_count": 5}), json_alone),
     # Accepted, and a feature is off.
-    Trap("DS222", "ds.json:6", zero_with(3, stage3_max_live_parameters=0), zero_with(3), json_alone, False),
-    Trap("DS222", "ds.json:6", zero_with(3, max_live_parameters=0), zero_with(3), json_alone, False),
-    Trap("DS222", "ds.json:6", zero_with(3, sub_group_size=0), zero_with(3), json_alone, False),
+    Trap("DS222", "ds.json:6", zero_with(3, stage3_max_live_parameters=0), zero_with(3), json_alone, refused=False),
+    Trap("DS222", "ds.json:6", zero_with(3, max_live_parameters=0), zero_with(3), json_alone, refused=False),
+    Trap("DS222", "ds.json:6", zero_with(3, sub_group_size=0), zero_with(3), json_alone, refused=False),
     # Text where a number is read, and parameters that a constructor does not take.
     Trap("DS223", "ds.json:10", adam(lr="1e-4"), adam(lr=1e-4), optimizer_made),
     Trap("DS223", "ds.json:10", adam(weight_decay="0.1"), adam(weight_decay=0.1), optimizer_made),
     Trap("DS223", "ds.json:10", adam(eps="1e-8"), adam(eps=1e-8), optimizer_made),
-    Trap(
-        "DS223",
-        "ds.json:10",
-        schedule("WarmupLR", warmup_max_lr="1e-4"),
-        schedule("WarmupLR", warmup_max_lr=1e-4),
-        schedule_made,
-    ),
-    Trap(
-        "DS223",
-        "ds.json:10",
-        schedule("WarmupDecayLR", total_num_steps="100"),
-        schedule("WarmupDecayLR", total_num_steps=100),
-        schedule_made,
-    ),
+    Trap("DS223", "ds.json:10", schedule("WarmupLR", warmup_max_lr="1e-4"), schedule("WarmupLR", warmup_max_lr=1e-4),
+         schedule_made),
+    Trap("DS223", "ds.json:10", schedule("WarmupDecayLR", total_num_steps="100"),
+         schedule("WarmupDecayLR", total_num_steps=100), schedule_made),
     Trap("DS224", "ds.json:10", adam(learning_rate=1e-4), adam(lr=1e-4), optimizer_made),
     Trap("DS224", "ds.json:10", adam(momentum=0.9), adam(betas=[0.9, 0.999]), optimizer_made),
-    Trap(
-        "DS225",
-        "ds.json:7",
-        schedule("WarmupDecayLR", warmup_num_steps=5),
-        schedule("WarmupDecayLR", total_num_steps=9, warmup_num_steps=5),
-        schedule_made,
-    ),
+    Trap("DS225", "ds.json:7", schedule("WarmupDecayLR", warmup_num_steps=5),
+         schedule("WarmupDecayLR", total_num_steps=9, warmup_num_steps=5), schedule_made),
     # deepspeed_config of accelerate.
-    Trap(
-        "AC118",
-        "accelerate.yaml:6",
-        zero("zero_stage: 2", "offload_param_device: cpu"),
-        zero("zero_stage: 2"),
-        plugin,
-        False,
-    ),
-    Trap(
-        "AC119",
-        "accelerate.yaml:6",
-        zero("zero_stage: 2", "offload_optimizer_device: gpu"),
-        zero("zero_stage: 2", "offload_optimizer_device: cpu"),
-        plugin,
-    ),
-    Trap(
-        "AC119",
-        "accelerate.yaml:6",
-        zero("zero_stage: 3", "offload_param_device: disk", _SAVE),
-        zero("zero_stage: 3", "offload_param_device: cpu", _SAVE),
-        plugin,
-    ),
-    Trap(
-        "AC120",
-        "accelerate.yaml:6",
-        zero("zero_stage: 3", "zero3_init_flag: maybe", _SAVE),
-        zero("zero_stage: 3", "zero3_init_flag: true", _SAVE),
-        plugin,
-    ),
-    Trap(
-        "AC121",
-        "accelerate.yaml:5",
-        multi_gpu("dynamo_config:", "  dynamo_backend: inductr"),
-        multi_gpu("dynamo_config:", "  dynamo_backend: inductor"),
-        launch,
-    ),
-    Trap(
-        "AC121",
-        "accelerate.yaml:6",
-        multi_gpu("dynamo_config:", "  dynamo_backend: INDUCTOR", "  dynamo_mode: fastest"),
-        multi_gpu("dynamo_config:", "  dynamo_backend: INDUCTOR", "  dynamo_mode: reduce-overhead"),
-        dynamo,
-    ),
-    Trap(
-        "AC121",
-        "accelerate.yaml:6",
-        multi_gpu("dynamo_config:", "  dynamo_backend: INDUCTOR", "  dynamo_use_fullgraph: maybe"),
-        multi_gpu("dynamo_config:", "  dynamo_backend: INDUCTOR", "  dynamo_use_fullgraph: true"),
-        dynamo,
-    ),
+    Trap("AC118", "accelerate.yaml:6", zero("zero_stage: 2", "offload_param_device: cpu"), zero("zero_stage: 2"),
+         plugin, refused=False),
+    Trap("AC119", "accelerate.yaml:6", zero("zero_stage: 2", "offload_optimizer_device: gpu"),
+         zero("zero_stage: 2", "offload_optimizer_device: cpu"), plugin),
+    Trap("AC119", "accelerate.yaml:6", zero("zero_stage: 3", "offload_param_device: disk", _SAVE),
+         zero("zero_stage: 3", "offload_param_device: cpu", _SAVE), plugin),
+    Trap("AC120", "accelerate.yaml:6", zero("zero_stage: 3", "zero3_init_flag: maybe", _SAVE),
+         zero("zero_stage: 3", "zero3_init_flag: true", _SAVE), plugin),
+    Trap("AC121", "accelerate.yaml:5", multi_gpu("dynamo_config:", "  dynamo_backend: inductr"),
+         multi_gpu("dynamo_config:", "  dynamo_backend: inductor"), launch),
+    Trap("AC121", "accelerate.yaml:6",
+         multi_gpu("dynamo_config:", "  dynamo_backend: INDUCTOR", "  dynamo_mode: fastest"),
+         multi_gpu("dynamo_config:", "  dynamo_backend: INDUCTOR", "  dynamo_mode: reduce-overhead"), dynamo),
+    Trap("AC121", "accelerate.yaml:6",
+         multi_gpu("dynamo_config:", "  dynamo_backend: INDUCTOR", "  dynamo_use_fullgraph: maybe"),
+         multi_gpu("dynamo_config:", "  dynamo_backend: INDUCTOR", "  dynamo_use_fullgraph: true"), dynamo),
     # parallelism_config.
     Trap("LT515", "accelerate.yaml:5", parallel("dp_shard_size: 0"), parallel("dp_shard_size: 2"), sizes),
-    Trap(
-        "LT515",
-        "accelerate.yaml:6",
-        parallel("dp_shard_size: 2", "tp_size: two"),
-        parallel("dp_shard_size: 2", "tp_size: 1"),
-        sizes,
-    ),
+    Trap("LT515", "accelerate.yaml:6", parallel("dp_shard_size: 2", "tp_size: two"),
+         parallel("dp_shard_size: 2", "tp_size: 1"), sizes),
     Trap("LT516", "accelerate.yaml:5", parallel("cp_size: 2", "sp_size: 2"), parallel("cp_size: 2"), sizes),
-    Trap(
-        "LT517",
-        "accelerate.yaml:6",
-        parallel("dp_replicate_size: 2", "tp_size: 2"),
-        parallel("dp_shard_size: 2"),
-        sizes,
-    ),
-    Trap(
-        "LT518",
-        "accelerate.yaml:6",
-        parallel("cp_size: 2", "cp_backend: nccl"),
-        parallel("cp_size: 2", "cp_backend: torch"),
-        sizes,
-    ),
-    Trap(
-        "LT519",
-        "accelerate.yaml:5",
-        fsdp1(top=("parallelism_config:", "  parallelism_config_dp_shard_size: 2")),
-        parallel("dp_shard_size: 2"),
-        sizes_under,
-    ),
+    Trap("LT517", "accelerate.yaml:6", parallel("dp_replicate_size: 2", "tp_size: 2"), parallel("dp_shard_size: 2"),
+         sizes),
+    Trap("LT518", "accelerate.yaml:6", parallel("cp_size: 2", "cp_backend: nccl"),
+         parallel("cp_size: 2", "cp_backend: torch"), sizes),
+    Trap("LT519", "accelerate.yaml:5", fsdp1(top=("parallelism_config:", "  parallelism_config_dp_shard_size: 2")),
+         parallel("dp_shard_size: 2"), sizes_under),
     # Adapter configs by method.
     Trap("LR812", "adapter_config.json:2", lora(peft_type="LORAA"), lora(peft_type="LORA"), adapter),
     Trap("LR813", "adapter_config.json:6", lora(bias="lora"), lora(bias="none"), adapter),
@@ -333,35 +239,15 @@ TRAPS = [
     Trap("TR101", "sft.yaml:4", trl("torch_dtype: bfloat16"), trl("dtype: bfloat16"), trl_parser),
     Trap("TR101", "sft.yaml:4", trl("max_seq_length: 1024"), trl("max_length: 1024"), trl_parser),
     Trap("TR101", "sft.yaml:4", trl("use_liger: true"), trl("packing: false"), trl_parser),
-    Trap(
-        "TR101",
-        "grpo.yaml:5",
-        grpo("max_prompt_length: 512", "per_device_train_batch_size: 4"),
-        grpo("per_device_train_batch_size: 4"),
-        trl_parser,
-    ),
+    Trap("TR101", "grpo.yaml:5", grpo("max_prompt_length: 512", "per_device_train_batch_size: 4"),
+         grpo("per_device_train_batch_size: 4"), trl_parser),
     Trap("TR102", "sft.yaml:4", trl("assistant_only_los: true"), trl("assistant_only_loss: true"), trl_parser),
-    Trap(
-        "TR103",
-        "grpo.yaml:5",
-        grpo("per_device_train_batch_size: 2", "num_generations: 8"),
-        grpo("per_device_train_batch_size: 4", "num_generations: 4"),
-        trl_parser,
-    ),
-    Trap(
-        "TR103",
-        "grpo.yaml:5",
-        grpo("generation_batch_size: 6", "per_device_train_batch_size: 4"),
-        grpo("generation_batch_size: 8", "per_device_train_batch_size: 4"),
-        trl_parser,
-    ),
-    Trap(
-        "TR104",
-        "grpo.yaml:5",
-        grpo("generation_batch_size: 8", "steps_per_generation: 2"),
-        grpo("generation_batch_size: 8"),
-        trl_parser,
-    ),
+    Trap("TR103", "grpo.yaml:5", grpo("per_device_train_batch_size: 2", "num_generations: 8"),
+         grpo("per_device_train_batch_size: 4", "num_generations: 4"), trl_parser),
+    Trap("TR103", "grpo.yaml:5", grpo("generation_batch_size: 6", "per_device_train_batch_size: 4"),
+         grpo("generation_batch_size: 8", "per_device_train_batch_size: 4"), trl_parser),
+    Trap("TR104", "grpo.yaml:5", grpo("generation_batch_size: 8", "steps_per_generation: 2"),
+         grpo("generation_batch_size: 8"), trl_parser),
     Trap("TR105", "grpo.yaml:4", grpo("num_generations: 1"), grpo("num_generations: 2"), trl_parser),
     Trap("TR106", "grpo.yaml:5", grpo("auto_find_batch_size: true"), grpo("auto_find_batch_size: false"), trl_parser),
     # Removed training arguments.
@@ -378,7 +264,7 @@ TRAPS = [
             ("fp16_opt_level", "O1"),
         )
     ),
-]
+]  # fmt: skip
 _RAISES = (
     ValueError,
     TypeError,
@@ -397,7 +283,7 @@ def test_there_are_forty() -> None:
     assert len(TRAPS) >= 40
 
 
-@pytest.mark.parametrize("trap", TRAPS, ids=lambda trap: trap.id)
+@every_case("trap", TRAPS, ids=lambda trap: trap.id)
 def test_found_in_the_right_line(trap: Trap) -> None:
     found = [
         (f.code, f"{f.place.file}:{f.place.line}", f.severity)
@@ -406,24 +292,17 @@ def test_found_in_the_right_line(trap: Trap) -> None:
     assert [place for code, place, severity in found if code == trap.code and severity != "note"] == [trap.place], found
 
 
-@pytest.mark.parametrize("trap", TRAPS, ids=lambda trap: trap.id)
+@every_case("trap", TRAPS, ids=lambda trap: trap.id)
 def test_the_passing_file_is_clean(trap: Trap) -> None:
     assert [
         (f.code, f.message) for f in lint(put(trap.passes), reader=trap.reader).findings if f.severity != "note"
     ] == []
 
 
-@pytest.mark.parametrize("trap", [trap for trap in TRAPS if trap.judge], ids=lambda trap: trap.id)
+@pytest.mark.upstream
+@every_case("trap", [trap for trap in TRAPS if trap.judge], ids=lambda trap: trap.id)
 def test_the_packages_agree(trap: Trap) -> None:
-    assert trap.judge is not None
-    put(trap.fails)
-    if trap.refused:
-        with pytest.raises(_RAISES):
-            trap.judge(trap.fails)
-    else:
-        trap.judge(trap.fails)
-    put(trap.passes)
-    trap.judge(trap.passes)
+    trap.agreed(_RAISES)
 
 
 def test_a_json_that_the_yaml_does_not_name_is_not_read() -> None:
@@ -443,6 +322,7 @@ def test_a_json_that_the_yaml_does_not_name_is_not_read() -> None:
     }
 
 
+@pytest.mark.upstream
 def test_max_grad_norm_among_the_optimizers_parameters_is_refused() -> None:
     """DeepSpeedEngine._configure_basic_optimizer raises before it makes the optimizer."""
     import inspect

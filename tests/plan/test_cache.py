@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from cases import every_case
 from tiny import LLAMA
 from toolkit.planning import cache, cache_key
 from toolkit.planning import trace as tracing
@@ -84,7 +85,7 @@ def test_other_strategies_share_the_traces(folder: Path, nothing_traced: Callabl
     assert len(list(folder.iterdir())) == 1
 
 
-@pytest.mark.parametrize(
+@every_case(
     "more",
     [
         {"model": {"config": LLAMA | {"hidden_size": 96}}},
@@ -250,6 +251,7 @@ def test_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache.default_folder() == Path("/elsewhere")
 
 
+@pytest.mark.usefixtures("launches")
 def test_a_second_plan_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(LLAMA))

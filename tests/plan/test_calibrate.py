@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from cases import every_case
 from plan.cells import Cell
 from toolkit.errors import InputError, RunFailed
 from toolkit.planning.calibrate import Speeds, applied, calibrated, replicated
@@ -34,7 +35,7 @@ def recipe(strategy: str) -> Resolved:
     return resolve(Recipe.model_validate(Cell("llama", False, strategy, "none", 64).recipe()))
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@every_case("name", STRATEGIES)
 def test_timed_parts_come_back_as_predicted_ones(name: str) -> None:
     asked = recipe(name)
     device, rates = applied(TIMED, asked, replicated(asked, 2), HERE, Rates())

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from cases import every_case
 from nights import nightly_but
 from plan.cells import LLAMA
 from plan.test_speed import LLAMA_8B
@@ -137,7 +138,7 @@ def test_packed_rows_are_reported_to_be_full(tmp_path: Path, config: str, capsys
     assert peaks[1] - peaks[0] > 16 * 2 * 1024**2 * 2
     assert result["candidates"][0]["tokens_per_micro_batch"] == 2048
     assert any("2,048 tokens per micro-batch" in line for line in result["assumptions"])
-    assert "packed rows of 1024, 2,048 tokens per micro-batch" in capsys.readouterr().out
+    assert "packed rows of 1024, 2,048 tokens per micro-batch" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_chosen_recipe_is_written_and_loads(tmp_path: Path, config: str) -> None:
@@ -181,7 +182,7 @@ def test_on_paper_to_1024_devices_communication_takes_over(tmp_path: Path, confi
     assert waits["fsdp2 hybrid"] < 0.6 * waits["fsdp2"]
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("options", "said"),
     [
         ({"gpu": "h1000"}, "did you mean h100"),
@@ -213,6 +214,7 @@ def test_an_unknown_kind_of_model_is_refused(tmp_path: Path) -> None:
         plan_command(Request(str(file), gpu="h100"))
 
 
+@pytest.mark.usefixtures("launches")
 def test_help_imports_nothing_heavy() -> None:
     import subprocess
     import sys
@@ -355,7 +357,7 @@ def test_a_sync_of_the_recipe_is_its_strategys_alone(tmp_path: Path) -> None:
     assert with_strategy(asked, "zero2", 2).recipe.strategy.sync is None
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("change", "said"),
     [
         pytest.param({"hidden_size": None, "intermediate_size": None}, "it has no width (hidden_size)", id="no width"),
@@ -379,5 +381,5 @@ def test_a_config_that_no_plan_can_be_made_of_is_refused(tmp_path: Path, change:
     with pytest.raises(InputError) as refused:
         plan_command(Request(str(file), gpu="h100", length=1024))
     assert said in str(refused.value)
-    assert len(str(refused.value)) < 250
+    assert len(str(refused.value)) - len(str(file)) < 200
     assert refused.value.exit_code == 2

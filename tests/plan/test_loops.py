@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from cases import every_case
+from nights import nightly_but
 from plan.cells import LLAMA, Cell
 from plan.trainer import trainer_peak
 from toolkit.errors import InputError
@@ -28,7 +30,8 @@ def planner(loop: str, device: str = "cuda", precision: str = "bf16", **sections
     return Planner.of(resolve(Recipe.model_validate(values), device=device), 64, loop)
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("precision", nightly_but(["bf16", "fp32"], "fp32"))
+@pytest.mark.usefixtures("launches")
 def test_the_trainers_memory_is_what_it_takes(precision: str) -> None:
     """The Trainer itself, of the installed transformers, on the CPU."""
     made = planner("trainer", "cpu", precision)
@@ -48,6 +51,8 @@ def test_the_trainer_of_transformers_4_48_copies_the_logits_once_more() -> None:
     assert peaks["trainer-4.48"] - peaks["trainer"] == pytest.approx(4 * micro * (length - 1) * words, rel=3 * 2 / 126)
 
 
+@pytest.mark.usefixtures("launches")
+@pytest.mark.nightly
 def test_the_sft_trainers_memory_is_what_it_takes() -> None:
     """The SFTTrainer itself, of the installed TRL, on the CPU: the same products of tiles, to a part in a thousand."""
     pytest.importorskip("trl")
@@ -94,7 +99,7 @@ NEOX = {
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "mlp", "lm_head"]
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("config", "targets", "precision", "measured"),
     [
         pytest.param(WIDE | {"num_hidden_layers": 4}, None, "bf16-pure", 66318532, id="llama, full, bf16-true"),
@@ -127,7 +132,7 @@ def test_litgpt_quantises_the_head_and_unties_it() -> None:
 SOME = ["q_proj", "v_proj", "gate_proj", "up_proj", "down_proj"]
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("targets", "precision", "checkpointing", "measured"),
     [
         pytest.param(None, "bf16-pure", "none", 48378816, id="full, bf16"),
@@ -149,7 +154,7 @@ def test_torchtunes_memory_is_what_it_took(
     assert found.peak == pytest.approx(measured, rel=0.006)
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("loop", "by_word"),
     [
         # Logits in 16 bits, their logarithms in float32, and the float32 copy of an eighth of them.
@@ -197,7 +202,7 @@ def test_a_search_leaves_out_what_a_loop_cannot_train(tmp_path: Path) -> None:
     assert max(backward) == parameters
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("loop", "sections", "message"),
     [
         ("trainr", {}, "--loop trainr: not one of toolkit, trainer, trainer-4.48, trl, litgpt, torchtune, torchtitan"),

@@ -15,6 +15,7 @@ from benchmarks.outside.accounts import accounts, spans
 from benchmarks.outside.allocator import fit, fitted_half, in_fitted_half, interval
 from benchmarks.outside.fms import SOURCE, predicted, why_left_out
 from benchmarks.outside.rows import GIB, Row, held_against
+from cases import every_case
 from toolkit.planning.allocator import FIXED, HIGH, LOW, Parts, process_interval
 
 # foundation-model-stack/fms-acceleration, commit 876e2ed6fc4e, scripts/benchmarks/refs/a100_80gb.csv: A100 80GB,
@@ -39,7 +40,7 @@ def row(task: str, **more: Any) -> dict[str, Any]:
     return own | more | ({"precision": {"autocast": autocast}} if autocast is not None else {})
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("one", "measured"),
     [
         pytest.param(row("full"), 67.4602, id="full"),
@@ -88,23 +89,45 @@ def adapted(method: str, names: list[str], **more: Any) -> dict[str, Any]:
 
 # Lightning-AI/litgpt, commit 26857050: config_hub/finetune/README.md (A10G) and tutorials/resource-tables.md (A100
 # 40GB).
-@pytest.mark.parametrize(
+@every_case(
     ("one", "measured", "within"),
     [
         pytest.param(
-            adapted("lora", ["q", "v"], model="phi-1.5", micro_batch=4, seq_len=1044, **_TABLES), 9.9465, 0.001,
+            adapted("lora", ["q", "v"], model="phi-1.5", micro_batch=4, seq_len=1044, **_TABLES),
+            9.9465,
+            0.001,
             id="logits copied to float32",
         ),
         pytest.param(
-            adapted("qlora", ["q", "v"], model="stablelm-base-alpha-3b", micro_batch=1, seq_len=1034,
-                    quantization="bnb nf4", **_TABLES), 5.9139, 0.003, id="4-bit layers keep their inputs",
+            adapted(
+                "qlora",
+                ["q", "v"],
+                model="stablelm-base-alpha-3b",
+                micro_batch=1,
+                seq_len=1034,
+                quantization="bnb nf4",
+                **_TABLES,
+            ),
+            5.9139,
+            0.003,
+            id="4-bit layers keep their inputs",
         ),
         pytest.param(
-            adapted("qlora", ["q", "k", "v", "o", "mlp", "head"], model="google/gemma-2-2b", micro_batch=2, seq_len=512,
-                    quantization="bnb.nf4", **_HUB), 12.5915, 0.03, id="inputs of two micro-batches, capped scores",
+            adapted(
+                "qlora",
+                ["q", "k", "v", "o", "mlp", "head"],
+                model="google/gemma-2-2b",
+                micro_batch=2,
+                seq_len=512,
+                quantization="bnb.nf4",
+                **_HUB,
+            ),
+            12.5915,
+            0.03,
+            id="inputs of two micro-batches, capped scores",
         ),
     ],
-)  # fmt: skip
+)
 def test_a_measured_peak_of_litgpt(one: dict[str, Any], measured: float, within: float) -> None:
     """Of the tables all, to what differs by version; the hub's rows are at most 512 tokens long, not just as long."""
     assert litgpt.why_left_out(one) == ""

@@ -71,6 +71,7 @@ def test_half_of_each_row_takes_less_memory_than_all_of_it() -> None:
     assert predicted(parts) - state == pytest.approx((predicted(whole) - state) / 2, rel=0.1)
 
 
+@pytest.mark.nightly
 def test_other_strategies_are_planned_with_rows_divided_alike() -> None:
     recipe = DIVIDED[6].recipe() | {"machine": {"device": "cuda", "processes": 4}}
     recipe["strategy"]["mesh"] = {"context": 2, "shard": 2}

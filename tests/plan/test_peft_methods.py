@@ -85,6 +85,7 @@ def test_every_method_is_planned(name: str) -> None:
         pytest.param("hra", "single", marks=pytest.mark.nightly),
     ],
 )
+@pytest.mark.usefixtures("launches")
 def test_memory_is_that_of_real_training(name: str, strategy: str) -> None:
     recipe = sections(adapter_of(name), strategy, 128)
     with WorkerGroup(1 if strategy == "single" else 2) as group:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from cases import every_case
 from plan.cells import LLAMA
 from toolkit.errors import InputError
 from toolkit.planning.answers import prices_of
@@ -33,7 +34,7 @@ def planned(config: str, **options: Any) -> Planned:
     return make_plan(Request(config, **({"length": 1024, "memory": 10.0} | options)))
 
 
-@pytest.mark.parametrize("limit", [0, 1, 2, 3, 7, 8, 99, 100, 101])
+@every_case("limit", [0, 1, 2, 3, 7, 8, 99, 100, 101])
 def test_the_largest_that_fits_is_found(limit: int) -> None:
     assert largest(lambda size: size <= limit, 100) == min(limit, 100)
 
@@ -73,7 +74,8 @@ HYBRID = LLAMA | SIZES | {
 """Its pattern is not transformers' own, three linear layers in front of each full one."""
 
 
-@pytest.mark.parametrize("memory", [pytest.param(4.0, marks=pytest.mark.nightly), 9.0])
+@pytest.mark.nightly
+@pytest.mark.parametrize("memory", [4.0, 9.0])
 def test_fewer_or_more_layers_keep_the_pattern_of_a_hybrid(tmp_path: Path, memory: float) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(HYBRID))
@@ -88,7 +90,7 @@ def test_fewer_or_more_layers_keep_the_pattern_of_a_hybrid(tmp_path: Path, memor
     assert again.candidates[0].peak == one["peak_bytes"]
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("kinds", "count", "expected"),
     [
         ("llls" * 6 + "ll", 8, "llls" * 2),
@@ -157,7 +159,7 @@ def test_an_explanation_says_where_the_bytes_are(config: str) -> None:
     assert found.answers.lines()[-1].startswith("why it does not fit:")
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("options", "message"),
     [
         ({"fit": ("lengths",)}, "--fit lengths: not one of length, micro, gpus, gpu, model"),

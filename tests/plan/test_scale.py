@@ -79,8 +79,11 @@ def test_the_fastest_that_fits_is_marked_and_every_row_stands_once(divided: Plan
     assert best[16, "fsdp2"] == max(two, key=lambda row: row["samples_per_second"])
 
 
-def test_rows_too_long_for_one_device_are_divided(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_too_long_for_one_device_are_divided(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No strategy alone fits: the mesh that is chosen divides rows or layers."""
+    monkeypatch.setenv("COLUMNS", "160")
     found = planned({"name": "fsdp2"}, 8, length=65_536, memory=20.0, scale=True)
     eight = [row for row in found.scaled or [] if row["devices"] == 8 and row["fits"]]
     assert eight

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from benchmarks.outside import foundry, peft, times
+from cases import every_case
 from plan.test_outside import LLAMA3, NEW, OLD, QFOAK, row
 from toolkit.planning.hardware import device_named
 from toolkit.planning.meter import Meter, kernel
@@ -30,7 +31,7 @@ LLAMA = {
 
 
 # Rows of the half that nothing was fitted to, and of a device that nothing was fitted to.
-@pytest.mark.parametrize(
+@every_case(
     "one",
     [
         pytest.param(row("full", micro_batch=8, id="m0097", tokens_per_second_per_gpu=3143.118, **A100), id="full"),
@@ -43,28 +44,70 @@ LLAMA = {
             id="qlora",
         ),
         pytest.param(
-            row("lora", autocast=True, id="m0375", notes=OLD, world=2, kernel_family="foak-fast-kernels",
-                tokens_per_second_per_gpu=3668.019, **A100), id="fsdp1",
+            row(
+                "lora",
+                autocast=True,
+                id="m0375",
+                notes=OLD,
+                world=2,
+                kernel_family="foak-fast-kernels",
+                tokens_per_second_per_gpu=3668.019,
+                **A100,
+            ),
+            id="fsdp1",
         ),
         pytest.param(
-            row("full", source_repo=foundry.SOURCE, model="MPT-7b", world=8, micro_batch=1, seq_len=65536, id="m0935",
-                grad_accum=2, gradient_checkpointing="full", gpu=A100["gpu"], tokens_per_second_per_gpu=1013.0),
+            row(
+                "full",
+                source_repo=foundry.SOURCE,
+                model="MPT-7b",
+                world=8,
+                micro_batch=1,
+                seq_len=65536,
+                id="m0935",
+                grad_accum=2,
+                gradient_checkpointing="full",
+                gpu=A100["gpu"],
+                tokens_per_second_per_gpu=1013.0,
+            ),
             id="long rows",
         ),
         pytest.param(
-            row("full", source_repo=foundry.SOURCE, model="MPT-7b", world=8, micro_batch=8, seq_len=8192, id="m0917",
-                grad_accum=2, gradient_checkpointing="full", gpu="NVIDIA H100 80GB", tokens_per_second_per_gpu=6935.0),
+            row(
+                "full",
+                source_repo=foundry.SOURCE,
+                model="MPT-7b",
+                world=8,
+                micro_batch=8,
+                seq_len=8192,
+                id="m0917",
+                grad_accum=2,
+                gradient_checkpointing="full",
+                gpu="NVIDIA H100 80GB",
+                tokens_per_second_per_gpu=6935.0,
+            ),
             id="h100",
         ),
         pytest.param(
-            row("lora", source_repo=peft.SOURCE, model="meta-llama/Llama-3.2-3B", seq_len=768, id="m0035",
-                experiment="lora/llama-3.2-3B-rank64", mean_tokens_per_sample=209.9, grad_accum=1,
+            row(
+                "lora",
+                source_repo=peft.SOURCE,
+                model="meta-llama/Llama-3.2-3B",
+                seq_len=768,
+                id="m0035",
+                experiment="lora/llama-3.2-3B-rank64",
+                mean_tokens_per_sample=209.9,
+                grad_accum=1,
                 gpu="NVIDIA L40S 48GB",
-                adapter={"peft_type": "LORA", "r": 64, "target_modules": ["q_proj", "v_proj"]}, step_time_s=0.1189,
-                optimizer="AdamW", allocated_after_step_mean_gib=6.59), id="l40s",
+                adapter={"peft_type": "LORA", "r": 64, "target_modules": ["q_proj", "v_proj"]},
+                step_time_s=0.1189,
+                optimizer="AdamW",
+                allocated_after_step_mean_gib=6.59,
+            ),
+            id="l40s",
         ),
     ],
-)  # fmt: skip
+)
 def test_a_measured_step(one: dict[str, Any]) -> None:
     """Within 12 %: of the rows that nothing was fitted to, nine in ten are."""
     assert times.why_not_timed(one) == ""

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from cases import every_case
 from plan.cells import STAGED, Cell
 from plan.test_layers import added_job
 from plan.truth import predicted, resolved_from
@@ -29,7 +30,7 @@ from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve, strategy_of
 
 
-@pytest.mark.parametrize(("stages", "micros"), [(1, 4), (2, 1), (2, 8), (4, 2), (4, 8), (8, 64)])
+@every_case(("stages", "micros"), [(1, 4), (2, 1), (2, 8), (4, 2), (4, 8), (8, 64)])
 def test_bubble_of_equal_stages(stages: int, micros: int) -> None:
     """Narayanan et al., arXiv:2104.04473, section 2.2: the bubble is (p - 1)(forward + backward)."""
     took = step_length([1.0] * stages, [2.0] * stages, 0.0, micros)

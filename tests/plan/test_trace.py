@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 
+from cases import every_case
 from plan.cells import LLAMA, LORA, MODELS, Cell
 from toolkit.errors import InputError
 from toolkit.model.chunk_size import CHUNK_BYTES
@@ -38,8 +40,7 @@ def planner(device: str = "cuda", **sections: Any) -> Planner:
     return Planner.of(recipe(device, **sections), 64)
 
 
-@pytest.mark.parametrize("compute", ["autocast", "cast", "deepspeed-linear"])
-@pytest.mark.parametrize("kind", ["none", "full", "selective"])
+@every_case(("kind", "compute"), product(["none", "full", "selective"], ["autocast", "cast", "deepspeed-linear"]))
 def test_two_traces_give_every_micro_batch_exactly(kind: Any, compute: Any) -> None:
     made = planner(adapter=LORA)
     put_together = made.segments(kind, 5, compute)
@@ -151,8 +152,7 @@ def test_experts_cost_what_each_row_meets() -> None:
     assert 0.98 * (experts + rest) < forward < 1.15 * (experts + rest)
 
 
-@pytest.mark.parametrize("kind", ["none", "full", "selective"])
-@pytest.mark.parametrize("name", ["llama", "gemma3", "mixtral", "bert"])
+@every_case(("name", "kind"), product(["llama", "gemma3", "mixtral", "bert"], ["none", "full", "selective"]))
 def test_autocast_acted_out_is_autocast(name: str, kind: Any) -> None:
     """The quick trace, on meta tensors with autocast in Python, is byte for byte the one with PyTorch's own."""
     values = Cell(name, False, "ddp", kind, 64).recipe()
@@ -164,7 +164,7 @@ def test_autocast_acted_out_is_autocast(name: str, kind: Any) -> None:
     assert quick.segments == real.segments
 
 
-@pytest.mark.parametrize("compute", ["autocast", "cast"])
+@every_case("compute", ["autocast", "cast"])
 def test_adapters_on_experts_are_traced_quickly(compute: Any) -> None:
     """PEFT's default for a mixture; it asks for an autocast of the experts' device, which may be «meta»."""
     values = Cell("mixtral", True, "ddp", "none", 64).recipe() | {"adapter": {"method": "lora", "r": 4}}
@@ -182,8 +182,7 @@ def test_adapters_on_experts_are_traced_quickly(compute: Any) -> None:
         assert one.flops == other.flops
 
 
-@pytest.mark.parametrize("kind", ["none", "full", "selective"])
-@pytest.mark.parametrize("name", ["llama-tied", "gemma3", "t5"])
+@every_case(("name", "kind"), product(["llama-tied", "gemma3", "t5"], ["none", "full", "selective"]))
 def test_the_quick_trace_is_the_slow_one_for_packed_rows_and_fused_losses(name: str, kind: Any) -> None:
     cell = Cell(name, False, "ddp", kind, 64)
     made = Planner.of(resolve(Recipe.model_validate(cell.recipe()), device="cuda"), 64)

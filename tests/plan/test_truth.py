@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from cases import every_case
 from plan.cells import AVERAGED, BUILT, DIVIDED, HELD_OUT, HYBRID, MEDIA, STAGED, SYNCED, Cell
 from plan.truth import GROUPS, error, kept, predicted, resolved_from, truth
 from toolkit.launch.group import WorkerGroup
@@ -44,7 +45,7 @@ def test_quick(cell: Cell, groups: dict[int, WorkerGroup]) -> None:
 
 
 @pytest.mark.weekly
-@pytest.mark.parametrize("cell", [cell for group in GROUPS.values() for cell in group], ids=lambda cell: cell.name)
+@every_case("cell", [cell for group in GROUPS.values() for cell in group], ids=lambda cell: cell.name)
 def test_matrix(cell: Cell, groups: dict[int, WorkerGroup]) -> None:
     check(cell, groups)
 
@@ -61,7 +62,7 @@ def test_what_is_kept_is_within_the_tolerance() -> None:
     assert {name for name, row in cells.items() if abs(error(row)) >= TOLERANCE} == set()
 
 
-@pytest.mark.parametrize("name", ["llama-full-zero2-none-1x16x2-bf16", "llama-full-zero2-full-1x16x2-fp32-layers"])
+@every_case("name", ["llama-full-zero2-none-1x16x2-bf16", "llama-full-zero2-full-1x16x2-fp32-layers"])
 def test_what_arrives_at_the_owner_of_a_gradient_is_counted(name: str) -> None:
     """Cells whose peak is a reduction: without it the first is predicted 6 % and the second 3 % too low. 0.1 %: what is
     not counted are scalars."""
@@ -86,7 +87,7 @@ def test_an_evaluation_at_the_average_is_a_phase_of_its_own() -> None:
     assert "evaluate" not in found["adamw"].phases
 
 
-@pytest.mark.parametrize(
+@every_case(
     "cell",
     [
         BUILT[5],

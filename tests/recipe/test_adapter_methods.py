@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from cases import every_case
 from tiny import LLAMA, recipe_dict
 from toolkit.errors import InputError
 from toolkit.recipe.adapter_methods import METHODS
@@ -22,6 +23,7 @@ def written(tmp_path: Path, adapter: str) -> Path:
     return file
 
 
+@pytest.mark.upstream
 def test_every_method_of_peft_is_known_with_the_fields_of_its_config() -> None:
     from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 
@@ -49,7 +51,7 @@ def test_a_recipe_of_an_earlier_version_means_the_same() -> None:
     assert adapter.model_fields_set == set()
 
 
-@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.why_not is None])
+@every_case("name", [name for name, method in METHODS.items() if method.why_not is None])
 def test_a_recipe_survives_being_written_and_read(name: str) -> None:
     adapter = Adapter.model_validate({"method": name, "options": dict(METHODS[name].required)})
     again = Adapter.model_validate(adapter.model_dump(mode="json"))
@@ -57,7 +59,7 @@ def test_a_recipe_survives_being_written_and_read(name: str) -> None:
     assert again == adapter
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("adapter", "line", "text"),
     [
         ("  {method: ia3, r: 8}", 4, "adapter.r: ia3 has no such setting; remove it (ia3 takes target_modules,"),
@@ -68,26 +70,20 @@ def test_a_recipe_survives_being_written_and_read(name: str) -> None:
         ("  method: lora\n  options:\n    use_dora: true", 6, "is set by adapter.method (lora or dora)"),
         ("  method: lora\n  options:\n    init_lora_weights: pisa", 6, "'pisa' is not bool"),
         ("  method: lora\n  options:\n    init_lora_weights: eva", 6, "eva is computed from samples before training"),
-        (
-            "  method: qlora\n  options:\n    init_lora_weights: pissa",
-            6,
-            "changes the base weights, which qlora stores",
-        ),
+        ("  method: qlora\n  options:\n    init_lora_weights: pissa", 6,
+         "changes the base weights, which qlora stores"),
         ("  method: qlora\n  options:\n    use_dora: true", 6, "DoRA reads the base weights, which qlora packs"),
         ("  method: vera\n  options:\n    lora_ga_config: {}", 6, "vera has no option lora_ga_config"),
         ("  method: lora\n  options:\n    kasa_config: {}", 6, "adds a term to the loss"),
         ("  method: prompt-tuning", 3, "prompt-tuning requires num_virtual_tokens, for example {num_virtual_tokens"),
-        (
-            "  dropout: 0.1\n  options: {target_parameters: [experts.down_proj]}",
-            4,
-            "adapter.dropout: is not possible with",
-        ),
+        ("  dropout: 0.1\n  options: {target_parameters: [experts.down_proj]}", 4,
+         "adapter.dropout: is not possible with"),
         ("  target_modules: all-linear\n  options: {layers_to_transform: [1]}", 4, "PEFT requires a list of names"),
         ("  method: adalora", 4, "adapter.method: adalora adds an orthogonality term"),
         ("  method: x-lora", 4, "did you mean xlora?"),
         ("  method: p-tuning\n  path: a\n", 5, "adapter.path: a saved p-tuning adapter holds the virtual tokens"),
     ],
-)
+)  # fmt: skip
 def test_mistakes_are_reported_with_their_line(adapter: str, line: int, text: str, tmp_path: Path) -> None:
     file = written(tmp_path, adapter)
     with pytest.raises(InputError) as caught:
@@ -122,7 +118,7 @@ def test_what_fsdp_cannot_shard_is_refused(method: str, strategy: str, message: 
     assert f"recipe.yaml: adapter.method: {message}" in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("adapter", "sections", "message"),
     [
         (PROMPT, {"data": {"packing": True}}, "data.packing: prompt-tuning puts its virtual tokens in front of a row"),

@@ -11,6 +11,7 @@ from jsonschema import Draft202012Validator
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
+from cases import every_case
 from toolkit.cli import app
 from toolkit.recipe.json_schema import COMMENT, FILE_NAME, recipe_schema
 from toolkit.recipe.positions import read
@@ -26,7 +27,7 @@ def test_the_schema_is_valid() -> None:
     Draft202012Validator.check_schema(recipe_schema())
 
 
-@pytest.mark.parametrize("file", RECIPES, ids=lambda file: str(file.relative_to(ROOT)))
+@every_case("file", RECIPES, ids=lambda file: str(file.relative_to(ROOT)))
 def test_recipes_of_the_repository_pass(file: Path) -> None:
     assert [error.message for error in VALIDATOR.iter_errors(read(file).value)] == []
 
@@ -72,7 +73,7 @@ CASES: list[tuple[str, Any, bool]] = [
 ]
 
 
-@pytest.mark.parametrize(("section", "value", "accepted"), CASES)
+@every_case(("section", "value", "accepted"), CASES)
 def test_schema_and_toolkit_agree(section: str, value: Any, accepted: bool) -> None:
     recipe = GOOD | {section: value}
     try:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from cases import every_case
 from tiny import recipe_dict
 from toolkit.errors import InputError
 from toolkit.launch.job import train
@@ -37,7 +38,7 @@ def test_numbers_are_yaml_1_2(tmp_path: Path) -> None:
     assert load_recipe(tmp_path / "r.yaml").optimizer.lr == 1e-4  # YAML 1.1 reads a string
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("text", "expected"),
     [
         (GOOD + "optimiser: {lr: 1}\n", "r.yaml:7:1: optimiser: unknown key; did you mean optimizer?"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from cases import every_case
 from families import FAMILIES
 from jobs import resolved_from
 from media import SEEING
@@ -19,7 +20,7 @@ from toolkit.strategies import resolve, strategies
 from toolkit.strategies.base import Strategy
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("batch", "expected"),
     [
         ({}, (1, 1, 2)),
@@ -38,7 +39,7 @@ def test_two_of_three_make_the_batch(batch: dict[str, int], expected: tuple[int,
     assert (resolved.micro_size, resolved.accumulation, resolved.global_size) == expected
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("sections", "expected"),
     [
         ({"batch": {"global_size": 5, "accumulation": None}}, "not a multiple of 2 x 2 processes"),
@@ -48,10 +49,8 @@ def test_two_of_three_make_the_batch(batch: dict[str, int], expected: tuple[int,
         ({"strategy": {"name": "zero2", "offload": "all"}}, "zero2 cannot offload 'all'"),
         ({"strategy": {"name": "fsdp2", "offload": "optimizer"}}, "fsdp2 cannot offload"),
         ({"strategy": {"name": "zero1"}, "precision": "fp16"}, "DeepSpeed runs fp16 on a GPU only"),
-        (
-            {"data": {"packing": True}, "model": {"config": {"model_type": "mamba"}}},
-            "a recurrence or convolution mixes neighbouring samples",
-        ),
+        ({"data": {"packing": True}, "model": {"config": {"model_type": "mamba"}}},
+         "a recurrence or convolution mixes neighbouring samples"),
         ({"data": {"packing": True}, "model": {"config": {"model_type": "opt"}}}, "does not use the positions"),
         ({"data": {"packing": True}, "model": {"attention": "paged|sdpa"}}, "not known to separate packed samples"),
         ({"data": {"packing": True}, "model": {"task": "sequence-classification"}}, "requires model.task: causal-lm"),
@@ -60,21 +59,15 @@ def test_two_of_three_make_the_batch(batch: dict[str, int], expected: tuple[int,
         ({"data": {"streaming": True}, "run": {"max_steps": None, "epochs": 1}}, "the length of a stream is not known"),
         ({"run": {"max_steps": None}}, "set max_steps or epochs"),
         ({"run": {"eval_every": 5}}, "data.eval is not set"),
-        (
-            {"data": {"mask_probability": 0.3}},
-            "data.mask_probability: requires model.task: masked-lm; here it is causal-lm",
-        ),
-        (
-            {"data": {"format": "tokens"}},
-            "data.format: causal-lm requires text, prompt-completion or messages; here it is tokens\n",
-        ),
-        (
-            {"model": {"task": "seq2seq-lm"}},
-            "data.format: seq2seq-lm requires prompt-completion (the prompt goes to the encoder); here it is text\n",
-        ),
+        ({"data": {"mask_probability": 0.3}},
+         "data.mask_probability: requires model.task: masked-lm; here it is causal-lm"),
+        ({"data": {"format": "tokens"}},
+         "data.format: causal-lm requires text, prompt-completion or messages; here it is tokens\n"),
+        ({"model": {"task": "seq2seq-lm"}},
+         "data.format: seq2seq-lm requires prompt-completion (the prompt goes to the encoder); here it is text\n"),
         ({"model": {"config": None, "path": "./not/there"}}, "no folder ./not/there"),
     ],
-)
+)  # fmt: skip
 def test_contradictions_are_refused(sections: dict[str, Any], expected: str, tiny_root: Path) -> None:
     with pytest.raises(InputError) as caught:
         resolved_from(recipe_dict(tiny_root, **sections))
@@ -102,7 +95,7 @@ def test_only_what_a_zero_stage_reads_is_decided_and_written(stage: int, tiny_ro
     assert (gathers | buckets) & written == (gathers | buckets) & decided
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@every_case("family", FAMILIES)
 def test_block_classes_are_the_models_own(family: str) -> None:
     import transformers
     from transformers import AutoConfig
@@ -117,7 +110,7 @@ def test_block_classes_are_the_models_own(family: str) -> None:
     assert set(names) <= set(model._no_split_modules)
 
 
-@pytest.mark.parametrize("family", SEEING)
+@every_case("family", SEEING)
 def test_a_model_that_sees_has_blocks_of_its_eye_and_of_its_text(family: str) -> None:
     """Gemma 3, SmolVLM and InternVL are made of another model's text, or eye: checkpointing and FSDP's units stood at
     one of the two alone, so that the other half of the model was one unit that kept all it computed."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
+from cases import every_case
 from tiny import recipe_dict
 from toolkit.linting.edits import render
 from toolkit.recipe.load import load_recipe, recipe_yaml, validate
@@ -21,7 +21,7 @@ VALUES: list[Any] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("value", VALUES, ids=repr)
+@every_case("value", VALUES, ids=repr)
 def test_both_readers_read_what_was_written(value: Any) -> None:
     lines = (f"key: {scalar(value)}  # comment", f"key: {render(value, 'yaml')}", dump({"key": value}),
              f"{{key: {scalar(value)}}}")  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from cases import every_case
 from tiny import LLAMA
 from toolkit.data.collate import MicroBatch, Slot, collate
 from toolkit.data.formats import Example
@@ -190,8 +192,7 @@ def test_adamw_is_torchs_in_float64() -> None:
     torch.testing.assert_close(ours, weight.detach(), rtol=1e-13, atol=0)
 
 
-@pytest.mark.parametrize("name", ["cosine", "linear", "constant"])
-@pytest.mark.parametrize("warmup", [0, 1, 4])
+@every_case(("name", "warmup"), product(["cosine", "linear", "constant"], [0, 1, 4]))
 def test_the_schedule_is_transformers(name: str, warmup: int) -> None:
     from transformers import get_scheduler
 

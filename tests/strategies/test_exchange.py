@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_leaves
 
+from cases import every_case
 from toolkit.launch.group import WorkerGroup
 from toolkit.strategies.engines.exchange import all_gather, exchanges, reduce_scatter, reduce_to_owners
 from toolkit.strategies.engines.process_group import connect
@@ -75,9 +77,9 @@ def reduced_job(dtype: torch.dtype, mean: bool, inside: bool) -> tuple[bool, boo
     return found.equal(total[mine]), found.equal(right)
 
 
-@pytest.mark.parametrize("inside", [False, True])
-@pytest.mark.parametrize("mean", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@every_case(
+    ("dtype", "mean", "inside"), product((torch.float32, torch.bfloat16), (False, True), (False, True)), ids=str
+)
 def test_two_ranks_reduce_to_torchs_bits(dtype: torch.dtype, mean: bool, inside: bool, group: WorkerGroup) -> None:
     assert group.run(reduced_job, dtype, mean, inside) == [(True, True)] * 2
 
@@ -165,11 +167,12 @@ def alone_job() -> tuple[str, float]:
     return "no error", time.monotonic() - begun
 
 
+@pytest.mark.usefixtures("launches")
 def test_a_rank_that_does_not_answer_is_an_error_at_the_groups_limit() -> None:
     with WorkerGroup(2) as workers:
         (message, seconds), _ = workers.run(alone_job, timeout=60)
     assert "imed out" in message, message
-    assert 0.9 < seconds < 20
+    assert 0.9 < seconds < 60
 
 
 def trained_job(strategy: str) -> dict[str, int]:
@@ -197,15 +200,11 @@ MOVED = {
 }
 
 
-INSTEAD = {
-    "all_gather_": "all_gather_",
-    "reduce_scatter_": "reduce_scatter_",
-    "reduce_scatter_pieces_": "allreduce_",
-}
+INSTEAD = {"all_gather_": "all_gather_", "reduce_scatter_": "reduce_scatter_", "reduce_scatter_pieces_": "allreduce_"}
 """What gloo would do in its place."""
 
 
-@pytest.mark.parametrize("name", MOVED)
+@every_case("name", MOVED)
 def test_every_sharded_strategy_moves_its_weights_so(name: str, group: WorkerGroup) -> None:
     sizes = group.run(trained_job, name, timeout=120)[0]
     for operator in MOVED[name]:

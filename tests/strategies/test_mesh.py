@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from cases import every_case
 from families import EVERY_FAMILY
 from tiny import LLAMA, recipe_dict
 from toolkit.errors import InputError
@@ -30,14 +31,11 @@ def resolved(strategy: str, mesh: dict[str, int] | None, **sections: Any) -> Res
     return resolve(Recipe.model_validate(recipe), "recipe.yaml", device=sections["machine"].get("device", "cpu"))
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("mesh", "machine", "message"),
     [
-        (
-            {"replicate": 2, "shard": 4},
-            {"processes": 4},
-            r"2 x shard 4 = 8, but there are 4 processes; set replicate: 1",
-        ),
+        ({"replicate": 2, "shard": 4}, {"processes": 4},
+         r"2 x shard 4 = 8, but there are 4 processes; set replicate: 1"),
         ({"replicate": 2}, {"processes": 4}, r"2 x shard 1 = 2, but there are 4 processes; set shard: 2"),
         ({"replicate": 2, "shard": 3}, {"processes": 4}, r"= 6, but there are 4 processes; set shard: 2"),
         ({"replicate": 3, "shard": 3}, {"processes": 4}, r"= 9, but .*; set machine\.processes: 9"),
@@ -48,30 +46,17 @@ def resolved(strategy: str, mesh: dict[str, int] | None, **sections: Any) -> Res
         ({"shard": 2, "tensor": 4}, {"processes": 4}, r"2 x tensor 4 = 8, but there are 4 processes; set shard: 1"),
         ({"shard": 2, "tensor": 3}, {"processes": 4}, r"= 6, but there are 4 processes; set tensor to a divisor of 4"),
         ({"context": 2, "pipeline": 2}, {"processes": 2}, r"= 4, but there are 2 processes; set pipeline: 1$"),
-        (
-            {"tensor": 4, "context": 2},
-            {"processes": 4, "nodes": 2},
-            r"2 x 4 \(tensor\) consecutive .* on one node",
-        ),
+        ({"tensor": 4, "context": 2}, {"processes": 4, "nodes": 2}, r"2 x 4 \(tensor\) consecutive .* on one node"),
         ({"pipeline": 2, "context": 2}, {"processes": 4}, r"mesh\.pipeline: has not been verified with divided rows"),
         ({"pipeline": 3}, {"processes": 4}, r"1 x pipeline 3 = 3, but .*; set pipeline to a divisor of 4"),
-        (
-            {"pipeline": 2},
-            {"processes": 4},
-            r"1 x pipeline 2 = 2, but .*; set shard: 2; under ddp, which shards nothing, replicate: 2$",
-        ),
-        (
-            {"replicate": 3, "shard": 2, "tensor": 2},
-            {"processes": 6, "nodes": 2},
-            r"groups of 2 groups of 2 ranks do not fit into nodes of 6 processes; set a divisor or a multiple of 3",
-        ),
-        (
-            {"replicate": 3, "shard": 4},
-            {"processes": 6, "nodes": 2},
-            r"mesh\.shard: groups of 4 .* nodes of 6 processes",
-        ),
+        ({"pipeline": 2}, {"processes": 4},
+         r"1 x pipeline 2 = 2, but .*; set shard: 2; under ddp, which shards nothing, replicate: 2$"),
+        ({"replicate": 3, "shard": 2, "tensor": 2}, {"processes": 6, "nodes": 2},
+         r"groups of 2 groups of 2 ranks do not fit into nodes of 6 processes; set a divisor or a multiple of 3"),
+        ({"replicate": 3, "shard": 4}, {"processes": 6, "nodes": 2},
+         r"mesh\.shard: groups of 4 .* nodes of 6 processes"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_product_is_refused_with_the_numbers(
     mesh: dict[str, int], machine: dict[str, int], message: str
 ) -> None:
@@ -96,9 +81,7 @@ NO_EXPERTS: list[tuple[str, dict[str, int], dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("strategy", "mesh", "sections", "message"), NO_EXPERTS, ids=[row[3][:30] for row in NO_EXPERTS]
-)
+@every_case(("strategy", "mesh", "sections", "message"), NO_EXPERTS, ids=[row[3][:30] for row in NO_EXPERTS])
 def test_experts_that_cannot_be_divided_are_refused_with_the_reason(
     strategy: str, mesh: dict[str, int], sections: dict[str, Any], message: str
 ) -> None:
@@ -185,7 +168,7 @@ NOT_DIVISIBLE: list[tuple[dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("sections", "message"), NOT_DIVISIBLE, ids=[message[:24] for _, message in NOT_DIVISIBLE])
+@every_case(("sections", "message"), NOT_DIVISIBLE, ids=[message[:24] for _, message in NOT_DIVISIBLE])
 def test_rows_that_cannot_be_divided_are_refused_with_the_reason(sections: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=rf"recipe\.yaml: strategy\.mesh\.context: {message}"):
         resolved("fsdp2", {"shard": 2, "context": 2}, **sections)
@@ -241,7 +224,7 @@ NOT_SPLITTABLE: list[tuple[dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("sections", "message"), NOT_SPLITTABLE, ids=[message[:24] for _, message in NOT_SPLITTABLE])
+@every_case(("sections", "message"), NOT_SPLITTABLE, ids=[message[:24] for _, message in NOT_SPLITTABLE])
 def test_layers_that_cannot_be_divided_are_refused_with_the_reason(sections: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=rf"recipe\.yaml: strategy\.mesh\.tensor: {message}"):
         resolved("ddp", {"replicate": 2, "tensor": 2}, **({"model": {"config": SPLIT}} | sections))
@@ -305,7 +288,7 @@ NOT_STAGEABLE: list[tuple[dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("sections", "message"), NOT_STAGEABLE, ids=[message[:24] for _, message in NOT_STAGEABLE])
+@every_case(("sections", "message"), NOT_STAGEABLE, ids=[message[:24] for _, message in NOT_STAGEABLE])
 def test_blocks_that_cannot_be_divided_are_refused_with_the_reason(sections: dict[str, Any], message: str) -> None:
     strategy = {"name": "ddp", "mesh": {"replicate": 2, "pipeline": 2}}
     strategy |= {"sync": sections["sync"]} if "sync" in sections else {}
@@ -367,7 +350,7 @@ def test_stages_share_their_samples_and_are_as_far_apart_as_can_be() -> None:
     assert "parallelism_config" not in files["accelerate.yaml"]
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("strategy", "mesh", "message"),
     [
         ("ddp", {"shard": 4}, r"mesh\.shard: ddp keeps all weights.*replicate: 4.*fsdp1, fsdp2, zero3|zero3, fsdp1"),
@@ -496,7 +479,7 @@ def test_deepspeed_reads_the_size_of_the_group(tmp_path: Path, monkeypatch: pyte
     assert parsed.zero_config.zero_hpz_partition_size == 2
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "zero2", *HYBRIDS])
+@every_case("strategy", ["ddp", "zero2", *HYBRIDS])
 def test_without_a_mesh_the_files_name_none(strategy: str, tmp_path: Path) -> None:
     written = files(strategy, None, tmp_path)
     assert "parallelism_config" not in written["accelerate.yaml"]

@@ -15,9 +15,12 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from jobs import plain_run, train_job, worst
 from tiny import recipe_dict
+from toolkit.cli import app
+from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
 from toolkit.plugins import VARIABLE, load_plugins
 from toolkit.recipe.schema import Recipe
@@ -32,10 +35,7 @@ if __name__.startswith("toolkit_plugin_"):  # pytest imports the file too, and m
         name = "mirrored"
         title = "pairs of processes train on the same samples"
         traits = Traits(
-            autocast=True,
-            collectives=(("all-reduce",),),
-            broadcasts=True,
-            continues_without_gradient=False,
+            autocast=True, collectives=(("all-reduce",),), broadcasts=True, continues_without_gradient=False
         )
 
         def data_size(self, recipe: Recipe) -> int:
@@ -53,7 +53,7 @@ def plugin() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def mirrored_group(plugin: None) -> Iterator[WorkerGroup]:
+def mirrored_group(plugin: None, launches: None) -> Iterator[WorkerGroup]:
     """Two processes that know the strategy: they inherit the variable."""
     with WorkerGroup(2) as workers:
         yield workers
@@ -77,6 +77,7 @@ def toolkit(*arguments: object, seconds: float = 240) -> subprocess.CompletedPro
     return subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
 
 
+@pytest.mark.usefixtures("launches")
 def test_config_writes_its_files(plugin: None, recipe_file: Path, tmp_path: Path) -> None:
     done = toolkit("config", recipe_file, "-o", tmp_path / "launch")
     assert done.returncode == 0, done.stderr
@@ -88,9 +89,9 @@ def test_config_writes_its_files(plugin: None, recipe_file: Path, tmp_path: Path
 
 
 def test_an_unknown_name_lists_it(plugin: None, recipe_file: Path) -> None:
-    done = toolkit("config", recipe_file, "-o", "unused", "strategy.name=mirored")
-    assert done.returncode == 2
-    assert "did you mean mirrored?" in done.stderr
+    done = CliRunner().invoke(app, ["config", str(recipe_file), "-o", "unused", "strategy.name=mirored"])
+    assert isinstance(done.exception, InputError)
+    assert "did you mean mirrored?" in str(done.exception)
 
 
 def test_training_equals_the_plain_loop(recipe: dict[str, Any], mirrored_group: WorkerGroup) -> None:
@@ -104,6 +105,7 @@ def test_training_equals_the_plain_loop(recipe: dict[str, Any], mirrored_group: 
     assert error < 1e-5, name
 
 
+@pytest.mark.usefixtures("launches")
 def test_the_command_trains_saves_and_resumes(plugin: None, recipe_file: Path, recipe: dict[str, Any]) -> None:
     done = toolkit("train", recipe_file)
     assert done.returncode == 0, done.stderr
@@ -164,8 +166,8 @@ def test_other_samples_on_one_rank_of_a_part_are_found(recipe: dict[str, Any], m
 
 def test_plan_predicts_it(plugin: None, recipe_file: Path, tmp_path: Path) -> None:
     target = tmp_path / "plan.json"
-    done = toolkit("plan", recipe_file, "--gpu", "h100", "--json", target)
-    assert done.returncode == 0, done.stderr
+    done = CliRunner().invoke(app, ["plan", str(recipe_file), "--gpu", "h100", "--json", str(target)])
+    assert done.exit_code == 0, done.output
     candidates = json.loads(target.read_text())["candidates"]
     own = [c for c in candidates if c["strategy"] == "mirrored"]
     assert own[0]["asked"]

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
+from cases import every_case
 from jobs import loader_for, resolved_from
 from tiny import LLAMA, recipe_dict
 from toolkit.launch.group import WorkerGroup
@@ -44,7 +44,7 @@ PIECES = [
 ]
 
 
-@pytest.mark.parametrize(("one", "other"), list(itertools.product(PIECES, PIECES)))
+@every_case(("one", "other"), list(itertools.product(PIECES, PIECES)))
 def test_runs_that_two_pieces_share(one: Piece, other: Piece) -> None:
     here, there = elements(one, SHAPE), elements(other, SHAPE)
     assert len(here) == one.numel
@@ -151,8 +151,7 @@ def check(reads: list[Read]) -> None:
         assert all(steps in ({2}, {0}) for steps in counted.values()), "0: momentum alone has no count"
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("strategy", SPREAD)
+@every_case(("strategy", "precision"), itertools.product(SPREAD, ["fp32", "bf16"]))
 def test_each_element_is_owned_once_and_comes_back(
     strategy: str, precision: str, tiny_root: Path, group: WorkerGroup
 ) -> None:
@@ -167,7 +166,7 @@ def test_each_element_is_owned_once_and_comes_back(
         assert asked <= {"ddp": 1.0, "zero1": 0.7, "zero2": 0.7}.get(strategy, 0.55)  # copies are read whole
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("strategy", "sections"),
     [
         ("fsdp2", {"optimizer": {"name": "adafactor", "lr": 0.01}}),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from cases import every_case
 from tiny import recipe_dict
 from toolkit.launch.group import WorkerGroup
 from toolkit.recipe.schema import Recipe
@@ -13,7 +14,7 @@ from toolkit.strategies import resolve, strategy_of
 from toolkit.verification.run import verify
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("strategy", "processes", "nodes", "scatters"),
     [("zero2", 2, 1, True), ("zero2", 4, 2, True), ("zero2", 3, 1, False), ("zero2", 3, 2, False),
      ("zero1", 3, 1, True), ("zero3", 3, 1, True)],

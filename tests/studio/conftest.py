@@ -19,8 +19,8 @@ Make = Callable[..., Server]
 
 
 @pytest.fixture(scope="session")
-def make_server(tmp_path_factory: pytest.TempPathFactory, launches: None) -> Iterator[Make]:
-    """Servers whose worker processes end with the session."""
+def make_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
+    """Servers whose worker processes, which the first request that needs one starts, end with the session."""
     loop = asyncio.new_event_loop()
     made: list[Server] = []
 
@@ -54,10 +54,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def local(make_server: Make, place: Path) -> Server:
+def local(make_server: Make, place: Path, launches: None) -> Server:
     return make_server([place])
 
 
 @pytest.fixture(scope="session")
-def public(make_server: Make) -> Server:
+def public(make_server: Make, launches: None) -> Server:
     return make_server(public=True)

@@ -115,6 +115,7 @@ def picture(page: Any, name: str) -> None:
         page.screenshot(path=Path(folder) / f"{name}.png")
 
 
+@pytest.mark.usefixtures("launches")
 def test_a_broken_config_is_fixed(address: tuple[str, Path], opened: Open) -> None:
     """The quick one: the page Check needs no torch."""
     page = opened(address[0], "check")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from cases import every_case
 from studio_server import Server
 from tiny import LLAMA
 from toolkit.errors import InputError
@@ -67,7 +68,7 @@ def test_fields_know_their_choices_and_defaults() -> None:
     assert not found["data.cache"].as_text, "false is no folder"
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("changes", "expected"),
     [
         ([("strategy.name", "zero3")], TEXT.replace("zero2", "zero3")),
@@ -218,26 +219,32 @@ def recipe(text: str) -> Recipe:
     return validate(parse(text, "recipe.yaml"))
 
 
+CHANGES = ["zero2>zero3", "64>32"]
+MORE_CHANGES = [
+    "", "zero2>ddp", "processes: 2>processes: 4", "micro_size: 1>micro_size: 2", "bf16>fp32",
+    *(f"precision: bf16>precision: bf16\n{line}"
+      for line in ("adapter: {method: lora, r: 4}", "activation_checkpointing: full", "loss: fused", "z_loss: 0.0001",
+                   "optimizer: {name: sgd}")),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "change",
-    ["", "zero2>zero3", "zero2>ddp", "processes: 2>processes: 4", "micro_size: 1>micro_size: 2", "64>32", "bf16>fp32",
-     "precision: bf16>precision: bf16\nactivation_checkpointing: full", "precision: bf16>precision: bf16\nloss: fused",
-     "precision: bf16>precision: bf16\nadapter: {method: lora, r: 4}",
-     "precision: bf16>precision: bf16\nz_loss: 0.0001", "precision: bf16>precision: bf16\noptimizer: {name: sgd}"],
-)  # fmt: skip
-def test_kept_planners_change_no_number(change: str) -> None:
-    """A plan after others of the same process equals one of a new process."""
-    before, _, after = change.partition(">")
-    text = TEXT.replace(before, after) if change else TEXT
-    fresh = make_plan(Request(recipe(text), gpu="h100"))
+    "changes", [CHANGES, pytest.param(MORE_CHANGES, marks=pytest.mark.nightly)], ids=["few", "more"]
+)
+def test_kept_planners_change_no_number(changes: list[str]) -> None:
+    """Plans after others of the same process equal those of a new process."""
+    parts = {change: change.partition(">") for change in changes}
+    texts = {change: TEXT.replace(before, after) if change else TEXT for change, (before, _, after) in parts.items()}
+    fresh = {change: make_plan(Request(recipe(text), gpu="h100")) for change, text in texts.items()}
     try:
         reuse.keep(4)
         make_plan(Request(recipe(TEXT), gpu="rtx4090"))
-        kept = make_plan(Request(recipe(text), gpu="h100"))
+        kept = {change: make_plan(Request(recipe(text), gpu="h100")) for change, text in texts.items()}
     finally:
         reuse.keep(0)
-    assert kept.to_json()["candidates"] == fresh.to_json()["candidates"]
-    assert kept.change == fresh.change
+    for change, plan in kept.items():
+        assert plan.to_json()["candidates"] == fresh[change].to_json()["candidates"], change
+        assert plan.change == fresh[change].change, change
 
 
 def test_a_planner_is_kept_where_only_the_strategy_changes() -> None:

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from cases import every_case
 from studio_server import HOST, TOKEN, Server
 from toolkit.studio.gate import MAX_BODY, Refused, _body
 
 COOKIE = ("cookie", f"toolkit-studio={TOKEN}")
+
+
+@pytest.fixture(scope="module")
+def local(make_server: Callable[..., Server], place: Path) -> Server:
+    """Nothing that is asked of it here needs a worker process."""
+    return make_server([place])
+
+
+@pytest.fixture(scope="module")
+def public(make_server: Callable[..., Server]) -> Server:
+    return make_server(public=True)
 
 
 def test_a_page_is_shown_with_the_token_and_its_policy(local: Server) -> None:
@@ -35,7 +49,7 @@ def test_a_path_of_another_host_is_no_way_out_of_the_redirect(local: Server) -> 
     assert answer.headers["location"] == "/evil.example/x"
 
 
-@pytest.mark.parametrize(
+@every_case(
     "headers",
     [
         [("host", HOST)],
@@ -53,16 +67,14 @@ def test_nothing_without_the_token(local: Server, headers: list[tuple[str, str]]
         assert b"token" in answer.body
 
 
-@pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:8717", "127.0.0.1:9999", "127.0.0.1", "", "localhost:1"]
-)
+@every_case("host", ["evil.example", "evil.example:8717", "127.0.0.1:9999", "127.0.0.1", "", "localhost:1"])
 def test_other_hosts_are_refused(local: Server, host: str) -> None:
     """DNS rebinding: the browser sends the attacker's name, with the cookie of that name."""
     assert local.ask("/build", headers=[("host", host), COOKIE]).status == 421
     assert local.ask("/build", headers=[("host", HOST), ("host", host), COOKIE]).status == 400
 
 
-@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:9999", "https://127.0.0.1", ""])
+@every_case("origin", ["http://evil.example", "null", "http://127.0.0.1:9999", "https://127.0.0.1", ""])
 def test_other_origins_are_refused(local: Server, origin: str) -> None:
     headers = [("host", HOST), COOKIE, ("origin", origin), ("content-type", "application/json")]
     assert local.ask("/api/runs", body=b"{}", headers=headers).status == 403
@@ -83,7 +95,7 @@ def test_forms_are_refused(local: Server, kind: str) -> None:
     assert local.ask("/api/runs", body=b"{}", headers=[("host", HOST), COOKIE, ("content-type", kind)]).status == 415
 
 
-@pytest.mark.parametrize("method", ["PUT", "DELETE", "OPTIONS", "TRACE", "CONNECT", "PATCH", "get"])
+@every_case("method", ["PUT", "DELETE", "OPTIONS", "TRACE", "CONNECT", "PATCH", "get"])
 def test_other_methods_are_refused(local: Server, method: str) -> None:
     assert local.ask("/build", method=method).status == 405
 

@@ -75,6 +75,7 @@ def test_a_run_is_started_beside_its_folder_and_only_inside(
     assert len(started) == 1
 
 
+@pytest.mark.usefixtures("launches")
 def test_only_a_process_of_the_toolkit_is_stopped(served: tuple[Server, Path]) -> None:
     server, run = served
     assert server.ask("/api/stop", {"name": str(run)}).status == 422

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from cases import every_case
 from toolkit.errors import InputError
 from toolkit.watching.runs import find_runs, holder, read_run, read_steps
 from toolkit.watching.screen import lasting, picture, spark, watch
@@ -59,7 +60,7 @@ def test_a_line_that_is_being_written_and_a_repeated_step(run: Path) -> None:
     assert [(one.step, one.loss) for one in read_steps(run / "metrics.jsonl")] == [(1, 1.0), (2, 7.0)]
 
 
-@pytest.mark.parametrize(
+@every_case(
     "text",
     ["", "null", "[]", "{", "\0" * 50, '{"step": true}', '{"step": -1}', '{"step": 1e400, "loss": 1e400}', "[" * 50_000,
      '{"step": 1, "loss": "<b>", "lr": [], "skipped": "yes"}', '{"step": ' + "9" * 5000 + "}", "\xff\xfe"],
@@ -82,6 +83,7 @@ def test_a_pipe_or_a_link_in_the_place_of_a_file_is_not_followed(run: Path, tmp_
     assert found.evaluations == []
 
 
+@pytest.mark.usefixtures("launches")
 def test_the_process_that_holds_a_folder_is_found_and_not_disturbed(run: Path) -> None:
     code = (
         "import fcntl, os, sys, time\n"
@@ -92,6 +94,10 @@ def test_the_process_that_holds_a_folder_is_found_and_not_disturbed(run: Path) -
         assert job.stdout is not None
         job.stdout.readline()
         assert holder(run) == job.pid
+        assert read_run(run).state == "starting", "its metrics are older than the process"
+        assert read_run(run).seconds_left is None
+        with (run / "metrics.jsonl").open("a"):
+            os.utime(run / "metrics.jsonl")
         assert read_run(run).state == "running"
         with (run / ".lock").open("r+") as file, pytest.raises(BlockingIOError):
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -122,8 +128,9 @@ def test_the_terminal(run: Path, tmp_path: Path) -> None:
         watch([str(tmp_path / "none")], once=True)
 
 
-def test_a_name_cannot_steer_the_terminal(tmp_path: Path) -> None:
-    folder = tmp_path / "\x1b[2J[red]x"
+def test_a_name_cannot_steer_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = Path("\x1b[2J[red]x")
     folder.mkdir()
     (folder / "recipe.json").write_text("{}")
     console = Console(width=120, record=True, file=open(os.devnull, "w"))  # noqa: SIM115

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from cases import every_case
 from jobs import Run, resolved_from, train_job, worst
 from nights import nightly_but
 from tiny import recipe_dict
@@ -153,7 +154,7 @@ def test_resumed_equals_uninterrupted(
         assert worst(run.weights, whole.weights)[0] < 1e-3
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("strategy", "optimizer", "expected"),
     [
         *[(name, {}, "use fsdp2") for name in ("zero1", "zero2", "zero3")],

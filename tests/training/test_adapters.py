@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from cases import every_case
 from families import EVERY_FAMILY
 from jobs import resolved_from
 from media import SEEING
@@ -97,38 +99,37 @@ def test_an_export_answers_as_the_trained_adapter(adapter: dict[str, Any], tiny_
             assert torch.allclose(merged, live, atol=1e-4, rtol=0)
 
 
-def test_what_several_blocks_share_is_known(subtests: pytest.Subtests, tiny_root: Path) -> None:
+@every_case("method", [name for name, method in METHODS.items() if method.why_not is None])
+@pytest.mark.usefixtures("launches")
+def test_what_several_blocks_share_is_known(method: str, tiny_root: Path) -> None:
     """FSDP shards each block by itself: on a model of two blocks it may work by luck."""
-    for method in [name for name, method in METHODS.items() if method.why_not is None]:
-        with subtests.test(method=method):
-            config = LLAMA | {"num_hidden_layers": 4}
-            asked = Adapter.model_validate({"method": method, "options": dict(METHODS[method].required)})
-            recipe = resolved(tiny_root, twin_adapter(asked.model_dump(), config), model={"config": config})
-            model: Any = add_adapter(load_base(recipe, 0), recipe)
-            blocks: dict[int, set[str]] = {}
-            for name, parameter in model.named_parameters(remove_duplicate=False):
-                if parameter.requires_grad and ".layers." in name:
-                    blocks.setdefault(id(parameter), set()).add(name.split(".layers.")[1].split(".")[0])
-            assert METHODS[method].shares == any(len(found) > 1 for found in blocks.values())
+    config = LLAMA | {"num_hidden_layers": 4}
+    asked = Adapter.model_validate({"method": method, "options": dict(METHODS[method].required)})
+    recipe = resolved(tiny_root, twin_adapter(asked.model_dump(), config), model={"config": config})
+    model: Any = add_adapter(load_base(recipe, 0), recipe)
+    blocks: dict[int, set[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if parameter.requires_grad and ".layers." in name:
+            blocks.setdefault(id(parameter), set()).add(name.split(".layers.")[1].split(".")[0])
+    assert METHODS[method].shares == any(len(found) > 1 for found in blocks.values())
 
 
-def test_an_adapter_starts_alike_on_one_thread_and_on_two(subtests: pytest.Subtests, tiny_root: Path) -> None:
+@every_case("method", [name for name, method in METHODS.items() if method.why_not is None])
+@pytest.mark.usefixtures("launches")
+def test_an_adapter_starts_alike_on_one_thread_and_on_two(method: str, tiny_root: Path) -> None:
     """Ranks and a plain loop have threads of their own. FRoD's projections, eigenvectors of base weights, differed by
     0.96, and a run that went on with other threads trained on other projections."""
-    for method in [name for name, method in METHODS.items() if method.why_not is None]:
-        with subtests.test(method=method):
-            asked = Adapter.model_validate({"method": method, "options": dict(METHODS[method].required)})
-            recipe = resolved(tiny_root, twin_adapter(asked.model_dump(), LLAMA))
-            found = []
-            for number in (1, 2):
-                with torch_threads(number):
-                    model: Any = add_adapter(load_base(recipe, 0), recipe)
-                    assert torch.get_num_threads() == number
-                    found.append({**dict(model.named_parameters()), **dict(model.named_buffers())})
-            for name, tensor in found[0].items():
-                # Decompositions that no sign is free in (OSF, PSOFT, TinyLoRA) round differently: 5e-7 here, of weights
-                # of 0.1.
-                assert torch.allclose(tensor, found[1][name], atol=1e-5, rtol=0), name
+    asked = Adapter.model_validate({"method": method, "options": dict(METHODS[method].required)})
+    recipe = resolved(tiny_root, twin_adapter(asked.model_dump(), LLAMA))
+    found = []
+    for number in (1, 2):
+        with torch_threads(number):
+            model: Any = add_adapter(load_base(recipe, 0), recipe)
+            assert torch.get_num_threads() == number
+            found.append({**dict(model.named_parameters()), **dict(model.named_buffers())})
+    for name, tensor in found[0].items():
+        # Decompositions that no sign is free in (OSF, PSOFT, TinyLoRA) round differently: 5e-7 here, of weights of 0.1.
+        assert torch.allclose(tensor, found[1][name], atol=1e-5, rtol=0), name
 
 
 def test_experts_with_fused_weights_are_adapted(tiny_root: Path) -> None:
@@ -152,32 +153,36 @@ PHIMOE = {"model_type": "phimoe", "hidden_size": 32, "intermediate_size": 64, "n
           "max_position_embeddings": 64}  # fmt: skip
 
 
-def test_routers_that_return_choices_are_left_alone(subtests: pytest.Subtests, tiny_root: Path) -> None:
+@every_case(
+    ("config", "method"), product([SEEING["llama4"]["text_config"] | {"vocab_size": 300}, PHIMOE], ["lora", "oft"])
+)
+def test_routers_that_return_choices_are_left_alone(config: dict[str, Any], method: str, tiny_root: Path) -> None:
     """An adapter takes what its layer returns for a tensor: Llama 4 ended in its first forward."""
-    for config in [SEEING["llama4"]["text_config"] | {"vocab_size": 300}, PHIMOE]:
-        for method in ["lora", "oft"]:
-            with subtests.test(config=config, method=method):
-                recipe = resolved(
-                    tiny_root, {"method": method, "target_modules": "all-linear"}, model={"config": config}
-                )
-                model: Any = prepare_model(recipe, 0).model
-                adapted = {name for name, p in model.named_parameters() if p.requires_grad}
-                assert any("q_proj" in name for name in adapted)
-                assert not any("router" in name or "lm_head" in name for name in adapted)
-                loss_sum(model, model.config, batch(), "causal-lm").backward()
+    recipe = resolved(tiny_root, {"method": method, "target_modules": "all-linear"}, model={"config": config})
+    model: Any = prepare_model(recipe, 0).model
+    adapted = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert any("q_proj" in name for name in adapted)
+    assert not any("router" in name or "lm_head" in name for name in adapted)
+    loss_sum(model, model.config, batch(), "causal-lm").backward()
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("adapter", "sections", "message"),
     [
-        ({"options": {"target_parameters": ["experts.gate"]}}, {"model": EVERY_FAMILY["mixtral"]},
-         "adapter.options.target_parameters: 'experts.gate' matches no parameter; weights of three dimensions in this "
-         "model: experts.down_proj, experts.gate_up_proj"),
+        (
+            {"options": {"target_parameters": ["experts.gate"]}},
+            {"model": EVERY_FAMILY["mixtral"]},
+            "adapter.options.target_parameters: 'experts.gate' matches no parameter; weights of three dimensions in "
+            "this model: experts.down_proj, experts.gate_up_proj",
+        ),
         ({"method": "vblora", "options": {"vector_length": 7}}, {}, "adapter (vblora): `in_features` "),
-        ({"method": "hra", "target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
-         {"model": {"config": LLAMA | {"tie_word_embeddings": True}}}, "lm_head shares its weight with another module"),
+        (
+            {"method": "hra", "target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+            {"model": {"config": LLAMA | {"tie_word_embeddings": True}}},
+            "lm_head shares its weight with another module",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_the_model_does_not_have_is_reported(
     adapter: dict[str, Any], sections: dict[str, Any], message: str, tiny_root: Path
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from cases import every_case
 from jobs import loader_for, resolved_from
 from tiny import recipe_dict
 from toolkit.errors import InputError
@@ -112,7 +113,7 @@ def test_it_averages_float32_weights(tiny_root: Path) -> None:
         resolved_from(recipe(tiny_root, "single", precision="bf16-pure"))
 
 
-@pytest.mark.parametrize("strategy", ["single", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2"])
+@every_case("strategy", ["single", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2"])
 def test_plan_counts_four_bytes_a_parameter_spread_as_the_state(strategy: str, tiny_root: Path) -> None:
     resident = []
     for run in ({}, {"ema": EMA}):

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from cases import every_case
 from media import RESNET
 from tiny import LLAMA, recipe_dict
 from toolkit.errors import InputError
@@ -132,7 +133,7 @@ class Block(nn.Module):
         return self.norm(self.conv(x)).relu()
 
 
-@pytest.mark.parametrize("kind", ["full", "selective"])
+@every_case("kind", ["full", "selective"])
 def test_recomputation_leaves_running_statistics_alone(kind: Any) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(Block())
@@ -148,7 +149,7 @@ def test_recomputation_leaves_running_statistics_alone(kind: Any) -> None:
     assert torch.equal(model[0].conv.weight.grad, plain[0].conv.weight.grad)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@every_case("dtype", [torch.bfloat16, torch.float16])
 def test_statistics_stay_float32_where_a_model_is_cast(dtype: torch.dtype) -> None:
     model = nn.Sequential(layer())
     model[0].running_mean.fill_(1 / 3)

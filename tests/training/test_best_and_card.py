@@ -57,6 +57,7 @@ def test_the_best_is_kept_beside_the_newest(run: Path, tmp_path: Path) -> None:
         assert said in card, said
 
 
+@pytest.mark.usefixtures("launches")
 def test_a_push_without_a_network_fails_cleanly(run: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [*TOOLKIT, "export", str(run), "-o", "out", "--push", "me/model"],

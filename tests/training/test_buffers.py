@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from cases import every_case
 from families import EVERY_FAMILY, FAMILIES, HYBRIDS
 from tiny import LLAMA, recipe_dict
 from toolkit.model.load import _buffer_dtypes, load_base
@@ -33,9 +34,7 @@ def resolved(model: dict[str, Any], **sections: Any) -> Resolved:
     return resolve(Recipe.model_validate(values | {"model": model}), "recipe", device="cpu")
 
 
-@pytest.mark.parametrize("by_part", [False, True], ids=["at once", "by part"])
-@pytest.mark.parametrize("sections", IN_16_BITS.values(), ids=list(IN_16_BITS))
-@pytest.mark.parametrize("name", MODELS)
+@every_case(("name", "sections", "by_part"), product(MODELS, IN_16_BITS.values(), [False, True]))
 def test_a_config_gives_the_buffers_of_a_folder(
     name: str, sections: dict[str, Any], by_part: bool, tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from cases import every_case
 from jobs import loader_for, resolved_from
 from nights import nightly_but
 from tiny import recipe_dict
@@ -190,7 +191,7 @@ def test_nodes_that_share_no_disk(strategy: str, tiny_root: Path, tmp_path: Path
             assert all(torch.equal(now.moments[key], moment) for key, moment in then.moments.items()), name
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("pieces", "problem"),
     [
         ([span(0, 4), span(4, 10)], None),
@@ -224,7 +225,7 @@ def test_an_index_of_another_schema_or_a_damaged_one_is_refused(tiny_root: Path,
         read_index(folder, content)
 
 
-@pytest.mark.parametrize("block", [16, 64, 1000, 4096, 1024**2])
+@every_case("block", [16, 64, 1000, 4096, 1024**2])
 def test_blocks_are_validated_when_a_part_of_them_is_read(
     block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from cases import every_case
 from jobs import resolved_from
 from tiny import make_llama, recipe_dict
 from toolkit.errors import InputError
@@ -41,8 +43,7 @@ def _step(model: Any, autocast: bool = False) -> list[torch.Tensor]:
     return [p.grad for p in model.parameters()]
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("autocast", [False, True])
+@every_case(("autocast", "attention"), product([False, True], ["sdpa", "eager"]))
 def test_selective_computes_only_the_cheap_again(attention: str, autocast: bool) -> None:
     seen, gradients = {}, {}
     for kind in ("none", "selective", "full"):
@@ -142,7 +143,7 @@ def test_offloaded_activations_are_proven(tiny_root: Path) -> None:
         assert [claim.ok for claim in _offloaded([trace], resolved, reference)] == [right]
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("sections", "message"),
     [
         ({"activation_checkpointing": "full"}, "activation_offload: moves memory from a GPU to the host"),
@@ -154,7 +155,7 @@ def test_offload_is_refused_where_it_cannot_be(tiny_root: Path, sections: dict[s
         resolved_from(recipe_dict(tiny_root, activation_offload=True, **sections))
 
 
-@pytest.mark.parametrize("view", [False, True], ids=["matmul", "slice"])
+@every_case("view", [False, True], ids=["matmul", "slice"])
 def test_a_kept_product_that_is_changed_in_place_is_kept_as_it_was(view: bool) -> None:
     """torch sees no change behind matmul's own view: the bias would be added twice, and gradients be wrong."""
     torch.manual_seed(0)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
+from cases import every_case
 from families import FAMILIES
 from jobs import resolved_from
 from tiny import recipe_dict
@@ -46,7 +47,7 @@ def session(tiny_root: Path, tmp_path: Path) -> Callable[..., Session]:
     return make
 
 
-@pytest.mark.parametrize("task", ["token-classification", "sequence-classification"])
+@every_case("task", ["token-classification", "sequence-classification"])
 def test_names_of_classes_are_exported(task: str, session: Callable[..., Session], tmp_path: Path) -> None:
     run = session(task, 4)
     samples = open_data(run.data_recipe, "train", run.tokenizer)
@@ -67,7 +68,7 @@ def test_a_card_names_the_classes_of_an_adapter(session: Callable[..., Session],
     assert "| classes | B-PER, I-PER, O |" in (tmp_path / "out/README.md").read_text()
 
 
-@pytest.mark.parametrize("task", ["token-classification", "sequence-classification"])
+@every_case("task", ["token-classification", "sequence-classification"])
 def test_more_classes_than_the_model_has(task: str, session: Callable[..., Session]) -> None:
     run = session(task, None)  # transformers' default: two
     with pytest.raises(InputError) as error:

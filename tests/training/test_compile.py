@@ -60,6 +60,7 @@ def _dropout_gradient(p: float, dtype: torch.dtype, compiled: bool) -> torch.Ten
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.usefixtures("launches")
 def test_compiled_dropout_has_the_gradient_of_its_forward(dtype: torch.dtype) -> None:
     compiling._configure()
     for p in (0.1, 0.3):
@@ -68,6 +69,7 @@ def test_compiled_dropout_has_the_gradient_of_its_forward(dtype: torch.dtype) ->
         assert worst({"": plain}, {"": compiled})[0] < 1e-5  # a rounding of float32 before one to 16 bits
 
 
+@pytest.mark.usefixtures("launches")
 def test_torch_scales_the_gradient_of_compiled_dropout_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Why ``_same_dropout_both_ways`` is there; without this defect it can go."""
     from torch._inductor.decomposition import decompositions

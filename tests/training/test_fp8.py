@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from cases import every_case
 from jobs import Run, resolved_from, train_job
 from tiny import LLAMA, recipe_dict
 from toolkit.errors import InputError
@@ -22,7 +23,7 @@ from toolkit.model.fp8 import Fp8Linear, fp8_layers
 from toolkit.recipe import fp8able
 from toolkit.recipe.resolve import Resolved
 from toolkit.reference import fp8 as definition
-from toolkit.reference.fp8 import E4M3, E5M2, RoundedLinear
+from toolkit.reference.fp8 import E4M3, E5M2, Format, RoundedLinear
 from toolkit.strategies.engines.claims import Claim
 from toolkit.strategies.engines.float8 import FLOAT8_LAYERS, product_claim
 from toolkit.training.export import export
@@ -53,18 +54,19 @@ def drawn(*shape: int, spread: float = 0.0) -> torch.Tensor:
 # ---------------------------------------------------------------------- what a product is
 
 
-def test_values_are_rounded_as_the_definition_says(subtests: pytest.Subtests) -> None:
-    for spread in [0.0, 4.0, 12.0]:
-        for dtype, kind in [(fp8.FORWARD, E4M3), (fp8.BACKWARD, E5M2)]:
-            with subtests.test(spread=spread, dtype=dtype, kind=kind):
-                for values in (drawn(199, 64, spread=spread).bfloat16(), drawn(199, 64, spread=spread)):
-                    found, scale = fp8.rounded(values, dtype)
-                    right = definition.rounded(values, kind)
-                    assert torch.equal(found.double() * scale.double(), right)
-                    assert kind.largest / 2 <= found.float().abs().max() <= kind.largest  # the range is used
-                    step = 2.0 ** -(kind.mantissa + 1)
-                    near = values.double().abs() > values.double().abs().max() * 2.0**-12
-                    assert ((right - values.double()).abs() / values.double().abs())[near].max() <= step
+@every_case(
+    ("spread", "dtype", "kind"),
+    [(v0, *v1) for v0 in [0.0, 4.0, 12.0] for v1 in [(fp8.FORWARD, E4M3), (fp8.BACKWARD, E5M2)]],
+)
+def test_values_are_rounded_as_the_definition_says(spread: float, dtype: torch.dtype, kind: Format) -> None:
+    for values in (drawn(199, 64, spread=spread).bfloat16(), drawn(199, 64, spread=spread)):
+        found, scale = fp8.rounded(values, dtype)
+        right = definition.rounded(values, kind)
+        assert torch.equal(found.double() * scale.double(), right)
+        assert kind.largest / 2 <= found.float().abs().max() <= kind.largest  # the range is used
+        step = 2.0 ** -(kind.mantissa + 1)
+        near = values.double().abs() > values.double().abs().max() * 2.0**-12
+        assert ((right - values.double()).abs() / values.double().abs())[near].max() <= step
 
 
 def test_a_value_does_not_hang_on_its_neighbours() -> None:
@@ -75,43 +77,37 @@ def test_a_value_does_not_hang_on_its_neighbours() -> None:
     assert torch.equal((beside[:1].float() * scale)[large], (alone[0].float() * alone[1])[large])
 
 
-def test_zeros_stay_zeros_and_what_is_not_finite_is_not_hidden(subtests: pytest.Subtests) -> None:
-    for dtype in [fp8.FORWARD, fp8.BACKWARD]:
-        with subtests.test(dtype=dtype):
-            values, scale = fp8.rounded(torch.zeros(4, 16).bfloat16(), dtype)
-            assert values.float().abs().max() == 0
-            assert scale.isfinite()
-            for bad in (float("inf"), float("-inf"), float("nan")):
-                tensor = drawn(4, 16).bfloat16()
-                tensor[1, 2] = bad
-                values, scale = fp8.rounded(tensor, dtype)
-                assert not (values.float() * scale).isfinite().any()
+@every_case("dtype", [fp8.FORWARD, fp8.BACKWARD])
+def test_zeros_stay_zeros_and_what_is_not_finite_is_not_hidden(dtype: torch.dtype) -> None:
+    values, scale = fp8.rounded(torch.zeros(4, 16).bfloat16(), dtype)
+    assert values.float().abs().max() == 0
+    assert scale.isfinite()
+    for bad in (float("inf"), float("-inf"), float("nan")):
+        tensor = drawn(4, 16).bfloat16()
+        tensor[1, 2] = bad
+        values, scale = fp8.rounded(tensor, dtype)
+        assert not (values.float() * scale).isfinite().any()
 
 
-def test_a_layer_is_the_definition(subtests: pytest.Subtests) -> None:
-    for autocast in [True, False]:
-        for bias in [True, False]:
-            for trains in [True, False]:
-                with subtests.test(autocast=autocast, bias=bias, trains=trains):
-                    torch.manual_seed(0)
-                    linear = nn.Linear(64, 48, bias=bias, dtype=torch.float32 if autocast else torch.bfloat16)
-                    linear.weight.requires_grad_(trains)
-                    found = []
-                    for layer in (Fp8Linear(linear), RoundedLinear(linear)):
-                        x = drawn(3, 7, 64).to(linear.weight.dtype).requires_grad_()  # 21 tokens: no multiple of 16
-                        linear.zero_grad()
-                        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-                            y = layer(x)
-                        y.float().pow(2).sum().backward()
-                        found.append((y, x.grad, linear.weight.grad, linear.bias.grad if bias else None))
-                    assert found[0][0].dtype == torch.bfloat16
-                    for seen, right in zip(*found, strict=True):
-                        assert (seen is None and right is None) or torch.equal(seen, right)
-                    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-                        plain = linear(drawn(3, 7, 64).to(linear.weight.dtype))
-                    assert (
-                        0.01 < (found[0][0] - plain).norm() / plain.norm() < 0.06
-                    )  # roundings by 2^-4 at most; not bf16
+@every_case(("autocast", "bias", "trains"), product([True, False], [True, False], [True, False]))
+def test_a_layer_is_the_definition(trains: bool, bias: bool, autocast: bool) -> None:
+    torch.manual_seed(0)
+    linear = nn.Linear(64, 48, bias=bias, dtype=torch.float32 if autocast else torch.bfloat16)
+    linear.weight.requires_grad_(trains)
+    found = []
+    for layer in (Fp8Linear(linear), RoundedLinear(linear)):
+        x = drawn(3, 7, 64).to(linear.weight.dtype).requires_grad_()  # 21 tokens: no multiple of 16
+        linear.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            y = layer(x)
+        y.float().pow(2).sum().backward()
+        found.append((y, x.grad, linear.weight.grad, linear.bias.grad if bias else None))
+    assert found[0][0].dtype == torch.bfloat16
+    for seen, right in zip(*found, strict=True):
+        assert (seen is None and right is None) or torch.equal(seen, right)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        plain = linear(drawn(3, 7, 64).to(linear.weight.dtype))
+    assert 0.01 < (found[0][0] - plain).norm() / plain.norm() < 0.06  # roundings by 2^-4 at most; not bf16
 
 
 class Counted(TorchDispatchMode):
@@ -324,8 +320,9 @@ def test_plan_counts_what_is_kept_in_float8(tiny_root: Path) -> None:
 # ---------------------------------------------------------------------- refusals
 
 
-def test_refused_at_config_time(subtests: pytest.Subtests, tiny_root: Path) -> None:
-    for sections, message in [
+@every_case(
+    ("sections", "message"),
+    [
         ({"precision": "fp32"}, "precision is fp32; use precision: bf16"),
         ({"precision": "fp16"}, "outside the range of fp16 .* use precision: bf16"),
         ({"adapter": {"method": "qlora"}}, "qlora stores the base in 4 bits; use adapter.method: lora"),
@@ -336,12 +333,11 @@ def test_refused_at_config_time(subtests: pytest.Subtests, tiny_root: Path) -> N
             {"model": {"config": LLAMA | {"quantization_config": {"quant_method": "gptq"}}}},
             "those of model.path are quantised",
         ),
-    ]:
-        with (
-            subtests.test(sections=sections, message=message),
-            pytest.raises(InputError, match=f"fp8: .*{message}.*, or set fp8: false"),
-        ):
-            resolved_from(recipe(tiny_root, **sections))
+    ],
+)
+def test_refused_at_config_time(tiny_root: Path, sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=f"fp8: .*{message}.*, or set fp8: false"):
+        resolved_from(recipe(tiny_root, **sections))
 
 
 @pytest.mark.parametrize(("found", "ok"), [(((8, 0),), False), (((9, 0), (8, 6)), False), (((8, 9), (9, 0)), True)])

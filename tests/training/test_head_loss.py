@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from cases import every_case
 from tiny import LLAMA, recipe_dict
 from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
@@ -30,8 +32,7 @@ def plain_loss(hidden: Any, weight: Any, bias: Any, targets: Any) -> torch.Tenso
     return functional.cross_entropy(functional.linear(hidden, weight, bias).float(), targets, reduction="sum")
 
 
-@pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("autocast", [False, True])
+@every_case(("autocast", "biased"), product([False, True], [False, True]))
 def test_loss_and_gradients_are_those_of_the_logits(
     biased: bool, autocast: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,7 +85,7 @@ def test_memory_does_not_grow_with_vocabulary_times_length(monkeypatch: pytest.M
     assert fused[1] < 0.35 * plain[1]
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("sections", "expected"),
     [
         (

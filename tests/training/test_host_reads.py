@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from benchmarks.host_reads import HostReads
+from cases import every_case
 from jobs import loader_for, resolved_from
 from nights import nightly_but
 from tiny import recipe_dict
@@ -66,16 +67,19 @@ def single(tiny_root: Path) -> Callable[..., Resolved]:
     return make
 
 
-@pytest.mark.parametrize("sections", [
-    LORA,
-    {},
-    {"data": {"packing": True}, **LORA},
-    {"activation_checkpointing": "selective"},
-    {"precision": "bf16", "fp8": True},
-    {"optimizer": {"max_grad_norm": 0.0}},
-    OPTIONS,
-    {"data": {"packing": True}, **OPTIONS},
-])  # fmt: skip
+@every_case(
+    "sections",
+    [
+        LORA,
+        {},
+        {"data": {"packing": True}, **LORA},
+        {"activation_checkpointing": "selective"},
+        {"precision": "bf16", "fp8": True},
+        {"optimizer": {"max_grad_norm": 0.0}},
+        OPTIONS,
+        {"data": {"packing": True}, **OPTIONS},
+    ],
+)
 def test_nothing_in_a_step_waits(single: Callable[..., Resolved], sections: dict[str, Any]) -> None:
     reads = reads_of_a_step(single(**sections))
     assert reads.of("toolkit/") == dict([STOP])
@@ -83,14 +87,17 @@ def test_nothing_in_a_step_waits(single: Callable[..., Resolved], sections: dict
     assert "packing" in sections.get("data", {}) or any("masking_utils" in file for file in reads.of("transformers/"))
 
 
-@pytest.mark.parametrize(("sections", "why"), [
-    # The next learning rate depends on whether this step counts: once, when all of the step is queued.
-    ({"precision": "fp16"}, {"toolkit/strategies/engines/base.py": ["_local_scalar_dense"]}),
-    # A CPU leaves tokens without loss out; a GPU does not (linear_cross_entropy).
-    ({"loss": "fused"}, {"toolkit/model/head_loss.py": ["nonzero"]}),
-    # Its count of steps is kept on the host.
-    ({"optimizer": {"name": "adamw8bit"}}, {"toolkit/optim/adamw8bit.py": ["_local_scalar_dense", "cpu"]}),
-])  # fmt: skip
+@every_case(
+    ("sections", "why"),
+    [
+        # The next learning rate depends on whether this step counts: once, when all of the step is queued.
+        ({"precision": "fp16"}, {"toolkit/strategies/engines/base.py": ["_local_scalar_dense"]}),
+        # A CPU leaves tokens without loss out; a GPU does not (linear_cross_entropy).
+        ({"loss": "fused"}, {"toolkit/model/head_loss.py": ["nonzero"]}),
+        # Its count of steps is kept on the host.
+        ({"optimizer": {"name": "adamw8bit"}}, {"toolkit/optim/adamw8bit.py": ["_local_scalar_dense", "cpu"]}),
+    ],
+)
 def test_what_waits_has_a_reason(single: Callable[..., Resolved], sections: Any, why: Any) -> None:
     assert reads_of_a_step(single(**sections)).of("toolkit/") == {**why, **dict([STOP])}
 
@@ -118,18 +125,21 @@ def test_nor_under_a_strategy(group: WorkerGroup, tiny_root: Path, strategy: str
         assert bool(reads.of("deepspeed/")) == strategy.startswith("zero")
 
 
-@pytest.mark.parametrize("planted", [
-    lambda loss: loss.item(),
-    lambda loss: float(loss),
-    lambda loss: bool(loss > 0),
-    lambda loss: loss.reshape(1)[loss.reshape(1) > 0],
-    lambda loss: (loss.reshape(1) > 0).nonzero(),
-    lambda loss: loss.tolist(),
-    lambda loss: loss.detach().cpu(),
-    lambda loss: torch.tensor(1.0, device=loss.device),
-    lambda loss: loss.to(loss.device),
-    lambda loss: f"{loss:.3f}",
-])  # fmt: skip
+@every_case(
+    "planted",
+    [
+        lambda loss: loss.item(),
+        lambda loss: float(loss),
+        lambda loss: bool(loss > 0),
+        lambda loss: loss.reshape(1)[loss.reshape(1) > 0],
+        lambda loss: (loss.reshape(1) > 0).nonzero(),
+        lambda loss: loss.tolist(),
+        lambda loss: loss.detach().cpu(),
+        lambda loss: torch.tensor(1.0, device=loss.device),
+        lambda loss: loss.to(loss.device),
+        lambda loss: f"{loss:.3f}",
+    ],
+)
 def test_a_wait_that_is_planted_is_found(single: Callable[..., Resolved], planted: Any) -> None:
     @contextlib.contextmanager
     def plant() -> Iterator[None]:

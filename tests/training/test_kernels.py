@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from cases import every_case
 from families import EVERY_FAMILY
 from jobs import resolved_from, train_job
 from media import SEEING
@@ -122,20 +123,20 @@ def gradients(model: Any) -> list[torch.Tensor]:
     return [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
 
 
-def test_refused_at_once(subtests: pytest.Subtests, tmp_path: Path, liger: None) -> None:
-    for sections, reason in [
+@every_case(
+    ("sections", "reason"),
+    [
         ({"compile": True}, "compiled blocks fuse themselves; set torch, or compile: false"),
         ({"activation_checkpointing": "selective"}, "would rotate them twice; set activation_checkpointing: full"),
         ({"strategy": {"name": "ddp", "mesh": {"context": 2}}, "machine": {"processes": 2}}, "beside strategy.mesh"),
         ({"model": {"config": EVERY_FAMILY["gpt2"]["config"]}}, "model type gpt2 in liger-kernel 0.0.1; set torch"),
         ({"model": {"config": {"model_type": "nemotron"}}}, "no kernels for model type nemotron in liger-kernel 0.0.1"),
         ({"model": {"config": LLAMA | {"hidden_act": "gelu"}}}, "computes silu in MLPs, but this model's activation"),
-    ]:
-        with (
-            subtests.test(sections=sections, reason=reason),
-            pytest.raises(InputError, match=rf"^r: model\.kernels: liger .*{reason}"),
-        ):
-            resolved(tmp_path, **sections)
+    ],
+)
+def test_refused_at_once(sections: dict[str, Any], reason: str, tmp_path: Path, liger: None) -> None:
+    with pytest.raises(InputError, match=rf"^r: model\.kernels: liger .*{reason}"):
+        resolved(tmp_path, **sections)
 
 
 def test_models_of_images_are_refused(tmp_path: Path, liger: None) -> None:
@@ -156,6 +157,7 @@ def test_the_package_that_lacks_is_named(tmp_path: Path, monkeypatch: pytest.Mon
     kernelable.liger_arguments.cache_clear()
 
 
+@pytest.mark.usefixtures("launches")
 def test_a_cpu_trains_without_and_verifies_with_torchs_operators(tiny_root: Path, liger: None) -> None:
     model = {"kernels": "liger", "attention": "flash_attention_2"}
     asked = resolved_from(recipe_dict(tiny_root, strategy={"name": "single"}, machine={"processes": 1}, model=model))
@@ -222,6 +224,7 @@ def test_a_model_of_which_nothing_is_replaced_is_refused(tmp_path: Path, liger: 
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero3"])
+@pytest.mark.usefixtures("launches")
 def test_runs_claim_it(strategy: str, tiny_root: Path, liger: None) -> None:
     """On a CPU, where the stand-in runs and Liger does not."""
     values = recipe_dict(tiny_root, strategy={"name": strategy}, model={"kernels": "liger"})
@@ -264,8 +267,9 @@ def test_explained_planned_and_handed_to_the_trainer(tmp_path: Path, liger: None
     assert KERNELS_UNKNOWN in candidate.unmeasured
 
 
-def test_imported(subtests: pytest.Subtests, tmp_path: Path, liger: None) -> None:
-    for file, kernels, loss in [
+@every_case(
+    ("file", "kernels", "loss"),
+    [
         ("trl.yaml", "liger", "fused"),
         ("trl-no-loss.yaml", "liger", "plain"),
         ("trl-cpu.yaml", "torch", "plain"),
@@ -273,19 +277,19 @@ def test_imported(subtests: pytest.Subtests, tmp_path: Path, liger: None) -> Non
         ("axolotl.yaml", "liger", "fused"),
         ("axolotl-rope.yaml", "torch", "plain"),
         ("llamafactory.yaml", "liger", "fused"),
-    ]:
-        with subtests.test(file=file, kernels=kernels, loss=loss):
-            model = tmp_path / "model"
-            model.mkdir(exist_ok=True)
-            family = "gemma2" if "gemma2" in file else "llama"
-            (model / "config.json").write_text(json.dumps(EVERY_FAMILY[family]["config"]), encoding="utf-8")
-            text = FILES[file.partition("-")[0].removesuffix(".yaml")].replace("MODEL", str(model))
-            text += CHANGES.get(file, "")
-            (tmp_path / file).write_text(text, encoding="utf-8")
-            found = import_config([str(tmp_path / file)], ["data.train=data.jsonl", "data.format=text"])
-            assert found.recipe is not None, found.blocks
-            assert (found.recipe.model.kernels, found.recipe.loss) == (kernels, loss)
-            assert not [key for key in found.keys if "liger" in key.key and key.lost]
+    ],
+)
+def test_imported(file: str, kernels: str, loss: str, tmp_path: Path, liger: None) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    family = "gemma2" if "gemma2" in file else "llama"
+    (model / "config.json").write_text(json.dumps(EVERY_FAMILY[family]["config"]), encoding="utf-8")
+    text = FILES[file.partition("-")[0].removesuffix(".yaml")].replace("MODEL", str(model)) + CHANGES.get(file, "")
+    (tmp_path / file).write_text(text, encoding="utf-8")
+    found = import_config([str(tmp_path / file)], ["data.train=data.jsonl", "data.format=text"])
+    assert found.recipe is not None, found.blocks
+    assert (found.recipe.model.kernels, found.recipe.loss) == (kernels, loss)
+    assert not [key for key in found.keys if "liger" in key.key and key.lost]
 
 
 FILES = {

@@ -112,6 +112,7 @@ def killed_and_resumed(here: Path, size: int, whole: Whole, draw: random.Random)
     return (int(at.name.removeprefix("step-")) if at else 0), saving
 
 
+@pytest.mark.usefixtures("launches")
 def test_gone_on_with_at_its_end_it_adds_nothing(tmp_path: Path, tiny_root: Path) -> None:
     size = recipe(tmp_path, tiny_root, "single")
     complete(tmp_path, size)

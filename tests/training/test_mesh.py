@@ -1,6 +1,6 @@
 """Ranks that hold parts and ranks that hold copies: the plain loop's numbers, and checkpoints that any mesh resumes.
 
-The quick tests have two processes and one axis; two axes need four processes, and are slow.
+Two axes need four processes, and are nightly. test_mesh_runs.py has the axes that divide the model or the rows.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def check_against_the_plain_loop(group: WorkerGroup, recipe: dict[str, Any], ste
     return found
 
 
-@pytest.mark.parametrize("strategy", ["fsdp1", "fsdp2"])
+@pytest.mark.parametrize("strategy", [pytest.param("fsdp1", marks=pytest.mark.nightly), "fsdp2"])
 def test_one_axis_of_two_ranks_engages_and_equals_the_plain_loop(
     strategy: str, tiny_root: Path, group: WorkerGroup
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from cases import every_case
 from families import EVERY_FAMILY
 from jobs import loader_for, resolved_from
 from tiny import LLAMA, make_text, recipe_dict
@@ -41,7 +42,7 @@ def recipe(root: Path, strategy: str, *, tie: bool = False, **sections: Any) -> 
     return made
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@every_case("precision", ["fp32", "bf16"])
 def test_new_rows_follow_the_old_ones(precision: str, tiny_root: Path) -> None:
     made = recipe(tiny_root, "single", precision=precision, adapter=LORA)
     resolved = resolved_from(made)
@@ -67,7 +68,7 @@ def test_a_vocabulary_with_room_is_not_resized(tiny_root: Path) -> None:
     assert load_base(resolved_from(made)).config.vocab_size == 512  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("tie", [False, True])
+@every_case("tie", [False, True])
 def test_a_resize_that_ties_weights_is_refused(tie: bool, tiny_root: Path) -> None:
     """transformers 5.23.0: BART's set_input_embeddings gives encoder and decoder one table, also where they have their
     own, and the exported config says that they are several. Remove this and the refusal when untied weights stay so."""
@@ -125,16 +126,18 @@ def test_rows_train_beside_an_adapter_and_hosts_load_them(
         torch.testing.assert_close(adapted(**inputs).logits, merged(**inputs).logits, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("sections", "message"),
     [
         ({"adapter": {"method": "ia3"}}, r"under adapter\.method: ia3 the rows .* adapter\.modules_to_save"),
         ({"model": {"own": {"freeze": ["embed_tokens"]}}}, r"in embed_tokens would stay .* drawn: model\.freeze"),
-        ({"tie": True, "adapter": LORA | {"modules_to_save": ["lm_head"]}},
-         r"trains lm_head, whose weight is that of embed_tokens.*modules_to_save: \[embed_tokens\], or leave lm_head"),
+        (
+            {"tie": True, "adapter": LORA | {"modules_to_save": ["lm_head"]}},
+            r"trains lm_head, whose weight is that of embed_tokens.*modules_to_save: \[embed_tokens\], or leave",
+        ),
         ({"adapter": LORA, "loss": "fused"}, r"loss: fused .* rows of new tokens in it; set loss: plain"),
     ],
-)  # fmt: skip
+)
 def test_rows_that_would_not_train_are_refused(sections: dict[str, Any], message: str, tiny_root: Path) -> None:
     with pytest.raises(InputError, match=message):
         open_session(resolved_from(recipe(tiny_root, "single", **sections)))
@@ -149,7 +152,7 @@ def test_refused_by_the_recipe(tiny_root: Path) -> None:
         resolved_from(made)
 
 
-@pytest.mark.parametrize("adapter", [None, LORA])
+@every_case("adapter", [None, LORA])
 def test_plan_counts_the_rows(adapter: Any, tiny_root: Path) -> None:
     resolved = resolved_from(recipe(tiny_root, "single", adapter=adapter))
     made = open_session(resolved)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from cases import every_case
 from families import EVERY_FAMILY
 from jobs import Run, resolved_from, train_job, worst
 from tiny import LLAMA, recipe_dict
@@ -61,30 +63,28 @@ def test_every_file_of_the_package_is_an_optimizer() -> None:
         assert optimizer_file(name).is_file()
 
 
-def test_steps_are_those_of_the_formula(subtests: pytest.Subtests) -> None:
+@every_case(("shape", "section"), product([(6, 10), (10, 6), (7,), (2, 5, 4)], SECTIONS))
+def test_steps_are_those_of_the_formula(section: dict[str, Any], shape: tuple[int, ...]) -> None:
     """In float64, where nothing is rounded, except by Muon's iteration: both round that alike."""
-    for shape in [(6, 10), (10, 6), (7,), (2, 5, 4)]:
-        for section in SECTIONS:
-            with subtests.test(shape=shape, section=section):
-                settings = Optimizer.model_validate({"lr": 0.02, "weight_decay": 0.1} | section)
-                torch.manual_seed(0)
-                weight = nn.Parameter(torch.randn(shape, dtype=torch.float64))
-                matrix = len(shape) == 2
-                matrices = frozenset({"w"}) if matrix else frozenset[str]()
-                optimizer = make_optimizer({"w": weight}, frozenset({"w"}), matrices, settings, fused=False)
-                formula = formula_for(settings, shape, matrix)
-                expected, state = weight.detach().clone(), None
-                for count in range(1, 5):
-                    weight.grad = torch.randn_like(weight)
-                    lr = 0.02 / count
-                    optimizer.param_groups[0]["lr"] = lr
-                    after = formula.step(expected, weight.grad, state, count=count, lr=lr, weight_decay=0.1)
-                    optimizer.step()
-                    expected, state = after.weight, after.moments
-                    torch.testing.assert_close(weight.detach(), expected, rtol=1e-12, atol=1e-14)
-                    for key in formula.keys:
-                        torch.testing.assert_close(optimizer.state[weight][key], state[key], rtol=1e-12, atol=1e-18)
-                assert set(formula.keys) == set(optimizer_kind(settings.name).tensors(settings, shape, matrix))
+    settings = Optimizer.model_validate({"lr": 0.02, "weight_decay": 0.1} | section)
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.randn(shape, dtype=torch.float64))
+    matrix = len(shape) == 2
+    matrices = frozenset({"w"}) if matrix else frozenset[str]()
+    optimizer = make_optimizer({"w": weight}, frozenset({"w"}), matrices, settings, fused=False)
+    formula = formula_for(settings, shape, matrix)
+    expected, state = weight.detach().clone(), None
+    for count in range(1, 5):
+        weight.grad = torch.randn_like(weight)
+        lr = 0.02 / count
+        optimizer.param_groups[0]["lr"] = lr
+        after = formula.step(expected, weight.grad, state, count=count, lr=lr, weight_decay=0.1)
+        optimizer.step()
+        expected, state = after.weight, after.moments
+        torch.testing.assert_close(weight.detach(), expected, rtol=1e-12, atol=1e-14)
+        for key in formula.keys:
+            torch.testing.assert_close(optimizer.state[weight][key], state[key], rtol=1e-12, atol=1e-18)
+    assert set(formula.keys) == set(optimizer_kind(settings.name).tensors(settings, shape, matrix))
 
 
 def test_a_lion_step_by_hand() -> None:
@@ -108,19 +108,16 @@ def test_orthogonalised_matrices_are_nearly_orthogonal_and_those_of_a_shard_are_
     assert (parts - whole).norm() / whole.norm() > 0.3
 
 
-def test_the_hidden_matrices_are_neither_embeddings_nor_the_head(subtests: pytest.Subtests, tiny_root: Path) -> None:
-    for family in ["llama", "gpt2", "mixtral", "gemma3_text"]:
-        with subtests.test(family=family):
-            config = EVERY_FAMILY[family]["config"]
-            model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
-            found = hidden_matrices(model, ())
-            resolved = recipe(tiny_root, "single", {"name": "muon"}, model={"config": config})
-            assert found == plain_matrices(model, resolved)
-            assert found
-            assert all(parameter.ndim == 2 for name, parameter in model.named_parameters() if name in found)
-            assert not [
-                name for name in found if "embed" in name or "wte" in name or "wpe" in name or "lm_head" in name
-            ]
+@every_case("family", ["llama", "gpt2", "mixtral", "gemma3_text"])
+def test_the_hidden_matrices_are_neither_embeddings_nor_the_head(family: str, tiny_root: Path) -> None:
+    config = EVERY_FAMILY[family]["config"]
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
+    found = hidden_matrices(model, ())
+    resolved = recipe(tiny_root, "single", {"name": "muon"}, model={"config": config})
+    assert found == plain_matrices(model, resolved)
+    assert found
+    assert all(parameter.ndim == 2 for name, parameter in model.named_parameters() if name in found)
+    assert not [name for name in found if "embed" in name or "wte" in name or "wpe" in name or "lm_head" in name]
 
 
 def test_the_matrices_of_an_adapter_are_hidden_matrices(tiny_root: Path) -> None:
@@ -134,18 +131,16 @@ def test_the_matrices_of_an_adapter_are_hidden_matrices(tiny_root: Path) -> None
 # ---------------------------------------------------------------- what is refused
 
 
-def test_flat_slices_are_refused(subtests: pytest.Subtests, tiny_root: Path) -> None:
-    for strategy in list(strategies()):
-        for name in ["muon", "adafactor"]:
-            with subtests.test(strategy=strategy, name=name):
-                if strategies()[strategy].traits.flat_state:
-                    with pytest.raises(InputError, match=f"optimizer.name: under {strategy} .* whole .*; use fsdp2"):
-                        recipe(tiny_root, strategy, {"name": name})
-                else:
-                    recipe(tiny_root, strategy, {"name": name})
+@every_case(("strategy", "name"), product(list(strategies()), ["muon", "adafactor"]))
+def test_flat_slices_are_refused(name: str, strategy: str, tiny_root: Path) -> None:
+    if strategies()[strategy].traits.flat_state:
+        with pytest.raises(InputError, match=f"optimizer.name: under {strategy} .* whole .*; use fsdp2"):
+            recipe(tiny_root, strategy, {"name": name})
+    else:
+        recipe(tiny_root, strategy, {"name": name})
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("section", "key"),
     [
         ({"name": "sgd", "betas": [0.9, 0.999]}, "betas"),
@@ -168,7 +163,7 @@ def test_keys_of_another_optimizer_are_refused_where_they_are_written(
         load_recipe(file)
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("name", "instead"),
     [("paged_adamw_32bit", "adamw"), ("paged-adamw8bit", "adamw8bit"), ("paged_lion_32bit", "lion")],
 )

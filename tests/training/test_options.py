@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from cases import every_case
 from jobs import resolved_from
 from tiny import LLAMA, make_llama, recipe_dict
 from toolkit.data.collate import MicroBatch
@@ -49,7 +50,7 @@ def test_patterns_freeze_what_they_match_and_are_counted() -> None:
     assert found[2] == Frozen("layers.0.mlp", 0, 0)  # they are the second pattern's already
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("patterns", "message"),
     [
         (["embed", "nonsense"], r"model\.freeze\[1\]: 'nonsense' matches no parameter \(the names are like 'model"),
@@ -133,7 +134,7 @@ def drawn(seed: int = 0) -> tuple[torch.Tensor, ...]:
 ROUNDING = 1e-6
 
 
-@pytest.mark.parametrize("terms", TERMS)
+@every_case("terms", TERMS)
 def test_the_fused_loss_is_its_definition(terms: LossTerms, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CHUNK_BYTES, "cpu", 4 * 50 * 7)  # several chunks
     hidden, weight, bias, targets = drawn()
@@ -151,7 +152,7 @@ def test_the_fused_loss_is_its_definition(terms: LossTerms, monkeypatch: pytest.
         assert (one.grad - other.grad).norm() < ROUNDING * other.grad.norm()  # type: ignore[union-attr,operator]
 
 
-@pytest.mark.parametrize("terms", TERMS)
+@every_case("terms", TERMS)
 def test_training_and_the_plain_loop_have_the_definition_each(terms: LossTerms, tiny_root: Path) -> None:
     resolved = resolved_from(single(tiny_root, label_smoothing=terms.smoothing, z_loss=terms.z_loss))
     assert LossTerms.of(resolved.recipe) == terms

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from cases import every_case
 from jobs import resolved_from, train_job
 from tiny import LLAMA, recipe_dict
 from toolkit.errors import InputError
@@ -94,54 +96,47 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 # ---------------------------------------------------------------------- the files' values
 
 
+@every_case(("name", "precision", "strategy"), product(FORMATS, ["fp32", "bf16"], ["single", "fsdp2"]))
 def test_packed_values_are_those_of_the_files_bit_for_bit(
-    subtests: pytest.Subtests, tiny_root: Path, folders: dict[str, Path]
+    name: str, precision: str, strategy: str, tiny_root: Path, folders: dict[str, Path]
 ) -> None:
-    for name in FORMATS:
-        for precision in ["fp32", "bf16"]:
-            for strategy in ["single", "fsdp2"]:
-                with subtests.test(name=name, precision=precision, strategy=strategy):
-                    resolved = resolved_from(recipe(tiny_root, folders[name], strategy, precision=precision))
-                    prepared = prepare_model(resolved, 0)
-                    stored = in_files(folders[name])
-                    layers = {
-                        key.replace("base_model.model.", "").replace(".base_layer", ""): layer
-                        for key, layer in nf4_layers(prepared.model).items()
-                    }
-                    packed = {key.removesuffix(".weight.absmax") for key in stored if key.endswith("weight.absmax")}
-                    assert set(layers) == packed - {"lm_head"}
-                    assert len(layers) == (11 if name == "some-left-out" else 14)
-                    for key, layer in layers.items():
-                        assert torch.equal(bits(layer.weight), bits(stored[f"{key}.weight"]))
-                        assert torch.equal(layer.statistics.absmax, stored[f"{key}.weight.absmax"])
-                        if layer.statistics.state2 is not None:
-                            assert torch.equal(layer.statistics.state2.absmax, stored[f"{key}.weight.nested_absmax"])
-                            state = bytes(stored[f"{key}.weight.quant_state.bitsandbytes__nf4"].tolist())
-                            assert layer.statistics.offset.item() == json.loads(state)["nested_offset"]
-                    assert resolved.stored is not None
-                    assert resolved.stored.nested == (name in ("double", "in-bfloat16"))
-                    if strategy == "single":
-                        assert all(
-                            claim.ok
-                            for claim in base_claims(prepared.model, prepared.bases, resolved, torch.device("cpu"))
-                        )
-                    packed_ones = {id(layer.weight) for layer in layers.values()}
-                    for key, parameter in prepared.model.named_parameters():
-                        assert id(parameter) in packed_ones or torch.isfinite(parameter).all(), key
+    resolved = resolved_from(recipe(tiny_root, folders[name], strategy, precision=precision))
+    prepared = prepare_model(resolved, 0)
+    stored = in_files(folders[name])
+    layers = {
+        key.replace("base_model.model.", "").replace(".base_layer", ""): layer
+        for key, layer in nf4_layers(prepared.model).items()
+    }
+    packed = {key.removesuffix(".weight.absmax") for key in stored if key.endswith("weight.absmax")}
+    assert set(layers) == packed - {"lm_head"}
+    assert len(layers) == (11 if name == "some-left-out" else 14)
+    for key, layer in layers.items():
+        assert torch.equal(bits(layer.weight), bits(stored[f"{key}.weight"]))
+        assert torch.equal(layer.statistics.absmax, stored[f"{key}.weight.absmax"])
+        if layer.statistics.state2 is not None:
+            assert torch.equal(layer.statistics.state2.absmax, stored[f"{key}.weight.nested_absmax"])
+            state = bytes(stored[f"{key}.weight.quant_state.bitsandbytes__nf4"].tolist())
+            assert layer.statistics.offset.item() == json.loads(state)["nested_offset"]
+    assert resolved.stored is not None
+    assert resolved.stored.nested == (name in ("double", "in-bfloat16"))
+    if strategy == "single":
+        assert all(claim.ok for claim in base_claims(prepared.model, prepared.bases, resolved, torch.device("cpu")))
+    packed_ones = {id(layer.weight) for layer in layers.values()}
+    for key, parameter in prepared.model.named_parameters():
+        assert id(parameter) in packed_ones or torch.isfinite(parameter).all(), key
 
 
-def test_it_answers_as_transformers_does(subtests: pytest.Subtests, tiny_root: Path, folders: dict[str, Path]) -> None:
+@every_case("name", FORMATS)
+def test_it_answers_as_transformers_does(name: str, tiny_root: Path, folders: dict[str, Path]) -> None:
     """In float32, where both multiply the same values."""
-    for name in FORMATS:
-        with subtests.test(name=name):
-            ours = prepare_model(resolved_from(recipe(tiny_root, folders[name], precision="fp32")), 0).model
-            theirs = by_transformers(folders[name])
-            with torch.no_grad():
-                found = ours(input_ids=IDS).logits
-                expected = theirs(input_ids=IDS).logits
-            assert not any(hasattr(module, "_hf_hook") for module in ours.modules())
-            # One rounding of the logits per product of the same matrices: a float32 epsilon times a few layers.
-            assert (found - expected).norm() < 1e-5 * expected.norm()
+    ours = prepare_model(resolved_from(recipe(tiny_root, folders[name], precision="fp32")), 0).model
+    theirs = by_transformers(folders[name])
+    with torch.no_grad():
+        found = ours(input_ids=IDS).logits
+        expected = theirs(input_ids=IDS).logits
+    assert not any(hasattr(module, "_hf_hook") for module in ours.modules())
+    # One rounding of the logits per product of the same matrices: a float32 epsilon times a small number of layers.
+    assert (found - expected).norm() < 1e-5 * expected.norm()
 
 
 def test_what_is_trained_whole_starts_from_the_files_values(tiny_root: Path, folders: dict[str, Path]) -> None:
@@ -161,39 +156,49 @@ def test_what_is_trained_whole_starts_from_the_files_values(tiny_root: Path, fol
 STARTED = [name for name, method in METHODS.items() if method.why_not is None]
 
 
-def test_each_method_is_the_plain_loops_or_refused(subtests: pytest.Subtests, tiny_root: Path) -> None:
+@every_case("name", ["lora", "vera", "ia3", "prompt-tuning"])
+def test_a_method_is_the_plain_loops_or_refused(name: str, tiny_root: Path) -> None:
+    check_method(name, tiny_root)
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("launches")
+@every_case("name", STARTED)
+def test_every_method_is_the_plain_loops_or_refused(name: str, tiny_root: Path) -> None:
+    check_method(name, tiny_root)
+
+
+def check_method(name: str, tiny_root: Path) -> None:
     """Its forward and its gradients, with trained weights away from where they start."""
-    for name in STARTED:
-        with subtests.test(name=name):
-            method = METHODS[name]
-            model = {"config": WIDE | {"quantization_config": DOUBLE}}
-            values = recipe_dict(tiny_root, model=model, adapter={"method": name, "options": dict(method.required)})
-            values |= {"strategy": {"name": "single"}, "machine": {"processes": 1}, "precision": "fp32"}
-            whole = Recipe.model_validate(values).model_dump(mode="json")
-            whole["adapter"] = twin_adapter(whole["adapter"], WIDE)
-            if not method.packed:
-                with pytest.raises(InputError, match=rf"adapter\.method: {name} reads the weights of the layers"):
-                    resolved_from(whole)
-                continue
-            answers = []
-            for make in (lambda r: prepare_model(r, 0).model, lambda r: plain_model(r, 0)):
-                made = make(resolved_from(whole)).eval()
-                trained = {key: p for key, p in made.named_parameters() if p.requires_grad}
-                torch.manual_seed(1)
-                with torch.no_grad():
-                    for key in sorted(trained):
-                        trained[key].add_(0.02 * torch.randn(trained[key].shape))
-                logits = made(input_ids=IDS).logits
-                logits.square().mean().backward()
-                answers.append((logits, {key: p.grad for key, p in trained.items()}))
-            (found, gradients), (expected, right) = answers
-            # The same products of the same values in float32, of which no more than the order of a sum may differ.
-            assert (found - expected).norm() < 1e-5 * expected.norm()
-            assert right.keys() == gradients.keys()
-            assert any(gradient is not None and gradient.norm() > 0 for gradient in right.values())
-            for key, gradient in right.items():
-                assert (gradient is None) == (gradients[key] is None)
-                assert gradient is None or (gradients[key] - gradient).norm() <= 1e-4 * gradient.norm()  # type: ignore[operator]
+    method = METHODS[name]
+    model = {"config": WIDE | {"quantization_config": DOUBLE}}
+    values = recipe_dict(tiny_root, model=model, adapter={"method": name, "options": dict(method.required)})
+    values |= {"strategy": {"name": "single"}, "machine": {"processes": 1}, "precision": "fp32"}
+    whole = Recipe.model_validate(values).model_dump(mode="json")
+    whole["adapter"] = twin_adapter(whole["adapter"], WIDE)
+    if not method.packed:
+        with pytest.raises(InputError, match=rf"adapter\.method: {name} reads the weights of the layers"):
+            resolved_from(whole)
+        return
+    answers = []
+    for make in (lambda r: prepare_model(r, 0).model, lambda r: plain_model(r, 0)):
+        made = make(resolved_from(whole)).eval()
+        trained = {key: p for key, p in made.named_parameters() if p.requires_grad}
+        torch.manual_seed(1)
+        with torch.no_grad():
+            for key in sorted(trained):
+                trained[key].add_(0.02 * torch.randn(trained[key].shape))
+        logits = made(input_ids=IDS).logits
+        logits.square().mean().backward()
+        answers.append((logits, {key: p.grad for key, p in trained.items()}))
+    (found, gradients), (expected, right) = answers
+    # The same products of the same values in float32, of which no more than the order of a sum may differ.
+    assert (found - expected).norm() < 1e-5 * expected.norm()
+    assert right.keys() == gradients.keys()
+    assert any(gradient is not None and gradient.norm() > 0 for gradient in right.values())
+    for key, gradient in right.items():
+        assert (gradient is None) == (gradients[key] is None)
+        assert gradient is None or (gradients[key] - gradient).norm() <= 1e-4 * gradient.norm()  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(
@@ -296,33 +301,36 @@ def refused(root: Path, quantization: dict[str, Any], adapter: Any = LORA, **con
     return str(caught.value)
 
 
-def test_other_formats_are_refused_by_name(subtests: pytest.Subtests, tiny_root: Path) -> None:
-    for kind in ["gptq", "awq", "torchao", "eetq"]:
-        with subtests.test(kind=kind):
-            message = refused(tiny_root, {"quant_method": kind, "bits": 4})
-            assert f"recipe.yaml: model.config: its weights are quantised already ({kind}): " in message
-            assert "set the original model (adapter.method: qlora quantises it to 4 bits)" in message
+@every_case("kind", ["gptq", "awq", "torchao", "eetq"])
+def test_other_formats_are_refused_by_name(kind: str, tiny_root: Path) -> None:
+    message = refused(tiny_root, {"quant_method": kind, "bits": 4})
+    assert f"recipe.yaml: model.config: its weights are quantised already ({kind}): " in message
+    assert "set the original model (adapter.method: qlora quantises it to 4 bits)" in message
 
 
-def test_other_formats_of_bitsandbytes_are_refused(subtests: pytest.Subtests, tiny_root: Path) -> None:
-    for quantization, message in [
+@every_case(
+    ("quantization", "message"),
+    [
         (NF4 | {"bnb_4bit_quant_type": "fp4"}, "(bitsandbytes, fp4)"),
         ({"load_in_4bit": True}, "(bitsandbytes, fp4)"),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "(bitsandbytes, 8 bits)"),
-    ]:
-        with subtests.test(quantization=quantization, message=message):
-            assert message in refused(tiny_root, quantization)
+    ],
+)
+def test_other_formats_of_bitsandbytes_are_refused(quantization: dict[str, Any], message: str, tiny_root: Path) -> None:
+    assert message in refused(tiny_root, quantization)
 
 
-def test_what_cannot_stand_on_packed_weights_is_refused(subtests: pytest.Subtests, tiny_root: Path) -> None:
-    for adapter, message in [
+@every_case(
+    ("adapter", "message"),
+    [
         (None, "model.config: its weights are packed in 4 bits and cannot be trained; set an adapter"),
         (LORA | {"options": {"init_lora_weights": "pissa"}}, "adapter.options.init_lora_weights: pissa starts from"),
         ({"method": "dora"}, "adapter.method: dora reads the weights of the layers that it adapts"),
         (LORA | {"options": {"target_parameters": ["q_proj.weight"]}}, "adapter.options.target_parameters: adapts"),
-    ]:
-        with subtests.test(adapter=adapter, message=message):
-            assert message in refused(tiny_root, DOUBLE, adapter)
+    ],
+)
+def test_what_cannot_stand_on_packed_weights_is_refused(adapter: Any, message: str, tiny_root: Path) -> None:
+    assert message in refused(tiny_root, DOUBLE, adapter)
 
 
 def test_weights_outside_of_linear_layers_are_refused(tiny_root: Path) -> None:

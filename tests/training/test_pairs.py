@@ -21,7 +21,7 @@ BEFORE, AFTER = 2, 5
 
 
 @pytest.fixture(scope="module")
-def groups() -> Iterator[dict[int, WorkerGroup]]:
+def groups(launches: None) -> Iterator[dict[int, WorkerGroup]]:
     with WorkerGroup(1) as one, WorkerGroup(2) as two, WorkerGroup(3) as three:
         yield {1: one, 2: two, 3: three}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from cases import every_case
 from jobs import Run, resolved_from, train_job, worst
 from nights import nightly_but
 from tiny import LLAMA, recipe_dict
@@ -44,8 +46,9 @@ def qlora(root: Path, strategy: str = "single", **sections: Any) -> dict[str, An
 # ---------------------------------------------------------------------- what 4 bits hold
 
 
-@pytest.mark.parametrize("storage", [torch.uint8, torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("shape", [(64, 32), (64, 96), (48, 64), (9, 40)])  # rows of no whole block among them
+@every_case(
+    ("shape", "storage"), product([(64, 32), (64, 96), (48, 64), (9, 40)], [torch.uint8, torch.bfloat16, torch.float32])
+)
 def test_a_weight_comes_back_as_the_paper_defines_it(shape: tuple[int, int], storage: torch.dtype) -> None:
     torch.manual_seed(0)
     for dtype in (torch.float32, torch.bfloat16):
@@ -320,7 +323,7 @@ def test_a_merge_that_answers_otherwise_is_not_written(
 # ---------------------------------------------------------------------- refusals
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("config", "expected"),
     [
         ({"model_type": "gpt2"}, "stores weights in Conv1D layers; use lora"),
@@ -336,7 +339,7 @@ def test_what_cannot_be_quantised_is_refused_at_config_time(
     assert expected in str(caught.value)
 
 
-@pytest.mark.parametrize(("found", "message"), [(None, "it is not installed"), ("0.45.1", "0.45.1 is installed")])
+@every_case(("found", "message"), [(None, "it is not installed"), ("0.45.1", "0.45.1 is installed")])
 def test_without_bitsandbytes_it_is_reported_before_anything_starts(
     found: str | None, message: str, tiny_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

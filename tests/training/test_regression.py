@@ -15,6 +15,7 @@ import torch
 import yaml
 from torch import nn
 
+from cases import every_case
 from families import FAMILIES
 from jobs import resolved_from
 from tiny import WORDS, recipe_dict
@@ -31,7 +32,7 @@ BERT: dict[str, Any] = {"config": FAMILIES["bert"]["config"], "task": "sequence-
 PAGE = Path(__file__).parents[2] / "docs/how-to/predict-a-number.md"
 
 
-@pytest.mark.parametrize("number", [0.0, -0.0, 1.0, -100.0, 0.1, 3.4e38, -1.5e-45])
+@every_case("number", [0.0, -0.0, 1.0, -100.0, 0.1, 3.4e38, -1.5e-45])
 def test_a_label_is_the_number_in_float32(number: float) -> None:
     bits = number_bits(number)
     assert bits != IGNORED
@@ -107,17 +108,19 @@ def test_it_learns_evaluates_and_exports(tiny_root: Path, tmp_path: Path) -> Non
     assert "| held-out mean squared error |" in (tmp_path / "model/README.md").read_text()
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("sections", "message"),
     [
         ({"label_smoothing": 0.1}, r"label_smoothing: is defined for classes, and the labels of .* are numbers"),
         ({"z_loss": 1.0e-4}, r"z_loss: is a mean over tokens, but sequence-regression has one label per sample"),
         ({"loss": "fused"}, r"loss: .*requires model\.task: causal-lm"),
-        ({"model": BERT | {"num_labels": 3}},
-         r"model\.num_labels: sequence-regression has one number per sample, and 3 are set; remove it"),
+        (
+            {"model": BERT | {"num_labels": 3}},
+            r"model\.num_labels: sequence-regression has one number per sample, and 3 are set; remove it",
+        ),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_what_is_for_classes_is_refused(
     sections: dict[str, Any], message: str, tiny_root: Path, tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from cases import every_case
 from jobs import loader_for, resolved_from
 from nights import nightly_but
 from tiny import recipe_dict
@@ -46,7 +47,7 @@ def recipe(root: Path, strategy: str = "single", **sections: Any) -> Resolved:
 # ---------------------------------------------------------------- the formula
 
 
-@pytest.mark.parametrize("warmup", [0, 1, 2, 5, 40])
+@every_case("warmup", [0, 1, 2, 5, 40])
 def test_an_update_has_its_share_of_all_weights(warmup: int) -> None:
     formula = ScheduleFree((0.9, 0.999), 1e-8, warmup)
     for count in range(1, 60):
@@ -183,7 +184,7 @@ def load_job(resolved: Resolved, folder: str) -> dict[str, torch.Tensor]:
 # ---------------------------------------------------------------- what it is refused with, and what is said
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("sections", "message"),
     [
         ({"schedule": {}}, r"schedule\.name: schedule-free averages .* the schedule is cosine; set schedule: "),
@@ -222,7 +223,7 @@ def test_the_recipe_says_what_is_evaluated_and_what_the_trainer_has(tiny_root: P
     assert made.items() >= expected.items()
 
 
-@pytest.mark.parametrize("strategy", list(strategies()))
+@every_case("strategy", list(strategies()))
 def test_its_state_takes_as_much_as_that_of_adamw(strategy: str, tiny_root: Path) -> None:
     found = []
     for name in ("adamw", "schedule-free"):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from cases import every_case
 from jobs import Run, resolved_from, train_job
 from nights import nightly_but
 from tiny import recipe_dict
@@ -85,6 +86,7 @@ def test_the_random_numbers_are_uniform_and_independent() -> None:
 
 
 @pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.usefixtures("launches")
 def test_the_step_is_the_formulas_to_the_bit_but_where_float32_decides(compiled: bool) -> None:
     size = 70_001  # more than two chunks, and no multiple of a vector
     weight, gradients = drawn(size)
@@ -110,6 +112,7 @@ def test_the_step_is_the_formulas_to_the_bit_but_where_float32_decides(compiled:
     assert optimizer.calls == calls, optimizer.fell_back
 
 
+@pytest.mark.usefixtures("launches")
 def test_shards_take_the_step_of_the_whole() -> None:
     weight, gradients = drawn(5000)
     whole = stepped(made(weight.clone()), gradients)
@@ -126,6 +129,7 @@ def test_shards_take_the_step_of_the_whole() -> None:
     assert not torch.equal(found[0][700:4700], whole[0][700:4700])
 
 
+@pytest.mark.usefixtures("launches")
 def test_weights_of_any_size_at_any_offset_run_the_compiled_kernel() -> None:
     """Sizes that torch compiles apart (1) or vectors do not divide; a ZeRO partition has them side by side."""
     sizes = [1, 2, 3, 7, 16, 31, 65, 1, 1000, 129]
@@ -154,6 +158,7 @@ def test_a_tensor_without_a_place_is_refused() -> None:
         stepped(optimizer, gradients)  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("launches")
 def test_small_updates_and_decays_are_not_lost() -> None:
     """Weights of 1 move by 1e-4 a step, where bfloat16 numbers are 2^-8 apart below; second moments of 1 have
     gradients of 0.5, so that they tend to 0.25."""
@@ -248,7 +253,7 @@ def test_a_resumed_run_continues_to_the_bit(strategy: str, tiny_root: Path, tmp_
     assert all(torch.equal(run.moments[name], moment) for name, moment in straight.moments.items())
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("sections", "message"),
     [
         ({"precision": "bf16"}, "optimizer.rounding: stochastic rounds weights that are kept in bfloat16"),
@@ -262,6 +267,7 @@ def test_it_is_refused_where_it_means_nothing(sections: dict[str, Any], message:
         resolved_from(recipe(tiny_root, **({"strategy": "fsdp2"} | sections)))
 
 
+@pytest.mark.usefixtures("launches")
 def test_without_a_compiler_the_step_is_the_same_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._dynamo import exc
 

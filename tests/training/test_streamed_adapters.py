@@ -4,6 +4,7 @@ the whole model, to the bit."""
 from __future__ import annotations
 
 import shutil
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from test_batch_norm import resolved, statistics_job
 from test_streaming import MODELS, content
 
+from cases import every_case
 from jobs import resolved_from, train_job
 from peft_methods import rows
 from tiny import LLAMA, recipe_dict
@@ -33,7 +35,7 @@ QUICK: dict[str, dict[str, Any]] = {
     "dora, bf16": {"adapter": {"method": "dora", "r": 4}, "precision": "bf16"},
     "trained copies": {"adapter": {"method": "lora", "r": 4, "modules_to_save": ["embed_tokens", "lm_head"]}},
     "trained copies, tied": {"adapter": {"method": "lora", "r": 4, "modules_to_save": ["embed_tokens"]}, "model": TIED},
-    "embeddings": {"adapter": {"method": "lora", "r": 4, "target_modules": ["embed_tokens", "q_proj"]}, "model": TIED},
+    "embeddings": {"adapter": {"method": "lora", "r": 4, "target_modules": ["embed_tokens", "q_proj"]}},
     "fused experts": {
         "adapter": {
             "method": "lora", "r": 4, "target_modules": ["q_proj"],
@@ -99,8 +101,7 @@ def compare(folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> st
     return reason
 
 
-@pytest.mark.parametrize("from_folder", [False, True])
-@pytest.mark.parametrize("name", list(QUICK))
+@every_case(("name", "from_folder"), product(list(QUICK), [False, True]))
 def test_the_files_are_those_of_the_whole_model(
     name: str, from_folder: bool, tiny_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,6 +121,7 @@ DoRA in layers with 65,536 inputs would make PEFT multiply with a unit matrix of
 @pytest.mark.parametrize(
     "what", [what if what == "merged" else pytest.param(what, marks=pytest.mark.nightly) for what in HELD]
 )
+@pytest.mark.usefixtures("launches")
 def test_memory_is_that_of_two_tensors(what: str, tiny_root: Path, tmp_path: Path) -> None:
     """A model of five tensors of 64 MiB; the whole one would take all of them."""
     sections, most, whole = HELD[what]

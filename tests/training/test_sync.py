@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from cases import every_case
 from jobs import Run, loader_for, plain_run, resolved_from, train_job, worst
 from nights import nightly_but
 from tiny import recipe_dict
@@ -127,7 +128,7 @@ def test_sixteen_bits_alone_round_where_the_ranks_add_up(
     assert outcome.verdict == "equivalent", (outcome.difference, outcome.failure, outcome.unproven)
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("strategy", "sections", "message"),
     [
         ({"name": "single", "sync": "last"}, {"machine": {"processes": 1}}, "strategy.sync: single is one process"),

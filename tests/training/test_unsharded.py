@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from torch.utils._pytree import tree_iter
 
+from cases import every_case
 from jobs import Run, assert_goes_on, loader_for, plain_run, resolved_from, train_job, worst
 from nights import nightly_but
 from tiny import recipe_dict
@@ -151,7 +152,7 @@ def test_more_blocks_than_there_are_are_refused(name: str, tiny_root: Path, grou
 FOUR = {"machine": {"processes": 4}}
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("strategy", "sections", "message"),
     [
         ({"name": "zero2"}, {}, "unsharded_blocks: zero2 shards no weights; remove it, or use one of"),

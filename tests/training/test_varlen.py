@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from cases import every_case
 from families import EVERY_FAMILY, FAMILIES
 from plan.cells import Cell
 from plan.truth import measured, predicted
@@ -68,15 +69,14 @@ def computed(model: Any, inputs: dict[str, torch.Tensor]) -> tuple[torch.Tensor,
     return logits.detach(), torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
-def test_numbers_are_those_of_masks(subtests: pytest.Subtests) -> None:
-    for name in MODELS:
-        with subtests.test(name=name):
-            (logits, gradients), (others, other_gradients) = (
-                computed(built(MODELS[name], attention), packed()) for attention in ("varlen", "sdpa")
-            )
-            # float64, but for norms and rotations, which some models compute in float32.
-            torch.testing.assert_close(logits, others, rtol=1e-5, atol=1e-6)
-            torch.testing.assert_close(gradients, other_gradients, rtol=1e-4, atol=1e-5)
+@every_case("name", MODELS)
+def test_numbers_are_those_of_masks(name: str) -> None:
+    (logits, gradients), (others, other_gradients) = (
+        computed(built(MODELS[name], attention), packed()) for attention in ("varlen", "sdpa")
+    )
+    # float64, but for norms and rotations, which some models compute in float32.
+    torch.testing.assert_close(logits, others, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(gradients, other_gradients, rtol=1e-4, atol=1e-5)
 
 
 def test_each_sample_is_computed_by_itself() -> None:
@@ -111,32 +111,38 @@ def test_masks_of_another_kind_are_refused() -> None:
         beginnings(1, 4, 4, lambda b, h, q, k: k <= q, use_vmap=True)
 
 
-def test_refused_at_once(subtests: pytest.Subtests, tmp_path: Path) -> None:
-    for changed, reason in [
+@every_case(
+    ("changed", "reason"),
+    [
         ({"data": {"packing": False}}, r"varlen is for packed rows"),
         ({"compile": True}, r"depends on where the samples"),
         ({"strategy": {"name": "ddp", "mesh": {"context": 2}}, "machine": {"processes": 2}}, r"beside mesh\.context"),
-    ]:
-        with subtests.test(changed=changed, reason=reason):
-            values = recipe_dict(tmp_path, model={"config": MODELS["llama"], "attention": "varlen"})
-            for section, keys in ({"data": {"packing": True}} | changed).items():
-                values[section] = values.get(section, {}) | keys if isinstance(keys, dict) else keys
-            with pytest.raises(InputError, match=rf"r: model\.attention: .*{reason}"):
-                resolve(Recipe.model_validate(values), "r", device=values["machine"].get("device", "cpu"))
+    ],
+)
+def test_refused_at_once(changed: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    values = recipe_dict(tmp_path, model={"config": MODELS["llama"], "attention": "varlen"})
+    for section, keys in ({"data": {"packing": True}} | changed).items():
+        values[section] = values.get(section, {}) | keys if isinstance(keys, dict) else keys
+    with pytest.raises(InputError, match=rf"r: model\.attention: .*{reason}"):
+        resolve(Recipe.model_validate(values), "r", device=values["machine"].get("device", "cpu"))
 
 
-def test_attention_that_sdpa_has_not_is_refused_at_once(subtests: pytest.Subtests, tmp_path: Path) -> None:
-    for kind, changed, reason in [
+@every_case(
+    ("kind", "changed", "reason"),
+    [
         ("gemma2", {}, "caps its scores; use eager"),
         ("gemma2", {"attn_logit_softcapping": None}, None),
         ("mimo_v2_flash", {}, "has sinks; use eager"),
-    ]:
-        with subtests.test(kind=kind, changed=changed, reason=reason):
-            model = {"config": EVERY_FAMILY["gemma2"]["config"] | {"model_type": kind} | changed, "attention": "varlen"}
-            values = recipe_dict(tmp_path, model=model)
-            values["data"]["packing"] = True
-            with contextlib.nullcontext() if reason is None else pytest.raises(InputError, match=reason):
-                resolve(Recipe.model_validate(values), "r", device="cpu")
+    ],
+)
+def test_attention_that_sdpa_has_not_is_refused_at_once(
+    kind: str, changed: dict[str, Any], reason: str | None, tmp_path: Path
+) -> None:
+    model = {"config": EVERY_FAMILY["gemma2"]["config"] | {"model_type": kind} | changed, "attention": "varlen"}
+    values = recipe_dict(tmp_path, model=model)
+    values["data"]["packing"] = True
+    with contextlib.nullcontext() if reason is None else pytest.raises(InputError, match=reason):
+        resolve(Recipe.model_validate(values), "r", device="cpu")
 
 
 def test_memory_is_predicted() -> None:

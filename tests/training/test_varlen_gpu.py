@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from cases import every_case
 from jobs import resolved_from
 from tiny import recipe_dict
 from toolkit.data.collate import Bounds, MicroBatch, Slot, bounds_of, collate
@@ -141,20 +142,19 @@ def test_they_are_copied_with_the_micro_batch(monkeypatch: pytest.MonkeyPatch) -
 # ---------------------------------------------------------------------- what is computed
 
 
-def test_numbers_are_those_of_masks(subtests: pytest.Subtests, kernel: Kernel) -> None:
-    for name in MODELS:
-        with subtests.test(name=name):
-            micro = packed()
-            loss, gradients = computed(model_of(MODELS[name], VARLEN_ON_GPU), micro)
-            right, right_gradients = computed(model_of(MODELS[name], "sdpa"), micro)
-            # float64, but for norms and rotations, which some models compute in float32.
-            torch.testing.assert_close(loss, right, rtol=1e-5, atol=1e-6)
-            torch.testing.assert_close(gradients, right_gradients, rtol=1e-4, atol=1e-5)
-            layers = model_of(MODELS[name], "sdpa").config.num_hidden_layers
-            assert len(kernel.calls) == layers
-            heads = {(call["shapes"][0][0], call["longest"]) for call in kernel.calls}
-            assert heads == {(52, (12, 12))}
-            assert all(call["starts"] is call["starts_k"] is micro.bounds.starts for call in kernel.calls)
+@pytest.mark.parametrize("name", MODELS)
+def test_numbers_are_those_of_masks(name: str, kernel: Kernel) -> None:
+    micro = packed()
+    loss, gradients = computed(model_of(MODELS[name], VARLEN_ON_GPU), micro)
+    right, right_gradients = computed(model_of(MODELS[name], "sdpa"), micro)
+    # float64, but for norms and rotations, which some models compute in float32.
+    torch.testing.assert_close(loss, right, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(gradients, right_gradients, rtol=1e-4, atol=1e-5)
+    layers = model_of(MODELS[name], "sdpa").config.num_hidden_layers
+    assert len(kernel.calls) == layers
+    heads = {(call["shapes"][0][0], call["longest"]) for call in kernel.calls}
+    assert heads == {(52, (12, 12))}
+    assert all(call["starts"] is call["starts_k"] is micro.bounds.starts for call in kernel.calls)
 
 
 def test_a_window_counts_the_token_itself(kernel: Kernel) -> None:
@@ -201,22 +201,24 @@ def test_under_autocast_all_three_have_its_dtype(kernel: Kernel) -> None:
     assert {call["dtype"] for call in kernel.calls} == {torch.bfloat16}
 
 
-def test_refused_where_the_model_shows_it(subtests: pytest.Subtests) -> None:
-    for options, error in [
+@every_case(
+    ("options", "error"),
+    [
         ({"dropout": 0.1}, "has no dropout on a GPU, but this model has 0.1; use sdpa"),
         ({"softcap": 5.0}, "this model's attention has softcap; use eager"),
         ({"s_aux": 1.0}, "this model's attention has s_aux; use eager"),
         ({"is_causal": False}, "an attention of this model is not causal; use sdpa"),
         ({"dtype": torch.float32}, r"takes bf16 or fp16, .*torch\.float32, 8 and 8; use sdpa"),
         ({"cu_seq_lens_q": None, "device": "meta"}, "does not hand the arguments of its forward to its attention"),
-    ]:
-        with subtests.test(options=options, error=error):
-            options = dict(options)
-            dtype, device = options.pop("dtype", torch.bfloat16), options.pop("device", "cpu")
-            one = torch.zeros(1, 2, 6, 8, dtype=dtype, device=device)
-            given = {"cu_seq_lens_q": torch.tensor([0, 6], dtype=torch.int32), "max_length_q": 6} | options
-            with pytest.raises(InputError, match=rf"model\.attention: varlen.*{error}"):
-                varlen_gpu.attention_on_gpu(torch.nn.Module(), one, one, one, None, **given)
+    ],
+)
+def test_refused_where_the_model_shows_it(options: dict[str, Any], error: str) -> None:
+    options = dict(options)
+    dtype, device = options.pop("dtype", torch.bfloat16), options.pop("device", "cpu")
+    one = torch.zeros(1, 2, 6, 8, dtype=dtype, device=device)
+    given = {"cu_seq_lens_q": torch.tensor([0, 6], dtype=torch.int32), "max_length_q": 6} | options
+    with pytest.raises(InputError, match=rf"model\.attention: varlen.*{error}"):
+        varlen_gpu.attention_on_gpu(torch.nn.Module(), one, one, one, None, **given)
 
 
 # ---------------------------------------------------------------------- what a recipe says
@@ -236,20 +238,20 @@ def recipe(root: Path, **sections: Any) -> dict[str, Any]:
     return values
 
 
-def test_refused_at_once(subtests: pytest.Subtests, tmp_path: Path) -> None:
-    for sections, reason in [
+@every_case(
+    ("sections", "reason"),
+    [
         ({"precision": "fp32"}, "requires 16 bits on a GPU, but precision is fp32; use precision: bf16, or fp16"),
         ({"compile": True}, "which a compiled block cannot; use sdpa"),
         ({"model": {"config": MODELS["llama"] | {"attention_dropout": 0.1}}}, "model's attention_dropout is 0.1"),
         ({"model": {"config": MODELS["llama"] | {"head_dim": 12}}}, "heads of a multiple of 8 on a GPU, .* have 12"),
         ({"model": {"config": MODELS["llama"] | {"head_dim": 264}}}, "of 256 at most; this model's have 264; use sdpa"),
         ({"model": {"config": MODELS["llama"] | {"hidden_size": 40}}}, "this model's have 10; use sdpa"),
-    ]:
-        with (
-            subtests.test(sections=sections, reason=reason),
-            pytest.raises(InputError, match=rf"r: model\.attention: varlen .*{reason}"),
-        ):
-            resolve(Recipe.model_validate(recipe(tmp_path, **sections)), "r")
+    ],
+)
+def test_refused_at_once(sections: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=rf"r: model\.attention: varlen .*{reason}"):
+        resolve(Recipe.model_validate(recipe(tmp_path, **sections)), "r")
 
 
 def test_gpus_that_lack_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from cases import every_case
 from families import EVERY_FAMILY, FAMILIES
 from tiny import LLAMA
 from toolkit.errors import RunFailed
@@ -101,21 +102,18 @@ def test_a_cancelling_sum_has_a_wider_bound(recipe: Make, tmp_path: Path) -> Non
     assert sum_bounds(loop, window)[name] == factors == pytest.approx(4.8e-7, rel=0.01)
 
 
-def test_token_losses_summed_otherwise_stay_within_the_bound(subtests: pytest.Subtests) -> None:
-    for size in [1e-4, 1.0, 30.0]:
-        with subtests.test(size=size):
-            draw = torch.Generator().manual_seed(0)
-            logits = torch.randn(400, 96, generator=draw) * 3
-            at = torch.randint(0, 96, (400,), generator=draw)
-            logits[torch.arange(400), at] += (
-                12.0 if size < 1 else -size
-            )  # nearly sure of the right token; or of another
-            torchs = torch.nn.functional.cross_entropy(logits, at, reduction="sum").item()
-            quotients = head_loss.linear_cross_entropy(logits, torch.eye(96), None, at).item()
-            exact = torch.nn.functional.cross_entropy(logits.double(), at, reduction="sum").item()
-            for seen in (torchs, quotients):
-                assert abs(seen - exact) / exact < loss_bound(exact, 400) / 2
-            assert loss_bound(1000.0, 400) < 3e-6
+@every_case("size", [1e-4, 1.0, 30.0])
+def test_token_losses_summed_otherwise_stay_within_the_bound(size: float) -> None:
+    draw = torch.Generator().manual_seed(0)
+    logits = torch.randn(400, 96, generator=draw) * 3
+    at = torch.randint(0, 96, (400,), generator=draw)
+    logits[torch.arange(400), at] += 12.0 if size < 1 else -size  # nearly sure of the right token; or of another
+    torchs = torch.nn.functional.cross_entropy(logits, at, reduction="sum").item()
+    quotients = head_loss.linear_cross_entropy(logits, torch.eye(96), None, at).item()
+    exact = torch.nn.functional.cross_entropy(logits.double(), at, reduction="sum").item()
+    for seen in (torchs, quotients):
+        assert abs(seen - exact) / exact < loss_bound(exact, 400) / 2
+    assert loss_bound(1000.0, 400) < 3e-6
 
 
 def test_what_is_free_has_its_reason(recipe: Make, tmp_path: Path) -> None:

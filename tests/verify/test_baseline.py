@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from cases import every_case
 from tiny import LLAMA
 from toolkit.errors import InputError
 from toolkit.verification.baseline import badge, compare, read_baseline
@@ -38,8 +39,9 @@ def _limit(at: int, value: float | None) -> Callable[[dict[str, Any]], Any]:
     return lambda document: document["passes"][at]["stages"][0].update(detection_limit=value)
 
 
-def test_what_is_weaker(subtests: pytest.Subtests) -> None:
-    for change, weaker in [
+@every_case(
+    ("change", "weaker"),
+    [
         (lambda document: None, []),
         (_limit(0, 1e-8), []),
         (_limit(0, 4.9e-7), ["logic pass, gradient: detects errors from 4.9e-07, was 4.8e-07"]),
@@ -53,12 +55,13 @@ def test_what_is_weaker(subtests: pytest.Subtests) -> None:
             lambda document: document.update(verdict="not-exercised"),
             ["the verdict is not-exercised, and was equivalent"],
         ),
-    ]:
-        with subtests.test(change=change, weaker=weaker):
-            found = compare(GOOD, _changed(change), "kept.json")
-            assert list(found.weaker) == weaker
-            assert found.ok == (not weaker)
-            assert not found.changed
+    ],
+)
+def test_what_is_weaker(change: Callable[[dict[str, Any]], Any], weaker: list[str]) -> None:
+    found = compare(GOOD, _changed(change), "kept.json")
+    assert list(found.weaker) == weaker
+    assert found.ok == (not weaker)
+    assert not found.changed
 
 
 def test_another_recipe_is_said() -> None:
@@ -66,7 +69,7 @@ def test_another_recipe_is_said() -> None:
     assert found.lines()[-1] == "note: the recipe has changed since kept.json was written"
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("text", "message"),
     [(None, "No such file"), ("{", "is not JSON"), ("[]", "is not a result of toolkit verify"), ("{}", "not a result")],
 )
@@ -86,6 +89,7 @@ def test_a_badge() -> None:
 
 
 @pytest.mark.parametrize("lost", [True, pytest.param(False, marks=pytest.mark.nightly)])
+@pytest.mark.usefixtures("launches")
 def test_the_command(
     lost: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,6 +18,7 @@ from checkpoint_writers import Plan
 from safetensors.torch import save_file
 
 import toolkit
+from cases import every_case
 from toolkit.errors import InputError
 from toolkit.verification.checkpoints import compare as comparing
 from toolkit.verification.checkpoints import screen
@@ -117,7 +118,7 @@ def test_weights_of_a_later_step_than_the_moments(plain: Callable[..., Path], tm
     assert found.diagnosis.facts["which"] == "B"
 
 
-@pytest.mark.parametrize("known", [True, False])
+@every_case("known", [True, False])
 def test_weight_decay(known: bool, plain: Callable[..., Path], tmp_path: Path) -> None:
     """From what the groups say, and from the weights where they do not."""
 
@@ -399,6 +400,7 @@ def refused(arguments: list[str], cwd: Path) -> str:
     return line
 
 
+@pytest.mark.usefixtures("launches")
 def test_the_command(plain: Callable[..., Path], tmp_path: Path) -> None:
     a, b = str(plain()), str(plain(scale=2.0))
     both = [sys.executable, "-m", "toolkit", "verify", "--checkpoint", a, "--checkpoint", b, "--json", "r.json"]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from cases import every_case
 from data import templates
 from toolkit.launch.group import WorkerGroup
 from toolkit.recipe.resolve import Resolved
@@ -41,20 +42,17 @@ def test_a_recipe_without_conversations_and_with_one_source_has_no_such_stage(re
     assert data_case(recipe("single"), None) is None
 
 
-def test_built_in_conversations_are_learned_by_the_rule(
-    subtests: pytest.Subtests, recipe: Callable[..., Resolved]
-) -> None:
-    for turns in ["auto", "last", "each"]:
-        with subtests.test(turns=turns):
-            case = case_of(recipe("single"), format="messages", train="built-in", turns=turns)
-            trace = record_data(case)
-            assert {sample.row for sample in trace.samples} == set(range(len(ROWS)))
-            stage = data_stage(case, trace)
-            assert len(stage.measures) >= 8 * len(ROWS)
-            assert stage.wrong == []
+@every_case("turns", ["auto", "last", "each"])
+def test_built_in_conversations_are_learned_by_the_rule(recipe: Callable[..., Resolved], turns: str) -> None:
+    case = case_of(recipe("single"), format="messages", train="built-in", turns=turns)
+    trace = record_data(case)
+    assert {sample.row for sample in trace.samples} == set(range(len(ROWS)))
+    stage = data_stage(case, trace)
+    assert len(stage.measures) >= 8 * len(ROWS)
+    assert stage.wrong == []
 
 
-@pytest.mark.parametrize("name", templates.names() or ["none"])
+@every_case("name", templates.names() or ["none"])
 def test_published_templates_are_learned_by_the_rule(
     name: str, recipe: Callable[..., Resolved], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,18 +68,17 @@ def test_published_templates_are_learned_by_the_rule(
     assert [(m.tensor, m.sentence) for m in data_stage(case, trace).wrong] == []
 
 
-def test_a_mistake_is_found_and_named(subtests: pytest.Subtests, recipe: Callable[..., Resolved]) -> None:
-    for fault in FAULTS:
-        with subtests.test(fault=fault):
-            case = case_of(recipe("single"), fault)
-            trace = record_data(case)
-            assert trace.fault_reached
-            kinds = {measure.kind for measure in data_stage(case, trace).wrong}
-            named = next(cause for kind, cause in _SAMPLES.items() if kind in kinds)
-            assert named in fault_class(fault).diagnoses
-            right = data_stage(case, record_data(case_of(recipe("single"), fault) and DataCase(
-                case.recipe, case.source, case.conversations, case.shares)))  # fmt: skip
-            assert right.wrong == []
+@every_case("fault", FAULTS)
+def test_a_mistake_is_found_and_named(fault: str, recipe: Callable[..., Resolved]) -> None:
+    case = case_of(recipe("single"), fault)
+    trace = record_data(case)
+    assert trace.fault_reached
+    kinds = {measure.kind for measure in data_stage(case, trace).wrong}
+    named = next(cause for kind, cause in _SAMPLES.items() if kind in kinds)
+    assert named in fault_class(fault).diagnoses
+    right = data_stage(case, record_data(case_of(recipe("single"), fault) and DataCase(
+        case.recipe, case.source, case.conversations, case.shares)))  # fmt: skip
+    assert right.wrong == []
 
 
 @pytest.mark.parametrize(("fault", "strategy"), [("tool-result-supervised", "single"), ("mixture-share-off", "zero2")])

@@ -168,6 +168,7 @@ def test_a_run_that_ends_for_another_reason_has_killed_nothing(
     assert "rank 0 died (exit code -6): SIGABRT; expected: clip" in said[0]
 
 
+@pytest.mark.usefixtures("launches")
 def test_a_run_that_hangs_or_dies_is_reported_with_its_place(recipe: Callable[..., Resolved]) -> None:
     with WorkerGroup(1) as workers:
         outcome = verify(recipe("single"), group=workers, time_limit=0.05)
@@ -186,6 +187,7 @@ def test_a_run_that_hangs_or_dies_is_reported_with_its_place(recipe: Callable[..
         pytest.param(broken.hangs, "no answer", marks=pytest.mark.nightly),  # it takes the whole of its limit
     ],
 )
+@pytest.mark.usefixtures("launches")
 def test_a_rank_that_breaks_is_reported_with_its_step_and_stage(
     job: Callable[[Case], None], message: str, recipe: Callable[..., Resolved], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,6 +204,7 @@ def test_a_rank_that_breaks_is_reported_with_its_step_and_stage(
     assert not any(psutil.pid_exists(pid) for pid in processes if pid), "nothing is left behind"
 
 
+@pytest.mark.usefixtures("launches")
 def test_an_export_that_breaks_is_reported_as_that_and_the_log_says_where(
     recipe: Callable[..., Resolved], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -258,6 +258,7 @@ def test_only_an_unused_folder_is_taken(written: Written, tiny_root: Path, tmp_p
     assert imported(source, values).step == 3, "the other process has ended"
 
 
+@pytest.mark.usefixtures("launches")
 def test_a_notebook_gives_the_folder_back(tiny_root: Path, tmp_path: Path) -> None:
     """Another process may resume in a folder that this one has finished with."""
     values = recipe(tiny_root, tmp_path / "run")

@@ -33,6 +33,7 @@ def test_a_correct_run_is_equivalent(name: str, recipe: Make, group: WorkerGroup
     assert outcome.verdict == "equivalent", (outcome.difference, outcome.failure)
 
 
+@pytest.mark.usefixtures("launches")
 def test_processes_take_the_threads_that_they_are_given(tmp_path: Path) -> None:
     """torch sums by threads. A caller whose main module imports torch has it imported in each process before the
     process knows how many threads it has."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from cases import every_case
 from toolkit.launch.group import WorkerGroup
 from toolkit.recipe.resolve import Resolved
 from toolkit.reference.loop import Window
@@ -179,21 +180,20 @@ _PUBLISHED = {
 }  # fmt: skip
 
 
-def test_a_twin_is_small_and_computes(subtests: pytest.Subtests) -> None:
-    for name in sorted(_PUBLISHED):
-        with subtests.test(name=name):
-            from transformers import AutoConfig, AutoModelForCausalLM
+@every_case("name", sorted(_PUBLISHED))
+def test_a_twin_is_small_and_computes(name: str) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-            published = _PUBLISHED[name]
-            twin = twin_config(published)
-            assert twin["model_type"] == published["model_type"]
-            model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**twin))
-            assert sum(p.numel() for p in model.parameters()) < 500_000
-            ids = torch.randint(3, twin["vocab_size"], (2, 12))
-            assert model(input_ids=ids, labels=ids).loss.isfinite()
-            if "num_key_value_heads" in published:
-                grouped = published["num_key_value_heads"] < published["num_attention_heads"]
-                assert (twin["num_key_value_heads"] < twin["num_attention_heads"]) == grouped
+    published = _PUBLISHED[name]
+    twin = twin_config(published)
+    assert twin["model_type"] == published["model_type"]
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**twin))
+    assert sum(p.numel() for p in model.parameters()) < 500_000
+    ids = torch.randint(3, twin["vocab_size"], (2, 12))
+    assert model(input_ids=ids, labels=ids).loss.isfinite()
+    if "num_key_value_heads" in published:
+        grouped = published["num_key_value_heads"] < published["num_attention_heads"]
+        assert (twin["num_key_value_heads"] < twin["num_attention_heads"]) == grouped
 
 
 @pytest.mark.parametrize(("axis", "count"), [("tensor", 2), ("tensor", 3), ("tensor", 4), ("context", 8)])

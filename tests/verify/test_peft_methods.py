@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from cases import every_case
 from peft_methods import STRATEGIES, Row, cell, rows
 from toolkit.launch.group import WorkerGroup
 from toolkit.recipe.adapter_methods import METHODS
@@ -93,7 +94,7 @@ def test_an_adapter_that_does_not_act_is_found(
     assert outcome.diagnosis.id == diagnosis
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("adapter", "expected"),
     [
         ({"options": {"layers_to_transform": [10, 11]}}, {"layers_to_transform": [1]}),
@@ -101,11 +102,20 @@ def test_an_adapter_that_does_not_act_is_found(
         ({"options": {"trainable_token_indices": [3, 903]}}, {"trainable_token_indices": [3, 112]}),
         ({"method": "c3a", "options": {}}, {"block_size": 16}),
         ({"method": "c3a", "options": {"block_size": 8}}, {"block_size": 8}),
-        ({"method": "prompt-tuning", "options": {"num_virtual_tokens": 50, "prompt_tuning_init": "TEXT",
-          "prompt_tuning_init_text": "Be kind."}}, {"num_virtual_tokens": 8, "prompt_tuning_init": "RANDOM"}),
+        (
+            {
+                "method": "prompt-tuning",
+                "options": {
+                    "num_virtual_tokens": 50,
+                    "prompt_tuning_init": "TEXT",
+                    "prompt_tuning_init_text": "Be kind.",
+                },
+            },
+            {"num_virtual_tokens": 8, "prompt_tuning_init": "RANDOM"},
+        ),
         ({"options": {"init_lora_weights": "pissa"}, "r": 64}, {"init_lora_weights": "pissa"}),
     ],
-)  # fmt: skip
+)
 def test_the_twin_has_the_adapter_in_sizes_that_it_can_have(adapter: dict[str, Any], expected: dict[str, Any]) -> None:
     values = {"method": "lora", "r": None, "path": "somewhere"} | adapter
     twin = twin_adapter(values, {"num_hidden_layers": 2, "vocab_size": 100 if "trainable" not in str(adapter) else 400})

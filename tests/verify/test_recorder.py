@@ -9,6 +9,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
+from nights import nightly_but
 from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
 from toolkit.verification.loops.recorder import Recorder
@@ -42,6 +43,7 @@ def test_transformers_trainer(tmp_path: Path) -> None:
     assert len(outcome.passes[0].ranks[0].run.steps) == 3
 
 
+@pytest.mark.nightly
 def test_transformers_trainer_under_deepspeed(group: WorkerGroup, tmp_path: Path) -> None:
     config = {
         "zero_optimization": {"stage": 2}, "gradient_accumulation_steps": 2, "gradient_clipping": 1.0,
@@ -62,7 +64,7 @@ def test_an_accelerate_loop_under_fsdp2(group: WorkerGroup, tmp_path: Path) -> N
     assert "clipped" in next(stage for stage in outcome.passes[0].stages if stage.name == "clip").summary
 
 
-@pytest.mark.parametrize(("stage", "bf16"), [(1, False), (2, True), (3, False), (3, True)])
+@pytest.mark.parametrize(("stage", "bf16"), nightly_but([(1, False), (2, True), (3, False), (3, True)], (3, True)))
 def test_an_accelerate_loop_under_deepspeed(stage: int, bf16: bool, group: WorkerGroup, tmp_path: Path) -> None:
     group.run(loops.zero_loop, str(tmp_path), stage, bf16)
     outcome = verify_trace(tmp_path)
@@ -73,6 +75,7 @@ def test_an_accelerate_loop_under_deepspeed(stage: int, bf16: bool, group: Worke
     assert outcome.resolved.recipe.precision == ("bf16" if bf16 else "fp32")
 
 
+@pytest.mark.nightly
 def test_the_usual_loop_under_deepspeed_weighs_micro_batches_wrongly(group: WorkerGroup, tmp_path: Path) -> None:
     group.run(loops.zero_loop, str(tmp_path), 2, False, False)
     outcome = verify_trace(tmp_path)

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from families import FAMILIES
+from nights import nightly_but
 from toolkit.model.compiling import compilation, compile_blocks
 from toolkit.recipe.resolve import Resolved
 from toolkit.reference.roundings import other_roundings
@@ -53,6 +54,7 @@ def compiled_gradients(block: nn.Module, x: torch.Tensor, bf16: bool) -> dict[st
     return found
 
 
+@pytest.mark.usefixtures("launches")
 def test_a_compiled_block_errs_no_more_than_the_draws_say() -> None:
     torch.manual_seed(0)
     block, x = Gated(), torch.randn(3, 7, 32)
@@ -75,6 +77,7 @@ def test_a_compiled_block_errs_no_more_than_the_draws_say() -> None:
     assert max(scales.values()) < 2e-6
 
 
+@pytest.mark.usefixtures("launches")
 def test_a_compiled_block_rounds_to_16_bits_where_the_plain_one_does() -> None:
     torch.manual_seed(0)
     block, x = Gated(), torch.randn(3, 7, 32)
@@ -130,7 +133,7 @@ def test_zeros_and_infinities_stay() -> None:
     assert len(found[2::3].unique()) == 3, "one spacing up, one down, or as it was"
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", nightly_but(FAMILIES, "gpt_oss"))
 def test_what_a_family_counts_and_chooses_by_is_left_alone(
     family: str, recipe: Callable[..., Resolved], tmp_path: Path
 ) -> None:

@@ -19,6 +19,7 @@ from toolkit.verification.scripts.command import record
 from toolkit.verification.scripts.prove import judge, prove
 
 HERE = Path(__file__).parent
+pytestmark = pytest.mark.usefixtures("launches")
 RIGHT = """
 import os, sys, torch
 import torch.distributed as dist

@@ -10,7 +10,9 @@ import pytest
 import script_loops as loops
 import torch
 
+from nights import nightly_but
 from toolkit.launch.group import WorkerGroup
+from toolkit.verification.outcome import Outcome
 from toolkit.verification.scripts.calls import Calls
 from toolkit.verification.scripts.run import prepare
 from toolkit.verification.scripts.verify import ModelOutcome, verify_unit
@@ -51,7 +53,7 @@ def test_a_right_loop_on_one_process(job: Any, judge: Judge) -> None:
     assert stage(found, "forward").summary == "outputs bit-equal"
 
 
-@pytest.mark.parametrize("job", TOGETHER)
+@pytest.mark.parametrize("job", nightly_but(TOGETHER, loops.sharded, loops.partitioned))
 def test_a_right_loop_on_two_ranks(job: Any, judge: Judge, group: WorkerGroup) -> None:
     found = judge(job, "", group)
     assert found.outcome.verdict == "equivalent", found.outcome.difference
@@ -68,25 +70,44 @@ def test_a_right_loop_on_two_ranks(job: Any, judge: Judge, group: WorkerGroup) -
         (loops.scaled, "clipped-while-scaled", "clip", None),
         (loops.divided_after, "last-tokens", "gradient", "uniform-scale"),
         (loops.divided_after, "divided-twice", "gradient", "micro-batch-weights"),
-        (loops.accelerated, "mean-per-micro-batch", "forward", "mean-per-micro-batch"),
-        # With as many ranks as micro-batches both are divided by the same number.
-        (loops.accelerated, "ranks-divided-twice", "forward", "accumulation-divided-twice"),
-        (loops.reduced_by_hand, "tensors-not-reduced", "gradient", "ranks-not-reduced"),
-        (loops.sharded, "reduced-in-bf16", "gradient", "sums-rounded-to-16-bits"),
-        (loops.adapters_sharded, "later-adapters-without-gradient", "gradient", "no-gradient"),
-        (loops.adapters_sharded, "added-in-bf16", "gradient", "sums-rounded-to-16-bits"),
-        (loops.partitioned, "reduced-in-bf16", "gradient", "sums-rounded-to-16-bits"),
     ],
 )
-def test_a_planted_defect_is_found(
-    job: Any, defect: str, where: str, diagnosis: str | None, judge: Judge, request: pytest.FixtureRequest
-) -> None:
-    group = request.getfixturevalue("group") if job in TOGETHER else None
-    found = judge(job, defect, group).outcome
+def test_a_planted_defect_is_found(job: Any, defect: str, where: str, diagnosis: str | None, judge: Judge) -> None:
+    check_found(judge(job, defect, None).outcome, where, diagnosis)
+
+
+def check_found(found: Outcome, where: str, diagnosis: str | None) -> None:
     assert found.verdict == "different"
     assert found.difference is not None
     assert found.difference[1].name == where
     assert (found.diagnosis.id if found.diagnosis else None) == diagnosis
+
+
+MEAN = (loops.accelerated, "mean-per-micro-batch", "forward", "mean-per-micro-batch")
+ADDED = (loops.adapters_sharded, "added-in-bf16", "gradient", "sums-rounded-to-16-bits")
+
+
+@pytest.mark.parametrize(
+    ("job", "defect", "where", "diagnosis"),
+    nightly_but(
+        [
+            MEAN,
+            # With as many ranks as micro-batches both are divided by the same number.
+            (loops.accelerated, "ranks-divided-twice", "forward", "accumulation-divided-twice"),
+            (loops.reduced_by_hand, "tensors-not-reduced", "gradient", "ranks-not-reduced"),
+            (loops.sharded, "reduced-in-bf16", "gradient", "sums-rounded-to-16-bits"),
+            (loops.adapters_sharded, "later-adapters-without-gradient", "gradient", "no-gradient"),
+            ADDED,
+            (loops.partitioned, "reduced-in-bf16", "gradient", "sums-rounded-to-16-bits"),
+        ],
+        MEAN,
+        ADDED,
+    ),
+)
+def test_a_planted_defect_of_two_ranks_is_found(
+    job: Any, defect: str, where: str, diagnosis: str | None, judge: Judge, group: WorkerGroup
+) -> None:
+    check_found(judge(job, defect, group).outcome, where, diagnosis)
 
 
 @pytest.mark.parametrize("job", ALONE)
@@ -96,7 +117,7 @@ def test_recording_leaves_a_run_bit_equal(job: Any, tmp_path: Path) -> None:
     assert loops.both(job, tmp_path)
 
 
-@pytest.mark.parametrize("job", TOGETHER)
+@pytest.mark.parametrize("job", nightly_but(TOGETHER, loops.sharded))
 def test_recording_leaves_a_distributed_run_bit_equal(job: Any, tmp_path: Path, group: WorkerGroup) -> None:
     prepare(tmp_path, steps=2, after=0, on_cpu=False)
     assert all(group.run(loops.both, job, tmp_path))

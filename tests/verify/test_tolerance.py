@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from families import FAMILIES
+from nights import nightly_but
 from toolkit.launch.group import WorkerGroup
 from toolkit.recipe.resolve import Resolved
 from toolkit.reference.fp8 import shaken
@@ -43,7 +44,7 @@ def reference_of(resolved: Resolved, folder: Path, pass_name: PassName = "precis
     ("family", "precision"),
     [
         ("llama", "fp32"),
-        ("bert", "bf16"),
+        pytest.param("bert", "bf16", marks=pytest.mark.nightly),
         pytest.param("qwen3", "bf16", marks=pytest.mark.nightly),
         pytest.param("gpt2", "bf16", marks=pytest.mark.nightly),
         pytest.param("bert", "fp32", marks=pytest.mark.nightly),
@@ -123,6 +124,7 @@ def test_a_scalar_parameter_may_round_otherwise_than_both_of_torchs_steps() -> N
     assert 0 < many.spread[1] < 1e-11
 
 
+@pytest.mark.nightly
 def test_twenty_shakes_of_float8_operands(recipe: Callable[..., Resolved], tmp_path: Path) -> None:
     """Where operands differ by a rounding, values fall to other float8 numbers, whatever the rounding was."""
     resolved = recipe("single", model=FAMILIES["llama"], precision="bf16", fp8=True)
@@ -147,7 +149,7 @@ def test_twenty_shakes_of_float8_operands(recipe: Callable[..., Resolved], tmp_p
     assert statistics.median(orders) < statistics.median(scales.values()) / 2
 
 
-@pytest.mark.parametrize("short", [1, 3])
+@pytest.mark.parametrize("short", nightly_but([1, 3], 3))
 def test_the_perturbation_is_one_draw_of_several(short: int, recipe: Callable[..., Resolved], tmp_path: Path) -> None:
     """On an adapter that trains already, where little but the rounding of the stream remains in some tensors."""
     resolved = recipe("ddp", adapter={"r": 4, "dropout": 0.1})

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from cases import every_case
 from toolkit.errors import InputError
 from toolkit.verification.command import run_trace
 from toolkit.verification.loops import replay_device
@@ -95,7 +96,7 @@ def test_a_trace_of_an_earlier_version_is_refused_with_what_to_do(trace: Path) -
         verify_trace(trace)
 
 
-@pytest.mark.parametrize("kind", ["pipeline", "AutoModelForCausalLM", "LlamaConfig", "os.system", "__builtins__"])
+@every_case("kind", ["pipeline", "AutoModelForCausalLM", "LlamaConfig", "os.system", "__builtins__"])
 def test_only_model_classes_of_transformers_are_built(kind: str, trace: Path) -> None:
     kept = load_plain(trace / "model.pt", KeptModel)
     kept.kind = kind

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolkit.disk import write_text
 from toolkit.errors import InputError
+from toolkit.report.names import page_name
 from toolkit.results import CommandResult, Result, write_json
 from toolkit.strategies import strategies
 
@@ -45,19 +46,26 @@ def bench_command(request: Request) -> int:
         return _find_batch(request, Result("bench"))
     from toolkit.report.bench_page import bench_page
 
-    log = Path("runs/bench") / f"{Path(request.recipe).stem}.log"
-    page = Path(request.page) if request.page else log.with_suffix(".html")
+    log = _log(request)
+    page = Path(request.page) if request.page else Path(f"{str(log)[: -len('.log')]}.html")
     write_text(page, "")  # what cannot be written is reported before anything is measured
     say = (lambda line: None) if request.json_target == "-" else _say
     measured = measure(request, say, log)
     document = measured.to_json()
     for line in table(document):
         say(line)
-    write_text(page, bench_page(document, Path(request.recipe).stem))
+    write_text(page, bench_page(document, log.stem))
     say(f"report: {page}")
     if request.json_target:
         write_json(document, request.json_target)
     return measured.exit_code
+
+
+def _log(request: Request) -> Path:
+    """What the ranks print; the page lies beside it."""
+    against = [f"against {Path(request.against).stem}"] if request.against else []
+    words = [*request.overrides, *request.strategies, *request.options, *against]
+    return Path("runs/bench") / f"{page_name(request.recipe, None, words)}.log"
 
 
 @dataclass(frozen=True)
@@ -119,7 +127,7 @@ def _find_batch(request: Request, result: Result) -> int:
     memory = memory_here(asked, request.memory)
     say = (lambda line: None) if request.json_target == "-" else _say
     say(f"{memory / GIB:.3f} GiB per process, of which 5 % stay free; rows of {asked.recipe.data.max_length} tokens")
-    log = Path("runs/bench") / f"{Path(request.recipe).stem}.log"
+    log = _log(request)
     found = find_batch(asked, memory, measured_in_processes(log), say)
     best = found.chosen
     document = result.finish(recipe_sha256=asked.sha256, device=_device(asked.device), **found.to_json())

@@ -38,13 +38,14 @@ def bench(
         float | None, typer.Option(help="GiB per process, for --find-batch; default: all of this machine's")
     ] = None,
     page: Annotated[
-        str | None, typer.Option("--html", metavar="FILE", help="write the page; default: runs/bench/RECIPE.html")
+        str | None,
+        typer.Option("--html", metavar="FILE", help="write the page; default: in runs/bench, by recipe and overrides"),
     ] = None,
     json_target: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="write the result as JSON; - for standard output")
     ] = None,
 ) -> None:
-    """Measure speed and memory of a recipe and its variants. Reports tokens/s, step time, peak memory and MFU."""
+    """Measure speed and memory of a recipe and variants. Reports tokens/s, step time, peak memory and MFU."""
     from toolkit.benchmark.command import Request, bench_command
 
     named = tuple(name for name in strategies.split(",") if name)

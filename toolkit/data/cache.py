@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import mmap
 import os
 import struct
@@ -36,6 +37,7 @@ PATIENCE = 60.0
 """Seconds without a heartbeat from the tokenising process, after which the others tokenise themselves."""
 _ENDING = struct.Struct("<I4s")
 _MARK = b"tok1"
+_ABOUT = b"about"
 _BEAT = 1.0
 _POLL = 0.1
 _OLD_PARTIAL = 24 * 3600.0
@@ -152,7 +154,7 @@ def _write(columns: Columns, partial: Path) -> None:
         table["media"] = pyarrow.LargeListArray.from_arrays(
             pyarrow.array(np.asarray(columns.media_counts, dtype=np.int64)), files
         )
-    batch = pyarrow.RecordBatch.from_pydict(table)
+    batch = pyarrow.RecordBatch.from_pydict(table, metadata={_ABOUT: json.dumps(columns.about)})
     with partial.open("w+b") as file:
         with pyarrow.ipc.new_stream(file, batch.schema) as writer:
             writer.write_batch(batch)
@@ -196,6 +198,7 @@ def _open(target: Path, notes: list[str]) -> Columns | None:
         ids.values.to_numpy(), labels.values.to_numpy(), ids.offsets.to_numpy(), labels.offsets.to_numpy(),
         cut.to_numpy(),
     )  # fmt: skip
+    found.about = json.loads((batch.schema.metadata or {}).get(_ABOUT, b"{}"))
     if "media" in batch.schema.names:
         media = batch.column("media")
         _, ends, data = media.values.buffers()

@@ -87,6 +87,12 @@ class Chat:
         # A turn that nothing ends is learned with the end of its own sample, unless the template says otherwise.
         self._open_ended = self._has_marks or turns == "all"
         self._closes = bool(self._dialect.behind.strip())
+        self._closing = self._special.first(self._dialect.behind)
+
+    @property
+    def template(self) -> str:
+        """The template's text."""
+        return self._template.text
 
     # ---- samples of a conversation
 
@@ -190,10 +196,15 @@ class Chat:
         return found
 
     def _piece(self, fields: dict[str, Any], count: int, text: str, shown: dict[int, tuple[int, int]]) -> Piece:
-        spans = tuple(shown[index] for index in sorted(shown))
+        spans = tuple(self._ended(text, shown[index]) for index in sorted(shown))
         if self._has_marks:
             return self._marked(fields, count, text, spans, tuple(sorted(shown)))
         return Piece(text, spans, max(shown) == count - 1, turns=tuple(sorted(shown)))
+
+    def _ended(self, text: str, span: tuple[int, int]) -> tuple[int, int]:
+        """A turn's span without what the template writes behind the token that ends it."""
+        start, end = span
+        return start, start + self._special.turn_end(text[start:end], self._closing)
 
     def _marked(
         self, fields: dict[str, Any], count: int, text: str, spans: Any = None, turns: tuple[int, ...] = ()
@@ -210,13 +221,13 @@ class Chat:
             at = common(prompt, text, self._special)
             header, rest = prompt[at:], text[at:]
             if not header.strip():  # the block is opened by what both have; what the turn writes closes it
-                span = (len(prompt), len(prompt) + len(rest))
+                span = self._ended(prompt + rest, (len(prompt), len(prompt) + len(rest)))
                 return Piece(prompt + rest, (span,), True, turns=(turn.index,))
             if _OPENS_REASONING.match(header):
                 reasoning = self._dialect.reasoning_of(fields["messages"][turn.index])
                 written = f"{reasoning.strip()}\n</think>\n\n{rest.lstrip()}"
                 written = written if reasoning.strip() else f"\n</think>\n\n{rest.lstrip()}"
-                span = (len(prompt), len(prompt) + len(written))
+                span = self._ended(prompt + written, (len(prompt), len(prompt) + len(written)))
                 return Piece(prompt + written, (span,), True, turns=(turn.index,))
         if self._has_marks:
             return self._marked(fields, turn.index + 1, text)
@@ -255,10 +266,23 @@ class Chat:
         messages, offered, options = piece.marked
         fields = {"messages": list(messages), "tools": offered, "chat_template_kwargs": options}
         ids, mask = self._template.tokens(row, fields)
-        if piece.spans is not None:
-            within = self._tokenise(piece.text, piece.spans)[1]
-            mask = [on and here for on, here in zip(mask, within, strict=True)]
-        return ids, mask
+        if piece.spans is None:
+            return ids, self._to_its_end(ids, mask)
+        within = self._tokenise(piece.text, piece.spans)[1]
+        return ids, [on and here for on, here in zip(mask, within, strict=True)]
+
+    def _to_its_end(self, ids: list[int], mask: list[bool]) -> list[bool]:
+        """What a template marks, without the white space that it has marked behind the token that ends a turn."""
+        found = list(mask)
+        for end in range(len(ids), 0, -1):
+            if not found[end - 1] or (end < len(ids) and found[end]):
+                continue  # no end of a stretch
+            at = end
+            while at and found[at - 1] and self.is_blank(ids[at - 1]):
+                at -= 1
+            if at and found[at - 1] and self._special.has(self._tokenizer.decode([ids[at - 1]])):
+                found[at:end] = [False] * (end - at)
+        return found
 
     @property
     def image_token(self) -> str:

@@ -22,7 +22,7 @@ class ChatTemplate:
     """The tokenizer's chat template, or the one in ``file``; InputError if there is none. ``options``: its arguments.
 
     ``marks_turns``: it marks the assistant's turns with ``{% generation %}``, and the tokenizer can follow the marks.
-    ``dialect``: how it wants its messages.
+    ``dialect``: how it wants its messages. ``text``: the template.
     """
 
     def __init__(self, tokenizer: Any, file: str | None, options: dict[str, Any], processor: Any = None) -> None:
@@ -30,12 +30,12 @@ class ChatTemplate:
         one."""
         self._tokenizer, self._options = tokenizer, options
         if file is not None:
-            self._text = read_template(file)
+            self.text = read_template(file)
         elif getattr(processor, "chat_template", None):
-            self._text = processor.chat_template
+            self.text = processor.chat_template
         else:
             try:
-                self._text = tokenizer.get_chat_template()
+                self.text = tokenizer.get_chat_template()
             except ValueError:
                 raise InputError.at(
                     None,
@@ -44,8 +44,8 @@ class ChatTemplate:
                     "set data.chat_template to a Jinja file, or a tokenizer.path with a template",
                 ) from None
         self._source = Place(file) if file else None
-        self.marks_turns = _GENERATION.search(self._text) is not None and tokenizer.is_fast
-        self.dialect = Dialect(self._text, self._probe)
+        self.marks_turns = _GENERATION.search(self.text) is not None and tokenizer.is_fast
+        self.dialect = Dialect(self.text, self._probe)
         self.image = None if processor is None else self._image_text()
 
     def render(self, row: Row, fields: dict[str, Any], count: int, **options: Any) -> str:
@@ -73,7 +73,7 @@ class ChatTemplate:
             options["tools"] = fields["tools"]
         try:
             return self.dialect.call(
-                lambda messages: self._tokenizer.apply_chat_template(messages, chat_template=self._text, **options),
+                lambda messages: self._tokenizer.apply_chat_template(messages, chat_template=self.text, **options),
                 fields["messages"][:count],
             )
         except _FAULTS as error:
@@ -93,5 +93,5 @@ class ChatTemplate:
     def _probe(self, messages: list[Message], **options: Any) -> str:
         """For the dialect's own questions; what a template raises is for it to handle."""
         options = self._options | options
-        text: str = self._tokenizer.apply_chat_template(messages, chat_template=self._text, tokenize=False, **options)
+        text: str = self._tokenizer.apply_chat_template(messages, chat_template=self.text, tokenize=False, **options)
         return text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,8 @@ class Columns:
     media_ends: Any = (0,)
     media_counts: Any = None
     """None: no sample has any."""
+    about: dict[str, Any] = field(default_factory=dict)
+    """What reading the rows has found, as JSON: kept with the samples."""
 
     @classmethod
     def empty(cls) -> Columns:

@@ -6,7 +6,7 @@ import struct
 from typing import Any
 
 from toolkit.data.images import place_images
-from toolkit.data.messages import conversation, recognised, template_options, tools
+from toolkit.data.messages import conversation, is_pair, pair, recognised, template_options, tools
 from toolkit.data.rows import Fields, Row
 from toolkit.data.text import check_text, kind_of
 from toolkit.errors import InputError
@@ -18,7 +18,7 @@ CANONICAL = (
     "text", "prompt", "completion", "messages", "tokens", "label", "labels", "tools", "chat_template_kwargs", "image",
     "audio", "images",
 )  # fmt: skip
-_OPTIONAL = ("tools", "chat_template_kwargs")
+_OPTIONAL = ("tools", "chat_template_kwargs", "system", "history", "prompt", "completion")
 _IMAGES = "images"
 _ASKED = {"number": "label"}
 """What recipes and data call a field, where its canonical name says more."""
@@ -65,15 +65,17 @@ def read_fields(needed: dict[str, str], optional: dict[str, str]) -> Fields:
 def canonical_row(row: Row, needed: dict[str, str], optional: dict[str, str] | None = None) -> dict[str, Any]:
     """The needed fields of ``row`` by their canonical names; raises InputError at the row.
 
-    Of a conversation: ``messages`` in the form of ``data/messages.py``, ``tools`` (or None) and
-    ``chat_template_kwargs``.
+    Of a conversation, also of one in ``prompt`` and ``completion``: ``messages`` in the form of ``data/messages.py``,
+    ``tools`` (or None) and ``chat_template_kwargs``.
     """
+    if "completion" in needed and is_pair(row.value, needed["prompt"], needed["completion"]):
+        return {"messages": pair(row, needed["prompt"], needed["completion"])}
     if "messages" in needed:
-        names = optional or {name: name for name in _OPTIONAL}
-        if needed["messages"] not in row.value and not recognised(row.value, needed["messages"]):
+        names = {name: name for name in _OPTIONAL} | (optional or {})
+        if needed["messages"] not in row.value and not recognised(row.value, needed["messages"], names):
             raise row.error(needed["messages"], _missing(row, "messages", needed["messages"]))
         own = names.get(_IMAGES)
-        messages = conversation(row, needed["messages"], images=own is not None)
+        messages = conversation(row, needed["messages"], own is not None, names)
         images = {} if own is None else {_IMAGES: place_images(row, messages, own)}
         return images | {
             "messages": messages,

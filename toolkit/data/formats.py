@@ -17,6 +17,7 @@ from toolkit.data.fields import canonical_row, needed_fields, optional_fields
 from toolkit.data.masking import masking_of
 from toolkit.data.media import MediaReader, reader_of
 from toolkit.data.rows import Row
+from toolkit.data.unread import Unread
 from toolkit.errors import InputError
 from toolkit.recipe.model_facts import model_facts
 from toolkit.recipe.schema import Recipe
@@ -100,6 +101,12 @@ class Formatter:
         """What ``build`` makes each sample of ``row`` from, checked, not tokenised; raises InputError at the row."""
         fields = canonical_row(row, self.needed, self.optional)
         if self.chat is None:
+            if "messages" in fields:
+                raise row.error(
+                    self.needed["prompt"],
+                    "is a list of messages; this task or the first row takes text (data.format: messages reads "
+                    "conversations)",
+                )
             return [fields]
         found = [{"piece": piece} for piece in self.chat.pieces(row, fields)]
         return found if self.reader is None else [one | {"images": fields["images"]} for one in found]
@@ -110,6 +117,19 @@ class Formatter:
             return []
         counts = [(len(self.fields(row)), _assistant_turns(row, self.needed, self.optional)) for row in rows]
         return self.chat.about(counts)
+
+    def notes(self) -> list[str]:
+        """What it has found in the texts so far."""
+        if not self.encode.doubled:
+            return []
+        return [
+            f"{self.encode.doubled:,} texts write special tokens that the tokenizer adds at the beginning or the end "
+            "as well; each is there once"
+        ]
+
+    def unread(self) -> Unread:
+        """A count of what it does not read of rows."""
+        return Unread(self.needed, self.optional, "" if self.chat is None else self.chat.template)
 
     def build(self, row: Row, fields: dict[str, Any]) -> Example:
         """Tokenise one sample of ``fields``, and cut it at ``max_length``. Raises InputError at the row if its target
@@ -209,7 +229,11 @@ class Formatter:
 
     def pair(self, prompt: str, completion: str) -> tuple[list[int], int]:
         """``encode_pair`` with the recipe's tokenizer."""
-        return encode_pair(self.tokenizer, prompt, completion)
+        return self.encode.pair(prompt, completion)
+
+    def once(self, ids: list[int]) -> list[int]:
+        """``ids`` as the tokenizer encodes a text, without special tokens that the text has written as well."""
+        return self.encode.once(ids)
 
     def ending(self, ids: list[int]) -> list[int]:
         """``ids`` with end-of-sequence behind them, where the tokenizer has one and they do not end with it."""
@@ -230,29 +254,6 @@ class Formatter:
             if token not in self._special and not skip(token):
                 return False
         return False
-
-
-def encode_pair(tokenizer: Any, prompt: str, completion: str) -> tuple[list[int], int]:
-    """The ids of prompt and completion as one text, and the index of the completion's first token.
-
-    The joined text is tokenised once, as it will be at generation time; a token that holds characters
-    of both counts as completion. A tokenizer without offsets (not a fast one) tokenises in two pieces.
-    """
-    if not tokenizer.is_fast:
-        first, second = (tokenizer(t, add_special_tokens=False)["input_ids"] for t in (prompt, completion))
-        body = [*first, *second]
-        ids = list(tokenizer.build_inputs_with_special_tokens(body))
-        before = next(at for at in range(len(ids)) if ids[at : at + len(body)] == body)
-        return ids, before + len(first)
-    encoding = tokenizer(prompt + completion, return_offsets_mapping=True, verbose=False)
-    ids, offsets = list(encoding["input_ids"]), encoding["offset_mapping"]
-    # Special tokens have the offsets (0, 0): those before the text fall before `start`, those after, after.
-    for index, (_, end) in enumerate(offsets):
-        if end > len(prompt):
-            return ids, index
-    # The tokenizer drops every character of the completion: only what follows the prompt's last token.
-    last = max((index for index, (_, end) in enumerate(offsets) if end), default=-1)
-    return ids, last + 1
 
 
 def _assistant_turns(row: Row, needed: dict[str, str], optional: dict[str, str]) -> int:

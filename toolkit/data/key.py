@@ -20,6 +20,7 @@ READ_WHOLE = 64 * 2**20
 _ENCODING = (
     "formats.py", "encode.py", "chat.py", "chat_template.py", "spans.py", "template_dialect.py", "messages.py",
     "text.py", "fields.py", "rows.py", "files.py", "sources.py", "columns.py", "images.py", "media.py",
+    "unread.py", "turn_marks.py", "samples.py", "fingerprint.py",
 )  # fmt: skip
 _DAY = "strftime_now"
 

@@ -1,4 +1,5 @@
-"""Conversations as people have them, in one form: OpenAI's messages with tools, ShareGPT, Alpaca.
+"""Conversations as people have them, in one form: OpenAI's messages with tools, ShareGPT, Alpaca, TRL's prompt and
+completion.
 
 The form is that of transformers' chat templates: ``role``, ``content`` (a string), ``reasoning_content``,
 ``tool_calls`` (``{type, id, function: {name, arguments}}``, arguments as an object), ``tool_call_id``, ``name``.
@@ -14,6 +15,7 @@ from typing import Any
 from toolkit.data.images import MARK, image_of_part
 from toolkit.data.rows import Row
 from toolkit.data.text import check_text, kind_of
+from toolkit.data.turn_marks import with_weight
 from toolkit.recipe.load import did_you_mean
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython", "observation")
@@ -32,45 +34,103 @@ _TAKES = {False: "this task takes text alone", True: "this task takes text and i
 _OTHER_KINDS = ("image", "image_url", "video", "audio", "input_audio", "file")
 
 
-def recognised(value: Mapping[str, Any], own: str) -> str:
-    """What a row without the field ``own`` holds instead: ``ShareGPT``, ``Alpaca`` or an empty string."""
+_SYSTEM = ("system", "system_prompt")
+"""Names of a column that is the system turn; the first can be mapped by ``data.fields``."""
+_EXPLAINED = {
+    "ShareGPT": "conversations with from and value (ShareGPT) are read as messages with role and content",
+    "Alpaca": "instruction, input and output (Alpaca) are read as one user turn and the assistant's answer",
+    "TRL": "prompt and completion are lists of messages (TRL): they are read as one conversation, of which the "
+    "completion's turns are learned",
+}
+
+
+def recognised(value: Mapping[str, Any], own: str, names: Mapping[str, str] = {}) -> str:
+    """What a row without the field ``own`` holds instead: ``ShareGPT``, ``TRL``, ``Alpaca`` or an empty string.
+    ``names``: the data's own names of further columns."""
     if own in value:
         return ""
     if isinstance(value.get("conversations"), list):
         return "ShareGPT"
+    if is_pair(value, names.get("prompt", "prompt"), names.get("completion", "completion")):
+        return "TRL"
     return "Alpaca" if isinstance(value.get("instruction"), str) and isinstance(value.get("output"), str) else ""
 
 
-def explained(value: Mapping[str, Any], own: str) -> str:
-    """How a row that has no field ``own`` is read; empty where it has it."""
-    kind = recognised(value, own)
-    if kind == "ShareGPT":
-        return "conversations with from and value (ShareGPT) are read as messages with role and content"
-    if kind == "Alpaca":
-        return "instruction, input and output (Alpaca) are read as one user turn and the assistant's answer"
-    return ""
+def is_pair(value: Mapping[str, Any], prompt: str, completion: str) -> bool:
+    """Whether a row has a prompt and a completion that are lists of messages, or one of them is."""
+    return (
+        prompt in value and completion in value and any(isinstance(value[name], list) for name in (prompt, completion))
+    )
 
 
-def conversation(row: Row, own: str, images: bool = False) -> list[dict[str, Any]]:
+def system_column(value: Mapping[str, Any], names: Mapping[str, str] = {}) -> str | None:
+    """The column of a row that is its system turn; None if it has none."""
+    given = (names.get("system", _SYSTEM[0]), *_SYSTEM[1:])
+    return next((name for name in given if value.get(name) is not None and str(value[name]).strip()), None)
+
+
+def explained(value: Mapping[str, Any], own: str, names: Mapping[str, str] = {}) -> list[str]:
+    """How a row is read that is not simply messages: a line for each thing."""
+    notes = [_EXPLAINED[kind]] if (kind := recognised(value, own, names)) else []
+    if (name := system_column(value, names)) is not None:
+        notes.append(f"{name} is read as the system turn of each conversation")
+    if kind == "Alpaca" and value.get(past := names.get("history", "history")):
+        notes.append(f"{past} is read as the turns before instruction; they are learned as the last is")
+    return notes
+
+
+def conversation(row: Row, own: str, images: bool = False, names: Mapping[str, str] = {}) -> list[dict[str, Any]]:
     """The messages of ``row``, checked; raises InputError at the row for what cannot be a conversation. ``images``:
-    messages may have them; the content then has a mark for each, and ``images`` of a message lists them."""
-    kind = recognised(row.value, own)
+    messages may have them; the content then has a mark for each, and ``images`` of a message lists them. ``names``: the
+    data's own names of columns beside the messages."""
+    kind = recognised(row.value, own, names)
     if kind == "Alpaca":
-        return _alpaca(row)
+        return _with_system(row, names, _alpaca(row, names.get("history", "history")))
+    if kind == "TRL":
+        return pair(row, names.get("prompt", "prompt"), names.get("completion", "completion"), images, names)
     own = "conversations" if kind == "ShareGPT" else own
+    return _checked(row, own, _with_system(row, names, _messages(row, own, images)))
+
+
+def pair(
+    row: Row, prompt: str, completion: str, images: bool = False, names: Mapping[str, str] = {}
+) -> list[dict[str, Any]]:
+    """The messages of a prompt and a completion that are lists of messages: of the prompt none is learned."""
+    asked, answered = (_messages(row, name, images) for name in (prompt, completion))
+    asked = [message | ({"weight": 0} if message["role"] == "assistant" else {}) for message in asked]
+    if not any(message["role"] == "assistant" for message in answered):
+        raise row.error(completion, "has no assistant turn, so no supervised token")
+    return _checked(row, completion, _with_system(row, names, [*asked, *answered]))
+
+
+def _messages(row: Row, own: str, images: bool) -> list[dict[str, Any]]:
     value = row.value[own]
     if not isinstance(value, list):
         raise row.error(own, f"must be a list of {{role, content}}, not {kind_of(value)}")
     if not value:
         raise row.error(own, "is empty; a conversation needs at least one assistant turn")
-    messages = [_message(row, f"{own}[{index}]", message, images) for index, message in enumerate(value)]
-    if kind == "ShareGPT" and isinstance(system := row.value.get("system"), str) and system.strip():
-        messages.insert(0, {"role": "system", "content": system})
+    return [_message(row, f"{own}[{index}]", message, images) for index, message in enumerate(value)]
+
+
+def _with_system(row: Row, names: Mapping[str, str], messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    name = system_column(row.value, names)
+    if name is None:
+        return messages
+    said = _content(row, name, row.value[name], "system")
+    first = messages[0]
+    if first["role"] not in ("system", "developer"):
+        return [{"role": "system", "content": said}, *messages]
+    if first["content"].strip() != said.strip():
+        raise row.error(name, f"says something else than the conversation's own {first['role']} turn; keep one of them")
+    return messages
+
+
+def _checked(row: Row, own: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if not any(message["role"] == "assistant" for message in messages):
         roles = ", ".join(sorted({message["role"] for message in messages}))
         raise row.error(own, f"has no assistant turn, so no supervised token (roles: {roles})")
     if not any(message["role"] == "assistant" and message.get("weight") != 0 for message in messages):
-        raise row.error(own, "every assistant turn has weight 0, so no token is supervised")
+        raise row.error(own, "every assistant turn has weight 0 (not learned), so no token is supervised")
     _check_results(row, own, messages)
     return messages
 
@@ -115,17 +175,35 @@ def template_options(row: Row, own: str) -> dict[str, Any]:
     return {str(key): part for key, part in value.items() if part is not None}
 
 
-def _alpaca(row: Row) -> list[dict[str, Any]]:
+def _alpaca(row: Row, past: str) -> list[dict[str, Any]]:
     for name in ("instruction", "output"):
         check_text(row, name, row.value[name])
     asked, given, output = row.value["instruction"], row.value.get("input") or "", row.value["output"]
     check_text(row, "input", given)
     if not output.strip():
         raise row.error("output", "is empty; remove this sample")
-    system = row.value.get("system")
-    first = [{"role": "system", "content": system}] if isinstance(system, str) and system.strip() else []
     question = f"{asked}\n\n{given}" if given.strip() else asked
-    return [*first, {"role": "user", "content": question}, {"role": "assistant", "content": output}]
+    return [
+        *_history(row, past, row.value.get(past)),
+        {"role": "user", "content": question},
+        {"role": "assistant", "content": output},
+    ]
+
+
+def _history(row: Row, own: str, value: Any) -> list[dict[str, Any]]:
+    """Earlier turns of an Alpaca row: a list of [instruction, answer]."""
+    if not value:
+        return []
+    if not isinstance(value, list):
+        raise row.error(own, f"must be a list of [instruction, answer], not {kind_of(value)}")
+    found = []
+    for index, turn in enumerate(value):
+        if not isinstance(turn, list) or len(turn) != 2:
+            raise row.error(f"{own}[{index}]", "must be [instruction, answer]")
+        for role, text in zip(("user", "assistant"), turn, strict=True):
+            check_text(row, f"{own}[{index}]", text)
+            found.append({"role": role, "content": text})
+    return found
 
 
 def _message(row: Row, at: str, message: Any, images: bool) -> dict[str, Any]:
@@ -156,8 +234,7 @@ def _message(row: Row, at: str, message: Any, images: bool) -> dict[str, Any]:
     present = {key: part for key, part in present.items() if key not in REASONING}
     if reasoning:
         present["reasoning_content"] = reasoning
-    if "weight" in present and present["weight"] not in (0, 1):
-        raise row.error(f"{at}.weight", f"must be 0 (not learned) or 1, not {present['weight']!r}")
+    present = with_weight(row, at, present)
     if "content" not in present:
         if not calls:
             near = did_you_mean("content", present)

@@ -13,7 +13,7 @@ from toolkit.data.cache import LEAST_BYTES, default_folder
 from toolkit.data.fields import canonical_row, needed_fields
 from toolkit.data.formats import Formatter, label_names
 from toolkit.data.key import cache_key
-from toolkit.data.messages import explained
+from toolkit.data.messages import explained, is_pair
 from toolkit.data.mixture import epoch_counts
 from toolkit.data.samples import PEEKED, MapSamples, MixedSamples, Samples, StreamSamples
 from toolkit.data.sources import Named, Source, Which, named_sources, open_named
@@ -62,7 +62,8 @@ def open_parts(
 ) -> Opened:
     """Open the sources of ``data.train`` or ``data.eval``; raises InputError like ``open_data``."""
     named = named_sources(recipe, which)
-    sources = [open_named(one, which) for one in named]
+    opened = [_open(one, which) for one in named]
+    named, sources = [one for one, _ in opened], [source for _, source in opened]
     names = _label_names(recipe, sources, which) if task_of(recipe.model.task).classes else None
     formatters = [make_formatter(one.recipe, tokenizer, names) for one in named]
     parts = [
@@ -86,9 +87,23 @@ def _conversation_notes(source: Source, formatter: Formatter) -> list[str]:
     if "messages" not in formatter.needed:
         return []
     first = list(islice(source.rows(), PEEKED))
-    notes = [explained(row.value, formatter.needed["messages"]) for row in first[:1]]
+    own, names = formatter.needed["messages"], formatter.optional
+    notes = list(dict.fromkeys(note for row in first for note in explained(row.value, own, names)))
     notes += formatter.about_turns(first)
-    return [f"{source.key}: {note}" for note in notes if note]
+    return [f"{source.key}: {note}" for note in notes]
+
+
+def _open(named: Named, which: Which) -> tuple[Named, Source]:
+    """A source, and its recipe: one of messages where prompt and completion are lists of messages."""
+    source, recipe = open_named(named, which), named.recipe
+    if recipe.data.format != "prompt-completion" or "messages" not in task_of(recipe.model.task).formats:
+        return named, source
+    needed, first = needed_fields(recipe), next(source.rows(), None)
+    if first is None or not is_pair(first.value, needed["prompt"], needed["completion"]):
+        return named, source
+    data = recipe.data.model_copy(update={"format": "messages"})
+    named = replace(named, recipe=recipe.model_copy(update={"data": data}))
+    return named, open_named(named, which)
 
 
 def _cache(recipe: Recipe, source: Source, tokenizer: Any, names: list[str] | None) -> tuple[Path, str] | None:

@@ -54,6 +54,46 @@ def read_rows(files: Iterable[Path], columns: Fields = Fields()) -> Iterator[Row
             raise InputError.at(Place(file), None, f"cannot be read: {reason}") from None
 
 
+def left_out(files: Iterable[Path], columns: Fields) -> dict[str, int]:
+    """Columns of Parquet files that ``read_rows`` leaves out, and in how many rows they have a value."""
+    found: dict[str, int] = {}
+    for file in files:
+        if suffix(file) != ".parquet":
+            continue
+        import pyarrow
+        import pyarrow.parquet
+
+        try:
+            with pyarrow.parquet.ParquetFile(file) as table:
+                there = table.schema_arrow.names
+                types = dict(zip(there, table.schema_arrow.types, strict=True))
+                if not (columns.needed and set(columns.needed) <= set(there)):
+                    continue
+                for name in there:
+                    if name in columns or pyarrow.types.is_null(types[name]):
+                        continue
+                    if rows := _values(table.metadata, name):
+                        found[name] = found.get(name, 0) + rows
+        except (OSError, pyarrow.ArrowException):
+            continue  # reading its rows says what is wrong
+    return found
+
+
+def _values(about: Any, name: str) -> int:
+    """Rows of a Parquet file that have a value of column ``name``: all, where the file does not say which are null."""
+    rows = 0
+    for number in range(about.num_row_groups):
+        group = about.row_group(number)
+        parts = [group.column(at) for at in range(group.num_columns)]
+        nulls = [
+            part.statistics.null_count
+            for part in parts
+            if part.path_in_schema == name and part.statistics is not None and part.statistics.has_null_count
+        ]
+        rows += group.num_rows - (nulls[0] if nulls else 0)
+    return rows
+
+
 def _jsonl(file: Path, columns: Fields) -> Iterator[Row]:
     with _open(file) as stream:
         # Lines end at \n alone: JSON strings may hold the other line ends of Unicode.

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from toolkit.data.cache import Outcome, cached
 from toolkit.data.columns import Columns
+from toolkit.data.fingerprint import Fingerprint
 from toolkit.data.formats import Example, Formatter, supervised_tokens
 from toolkit.data.media import MediaReader
 from toolkit.data.mixture import chosen, interleaved
@@ -22,6 +23,7 @@ from toolkit.data.preflight import no_samples
 from toolkit.data.rows import Row
 from toolkit.data.sources import Source
 from toolkit.data.threads import ordered_map, thread_count
+from toolkit.data.unread import Unread, merged, notes_of
 from toolkit.errors import InputError
 from toolkit.tasks import task_of
 from toolkit.tasks.labels import IGNORED, Labels
@@ -58,13 +60,16 @@ class MapSamples:
 
         def make(alive: Callable[[], None]) -> Columns:
             columns, threads = Columns.empty(), thread_count(alone=kept is not None) if formatter.threaded else 1
-            for examples in ordered_map(formatter.examples, source.rows(), threads):
+            unread, print_ = formatter.unread(), Fingerprint()
+            for examples in ordered_map(formatter.examples, _seen(source.rows(), unread, print_), threads):
                 for example in examples:
                     columns.append(example)
                 alive()
             if source.state() != state:
                 raise InputError.at(None, source.key, f"{source.spec}: changed while it was being read; start again")
             _check(columns, task, source, formatter, trains)
+            unread.add_all(source.left_out)
+            columns.about = {"unread": unread.to_json(), "notes": formatter.notes(), "rows": print_.to_json()}
             return columns
 
         kept = cache()
@@ -79,7 +84,16 @@ class MapSamples:
         self.supervised = int(counts.sum())
         cut, without = int(np.count_nonzero(np.asarray(self._columns.cut))), int(np.count_nonzero(counts == 0))
         notes = _notes(source.key, len(self), cut, without, formatter.max_length)
-        self.notes = [*source.notes, *notes, *self.came.notes]
+        self.unread: list[dict[str, Any]] = self._columns.about["unread"]
+        self.prints: list[dict[str, Any]] = [self._columns.about["rows"] | {"source": source.spec}]
+        self._orders = functools.partial(_orders, source, formatter)
+        notes += [f"{source.key}: {note}" for note in self._columns.about["notes"]]
+        self.notes = [*source.notes, *notes, *notes_of(source.key, self.unread), *self.came.notes]
+
+    def orders(self, number: int, at: set[int]) -> dict[int, str]:
+        """The fingerprint of the first so many rows, for each number in ``at``; it reads them again. ``number``: of the
+        source, 0 here."""
+        return self._orders(at)
 
     def __len__(self) -> int:
         return len(self._columns)
@@ -135,11 +149,17 @@ class MixedSamples:
         slowest = max(self.parts, key=lambda part: part.came.seconds).came
         self.came = Outcome(slowest.columns, slowest.came, sum(part.came.seconds for part in self.parts))
         total = sum(counts)
+        self.prints = [one for part in parts for one in part.prints]
+        self.unread = merged((one["name"], one["rows"], one["why"]) for part in parts for one in part.unread)
         self.notes = [note for part in self.parts for note in part.notes]
         for spec, part, count in zip(specs, parts, counts, strict=True):
             self.notes.append(
                 f"data.train: {count:,} of {len(part):,} samples of {spec} in an epoch ({count / total:.1%})"
             )
+
+    def orders(self, number: int, at: set[int]) -> dict[int, str]:
+        """As ``MapSamples.orders``, of source ``number``."""
+        return self.parts[number].orders(0, at)
 
     def __len__(self) -> int:
         return len(self.index)
@@ -176,20 +196,34 @@ class StreamSamples:
         self._parts, self._shares = list(parts), list(shares)
         self.pad_id, self.masking = self._parts[0][1].pad_id, self._parts[0][1].masking
         self.threaded = all(formatter.threaded for _, formatter in self._parts)
+        self.unread: list[dict[str, Any]] = []
+        self.prints: list[dict[str, Any]] = []
+        """Of the first rows of each source."""
         self.notes = [note for source, formatter in self._parts for note in self._look(source, formatter)]
 
     def _look(self, source: Source, formatter: Formatter) -> list[str]:
         """Read the first rows of a source; raises InputError for data that would train nothing."""
-        first = [example for row in islice(source.rows(), PEEKED) for example in formatter.examples(row)]
+        unread, print_ = formatter.unread(), Fingerprint()
+        rows = _seen(islice(source.rows(), PEEKED), unread, print_)
+        first = [example for row in rows for example in formatter.examples(row)]
         if not first:
             raise no_samples(source.key, source.spec)
+        self.prints.append(print_.to_json() | {"source": source.spec})
         task = self.task
         if not any(supervised_tokens(example, task) for example in first):
             raise nothing_supervised(source, f"none of its first {len(first)} samples has", formatter.max_length)
         cut = sum(example.cut for example in first)
         without = sum(not supervised_tokens(example, task) for example in first)
         notes = _notes(source.key, len(first), cut, without, formatter.max_length, "the first ")
-        return [*source.notes, *notes]
+        unread.add_all(source.left_out)
+        self.unread = merged((one["name"], one["rows"], one["why"]) for one in (*self.unread, *unread.to_json()))
+        notes += [f"{source.key}: {note} (in the first {PEEKED} rows)" for note in formatter.notes()]
+        return [*source.notes, *notes, *notes_of(source.key, unread.to_json(), f"of the first {PEEKED} ")]
+
+    def orders(self, number: int, at: set[int]) -> dict[int, str]:
+        """As ``MapSamples.orders``, of the first rows of source ``number``."""
+        source, formatter = self._parts[number]
+        return _orders(replace(source, rows=lambda: islice(source.rows(), PEEKED)), formatter, at)
 
     def rows(self) -> Iterator[tuple[int, Row, dict[str, Any]]]:
         """Number, row and checked fields of each sample, not yet tokenised; InputError at a bad row."""
@@ -215,6 +249,22 @@ class StreamSamples:
     def _first(self) -> Example:
         _, row, fields = next(self.rows())
         return self.build(row, fields)
+
+
+def _seen(rows: Iterator[Row], unread: Unread, fingerprint: Fingerprint) -> Iterator[Row]:
+    """``rows``, with what is not read of them counted, and what is read in the fingerprint."""
+    for row in rows:
+        unread.add(row)
+        fingerprint.add(row.value, unread.read(row.value))
+        yield row
+
+
+def _orders(source: Source, formatter: Formatter, at: set[int]) -> dict[int, str]:
+    found, fingerprint = {}, Fingerprint()
+    for _ in _seen(islice(source.rows(), max(at, default=0)), formatter.unread(), fingerprint):
+        if fingerprint.rows in at:
+            found[fingerprint.rows] = fingerprint.at()
+    return found
 
 
 Samples = MapSamples | MixedSamples | StreamSamples

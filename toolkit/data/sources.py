@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from toolkit.data.fields import needed_fields, optional_fields, read_fields
 from toolkit.data.files import local_files
-from toolkit.data.rows import Fields, Row, read_rows
+from toolkit.data.rows import Fields, Row, left_out, read_rows
 from toolkit.errors import InputError
 from toolkit.recipe.hub import use_cache_if_offline
 from toolkit.recipe.load import did_you_mean
@@ -35,6 +35,8 @@ class Source:
     """Of a hub data set: datasets' own hash of what it holds."""
     size: int = 0
     """Bytes on disk, as far as they are known."""
+    left_out: dict[str, int] = field(default_factory=dict)
+    """Columns that ``rows`` does not have, and in how many rows."""
 
     def state(self) -> list[tuple[int, int]]:
         """A fingerprint that changes if a file is written while it is read."""
@@ -88,7 +90,9 @@ def open_named(named: Named, which: Which) -> Source:
     if len(files) > 1:
         notes = (f"{key}: {len(files)} files, {files[0].name} to {files[-1].name}",)
     size = sum(file.stat().st_size for file in files)
-    return Source(key, spec, lambda: read_rows(files, columns), notes, tuple(files), size=size)
+    return Source(
+        key, spec, lambda: read_rows(files, columns), notes, tuple(files), size=size, left_out=left_out(files, columns)
+    )
 
 
 def check_local(named: Named) -> None:
@@ -130,7 +134,10 @@ def _hub(
             f"{spec} is neither a local file or folder nor a reachable hub data set ({reason})",
         ) from None
     there = list(data.column_names or ())
+    not_read: dict[str, int] = {}
     if set(columns.needed) <= set(there):
+        rows_of_each = getattr(data, "num_rows", None) or 0  # of a stream it is not known
+        not_read = {str(name): rows_of_each for name in there if name not in columns}
         data = data.select_columns([name for name in there if name in columns])
 
     def rows() -> Iterator[Row]:
@@ -139,7 +146,8 @@ def _hub(
 
     notes = (f"{key}: {name}, split {split}, from the hub",)
     size = getattr(data, "size_in_bytes", None) or 0
-    return Source(key, spec, rows, notes, fingerprint=getattr(data, "_fingerprint", None), size=size)
+    fingerprint = getattr(data, "_fingerprint", None)
+    return Source(key, spec, rows, notes, fingerprint=fingerprint, size=size, left_out=not_read)
 
 
 def _split(which: Which, names: Sequence[Any], spec: str, key: str) -> str:

@@ -45,6 +45,20 @@ class Marks:
             at = stripped - (last.end() - last.start())
         return 0
 
+    def first(self, text: str) -> str | None:
+        """The first such token; None where there is none."""
+        found = self._pattern.search(text)
+        return found.group() if found else None
+
+    def turn_end(self, text: str, closing: str | None) -> int:
+        """Where ``text`` ends without what follows the token that ends the turn: the last ``closing`` behind its words,
+        or where that is not there (a call has an end of its own) the last of all such tokens."""
+        words = self.words_end(text)
+        at = text.rfind(closing, words) if closing else -1
+        if closing and at >= 0:
+            return at + len(closing)
+        return len(text.rstrip()) if self.has(text[words:]) else len(text)
+
     def has(self, text: str) -> bool:
         return self._pattern.search(text) is not None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import textwrap
 import time
 from pathlib import Path
@@ -10,12 +11,15 @@ from typing import Annotated
 
 import typer
 
+from toolkit.terminal import coloured, paint, width
+
+_COLOURS = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "red"}
 _MARKS = {"ok": "ok", "note": "note", "warning": "warn", "error": "FAIL"}
 
 
 def register(app: typer.Typer) -> None:
     """Add the command to the toolkit's command line."""
-    app.command("doctor", help="Check this machine: packages, devices, and what will not work.")(doctor_command)
+    app.command("doctor", help="Check packages and devices, and what will not work here.")(doctor_command)
 
 
 def doctor_command(
@@ -38,13 +42,20 @@ def doctor_command(
         else:
             Path(json_file).write_text(text + "\n", encoding="utf-8")
     if json_file != "-":
+        columns, colour = min(100, width()), coloured(sys.stdout)
         for condition in found:
             head = f"{_MARKS[condition.status]:<5} {condition.subject:<20} {condition.found}"
-            lines = textwrap.wrap(head, 100, subsequent_indent=" " * 27)
+            lines = textwrap.wrap(head, columns, subsequent_indent=" " * 27)
             if condition.advice and condition.status != "ok":
                 lines += textwrap.wrap(
-                    condition.advice, 100, initial_indent=" " * 27 + "→ ", subsequent_indent=" " * 29
+                    condition.advice, columns, initial_indent=" " * 27 + "→ ", subsequent_indent=" " * 29
                 )
+            mark = _MARKS[condition.status]
+            lines[0] = paint(mark, _COLOURS[condition.status], colour) + lines[0][len(mark) :]
             typer.echo("\n".join(lines))
-        typer.echo(f"{len(failed)} problems found" if failed else "no problems found · next: toolkit init")
+        typer.echo(
+            f"{len(failed)} problem{'s' * (len(failed) != 1)} found"
+            if failed
+            else "no problems found · next: toolkit init"
+        )
     raise typer.Exit(1 if failed else 0)

@@ -112,6 +112,12 @@ def _conversations(draft: Draft) -> None:
     for key in ("default_system_message", "chat_template_jinja", "eot_tokens"):
         if draft.get(key):
             draft.unsupported(key, "another text or end of the turns")
+    if not draft.get("eot_tokens"):
+        draft.differs(
+            "eot_tokens",
+            "not set: Axolotl learns the token that ends a turn only where it is the tokenizer's end-of-sequence "
+            "token; the recipe learns it",
+        )
     if draft.active("train_on_inputs"):
         draft.unsupported("train_on_inputs", "the recipe learns what the assistant says")
 

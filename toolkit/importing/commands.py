@@ -27,7 +27,7 @@ class Format(StrEnum):
 
 def register(app: typer.Typer) -> None:
     """Add the command to the toolkit's command line."""
-    app.command("import", help="Write the recipe that trains what another tool's configuration trains.")(import_command)
+    app.command("import", help="Make a recipe of another tool's configuration.")(import_command)
 
 
 def import_command(

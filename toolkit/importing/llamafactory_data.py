@@ -88,7 +88,7 @@ def _fields(draft: Draft, name: str, entry: dict[str, Any], form: str) -> dict[s
         return {} if columns["prompt"] == "text" else {"text": columns["prompt"]}
     if entry.get("formatting") == "sharegpt":
         messages = (columns or {}).get("messages", "conversations")
-        return {} if messages in ("messages", "conversations") else {"messages": messages}
+        return _beside(columns) | ({} if messages in ("messages", "conversations") else {"messages": messages})
     if columns:
         draft.differs("dataset", f"{name}: rows of one question and answer, which the recipe reads as instruction, "
                       "input and output")  # fmt: skip
@@ -96,7 +96,13 @@ def _fields(draft: Draft, name: str, entry: dict[str, Any], form: str) -> dict[s
         draft.differs(
             "dataset", f"{name}: LLaMA-Factory joins instruction and input with one line break, the recipe two"
         )
-    return {}
+    return _beside(columns)
+
+
+def _beside(columns: Any) -> dict[str, str]:
+    """Columns beside the turns, where they have names of their own."""
+    given = columns if isinstance(columns, dict) else {}
+    return {key: given[key] for key in ("system", "history", "tools") if given.get(key) and given[key] != key}
 
 
 def _packing(draft: Draft, form: str) -> None:

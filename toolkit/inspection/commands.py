@@ -33,7 +33,7 @@ def data(
         str | None, typer.Option("--json", metavar="FILE", help="write the result as JSON; - for standard output")
     ] = None,
 ) -> None:
-    """Look at the data before training: samples as the model sees them, lengths, duplicates, padding."""
+    """Show the samples as the model sees them. Also lengths, duplicates, and what padding costs."""
     from toolkit.inspection.command import Request, data_command
 
     request = Request(recipe, tuple(overrides or ()), samples, only, evaluation, rows, full, tokens, page, json_target)

@@ -111,6 +111,7 @@ def measure(
         "turns": recipe.data.turns if recipe.data.format == "messages" else None,
         "arrangements": [vars(way) | {"padding_share": way.padding_share} for way in ways],
         "refused": read.refused,
+        "unread_columns": read.samples.unread,
         "notes": read.notes,
     }
     shown = shown_samples(resolved, read, tokenizer, which, samples, only)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from typing import Any, TextIO
+from typing import Any
 
 from rich.cells import cell_len
 
@@ -14,8 +13,10 @@ from toolkit.inspection.measure import Inspected
 from toolkit.inspection.shown import Shown
 from toolkit.inspection.tokens import Piece, visible
 from toolkit.inspection.wording import facts, findings, overview, samples, span, stats
+from toolkit.terminal import coloured, width
 
 WIDTH = 100
+"""Columns of the screen; fewer where the terminal has fewer."""
 _HEAD, _TAIL = 160, 100
 _BAR = 40
 _COLOURS = {"prompt": "", "supervised": "32", "special": "35", "supervised special": "32;4", "soft": "2"}
@@ -24,17 +25,16 @@ Run = tuple[str, str]
 """Text, and its kind: a key of ``_COLOURS``."""
 
 
+def _columns() -> int:
+    return min(WIDTH, width())
+
+
 def show(found: Inspected, source: str, *, full: bool, tokens: bool) -> None:
     """Print to standard output. ``full``: samples from end to end. ``tokens``: with a mark between tokens."""
     out = sys.stdout
     colour = coloured(out)
     for line in screen(found, source, colour=colour, full=full, tokens=tokens):
         out.write(line + "\n")
-
-
-def coloured(out: TextIO) -> bool:
-    """Whether to use colour: on a terminal, unless NO_COLOR is set (no-color.org)."""
-    return out.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def screen(found: Inspected, source: str, *, colour: bool, full: bool = False, tokens: bool = False) -> Iterator[str]:
@@ -55,6 +55,9 @@ def screen(found: Inspected, source: str, *, colour: bool, full: bool = False, t
         yield from _sources(fields)
     yield ""
     yield from _arrangements(fields)
+    for one in fields["unread_columns"]:
+        text = f"{one['name']} is not read, {one['rows']:,} rows: {one['why']}"
+        yield from _wrapped("unread: ", visible(text))
     for note in fields["notes"]:
         yield from _wrapped("note: ", visible(note))
     if fields["refused"]:
@@ -109,7 +112,7 @@ def _text(pieces: Sequence[Piece], colour: bool, full: bool, tokens: bool) -> It
         left_out = (f" … {hidden:,} more tokens, --full shows them … ", "soft")
         runs = [*_runs(pieces[:_HEAD], tokens), left_out, *_runs(pieces[-_TAIL:], tokens)]
     border = _written([("│", "soft")], colour) if colour else "│"
-    for line in _lines(_marked(runs) if not colour else runs, WIDTH - 4):
+    for line in _lines(_marked(runs) if not colour else runs, _columns() - 4):
         yield f"  {border} {_written(line, colour, marks=False)}"
 
 
@@ -255,14 +258,14 @@ def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 def _wrapped(head: str, text: str) -> Iterator[str]:
     """``text`` behind ``head``, its further lines below its first."""
-    for number, line in enumerate(textwrap.wrap(text, WIDTH - len(head), break_long_words=False)):
+    for number, line in enumerate(textwrap.wrap(text, _columns() - len(head), break_long_words=False)):
         yield (head if number == 0 else " " * len(head)) + line
 
 
 def _fit(text: str) -> str:
     """``text``, its middle left out where it is longer than a line."""
-    if cell_len(text) <= WIDTH:
+    if cell_len(text) <= _columns():
         return text
     end = text[-30:]
-    kept = _break(text, WIDTH - 3 - cell_len(end))
+    kept = _break(text, _columns() - 3 - cell_len(end))
     return f"{text[:kept].rstrip()} … {end.lstrip()}"

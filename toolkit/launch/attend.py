@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from toolkit.launch.failure import first_failure
@@ -34,14 +34,16 @@ class Asked:
                 signal.signal(number, handler)
 
 
-def wait(job: subprocess.Popen[bytes], shared: Path, asked: Asked) -> int:
+def wait(job: subprocess.Popen[bytes], shared: Path, asked: Asked, look: Callable[[], None]) -> int:
     """Wait until the job ends. The first signal is forwarded to the ranks, which finish their step and save; a second
     one ends them.
 
-    ``job`` runs in its own session, so that only this process receives a terminal's Ctrl-C.
+    ``look``: called at every turn, ten a second. ``job`` runs in its own session, so that only this process receives a
+    terminal's Ctrl-C.
     """
     passed, failed_at = 0, 0.0
     while True:
+        look()
         try:
             return job.wait(0.1)
         except subprocess.TimeoutExpired:

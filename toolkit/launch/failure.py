@@ -8,6 +8,7 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 FOLDER_VARIABLE = "TOOLKIT_FAILURES"
 """Environment variable: the folder where a failed rank writes its reason, so that it is shown once."""
@@ -27,15 +28,32 @@ class Failure:
     """Whether this is certainly the cause; a traceback may be a consequence of another rank's end."""
     attempt: int = 0
     """The attempt that failed, counted by torchrun's restarts."""
+    memory: dict[str, float | None] | None = None
+    """Of a rank that found no memory: ``device_gib``, the GPU's memory, or None without one."""
 
 
-def note_failure(rank: int, message: str, exit_code: int, *, retryable: bool = True, cause: bool = False) -> bool:
+def note_failure(
+    rank: int,
+    message: str,
+    exit_code: int,
+    *,
+    retryable: bool = True,
+    cause: bool = False,
+    memory: dict[str, float | None] | None = None,
+) -> bool:
     """Write the reason for the launcher. False if there is no launcher to read it."""
     folder = os.environ.get(FOLDER_VARIABLE)
     if folder is None:
         return False
-    entry = {"rank": rank, "time": time.time(), "message": message, "exit_code": exit_code, "retryable": retryable}
+    entry: dict[str, Any] = {
+        "rank": rank,
+        "time": time.time(),
+        "message": message,
+        "exit_code": exit_code,
+        "retryable": retryable,
+    }
     entry["cause"] = cause or not retryable
+    entry["memory"] = memory
     entry["attempt"] = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     writing = Path(folder) / f".rank{rank}"
     writing.write_text(json.dumps(entry), encoding="utf-8")

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.data.preflight import check_data
-from toolkit.errors import InputError, RunFailed, Stopped, ToolkitError
+from toolkit.errors import InputError, OutOfMemory, RunFailed, Stopped, ToolkitError
+from toolkit.launch.advice import memory_advice
 from toolkit.launch.attend import Asked, wait
 from toolkit.launch.crash import CRASHES, last_words
 from toolkit.launch.failure import FOLDER_VARIABLE, SCREEN_VARIABLE, first_failure
 from toolkit.launch.files import launch_files, write_files
+from toolkit.launch.host_memory import HostMemory
 from toolkit.launch.output import claim_folder, release_folder
 from toolkit.launch.relay import screen
 from toolkit.launch.signals import die_with_parent, name_of, noted_stop
@@ -36,17 +38,23 @@ from toolkit.strategies import resolve, strategy_of
 
 
 def train(
-    recipe: str | Recipe, overrides: Sequence[str], *, resume: bool, extend: bool = False, max_restarts: int = 0
+    recipe: str | Recipe,
+    overrides: Sequence[str],
+    *,
+    resume: bool,
+    extend: bool = False,
+    changed_data: bool = False,
+    max_restarts: int = 0,
 ) -> dict[str, Any]:
     """Train a recipe, given as a file or an object, on this machine; returns the run's result.
 
-    ``extend``: resume with another run length even if that changes the learning rates. ``max_restarts``: how often the
-    job restarts from its latest checkpoint when a rank dies or hangs.
+    ``extend``: resume with another run length even if that changes the learning rates. ``changed_data``: with other
+    rows. ``max_restarts``: how often the job restarts from its latest checkpoint when a rank dies or hangs.
 
     Raises InputError if the recipe cannot run here, RunFailed if the run fails, Stopped after a signal.
     """
-    if extend and not resume:
-        raise InputError("--extend: requires --resume")
+    if (extend or changed_data) and not resume:
+        raise InputError(f"{'--extend' if extend else '--changed-data'}: requires --resume")
     resolved = resolve(recipe_from(recipe, overrides), source_of(recipe))
     check_machine(resolved)
     if (reason := missing_tokenizer(resolved.recipe)) is not None:
@@ -62,12 +70,20 @@ def train(
         files["recipe.yaml"] = recipe_yaml(recipe)
     write_files(files, launch_folder)
     # Automatic restarts get the same: until it has saved, an extended run resumes from the shorter one's checkpoint.
-    arguments = [recipe_file, *overrides, *(["--resume"] if resume else []), *(["--extend"] if extend else [])]
+    arguments = [
+        recipe_file,
+        *overrides,
+        *(["--resume"] if resume else []),
+        *(["--extend"] if extend else []),
+        *(["--changed-data"] if changed_data else []),
+    ]
     processes = resolved.recipe.machine.processes
     # accelerate starts a single process itself, without torchrun.
     elastic = processes > 1 or strategy_of(resolved).distributed_type in ("DEEPSPEED", "FSDP")
     try:
         _launch(launch_folder / "accelerate.yaml", arguments, folder, processes, max_restarts, elastic)
+    except OutOfMemory as error:
+        raise RunFailed(f"{error}\n{memory_advice(recipe_file, overrides, error.device_gib)}") from None
     except InputError:
         undo()
         raise
@@ -147,33 +163,38 @@ def _once(
                 start_new_session=True,
                 preexec_fn=die_with_parent(),
             )
-            code = wait(job, shared, asked)
+            memory = HostMemory()
+            code = wait(job, shared, asked, memory.look)
         stopped, failure = noted_stop(shared), first_failure(shared)
     if stopped is not None:
         return Stopped(*stopped), False
     if asked.numbers and code != 0:
         how = "at once" if len(asked.numbers) > 1 else "before a step was finished"
-        told_how = f"stopped by {name_of(asked.numbers[-1])} {how}; resume with --resume"
+        next_step = "resume with --resume" if any(folder.glob("checkpoints/step-*")) else "nothing was saved"
+        told_how = f"stopped by {name_of(asked.numbers[-1])} {how}; {next_step}"
         return Stopped(told_how, asked.numbers[-1]), False
     if code == 0:
         return None
-    if (killed := _killed(logs, begin)) is not None and (failure is None or not failure.cause):
+    if (killed := _killed(logs, begin, memory)) is not None and (failure is None or not failure.cause):
         return RunFailed(f"{killed}; see {logs}"), True
     if failure is None:
         return RunFailed(f"the run ended with status {code}, but no error was reported by any rank; see {logs}"), True
     if failure.exit_code == InputError.exit_code:
         return InputError(failure.message), False
+    if failure.memory is not None:
+        message = f"{failure.message}\nthe traceback is in {logs / f'rank{failure.rank}.log'}"
+        return OutOfMemory(message, failure.memory["device_gib"]), False
     return RunFailed(failure.message), failure.retryable
 
 
-def _killed(logs: Path, begin: int) -> str | None:
+def _killed(logs: Path, begin: int, memory: HostMemory) -> str | None:
     """The rank that a signal killed, from torchrun's summary at the end of the launcher's log: the rank itself cannot
     report it, and the others fail as a consequence. torchrun itself sends SIGTERM to the remaining ranks."""
     summary = (logs / "launcher.log").read_bytes()[begin:].decode("utf-8", errors="replace")[-20_000:]
     for rank, status in re.findall(r"^ +rank +: (\d+).*\n +exitcode +: (-?\d+)", summary, re.MULTILINE):
         if int(status) < 0 and -int(status) != signal.SIGTERM:
             ended = signal.Signals(-int(status))
-            hint = " (out of host memory?)" if ended == signal.SIGKILL else ""
+            hint = f" (out of host memory? {memory.told()})" if ended == signal.SIGKILL else ""
             crash = last_words(logs / f"rank{rank}.log") if ended in CRASHES else ""
             return f"rank {rank} was ended by {ended.name}{hint}{crash}"
     return None

@@ -12,6 +12,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from toolkit.errors import ToolkitError
+from toolkit.terminal import coloured, width
 
 FILES = "accelerate YAML, DeepSpeed JSON, training arguments (JSON, YAML or a launch script), PEFT adapter config"
 
@@ -46,7 +47,7 @@ class Kind(StrEnum):
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the toolkit's command line."""
-    app.command("lint", help="Check configuration files for contradictions and pitfalls.")(lint_command)
+    app.command("lint", help="Find contradictions and traps in configuration files.")(lint_command)
     app.command("explain", help="Explain a finding, or show which layer sets a key.")(explain_command)
 
 
@@ -62,6 +63,11 @@ def echo(text: str, err: bool = False) -> None:
     stream: Any = sys.stderr if err else sys.stdout
     encoding = getattr(stream, "encoding", None) or "utf-8"
     typer.echo(text.encode(encoding, "backslashreplace").decode(encoding), err=err)
+
+
+def _columns() -> int:
+    """Text is read best in lines of at most 100 columns."""
+    return min(100, width())
 
 
 def split_codes(values: list[str] | None) -> tuple[str, ...]:
@@ -133,7 +139,7 @@ def _print(report: Any, output: Format, json_file: str | None, started: float) -
     elif output is Format.github:
         echo(machine.as_github(report)) if report.findings else None
     else:
-        echo(text.show(report, quiet=output is Format.short))
+        echo(text.show(report, quiet=output is Format.short, columns=_columns(), colour=coloured(sys.stdout)))
 
 
 def write(path: str, text: str) -> None:
@@ -171,9 +177,9 @@ def explain_command(
     started = time.time()
     try:
         if not files and command is None:
-            text, result = explain.code(what)
+            text, result = explain.code(what, _columns())
         else:
-            text, result = explain.key(what, list(files or ()), command)
+            text, result = explain.key(what, list(files or ()), command, _columns())
         if json_file:
             from toolkit.linting.output.machine import envelope
 

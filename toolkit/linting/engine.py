@@ -72,7 +72,7 @@ def check(
         key=lambda f: (order.get(str(f.place.file), 0), f.place.line or 0, f.place.column or 0, f.code),
     )
     texts = {source.path: source.text for source in loaded.sources}
-    return Report(ranked, loaded.sources, len(groups) > 1, texts, loaded.unread)
+    return Report(ranked, loaded.sources, len(groups) > 1, texts, list(dict.fromkeys(loaded.unread)))
 
 
 def contexts(loaded: Loaded, reader: Reader | None = None) -> list[LintContext]:

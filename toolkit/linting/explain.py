@@ -14,7 +14,7 @@ from toolkit.linting.near import meant, nearest
 from toolkit.linting.registry import all_rules
 
 
-def code(wanted: str) -> tuple[str, dict[str, Any]]:
+def code(wanted: str, columns: int = 100) -> tuple[str, dict[str, Any]]:
     """A rule's reason, an example that fails and one that passes, as text and as data."""
     rules = all_rules()
     rule = rules.get(wanted.upper())
@@ -24,11 +24,11 @@ def code(wanted: str) -> tuple[str, dict[str, Any]]:
         raise InputError(f"{wanted}: no such code{hint}")
     lines = [f"{rule.code}  {rule.severity}  {rule.title}", ""]
     if rule.reason:
-        lines += [*textwrap.wrap(" ".join(rule.reason.split()), 100), ""]
+        lines += [*textwrap.wrap(" ".join(rule.reason.split()), columns), ""]
     lines += ["fails:", *_example(rule.fails), "", "passes:", *_example(rule.passes), ""]
     if rule.reader:
         lines += [f"(checked with --reader {rule.reader})", ""]
-    lines += [*textwrap.wrap(f"source: {rule.source}", 100), f"to allow it: # toolkit: allow {rule.code}"]
+    lines += [*textwrap.wrap(f"source: {rule.source}", columns), f"to allow it: # toolkit: allow {rule.code}"]
     data = {
         "code": rule.code,
         "severity": rule.severity,
@@ -49,7 +49,7 @@ def _example(files: Files) -> list[str]:
     return lines
 
 
-def key(wanted: str, files: list[str], command: str | None = None) -> tuple[str, dict[str, Any]]:
+def key(wanted: str, files: list[str], command: str | None = None, columns: int = 100) -> tuple[str, dict[str, Any]]:
     """Which layer sets a key under each of the three readers, as text and as data."""
     groups = contexts(load(files, command))
     if len(groups) > 1:
@@ -61,8 +61,8 @@ def key(wanted: str, files: list[str], command: str | None = None) -> tuple[str,
     for reader, answer in zip(layers.READERS, found, strict=True):
         value = f"stops: {answer.value}" if answer.fails else _shown(answer.value)
         head = f"  {reader:<18}  {value}"
-        lines += textwrap.wrap(head, 100, subsequent_indent=" " * 22)
-        lines += textwrap.wrap(f"{answer.where}: {answer.why}" if answer.where else answer.why, 100,
+        lines += textwrap.wrap(head, columns, subsequent_indent=" " * 22)
+        lines += textwrap.wrap(f"{answer.where}: {answer.why}" if answer.where else answer.why, columns,
                                initial_indent=" " * 22, subsequent_indent=" " * 22)  # fmt: skip
         data.append(
             {

@@ -216,6 +216,30 @@ def _check_path(adapter: Adapter, path: str, source: str) -> None:
         )
 
 
+def ignored_values(adapter: Adapter) -> str | None:
+    """What the recipe says of an adapter that starts from a saved one, where that has other values: PEFT trains those.
+    None: nothing, or the saved one is on the hub."""
+    if adapter.path is None:
+        return None
+    try:
+        saved = json.loads((Path(adapter.path).expanduser() / "adapter_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    found = []
+    for key, name in METHODS[adapter.method].keys.items():
+        asked, theirs = getattr(adapter, key), saved.get(name)
+        if key not in adapter.model_fields_set or asked is None or theirs is None:
+            continue
+        if isinstance(theirs, list):
+            asked, theirs = sorted([asked] if isinstance(asked, str) else asked), sorted(theirs)
+        if asked != theirs:
+            shown = " ".join(asked) if isinstance(asked, list) else asked
+            found.append(f"{key} {', '.join(theirs) if isinstance(theirs, list) else theirs} (recipe: {shown})")
+    if not found:
+        return None
+    return f"adapter.path: the saved adapter's own values are trained, the recipe's are ignored: {'; '.join(found)}"
+
+
 def _candidates(model: nn.Module) -> str:
     ends = {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if _is_linear(module)}
     return f"; linear layers of this model: {', '.join(sorted(ends))}"

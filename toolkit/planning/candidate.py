@@ -104,9 +104,13 @@ class Candidate:
             return ""
         term, size = max(self.breakdown.items(), key=lambda item: item[1])
         when = " while loading" if self.memory.peak_phase == "load" else ""
+        needs, usable = gib(self.peak), gib(self.usable)
+        if needs == usable:  # more, by less than what a tenth shows
+            needs, usable = f"{self.peak / GIB:.3f}", f"{self.usable / GIB:.3f}"
+        share = f"{self.usable / self.capacity:.0%}".replace("%", " %")
         return (
-            f"{gib(self.peak)} of {gib(self.capacity)} GiB{when}, {gib(self.peak - self.usable)} over, "
-            f"of which {term} {gib(size)}"
+            f"needs {needs} GiB{when}, {usable} usable ({share} of {gib(self.capacity)} GiB), most of it {term} "
+            f"{gib(size)}"
             + (f", loss {gib(self.breakdown['loss'])}" if term != "loss" and self.breakdown["loss"] else "")
         )
 

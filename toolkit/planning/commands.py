@@ -44,7 +44,10 @@ def plan(
     ] = "toolkit",
     fit: Annotated[
         list[str] | None,
-        typer.Option(metavar="WHAT", help="the most that fits: length, micro, model; or what it needs: gpus, gpu"),
+        typer.Option(
+            metavar="WHAT",
+            help="find the largest length, micro or model that fits, or the fewest gpus, or the smallest gpu",
+        ),
     ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="where the bytes are, and what more would cost")] = False,
     price: Annotated[
@@ -53,9 +56,7 @@ def plan(
     disk: Annotated[
         float | None, typer.Option(help="GB/s of a node's disk: how long loading, saving and resuming take")
     ] = None,
-    no_cache: Annotated[
-        bool, typer.Option("--no-cache", help="neither take traces from disk nor keep them there")
-    ] = False,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="do not read or write the plan cache")] = False,
     output: Annotated[
         str | None, typer.Option("-o", "--output", metavar="FILE", help="write the chosen recipe to FILE")
     ] = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 from toolkit.counts import trained_share
@@ -12,12 +13,14 @@ from toolkit.planning.hardware import GIB
 from toolkit.planning.scale import fastest_of_each
 from toolkit.planning.search import Search
 from toolkit.recipe.load import source_of
+from toolkit.terminal import coloured, fitted, paint, timed, width
 
 if TYPE_CHECKING:
     from toolkit.planning.answers import Answers
     from toolkit.planning.command import Request
 
-_WIDTH = 24
+_BAR, _SHORT_BAR = 24, 10
+"""Columns of a bar; the second where the terminal has fewer than 110."""
 # What stays, what a forward leaves, logits and loss, buffers and reserve.
 _SHADES = (("parameters", "█"), ("gradients", "█"), ("optimizer", "█"), ("activations", "▒"), ("loss", "▓"),
            ("communication", "░"), ("reserve", "░"))  # fmt: skip
@@ -32,65 +35,84 @@ def show(
     scaled: list[dict[str, Any]] | None,
     answers: Answers | None = None,
 ) -> None:
-    """Print the plan to standard output."""
+    """Print the plan to standard output, as wide as the terminal."""
+    columns, colour = width(), coloured(sys.stdout)
+    for line in screen(search, candidates, chosen, change, request, scaled, answers, columns=columns, colour=colour):
+        sys.stdout.write(line + "\n")
+
+
+def screen(
+    search: Search,
+    candidates: list[Candidate],
+    chosen: Candidate | None,
+    change: str | None,
+    request: Request,
+    scaled: list[dict[str, Any]] | None,
+    answers: Answers | None = None,
+    *,
+    columns: int,
+    colour: bool = False,
+) -> list[str]:
+    """The lines of the plan, each at most ``columns`` wide."""
     from toolkit.planning.loops import LOOPS
 
-    asked = search.asked
+    asked, one = search.asked, candidates[0]
     recipe, device = asked.recipe, search.device
     holdings = search.planner.holdings
     name = recipe.model.path or (recipe.model.config or {}).get("model_type", "model")
-    out = sys.stdout
     rows = f"length {search.planner.length}"
     if recipe.data.packing:
         rows = (
             f"packed rows of {search.planner.length}, {asked.micro_size * search.planner.length:,} tokens "
             "per micro-batch"
         )
-    out.write(
+    told = [
         f"plan  {name} · {trained_share(holdings.elements(True, whole=True), holdings.elements(whole=True))} · "
-        f"{recipe.precision} · {rows} · global batch {asked.global_size}\n"
-        f"      {asked.world_size} × {device.name}, {device.memory:.1f} GiB ({search.usable / GIB:.1f} usable)\n"
-    )
-    out.write("".join(f"      {line}\n" for line in search.planner.notes()) + "\n")
+        f"{recipe.precision} · {rows} · global batch {asked.global_size}",
+        f"      {asked.world_size} × {device.name}, {device.memory:.1f} GiB ({search.usable / GIB:.1f} usable)",
+        *(f"      {line}" for line in search.planner.notes()),
+        "",
+    ]
     shown = candidates if request.every else best_of_each(candidates, chosen)
-    label = max(len(c.label) for c in shown)
-    for candidate in shown:
-        out.write(_line(candidate, label, why_chosen(candidates, candidate) if candidate is chosen else None) + "\n")
+    why = why_chosen(candidates, chosen) if chosen is not None else ""
+    lines = [part for line in told for part in fitted(line, columns)]
+    lines += _table(shown, chosen, why, columns, colour)
+    told = []
     if not request.every:
-        hidden = len(candidates) - len(shown)
-        out.write(f"  … {hidden} more; --all shows every candidate\n")
-    out.write("  █ weights, gradients, optimizer  ▒ activations  ▓ logits and loss  ░ buffers, context\n")
-    out.write(f"\none step of {candidates[0].label}\n{_time_line(candidates[0])}\n")
-    if (ends := candidates[0].interval) is not None:
-        out.write(
-            f"expected in nvidia-smi, with the allocator's cache: {ends[0] / GIB:.1f} to {ends[1] / GIB:.1f} GiB\n"
+        told.append(f"  … {len(candidates) - len(shown)} more; --all shows every candidate")
+    told.append("  █ weights, gradients, optimizer  ▒ activations  ▓ logits and loss  ░ buffers, context")
+    told += ["", f"one step of {one.label}", *_time_lines(one, min(72, columns - 4)), _peak_line(one)]
+    if (ends := one.interval) is not None:
+        told.append(
+            f"expected in nvidia-smi, with the allocator's cache: {ends[0] / GIB:.1f} to {ends[1] / GIB:.1f} GiB"
         )
-    if candidates[0].stages:
-        out.write(_stages_line(candidates[0]) + "\n")
-    out.write(f"host memory of a node while its processes load: {candidates[0].host_loading / GIB:.1f} GiB\n")
+    if one.stages:
+        told.append(_stages_line(one))
+    told.append(f"host memory of a node while its processes load: {one.host_loading / GIB:.1f} GiB")
     if request.disk is not None:
-        out.write(candidates[0].storage.line(request.disk) + "\n")
-    if not candidates[0].fits:
-        out.write(f"\n{candidates[0].label} does not fit: {candidates[0].reason}\n")
-        out.write(
-            f"to make it fit: {change}\n"
+        told.append(one.storage.line(request.disk))
+    if not one.fits:
+        told += ["", f"{one.label} {paint('does not fit', 'red', colour)}: {one.reason}"]
+        told.append(
+            f"to make it fit: {change}"
             if change
-            else "nothing else fits: tried other strategies, sizes, lengths and adapters\n"
+            else "nothing else fits: tried other strategies, sizes, lengths and adapters"
         )
     if scaled:
-        out.write("\n" + _scale_table(scaled, search.planner.length, request.every))
+        told += ["", *_scale_table(scaled, search.planner.length, request.every, columns)]
     if answers is not None:
-        out.write("".join(f"{line}\n" for line in answers.lines()))
+        told += answers.lines()
     if request.loop != "toolkit":
-        out.write(f"planned for the loop of {LOOPS[request.loop].title}\n")
+        told.append(f"planned for the loop of {LOOPS[request.loop].title}")
     if asked.device == "cuda":
-        out.write(f"{_of_times(search)}, see docs/planning.md\n")
+        told.append(f"{_of_times(search)}, see docs/planning.md")
     if chosen is not None:
         done = f"wrote {request.output} · " if request.output else ""
         file = source_of(request.recipe)
         follow = request.output or (file if file.endswith((".yaml", ".yml")) else "-o recipe.yaml")
-        out.write(f"{done}next: toolkit verify {follow}\n" if follow != "-o recipe.yaml" else
-                  "next: add -o recipe.yaml, then toolkit verify recipe.yaml\n")  # fmt: skip
+        told.append(f"{done}next: toolkit verify {follow}" if follow != "-o recipe.yaml" else
+                    "next: add -o recipe.yaml, then toolkit verify recipe.yaml")  # fmt: skip
+    return lines + [part for line in told for part in fitted(line, columns)]
 
 
 def _of_times(search: Search) -> str:
@@ -121,28 +143,45 @@ def _rank(candidate: Candidate) -> tuple[Any, ...]:
     return not candidate.fits, seconds, candidate.peak
 
 
-def _line(candidate: Candidate, label: int, why: str | None) -> str:
-    """One candidate; ``why``: the reason if it is chosen, else None."""
-    mark = " " if candidate.fits else "✗"
-    text = f"  {candidate.label:<{label}}  {_bar(candidate)}{mark} {candidate.peak / GIB:6.1f} GiB"
-    if candidate.seconds is not None:
-        text += f"  {candidate.seconds.total:7.2f} s {candidate.tokens_per_second:>9,.0f} tok/s"
-    notes = [why] if why else []
-    if candidate.asked:
-        notes.append("this recipe")
-    if candidate.unmeasured:
-        notes.append(f"{', '.join(candidate.unmeasured)}: not validated")
-    return text + (f"  ← {'; '.join(notes)}" if notes else "")
+def _table(shown: list[Candidate], chosen: Candidate | None, why: str, columns: int, colour: bool) -> list[str]:
+    """A row for each candidate, with heads. Below 110 columns the bar is shorter, below 90 there is no tok/s; a label
+    or a note that still has no room goes on below."""
+    wide_bar = _BAR if columns >= 110 else _SHORT_BAR
+    timed_at_all = any(c.seconds is not None for c in shown)
+    heads = ["   GiB", *([f"{'per step':>9}"] if timed_at_all else []),
+             *([f"{'tok/s':>9}"] if timed_at_all and columns >= 90 else [])]  # fmt: skip
+    numbers = sum(2 + len(head) for head in heads) + 1
+    label = min(max(len(c.label) for c in shown), columns - 4 - wide_bar - numbers)
+    lines = [f"  {'':{label}}  {'':{wide_bar}} " + "".join(f"  {head}" for head in heads)]
+    for one in shown:
+        cells = [f"{one.peak / GIB:6.1f}"]
+        if one.seconds is not None and one.tokens_per_second is not None:
+            cells += [f"{timed(one.seconds.total):>9}", f"{one.tokens_per_second:>9,.0f}"][: len(heads) - 1]
+        first, *more = textwrap.wrap(one.label, label, break_long_words=False, break_on_hyphens=False)
+        mark = " " if one.fits else paint("✗", "red", colour)
+        row = f"  {first:<{label}}  {_bar(one, wide_bar)}{mark}" + "".join(f"  {cell}" for cell in cells)
+        long = 4 + label + wide_bar + 1 + sum(2 + len(cell) for cell in cells)
+        notes = [*([why] if one is chosen else []), *(["this recipe"] if one.asked else [])]
+        if one.unmeasured:
+            notes.append(f"{', '.join(one.unmeasured)}: not validated")
+        note = f"← {'; '.join(notes)}" if notes else ""
+        green = colour and one is chosen
+        if note and not more and long + 2 + len(note) <= columns:
+            lines.append(f"{row}  {paint(note, 'green', green)}")
+            continue
+        lines += [row, *(f"    {part}" for part in more)]
+        lines += [paint(part, "green", green) for part in fitted(f"    {note}", columns)] if note else []
+    return lines
 
 
-def _bar(candidate: Candidate) -> str:
-    """A bar of ``_WIDTH`` for the whole device; longer bars are truncated."""
+def _bar(candidate: Candidate, columns: int) -> str:
+    """A bar of ``columns`` for the whole device; longer bars are truncated."""
     bar, total = "", 0
     for term, shade in _SHADES:
         total += candidate.breakdown.get(term, 0)
-        until = round(_WIDTH * total / candidate.capacity)
-        bar += shade * max(0, min(_WIDTH, until) - len(bar))
-    return f"{bar:·<{_WIDTH}}"
+        until = round(columns * total / candidate.capacity)
+        bar += shade * max(0, min(columns, until) - len(bar))
+    return f"{bar:·<{columns}}"
 
 
 def _stages_line(candidate: Candidate) -> str:
@@ -154,10 +193,9 @@ def _stages_line(candidate: Candidate) -> str:
     return f"stages, by block: {peaks}; pipeline bubble {share:.0%} of a step".replace("%", " %")
 
 
-def _time_line(candidate: Candidate) -> str:
-    """Memory over the step, as a row of block characters of eight heights."""
+def _time_lines(candidate: Candidate, columns: int) -> list[str]:
+    """Memory over the step, as a row of block characters of eight heights, and its phases below."""
     line = candidate.memory.line
-    columns = 72
     heights = "▁▂▃▄▅▆▇█"
     cells, phases = [], []
     for column in range(columns):
@@ -167,31 +205,38 @@ def _time_line(candidate: Candidate) -> str:
         peak = max(place.total for place in part)
         cells.append(heights[min(7, int(8 * peak / max(1, candidate.memory.peak + 1)))])
         phases.append(part[0].phase)
-    row, names, last = "".join(cells), "", ""
+    names, last = "", ""
     for column, phase in enumerate(phases):
         if phase != last and len(names) <= column and phase in ("forward", "loss", "backward", "step"):
             names = f"{names:<{column}}{phase} "
             last = phase
-    return f"  {row}  peak in {candidate.memory.peak_phase}\n  {names}".rstrip()
+    return [f"  {''.join(cells)}", f"  {names}".rstrip()]
 
 
-def _scale_table(rows: list[dict[str, Any]], length: int, every: bool) -> str:
+def _peak_line(candidate: Candidate) -> str:
+    return f"  peak {candidate.peak / GIB:.1f} GiB, in {candidate.memory.peak_phase}"
+
+
+def _scale_table(rows: list[dict[str, Any]], length: int, every: bool, columns: int) -> list[str]:
     shown = rows if every else fastest_of_each(rows)
     label = max(len(row["strategy"]) for row in shown)
-    timed = any(row["seconds"] is not None for row in rows)
-    text = (
-        "predicted, with the same micro-batch on every device"
-        + ("" if every else f"; the {'fastest' if timed else 'smallest'} mesh of each strategy, --all shows every one")
-        + f":\n  devices  {'strategy':<{label}}    GiB   step s       tok/s  waiting\n"
+    any_timed = any(row["seconds"] is not None for row in rows)
+    told = "predicted, with the same micro-batch on every device" + (
+        ":"
+        if every
+        else f"; the {'fastest' if any_timed else 'smallest'} mesh of each strategy, --all shows every one:"
     )
+    lines = [told, f"  devices  {'strategy':<{label}}    GiB   per step       tok/s  waiting"]
     for row in shown:
         known = row["seconds"] is not None
-        seconds = f"{row['seconds']:7.2f}" if known else "      –"
         rate = f"{row['samples_per_second'] * length:11,.0f}" if known else "          –"
         share = f"{100 * (row['waiting'] + row['bubble']):.0f} %" if known else "–"
-        note = "  ← fastest that fits" if row["fastest"] else "" if row["fits"] else "  does not fit"
-        text += (
-            f"  {row['devices']:>7}  {row['strategy']:<{label}}  {row['peak_bytes'] / GIB:5.1f}  {seconds} {rate}  "
-            f"{share:>6}{note}\n"
+        line = (
+            f"  {row['devices']:>7}  {row['strategy']:<{label}}  {row['peak_bytes'] / GIB:5.1f}  "
+            f"{timed(row['seconds']) if known else '–':>9} {rate}  {share:>7}"
         )
-    return text
+        note = "  ← fastest that fits" if row["fastest"] else "" if row["fits"] else "  does not fit"
+        short = "  ← fastest that fits" if row["fastest"] else "" if row["fits"] else " ✗"
+        together = len(line) + len(note) <= columns
+        lines += [line + note] if together else [line + short] if len(short) <= 2 else [line, f"         {short}"]
+    return lines

@@ -76,6 +76,8 @@ def check(
             last = max((said.rfind(word) + len(word) for word in turn.words), default=0)
             closes = turn.text[max((turn.text.rfind(word) + len(word) for word in turn.words), default=0) :]
             found.unended += bool(closes.strip()) and not said[last:].strip()
+            # White space behind the token that ends a turn is the template's.
+            found.beyond += bool(said[last:].strip()) and said != said.rstrip()
             written = any(turn.text.startswith(prompt) for prompt in turn.prompts)
             found.beyond += written and text[:start] in turn.prompts and said not in turn.text
     found.missing = sum(turn.index not in learned for turn in turns)

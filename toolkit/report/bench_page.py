@@ -60,7 +60,8 @@ def _measured(cells: Sequence[dict[str, Any]], document: dict[str, Any]) -> list
 def _facts(document: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items() if version)
     return (
-        f"{document['device']}; {document['turns']} turns of {document['steps']} steps after {document['warmup']} "
+        f"{document['started']}; {document['device']}; "
+        f"{document['turns']} turns of {document['steps']} steps after {document['warmup']} "
         f"untimed ones, interleaved; data: {document['data']}; {document['seconds']:.0f} s; {versions}"
     )
 

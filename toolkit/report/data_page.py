@@ -83,8 +83,8 @@ def _histogram(fields: dict[str, Any]) -> str:
             f"</div><span>{one['samples']:,}</span>"
         )
     key = "" if buckets[-1]["to"] <= limit else (
-        f"<p class='soft'>Tokens of a sample before the cut. Ranges above data.max_length {limit:,} are red, the range "
-        "that contains it is orange.</p>")  # fmt: skip
+        f"<p class='soft'>Tokens of a sample before the cut. Ranges above data.max_length {limit:,} are dark orange, "
+        "the range that contains it is light orange.</p>")  # fmt: skip
     return f"<div class='bars'>{''.join(rows)}</div>{key}"
 
 
@@ -131,8 +131,8 @@ def _arrangements(ways: Sequence[dict[str, Any]]) -> str:
     names = ("steps", "rows", "computed tokens", "padding", "share", "largest micro-batch, tokens")
     head = "".join(f"<th class='n'>{name}</th>" for name in names)
     return (
-        f"<div class='bars'>{''.join(bars)}</div><p class='soft'>Computed tokens: samples in green, padding in orange, "
-        "with its share.</p>"
+        f"<div class='bars'>{''.join(bars)}</div><p class='soft'>Computed tokens: samples in green, padding in light "
+        "orange, with its share.</p>"
         f"<div class='wide'><table><tr><th></th>{head}</tr>{''.join(rows)}</table></div>{''.join(not_possible)}"
     )
 

@@ -16,6 +16,7 @@ from toolkit.planning.screen import best_of_each
 from toolkit.planning.search import Search
 from toolkit.report.step_picture import COLOURS, NAMES, step_pictured
 from toolkit.report.style import BARS, STYLE
+from toolkit.terminal import timed
 
 _STYLE = STYLE + BARS
 
@@ -66,7 +67,6 @@ def plan_parts(
     the candidate's number in ``data-way``."""
     asked = candidates[0]
     why = "" if chosen is None else why_chosen(candidates, chosen)
-    pictured = asked if asked.fits or chosen is None else chosen
     return {
         "facts": html.escape(_facts(search)),
         "asked": html.escape(asked.label),
@@ -78,10 +78,18 @@ def plan_parts(
         "chosen_rate": "" if chosen is None else _rate(chosen).removeprefix(", "),
         "bars": _bars(best_of_each(candidates, chosen), chosen, why, search, numbers=candidates),
         "key": _key(with_reserve=True),
-        "step": "".join(step_pictured(pictured, search, why if pictured is chosen else "the recipe")),
+        "step": "".join(step_pictured(asked, search, "the recipe")) + _also(chosen, asked, search, why),
         "table": _table(candidates, chosen, why),
         "assumptions": "<ul>" + "".join(f"<li>{html.escape(line)}</li>" for line in assumptions) + "</ul>",
     }
+
+
+def _also(chosen: Candidate | None, asked: Candidate, search: Search, why: str) -> str:
+    """The step of the candidate that is recommended, folded: the page is about the recipe, like the terminal's."""
+    if chosen is None or chosen is asked:
+        return ""
+    inner = "".join(step_pictured(chosen, search, why))
+    return f"<details><summary>One step of {html.escape(chosen.label)}, {html.escape(why)}</summary>{inner}</details>"
 
 
 def _facts(search: Search) -> str:
@@ -110,7 +118,7 @@ def _rate(candidate: Candidate) -> str:
     if candidate.seconds is None:
         return ""
     tokens = candidate.resolved.global_size * candidate.resolved.recipe.data.max_length
-    return f", {candidate.seconds.total:.2f} s per step, {tokens / candidate.seconds.total:,.0f} tokens/s"
+    return f", {timed(candidate.seconds.total)} per step, {tokens / candidate.seconds.total:,.0f} tokens/s"
 
 
 def _bars(
@@ -139,6 +147,12 @@ def _bars(
                     f"background:{COLOURS[term]}' title='{NAMES[term]}: {size / GIB:.2f} GiB'></span>"
                 )
             left += size
+        if candidate.peak > search.usable:
+            over = min(candidate.peak, end)
+            parts.append(
+                f"<span class='over' style='left:{100 * search.usable / end:.2f}%;"
+                f"width:{100 * (over - search.usable) / end:.2f}%' title='more than is usable'></span>"
+            )
         notes = [*([why] if candidate is chosen else []), *(["this recipe"] if candidate.asked else [])]
         note = f" <span class='soft'>{', '.join(notes)}</span>" if notes else ""
         tone = "" if candidate.fits else " bad"

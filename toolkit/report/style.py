@@ -27,8 +27,11 @@ BARS = """
 .bar > i { position: absolute; top: -.2rem; bottom: -.2rem; border-left: 2px solid var(--ink) }
 .bar.cut { clip-path: polygon(0 -20%, 100% -20%, 100% 0, calc(100% - .5rem) 25%, 100% 50%,
   calc(100% - .5rem) 75%, 100% 100%, 100% 120%, 0 120%) }
+.bar > span.over { background: repeating-linear-gradient(45deg, var(--bad) 0 4px, transparent 4px 8px);
+  border-bottom: 3px solid var(--bad) }
 .bar > i.room { border-left: 1px dashed var(--soft) }
 .key { display: flex; flex-wrap: wrap; gap: .2rem 1rem; margin: .6rem 0 } .key span { white-space: nowrap }
+.key .soft { white-space: normal }
 .key b { display: inline-block; width: .8rem; height: .8rem; border-radius: 2px; margin-right: .35rem }
 svg { display: block; width: 100%; height: auto } svg text { fill: var(--soft); font: 12px system-ui, sans-serif }
 td.n, th.n { text-align: right }

@@ -20,8 +20,10 @@ _STYLE = (
 )
 
 
-def verify_page(outcome: Outcome, title: str, seconds: float, versions: dict[str, str | None]) -> str:
-    """The page's HTML. It loads nothing from anywhere."""
+def verify_page(
+    outcome: Outcome, title: str, seconds: float, versions: dict[str, str | None], command: str = ""
+) -> str:
+    """The page's HTML. It loads nothing from anywhere. ``command``: what was run, and when."""
     verdict = outcome.verdict
     tone = "good" if verdict == "equivalent" else "bad"
     parts = [
@@ -29,6 +31,7 @@ def verify_page(outcome: Outcome, title: str, seconds: float, versions: dict[str
         "<meta name='viewport' content='width=device-width, initial-scale=1'>",
         f"<title>{html.escape(title)}: {verdict}</title><style>{_STYLE}</style></head><body>",
         f"<h1>{html.escape(title)}: <span class='{tone}'>{verdict}</span></h1>",
+        *([f"<p class='soft'>{html.escape(command)}</p>"] if command else []),
         f"<p class='soft'>{html.escape(_facts(outcome))} · {seconds:.0f} s · {html.escape(_packages(versions))}</p>",
         *_difference(outcome),
         *(f"<p>{html.escape(line)}</p>" for line in deviation_line(outcome)),
@@ -44,7 +47,8 @@ def verify_page(outcome: Outcome, title: str, seconds: float, versions: dict[str
 
 def _facts(outcome: Outcome) -> str:
     recipe = outcome.resolved.recipe
-    return f"{recipe.strategy.name}, {outcome.resolved.world_size} processes, {recipe.precision}"
+    model = recipe.model.path or (recipe.model.config or {}).get("model_type", "model")
+    return f"{model}, {recipe.strategy.name}, {outcome.resolved.world_size} processes, {recipe.precision}"
 
 
 def _packages(versions: dict[str, str | None]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import socket
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from toolkit.errors import InputError
 from toolkit.studio.folders import Folders
+from toolkit.studio.token import kept_token
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _HUGGING_FACE = "'self' https://huggingface.co https://*.hf.space"
@@ -46,7 +46,7 @@ def studio_command(request: Request) -> None:
     folders = Folders(()) if request.public else Folders.of(request.folders)
     seconds = (15.0, 45.0) if request.public else (30.0, 120.0)
     studio = Studio(folders, cache, request.public, seconds)
-    token = None if request.public else secrets.token_urlsafe(24)
+    token = None if request.public else kept_token(folders.roots)
     rules = Rules(token, _hosts(request, port), _HUGGING_FACE if request.public else "'none'", f"toolkit-studio-{port}")
     shown = f"[{request.host}]" if ":" in request.host else request.host
     print(f"toolkit studio  http://{shown}:{port}/" + ("" if token is None else f"?token={token}"))

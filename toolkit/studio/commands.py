@@ -23,7 +23,7 @@ def studio(
         bool, typer.Option("--public", help="only plan and lint: no token, no files, no runs, for a public server")
     ] = False,
 ) -> None:
-    """Open a web page: build a recipe, check files, watch runs. Local, with a token; needs the extra `studio`."""
+    """Open a local page to build, check and watch. Needs the extra `studio`."""
     from toolkit.studio.command import Request, studio_command
 
     studio_command(Request(tuple(folders or ["."]), host, port, public))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,8 +17,11 @@ BASICS = (
     "model.path", "adapter.method", "adapter.r", "data.max_length", "batch.micro_size", "batch.accumulation",
     "precision", "activation_checkpointing", "loss", "optimizer.name", "strategy.name", "strategy.offload",
 )  # fmt: skip
+_LEADERS = ("adapter.method",)
+"""In a section that may be absent: the field that says whether it is there."""
 _ELSEWHERE = ("machine.processes",)
 """Beside the device's field."""
+NONE = "none"
 TITLES = {"general": "Precision, memory, loss", "run": "Run and checkpoints"}
 
 
@@ -33,6 +37,8 @@ class Field:
     whole: bool = False
     as_text: bool = False
     """The value is text whatever it looks like, but for a list or a mapping."""
+    leads: str | None = None
+    """The section that is there or not, as this field says: ``NONE`` removes it whole."""
 
     @property
     def name(self) -> str:
@@ -60,12 +66,26 @@ def form() -> list[Group]:
     return [Group("basics", "Basics", basics), *rest]
 
 
+def leaders() -> dict[str, str]:
+    """Sections that may be absent, by the key whose field says whether they are there."""
+    return {field.key: field.leads for field in _fields() if field.leads}
+
+
+def empty_options(values: dict[str, Any]) -> dict[str, str]:
+    """What the empty option of a leading field stands for in a recipe with these values: what the recipe then has."""
+    return {
+        field.key: f"{field.default if isinstance(values.get(field.leads), dict) else NONE} (default)"
+        for field in _fields() if field.leads
+    }  # fmt: skip
+
+
 def text_keys() -> list[str]:
     """Keys whose values are text, not YAML."""
     return [field.key for field in _fields() if field.as_text]
 
 
-def _fields() -> list[Field]:
+@functools.cache
+def _fields() -> tuple[Field, ...]:
     schema = recipe_schema()
     definitions = schema["$defs"]
     found = []
@@ -79,7 +99,7 @@ def _fields() -> list[Field]:
         optional = annotation.default is None
         for key, value in inner["properties"].items():
             found.append(_field(f"{name}.{key}", value, definitions, unset=optional))
-    return found
+    return tuple(found)
 
 
 def _section(part: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any] | None:
@@ -103,11 +123,12 @@ def _field(key: str, part: dict[str, Any], definitions: dict[str, Any], unset: b
     choices = tuple(part.get("enum") or next((kind["enum"] for kind in kinds if "enum" in kind), ()))
     types = {kind.get("type") for kind in kinds}
     description = part.get("description", "")
-    default = "" if unset and key != "adapter.method" else _default(part)
+    leads = key.partition(".")[0] if unset and key in _LEADERS else None
+    default = "" if unset and leads is None else _default(part)
     if types == {"boolean"}:
         return Field(key, "choice", default, description, ("true", "false"))
     if choices and all(isinstance(choice, str) for choice in choices):
-        return Field(key, "choice", "none" if unset else default, description, tuple(choices), as_text=True)
+        return Field(key, "choice", default, description, tuple(choices), as_text=True, leads=leads)
     if types <= {"integer", "number"}:
         return Field(key, "number", default, description, whole=types == {"integer"})
     as_text = types <= {"string", "array", "object"} and "string" in types

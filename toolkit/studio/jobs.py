@@ -11,18 +11,25 @@ import subprocess
 import sys
 from pathlib import Path
 
+from toolkit.data.preflight import check_data
 from toolkit.disk import write_text
 from toolkit.errors import InputError
+from toolkit.launch.job import check_machine
 from toolkit.recipe.earlier import read_earlier
 from toolkit.recipe.load import recipe_yaml, validate
+from toolkit.recipe.needs import missing_tokenizer
 from toolkit.recipe.positions import parse
+from toolkit.strategies import resolve
 from toolkit.studio.edit import FILE, read_mapping
 from toolkit.studio.folders import Folders, read_regular, shown
 from toolkit.watching.runs import MARK, holder
 
 _BESIDE = ".studio"
 """Next to a run's folder: its recipe and what `toolkit train` printed. A run's own folder must be new."""
-_started: list[subprocess.Popen[bytes]] = []
+_started: list[tuple[subprocess.Popen[bytes], Path]] = []
+"""Processes that were started here, with the run's folder."""
+_failed: set[Path] = set()
+"""Folders of runs whose last start ended with an error."""
 
 
 def start(folders: Folders, text: str) -> Path:
@@ -39,6 +46,11 @@ def start(folders: Folders, text: str) -> Path:
         raise InputError("run.output_dir: a folder inside of the one that studio was started with is expected")
     if holder(folder) is not None:
         raise InputError(f"run.output_dir: {shown(recipe.run.output_dir)}: in use by a running job")
+    resolved = resolve(recipe, FILE)
+    check_machine(resolved)
+    if (reason := missing_tokenizer(recipe)) is not None:
+        raise InputError(f"tokenizer.path: {reason}")
+    check_data(recipe)
     saved = _beside(folder, "recipe.yaml")
     write_text(str(saved), text)
     _launch(folder, [str(saved)])
@@ -81,7 +93,18 @@ def screen_of(folder: Path) -> Path:
 
 def reap() -> None:
     """Take note of runs that have ended, so that none stays behind as a zombie."""
-    _started[:] = [job for job in _started if job.poll() is None]
+    _failed.update(folder for job, folder in _started if job.poll() in (1, 2))
+    _started[:] = [(job, folder) for job, folder in _started if job.poll() is None]
+
+
+def failed(folder: Path) -> bool:
+    """Whether the last start of a run here ended before its first step: nothing was trained, and its log says why."""
+    return folder in _failed
+
+
+def failures() -> list[Path]:
+    """Folders of runs that this server has started and that failed."""
+    return sorted(_failed)
 
 
 def _beside(folder: Path, name: str) -> Path:
@@ -101,7 +124,8 @@ def _launch(folder: Path, arguments: list[str]) -> None:
             start_new_session=True,
             close_fds=True,
         )
-    _started.append(job)
+    _started.append((job, folder))
+    _failed.discard(folder)
 
 
 def _is_ours(process: int) -> bool:

@@ -14,8 +14,10 @@ from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve
 from toolkit.studio.edit import FILE, REMOVED, Change, edited, read_mapping
+from toolkit.studio.form import NONE, empty_options, leaders
 from toolkit.studio.worker import Settings
 
+FOR_A_PLAN = "fine for a plan, not for fine-tuning. Set a model: a hub id or a folder."
 LAUNCH = "launch"
 """The folder of the launch files in the archive: `toolkit config recipe.yaml -o launch` writes the same."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
@@ -25,15 +27,20 @@ _PLACED = re.compile(rf"{re.escape(FILE)}:(\d+)(?::\d+)?: ")
 def recipe(settings: Settings, arguments: dict[str, Any]) -> dict[str, Any]:
     """``text``, ``edits`` ([key, value as text or None]), ``as_text`` (keys whose values are text, not YAML)."""
     text = edited(arguments["text"], [_change(key, value, arguments["as_text"]) for key, value in arguments["edits"]])
-    answer: dict[str, Any] = {"text": text, "problems": [], "set": {}, "decisions": [], "files": {}, "model": None}
+    answer: dict[str, Any] = {"text": text, "problems": [], "set": {}, "decisions": [], "files": {}, "model": None,
+                              "empty": {}, "note": ""}  # fmt: skip
     answer["total"] = ""
     try:
-        answer["set"] = _flat(read_mapping(text))
+        values = read_mapping(text)
+        answer["set"], answer["empty"] = _flat(values), empty_options(values)
         checked = checked_recipe(text, settings)
         answer["model"] = [checked.model.path, checked.model.revision]
         resolved = resolve(checked, FILE, device=_device(checked))
         answer["decisions"] = [[d.key, _shown(d.value), d.reason] for d in resolved.decisions]
         answer["files"] = archive(resolved, text)
+        if checked.model.config is not None:
+            bare = "" if checked.tokenizer.path else ", and no tokenizer"
+            answer["note"] = f"Random weights (model.config){bare}: {FOR_A_PLAN}"
         answer["total"] = f"{checked.strategy.name}, {resolved.world_size} × {resolved.device}"
     except InputError as error:
         answer["problems"] = [placed(problem) for problem in error.problems]
@@ -78,6 +85,9 @@ def _device(checked: Recipe) -> str | None:
 
 
 def _change(key: str, value: str | None, as_text: list[str]) -> Change:
+    section = leaders().get(key)
+    if section is not None and value == NONE:
+        return section, REMOVED
     if value is None or not value.strip():
         return key, REMOVED
     # A field of text may also take a list, as data.train does; nothing else begins like one.

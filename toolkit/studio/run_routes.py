@@ -30,7 +30,10 @@ def run_routes(studio: Studio) -> dict[str, Answer]:
     async def runs(payload: Payload, request: Request) -> dict[str, Any]:
         jobs.reap()
         found = await asyncio.to_thread(lambda: [path for root in folders.roots for path in find_runs(root)])
-        return {"runs": [{"name": str(path), "shown": _short(path, folders)} for path in dict.fromkeys(found)]}
+        listed = [path for path in jobs.failures() if any(root in path.parents for root in folders.roots)]
+        failed = {path: {"failed": True} for path in listed}
+        return {"runs": [{"name": str(path), "shown": _short(path, folders)} | failed.get(path, {})
+                         for path in dict.fromkeys([*listed, *found])]}  # fmt: skip
 
     async def run(payload: Payload, request: Request) -> dict[str, Any]:
         jobs.reap()
@@ -80,7 +83,7 @@ def page_fields(run: Run, folders: Folders) -> dict[str, Any]:
     return {
         "name": str(run.folder),
         "shown": _short(run.folder, folders),
-        "state": run.state,
+        "state": "failed" if run.state == "empty" and jobs.failed(run.folder) else run.state,
         "total": run.total,
         "strategy": run.strategy,
         "left": run.seconds_left,

@@ -38,9 +38,11 @@ class Sandbox:
         self.own = str(own.resolve())
         self.network = network
         packages = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-        packages |= {entry for entry in sys.path if entry.endswith(("site-packages", "lib-dynload", "dist-packages"))}
+        packages |= {entry for entry in sys.path if _holds_packages(entry)}
         toolkit = str(Path(__file__).resolve().parents[1])
-        self._packages = tuple(f"{path}{os.sep}" for path in sorted({*packages, toolkit}) if path)
+        # As they are named, and as libraries see them that follow links.
+        named = {path.rstrip(os.sep) for path in (*packages, toolkit) if path}
+        self._packages = tuple(f"{path}{os.sep}" for path in sorted(named | {os.path.realpath(p) for p in named}))
         hub = () if cache is None else (os.path.realpath(cache),)
         self._readable = (self.own, *hub, *(str(root) for root in roots), *_SYSTEM)
         self._writable = (self.own, *(hub if network else ()))
@@ -54,10 +56,11 @@ class Sandbox:
         sys.addaudithook(self._heard)
 
     def may_read(self, path: str) -> bool:
-        if path.startswith(self._packages) and ".." not in path:
+        # With a separator the folders themselves are in it: importlib.metadata lists them.
+        if f"{path}{os.sep}".startswith(self._packages) and ".." not in path:
             return True
         real = self._real(path)
-        return real.startswith(self._packages) or self._within(real, self._readable)
+        return f"{real}{os.sep}".startswith(self._packages) or self._within(real, self._readable)
 
     def _real(self, path: str) -> str:
         """Links followed; the replaced ``stat`` and the hook answer to this look-up without judging it."""
@@ -118,6 +121,16 @@ class Sandbox:
         """Whether a path is on the way to a readable folder: it exists, as everyone knows."""
         real = self._real(path)
         return any(folder.startswith(real.rstrip("/") + "/") for folder in (*self._readable, *self._packages))
+
+
+def _holds_packages(entry: str) -> bool:
+    """Whether an entry of sys.path is a folder of installed packages, by its name or by what is installed there."""
+    if entry.endswith(("site-packages", "lib-dynload", "dist-packages")):
+        return True
+    try:
+        return bool(entry) and any(name.endswith((".dist-info", ".egg-info")) for name in os.listdir(entry))
+    except OSError:  # an archive, or a folder that is not there
+        return False
 
 
 def _named(path: Any) -> str:

@@ -1,14 +1,14 @@
-"""Recipes to start from: shapes of models that need no network, and one on the CPU."""
+"""Recipes to start from: shapes of models that need no network. All but the last one fit their GPUs."""
 
 from __future__ import annotations
 
 
-def _llama(hidden: int, inner: int, layers: int, heads: int, groups: int, words: int = 128256) -> str:
+def _llama(hidden: int, inner: int, layers: int, heads: int, groups: int, tied: bool = False) -> str:
     return (
         "model:\n"
         f"  config: {{model_type: llama, hidden_size: {hidden}, intermediate_size: {inner}, "
         f"num_hidden_layers: {layers}, num_attention_heads: {heads}, num_key_value_heads: {groups}, "
-        f"vocab_size: {words}}}\n"
+        f"vocab_size: 128256{', tie_word_embeddings: true' if tied else ''}}}\n"
     )
 
 
@@ -20,6 +20,7 @@ batch: {{micro_size: {micro}, accumulation: {accumulation}}}
 optimizer: {{lr: 2.0e-4}}
 precision: bf16
 activation_checkpointing: full
+loss: {loss}
 strategy: {{name: {strategy}}}
 machine: {{device: cuda, processes: {processes}}}
 run: {{epochs: 1, output_dir: runs/first}}
@@ -30,12 +31,15 @@ def _start(model: str, **values: object) -> str:
     return model + _REST.format(**values)
 
 
+_70B = _llama(8192, 28672, 80, 64, 8)
+_ON_8 = {"length": 4096, "micro": 1, "accumulation": 2, "processes": 8}
+
 STARTS: dict[str, tuple[str, str]] = {
     "8B, LoRA, 2 GPUs": ("rtx4090", _start(_llama(4096, 14336, 32, 32, 8), length=4096, micro=1, accumulation=8,
-                                           strategy="zero2", processes=2)),
-    "1B, LoRA, 1 GPU": ("rtx4090", _start(_llama(2048, 8192, 16, 32, 8), length=2048, micro=4, accumulation=4,
-                                          strategy="single", processes=1)),
-    "70B, LoRA, 8 GPUs": ("h100", _start(_llama(8192, 28672, 80, 64, 8), length=4096, micro=1, accumulation=2,
-                                         strategy="zero2", processes=8)),
+                                           loss="fused", strategy="zero2", processes=2)),
+    "1B, LoRA, 1 GPU": ("rtx4090", _start(_llama(2048, 8192, 16, 32, 8, tied=True), length=2048, micro=4,
+                                          accumulation=4, loss="fused", strategy="single", processes=1)),
+    "70B, LoRA, 8 GPUs": ("h100", _start(_70B, loss="fused", strategy="fsdp2", **_ON_8)),
+    "70B, too big for 8 GPUs: see what helps": ("h100", _start(_70B, loss="plain", strategy="zero2", **_ON_8)),
 }  # fmt: skip
 """Title, and a GPU with the recipe's text. The models have the shapes of Llama 3's."""

@@ -33,6 +33,9 @@ class Maker(Protocol):
     def encode(self, text: str) -> list[int]:
         """The tokenizer's own encoding, with its special tokens."""
 
+    def once(self, ids: list[int]) -> list[int]:
+        """``ids`` as the tokenizer encodes a text, without special tokens that the text has written as well."""
+
     def ending(self, ids: list[int]) -> list[int]:
         """``ids`` with end-of-sequence behind them, where the tokenizer has one and they do not end with it."""
 

@@ -11,7 +11,7 @@ from toolkit.tasks.labels import Labels
 
 def _pair(maker: Maker, row: Any, fields: Mapping[str, Any]) -> Encoded:
     prompt = maker.encode(fields["prompt"])
-    target = list(maker.tokenizer(text_target=fields["completion"], verbose=False)["input_ids"])
+    target = maker.once(list(maker.tokenizer(text_target=fields["completion"], verbose=False)["input_ids"]))
     return maker.ending(prompt), maker.ending(target)
 
 

@@ -149,6 +149,7 @@ def begin(
             "world_size": session.resolved.world_size,
             "versions": versions(),
             "label_names": session.label_names,
+            "rows": session.rows,
             "extra": extra,
         }
         keys = {name: engine.moment_keys(name) for name in engine.shapes}

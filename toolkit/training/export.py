@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -99,6 +100,8 @@ def _export(
     job = Job(resolved, folder, manifest, pad_token_of(tokenizer), writing, average=ema, merged=merged)
     try:
         kind, reason = _written(job)
+        if merged:
+            _check_tied(recipe, writing, read_index(folder, manifest)[0])
         tokenizer.save_pretrained(writing)
         text = kind if not ema else f"{kind}, averaged weights"
         card = model_card(text, resolved, manifest, folder.absolute().parents[1])
@@ -109,6 +112,30 @@ def _export(
     finally:
         shutil.rmtree(writing, ignore_errors=True)
     return kind, resolved, reason
+
+
+_EDGE = re.compile(
+    r"(?:^|\.)(\w*emb\w*|\w*head|wte|shared|output)\.(?!modules_to_save|token_adapter|trainable_tokens)\w"
+)
+"""A trained tensor of an adapter that is on an embedding or a head."""
+
+
+def _check_tied(recipe: Recipe, folder: Path, trained: Iterable[str]) -> None:
+    """Raise InputError where an adapter is on a weight that two modules share: merged, it would change both."""
+    from transformers import AutoConfig
+
+    adapter = recipe.adapter
+    if adapter is None or adapter.options.get("ensure_weight_tying"):
+        return
+    outside = [name for name in trained if not re.search(r"\.\d+\.", name)]
+    edges = sorted({found.group(1) for name in outside if (found := _EDGE.search(name))})
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=recipe.model.trust_remote_code)
+    if edges and getattr(config.get_text_config(), "tie_word_embeddings", False):
+        raise InputError(
+            f"--merged: the model's embedding and head share one weight, and the adapter changes {' and '.join(edges)} "
+            "apart from it: merged, each would change the other. Export the adapter alone, or train with "
+            "adapter.options: {ensure_weight_tying: true}, or with adapter.modules_to_save"
+        )
 
 
 def _written(job: Job) -> tuple[str, str | None]:

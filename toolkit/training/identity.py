@@ -71,6 +71,13 @@ def check_recipe(folder: Path, manifest: dict[str, Any], recipe: Recipe, source:
     version did not have has its default. The length of the run is not compared.
     """
     there, here = (_compared(one) for one in (saved_recipe(folder, manifest), recipe))
+    if manifest.get("rows") is not None and all(isinstance(one["data"]["train"], str) for one in (there, here)):
+        for one in (there, here):  # its rows are compared: training/same_data.py
+            del one["data"]["train"]
+    for section, key in _FOLDERS:
+        old, new = ((one.get(section) or {}).get(key) for one in (there, here))
+        if old and new and old != new and _same_folder(old, new):
+            there[section][key] = new
     differences = [*_differences(there, here)]
     if differences:
         raise InputError(
@@ -78,6 +85,18 @@ def check_recipe(folder: Path, manifest: dict[str, Any], recipe: Recipe, source:
             f"{folder} was trained with other values. Restore them to resume it, or start a new run in another "
             "run.output_dir. docs/training.md lists what may change on resume",
         )
+
+
+_FOLDERS = (("model", "path"), ("tokenizer", "path"), ("adapter", "path"))
+
+
+def _same_folder(one: str, other: str) -> bool:
+    """Whether two paths name one folder: relative and absolute, with and without ``..``, or by a symbolic link."""
+    first, second = (Path(path).expanduser() for path in (one, other))
+    try:
+        return first.is_dir() and second.is_dir() and first.samefile(second)
+    except OSError:
+        return False
 
 
 def _compared(recipe: Recipe) -> dict[str, Any]:

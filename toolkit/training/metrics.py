@@ -144,6 +144,17 @@ def peak_memory_bytes(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+def set_aside(path: Path) -> Path | None:
+    """Rename the metrics of a run that starts again at step 0, so that its curve is kept: metrics.before-1.jsonl.
+    Returns the new name; None where there is nothing to keep."""
+    if not path.exists() or not path.stat().st_size:
+        return None
+    number = 1
+    while (kept := path.with_name(f"{path.stem}.before-{number}{path.suffix}")).exists():
+        number += 1
+    return path.rename(kept)
+
+
 def truncate_metrics(path: Path, last_step: int) -> None:
     """Remove the lines after ``last_step``: steps that a resumed run repeats."""
     if not path.exists():

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from toolkit.errors import Stopped, ToolkitError
+from toolkit.errors import OutOfMemory, Stopped, ToolkitError
 from toolkit.launch.failure import nonretryable_exit_code, note_failure
 from toolkit.launch.signals import attempt, die_with_parent, note_rank, note_stop
 from toolkit.recipe.load import load_recipe
@@ -33,13 +33,17 @@ def main(arguments: Sequence[str]) -> int:
     """Train; returns the exit status. Exits the process itself if other ranks may still wait for it."""
     resume = "--resume" in arguments or attempt() > 0
     extend = "--extend" in arguments
-    positional = [argument for argument in arguments if argument not in ("--resume", "--extend")]
+    changed_data = "--changed-data" in arguments
+    positional = [one for one in arguments if one not in ("--resume", "--extend", "--changed-data")]
     rank = int(os.environ.get("RANK", "0"))
     if not positional or positional[0].startswith("-"):
-        print("usage: -m toolkit.train RECIPE [section.key=value ...] [--resume [--extend]]", file=sys.stderr)
+        print(
+            "usage: -m toolkit.train RECIPE [section.key=value ...] [--resume [--extend] [--changed-data]]",
+            file=sys.stderr,
+        )
         return 2
-    if extend and not resume:
-        print("--extend: requires --resume", file=sys.stderr)
+    if (extend or changed_data) and not resume:
+        print(f"{'--extend' if extend else '--changed-data'}: requires --resume", file=sys.stderr)
         return 2
     if attempt() and (code := nonretryable_exit_code()) is not None:
         return code
@@ -77,6 +81,7 @@ def main(arguments: Sequence[str]) -> int:
             resolved,
             resume=resume,
             extend=extend,
+            changed_data=changed_data,
             screen=screen,
             connected=connected,
             stop=stop,
@@ -89,6 +94,10 @@ def main(arguments: Sequence[str]) -> int:
         if rank == 0:
             os.write(terminal, f"{error}\n".encode())
         return _leave(error.exit_code)
+    except OutOfMemory as error:
+        traceback.print_exc()
+        _report(terminal, rank, str(error), 1, retryable=False, memory={"device_gib": error.device_gib})
+        return _leave(1)
     except ToolkitError as error:
         _report(terminal, rank, str(error), error.exit_code, retryable=False)
         return _leave(error.exit_code)
@@ -142,9 +151,19 @@ def _hung(terminal: int, rank: int, folder: Path, message: str) -> None:
     os._exit(1)
 
 
-def _report(terminal: int, rank: int, message: str, code: int, *, retryable: bool = True, cause: bool = False) -> None:
-    """Report to the launcher, or to the terminal if there is none; if several ranks fail, rank 0 reports."""
-    if note_failure(rank, message, code, retryable=retryable, cause=cause):
+def _report(
+    terminal: int,
+    rank: int,
+    message: str,
+    code: int,
+    *,
+    retryable: bool = True,
+    cause: bool = False,
+    memory: dict[str, float | None] | None = None,
+) -> None:
+    """Report to the launcher, or to the terminal if there is none; if several ranks fail, rank 0 reports. ``memory``:
+    of a rank that has found none."""
+    if note_failure(rank, message, code, retryable=retryable, cause=cause, memory=memory):
         return
     if rank:
         time.sleep(1.0)  # rank 0 ends the job if it has failed too

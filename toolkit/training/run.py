@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
@@ -16,6 +17,7 @@ from toolkit.data.loader import TrainLoader, open_data
 from toolkit.errors import Stopped
 from toolkit.half_precision import cpu_emulates
 from toolkit.launch.signals import attempt, handled, name_of
+from toolkit.model.adapters import ignored_values
 from toolkit.model.compiling import compilation
 from toolkit.recipe.resolve import Resolved
 from toolkit.results import Result
@@ -26,12 +28,14 @@ from toolkit.training.extension import check_length, total_steps
 from toolkit.training.identity import saved_recipe
 from toolkit.training.loop import Progress, counted_once, sum_over_ranks, train
 from toolkit.training.manifest import read_manifest
-from toolkit.training.metrics import MetricsLog, peak_memory_bytes, truncate_metrics
+from toolkit.training.metrics import MetricsLog, peak_memory_bytes, set_aside, truncate_metrics
+from toolkit.training.out_of_memory import is_out_of_memory, told
+from toolkit.training.same_data import check_rows
 from toolkit.training.screen import Screen, engaged_line, headline, rate_of
 from toolkit.training.session import Session, open_session
 from toolkit.training.steps import Steps
 from toolkit.training.stop import Stop
-from toolkit.training.watch import Marks, Watch
+from toolkit.training.watch import Beat, Marks, Watch
 
 STOPPED = "stopped.json"
 """This file exists in a run folder while a stopped run can be resumed; the script of a batch system checks it."""
@@ -42,6 +46,7 @@ def run(
     *,
     resume: bool,
     extend: bool = False,
+    changed_data: bool = False,
     screen: TextIO | None,
     connected: Callable[[], None] | None = None,
     stop: Stop | None = None,
@@ -50,7 +55,8 @@ def run(
 ) -> dict[str, Any]:
     """Train; returns the result (rank 0 also writes it to ``output_dir/result.json``). Every rank calls it.
 
-    ``extend``: resume with another length also where that changes the learning rates.
+    ``extend``: resume with another length also where that changes the learning rates. ``changed_data``: also with other
+    rows.
     ``connected`` is called once the processes are. ``stop`` listens to signals once there is something to save.
     ``hung`` ends this process when the job hangs. ``again``: the command that resumes this run.
 
@@ -60,7 +66,7 @@ def run(
     result = Result("train")
     recipe = resolved.recipe
     folder = Path(recipe.run.output_dir)
-    session = open_session(resolved, **_tracking(resolved, folder))
+    session = _opened(resolved, folder)
     if connected is not None:
         connected()
     passed_over: list[str] = []
@@ -69,23 +75,33 @@ def run(
         found = checkpoint.load_newest(session, folder / "checkpoints", passed_over.append)
         start, progress = found.path, found.progress
         if start is None and found.touched:  # by a part of a damaged one: begin with the model as it was
-            session = open_session(resolved, **_tracking(resolved, folder))
+            session = _opened(resolved, folder)
     main = session.accelerator.is_main_process
     samples = open_data(session.data_recipe, "train", session.tokenizer)
-    session.label_names = samples.label_names
+    session.label_names, session.rows = samples.label_names, samples.prints
     loader = _loader(session, samples, progress.step)
     total = total_steps(recipe.run, loader.steps_per_epoch, resolved.source)
     length = _check_length(session, start, loader, progress, extend=extend) if start else None
+    kept = other_rows = None
+    if start:
+        manifest = read_manifest(start, deep=False)
+        go_on = changed_data or extend
+        other_rows = check_rows(manifest, samples, go_on=go_on, source=resolved.source, folder=start)
     if main:
+        if resume and start is None:
+            kept = set_aside(folder / "metrics.jsonl")
+            set_aside(folder / "eval.jsonl")
         truncate_metrics(folder / "metrics.jsonl", progress.step)
         truncate_metrics(folder / "eval.jsonl", progress.step)
     counted = task_of(resolved.recipe.model.task).labels.counted
     view = Screen(screen if main else None, total, progress.step, counted)
     for damage in passed_over:
         view.say(damage)
-    _introduce(view, session, samples, start, resume, progress.improvement)
+    _introduce(view, session, samples, start, resume, progress.improvement, kept)
     if length:
         view.say(length)
+    if other_rows:
+        view.say(f"note: {other_rows}")
     if main:
         (folder / STOPPED).unlink(missing_ok=True)
     recorder = MetricsLog(
@@ -96,12 +112,19 @@ def run(
     stop = stop or Stop()
     try:
         steps = Steps(session, view, recorder, folder, progress, total, marks, start, stop.give_up)
+        for line in steps.eval_notes:
+            view.say(f"note: {line}")
         if hung:
             stop.listen(handled())
         if watch:
             watch.start()
         try:
-            train(session, loader, total, progress, steps, stop=stop, guard=steps.guard, marks=marks)
+            try:
+                train(session, loader, total, progress, steps, stop=stop, guard=steps.guard, marks=marks)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                raise told(error, marks.beat, session.rank, session.engine.device) from error
             marks.at(progress.step, "ending", untimed=True)
             steps.finish(stopped=bool(stop.agreed))
         finally:
@@ -124,6 +147,8 @@ def run(
         tokens_per_second=round(recorder.tokens / recorder.seconds, 1) if recorder.seconds else None,
         peak_memory_bytes=[int(peak) for peak in peaks],
         tokenised=_came(samples),
+        unread_columns=samples.unread,
+        notes=[*samples.notes, *steps.eval_notes],
         ended_early=progress.improvement.ends(recipe.run.early_stopping),
         frozen=[frozen.to_json() for frozen in session.frozen],
         compile=compilation().to_json() if recipe.compile else None,
@@ -144,6 +169,16 @@ def run(
     if stop.agreed and progress.step < total:
         raise Stopped(_stopped(stop.agreed, progress.step, answer["checkpoint"], again), stop.agreed)
     return answer
+
+
+def _opened(resolved: Resolved, folder: Path) -> Session:
+    try:
+        return open_session(resolved, **_tracking(resolved, folder))
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        beat, rank = Beat(place="loading the model"), int(os.environ.get("RANK", "0"))
+        raise told(error, beat, rank, torch.device(resolved.device)) from error
 
 
 def _loader(session: Session, samples: Any, start: int) -> TrainLoader:
@@ -169,7 +204,13 @@ def _check_length(
 
 
 def _introduce(
-    view: Screen, session: Session, samples: Any, start: Path | None, resume: bool, improvement: Improvement
+    view: Screen,
+    session: Session,
+    samples: Any,
+    start: Path | None,
+    resume: bool,
+    improvement: Improvement,
+    kept: Path | None,
 ) -> None:
     trained = sum(math.prod(shape) for shape in session.engine.shapes.values())
     view.say(headline(session.resolved, trained, session.weights))
@@ -191,11 +232,14 @@ def _introduce(
     for frozen in session.frozen:
         much = f"{frozen.tensors} tensors, {count(frozen.parameters)} parameters"
         view.say(f"note: model.freeze: {frozen.pattern!r} freezes {much}")
+    adapter = session.resolved.recipe.adapter
+    if adapter is not None and (ignored := ignored_values(adapter)):
+        view.say(f"note: {ignored}")
     for note in samples.notes:
         view.say(f"note: {note}")
     if (came := _came(samples)) is not None and came["from"] != "memory":
         how = "tokens read from the cache" if came["from"] == "cache" else "tokenised and written to the cache"
-        view.say(f"data: {how}, {came['seconds']:.1f} s ({came['path']})")
+        view.say(f"data: {how}, {came['seconds']:.1f} s")  # result.json has the path, which is long
     if attempt():
         view.say(f"restarted automatically, attempt {attempt() + 1}")
     if start:
@@ -203,7 +247,8 @@ def _introduce(
         if improvement.ends(session.resolved.recipe.run.early_stopping):
             view.say(f"{improvement.reason()}: the run had ended; raise patience to continue")
     elif resume:
-        view.say("no checkpoint to resume from: starting at step 0")
+        earlier = f"; the metrics of the steps before are in {kept}" if kept else ""
+        view.say(f"no checkpoint to resume from: starting at step 0{earlier}")
 
 
 def _came(samples: Any) -> dict[str, Any] | None:

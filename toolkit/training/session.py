@@ -75,6 +75,8 @@ class Session:
     """What each pattern of ``model.freeze`` has frozen."""
     loaded_whole: str | None = None
     """Why every process loaded the whole model although it keeps a part; None where each read its part."""
+    rows: list[dict[str, Any]] | None = None
+    """Fingerprints of the rows of ``data.train``, by source: see ``data/fingerprint.py``."""
     label_names: list[str] | None = None
     """The classes' names in order, where the data names them: exported with the model."""
 

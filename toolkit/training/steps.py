@@ -52,6 +52,7 @@ class Steps:
         self._compiled_reported = self._fell_back_reported = self._disk_reported = False
         self.eval_interval = session.resolved.recipe.eval_interval
         self._eval_samples = open_data(session.data_recipe, "eval", session.tokenizer) if self.eval_interval else None
+        self.eval_notes: list[str] = [] if self._eval_samples is None else self._eval_samples.notes
 
     def __call__(self, pending: Pending) -> None:
         self.recorder.add(pending)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,8 +14,10 @@ from toolkit.errors import InputError
 from toolkit.model.silence import silence_libraries
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
+from toolkit.report.names import page_name
 from toolkit.report.verify_page import verify_page
 from toolkit.results import CommandResult, Result, versions, write_json
+from toolkit.terminal import coloured, fitted, paint, width
 from toolkit.verification import screen
 from toolkit.verification.baseline import badge, compare, read_baseline
 from toolkit.verification.diagnose.diagnosis import Diagnosis
@@ -40,7 +43,8 @@ def run_command(
     resolved = resolve_recipe(recipe_file, overrides)
     say = _say if json_target != "-" else _silent
     say(screen.headline(resolved))
-    page = writable(output) if output else Path("runs/verify") / f"{Path(recipe_file).stem}.html"
+    name = page_name(recipe_file, resolved.recipe.strategy.name, overrides)
+    page = writable(output) if output else Path("runs/verify") / f"{name}.html"
     log = page.with_suffix(".log").absolute()
     verdict = verify_recipe(resolved, fault=fault, full_size=full_size, time_limit=time_limit, log=log)
     outcome, answer = verdict.outcome, verdict.to_json()
@@ -54,7 +58,9 @@ def run_command(
     if shown:
         shown.write_text(json.dumps(badge(answer)) + "\n", encoding="utf-8")
     page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text(verify_page(outcome, Path(recipe_file).stem, answer["seconds"], versions()), encoding="utf-8")
+    command = shlex.join(["toolkit", "verify", recipe_file, *overrides, *(["--fault", fault] if fault else [])])
+    shown_as = f"{command} · {answer['started']}"
+    page.write_text(verify_page(outcome, name, answer["seconds"], versions(), shown_as), encoding="utf-8")
     say(f"report: {page}")
     return outcome.exit_code or int(held is not None and not held.ok)
 
@@ -202,8 +208,15 @@ def _report(outcome: Outcome, seconds: float, command: str) -> list[str]:
     ]
 
 
+_TONES = {"equivalent": "green", "different": "red", "not-exercised": "red", "NOT SEEN": "red"}
+
+
 def _say(text: str) -> None:
-    print(text)
+    columns, colour = min(100, width()), coloured(sys.stdout)
+    for line in text.splitlines():
+        first, *more = fitted(line, columns)
+        word = next((word for word in _TONES if first.startswith(word)), "")
+        print(paint(word, _TONES[word], colour) + first[len(word) :] if word else first, *more, sep="\n")
     sys.stdout.flush()
 
 

@@ -26,7 +26,9 @@ def verify_command(
     ] = None,
     output: Annotated[
         str | None,
-        typer.Option("-o", "--output", metavar="FILE", help="HTML report; default: runs/verify/RECIPE.html"),
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="HTML report; default: in runs/verify, by recipe and overrides"
+        ),
     ] = None,
     full_size: Annotated[bool, typer.Option("--full-size", help="use the full model, not a small twin")] = False,
     json_target: Annotated[
@@ -49,7 +51,8 @@ def verify_command(
     ] = None,
     time_limit: Annotated[float, typer.Option("--time-limit", metavar="SECONDS", help="limit for each pass")] = 300.0,
 ) -> None:
-    """Compare a recipe with a plain PyTorch loop; report the first difference."""
+    """Prove a recipe equal to a plain PyTorch loop. Where it is not, names the first stage, step and tensor that
+    differ."""
     from toolkit.errors import InputError
 
     if checkpoint:

@@ -81,6 +81,7 @@ def verify(
     mutation: dict[str, Any] | None = None,
     full_size: bool = False,
     time_limit: float = TIME_LIMIT,
+    passes: Sequence[PassName] = ("logic", "precision"),
     round_trip: bool = True,
     stop_early: bool = False,
     folder: Path | None = None,
@@ -89,9 +90,10 @@ def verify(
     """Verify a resolved recipe. ``group``: a process group of its size to use again, else one is started, whose
     output goes to ``log``. ``fresh``: another, which loads what was saved; with a group given, that one by default.
 
-    ``stop_early``: leave out the precision pass where the logic pass has found a difference. Raises InputError for
-    what cannot be used, RunFailed where the model fails by itself or a fault that was to be injected never came to
-    pass.
+    ``passes``: which of them to run; a recipe in fp32 has no precision pass, and its logic pass runs. ``round_trip``:
+    whether the run is saved, loaded and exported. ``stop_early``: leave out the precision pass where the logic pass has
+    found a difference. Raises InputError for what cannot be used, RunFailed where the model fails by itself or a fault
+    that was to be injected never came to pass.
     """
     if fault is not None:
         kind = fault_class(fault)
@@ -101,7 +103,7 @@ def verify(
     asked = resolved
     resolved, notes = without_gpu_kernels(resolved)
     values = twin_recipe(resolved, full_size=full_size)
-    names: list[PassName] = ["logic"] if resolved.recipe.precision == "fp32" else ["logic", "precision"]
+    names: Sequence[PassName] = ("logic",) if resolved.recipe.precision == "fp32" else passes
     if resolved.recipe.compile:
         time_limit = max(time_limit, COMPILING_LIMIT)
     threads = max(1, cpu_count() // resolved.world_size)

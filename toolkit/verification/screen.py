@@ -9,7 +9,8 @@ from toolkit.verification.compare.measure import STAGES, Measure, Stage
 from toolkit.verification.outcome import Outcome
 from toolkit.verification.passes import Pass
 
-_COLUMN = 32
+_COLUMN = 31
+"""Of a pass: with the stages' names two of them fill 80 columns."""
 
 
 def headline(resolved: Resolved, twin: Resolved | None = None) -> str:
@@ -92,7 +93,7 @@ def _cell(stage: Stage | None) -> str:
         counted = [m for m in stage.measures if m.tolerance > 0]
         worst = max(counted, key=lambda m: m.ratio, default=None)
         return f"ok   {worst.error:.1e} of {worst.tolerance:.1e}" if worst else "ok"
-    return f"ok   {stage.summary}"[:_COLUMN].rstrip()
+    return f"ok   {stage.summary}"[: _COLUMN - 1].rstrip()
 
 
 def ending(outcome: Outcome, seconds: float, command: str) -> list[str]:

@@ -18,7 +18,7 @@ def watch(
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="print the state once and exit")] = False,
 ) -> None:
-    """Watch runs in the terminal: steps, loss, rate, time left. Reads their folders only; runs are not affected."""
+    """Watch runs: step, loss, speed, time left. Only their folders are read; the runs do not notice."""
     from toolkit.watching.screen import watch as watch_runs
 
     raise typer.Exit(watch_runs(runs or ["runs"], once))

@@ -19,7 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-State = Literal["running", "finished", "stopped", "ended early", "empty"]
+from toolkit.launch.signals import name_of
+
+State = Literal["starting", "running", "finished", "stopped", "ended early", "empty"]
+ACTIVE: tuple[State, ...] = ("starting", "running")
 MARK = "recipe.json"
 MAX_METRICS = 64 << 20
 _LOCKS = (".lock", ".lock-rank0")
@@ -179,7 +182,7 @@ def read_log(file: Path, limit: int = 64 << 10) -> str:
 
 def _state(run: Run, known: bool) -> State:
     if run.process is not None:
-        return "running"
+        return "starting" if _before_its_first_step(run) else "running"
     if run.stopped:
         return "stopped"
     if run.result:
@@ -188,6 +191,16 @@ def _state(run: Run, known: bool) -> State:
     if run.changed and time.time() - run.changed < 15:
         return "running"
     return "ended early" if known or run.steps else "empty"
+
+
+def _before_its_first_step(run: Run) -> bool:
+    """Whether what the folder shows is of an earlier start: the process that holds it has logged no step yet."""
+    if not run.steps:
+        return True
+    try:
+        return run.changed < Path(f"/proc/{run.process}").stat().st_mtime
+    except OSError:  # another machine's process
+        return False
 
 
 def _notes(run: Run) -> list[str]:
@@ -202,9 +215,16 @@ def _notes(run: Run) -> list[str]:
     if run.state == "ended early" and launcher.name in run.logs:
         wanted = re.compile(r"^(?!.*Traceback).*(hangs|no heartbeat|rank \d+ failed|Error: |out of memory)", re.I)
         found += [line.strip()[:300] for line in read_log(launcher).splitlines() if wanted.match(line)][-3:]
-    if run.stopped:
-        found.append(f"stopped by signal {_count(run.stopped.get('signal'))} at step {_count(run.stopped.get('step'))}")
+    if run.stopped and run.state not in ACTIVE:
+        found.append(f"stopped by {_signal(run.stopped.get('signal'))} at step {_count(run.stopped.get('step'))}")
     return found
+
+
+def _signal(number: Any) -> str:
+    try:
+        return name_of(number)
+    except (ValueError, TypeError):
+        return "a signal"
 
 
 def _object(file: Path) -> dict[str, Any]:

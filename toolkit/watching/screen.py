@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from toolkit.errors import InputError
-from toolkit.watching.runs import MARK, Run, find_runs, read_run
+from toolkit.watching.runs import ACTIVE, MARK, Run, find_runs, read_run
 
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH = 30
@@ -33,7 +33,7 @@ def watch(folders: Sequence[str], once: bool = False, every: float = 2.0, consol
         while True:
             runs = [read_run(path) for path in paths]
             live.update(picture(runs, console.width), refresh=True)
-            if all(run.state != "running" for run in runs):
+            if all(run.state not in ACTIVE for run in runs):
                 return 0
             time.sleep(every)
 

@@ -54,7 +54,7 @@ def load(files: list[str], command: str | None = None) -> Loaded:
         except InputError as error:
             loaded.unread.extend(error.problems)
     if loaded.unread and not loaded.sources:
-        raise InputError(*loaded.unread)
+        raise InputError(*dict.fromkeys(loaded.unread))
     _follow(loaded)
     return loaded
 

@@ -1,4 +1,4 @@
-import { $, Problem, ask, copy, el, later, on, pack, remember, remembered, save, say, showProblems, tabs, unpack } from "./common.js";
+import { $, Problem, ask, copy, el, later, on, pack, remember, remembered, save, say, showProblems, tabs, unpack, whenBack } from "./common.js";
 
 const state = { text: "", gpu: "rtx4090", memory: null };
 const fields = [...document.querySelectorAll("[data-key]")];
@@ -18,12 +18,14 @@ async function update(edits = []) {
     state.text = found.text;
     if (document.activeElement !== $("text")) $("text").value = found.text;
   }
-  fill(found.set);
+  fill(found.set, found.empty);
   showProblems(found.problems, goToLine);
   if (!found.problems.length) {
     reasons(found.decisions);
     files(found.files);
   }
+  $("note").textContent = found.note;
+  $("note").hidden = !found.note;
   keep();
   if (!found.problems.length) plan(mine);
   else {
@@ -33,7 +35,12 @@ async function update(edits = []) {
   }
 }
 
-function fill(set) {
+function fill(set, empty) {
+  for (const [key, text] of Object.entries(empty)) {
+    const [first, none] = fields.find((field) => field.dataset.key === key).options;
+    first.textContent = text; // what the recipe has where the key is not set
+    none.hidden = text.startsWith("none");
+  }
   for (const field of fields) {
     const value = set[field.dataset.key];
     if (document.activeElement !== field || value === undefined || field.tagName === "SELECT") {
@@ -116,10 +123,10 @@ function verdictWithout() {
 function drawPlan(found) {
   const html = (text) => { const box = el("span"); box.innerHTML = text; return box; };
   const title = el("h2", {}, el("span", { class: found.fits ? "good" : "bad" }, found.fits ? "Fits" : "Does not fit"));
-  const [size, most] = found.reason.split(", of which ");
+  const [size, most] = found.reason.split(", most of it ");
   title.append(el("span", { class: "soft" }, " ", html(found.fits ? found.size_and_rate : size)));
   const parts = [title, el("p", { class: "soft" }, html(found.facts))];
-  if (most) parts.push(el("p", {}, html(`The most of it: ${most} GiB`)));
+  if (most) parts.push(el("p", {}, html(`Most of it: ${most} GiB`)));
   if (found.change_text) parts.push(offer("To make it fit:", html(`<code>${found.change_text}</code>`), "Apply", found.change, "apply"));
   else if (!found.fits) parts.push(el("p", {}, "Nothing else fits: other strategies, sizes, lengths and adapters were tried."));
   if (found.chosen) {
@@ -168,6 +175,14 @@ $("form").addEventListener("submit", (event) => event.preventDefault());
 $("model").addEventListener("change", () => {
   const value = $("model").value.trim();
   if (!value) return;
+  if (value.startsWith("{") && value.includes('"')) {
+    try {
+      JSON.parse(value);
+    } catch (error) {
+      showProblems([`The model's config is not valid JSON: ${error.message}`]);
+      return;
+    }
+  }
   run(value.startsWith("{") ? [["model.path", null], ["model.config", value.replace(/\s+/g, " ")]]
     : [["model.config", null], ["model.path", value]]);
 });
@@ -226,4 +241,5 @@ async function begin() {
 }
 
 window.addEventListener("hashchange", begin);
+whenBack(() => run());
 begin();

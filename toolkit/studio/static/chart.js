@@ -41,12 +41,13 @@ export function chart(box, lines, name) {
   const y = (value) => TOP + (HEIGHT - TOP - BOTTOM) * (1 - (value - y0) / (y1 - y0));
   const last = lines.map((line) => `${line.name}: ${line.y.length ? shown(line.y.at(-1) ?? NaN) : "nothing"} at step ${line.x.at(-1) ?? 0}`);
   const svg = make("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": last.join("; ") });
-  for (const value of ticks(y0, y1, 4)) {
+  const few = ticks(y0, y1, 4);
+  for (const value of few.length > 2 ? few : ticks(y0, y1, 8)) {
     svg.append(make("line", { x1: LEFT, x2: WIDTH, y1: y(value), y2: y(value), stroke: "var(--line)" }),
       make("text", { x: LEFT - 7, y: y(value) + 4, "text-anchor": "end" }, shown(value)));
   }
   for (const value of ticks(x0, x1, 5).filter(Number.isInteger)) {
-    svg.append(make("text", { x: x(value), y: HEIGHT - 4, "text-anchor": "middle" }, String(value)));
+    svg.append(make("text", { x: x(value), y: HEIGHT - 4, "text-anchor": x(value) > WIDTH - 24 ? "end" : "middle" }, String(value)));
   }
   for (const line of lines) {
     let path = "";

@@ -2,10 +2,27 @@ import { $, ask, codeOf, copy, diffOf, el, later, on, remember, save, say, showP
 
 let files = {};
 
+const pasted = new Set(); // names of boxes for text that is still to come
+
 function add(name, text) {
   let free = name || "file.yaml";
   for (let at = 2; free in files; at += 1) free = name.replace(/(\.[^.]*)?$/, `-${at}$1`);
   files[free] = text;
+  return free;
+}
+
+/** What pasted text is to be called: JSON takes the name that another file gives its DeepSpeed file. */
+function nameOf(text) {
+  if (!text.trimStart().startsWith("{")) return "config.yaml";
+  const wanted = Object.values(files).map((other) => /deepspeed_config_file:\s*["']?([^\s"'#]+)/.exec(other)?.[1]).find(Boolean);
+  return wanted && !(wanted in files) ? wanted : "ds.json";
+}
+
+/** The files again, one under another name. */
+function rename(from, to) {
+  const kept = files;
+  files = {};
+  for (const [key, value] of Object.entries(kept)) add(key === from ? to : key, value);
 }
 
 async function take(list) {
@@ -23,12 +40,19 @@ function drawSources() {
     const away = el("button", { class: "small", type: "button" }, "Remove");
     const box = el("textarea", { spellcheck: "false", "aria-label": `Text of ${name}`, rows: String(Math.min(18, text.split("\n").length + 1)) });
     box.value = text;
-    const changed = later(400, () => { files[name] = box.value; check(); });
+    const changed = later(400, () => {
+      files[name] = box.value;
+      if (pasted.has(name) && nameOf(box.value) !== "config.yaml") {
+        pasted.delete(name);
+        rename(name, nameOf(box.value));
+        drawSources();
+      }
+      check();
+    });
     box.addEventListener("input", changed);
     title.addEventListener("change", () => {
-      const kept = files;
-      files = {};
-      for (const [key, value] of Object.entries(kept)) add(key === name ? title.value : key, value);
+      pasted.delete(name);
+      rename(name, title.value);
       drawSources();
       check();
     });
@@ -108,7 +132,7 @@ const example = (title, texts) => Object.entries(texts).flatMap(([name, text]) =
   [el("p", { class: "soft" }, `${title}: ${name}`), el("pre", { tabindex: "0" }, text)]);
 
 on("choose", async (event) => { await take(event.target.files); event.target.value = ""; }, "change");
-on("paste", () => { add("config.yaml", ""); drawSources(); $("sources").querySelector(".file:last-child textarea").focus(); });
+on("paste", () => { pasted.add(add("config.yaml", "")); drawSources(); $("sources").querySelector(".file:last-child textarea").focus(); });
 on("clear", () => { files = {}; drawSources(); return check(); });
 
 on("apply", async () => {
@@ -123,6 +147,7 @@ on("apply", async () => {
 
 on("to", async () => {
   if (!$("to").value) return;
+  $("made").replaceChildren();
   const found = await ask("migrate", { files, to: $("to").value });
   $("to").value = "";
   if (Object.keys(found.files).length) made(`For ${found.to}`, found.files, found.notes);
@@ -131,6 +156,7 @@ on("to", async () => {
 }, "change");
 
 on("import", async () => {
+  $("made").replaceChildren();
   const found = await ask("import", { files });
   const lost = found.keys.filter((key) => ["differs", "unsupported", "unknown"].includes(key.outcome));
   const parts = [el("h2", {}, found.recipe ? `A recipe, from ${found.tool}` : "There is no recipe of this")];
@@ -168,5 +194,5 @@ document.addEventListener("drop", async (event) => {
   event.preventDefault();
   drop.classList.remove("over");
   if (event.dataTransfer.files.length) await take(event.dataTransfer.files);
-  else if (event.dataTransfer.getData("text")) { add("config.yaml", event.dataTransfer.getData("text")); drawSources(); await check(); }
+  else if (event.dataTransfer.getData("text")) { const text = event.dataTransfer.getData("text"); add(nameOf(text), text); drawSources(); await check(); }
 });

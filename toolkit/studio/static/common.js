@@ -32,8 +32,11 @@ export async function ask(name, values = {}, options = {}) {
     });
   } catch (error) {
     if (error.name === "AbortError") throw error;
+    lose("The server does not answer. Is toolkit studio still running?");
     throw new Problem(["The server does not answer. Is toolkit studio still running?"]);
   }
+  if (response.status === 403) lose(await response.clone().text());
+  else found();
   if (response.ok) return response.headers.get("content-type") === "application/zip" ? response.blob() : response.json();
   const text = await response.text();
   try {
@@ -41,6 +44,38 @@ export async function ask(name, values = {}, options = {}) {
   } catch (error) {
     throw error instanceof Problem ? error : new Problem([text]);
   }
+}
+
+// ---- a server that is gone: a banner on every page, what is shown is stale, and one that asks until it is back ----
+
+let lost = null;
+const back = [];
+
+/** Calls after the server has answered again. */
+export const whenBack = (action) => back.push(action);
+
+function lose(why) {
+  if (lost) return;
+  lost = el("p", { class: "lost", role: "alert" }, why);
+  document.body.prepend(lost);
+  document.body.classList.add("stale");
+  const again = setInterval(async () => {
+    try {
+      const answer = await fetch(location.pathname, { cache: "no-store" });
+      if (!answer.ok || !lost) return;
+    } catch { return; }
+    found();
+    back.forEach((action) => action());
+  }, 2000);
+  lost.stop = () => clearInterval(again);
+}
+
+function found() {
+  if (!lost) return;
+  lost.stop();
+  lost.remove();
+  lost = null;
+  document.body.classList.remove("stale");
 }
 
 export function showProblems(problems, go = null) {

@@ -22,7 +22,7 @@ async function drawList() {
       history.replaceState(null, "", `#${chosen.map(encodeURIComponent).join(",")}`);
       refresh();
     });
-    return el("li", {}, el("label", {}, box, one.shown));
+    return el("li", {}, el("label", {}, box, one.shown, one.failed ? el("span", { class: "bad" }, " failed") : ""));
   })));
 }
 
@@ -32,7 +32,7 @@ async function refresh() {
   if (!chosen.length) return;
   const { runs } = await ask("run", { names: chosen });
   table(runs);
-  $("notes").replaceChildren(...runs.flatMap((run) => run.notes.map((note) => el("li", {}, `${run.shown}: ${note}`))));
+  $("notes").replaceChildren(...runs.flatMap((run) => run.notes.map((note) => el("li", { class: note.startsWith("stopped by ") ? "soft" : "" }, `${run.shown}: ${note}`))));
   for (const key of ["loss", "lr", "grad_norm", "tokens_per_second"]) {
     chart($(`chart-${key}`), runs.map((run, at) => ({
       name: run.shown, colour: COLOURS[at % COLOURS.length], dashed: at >= COLOURS.length,
@@ -60,7 +60,7 @@ function table(runs) {
     const last = run.last ?? {};
     const cells = [
       [el("span", { class: "dot", style: `background:${COLOURS[at % COLOURS.length]}` }), run.shown],
-      [el("span", { class: run.state === "ended early" ? "bad" : "" }, run.state)],
+      [el("span", { class: ["ended early", "failed"].includes(run.state) ? "bad" : "" }, run.state)],
       [`${last.step ?? 0}${run.total ? `/${run.total}` : ""}`], [number(last.loss, 4)], [number(last.grad_norm, 3)],
       [number(last.tokens_per_second, 0)], [lasting(run.left)],
       [run.memory.length ? run.memory.slice(0, 8).map(gib).join(" ") + (run.memory.length > 8 ? " …" : "") : "at the end"],
@@ -73,16 +73,28 @@ function table(runs) {
   if (focused) $("table").querySelector(`[data-run="${CSS.escape(focused)}"]`)?.focus();
 }
 
+const asked = new Map(); // what was asked of a run, until its state is another one
+
 function button(run) {
-  if (run.state === "finished" || run.state === "empty") return "";
-  const [label, name] = run.state === "running" ? ["Stop", "stop"] : ["Resume", "resume"];
+  if (["finished", "empty", "failed"].includes(run.state)) return "";
+  const active = run.state === "running" || run.state === "starting";
+  const name = active ? "stop" : "resume";
+  const label = active ? "Stop" : run.checkpoints.length ? "Resume" : "Start again";
   const made = el("button", { class: "small", type: "button", "data-run": run.name, "aria-label": `${label} ${run.shown}` }, label);
-  made.addEventListener("click", async () => {
+  const pending = () => {
     made.disabled = true;
     made.textContent = { stop: "Saving…", resume: "Starting…" }[name];
+  };
+  if (asked.get(run.name) === run.state) pending();
+  else asked.delete(run.name);
+  made.addEventListener("click", async () => {
+    if (label === "Start again" && !confirm(`${run.shown} has no checkpoint: it starts again at step 0. Its metrics until now are kept beside the new ones.`)) return;
+    pending();
+    asked.set(run.name, run.state);
     try {
       await ask(name, { name: run.name });
     } catch (error) {
+      asked.delete(run.name);
       if (!(error instanceof Problem)) throw error;
       showProblems(error.problems);
     }

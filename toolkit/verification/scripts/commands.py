@@ -40,7 +40,7 @@ def record_command(
     on_cpu: OnCpu = False,
     json_target: Json = None,
 ) -> None:
-    """Run a training command unchanged; record its first steps."""
+    """Run a training command and record its first steps. The command is not changed."""
     from toolkit.results import write_json
     from toolkit.verification.scripts import screen
     from toolkit.verification.scripts.command import record
@@ -67,7 +67,7 @@ def prove_command(
     on_cpu: OnCpu = False,
     json_target: Json = None,
 ) -> None:
-    """Record a training command and verify it."""
+    """Prove your own training command. Its first steps are recorded and compared with a plain loop."""
     from toolkit.results import write_json
     from toolkit.verification.scripts import screen
     from toolkit.verification.scripts.prove import prove
