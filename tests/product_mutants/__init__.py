@@ -10,6 +10,6 @@ The file is found by the text, so code may move and be formatted anew. A change 
     python -m tests.product_mutants table        # Markdown
 
 ``run`` begins with the tests that run the mutated line, the fastest first, and goes on to the rest of the set only if
-all of them pass. A mutant is killed by a test that fails with it and passes without. One that survives shows a test
-that is missing.
+all of them pass. A mutant is killed by a test that fails with it, fails again by itself, and passes without it. One
+that survives shows a test that is missing.
 """

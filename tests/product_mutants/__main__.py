@@ -37,7 +37,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--resume", action="store_true", help="run: leave out what --results has")
     parser.add_argument("--jobs", type=int, default=1, help="run: mutants at a time, each in a tree of its own")
     parser.add_argument("--set", choices=SETS, default="default", help="map, run: the tests")
-    parser.add_argument("--file", action="append", default=[], metavar="TESTS", help="run: only tests of this file")
+    parser.add_argument("--file", action="append", default=[], metavar="TESTS", help="map, run: only its tests")
     parser.add_argument("--results", type=Path, default=Path("build/product-mutants/results.jsonl"))
     parser.add_argument("--map", type=Path, default=Path("build/product-mutants/map.json"))
     parser.add_argument("--minutes", type=float, default=60.0, help="run: for one mutant; map: for the set, times 10")
@@ -60,7 +60,7 @@ def _list(options: argparse.Namespace) -> int:
 
 def _map(options: argparse.Namespace) -> int:
     with new_tree() as tree:
-        found, ran = record(tree, SETS[options.set], 600 * options.minutes)
+        found, ran = record(tree, (*SETS[options.set], *options.file), 600 * options.minutes)
     found.save(options.map)
     print(f"{options.map}: {len(found.tests)} tests, {len(found.lines)} modules, {ran.seconds / 60:.0f} minutes")
     if ran.status not in (0, 1):

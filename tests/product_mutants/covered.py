@@ -19,6 +19,9 @@ KEPT = 40
 FEW = 5
 """With fewer tests of a line those of its module follow: lines that run at import have none."""
 
+_SLOW_S = 900
+"""For one test under coverage."""
+
 
 @dataclass
 class Map:
@@ -68,9 +71,8 @@ def record(tree: Tree, selection: tuple[str, ...], limit_s: float) -> tuple[Map,
         encoding="utf-8",
     )
     python = ("-m", "coverage", "run", f"--rcfile={settings}", "-m", "pytest")
-    ran = tree.pytest(
-        [f"--contexts={folder}", *selection], limit_s, python=python, more={FOLDER_VARIABLE: str(folder)}
-    )  # fmt: skip
+    arguments, more = [f"--contexts={folder}", *selection], {FOLDER_VARIABLE: str(folder)}
+    ran = tree.pytest(arguments, limit_s, timeout_s=_SLOW_S, python=python, more=more)
     notes = read_lines(tree.notes / "notes.jsonl")
     numbers = {one["number"]: one["test"] for one in notes if one["when"] == "start"}
     seconds: Counter[str] = Counter()

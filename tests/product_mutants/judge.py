@@ -11,8 +11,8 @@ from product_mutants.trees import SETS, Ran, Tree
 
 FIRST_S = 240.0
 """Seconds of tests that run before the rest of the set: those that run the mutated line."""
-_RETRIES = 5
-"""Tests that fail without the mutant, too, and are left out; with more the tree is not usable."""
+_RETRIES = 20
+"""Tests that fail without the mutant, too, or not again with it, are left out. With more there is no verdict."""
 
 
 @dataclass(frozen=True)
@@ -40,27 +40,28 @@ class Judge:
         self.tree, self.known, self.files, self.limit_s = tree, known, list(files), limit_s
         self.selection, self.set = SETS[name], " ".join([name, *files])
         self._passes: dict[str, bool] = {}
-        """Of tests that failed with some mutant, whether they pass without."""
+        """Of tests that failed with some mutant, whether they pass without. Those that do not are left out."""
 
     def judge(self, mutant: Mutant) -> Result:
         sources = read_sources(self.tree.folder)
         [place] = find(mutant, sources)
         passed = self.tree.notes / "passed"
-        passed.unlink(missing_ok=True)
+        passed.write_text("".join(f"{name}\n" for name, passes in self._passes.items() if not passes), "utf-8")
         result = Result(mutant.id, mutant.digest, f"{place.file}:{place.first}", self.set)
         for named, paths in self._stages(place, sources):
             for _ in range(_RETRIES):
                 with self.tree.with_mutant(mutant):
                     arguments = ["-x", f"--passed={passed}", *self.selection, *paths]
                     ran = self.tree.pytest(arguments, max(1.0, self.limit_s - result.seconds), tests=named)
+                    again = ran.failed is None or self.tree.pytest([ran.failed["test"]], self.limit_s).status == 1
                 seconds = round(result.seconds + ran.seconds, 1)
                 result = replace(result, seconds=seconds, tests=result.tests + ran.passed)
-                if ran.failed is None or self._passes_without(ran.failed["test"]):
+                if ran.failed is None or (again and self._passes_without(ran.failed["test"])):
                     break
                 with passed.open("a", encoding="utf-8") as file:  # the same stage again, without that test
                     file.write(f"{ran.failed['test']}\n")
             else:
-                return replace(result, verdict="broken", by=ran.failed["test"], when="fails without the mutant, too")
+                return replace(result, verdict="broken", by=ran.failed["test"], when="many tests fail without it, too")
             result = _after(result, ran)
             if result.verdict:
                 return result

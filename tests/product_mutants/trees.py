@@ -64,6 +64,7 @@ class Tree:
         limit_s: float,
         *,
         tests: Sequence[str] | None = None,
+        timeout_s: int = TEST_TIMEOUT_S,
         python: Sequence[str] = ("-m", "pytest"),
         more: Mapping[str, str] | None = None,
     ) -> Ran:
@@ -71,7 +72,7 @@ class Tree:
         notes, chosen, log = (self.notes / name for name in ("notes.jsonl", "tests", "output"))
         notes.unlink(missing_ok=True)
         command = [sys.executable, *python, "-p", "no:cacheprovider", "-p", "tests.product_mutants.noting"]
-        command += ["-o", f"timeout={TEST_TIMEOUT_S}", f"--ignore={OWN}", f"--note={notes}", *arguments]
+        command += ["-o", f"timeout={timeout_s}", f"--ignore={OWN}", f"--note={notes}", *arguments]
         if tests is not None:
             chosen.write_text("\n".join(tests) + "\n", encoding="utf-8")
             command += [f"--tests={chosen}", *dict.fromkeys(name.partition("::")[0] for name in tests)]
