@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import queue
+import signal
 import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -27,6 +28,7 @@ from product_mutants.trees import SETS, new_tree, read_lines
 
 def main(arguments: list[str]) -> int:
     options = _options(arguments)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     return {"check": _check, "list": _list, "map": _map, "run": _run, "table": _table}[options.command](options)
 
 
@@ -86,6 +88,8 @@ def _run(options: argparse.Namespace) -> int:
     options.results.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         judges: queue.SimpleQueue[Judge] = queue.SimpleQueue()
+        pool = stack.enter_context(ThreadPoolExecutor(max(1, options.jobs)))
+        stack.callback(pool.shutdown, wait=False, cancel_futures=True)  # after an interruption; the trees stop first
         for _ in range(min(options.jobs, len(left))):
             tree = stack.enter_context(new_tree())
             judges.put(Judge(tree, known, options.set, options.file, 60 * options.minutes))
@@ -97,12 +101,11 @@ def _run(options: argparse.Namespace) -> int:
             finally:
                 judges.put(mine)
 
-        with ThreadPoolExecutor(max(1, options.jobs)) as pool:
-            for job in as_completed([pool.submit(judge, mutant) for mutant in left]):
-                one = done[job.result()["id"]] = job.result()
-                with options.results.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(one) + "\n")
-                print(f"{one['id']}: {_said(one)} ({one['seconds']:.0f} s)", flush=True)
+        for job in as_completed([pool.submit(judge, mutant) for mutant in left]):
+            one = done[job.result()["id"]] = job.result()
+            with options.results.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(one) + "\n")
+            print(f"{one['id']}: {_said(one)} ({one['seconds']:.0f} s)", flush=True)
     print(_counts(done.values()))
     return int(any(one["verdict"] != "killed" for one in done.values()))
 

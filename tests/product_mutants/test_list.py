@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from product_mutants.catalogue import Mutant, find, mutated, problems, read_mutants, read_sources
+from product_mutants.catalogue import Mutant, Place, find, mutated, problems, read_mutants, read_sources
+from product_mutants.covered import Map, digest, guess
 
 PLANTED = {
     "clip-a-thousandth-low",
@@ -56,3 +59,32 @@ def test_useless_entries_are_named(search: str, replace: str, said: str) -> None
 def test_an_id_names_one_mutant() -> None:
     mutants = [Mutant("m", "x.py", "x = 1", f"x = {value}", "") for value in (2, 3)]
     assert problems(mutants, {"toolkit/x.py": "x = 1\n"}) == ["m: 2 mutants have this id"]
+
+
+TEXT = "def f(x):\n    return g(\n        x,\n        1,\n    )\n\n\ndef g(x, y):\n    return x + y\n"
+
+
+def test_tests_of_a_line_are_those_of_its_statement_the_fastest_first() -> None:
+    tests = [(name, float(seconds)) for seconds, name in enumerate("abcdefgh", 1)]
+    known = Map(tests, {"x.py": {2: [7, 2, 1, 4, 3], 9: [0]}}, {"x.py": digest(TEXT)})
+    assert known.tests_of(Place("x.py", 4, 4), TEXT, 1000) == ["b", "c", "d", "e", "h"]
+    assert known.tests_of(Place("x.py", 4, 4), TEXT, 9) == ["b", "c", "d"], "2, 3 and 4 seconds"
+    every = ["a", "b", "c", "d", "e", "h"]
+    assert known.tests_of(Place("x.py", 9, 9), TEXT, 1000) == every, "one is few: the others of the module follow"
+    assert known.tests_of(Place("x.py", 4, 4), f"\n{TEXT}", 1000) == every, "lines have moved"
+    assert known.tests_of(Place("y.py", 1, 1), TEXT, 1000) == []
+
+
+def test_without_a_map_they_are_guessed_from_imports(tmp_path: Path) -> None:
+    files = {
+        "helper.py": "from toolkit.data import order\n",
+        "test_direct.py": "def test():\n    from toolkit.data.order import deal\n",
+        "test_helped.py": "from helper import something\n",
+        "test_near.py": "import toolkit.data.loader\n",
+        "test_other.py": "import toolkit.optim.sgd\n",
+    }
+    (tmp_path / "tests").mkdir()
+    for name, text in files.items():
+        (tmp_path / "tests" / name).write_text(text)
+    found = guess(Place("toolkit/data/order.py", 1, 1), tmp_path)
+    assert found == ["tests/test_direct.py", "tests/test_helped.py", "tests/test_near.py"]

@@ -38,12 +38,18 @@ class Ran:
     output: str
 
 
+class Stopped(Exception):
+    """The tree was stopped."""
+
+
 class Tree:
     """A copy of the tree that git sees, uncommitted changes included, without the list of mutants' own test."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "tree"
         self.notes = folder
+        self._job: subprocess.Popen[bytes] | None = None
+        self._stopped = False
         _copy(ROOT, self.folder)
 
     @contextlib.contextmanager
@@ -79,7 +85,9 @@ class Tree:
         environment = os.environ | {"PYTHONPATH": str(self.folder)} | dict(more or {})
         began = time.monotonic()
         with log.open("wb") as output:
-            job = subprocess.Popen(
+            if self._stopped:
+                raise Stopped
+            job = self._job = subprocess.Popen(
                 command, cwd=self.folder, env=environment, stdin=subprocess.DEVNULL, stdout=output,
                 stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
@@ -88,9 +96,10 @@ class Tree:
             except subprocess.TimeoutExpired:
                 status = None
             finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(job.pid, signal.SIGKILL)
-                job.wait()
+                _kill(job)
+                self._job = None
+        if self._stopped:
+            raise Stopped
         lines = read_lines(notes)
         failed = next((one for one in lines if one.get("outcome") == "failed" and one["when"] != "collect"), None)
         uncollected = next((one for one in lines if one["when"] == "collect"), None)
@@ -98,15 +107,32 @@ class Tree:
         tail = log.read_text(encoding="utf-8", errors="replace")[-2000:]
         return Ran(status, round(time.monotonic() - began, 1), passed, failed, uncollected, tail)
 
+    def stop(self) -> None:
+        """End what runs here, from another thread; nothing runs here any more."""
+        self._stopped = True
+        if self._job is not None:
+            _kill(self._job)
+
 
 @contextlib.contextmanager
 def new_tree() -> Iterator[Tree]:
     """A copy in a temporary folder."""
     folder = Path(tempfile.mkdtemp(prefix="product-mutants-")).resolve()
     try:
-        yield Tree(folder)
+        tree = Tree(folder)
+        try:
+            yield tree
+        finally:
+            tree.stop()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _kill(job: subprocess.Popen[bytes]) -> None:
+    """With all processes of its session."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(job.pid, signal.SIGKILL)
+    job.wait()
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
