@@ -49,14 +49,16 @@ class TestSet:
     """At most, on two idle cores."""
     follows: str = "code"
     every_week: bool = False
-    parallel: bool = False
+    spread: str = ""
+    """How pytest-xdist deals its tests out to the cores; "": one after another."""
 
 
 SETS = {
     one.name: one
     for one in (
-        TestSet("unit", "starts no process: formulas, files, messages; `make test-quick`", 3, parallel=True),
-        TestSet("process", "all that README promises, once: verdicts, trainings, launches", 9),
+        TestSet("unit", "starts no process: formulas, files, messages; `make test-quick`", 3, spread="worksteal"),
+        # Two pools of ranks, which wait for one another half of the time, take fewer minutes than one.
+        TestSet("process", "all that README promises, once: verdicts, trainings, launches", 9, spread="loadgroup"),
         TestSet("nightly-verify", "every option under every strategy; verdicts of scripts and checkpoints", 60),
         TestSet("nightly-train", "trainings, resumptions and launches in all combinations", 60),
         TestSet("nightly-plan", "predicted bytes and seconds held to measured ones, cell by cell", 60),
@@ -139,8 +141,8 @@ def run(name: str, extra: list[str], *, fresh: bool = False) -> int:
         ledger.unlink(missing_ok=True)
     resumed = ledger.exists()
     command = [sys.executable, "-m", "pytest", "--set", name, "--passed", str(ledger), *extra]
-    if one.parallel and (cores := len(os.sched_getaffinity(0))) > 1:
-        command += ["-n", str(cores), "--dist", "worksteal"]
+    if one.spread and (cores := len(os.sched_getaffinity(0))) > 1:
+        command += ["-n", str(cores), "--dist", one.spread]
     print(
         f"{name}: {one.why}" + (" (goes on: what has passed on this version is left out)" if resumed else ""),
         flush=True,

@@ -65,3 +65,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "stage" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.timeout(_LIMIT_S + 20))
+            item.add_marker(pytest.mark.xdist_group("rehearsal"))  # one stage makes what all of them ask
