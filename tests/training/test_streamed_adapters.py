@@ -13,8 +13,8 @@ import torch
 from test_batch_norm import resolved, statistics_job
 from test_streaming import MODELS, content
 
-from cases import every_case
 from jobs import resolved_from, train_job
+from nights import nightly_but
 from peft_methods import rows
 from tiny import LLAMA, recipe_dict
 from toolkit.checkpoint_export.command import export_command
@@ -101,7 +101,12 @@ def compare(folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> st
     return reason
 
 
-@every_case(("name", "from_folder"), product(list(QUICK), [False, True]))
+@pytest.mark.parametrize(
+    ("name", "from_folder"),
+    nightly_but(
+        product(QUICK, [False, True]), *((name, True) for name in list(QUICK)[::2]), (next(iter(QUICK)), False)
+    ),
+)
 def test_the_files_are_those_of_the_whole_model(
     name: str, from_folder: bool, tiny_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -145,6 +145,7 @@ def test_attention_that_sdpa_has_not_is_refused_at_once(
         resolve(Recipe.model_validate(values), "r", device="cpu")
 
 
+@pytest.mark.nightly
 def test_memory_is_predicted() -> None:
     cell = Cell("llama", False, "single", "none", 256, packing=True, attention="varlen")
     # Four samples a row were measured; without the copy that joins them in every layer it is 1.1 % less.
