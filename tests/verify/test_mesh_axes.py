@@ -90,7 +90,7 @@ def test_two_ranks_are_equivalent(row: Row, recipe: Make, group: WorkerGroup) ->
     check(row, recipe, group)
 
 
-@pytest.mark.parametrize("row", params(NIGHTLY, lambda ranks: ranks == 4, DEFAULT))
+@pytest.mark.parametrize("row", params([*DEFAULT, *NIGHTLY], lambda ranks: ranks == 4))
 def test_four_ranks_are_equivalent(row: Row, recipe: Make, four: WorkerGroup) -> None:
     check(row, recipe, four)
 
