@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, replace
@@ -13,11 +14,13 @@ from typing import Any
 import pytest
 import torch
 
+from tiny import recipe_dict
 from toolkit.data import samples as samples_module
 from toolkit.data import stream
 from toolkit.data.collate import MicroBatch
 from toolkit.data.loader import TrainLoader, eval_batches, open_data
 from toolkit.errors import InputError
+from toolkit.model.processor import load_tokenizer
 from toolkit.recipe.schema import Recipe
 
 Make = Callable[..., Recipe]
@@ -247,3 +250,12 @@ def test_string_labels_are_numbered_by_the_training_data(
     streamed = make_recipe(task="sequence-classification", train=train, streaming=True)
     with pytest.raises(InputError, match=r"train\.jsonl:1: label: string labels"):
         open_data(streamed, "train", make_tokenizer())
+
+
+def test_samples_go_to_the_loaders_processes(tiny_root: Path) -> None:
+    """Whole, by pickle: what compares rows stays with the process that opened them."""
+    recipe = Recipe.model_validate(recipe_dict(tiny_root))
+    samples = open_data(recipe, "train", load_tokenizer(recipe))
+    sent = pickle.loads(pickle.dumps(samples))
+    assert [sent[at].input_ids for at in range(len(sent))] == [samples[at].input_ids for at in range(len(samples))]
+    assert samples.orders(0, {1}).keys() == {1}

@@ -90,6 +90,10 @@ class MapSamples:
         notes += [f"{source.key}: {note}" for note in self._columns.about["notes"]]
         self.notes = [*source.notes, *notes, *notes_of(source.key, self.unread), *self.came.notes]
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For a loader's processes, which read samples; rows are compared by the one that opened them."""
+        return {name: value for name, value in vars(self).items() if name != "_orders"}
+
     def orders(self, number: int, at: set[int]) -> dict[int, str]:
         """The fingerprint of the first so many rows, for each number in ``at``; it reads them again. ``number``: of the
         source, 0 here."""
