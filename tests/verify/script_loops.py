@@ -18,6 +18,8 @@ from toolkit.verification.scripts import catch
 @contextlib.contextmanager
 def recording(session: Path | None) -> Iterator[None]:
     """What ``sitecustomize`` does in the processes of a recorded command; nothing for None."""
+    # What earlier jobs of this process have left there is no launch of this one.
+    os.environ["ACCELERATE_USE_DEEPSPEED"] = os.environ["ACCELERATE_USE_FSDP"] = "false"
     if session is None:
         yield
         return
@@ -144,7 +146,6 @@ def accelerated(session: Path | None, defect: str = "") -> Told:
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
 
-    os.environ["ACCELERATE_USE_DEEPSPEED"] = os.environ["ACCELERATE_USE_FSDP"] = "false"
     AcceleratorState._reset_state(reset_partial_state=True)
     losses = []
     with recording(session):
