@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from cases import every_case
 from toolkit.data.fields import canonical_row, needed_fields, optional_fields
 from toolkit.data.rows import Row
 from toolkit.data.unread import Unread
@@ -166,7 +167,7 @@ OTHER_TASKS: list[tuple[str, str, str, dict[str, str], dict[str, Any], set[str] 
 ALL = [(name, "causal-lm", *rest) for name, *rest in SHAPES] + OTHER_TASKS
 
 
-@pytest.mark.parametrize(("name", "task", "form", "fields", "value", "expected"), ALL, ids=[one[0] for one in ALL])
+@every_case(("name", "task", "form", "fields", "value", "expected"), ALL, ids=[one[0] for one in ALL])
 def test_every_column_is_read_or_said_not_to_be(
     name: str, task: str, form: str, fields: dict[str, str], value: dict[str, Any], expected: set[str] | str
 ) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from cases import every_case
 from data import templates
 from data.templates import CONVERSATIONS, LOSES, REFUSES, tokenizer_for
 from toolkit.data.chat import Chat
@@ -38,7 +39,7 @@ def spans(text: str, messages: list[dict[str, Any]]) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("text", "end"),
     [
         (template("<|im_start|>", "<|im_end|>\n"), "<|im_end|>"),
@@ -71,7 +72,7 @@ def test_words_that_end_in_white_space_keep_it_where_no_token_ends_the_turn() ->
 
 
 @pytest.mark.skipif(not templates.names(), reason="TRL's templates are not installed")
-@pytest.mark.parametrize("name", templates.names() or ["none"])
+@every_case("name", templates.names() or ["none"])
 def test_no_published_template_has_a_supervised_token_behind_the_end(name: str) -> None:
     for conversation in CONVERSATIONS:
         if conversation in (*REFUSES.get(name, ()), *LOSES.get(name, ())):

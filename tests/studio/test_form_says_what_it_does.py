@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("starlette", reason="the extra studio is not installed")
+from cases import every_case
 from toolkit.errors import InputError
 from toolkit.recipe.load import validate
 from toolkit.recipe.positions import parse
@@ -53,8 +55,7 @@ def has(text: str, field: Field) -> str | None:
     return ("none" if field.leads else "not set") if value is None else str(value)
 
 
-@pytest.mark.parametrize("start", STARTS)
-@pytest.mark.parametrize("field", SELECTS, ids=lambda field: field.key)
+@every_case(("field", "start"), product(SELECTS, STARTS))
 def test_every_option_shows_what_the_recipe_has(field: Field, start: str, settings: Settings) -> None:
     options = [None, *(["none"] if field.leads else []), *field.choices]
     compared = 0
