@@ -31,11 +31,11 @@ demo: $(READY)
 	@$(BIN)/python examples/demo/demo.py
 
 test: $(READY)
-	@echo "what README promises, guarded once: at most 12 minutes on two idle cores"
+	@echo "what README promises, guarded once: 20 to 30 minutes on two cores"
 	@$(BIN)/python tests/sets.py run default
 
 test-quick: $(READY)
-	@echo "the tests that start no process: at most 3 minutes on two idle cores"
+	@echo "the tests that start no process: 4 minutes on two cores"
 	@$(BIN)/python tests/sets.py run unit
 
 # Nights, other people's packages and the week: what has not been seen green on this version, hours on two cores.

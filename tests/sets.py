@@ -56,9 +56,8 @@ class TestSet:
 SETS = {
     one.name: one
     for one in (
-        TestSet("unit", "starts no process: formulas, files, messages; `make test-quick`", 3, spread="worksteal"),
-        # Two pools of ranks, which wait for one another half of the time, take fewer minutes than one.
-        TestSet("process", "all that README promises, once: verdicts, trainings, launches", 9, spread="loadgroup"),
+        TestSet("unit", "starts no process: formulas, files, messages; `make test-quick`", 5, spread="worksteal"),
+        TestSet("process", "all that README promises, once: verdicts, trainings, launches", 20),
         TestSet("nightly-verify", "every option under every strategy; verdicts of scripts and checkpoints", 60),
         TestSet("nightly-train", "trainings, resumptions and launches in all combinations", 60),
         TestSet("nightly-plan", "predicted bytes and seconds held to measured ones, cell by cell", 60),
