@@ -58,3 +58,12 @@ def test_other_folders_of_the_path_stay_closed(other: Path, tmp_path: Path, monk
     (other / "notes.py").write_text("")
     monkeypatch.setattr(sys, "path", [str(other), "", "/nowhere", *sys.path])
     assert not sandbox(tmp_path).may_read(str(other / "notes.py"))
+
+
+def test_a_project_that_is_installed_editable_is_no_folder_of_packages(
+    other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (other / "project.egg-info").mkdir(parents=True)
+    (other / ".env").write_text("TOKEN=secret")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(other)])
+    assert not sandbox(tmp_path).may_read(str(other / ".env"))

@@ -124,11 +124,12 @@ class Sandbox:
 
 
 def _holds_packages(entry: str) -> bool:
-    """Whether an entry of sys.path is a folder of installed packages, by its name or by what is installed there."""
+    """Whether an entry of sys.path is a folder of installed packages, by its name or by what is installed there. A
+    project's own folder, which an editable install adds with an ``.egg-info`` in it, is none: it holds other files."""
     if entry.endswith(("site-packages", "lib-dynload", "dist-packages")):
         return True
     try:
-        return bool(entry) and any(name.endswith((".dist-info", ".egg-info")) for name in os.listdir(entry))
+        return bool(entry) and any(name.endswith(".dist-info") for name in os.listdir(entry))
     except OSError:  # an archive, or a folder that is not there
         return False
 
