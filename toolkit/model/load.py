@@ -44,7 +44,7 @@ def load_base(
     spec = resolved.recipe.model
     dtype = load_dtype(resolved)
     auto = getattr(transformers, task_of(spec.task).auto_class)
-    config = _config(resolved, pad_token_id)
+    config = build_config(resolved, pad_token_id)
     attention = spec.attention
     if attention == VARLEN and resolved.device == "cuda":
         register_varlen_on_gpu(resolved.source)
@@ -233,7 +233,9 @@ def load_dtype(resolved: Resolved) -> torch.dtype:
     return getattr(torch, precision.frozen if resolved.recipe.adapter else precision.trainable)
 
 
-def _config(resolved: Resolved, pad_token_id: int | None) -> PretrainedConfig:
+def build_config(resolved: Resolved, pad_token_id: int | None) -> PretrainedConfig:
+    """The model's transformers config as it is built: of its folder or hub id, or the recipe's own. Raises InputError
+    where it cannot be had."""
     from transformers import AutoConfig
 
     spec = resolved.recipe.model

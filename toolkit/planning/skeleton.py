@@ -181,7 +181,7 @@ def _meta_model(resolved: Resolved) -> nn.Module:
     import transformers
     from transformers.initialization import no_init_weights
 
-    from toolkit.model.load import _config, cast_buffers, cast_parameters, load_dtype, loaded_buffers
+    from toolkit.model.load import build_config, cast_buffers, cast_parameters, load_dtype, loaded_buffers
     from toolkit.model.new_tokens import add_rows
     from toolkit.tasks import task_of
 
@@ -191,7 +191,7 @@ def _meta_model(resolved: Resolved) -> nn.Module:
             f"{resolved.source}: model.path: {resolved.facts.why_unknown}; use a folder with a config.json, "
             "or model.config"
         )
-    config = _config(resolved, 0)
+    config = build_config(resolved, 0)
     attention = spec.attention or "sdpa"
     if attention.startswith("flash_attention") or (attention == VARLEN and resolved.device == "cuda"):
         attention = _flash()

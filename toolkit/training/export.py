@@ -14,6 +14,7 @@ from torch import nn
 
 from toolkit.errors import InputError, RunFailed
 from toolkit.model.batch_norm import batch_norms, statistics
+from toolkit.model.load import build_config
 from toolkit.model.nf4 import nf4_layers
 from toolkit.model.processor import load_processor, pad_token_of
 from toolkit.model.sources import NotByPart
@@ -94,14 +95,14 @@ def _export(
         )
     if dequantise and not (merged and quantised):
         raise InputError("--dequantise: requires --merged and a run on a base in 4 bits (adapter.method: qlora)")
+    if merged:
+        _check_tied(resolved, read_index(folder, manifest)[0])
     tokenizer = load_processor(recipe)
     writing = output.with_name(f".{output.name}.writing")
     shutil.rmtree(writing, ignore_errors=True)
     job = Job(resolved, folder, manifest, pad_token_of(tokenizer), writing, average=ema, merged=merged)
     try:
         kind, reason = _written(job)
-        if merged:
-            _check_tied(recipe, writing, read_index(folder, manifest)[0])
         tokenizer.save_pretrained(writing)
         text = kind if not ema else f"{kind}, averaged weights"
         card = model_card(text, resolved, manifest, folder.absolute().parents[1])
@@ -120,17 +121,16 @@ _EDGE = re.compile(
 """A trained tensor of an adapter that is on an embedding or a head."""
 
 
-def _check_tied(recipe: Recipe, folder: Path, trained: Iterable[str]) -> None:
+def _check_tied(resolved: Resolved, trained: Iterable[str]) -> None:
     """Raise InputError where an adapter is on a weight that two modules share: merged, it would change both."""
-    from transformers import AutoConfig
-
-    adapter = recipe.adapter
+    adapter = resolved.recipe.adapter
     if adapter is None or adapter.options.get("ensure_weight_tying"):
         return
     outside = [name for name in trained if not re.search(r"\.\d+\.", name)]
     edges = sorted({found.group(1) for name in outside if (found := _EDGE.search(name))})
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=recipe.model.trust_remote_code)
-    if edges and getattr(config.get_text_config(), "tie_word_embeddings", False):
+    if not edges:
+        return
+    if getattr(build_config(resolved, None).get_text_config(), "tie_word_embeddings", False):
         raise InputError(
             f"--merged: the model's embedding and head share one weight, and the adapter changes {' and '.join(edges)} "
             "apart from it: merged, each would change the other. Export the adapter alone, or train with "

@@ -83,10 +83,10 @@ NOW = Style()
 
 def build_model(resolved: Resolved, style: Style = NOW) -> nn.Module:
     """The recipe's model as litgpt builds it, on the meta device, with its adapters. Raises InputError."""
-    from toolkit.model.load import _config
+    from toolkit.model.load import build_config
 
     with torch.device("meta"):
-        model = LitGpt(_config(resolved, 0), style)
+        model = LitGpt(build_config(resolved, 0), style)
         adapter = resolved.recipe.adapter
         if adapter is not None:
             _adapt(model, adapter, style)

@@ -67,7 +67,7 @@ def chunked_loss(
 
 def build_model(resolved: Resolved) -> nn.Module:
     """The recipe's model as torchtitan builds it, on the meta device. Raises InputError."""
-    from toolkit.model.load import _config
+    from toolkit.model.load import build_config
 
     with torch.device("meta"):
-        return Decoder(_config(resolved, 0), tune=False)
+        return Decoder(build_config(resolved, 0), tune=False)

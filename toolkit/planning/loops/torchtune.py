@@ -43,10 +43,10 @@ def chunked_loss(
 
 def build_model(resolved: Resolved) -> nn.Module:
     """The recipe's model as torchtune builds it, on the meta device, with its adapters. Raises InputError."""
-    from toolkit.model.load import _config
+    from toolkit.model.load import build_config
 
     with torch.device("meta"):
-        model = Decoder(_config(resolved, 0), tune=True)
+        model = Decoder(build_config(resolved, 0), tune=True)
         if resolved.recipe.adapter is not None:
             _adapt(model, resolved.recipe.adapter)
     return model
