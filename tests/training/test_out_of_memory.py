@@ -135,11 +135,11 @@ def test_what_the_host_had_left_is_the_least_of_the_last_seconds(
     for left in (9, 2, 7):
         meminfo.write_text(f"MemTotal: {16 << 20} kB\nMemFree: 1 kB\nMemAvailable: {left << 20} kB\n")
         watched.look()
-    assert watched.told() == "2.0 of 16.0 GiB were left at the least in its last 10 s"
+    assert watched.told() == " 2.0 of 16.0 GiB were left at the least in its last 10 s"
     (tmp_path / "memory.max").write_text(f"{4 << 30}\n")
     (tmp_path / "memory.current").write_text(f"{3 << 30}\n")
     watched.look()
-    assert watched.told().startswith("1.0 of 4.0 GiB")
+    assert watched.told().startswith(" 1.0 of 4.0 GiB")
 
 
 @pytest.mark.nightly
@@ -167,3 +167,12 @@ def test_a_run_without_memory_ends_with_advice_that_fits(
     assert "Traceback" not in done.stderr
     assert "GiB at the peak before" in done.stderr
     assert "the plan expects" in done.stderr
+
+
+def test_a_machine_that_does_not_say_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal: 1024 kB\n")
+    for there in ("meminfo", "absent"):
+        monkeypatch.setattr(host_memory, "_MEMINFO", tmp_path / there)
+        watched = host_memory.HostMemory()
+        watched.look()
+        assert watched.told() == ""

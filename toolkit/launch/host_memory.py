@@ -21,17 +21,22 @@ class HostMemory:
         self.total = 0
 
     def look(self) -> None:
-        """Note what is available now."""
-        available, self.total = available_bytes()
+        """Note what is available now; nothing, where the machine does not say: the run goes on without it."""
+        try:
+            available, self.total = available_bytes()
+        except (OSError, KeyError, ValueError):
+            return
         now = time.monotonic()
         self._seen.append((now, available))
         while self._seen[0][0] < now - _SPAN_S:
             self._seen.popleft()
 
     def told(self) -> str:
-        """The least of the last seconds, in words."""
-        least = min((available for _, available in self._seen), default=0)
-        return f"{least / _GIB:.1f} of {self.total / _GIB:.1f} GiB were left at the least in its last {_SPAN_S:.0f} s"
+        """The least of the last seconds, in words, with a blank before them; empty if it is not known."""
+        if not self._seen:
+            return ""
+        least = min(available for _, available in self._seen)
+        return f" {least / _GIB:.1f} of {self.total / _GIB:.1f} GiB were left at the least in its last {_SPAN_S:.0f} s"
 
 
 def available_bytes() -> tuple[int, int]:
