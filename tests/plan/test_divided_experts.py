@@ -79,26 +79,25 @@ def gathered_job(recipe: dict[str, Any], length: int) -> float:
     import torch.distributed as dist
 
     from toolkit.planning.measure import measure
-    from toolkit.strategies.engines import exchange_hooks
 
     resolved = resolved_from(recipe)
     sizes: list[float] = []
 
     def counting(right: Any) -> Any:
-        """Of ``all_gather`` and ``reduce_scatter``, which have the larger tensor and the smaller, and the group."""
+        """Of torch's gather and reduction, which have the larger tensor and the smaller, and the group."""
 
-        def counted(output: torch.Tensor, given: torch.Tensor, group: Any = None, *more: Any) -> Any:
+        def counted(*tensors: torch.Tensor, group: Any = None, **keys: Any) -> Any:
             copies = resolved.mesh.expert_copies(dist.get_rank())
             if dist.get_process_group_ranks(group) == copies:
-                sizes.append(max(output.nbytes, given.nbytes) * (len(copies) - 1) / len(copies))
-            return right(output, given, group, *more)
+                both = [one for one in (*tensors, *keys.values()) if isinstance(one, torch.Tensor)]
+                sizes.append(max(one.nbytes for one in both) * (len(copies) - 1) / len(copies))
+            return right(*tensors, group=group, **keys)
 
         return counted
 
-    gather, reduce = counting(exchange_hooks.all_gather), counting(exchange_hooks.reduce_scatter)
     with (
-        mock.patch.object(exchange_hooks, "all_gather", gather),
-        mock.patch.object(exchange_hooks, "reduce_scatter", reduce),
+        mock.patch.object(dist, "all_gather_single", counting(dist.all_gather_single)),
+        mock.patch.object(dist, "reduce_scatter_single", counting(dist.reduce_scatter_single)),
         balanced(),
     ):
         measure(resolved, length, steps=1, track=False)

@@ -48,7 +48,7 @@ def counted_job(resolved: Resolved) -> list[tuple[int, int]]:
         seen: Counter[str] = Counter()
 
         def called(operator: str, arguments: Any = ()) -> None:
-            if operator.startswith(("c10d::", "_c10d_functional::", "toolkit::")):
+            if operator.startswith(("c10d::", "_c10d_functional::")):
                 name = operator.lower().replace("_", "")
                 seen["gather"] += "allgather" in name
                 seen["sum"] += "reducescatter" in name or "allreduce" in name

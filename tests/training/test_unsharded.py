@@ -47,7 +47,7 @@ def gathered_job(resolved: Resolved) -> tuple[int, dict[str, int]]:
     def called(operator: str, arguments: Any = ()) -> None:
         nonlocal total
         name = operator.lower().replace("_", "")
-        if operator.startswith(("c10d::", "toolkit::")) and "allgather" in name:
+        if operator.startswith("c10d::") and "allgather" in name:
             total += sum(tensor.nbytes for tensor in tree_iter(arguments[0]))
 
     with _Dispatched(called):

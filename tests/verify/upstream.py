@@ -625,33 +625,3 @@ def gloo_threads_share_a_string(seconds: float) -> None:
     while time.monotonic() < end:
         for work in [gloo.allgather_coalesced([[taken]], [given]) for _ in range(64)]:
             work.wait()
-
-
-def gloo_copies_what_it_gathers(elements: int) -> tuple[float, float]:
-    """CPU seconds of an all-gather and of a reduce-scatter, of as many float32 elements in all, each to those of
-    sending the same parts straight to the other rank; the least of five."""
-    import time
-
-    if not dist.is_initialized():
-        dist.init_process_group("gloo")
-    other = 1 - dist.get_rank()
-    whole, part, come = torch.ones(elements), torch.ones(elements // 2), torch.empty(elements // 2)
-
-    def send() -> None:
-        for work in (dist.irecv(come, other), dist.isend(part, other)):
-            work.wait()  # type: ignore[union-attr]
-
-    def add() -> None:
-        send()
-        part.add_(come)
-
-    def seconds(act: Any) -> float:
-        taken = []
-        for _ in range(6):
-            begun = time.process_time()
-            act()
-            taken.append(time.process_time() - begun)
-        return min(taken[1:])
-
-    gather = seconds(lambda: dist.all_gather_single(whole, part)) / seconds(send)
-    return gather, seconds(lambda: dist.reduce_scatter_single(part, whole)) / seconds(add)

@@ -13,7 +13,7 @@ from toolkit.strategies.base import Strategy
 from toolkit.strategies.memory.base import Holdings
 from toolkit.strategies.memory.zero3 import Zero3Memory
 from toolkit.strategies.traffic import Axis, Traffic, Volumes, second_copy_traffic
-from toolkit.strategies.zero_settings import Zero3Settings, Zero12Settings, ZeroSettings, owners_alone
+from toolkit.strategies.zero_settings import Zero3Settings, Zero12Settings, ZeroSettings
 
 # Elements per bucket where the model's width is not known: 100 MB of bf16, far below DeepSpeed's default of
 # 5e8, which with overlap_comm takes about 4.5 times its size in extra device memory.
@@ -29,7 +29,7 @@ _ZERO: dict[str, Any] = {
     "broadcasts": True,
     "validated": frozenset({"offload"}),
 }
-# A bucket of gradients is all-reduced (deepspeed 0.19.8), without a GPU by direct exchanges of what each rank keeps.
+# A bucket of gradients is all-reduced (deepspeed 0.19.8), and each rank keeps its part.
 _REDUCED_THEN_GATHERED = (("all-reduce", "reduce-scatter"), ("all-gather",))
 
 
@@ -199,8 +199,7 @@ class Zero1(_Zero):
 
     def traffic(self, resolved: Resolved, holdings: Holdings) -> Traffic:
         volumes = Volumes(resolved, holdings)
-        gradients = (1 if owners_alone(resolved) else 2) * volumes.gradients
-        return Traffic(at_end=((gradients, 1), (volumes.trained_copies, 1)))
+        return Traffic(at_end=((2 * volumes.gradients, 1), (volumes.trained_copies, 1)))
 
 
 class Zero2(_Zero):
@@ -222,9 +221,8 @@ class Zero2(_Zero):
     def traffic(self, resolved: Resolved, holdings: Holdings) -> Traffic:
         # The bucket is all-reduced, and each rank keeps its part (use_multi_rank_bucket_allreduce).
         volumes = Volumes(resolved, holdings)
-        gradients = (1 if owners_alone(resolved) else 2) * volumes.gradients
         buckets = -(-holdings.elements(True) // resolved.settings.reduce_bucket)
-        return Traffic(((gradients, buckets),), ((volumes.trained_copies, 1),))
+        return Traffic(((2 * volumes.gradients, buckets),), ((volumes.trained_copies, 1),))
 
 
 class Zero3(_Zero):

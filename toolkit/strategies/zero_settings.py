@@ -40,10 +40,3 @@ def whole_sums(resolved: Resolved) -> bool:
     """Whether DeepSpeed 0.19.8 keeps a float32 gradient of every weight: stage 1 in mixed precision, nothing offloaded
     (bf16: BF16_Optimizer; fp16, on a GPU alone: ``grad_accum`` in stage_1_and_2.py)."""
     return resolved.settings.stage == 1 and resolved.precision.mixed and resolved.recipe.strategy.offload == "none"
-
-
-def owners_alone(resolved: Resolved) -> bool:
-    """Whether stages 1 and 2 add gradients up on the rank alone that keeps them (engines/exchange_hooks.py), not on
-    all."""
-    settings = resolved.settings
-    return resolved.device == "cpu" and settings.reduce_scatter and not whole_sums(resolved)

@@ -22,7 +22,6 @@ from toolkit.optim.adamw8bit import dense_moment, moment_dtype
 from toolkit.optim.stochastic import Place
 from toolkit.strategies.engines.base import Engine, OptimizerState, counted_steps, owned
 from toolkit.strategies.engines.claims import Claim, connected_claim
-from toolkit.strategies.engines.exchange_hooks import exchange_in_fsdp1
 from toolkit.strategies.engines.fsdp1_units import OwnUnits
 from toolkit.strategies.engines.pieces import Owned, Piece, Saved, Values, span
 from toolkit.strategies.engines.prepared import Prepared
@@ -101,8 +100,6 @@ class Fsdp1Engine(Engine):
         lent = _lend_memory(prepared.model, self.device)
         with _on_mesh(mesh), _units_without_values(lent), own_units.divided():
             self.model = self.accelerator.prepare_model(prepared.model)
-        if self.device.type == "cpu":
-            exchange_in_fsdp1(self.model)
         self.parameters = {_clean(name): p for name, p in self.model.named_parameters() if p.requires_grad}
         self._places = _places(self.model)
         for name, parameter in self.model.named_parameters():

@@ -20,7 +20,6 @@ from toolkit.optim.stochastic import Place
 from toolkit.optimizers import optimizer_kind
 from toolkit.strategies.engines.base import Engine, OptimizerState, on_host, owned
 from toolkit.strategies.engines.claims import Claim, connected_claim
-from toolkit.strategies.engines.exchange_hooks import exchange_in_fsdp2
 from toolkit.strategies.engines.pieces import Owned, Piece, Saved, Values, box, span
 from toolkit.strategies.engines.prepared import Prepared
 from toolkit.strategies.engines.unsharded import load_whole, unsharded, unsharded_claim
@@ -83,8 +82,6 @@ class Fsdp2Engine(Engine):
         with _embeddings_in_the_root(prepared.model, always=media is not None):
             self.model, _ = self.accelerator.prepare(prepared.model, placeholder)
         _prefetch_what_has_a_backward(self.model)
-        if self.device.type == "cpu":
-            exchange_in_fsdp2(self.model)
         _fill(self.model, waiting, torch.device("cpu") if self.resolved.settings.offload else self.device)
         if self.resolved.precision.mixed:
             _cast_root_inputs(self.model, getattr(torch, self.resolved.precision.compute))

@@ -19,7 +19,6 @@ from toolkit.recipe.resolve import Resolved
 from toolkit.strategies import strategy_of
 from toolkit.strategies.engines.base import Engine, OptimizerState, Step
 from toolkit.strategies.engines.claims import Claim, connected_claim
-from toolkit.strategies.engines.exchange_hooks import exchange_in_buckets, exchange_in_deepspeed
 from toolkit.strategies.engines.pieces import Owned, Piece, Saved, Values
 from toolkit.strategies.engines.prepared import Prepared
 from toolkit.strategies.engines.unsharded import load_whole, unsharded, unsharded_claim
@@ -44,8 +43,6 @@ class ZeroEngine(Engine):
             _forget_second_copies()
             _round_once()
             _split(model, self.resolved, self.device)
-        if self.device.type == "cpu":
-            exchange_in_deepspeed()
         optimizer = self._make_optimizer(self.parameters, prepared.decayed)
         self.engine: Any
         self.engine, _ = self.accelerator.prepare(model, optimizer)
@@ -54,8 +51,6 @@ class ZeroEngine(Engine):
         weakref.finalize(self, self.engine.destroy).atexit = False
         self.model = self.engine
         self.optimizer = self.engine.optimizer
-        if self.device.type == "cpu":
-            exchange_in_buckets(self.optimizer)
         self.tensors = ZeroTensors(self.engine)
         for name, original in originals.items():
             self.tensors.set_weight(self.parameters[name], original)

@@ -166,6 +166,11 @@ class _FsdpMemory(MemoryModel):
         self.buffers = self.gathered = 0
         return super().step()
 
+    def copied_by_gloo(self, size: int) -> int:
+        """Bytes of the copy that gloo, on a CPU, makes of an input of ``size`` bytes (ProcessGroupGloo.cpp,
+        ``_reduce_scatter_base``: an all-reduce of a clone)."""
+        return 0 if self.overlap else size
+
 
 class Fsdp2Memory(_FsdpMemory):
     """All-gather into one buffer, copied out into whole parameters (_fsdp_collectives.py). accelerate
@@ -221,9 +226,8 @@ class Fsdp2Memory(_FsdpMemory):
         copying = 0 if self.adds_in_place() else (elements - last) * self.compute
         # ``foreach_reduce`` (torch 2.13) has the last of them in a loop's variable until it returns.
         held = self.weights(unit)[-1].numel
-        # On a CPU the parts of the other ranks come in beside it (engines/exchange.py, ``reduce_scatter``).
-        come = (own - -(-own // ranks) for own, ranks in self.reduced(unit))
-        sending = part + (0 if self.overlap else max(come) * self.trained)
+        largest = max((own for own, ranks in self.reduced(unit) if ranks > 1), default=0)
+        sending = part + self.copied_by_gloo(largest * self.trained)
         if not self.whole_gradients:
             return max(copying, sending + (held - last) * self.compute)
         # Those that are added up are whole until they are copied; what autograd made last has been added to them, but
@@ -341,6 +345,4 @@ class Fsdp1Memory(_FsdpMemory):
         apart = (elements - last) * self.compute
         cast = elements * self.trained if self.compute != self.trained else 0
         joining = elements * self.compute + (self.whole(unit) if unit in self.freed else 0)
-        # On a CPU gloo makes a copy (ProcessGroupGloo.cpp, ``_reduce_scatter_base``: an all-reduce of a clone).
-        copied = 0 if self.overlap else elements * self.trained
-        return apart + max(joining, cast + part + copied)
+        return apart + max(joining, cast + part + self.copied_by_gloo(elements * self.trained))

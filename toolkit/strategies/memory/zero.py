@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import ClassVar, NamedTuple
 
 from toolkit.strategies.memory.base import EMBED, TAIL, Compute, MemoryModel, Weight
-from toolkit.strategies.zero_settings import Zero12Settings, ZeroSettings, owners_alone, whole_sums
+from toolkit.strategies.zero_settings import Zero12Settings, ZeroSettings, whole_sums
 
 _FLATTENED = 500_000_000
 """Elements that ``engine.buffered_allreduce_fallback`` reduces at once."""
@@ -152,7 +152,6 @@ class Zero2Memory(ZeroMemory):
         self.compact = self.mixed
         self.pieces = {(block, weight.name): pieces for block, weight, pieces in self.parts()}
         self.of_others = {name: pieces for (_, name), pieces in self.pieces.items()}
-        self.alone = owners_alone(self.resolved)
         self.kept = self.part * self.trained
         if not self.compact:
             self.kept = self.copied() if self.offload == "none" else 0
@@ -204,16 +203,15 @@ class Zero2Memory(ZeroMemory):
     def _reduced(self) -> int:
         """Bytes of reducing what is there: what it reduces, where that is in no bucket, and the most that is reduced at
         once: flattened, where it is more than one piece (torch's flatten of a single one is a view), and cast where the
-        sum is in another dtype; with as much as the rank keeps, which arrives from one other rank after the other."""
+        sum is in another dtype."""
         if not self.bucket:
             return 0
         moments, summed = [0], self.trained if self.mixed else self.compute
         for pieces in self._at_once():
             numel = sum(piece.numel for piece in pieces)
-            kept = sum(piece.numel for piece in pieces if piece.rank == self.ranks - 1)
             flattened = self.compute if len(pieces) > 1 else 0
             cast = summed if self.mixed else 0
-            moments.append(numel * (flattened + cast) + (kept * summed if self.alone else 0))
+            moments.append(numel * (flattened + cast))
         moment = max(moments)
         if not self.made and not self.compact:
             # Room for what the rank keeps is made afterwards (``copy_grads_in_partition``); ``compact``: before.

@@ -188,15 +188,13 @@ class Zero3Memory(ZeroMemory):
 
     def _reduced(self) -> int:
         """Bytes of reducing what waits (coalesced_collectives.py, ``reduce_scatter_coalesced``): gradients of several
-        weights are copied together; one that was too large for the bucket is cast. On a CPU the parts of the other
-        ranks come in beside it (engines/exchange.py, ``reduce_scatter``)."""
+        weights are copied together; one that was too large for the bucket is cast. Gloo reduces a copy."""
         size = self.waiting * self.trained
         large = self.waiting > self.settings.reduce_bucket
-        copies = int(self.together > 1 or (large and self.mixed))
-        come = 0 if self.overlap else size - -(-size // self.ranks)
+        copies = int(self.together > 1 or (large and self.mixed)) + int(not self.overlap)
         self.gradients = 0
         self.waiting = self.together = 0
-        return copies * size + come
+        return copies * size
 
     def step(self) -> int:
         return max(self.norm_in_double(), self.temporary())

@@ -278,7 +278,7 @@ class SessionTracer:
 
     def _count(self, operator: str, arguments: Sequence[Any] = ()) -> None:
         assert self._step is not None
-        if operator.startswith(("c10d::", "_c10d_functional::", "toolkit::")) and self._step.step == 0:
+        if operator.startswith(("c10d::", "_c10d_functional::")) and self._step.step == 0:
             for kind, spelled in _KINDS.items():
                 if any(part in operator.lower() for part in spelled):
                     self.collectives[kind] += 1
