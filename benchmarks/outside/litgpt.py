@@ -16,11 +16,12 @@ import torch
 from torch.nn import functional
 
 from benchmarks.outside.fms import WORKSPACE
+from benchmarks.outside.loops import LITGPT
+from benchmarks.outside.loops.litgpt import build_model, chunked_loss
+from benchmarks.outside.loops.litgpt_model import Style
 from benchmarks.outside.models import LITGPT as MODELS
 from toolkit.model import nf4
-from toolkit.planning.loops import LOOPS, Loop
-from toolkit.planning.loops.litgpt import build_model, chunked_loss
-from toolkit.planning.loops.litgpt_model import Style
+from toolkit.planning.loops import Loop
 from toolkit.planning.predict import Planner
 from toolkit.planning.unneeded import without
 from toolkit.recipe.schema import Recipe
@@ -85,7 +86,7 @@ def recipe(row: dict[str, Any]) -> dict[str, Any]:
 
 def loop(row: dict[str, Any]) -> Loop:
     """litgpt's as the row ran it."""
-    own, quantised = LOOPS["litgpt"], row["task"] == "qlora"
+    own, quantised = LITGPT, row["task"] == "qlora"
     first = "resource-tables" in row["source_path"]  # whose longest sample is in the first batch alone
     previous: dict[int, torch.Tensor] = {}
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.outside.fms import WORKSPACE
+from benchmarks.outside.loops import TORCHTUNE
 from benchmarks.outside.models import MODELS
 from toolkit.planning.predict import Planner
 from toolkit.recipe.resolve import Resolved
@@ -65,7 +66,7 @@ def recipe(row: dict[str, Any]) -> dict[str, Any]:
 def planned(row: dict[str, Any]) -> Iterator[tuple[Planner, Resolved]]:
     """The row's planner and recipe."""
     resolved = resolve(Recipe.model_validate(recipe(row)), "row", device="cuda")
-    yield Planner.of(resolved, row["seq_len"], "torchtune"), resolved
+    yield Planner.of(resolved, row["seq_len"], TORCHTUNE), resolved
 
 
 def predicted(row: dict[str, Any]) -> int:

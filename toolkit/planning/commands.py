@@ -38,9 +38,7 @@ def plan(
     calibrate: Annotated[bool, typer.Option("--calibrate", help="measure the rates on this machine")] = False,
     loop: Annotated[
         str,
-        typer.Option(
-            metavar="NAME", help="the training loop: toolkit, trainer, trainer-4.48, trl, litgpt, torchtune, torchtitan"
-        ),
+        typer.Option(metavar="NAME", help="the training loop: toolkit, trainer, trainer-4.48, trl"),
     ] = "toolkit",
     fit: Annotated[
         list[str] | None,

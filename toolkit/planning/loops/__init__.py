@@ -12,17 +12,20 @@ from toolkit.planning.loops.base import Loop, LoopPrecision
 from toolkit.planning.loops.known import LOOPS
 from toolkit.recipe.resolve import Resolved
 
-__all__ = ["LOOPS", "Loop", "LoopPrecision", "check_loop"]
+__all__ = ["LOOPS", "Loop", "LoopPrecision", "check", "check_loop"]
 
 
 def check_loop(name: str, resolved: Resolved) -> None:
     """Raise InputError if there is no such loop, if it cannot train this recipe, or if plans do not count it."""
-    recipe = resolved.recipe
     if name not in LOOPS:
         raise InputError(f"--loop {name}: not one of {', '.join(LOOPS)}")
-    if name == "toolkit":
-        return
-    loop = LOOPS[name]
+    if name != "toolkit":
+        check(LOOPS[name], name, resolved)
+
+
+def check(loop: Loop, name: str, resolved: Resolved) -> None:
+    """Raise InputError, with the loop's ``name``, if it cannot train this recipe or if plans do not count it."""
+    recipe = resolved.recipe
     for key, value, default in (
         ("loss", recipe.loss, "plain"),
         ("activation_offload", recipe.activation_offload, False),

@@ -36,52 +36,9 @@ TRL = Loop(
     unknown=frozenset({"label_smoothing", "activation_offload"}),
     refuses=rules.trl_refused,
 )
-LITGPT = Loop(
-    Deferred("toolkit.planning.loops.litgpt", "chunked_loss"),
-    "litgpt's fine-tuning",
-    "litgpt 0.5.12 utils.py: a head and a cross entropy of 128 positions at once; Fabric copies logits to float32; "
-    "model.py: repeated keys and values, norms in float32; the head in 4 bits too",
-    rules.litgpt_precision,
-    strategies=("single", "fsdp1"),
-    optimizers=("adamw", "sgd"),
-    kernel="foreach",
-    sync="last",
-    refuses=rules.litgpt_refused,
-    one_group=True,
-    model=Deferred("toolkit.planning.loops.litgpt", "build_model"),
-)
-TORCHTUNE = Loop(
-    Deferred("toolkit.planning.loops.torchtune", "chunked_loss"),
-    "torchtune's recipes",
-    "torchtune 0.6.1 modules/loss/ce_chunked_output_loss.py: eight chunks of logits, each copied to float32; norms and "
-    "rotation in float32; repeated keys and values",
-    strategies=("single", "fsdp2"),
-    optimizers=("adamw", "sgd"),
-    kernel="fused",
-    unknown=frozenset({"activation_offload"}),
-    refuses=rules.torchtune_refused,
-    one_group=True,
-    model=Deferred("toolkit.planning.loops.torchtune", "build_model"),
-)
-TORCHTITAN = Loop(
-    Deferred("toolkit.planning.loops.torchtitan", "chunked_loss"),
-    "torchtitan",
-    "torchtitan 0.3.0 components/loss.py: eight chunks of logits, each copied to float32, with its backward before the "
-    "next; norms in the dtype of the model, rotation in float32",
-    strategies=("fsdp2",),
-    optimizers=("adamw",),
-    kernel="fused",
-    unknown=frozenset({"fp8"}),
-    refuses=rules.torchtitan_refused,
-    one_group=True,
-    model=Deferred("toolkit.planning.loops.torchtitan", "build_model"),
-)
 LOOPS: dict[str, Loop] = {
     "toolkit": TOOLKIT,
     "trainer": TRAINER,
     "trainer-4.48": TRAINER_4_48,
     "trl": TRL,
-    "litgpt": LITGPT,
-    "torchtune": TORCHTUNE,
-    "torchtitan": TORCHTITAN,
 }

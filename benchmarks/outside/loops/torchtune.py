@@ -14,10 +14,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from benchmarks.outside.loops.decoder import Decoder
+from benchmarks.outside.loops.litgpt_model import Lora
 from toolkit.errors import InputError
 from toolkit.model.loss_terms import LossTerms
-from toolkit.planning.loops.decoder import Decoder
-from toolkit.planning.loops.litgpt_model import Lora
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Adapter
 

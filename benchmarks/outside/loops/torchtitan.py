@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from benchmarks.outside.loops.decoder import Decoder
 from toolkit.model.loss_terms import LossTerms
-from toolkit.planning.loops.decoder import Decoder
 from toolkit.recipe.resolve import Resolved
 
 CHUNKS = 8

@@ -15,9 +15,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from benchmarks.outside.loops.litgpt_model import LitGpt, Lora, LoraQkv, Style
 from toolkit.errors import InputError
 from toolkit.model.loss_terms import LossTerms
-from toolkit.planning.loops.litgpt_model import LitGpt, Lora, LoraQkv, Style
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Adapter
 
