@@ -18,8 +18,8 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 lint: $(READY)
-	@$(BIN)/ruff check toolkit benchmarks docsite tests examples ds_configs
-	@$(BIN)/ruff format --check toolkit benchmarks docsite tests examples ds_configs
+	@$(BIN)/ruff check toolkit benchmarks docsite tools tests examples ds_configs
+	@$(BIN)/ruff format --check toolkit benchmarks docsite tools tests examples ds_configs
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
 

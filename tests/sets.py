@@ -118,7 +118,7 @@ def version(follows: str = "code") -> str:
 
 def _sources() -> Iterator[Path]:
     """Files of the product and its tests, in order; no caches, and not what this command writes."""
-    for folder in ("toolkit", "tests", "benchmarks", "docsite", "examples", "ds_configs"):
+    for folder in ("toolkit", "tests", "benchmarks", "docsite", "tools", "examples", "ds_configs"):
         for path in sorted((ROOT / folder).rglob("*")):
             if path.is_file() and "__pycache__" not in path.parts and path != GREEN:
                 yield path

@@ -121,7 +121,7 @@ def test_a_loops_own_kernel_is_used_unless_the_recipe_names_one() -> None:
         (
             LITGPT,
             {"strategy": {"name": "ddp"}},
-            "not know litgpt under ddp; plan it with strategy.name=single or fsdp1",
+            "under ddp; plan it with strategy.name=single or fsdp1",
         ),
         (LITGPT, {"activation_checkpointing": "full"}, "litgpt recomputes activations under FSDP alone"),
         (
@@ -134,7 +134,7 @@ def test_a_loops_own_kernel_is_used_unless_the_recipe_names_one() -> None:
         (
             TORCHTUNE,
             {"precision": "bf16"},
-            "torchtune has no mixed precision; plan it with precision=bf16-pure or fp32",
+            "has no mixed precision; plan it with precision=bf16-pure or fp32",
         ),
         (TORCHTITAN, {}, "under single; plan it with strategy.name=fsdp2"),
     ],

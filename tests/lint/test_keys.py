@@ -10,8 +10,8 @@ import pytest
 
 from cases import every_case
 from toolkit.linting import keys
-from toolkit.linting.keys.build import encode
-from toolkit.linting.keys.build_all import build_all
+from tools.lint_keys.build import encode
+from tools.lint_keys.build_all import build_all
 
 
 @pytest.fixture(scope="module")
@@ -24,9 +24,9 @@ def built() -> dict:
 def test_file_of_the_installed_version_is_current(name: str, built: dict) -> None:
     version = importlib.metadata.version(name)
     file = files(keys) / f"{name}-{version}.json"
-    assert file.is_file(), f"no keys of {name} {version}: run python -m toolkit.linting.keys"
+    assert file.is_file(), f"no keys of {name} {version}: run python -m tools.lint_keys"
     written = file.read_text(encoding="utf-8")
-    assert written == encode(built[name]), "out of date: run python -m toolkit.linting.keys"
+    assert written == encode(built[name]), "out of date: run python -m tools.lint_keys"
     assert json.loads(written) == json.loads(json.dumps(built[name]))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from toolkit.recipe.reference import reference
+from docsite.recipe_page import reference
 from toolkit.recipe.schema import Recipe
 
 

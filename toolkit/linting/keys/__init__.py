@@ -1,6 +1,6 @@
 """The keys that the packages read, extracted from the packages: one data file per package version.
 
-`python -m toolkit.linting.keys` writes the files of the installed versions; a test compares them. The check itself
+`python -m tools.lint_keys` writes the files of the installed versions; a test compares them. The check itself
 reads only these files and imports none of the packages.
 """
 
@@ -29,7 +29,7 @@ class Key:
 
 @cache
 def package(name: str) -> dict[str, Any]:
-    """The newest known version's file of a package, as written by `python -m toolkit.linting.keys`."""
+    """The newest known version's file of a package, as written by `python -m tools.lint_keys`."""
     return _read(name, versions(name)[-1])
 
 

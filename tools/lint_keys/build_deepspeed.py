@@ -7,8 +7,8 @@ import inspect
 from typing import Any
 from unittest.mock import patch
 
-from toolkit.linting.keys.build import Table, facts, from_pydantic
-from toolkit.linting.keys.spy import SpyDict
+from tools.lint_keys.build import Table, facts, from_pydantic
+from tools.lint_keys.spy import SpyDict
 
 # Sections read by hand-written code: given as spies, with what makes the reader look inside.
 _SPIED: dict[str, dict[str, Any]] = {

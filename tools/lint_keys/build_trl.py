@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from toolkit.linting.keys.build import Table, from_dataclass
+from tools.lint_keys.build import Table, from_dataclass
 
 SCRIPTS = ("dpo", "grpo", "kto", "reward", "rloo", "sft")
 

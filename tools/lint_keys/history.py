@@ -1,4 +1,4 @@
-"""`python -m toolkit.linting.keys.history WHEEL...`: arguments that earlier versions of a package had.
+"""`python -m tools.lint_keys.history WHEEL...`: arguments that earlier versions of a package had.
 
 The wheels are read as text: nothing of them is installed or imported. The result, `history.json`, has every argument
 that the newest known version lacks, with the last of the given versions that has it and the first that does not.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from toolkit.linting.keys.build import Table, facts, from_dataclass
-from toolkit.linting.keys.spy import SpyNamespace
+from tools.lint_keys.build import Table, facts, from_dataclass
+from tools.lint_keys.spy import SpyNamespace
 
 # The nested sections of the file, and the prefix that `_validate_launch_command` puts before their keys.
 SECTIONS = {

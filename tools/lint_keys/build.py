@@ -1,4 +1,4 @@
-"""Extracts the keys from the installed packages. The only module of `toolkit.linting` that imports them."""
+"""Extracts the keys from the installed packages."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from toolkit.linting.keys.build import Table, from_dataclass
-from toolkit.linting.keys.spy import SpyDict
+from tools.lint_keys.build import Table, from_dataclass
+from tools.lint_keys.spy import SpyDict
 
 
 def read() -> Table:

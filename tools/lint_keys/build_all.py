@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from toolkit.linting.keys import build_accelerate, build_deepspeed, build_transformers, build_trl
-from toolkit.linting.keys.build import Table, table
+from tools.lint_keys import build_accelerate, build_deepspeed, build_transformers, build_trl
+from tools.lint_keys.build import Table, table
 
 
 def build_all() -> dict[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Generates docs/recipe.md from the schema: ``python -m toolkit.recipe.reference > docs/recipe.md``."""
+"""Generates docs/recipe.md from the schema: ``python -m docsite.recipe_page > docs/recipe.md``."""
 
 from __future__ import annotations
 
