@@ -12,6 +12,7 @@ import re
 import sys
 import zipfile
 from collections.abc import Iterator
+from importlib.resources import files
 from pathlib import Path
 
 # Which dataclass of a wheel is which section, by the end of its file's path.
@@ -85,6 +86,6 @@ if __name__ == "__main__":
             s: {k: [last, newest if gone == "installed" else gone] for k, (last, gone) in t.items()}
             for s, t in table.items()
         }
-    target = Path(__file__).parent / "history.json"
+    target = Path(str(files(keys))) / "history.json"
     target.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
     print(f"wrote {target.name}")
