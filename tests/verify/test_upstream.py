@@ -255,14 +255,14 @@ def test_zero3_loads_one_step_and_the_settings_of_one_group(group: WorkerGroup, 
 
 
 def test_every_group_of_gloo_has_a_thread_that_wakes_up() -> None:
-    """Worked around in strategies/engines/gloo.py, with which groups share one."""
+    """Worked around in upstream/torch.py, with which groups share one."""
     bare = "import upstream; print(upstream.gloo_threads_of_groups(8))"
-    ours = f"from toolkit.strategies.engines.gloo import use_one_gloo_thread; use_one_gloo_thread(); {bare}"
+    ours = f"from toolkit.upstream.torch import use_one_gloo_thread; use_one_gloo_thread(); {bare}"
     assert [int(_alone(code).stdout) for code in (bare, ours)] == [8, 0]
 
 
 def test_two_threads_of_gloo_break_the_heap() -> None:
-    """Worked around in strategies/engines/gloo.py, in whose process the same lives."""
+    """Worked around in upstream/torch.py, in whose process the same lives."""
     bare = "import upstream; upstream.gloo_threads_share_a_string(60)"
     connected = (
         "import os; os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT='0', RANK='0', WORLD_SIZE='1');"

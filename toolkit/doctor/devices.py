@@ -101,6 +101,18 @@ def collectives() -> Iterator[Condition]:
 
 
 @check
+def replacements() -> Iterator[Condition]:
+    """Workarounds of defects of other packages: those that the installed versions no longer need."""
+    if _torch() is None:
+        return
+    from toolkit.upstream import replacements
+
+    for one in replacements():
+        if why := one.absent():
+            yield Condition(one.package, "note", f"{one.what} is left as it is: {why}")
+
+
+@check
 def compilers() -> Iterator[Condition]:
     """DeepSpeed compiles CPUAdam and its fused optimizers at first use."""
     missing = [tool for tool in ("g++", "ninja") if shutil.which(tool) is None]

@@ -9,7 +9,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from toolkit.strategies.engines.gloo import use_one_gloo_thread
+from toolkit.upstream.torch import use_one_gloo_thread
 
 _BACKENDS = {"cuda": "cuda:nccl,cpu:gloo", "cpu": "gloo"}
 """On GPUs gloo is there too: what is offloaded, gradients for example, is reduced on the host. A group serves many jobs

@@ -28,7 +28,7 @@ def connect_first(state: ModuleType) -> None:
             create(self, cpu, **kwargs)
             return
         if not torch.distributed.is_initialized():
-            from toolkit.strategies.engines.gloo import use_one_gloo_thread
+            from toolkit.upstream.torch import use_one_gloo_thread
 
             use_one_gloo_thread()
             torch.distributed.init_process_group("gloo")

@@ -1,4 +1,4 @@
-"""Workaround for a data race in torch's gloo process group."""
+"""What the toolkit replaces in torch."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from typing import Any
 
 import torch.distributed as dist
 
+from toolkit.upstream import Replacement
+
 
 def use_one_gloo_thread() -> None:
-    """Give every gloo group that this process creates from now on one worker thread instead of two.
+    """Give every gloo group that this process creates from now on one worker thread instead of two, as long as this
+    torch needs it.
 
     torch 2.13.0: both threads of a group assign to the same ``std::string`` without a lock
     (``ProcessGroupGloo::runLoop``, ``pgStatus_->lastCompletedWorkName``). Names longer than 15 characters are
     allocated on the heap; ``ALLGATHER_COALESCED``, every all-gather of a DTensor, is one. The double free ends the
     process with signal 6 or 11, or hangs it, at an unrelated place. Ranks start collectives in the same order, so one
-    thread cannot deadlock.
+    thread cannot deadlock. There is no public way: ``init_process_group`` takes options for NCCL alone.
     """
-    if not dist.is_gloo_available():
+    if _two_threads_of_gloo():
         return
     group: Any = dist.ProcessGroupGloo
     create = group.__init__
@@ -44,3 +47,26 @@ def _devices(group: Any) -> list[Any]:
     if not names:
         return [group.create_default_device()]
     return [group.create_device(interface=name) for name in names.split(",")]
+
+
+@functools.cache
+def _two_threads_of_gloo() -> str:
+    """Why threads are left alone, or "". The race is in torch's own library, where a process that tried it would die.
+    torch 2.14.1, where it is gone, makes groups with other arguments, and takes no options."""
+    if not dist.is_gloo_available():
+        return "this torch has no gloo"
+    form = dist.ProcessGroupGloo.__init__.__doc__ or ""
+    if not hasattr(dist.ProcessGroupGloo, "_Options") or "options:" not in form or "enable_reconfigure" in form:
+        return "this torch makes its groups otherwise, and gives their threads names of their own"
+    return ""
+
+
+REPLACEMENTS = (
+    Replacement(
+        "torch",
+        "ProcessGroupGloo.__init__",
+        "two threads of a group free the same memory",
+        "2.11 to 2.13",
+        _two_threads_of_gloo,
+    ),
+)

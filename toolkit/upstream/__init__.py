@@ -1,0 +1,30 @@
+"""What the toolkit replaces inside other packages, a module for each package.
+
+Each replacement says what is wrong there and in which versions that was seen, and asks whether its cause is there: an
+attribute, a signature, a behaviour tried once, never a version alone. Where it is not, the replacement steps aside, and
+`toolkit doctor` says so in one line. ``tests/upstream`` says of each when it is no longer needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """``what`` is replaced, ``why``, and the versions that it was ``seen`` in. ``absent``: why it is not replaced in
+    what is installed, "" if it is."""
+
+    package: str
+    what: str
+    why: str
+    seen: str
+    absent: Callable[[], str]
+
+
+def replacements() -> list[Replacement]:
+    """All of them. Imports torch."""
+    from toolkit.upstream import torch
+
+    return [*torch.REPLACEMENTS]
