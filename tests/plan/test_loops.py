@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from plan.trainer import trainer_peak
 from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
 from toolkit.planning.command import Request, make_plan
-from toolkit.planning.loops import check_loop
+from toolkit.planning.loops import LOOPS, check_loop
 from toolkit.planning.predict import Planner
+from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve
 
@@ -87,14 +89,18 @@ def test_trl_trains_adapters_on_4_bit_weights_in_bfloat16() -> None:
     assert steps["trainer"] - steps["trl"] == 4 * 2 * trains
 
 
-def test_a_search_leaves_out_what_a_loop_cannot_train(tmp_path: Path) -> None:
+def test_a_search_leaves_out_what_a_loop_cannot_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(resolved: Resolved) -> str:
+        return "" if resolved.recipe.strategy.offload == "none" else "it offloads nothing"
+
+    monkeypatch.setitem(LOOPS, "trl", replace(LOOPS["trl"], strategies=("fsdp1",), refuses=refuses))
     file = tmp_path / "config.json"
     file.write_text(json.dumps(WIDE))
-    searched = {}
-    for loop in ("toolkit", "trl"):
-        plan = make_plan(Request(str(file), gpu="a100-40gb", gpus=2, length=64, loop=loop, every=True))
-        searched[loop] = {candidate.resolved.recipe.loss for candidate in plan.candidates}
-    assert searched == {"toolkit": {"plain", "fused"}, "trl": {"plain"}}
+    own = ("precision=bf16-pure", "strategy.name=fsdp1", "batch.accumulation=4")
+    plan = make_plan(Request(str(file), own, gpu="a100-40gb", gpus=2, length=64, loop="trl", every=True, scale=True))
+    assert {row["strategy"] for row in plan.scaled or []} == {"fsdp1", "fsdp1 hybrid"}
+    strategies = [candidate.resolved.recipe.strategy for candidate in plan.candidates]
+    assert {(one.name, one.offload) for one in strategies} == {("fsdp1", "none")}
 
 
 @every_case(
