@@ -73,6 +73,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # not how an interpreter starts, which takes 6 to 10 seconds of processor time for each.
     WorkerGroup.start_method = "forkserver"
     multiprocessing.set_forkserver_preload(["torch", "transformers", "accelerate", "peft", "deepspeed"])
+    config.pluginmanager.register(_Groups())
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Passed(config.getoption("--passed")))
 
@@ -141,6 +142,18 @@ def _lines(path: Path | None) -> frozenset[str]:
     return (
         frozenset(path.read_text(encoding="utf-8").splitlines()) if path is not None and path.exists() else frozenset()
     )
+
+
+class _Groups:
+    """What one core runs in a row under `--dist loadgroup`: a file, whose models and fixtures are then made once, unless
+    a mark says otherwise. What takes long comes first, so that the rest fills the end."""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        for item in items:
+            if item.get_closest_marker("xdist_group") is None:
+                item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+        items.sort(key=lambda item: STARTS_PROCESSES.isdisjoint(getattr(item, "fixturenames", ())))
 
 
 class _Passed:

@@ -57,7 +57,7 @@ SETS = {
     one.name: one
     for one in (
         TestSet("unit", "starts no process: formulas, files, messages; `make test-quick`", 5, spread="worksteal"),
-        TestSet("process", "all that README promises, once: verdicts, trainings, launches", 20),
+        TestSet("process", "all that README promises, once: verdicts, trainings, launches", 12, spread="loadgroup"),
         TestSet("nightly-verify", "every option under every strategy; verdicts of scripts and checkpoints", 60),
         TestSet("nightly-train", "trainings, resumptions and launches in all combinations", 60),
         TestSet("nightly-plan", "predicted bytes and seconds held to measured ones, cell by cell", 60),
@@ -130,35 +130,38 @@ def passed_before(name: str) -> Path:
     return STATE / f"{name}-{version(SETS[name].follows)}.passed"
 
 
-def run(name: str, extra: list[str], *, fresh: bool = False) -> int:
-    """Run a set; pytest's exit status. A set that ends green is noted in tests/green.json. The default sets are run
-    whole each time."""
-    one = SETS[name]
-    ledger = passed_before(name)
+def run(names: tuple[str, ...], extra: list[str], *, fresh: bool = False) -> int:
+    """Run a set, or the default ones together; pytest's exit status. What ends green is noted in tests/green.json. The
+    default sets are run whole each time."""
+    chosen = [SETS[name] for name in names]
+    ledger = passed_before(names[-1])
     ledger.parent.mkdir(parents=True, exist_ok=True)
-    if fresh or name in DEFAULT:
+    if fresh or names[-1] in DEFAULT:
         ledger.unlink(missing_ok=True)
     resumed = ledger.exists()
-    command = [sys.executable, "-m", "pytest", "--set", name, "--passed", str(ledger), *extra]
-    if one.spread and (cores := len(os.sched_getaffinity(0))) > 1:
-        command += ["-n", str(cores), "--dist", one.spread]
-    print(
-        f"{name}: {one.why}" + (" (goes on: what has passed on this version is left out)" if resumed else ""),
-        flush=True,
-    )
+    command = [sys.executable, "-m", "pytest", "--passed", str(ledger), *extra]
+    for one in chosen:
+        command += ["--set", one.name]
+        print(f"{one.name}: {one.why}" + (" (goes on after what has passed on this version)" if resumed else ""))
+    if chosen[-1].spread and (cores := len(os.sched_getaffinity(0))) > 1:
+        command += ["-n", str(cores), "--dist", chosen[-1].spread, "--no-loadscope-reorder"]
+    sys.stdout.flush()
     started = time.time()
     status = subprocess.run(command, cwd=ROOT, check=False).returncode
     if status == 5 and resumed:  # nothing was left to run
         status = 0
     if status == 0 and not extra:
-        _note_green(one, time.time() - started, resumed, len(ledger.read_text(encoding="utf-8").splitlines()))
+        passed = len(ledger.read_text(encoding="utf-8").splitlines())
+        for one in chosen:
+            _note_green(one, time.time() - started, resumed, passed, names)
     return status
 
 
-def _note_green(one: TestSet, seconds: float, resumed: bool, tests: int) -> None:
+def _note_green(one: TestSet, seconds: float, resumed: bool, tests: int, names: tuple[str, ...]) -> None:
     seen = read_green()
     entry = {
         "version": version(one.follows),
+        "run": " ".join(names),
         "commit": _git("rev-parse", "--short", "HEAD"),
         "clean": not _git("status", "--porcelain", "--untracked-files=no"),
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
@@ -208,6 +211,13 @@ def _table(now: datetime) -> str:
     return "\n".join(lines)
 
 
+def _together(names: list[str]) -> list[tuple[str, ...]]:
+    """The default sets in one run, in which tests that start no process fill the time of those that wait; others by
+    themselves."""
+    rest = [(name,) for name in names if name not in DEFAULT]
+    return [DEFAULT, *rest] if set(DEFAULT) <= set(names) else [(name,) for name in names]
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
@@ -228,10 +238,10 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"{name}: {why}")
         if not chosen.run:
             return 0
-        names = list(reasons)
+        runs = _together(list(reasons))
     else:
-        names = [one for name in chosen.names for one in (DEFAULT if name == "default" else (name,))]
-    statuses = [run(name, extra, fresh=getattr(chosen, "fresh", False)) for name in names]
+        runs = _together([one for name in chosen.names for one in (DEFAULT if name == "default" else (name,))])
+    statuses = [run(names, extra, fresh=getattr(chosen, "fresh", False)) for names in runs]
     return max(statuses, default=0)
 
 

@@ -42,7 +42,8 @@ def cells() -> list[Any]:
             row,
             strategy,
             id=f"{row.name} under {strategy}",
-            marks=() if strategy in row.default else pytest.mark.nightly,
+            # The plain loop of a row is computed once where its strategies follow each other in one pool.
+            marks=[pytest.mark.xdist_group(row.name), *([] if strategy in row.default else [pytest.mark.nightly])],
         )
         for row in ROWS
         for strategy in STRATEGIES

@@ -62,14 +62,6 @@ def test_what_is_kept_is_within_the_tolerance() -> None:
     assert {name for name, row in cells.items() if abs(error(row)) >= TOLERANCE} == set()
 
 
-@every_case("name", ["llama-full-zero2-none-1x16x2-bf16", "llama-full-zero2-full-1x16x2-fp32-layers"])
-def test_what_arrives_at_the_owner_of_a_gradient_is_counted(name: str) -> None:
-    """Cells whose peak is a reduction: without it the first is predicted 6 % and the second 3 % too low. 0.1 %: what is
-    not counted are scalars."""
-    cell = next(cell for group in GROUPS.values() for cell in group if cell.name == name)
-    assert predicted(cell) == pytest.approx(kept()["cells"][name]["measured"], rel=1e-3)
-
-
 def test_an_evaluation_at_the_average_is_a_phase_of_its_own() -> None:
     """Of the cell of one process, whose evaluation takes more than its steps; other optimizers' take less."""
     found = {}

@@ -60,6 +60,7 @@ def stage(request: pytest.FixtureRequest, tiny_root: Path, launches: None) -> It
         stage.close()
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """They may wait for each other's processes."""
     for item in items:
