@@ -145,8 +145,8 @@ def _lines(path: Path | None) -> frozenset[str]:
 
 
 class _Groups:
-    """What one core runs in a row under `--dist loadgroup`: a file, whose models and fixtures are then made once, unless
-    a mark says otherwise. What takes long comes first, so that the rest fills the end."""
+    """What one core runs in a row under `--dist loadgroup`: a file, whose models and fixtures are then made once, or
+    what a mark says. What takes long comes first, so that the rest fills the end."""
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
