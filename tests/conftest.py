@@ -153,7 +153,8 @@ class _Groups:
         for item in items:
             if item.get_closest_marker("xdist_group") is None:
                 item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
-        items.sort(key=lambda item: STARTS_PROCESSES.isdisjoint(getattr(item, "fixturenames", ())))
+        starting = {item.path for item in items if STARTS_PROCESSES & set(getattr(item, "fixturenames", ()))}
+        items.sort(key=lambda item: item.path not in starting)
 
 
 class _Passed:

@@ -37,7 +37,10 @@ def check(cell: Cell, groups: dict[int, WorkerGroup]) -> None:
 
 @pytest.mark.parametrize(
     "cell",
-    [pytest.param(cell, marks=pytest.mark.nightly) if cell.strategy in ("single", "zero2") else cell for cell in QUICK],
+    [
+        pytest.param(cell, marks=pytest.mark.nightly) if cell.strategy in ("single", "zero2", "fsdp2") else cell
+        for cell in QUICK
+    ],
     ids=lambda cell: cell.name,
 )
 def test_quick(cell: Cell, groups: dict[int, WorkerGroup]) -> None:
