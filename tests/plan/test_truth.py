@@ -38,7 +38,7 @@ def check(cell: Cell, groups: dict[int, WorkerGroup]) -> None:
 @pytest.mark.parametrize(
     "cell",
     [
-        pytest.param(cell, marks=pytest.mark.nightly) if cell.strategy in ("single", "zero2", "fsdp2") else cell
+        pytest.param(cell, marks=pytest.mark.nightly) if cell.strategy not in ("zero3", "ddp") else cell
         for cell in QUICK
     ],
     ids=lambda cell: cell.name,
