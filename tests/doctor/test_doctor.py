@@ -7,14 +7,21 @@ import os
 import shutil
 from collections import namedtuple
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
+import toolkit.strategies
 from toolkit.doctor import commands, devices, machine, packages
 from toolkit.doctor.examine import examine
 from toolkit.doctor.model import CHECKS, Condition
+from toolkit.errors import RunFailed
+from toolkit.recipe.resolve import Resolved
+from toolkit.strategies import strategies
+from toolkit.verification import run
+from toolkit.verification.outcome import Outcome
 
 app = typer.Typer()
 commands.register(app)
@@ -93,3 +100,41 @@ def test_a_check_that_breaks_is_reported(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("toolkit.doctor.examine.CHECKS", [*CHECKS[:1], broken])
     assert examine()[-1].status == "warning"
     assert os.getcwd()
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("launches")
+def test_every_strategy_is_proven_on_this_installation() -> None:
+    done = CliRunner().invoke(app, ["doctor", "--self-test"])
+    assert done.exit_code == 0, done.output
+    shown = [line for line in done.output.splitlines() if "equivalent to a plain loop" in line]
+    assert [line.split()[1] for line in shown] == list(strategies())
+
+
+@pytest.mark.usefixtures("launches")
+def test_a_strategy_that_this_installation_breaks_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its loop divides by one rank too few, and another does not start."""
+    single = strategies()["single"]
+
+    def verify(resolved: Resolved, **options: Any) -> Outcome:
+        if resolved.recipe.strategy.name == "zero2":
+            raise RunFailed("rank 1: no attribute _private")
+        return verified(resolved, **options, fault="accum-no-divide")
+
+    verified = run.verify
+    monkeypatch.setattr(run, "verify", verify)
+    monkeypatch.setattr(toolkit.strategies, "strategies", lambda: {"single": single, "zero2": strategies()["zero2"]})
+    done = CliRunner().invoke(app, ["doctor", "--self-test"])
+    assert done.exit_code == 1
+    broken = [line for line in done.output.splitlines() if line.startswith("FAIL")]
+    assert [line.split()[1] for line in broken] == ["single", "zero2"]
+    assert "different" in broken[0]
+    assert "no attribute _private" in done.output
+
+
+def test_newer_packages_than_the_tested_ones_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages, "version", lambda name: {"torch": "99.0+cpu", "peft": "0.21.2"}.get(name))
+    [newer] = list(packages.untested())
+    assert newer.found.startswith("torch 99.0+cpu (tested: ")
+    assert "peft" not in newer.found
+    assert "--self-test" in newer.advice

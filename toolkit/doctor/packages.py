@@ -11,6 +11,7 @@ from packaging.version import Version
 
 from toolkit.doctor.model import Condition, check
 from toolkit.linting import keys
+from toolkit.upstream import TESTED
 
 NEEDED = ("torch", "accelerate", "deepspeed", "transformers", "peft", "datasets", "safetensors")
 OPTIONAL = {
@@ -67,6 +68,18 @@ def _unmet(text: str) -> tuple[str, str] | None:
     if there is None or requirement.specifier.contains(Version(there), prereleases=True):
         return None
     return f"{requirement.name}{requirement.specifier}", f"{requirement.name} {there}"
+
+
+@check
+def untested() -> Iterator[Condition]:
+    """Versions that are newer than those that the toolkit's tests have passed with."""
+    newer = [
+        f"{name} {there} (tested: {tested})"
+        for name, tested in TESTED.items()
+        if (there := version(name)) is not None and Version(Version(there).base_version) > Version(tested)
+    ]
+    if newer:
+        yield Condition("newer than tested", "note", ", ".join(newer), "toolkit doctor --self-test")
 
 
 @check

@@ -10,6 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+TESTED = {
+    "torch": "2.13.0", "deepspeed": "0.19.8", "accelerate": "1.15.0", "transformers": "5.23.0", "peft": "0.21.2",
+    "datasets": "5.2.0",
+}  # fmt: skip
+"""The newest versions that the tests have passed with."""
+
 
 @dataclass(frozen=True)
 class Replacement:
