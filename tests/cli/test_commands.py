@@ -115,7 +115,17 @@ BAD: dict[str, tuple[list[str], str]] = {
     "malformed line": (["data.train=torn.jsonl"], "torn.jsonl:4: not valid JSON"),
     "targets match nothing": (['adapter={r: 4, target_modules: [foo]}'], "'foo' matches no module; linear layers of "
         "this model"),
-    "more processes than GPUs": (["machine.device=cuda"], "machine.processes: 2 processes, but this machine has 0"),
+    "a GPU that is not there": (["machine.device=cuda"], "command line: machine.device=cuda: machine.device: cuda, but "
+        "this machine has no GPU"),
+    "misspelt section": (["optimzer.lr=1e-4"], "command line: optimzer.lr=1e-4: optimzer: unknown key; did you mean "
+        "optimizer?"),
+    "a section for a value": (["strategy=fsdp2"], "command line: strategy=fsdp2: strategy: is a section, not a value "
+        "(given: 'fsdp2'); did you mean strategy.name?"),
+    "not an override": (["zero3"], "command line: zero3: an override has the form section.key=value"),
+    "contradiction of an override": (["strategy.name=single"], "command line: strategy.name=single: strategy.name: "
+        "single runs in one process"),
+    "contradiction within a section": (["batch.global_size=7"], "command line: batch.global_size=7: batch: "),
+    "the file's own mistake beside an override": (["run.seed=1", "data.train=gone.jsonl"], "gone.jsonl"),
     "fp16 under DeepSpeed on a CPU": (["precision=fp16", "strategy.name=zero2"], "DeepSpeed runs fp16 on a GPU only"),
     "cannot offload": (["strategy.offload=all"], "ddp cannot offload"),
     "unknown wrap class": (["strategy={name: fsdp2, wrap: [Foo]}"], "no block of class Foo; its repeated modules"),

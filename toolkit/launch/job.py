@@ -62,10 +62,9 @@ def train(
     check_data(resolved.recipe)
     undo = claim_folder(resolved, resume=resume)
     folder = Path(resolved.recipe.run.output_dir)
-    # Absolute paths: the files must work from any folder.
     launch_folder = folder.absolute() / "launch"
     recipe_file = recipe if isinstance(recipe, str) else str(launch_folder / "recipe.yaml")
-    files = launch_files(resolved, launch_folder, recipe_file, overrides)
+    files = launch_files(resolved, launch_folder, recipe_file, overrides, stay=True)
     if isinstance(recipe, Recipe):
         files["recipe.yaml"] = recipe_yaml(recipe)
     write_files(files, launch_folder)
@@ -113,10 +112,16 @@ def check_machine(resolved: Resolved) -> None:
         raise InputError(f"{resolved.source}: model.attention: varlen {reason}")
     if resolved.base_storage is not None and (reason := no_quantiser(resolved.stored)):
         raise InputError(f"{resolved.source}: {reason}")
-    if resolved.device == "cuda" and machine.processes > (count := cuda_device_count()):
+    if resolved.device == "cuda" and not (count := cuda_device_count()):
         raise InputError(
-            f"{resolved.source}: machine.processes: {machine.processes} processes, but this machine has {count} GPUs; "
-            f"set machine.processes={max(1, count)}" + ("" if count else " and machine.device=cpu")
+            f"{resolved.source}: machine.device: cuda, but this machine has no GPU that the NVIDIA driver shows "
+            "(`toolkit doctor` looks for the reason); to train without one, set machine.device: cpu"
+        )
+    if resolved.device == "cuda" and machine.processes > count:
+        gpus = "1 GPU" if count == 1 else f"{count} GPUs"
+        raise InputError(
+            f"{resolved.source}: machine.processes: {machine.processes} processes, but this machine has {gpus}, and "
+            f"each process needs its own; set machine.processes: {count}"
         )
 
 

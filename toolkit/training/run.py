@@ -17,6 +17,7 @@ from toolkit.data.loader import TrainLoader, open_data
 from toolkit.errors import Stopped
 from toolkit.half_precision import cpu_emulates
 from toolkit.launch.signals import attempt, handled, name_of
+from toolkit.machine import cpu_count
 from toolkit.model.adapters import ignored_values
 from toolkit.model.compiling import compilation
 from toolkit.recipe.resolve import Resolved
@@ -223,6 +224,12 @@ def _introduce(
         view.say(
             f"note: precision: this CPU has no instructions for products of {dtype}, which take many times as "
             "long as float32's; precision: fp32 is faster here"
+        )
+    processes, cores = session.resolved.recipe.machine.processes, cpu_count()
+    if session.engine.device.type == "cpu" and processes > cores:
+        few = "1 core" if cores == 1 else f"{cores} cores"
+        view.say(
+            f"note: machine.processes: {processes} processes share {few} and wait for each other; fewer are faster"
         )
     if session.loaded_whole is not None:
         view.say(f"note: every process loads the whole model, not its part of it: {session.loaded_whole}")
