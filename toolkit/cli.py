@@ -152,6 +152,9 @@ def init(
     model: Annotated[str | None, typer.Option(help="hub id or folder")] = None,
     data: Annotated[str | None, typer.Option(help="file, folder or hub id")] = None,
     data_format: Annotated[str | None, typer.Option("--format", help="text, prompt-completion, messages")] = None,
+    evaluation: Annotated[
+        str | None, typer.Option("--eval", help="a held-out file, or a share of the training data such as 0.05")
+    ] = None,
     lora: Annotated[int | None, typer.Option(help="rank of a LoRA adapter; 0: train every weight")] = None,
     strategy: Annotated[str | None, typer.Option(help="single, ddp, zero1, zero2, zero3, fsdp1, fsdp2")] = None,
     processes: Annotated[int | None, typer.Option(help="processes per node")] = None,
@@ -166,6 +169,7 @@ def init(
         "model": model,
         "data": data,
         "format": data_format,
+        "eval": evaluation,
         "lora": lora,
         "strategy": strategy,
         "processes": processes,

@@ -106,6 +106,18 @@ def test_resume_goes_on_and_a_second_start_keeps_the_first(here: Path) -> None:
     assert steps(here / "run.1") == whole
 
 
+@pytest.mark.usefixtures("launches")
+@pytest.mark.nightly
+def test_a_changed_key_is_refused_before_any_process_starts(here: Path) -> None:
+    assert call("train", "r.yaml", "run.save_every=4", cwd=here).returncode == 0
+    log = (here / "run/logs/launcher.log").stat().st_mtime_ns
+    done = call("train", "r.yaml", "--resume", "optimizer.lr=0.5", cwd=here)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert done.stderr.startswith("command line: optimizer.lr=0.5: optimizer.lr (checkpoint: 0.001, recipe: 0.5)")
+    assert "run/checkpoints/step-00000004 was trained with other values" in done.stderr
+    assert (here / "run/logs/launcher.log").stat().st_mtime_ns == log, "accelerate was started"
+
+
 BAD: dict[str, tuple[list[str], str]] = {
     "unknown key": (["run.sead=1"], "did you mean seed?"),
     "wrong type": (["run.seed=x"], "should be a valid integer"),

@@ -21,6 +21,7 @@ from toolkit.launch.crash import CRASHES, last_words
 from toolkit.launch.failure import FOLDER_VARIABLE, SCREEN_VARIABLE, first_failure
 from toolkit.launch.files import launch_files, write_files
 from toolkit.launch.host_memory import HostMemory
+from toolkit.launch.identity import check_newest
 from toolkit.launch.output import claim_folder, release_folder
 from toolkit.launch.relay import screen
 from toolkit.launch.signals import die_with_parent, name_of, noted_stop
@@ -60,6 +61,8 @@ def train(
     if (reason := missing_tokenizer(resolved.recipe)) is not None:
         raise InputError(f"{resolved.source}: tokenizer.path: {reason}")
     check_data(resolved.recipe)
+    if resume:
+        check_newest(Path(resolved.recipe.run.output_dir), resolved.recipe, resolved.source)
     undo = claim_folder(resolved, resume=resume)
     folder = Path(resolved.recipe.run.output_dir)
     launch_folder = folder.absolute() / "launch"
