@@ -87,7 +87,8 @@ def test_several_held_out_sets_add_up_to_one() -> None:
 
 def samples(folder: Path, name: str, task: str, count: int, seed: int) -> str:
     """Texts whose first word decides their class or number."""
-    draw, rows = random.Random(seed), []
+    draw = random.Random(seed)
+    rows: list[dict[str, Any]] = []
     for _ in range(count):
         words = draw.choices(WORDS[:3], k=draw.randint(2, 9))
         kinds = [WORDS.index(word) for word in words]
@@ -163,9 +164,11 @@ def test_a_run_writes_scores_and_the_metric_chooses_the_best_checkpoint(tiny_roo
         assert whole["loss"] == pytest.approx((9 * near["loss"] + 5 * far["loss"]) / 14)
         assert whole["accuracy"] == pytest.approx((9 * near["accuracy"] + 5 * far["accuracy"]) / 14)
         assert set(near["f1_by_label"]) <= {"c0", "c1", "c2"}
-    near = {line["step"]: line["f1"] for line in found if line.get("eval_set") == "near" and line["step"]}
-    best = max(near, key=lambda step: (near[step], -step))
-    assert len(set(near.values())) > 1, "nothing to choose between"
+    scores: dict[int, float] = {
+        line["step"]: line["f1"] for line in found if line.get("eval_set") == "near" and line["step"]
+    }
+    best = max(scores, key=lambda step: (scores[step], -step))
+    assert len(set(scores.values())) > 1, "nothing to choose between"
     assert finding.best(tmp_path / "run/checkpoints") == tmp_path / f"run/checkpoints/step-{best:08d}"
     assert answer["best_checkpoint"].endswith(f"step-{best:08d}")
     assert answer["evaluation"] == found[-1]

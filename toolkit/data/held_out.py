@@ -52,5 +52,8 @@ def is_held_out(row: Row, columns: set[str], fraction: float) -> bool:
 def nothing_held_out(sources: Sequence[Source], fraction: float) -> InputError:
     """The error for a split without a held-out row."""
     named = ", ".join(source.spec for source in sources)
-    message = f"no row of {named} falls into a share of {fraction:g}; raise it, or set data.eval"
-    return InputError.at(None, "data.eval_fraction", message)
+    return InputError.at(
+        None,
+        "data.eval_fraction",
+        f"no row of {named} falls into a share of {fraction:g}; raise it, or set data.eval",
+    )

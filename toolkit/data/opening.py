@@ -80,7 +80,8 @@ def open_parts(
         some = [next(source.rows(), None) is not None for source in sources]
         if not any(some):
             raise nothing_held_out(sources, fraction)
-        named, sources, formatters = (list(compress(each, some)) for each in (named, sources, formatters))
+        named, sources = list(compress(named, some)), list(compress(sources, some))
+        formatters = list(compress(formatters, some))
     parts = [
         (replace(source, notes=(*source.notes, *_conversation_notes(source, formatter))), formatter)
         for source, formatter in zip(sources, formatters, strict=True)
