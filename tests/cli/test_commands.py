@@ -145,6 +145,39 @@ BAD: dict[str, tuple[list[str], str]] = {
 }  # fmt: skip
 
 
+COMMANDS = (
+    ("config", "r.yaml", "-o", "out"), ("train", "r.yaml"), ("verify", "r.yaml"), ("plan", "r.yaml"),
+    ("bench", "r.yaml"), ("data", "r.yaml"), ("import", "axolotl.yaml"),
+)  # fmt: skip
+OVERRIDES = {
+    "optimzer.lr=1e-4": "optimzer: unknown key; did you mean optimizer?",
+    "strategy=fsdp2": "strategy: is a section, not a value (given: 'fsdp2'); did you mean strategy.name?",
+    "run.seed=x": "run.seed: input should be a valid integer (given: 'x')",
+    "strategy.name=single": "strategy.name: single runs in one process",
+}
+
+
+def test_every_command_names_the_command_line_for_what_it_says(
+    subtests: pytest.Subtests, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    datasets = "datasets: [{path: org/data, type: completion}]"
+    (here / "axolotl.yaml").write_text(f"base_model: a/b\n{datasets}\nmicro_batch_size: 1\nlearning_rate: 1e-4\n")
+    monkeypatch.chdir(here)
+    before = sorted(path.name for path in here.iterdir())
+    for command in COMMANDS:
+        for override, expected in OVERRIDES.items():
+            if command[0] == "import" and override == "strategy.name=single":
+                continue  # right there: the files say one process
+            with subtests.test(command[0], override=override):
+                monkeypatch.setattr(sys, "argv", ["toolkit", *command, override])
+                with pytest.raises(SystemExit) as ended:
+                    main()
+                said = capsys.readouterr()
+                assert (ended.value.code, said.out) == (2, ""), said
+                assert said.err.startswith(f"command line: {override}: {expected}"), said.err
+                assert sorted(path.name for path in here.iterdir()) == before
+
+
 LATE = ("targets match nothing", "unknown wrap class", "impossible model")
 """Found by the ranks, once they have a model."""
 
