@@ -60,6 +60,8 @@ def train(
     check_machine(resolved)
     if (reason := missing_tokenizer(resolved.recipe)) is not None:
         raise InputError(f"{resolved.source}: tokenizer.path: {reason}")
+    if resolved.facts.refused:
+        raise InputError(f"{resolved.source}: model.path: {resolved.facts.why_unknown}")
     check_data(resolved.recipe)
     if resume:
         check_newest(Path(resolved.recipe.run.output_dir), resolved.recipe, resolved.source)
