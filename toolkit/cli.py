@@ -104,7 +104,9 @@ def export(
     output: Annotated[str, typer.Option("-o", "--output", metavar="DIR", help="new folder")],
     merged: Annotated[bool, typer.Option("--merged", help="merge the adapter into the base model")] = False,
     dequantise: Annotated[bool, typer.Option("--dequantise", help="qlora: merge into dequantised weights")] = False,
-    best: Annotated[bool, typer.Option("--best", help="the best checkpoint by run.metric, by default the lowest held-out loss")] = False,
+    best: Annotated[
+        bool, typer.Option("--best", help="the best checkpoint by run.metric, by default the lowest held-out loss")
+    ] = False,
     ema: Annotated[bool, typer.Option("--ema", help="the averages of run.ema in place of the weights")] = False,
     push: Annotated[
         str | None, typer.Option("--push", metavar="REPO", help="upload to a private hub repository")
