@@ -9,7 +9,7 @@ OVERRIDE = "override"
 """How the recipe's loader begins the place of an override; see ``toolkit/recipe/load.py``."""
 
 _OVERRIDE = re.compile(r"[A-Za-z_]\w*(\.\w+)*=")
-_PROBLEM = re.compile(r"(?P<source>.+?): (?P<key>[a-z_]\w*(?:\.\w+|\[\d+\])*)(?P<rest>(?:: | \().*)", re.DOTALL)
+_PROBLEM = re.compile(r"(?P<key>[a-z_]\w*(?:\.\w+|\[\d+\])*)(?P<rest>(?:: | \().*)", re.DOTALL)
 
 
 def name_overrides(message: str, arguments: Sequence[str]) -> str:
@@ -26,11 +26,10 @@ def name_overrides(message: str, arguments: Sequence[str]) -> str:
 def _named(line: str, overrides: Sequence[str], arguments: Sequence[str]) -> str:
     if any(line.startswith(f"{OVERRIDE} {one}:") for one in arguments):
         return f"command line: {line.removeprefix(f'{OVERRIDE} ')}"
-    for source in (f"{one}: " for one in arguments):
-        if line.startswith(source) and (problem := _PROBLEM.fullmatch(f"_: {line.removeprefix(source)}")):
-            told = _responsible(problem["key"], problem["rest"], overrides)
-            return line if told is None else f"command line: {told}: {problem['key']}{problem['rest']}"
-    return line
+    source = next((f"{one}: " for one in arguments if line.startswith(f"{one}: ")), "")
+    problem = _PROBLEM.fullmatch(line.removeprefix(source))
+    told = None if problem is None else _responsible(problem["key"], problem["rest"], overrides)
+    return line if told is None else f"command line: {told}: {line.removeprefix(source)}"
 
 
 def _responsible(key: str, text: str, overrides: Iterable[str]) -> str | None:

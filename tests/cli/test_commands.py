@@ -121,7 +121,7 @@ def test_a_changed_key_is_refused_before_any_process_starts(here: Path) -> None:
 BAD: dict[str, tuple[list[str], str]] = {
     "unknown key": (["run.sead=1"], "did you mean seed?"),
     "wrong type": (["run.seed=x"], "should be a valid integer"),
-    "no such data": (["data.train=absent.jsonl"], "absent.jsonl"),
+    "no such data": (["data.train=absent.jsonl"], "command line: data.train=absent.jsonl: data.train: absent.jsonl"),
     "empty data": (["data.train=empty.jsonl"], "empty.jsonl is empty"),
     "missing field": (["data.train=other.jsonl"], "other.jsonl:1: text: missing"),
     "malformed line": (["data.train=torn.jsonl"], "torn.jsonl:4: not valid JSON"),
@@ -137,7 +137,8 @@ BAD: dict[str, tuple[list[str], str]] = {
     "contradiction of an override": (["strategy.name=single"], "command line: strategy.name=single: strategy.name: "
         "single runs in one process"),
     "contradiction within a section": (["batch.global_size=7"], "command line: batch.global_size=7: batch: "),
-    "the file's own mistake beside an override": (["run.seed=1", "data.train=gone.jsonl"], "gone.jsonl"),
+    "the file's own mistake beside an override": (["run.seed=1", "data.train=gone.jsonl"], "command line: "
+        "data.train=gone.jsonl: data.train: gone.jsonl"),
     "fp16 under DeepSpeed on a CPU": (["precision=fp16", "strategy.name=zero2"], "DeepSpeed runs fp16 on a GPU only"),
     "cannot offload": (["strategy.offload=all"], "ddp cannot offload"),
     "unknown wrap class": (["strategy={name: fsdp2, wrap: [Foo]}"], "no block of class Foo; its repeated modules"),

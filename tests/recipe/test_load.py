@@ -80,6 +80,8 @@ def test_an_override_wins_and_its_mistakes_are_its_own(tmp_path: Path) -> None:
         ("r.yaml: strategy.name: single runs", "command line: strategy.name=single: strategy.name: single runs"),
         ("r.yaml: adapter.r: too large", "command line: adapter={r: 4}: adapter.r: too large"),
         ("r.yaml: batch: global_size is 3", "command line: batch.global_size=3: batch: global_size is 3"),
+        ("strategy.name: without a file", "command line: strategy.name=single: strategy.name: without a file"),
+        ("run.seed: without a file", "run.seed: without a file"),
         ("r.yaml: batch: other", "r.yaml: batch: other"),
         ("r.yaml: run.seed: other", "r.yaml: run.seed: other"),
         ("override optimzer.lr=1: optimzer: unknown", "command line: optimzer.lr=1: optimzer: unknown"),

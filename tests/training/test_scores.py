@@ -223,3 +223,13 @@ def test_an_evaluation_before_the_first_step_changes_no_step(
         steps = [line["step"] for line in lines(folder / "eval.jsonl")]
         assert steps == [0, 3, 4][0 if at_start else 1 :]
     assert found[0] == found[1]
+
+
+def test_a_stream_has_the_scores_of_the_same_rows(tiny_root: Path, tmp_path: Path, group: WorkerGroup) -> None:
+    recipe = recipe_of("sequence-regression", tiny_root, tmp_path, batch={"micro_size": 3})
+    found = []
+    for streaming in (False, True):
+        data = recipe["data"] | {"streaming": streaming}
+        found.append(group.run(evaluation_job, resolved_from(recipe | {"data": data}))[0])
+    assert found[0] == found[1]
+    assert found[0]["tokens"] == 13
