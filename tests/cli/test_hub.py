@@ -12,6 +12,7 @@ import torch
 import yaml
 from huggingface_hub import constants, errors
 
+from cases import every_case
 from hub_server import hub_of
 from signalled import TOOLKIT
 from tiny import LLAMA, make_tokenizer, recipe_dict
@@ -31,7 +32,7 @@ def http_error(kind: type[errors.HfHubHTTPError], status: int = 401) -> Exceptio
     return outer
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("error", "message"),
     [
         (http_error(errors.GatedRepoError), "me/x is gated: accept its conditions at https://hub/me/x, then run"),
@@ -41,7 +42,7 @@ def http_error(kind: type[errors.HfHubHTTPError], status: int = 401) -> Exceptio
         (ConnectionResetError("reset by peer"), "me/x: a download from https://hub was interrupted (reset by peer)"),
         (ValueError("another"), None),
     ],
-    ids=lambda value: type(value).__name__,
+    ids=["gated", "missing", "revision", "server", "interrupted", "another"],
 )  # fmt: skip
 def test_each_problem_has_its_message(error: Exception, message: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", "https://hub")

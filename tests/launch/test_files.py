@@ -191,7 +191,7 @@ def test_a_script_of_ones_own_is_connected_without_a_gpu(
     assert done.stdout.count(f"own {kind} 2 3 --flag") == 2, done.stdout
 
 
-@pytest.mark.parametrize(("device", "processes", "apart"), [("cuda", 2, False), ("cpu", 2, True), ("cpu", 1, False)])
+@every_case(("device", "processes", "apart"), [("cuda", 2, False), ("cpu", 2, True), ("cpu", 1, False)])
 def test_files_say_where_accelerate_does_not_connect_scripts(
     device: str, processes: int, apart: bool, tiny_root: Path
 ) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from cases import every_case
 from jobs import loader_for, resolved_from
 from nights import nightly_but
 from signalled import TOOLKIT, write_recipe
@@ -114,7 +115,7 @@ def test_a_disk_without_room_for_one_checkpoint_is_refused_before_the_first_step
     assert not (here / "disk/run").exists(), "nothing is left behind"
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("precision", "optimizer", "ema"),
     [("fp32", "adamw", None), ("fp32", "sgd", None), ("fp32", "adamw", {"decay": 0.9}), ("bf16-pure", "lion", None)],
 )

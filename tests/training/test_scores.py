@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from cases import every_case
 from families import FAMILIES
 from jobs import resolved_from
 from tiny import WORDS, recipe_dict
@@ -175,7 +176,7 @@ def test_a_run_writes_scores_and_the_metric_chooses_the_best_checkpoint(tiny_roo
     assert answer["eval_loss"] == found[-1]["loss"]
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("task", "metric", "data", "message"),
     [
         ("causal-lm", "f1", {}, "run.metric: f1 is not measured for causal-lm; set eval_loss"),
