@@ -35,6 +35,7 @@ def reference() -> str:
     """The page, a table per section."""
     parts = [_HEAD]
     plain = []
+    shown: set[type[BaseModel]] = set()
     for name, field in Recipe.model_fields.items():
         section = _section(field.annotation)
         if section is None:
@@ -43,7 +44,10 @@ def reference() -> str:
         optional = " (null: none)" if field.default is None else ""
         parts.append(f"## {name}{optional}\n\n{_table(list(section.model_fields.items()))}")
         for key, inner in section.model_fields.items():
-            if (listed := _listed(inner.annotation)) is not None:
+            if (listed := _listed(inner.annotation)) is not None and listed in shown:
+                continue
+            if listed is not None:
+                shown.add(listed)
                 parts.append(f"### {name}.{key} as a list\n\n{_table(list(listed.model_fields.items()))}")
             elif (nested := _section(inner.annotation)) is not None:
                 parts.append(f"### {name}.{key}\n\n{_table(list(nested.model_fields.items()))}")
@@ -88,6 +92,8 @@ def _type(annotation: Any) -> str:
         return _type(inner[0])
     if get_origin(annotation) is list:
         return f"list of {_type(inner[0])}"
+    if get_origin(annotation) is dict:
+        return f"dict[{_type(inner[0])}, {_type(inner[1])}]"
     if get_origin(annotation) is not dict and len(inner) > 1:
         return " or ".join(_type(part) for part in inner)
     name = annotation.__name__ if isinstance(annotation, type) and not inner else str(annotation)

@@ -1,10 +1,13 @@
-"""Write every preset: `make presets`. A recipe per folder, and beside it what `toolkit config` writes for it."""
+"""Write every preset: `make presets`. A recipe per folder, and beside it what `toolkit config` writes for it, but that
+paths do not depend on the machine."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
+
+from toolkit.launch.files import launch_files, write_files
+from toolkit.recipe.load import load_recipe
+from toolkit.strategies import resolve
 
 HERE = Path("ds_configs")
 
@@ -74,9 +77,9 @@ def main() -> None:
             lr="2.0e-4" if lora else "2.0e-5",
             processes=1 if strategy == "single" else 8,
         )
-        (folder / "recipe.yaml").write_text(recipe, encoding="utf-8")
-        command = [sys.executable, "-m", "toolkit", "config", f"{folder}/recipe.yaml", "-o", str(folder)]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=60)
+        file = folder / "recipe.yaml"
+        file.write_text(recipe, encoding="utf-8")
+        write_files(launch_files(resolve(load_recipe(file), str(file)), str(folder), str(file)), folder)
     print(f"wrote {len(PRESETS)} presets")
 
 

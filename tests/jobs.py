@@ -119,7 +119,7 @@ def train_job(
 
 def eval_job(resolved: Resolved, batches: list[list[MicroBatch]]) -> float:
     session = open_session(resolved)
-    return evaluate(session, batches[session.accelerator.process_index])[0]
+    return evaluate(session, batches[session.accelerator.process_index]).loss
 
 
 def overflow_job(resolved: Resolved) -> dict[str, Any] | None:

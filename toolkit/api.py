@@ -58,7 +58,7 @@ class Trained(CommandResult):
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Supervised tokens per second, excluding evaluation and saving."""
+        """Tokens of the rows per second, without padding, evaluation and saving."""
         return self.document["tokens_per_second"]
 
     @property

@@ -104,7 +104,9 @@ def export(
     output: Annotated[str, typer.Option("-o", "--output", metavar="DIR", help="new folder")],
     merged: Annotated[bool, typer.Option("--merged", help="merge the adapter into the base model")] = False,
     dequantise: Annotated[bool, typer.Option("--dequantise", help="qlora: merge into dequantised weights")] = False,
-    best: Annotated[bool, typer.Option("--best", help="the checkpoint with the lowest held-out loss")] = False,
+    best: Annotated[
+        bool, typer.Option("--best", help="the best checkpoint by run.metric, by default the lowest held-out loss")
+    ] = False,
     ema: Annotated[bool, typer.Option("--ema", help="the averages of run.ema in place of the weights")] = False,
     push: Annotated[
         str | None, typer.Option("--push", metavar="REPO", help="upload to a private hub repository")
@@ -152,6 +154,9 @@ def init(
     model: Annotated[str | None, typer.Option(help="hub id or folder")] = None,
     data: Annotated[str | None, typer.Option(help="file, folder or hub id")] = None,
     data_format: Annotated[str | None, typer.Option("--format", help="text, prompt-completion, messages")] = None,
+    evaluation: Annotated[
+        str | None, typer.Option("--eval", help="a held-out file, or a share of the training data such as 0.05")
+    ] = None,
     lora: Annotated[int | None, typer.Option(help="rank of a LoRA adapter; 0: train every weight")] = None,
     strategy: Annotated[str | None, typer.Option(help="single, ddp, zero1, zero2, zero3, fsdp1, fsdp2")] = None,
     processes: Annotated[int | None, typer.Option(help="processes per node")] = None,
@@ -166,6 +171,7 @@ def init(
         "model": model,
         "data": data,
         "format": data_format,
+        "eval": evaluation,
         "lora": lora,
         "strategy": strategy,
         "processes": processes,

@@ -2,6 +2,13 @@
 # llama, zero3, bf16, global batch 64 = 2 micro x 4 accumulation x 8 processes
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+# Paths are relative to WORKDIR; else to the folder that these files were written from, if its recipe is there;
+# else to the current folder.
+if [ -n "${WORKDIR:-}" ]; then
+  cd "$WORKDIR"
+elif [ -e "$here"/../../ds_configs/zero3-lora/recipe.yaml ]; then
+  cd "$here"/../..
+fi
 # USR1 would end the launcher, so only the ranks receive it. The launcher forwards SIGTERM and waits for the save.
 trap '' USR1
 export PET_SHUTDOWN_TIMEOUT=${PET_SHUTDOWN_TIMEOUT:-600}
@@ -14,4 +21,5 @@ if [ -z "${OMP_NUM_THREADS:-}" ]; then
   export OMP_NUM_THREADS=$((cores > 8 ? cores / 8 : 1))
 fi
 exec accelerate launch --config_file "$here/accelerate.yaml" \
+  --deepspeed_config_file "$here/deepspeed.json" \
   -m toolkit.train ds_configs/zero3-lora/recipe.yaml "$@"

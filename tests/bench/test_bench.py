@@ -104,11 +104,12 @@ def test_cells_are_the_recipe_its_strategies_and_options(recipe_file: str) -> No
 def test_the_slowest_rank_is_the_time_of_a_step_and_medians_are_reported(recipe_file: str) -> None:
     [cell], _ = make_cells(recipe_file, ["strategy.name=ddp", "machine.processes=2"], [], [], None)
     for seconds in (1.0, 2.0, 9.0):
-        ranks = [Turn(seconds=[seconds], supervised=[10], flops=[1e6], losses=[1.0]),
-                 Turn(seconds=[seconds / 2], supervised=[20], flops=[1e6], losses=[1.0])]  # fmt: skip
+        ranks = [Turn(seconds=[seconds], supervised=[10], row_tokens=[40], flops=[1e6], losses=[1.0]),
+                 Turn(seconds=[seconds / 2], supervised=[20], row_tokens=[50], flops=[1e6], losses=[1.0])]  # fmt: skip
         cell.turns.append(ranks)
     document = as_json(cell, 1e6)
-    assert document["tokens_per_second"] == 15.0
+    assert document["tokens_per_second"] == 45.0
+    assert document["supervised_tokens_per_second"] == 15.0
     assert document["seconds_per_step"] == 2.0
     assert document["seconds_spread"] == [1.0, 9.0]
     assert document["mfu"] == pytest.approx(6e6 / (2 * 12 * 1e6))

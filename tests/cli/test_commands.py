@@ -106,21 +106,77 @@ def test_resume_goes_on_and_a_second_start_keeps_the_first(here: Path) -> None:
     assert steps(here / "run.1") == whole
 
 
+@pytest.mark.usefixtures("launches")
+@pytest.mark.nightly
+def test_a_changed_key_is_refused_before_any_process_starts(here: Path) -> None:
+    assert call("train", "r.yaml", "run.save_every=4", cwd=here).returncode == 0
+    log = (here / "run/logs/launcher.log").stat().st_mtime_ns
+    done = call("train", "r.yaml", "--resume", "optimizer.lr=0.5", cwd=here)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert done.stderr.startswith("command line: optimizer.lr=0.5: optimizer.lr (checkpoint: 0.001, recipe: 0.5)")
+    assert "run/checkpoints/step-00000004 was trained with other values" in done.stderr
+    assert (here / "run/logs/launcher.log").stat().st_mtime_ns == log, "accelerate was started"
+
+
 BAD: dict[str, tuple[list[str], str]] = {
     "unknown key": (["run.sead=1"], "did you mean seed?"),
     "wrong type": (["run.seed=x"], "should be a valid integer"),
-    "no such data": (["data.train=absent.jsonl"], "absent.jsonl"),
+    "no such data": (["data.train=absent.jsonl"], "command line: data.train=absent.jsonl: data.train: absent.jsonl"),
     "empty data": (["data.train=empty.jsonl"], "empty.jsonl is empty"),
     "missing field": (["data.train=other.jsonl"], "other.jsonl:1: text: missing"),
     "malformed line": (["data.train=torn.jsonl"], "torn.jsonl:4: not valid JSON"),
     "targets match nothing": (['adapter={r: 4, target_modules: [foo]}'], "'foo' matches no module; linear layers of "
         "this model"),
-    "more processes than GPUs": (["machine.device=cuda"], "machine.processes: 2 processes, but this machine has 0"),
+    "a GPU that is not there": (["machine.device=cuda"], "command line: machine.device=cuda: machine.device: cuda, but "
+        "this machine has no GPU"),
+    "misspelt section": (["optimzer.lr=1e-4"], "command line: optimzer.lr=1e-4: optimzer: unknown key; did you mean "
+        "optimizer?"),
+    "a section for a value": (["strategy=fsdp2"], "command line: strategy=fsdp2: strategy: is a section, not a value "
+        "(given: 'fsdp2'); did you mean strategy.name?"),
+    "not an override": (["zero3"], "command line: zero3: an override has the form section.key=value"),
+    "contradiction of an override": (["strategy.name=single"], "command line: strategy.name=single: strategy.name: "
+        "single runs in one process"),
+    "contradiction within a section": (["batch.global_size=7"], "command line: batch.global_size=7: batch: "),
+    "the file's own mistake beside an override": (["run.seed=1", "data.train=gone.jsonl"], "command line: "
+        "data.train=gone.jsonl: data.train: gone.jsonl"),
     "fp16 under DeepSpeed on a CPU": (["precision=fp16", "strategy.name=zero2"], "DeepSpeed runs fp16 on a GPU only"),
     "cannot offload": (["strategy.offload=all"], "ddp cannot offload"),
     "unknown wrap class": (["strategy={name: fsdp2, wrap: [Foo]}"], "no block of class Foo; its repeated modules"),
     "impossible model": (["model.config={model_type: llama, hidden_size: 30, num_attention_heads: 7}"], "model"),
 }  # fmt: skip
+
+
+COMMANDS = (
+    ("config", "r.yaml", "-o", "out"), ("train", "r.yaml"), ("verify", "r.yaml"), ("plan", "r.yaml"),
+    ("bench", "r.yaml"), ("data", "r.yaml"), ("import", "axolotl.yaml"),
+)  # fmt: skip
+OVERRIDES = {
+    "optimzer.lr=1e-4": "optimzer: unknown key; did you mean optimizer?",
+    "strategy=fsdp2": "strategy: is a section, not a value (given: 'fsdp2'); did you mean strategy.name?",
+    "run.seed=x": "run.seed: input should be a valid integer (given: 'x')",
+    "strategy.name=single": "strategy.name: single runs in one process",
+}
+
+
+def test_every_command_names_the_command_line_for_what_it_says(
+    subtests: pytest.Subtests, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    datasets = "datasets: [{path: org/data, type: completion}]"
+    (here / "axolotl.yaml").write_text(f"base_model: a/b\n{datasets}\nmicro_batch_size: 1\nlearning_rate: 1e-4\n")
+    monkeypatch.chdir(here)
+    before = sorted(path.name for path in here.iterdir())
+    for command in COMMANDS:
+        for override, expected in OVERRIDES.items():
+            if command[0] == "import" and override == "strategy.name=single":
+                continue  # right there: the files say one process
+            with subtests.test(command[0], override=override):
+                monkeypatch.setattr(sys, "argv", ["toolkit", *command, override])
+                with pytest.raises(SystemExit) as ended:
+                    main()
+                said = capsys.readouterr()
+                assert (ended.value.code, said.out) == (2, ""), said
+                assert said.err.startswith(f"command line: {override}: {expected}"), said.err
+                assert sorted(path.name for path in here.iterdir()) == before
 
 
 LATE = ("targets match nothing", "unknown wrap class", "impossible model")

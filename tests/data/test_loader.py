@@ -43,7 +43,7 @@ def loader(recipe: Recipe, tokenizer: Any, rank: int = 0, **options: Any) -> Tra
 def plain(batch: MicroBatch) -> tuple:
     tensors = {name: tensor.tolist() for name, tensor in batch.tensors.items()}
     bounds = [] if batch.bounds is None else [(batch.bounds.starts.tolist(), batch.bounds.longest)]
-    return (tensors, *astuple(replace(batch, bounds=None))[1:-1], *bounds)
+    return (tensors, *astuple(replace(batch, bounds=None))[1:-2], *bounds)
 
 
 def first(loaded: TrainLoader, count: int) -> list[list[tuple]]:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tiny import recipe_dict
+from tiny import LLAMA, make_tokenizer, recipe_dict
+from toolkit.recipe.starter import starter
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
@@ -88,6 +91,133 @@ def follow(page: Path, folder: Path, commands: tuple[str, ...]) -> str:
                 assert done.returncode == (int(expected.group(1)) if expected else 0), line + done.stdout + done.stderr
                 printed += [done.stdout, done.stderr]
     return "\n".join(printed)
+
+
+FENCE = re.compile(r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$|`(toolkit [^\s`]+ [^`\n]+)`', re.MULTILINE | re.DOTALL)
+PAGES = ("README.md", "docs/quickstart.md", "docs/tutorials/lora-one-gpu.md", "docs/tutorials/two-nodes.md")
+"""What a newcomer follows; the third tutorial has a test of its own, above."""
+
+IN_PLACE = {
+    r"HuggingFaceTB/SmolLM2-135M-Instruct|HuggingFaceTB/SmolLM2-135M": "small",
+    r"meta-llama/Llama-3\.2-1B-Instruct|meta-llama/Llama-3\.1-8B": "small",
+    r"max_steps: 500": "max_steps: 2",
+    r"^(DS_BUILD_OPS=0 )?pip install .*|^python3 -m venv .*|^make (demo|test) .*": None,  # tests/install; themselves
+    r"^sbatch .*|^launch(-zero3)?/launch-hosts\.sh .*|^NODE_RANK=.*": None,  # nodes: tests/launch
+}
+"""What is run in place of what a page says: a model of the same type for one to download, fewer steps, and nothing for
+lines that install or need several nodes."""
+
+OWN_FILES = {
+    "accelerate.yaml": (ROOT / "ds_configs/zero3/accelerate.yaml")
+    .read_text()
+    .replace("ds_configs/zero3/deepspeed", "ds_zero3"),
+    "ds_zero3.json": json.dumps(
+        {
+            "bf16": {"enabled": True},
+            "gradient_clipping": 1.0,
+            "gradient_accumulation_steps": 4,
+            "train_micro_batch_size_per_gpu": 2,
+            "zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": True},
+        },
+        indent=2,
+    ),
+    "axolotl.yaml": """\
+base_model: small
+datasets: [{path: data/train.jsonl, ds_type: json, type: chat_template, field_messages: messages}]
+val_set_size: 0.05
+adapter: lora
+lora_r: 8
+lora_alpha: 16
+lora_target_linear: true
+micro_batch_size: 2
+gradient_accumulation_steps: 1
+num_epochs: 1
+learning_rate: 0.0002
+bf16: true
+sequence_len: 512
+""",
+}
+"""What README takes to be the reader's."""
+DIFFERS = "toolkit import"
+"""Ends with status 1 where the recipe does not train the same, and says what differs."""
+TEMPLATE = (
+    "{% for m in messages %}<s>{{ m.role }}: {% if m.role == 'assistant' %}{% generation %}{{ m.content }}</s>"
+    "{% endgeneration %}{% else %}{{ m.content }}</s>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<s>assistant: {% endif %}"
+)
+
+
+def small_model(folder: Path) -> None:
+    """A Llama of two layers with a tokenizer that has a chat template."""
+    import torch
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    make_tokenizer(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    config = {key: value for key, value in LLAMA.items() if key != "model_type"} | {"max_position_embeddings": 8192}
+    LlamaForCausalLM(LlamaConfig(**config)).save_pretrained(folder)
+
+
+def in_place(text: str, used: set[str]) -> str:
+    """``text`` with what is run in its place."""
+    for pattern, other in IN_PLACE.items():
+        text, count = re.subn(pattern, other or "", text, flags=re.MULTILINE)
+        used |= {pattern} if count else set()
+    return text
+
+
+def lines_of(page: str, folder: Path, used: set[str]) -> Iterator[list[str]]:
+    """The commands of a page, in their order, each split into words; its files are written as they come."""
+    for language, title, body, inline in FENCE.findall((ROOT / page).read_text()):
+        body = in_place(body, used)
+        if inline:
+            yield shlex.split(in_place(inline, used))
+        elif title or language == "yaml":
+            (folder / (title or "recipe.yaml")).write_text(body)
+        elif language == "python":
+            yield ["python", "-c", body]
+        elif language in ("sh", ""):
+            yield from (words for line in body.splitlines() if (words := shlex.split(line, comments=True)))
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("launches")
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_of_a_page_runs_in_order_in_one_folder(page: str, tmp_path: Path) -> None:
+    small_model(tmp_path / "small")
+    (tmp_path / "data").mkdir()
+    row = {"messages": [{"role": "user", "content": "a model"}, {"role": "assistant", "content": "the gradient of"}]}
+    rows = [row | {"messages": [*row["messages"][:1], {"role": "assistant", "content": f"{n} of"}]} for n in range(60)]
+    (tmp_path / "data/train.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    for name, text in OWN_FILES.items():
+        (tmp_path / name).write_text(text)
+    commands = 0
+    for words in lines_of(page, tmp_path, set()):
+        done = run(words, tmp_path)
+        commands += words[0] == "toolkit"
+        right = (0, 1) if shlex.join(words).startswith(DIFFERS) else (0,)
+        assert done.returncode in right, f"{page}: {shlex.join(words)}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    assert commands >= 3
+
+
+def test_what_is_run_in_place_of_a_page_is_still_on_one(tmp_path: Path) -> None:
+    used: set[str] = set()
+    for page in PAGES:
+        assert list(lines_of(page, tmp_path, used))
+    assert used == set(IN_PLACE)
+
+
+def test_readme_shows_what_init_writes() -> None:
+    text = (ROOT / "README.md").read_text()
+    shown = next(body for language, _, body in BLOCK.findall(text) if language == "yaml")
+    answers = {"model": "meta-llama/Llama-3.2-1B-Instruct", "data": "data/train.jsonl", "format": "messages",
+               "eval": "0.05", "lora": 16, "processes": 2, "strategy": "zero2", "precision": "bf16",
+               "steps": 500}  # fmt: skip
+    assert shown == starter(answers)
 
 
 FAMILY = ROOT / "docs/how-to/add-model-family.md"

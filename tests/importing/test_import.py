@@ -197,6 +197,30 @@ def test_axolotl(tmp_path: Path) -> None:
     assert {"datasets", "val_set_size"} <= {key.key for key in alpaca.lost}
 
 
+@every_case(
+    ("config", "key", "overrides"),
+    [
+        (AXOLOTL | {"val_set_size": 0.05, "eval_steps": 20}, "val_set_size", ()),
+        (LLAMAFACTORY | {"val_size": 0.05, "eval_strategy": "steps", "eval_steps": 20}, "val_size",
+         ("data.train=org/data",)),
+        (f"{SWIFT} --split_dataset_ratio 0.05 --eval_strategy steps --eval_steps 20", "split_dataset_ratio", ()),
+    ],
+    ids=lambda value: value if isinstance(value, str) and "_" in value and " " not in value else None,
+)  # fmt: skip
+def test_a_share_that_is_held_out_is_carried_over(
+    config: Any, key: str, overrides: tuple[str, ...], tmp_path: Path
+) -> None:
+    made = of(tmp_path, config, *overrides)
+    got = recipe(made)
+    assert (got["data"]["eval_fraction"], got["run"]["eval_every"]) == (0.05, 20)
+    assert outcome(made, key) == "differs", "which rows are held out"
+    with_a_file = of(tmp_path, config, *overrides, "data.eval=org/held-out")
+    assert "eval_fraction" not in recipe(with_a_file)["data"]
+    rows = config.replace("0.05", "100") if isinstance(config, str) else config | {key: 100}
+    assert outcome(of(tmp_path, rows, *overrides), key) == "unsupported"
+    assert "eval_fraction" not in recipe(of(tmp_path, rows, *overrides))["data"]
+
+
 BESIDE_LORA = {"adapter": "lora", "lora_r": 8, "lora_alpha": 16, "lora_target_linear": True}
 
 

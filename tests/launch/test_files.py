@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import yaml
 from cases import every_case
 from jobs import resolved_from
 from tiny import recipe_dict
+from toolkit.launch.command import config_command, write_config
 from toolkit.launch.files import launch_files, write_files
 from toolkit.strategies import strategies
 
@@ -112,6 +114,90 @@ def test_several_nodes_get_scripts_that_are_shell(tiny_root: Path, tmp_path: Pat
     )
     assert output.returncode != 0
     assert "NODE_RANK" in output.stderr
+
+
+@pytest.mark.usefixtures("launches")
+def test_launch_scripts_start_from_any_folder_also_after_a_move(
+    subtests: pytest.Subtests, tiny_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands, project, elsewhere = (tmp_path / name for name in ("bin", "a project", "elsewhere"))
+    for folder in (commands, project, elsewhere):
+        folder.mkdir()
+    (commands / "accelerate").write_text('#!/bin/bash\npwd\nprintf "%s\\n" "$@"\n')
+    (commands / "accelerate").chmod(0o755)
+    monkeypatch.chdir(project)
+    recipe = recipe_dict(tiny_root, strategy={"name": "zero2"}, run={"output_dir": "run"})
+    (project / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    write_config("recipe.yaml", "files/launch")
+
+    def started(script: Path, **given: str) -> list[str]:
+        environment = os.environ | {"PATH": f"{commands}:{os.environ['PATH']}"} | given
+        done = subprocess.run(
+            [script], cwd=elsewhere, env=environment, capture_output=True, text=True, timeout=250, check=True
+        )
+        return done.stdout.splitlines()
+
+    config = yaml.safe_load((project / "files/launch/accelerate.yaml").read_text())
+    assert config["deepspeed_config"]["deepspeed_config_file"] == str(project / "files/launch/deepspeed.json")
+    moved = tmp_path / "moved"
+    for home in (project, moved):
+        with subtests.test(home.name):
+            if home == moved:
+                project.rename(moved)
+            launch = home / "files/launch"
+            place, *words = started(launch / "launch.sh")
+            assert place == str(home)
+            assert words[words.index("--config_file") + 1] == str(launch / "accelerate.yaml")
+            assert words[words.index("--deepspeed_config_file") + 1] == str(launch / "deepspeed.json")
+    with subtests.test("without its recipe"):
+        (moved / "recipe.yaml").unlink()
+        assert started(moved / "files/launch/launch.sh")[0] == str(elsewhere)
+    with subtests.test("WORKDIR"):
+        assert started(moved / "files/launch/launch.sh", WORKDIR=str(moved))[0] == str(moved)
+
+
+OWN = """\
+import sys
+import torch
+from accelerate import Accelerator
+
+accelerator = Accelerator()
+total = accelerator.reduce(torch.tensor([accelerator.process_index + 1.0]), "sum").item()
+print(f"own {accelerator.distributed_type.value} {accelerator.num_processes} {total:g} {sys.argv[1]}", flush=True)
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("launches")
+@pytest.mark.parametrize(("strategy", "kind"), [("ddp", "MULTI_CPU"), ("fsdp2", "FSDP"), ("zero2", "DEEPSPEED")])
+def test_a_script_of_ones_own_is_connected_without_a_gpu(
+    strategy: str, kind: str, tiny_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    recipe = recipe_dict(tiny_root, strategy={"name": strategy}, run={"output_dir": "run"})
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    (tmp_path / "own.py").write_text(OWN)
+    config_command("recipe.yaml", [], "launch", False, None)
+    assert "scripts; start them with launch/launch-script.sh SCRIPT" in capsys.readouterr().out
+    assert "start your own scripts with launch-script.sh" in (tmp_path / "launch/accelerate.yaml").read_text()
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["launch/launch-script.sh", "own.py", "--flag"],
+        env=os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=250, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count(f"own {kind} 2 3 --flag") == 2, done.stdout
+
+
+@every_case(("device", "processes", "apart"), [("cuda", 2, False), ("cpu", 2, True), ("cpu", 1, False)])
+def test_files_say_where_accelerate_does_not_connect_scripts(
+    device: str, processes: int, apart: bool, tiny_root: Path
+) -> None:
+    _, files = files_for("fsdp2", "none", "bf16", tiny_root, device=device, processes=processes)
+    assert ("launch-script.sh" in files) == apart
+    assert ("launch-script.sh" in files["accelerate.yaml"]) == apart
 
 
 def told_threads(folder: Path, nproc: int | None, processes: int, root: Path, quota: str = "", **given: str) -> str:

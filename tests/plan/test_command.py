@@ -55,6 +55,29 @@ def test_what_fits_exits_0_and_says_all_that_the_contract_names(tmp_path: Path, 
     assert {c["strategy"] for c in result["candidates"]} == {"ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2"}
 
 
+def test_a_recipe_for_one_process_is_planned_on_several_devices(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The recipe that `toolkit init` writes without a GPU, and the line of README and the quick start after it."""
+    recipe = {
+        "model": {"config": LLAMA}, "data": {"train": "train.jsonl", "max_length": 128}, "strategy": {"name": "single"},
+        "machine": {"device": "auto", "processes": 1}, "run": {"max_steps": 2},
+    }  # fmt: skip
+    file = tmp_path / "recipe.yaml"
+    file.write_text(yaml.safe_dump(recipe))
+    status, result = planned(tmp_path, str(file), gpu="h100", gpus=2, length=None)
+    assert status == 0
+    [asked] = [candidate for candidate in result["candidates"] if candidate["asked"]]
+    assert asked["strategy"] == "ddp"
+    note = "single runs in one process; planned with strategy.name: ddp"
+    assert note in result["assumptions"]
+    assert note in capsys.readouterr().out
+    status, result = planned(tmp_path, str(file), gpu="h100", gpus=1, length=None)
+    assert (status, [one["strategy"] for one in result["candidates"] if one["asked"]]) == (0, ["single"])
+    with pytest.raises(InputError, match=r"strategy\.name: single runs in one process"):
+        planned(tmp_path, str(file), gpu="h100", gpus=2, length=None, overrides=("strategy.name=single",))
+
+
 @pytest.mark.parametrize(
     ("lora", "memory", "message"),
     nightly_but(

@@ -8,6 +8,7 @@ import pytest
 
 from cases import every_case
 from tiny import recipe_dict
+from toolkit.command_line import name_overrides
 from toolkit.errors import InputError
 from toolkit.launch.job import train
 from toolkit.model.processor import load_tokenizer
@@ -71,6 +72,38 @@ def test_an_override_wins_and_its_mistakes_are_its_own(tmp_path: Path) -> None:
     assert (recipe.optimizer.lr, recipe.adapter and recipe.adapter.r, recipe.strategy.name) == (0.5, 4, "zero3")
     assert load(tmp_path, GOOD, "optimizer.lr=x").startswith("override optimizer.lr=x: optimizer.lr: input should")
     assert "an override has the form section.key=value" in load(tmp_path, GOOD, "nonsense")
+
+
+@every_case(
+    ("problem", "expected"),
+    [
+        ("r.yaml: strategy.name: single runs", "command line: strategy.name=single: strategy.name: single runs"),
+        ("r.yaml: adapter.r: too large", "command line: adapter={r: 4}: adapter.r: too large"),
+        ("r.yaml: batch: global_size is 3", "command line: batch.global_size=3: batch: global_size is 3"),
+        ("strategy.name: without a file", "command line: strategy.name=single: strategy.name: without a file"),
+        ("run.seed: without a file", "run.seed: without a file"),
+        ("r.yaml: batch: other", "r.yaml: batch: other"),
+        ("r.yaml: run.seed: other", "r.yaml: run.seed: other"),
+        ("override optimzer.lr=1: optimzer: unknown", "command line: optimzer.lr=1: optimzer: unknown"),
+        ("r.yaml:4:1: strategy.name: other", "r.yaml:4:1: strategy.name: other"),
+    ],
+)
+def test_errors_of_the_command_line_name_the_command_line(problem: str, expected: str) -> None:
+    overrides = ["strategy.name=single", "adapter={r: 4}", "batch.global_size=3", "optimzer.lr=1"]
+    arguments = ["train", "r.yaml", *overrides]
+    assert name_overrides(f"{problem}\n  more", arguments) == f"{expected}\n  more"
+    assert name_overrides(name_overrides(problem, arguments), arguments) == expected
+
+
+def test_a_key_that_an_override_makes_is_placed_there(tmp_path: Path) -> None:
+    said = load(tmp_path, GOOD, "optimzer.lr=1e-4", "strategy=fsdp2", "run.early_stopping=3", "model=gpt2").splitlines()
+    section = "is a section, not a value (given:"
+    assert sorted(said) == [
+        f"override model=gpt2: model: {section} 'gpt2'); did you mean model.path?",
+        "override optimzer.lr=1e-4: optimzer: unknown key; did you mean optimizer?",
+        f"override run.early_stopping=3: run.early_stopping: {section} 3); did you mean run.early_stopping.patience?",
+        f"override strategy=fsdp2: strategy: {section} 'fsdp2'); did you mean strategy.name?",
+    ]
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:

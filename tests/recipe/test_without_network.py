@@ -104,6 +104,6 @@ def test_a_name_that_cannot_be_had_is_asked_for_without_waiting(
     (tmp_path / "recipe.yaml").write_text(
         f"model: {{path: owner/name}}\ndata: {{train: {tmp_path}/x.jsonl, max_length: 8}}\nrun: {{max_steps: 1}}\n"
     )
-    with pytest.raises(InputError, match="no tokenizer could be loaded from owner/name"):
+    with pytest.raises(InputError, match=r"model\.path: no folder owner/name here, .* cannot be reached"):
         data_command(Request(str(tmp_path / "recipe.yaml")))
     assert waits == []

@@ -195,5 +195,5 @@ def test_bench_measures_it(recipe: dict[str, Any], recipe_file: Path, mirrored_g
     assert own["tokens_per_second"] > 0
     # Tokens that two ranks share count once: as many as one rank trained on.
     counted = cells[0].rates[0] * sum(cells[0].seconds_by_turn[0])
-    assert counted == pytest.approx(sum(cells[0].turns[0][0].supervised[:2]))
+    assert counted == pytest.approx(sum(cells[0].turns[0][0].row_tokens[:2]))
     assert ddp["fits"]

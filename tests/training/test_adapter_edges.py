@@ -64,11 +64,11 @@ def test_others_are_merged_to_the_adapter_s_logits(
 ) -> None:
     from transformers import AutoModelForCausalLM
 
+    from toolkit.launch.identity import saved_recipe
     from toolkit.model.processor import load_processor, pad_token_of
     from toolkit.strategies import resolve
     from toolkit.training.export import alone, trained_model
     from toolkit.training.finding import newest, whole_manifest
-    from toolkit.training.identity import saved_recipe
 
     run = trained(tiny_root, tmp_path, adapter, model)
     export(run, tmp_path / "merged", merged=True)

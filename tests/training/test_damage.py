@@ -15,9 +15,9 @@ import pytest
 from jobs import resolved_from, train_job
 from tiny import recipe_dict
 from toolkit.errors import InputError
+from toolkit.launch.identity import check_recipe
 from toolkit.training import checkpoint
 from toolkit.training.finding import newest, whole_manifest
-from toolkit.training.identity import check_recipe
 from toolkit.training.session import Session, open_session
 
 Saved = dict[str, Path]

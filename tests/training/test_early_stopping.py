@@ -19,17 +19,29 @@ from toolkit.training.early_stopping import Improvement
 from toolkit.training.finding import newest, tensors_of
 from toolkit.training.manifest import read_manifest
 from toolkit.training.run import run
+from toolkit.training.scores import Score
 
 
 def test_only_lower_losses_are_improvements() -> None:
     settings, seen = EarlyStopping(patience=2, min_delta=0.1), Improvement()
     ended = []
     for step, loss in enumerate([None, 3.0, 2.95, 2.85, 2.80, None, 1.0], start=1):
-        seen.judge(loss, step, settings)
+        seen.judge(Score("eval_loss", loss), step, settings)
         ended.append(seen.ends(settings))
     assert ended == [False, False, False, False, False, True, False]
     assert seen == Improvement(1.0, 7, 0)
     assert not Improvement(1.0, 1, 9).ends(None)
+
+
+def test_of_other_metrics_more_is_better() -> None:
+    settings, seen = EarlyStopping(patience=2, min_delta=0.01), Improvement(0.3, 1, 1)
+    ended = []
+    for step, value in enumerate([0.5, 0.505, 0.6, 0.605, 0.4], start=2):
+        seen.judge(Score("news.f1", value), step, settings)
+        ended.append(seen.ends(settings))
+    assert ended == [False, False, False, False, True], "the losses of before are no measure of it"
+    assert seen == Improvement(0.6, 4, 2, "news.f1")
+    assert seen.reason() == "run.early_stopping: 2 evaluations without a better news.f1 (best 0.6000 at step 4)"
 
 
 def no_improvement(root: Path, folder: Path, patience: int = 2, **sections: Any) -> dict[str, Any]:
@@ -59,7 +71,8 @@ def test_a_resumed_run_ends_where_the_uninterrupted_one_does(tiny_root: Path, tm
     assert answer["steps"] == 3, "the best of step 1, and two that are no better"
     assert answer["ended_early"] is True
     manifest, weights = whole(tmp_path / "run")
-    assert manifest["improvement"] == {"best": manifest["improvement"]["best"], "best_step": 1, "since": 2}
+    improvement = {"best": manifest["improvement"]["best"], "best_step": 1, "since": 2, "metric": "eval_loss"}
+    assert manifest["improvement"] == improvement
 
     shutil.rmtree(tmp_path / "run/checkpoints/step-00000003")
     again = run(resolved, resume=True, screen=None)
@@ -91,7 +104,9 @@ def test_all_ranks_end_together(tiny_root: Path, tmp_path: Path, group: WorkerGr
 
 def test_it_needs_evaluations(tiny_root: Path, tmp_path: Path) -> None:
     recipe = no_improvement(tiny_root, tmp_path)
-    with pytest.raises(InputError, match=r"run\.early_stopping: needs evaluations, but data\.eval is not set"):
+    with pytest.raises(
+        InputError, match=r"run\.early_stopping: needs evaluations, but no data is held out; set data\.eval or"
+    ):
         resolved_from(recipe | {"data": recipe["data"] | {"eval": None}, "run": recipe["run"] | {"eval_every": None}})
     with pytest.raises(InputError, match=r"run\.early_stopping: needs evaluations, but run\.eval_every is 0"):
         resolved_from(recipe | {"run": recipe["run"] | {"eval_every": 0}})

@@ -15,11 +15,11 @@ from jobs import resolved_from
 from signalled import metrics, steps
 from tiny import recipe_dict
 from toolkit.errors import InputError
+from toolkit.launch.identity import FREE, check_recipe
 from toolkit.launch.job import train as launch
 from toolkit.recipe.schema import Recipe
 from toolkit.threads import torch_threads
 from toolkit.training import finding
-from toolkit.training.identity import FREE, check_recipe
 from toolkit.training.manifest import read_manifest
 from toolkit.training.rank import main as job
 from toolkit.training.run import run
@@ -200,7 +200,8 @@ FIRST: dict[str, list[Any]] = {
     "run.output_dir": ["a", "b"], "run.log_every": [1, 5], "run.save_every": [0, 2], "run.keep": [2, 3],
     "run.eval_every": [0, 2], "run.trackers": [[], ["tensorboard"]], "run.on_bad_loss": ["stop", "skip"],
     "run.loss_spike": [None, 3.0], "run.hang_after": [40, 0], "run.async_save": [True, False],
-    "run.early_stopping": [None, {"patience": 2}], "run.group_norms": [False, True],
+    "run.early_stopping": [None, {"patience": 2}], "run.eval_at_start": [False, True],
+    "run.metric": ["eval_loss", "news.eval_loss"], "run.group_norms": [False, True],
     "data.workers": [0, 2], "data.eval": [None, "eval.jsonl"], "data.cache": [None, False],
     "batch.micro_size": [2, 4], "batch.accumulation": [2, 1], "batch.global_size": [None, 4],
 }  # fmt: skip

@@ -13,8 +13,8 @@ import torch
 from jobs import loader_for, resolved_from
 from tiny import LLAMA, recipe_dict
 from toolkit.launch.group import WorkerGroup
+from toolkit.launch.identity import identity
 from toolkit.recipe.resolve import Resolved
-from toolkit.training.identity import identity
 from toolkit.training.loop import Progress, sum_over_ranks, train
 from toolkit.training.metrics import MetricsLog, Pending
 from toolkit.training.session import open_session

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from cases import every_case
 from jobs import loader_for, resolved_from
 from nights import nightly_but
 from signalled import TOOLKIT, write_recipe
 from tiny import recipe_dict
-from toolkit.errors import RunFailed
+from toolkit.errors import InputError, RunFailed
 from toolkit.launch.group import WorkerGroup
 from toolkit.recipe.resolve import Resolved
-from toolkit.training import checkpoint, finding
+from toolkit.training import checkpoint, finding, room
 from toolkit.training.loop import Progress, train
 from toolkit.training.session import open_session
 
@@ -76,6 +79,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.nightly
+@pytest.mark.usefixtures("launches")
 def test_a_full_disk_stops_the_run_cleanly_and_room_lets_it_go_on(small_disk: Path, tiny_root: Path) -> None:
     here = small_disk.parent
     write_recipe(
@@ -94,6 +98,47 @@ def test_a_full_disk_stops_the_run_cleanly_and_room_lets_it_go_on(small_disk: Pa
     )
     assert done.returncode == 0, done.stderr
     assert "resumed from disk/run/checkpoints/step-0000000" in done.stdout
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("launches")
+def test_a_disk_without_room_for_one_checkpoint_is_refused_before_the_first_step(
+    small_disk: Path, tiny_root: Path
+) -> None:
+    here = small_disk.parent
+    subprocess.run(["mount", "-o", "remount,size=256k", small_disk], check=True)
+    write_recipe(here, tiny_root, strategy={"name": "zero2"}, run={"output_dir": "disk/run", "save_every": 2})
+    done = subprocess.run([*TOOLKIT, "train", "r.yaml"], cwd=here, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert "r.yaml: run.output_dir: a checkpoint takes about 0.4 MiB" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (here / "disk/run").exists(), "nothing is left behind"
+
+
+@every_case(
+    ("precision", "optimizer", "ema"),
+    [("fp32", "adamw", None), ("fp32", "sgd", None), ("fp32", "adamw", {"decay": 0.9}), ("bf16-pure", "lion", None)],
+)
+def test_the_estimate_is_what_a_checkpoint_takes(
+    precision: str, optimizer: str, ema: Any, tiny_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = recipe_dict(
+        tiny_root, strategy={"name": "single"}, machine={"processes": 1}, precision=precision,
+        optimizer={"name": optimizer}, run={"ema": ema, "save_every": 1},
+    )  # fmt: skip
+    session = open_session(resolved_from(recipe))
+    estimate = room.checkpoint_bytes(session)
+    free = shutil.disk_usage(tmp_path)._replace(free=estimate)
+    monkeypatch.setattr(room.shutil, "disk_usage", lambda folder: free)
+    room.check_room(session, tmp_path)
+    monkeypatch.setattr(room.shutil, "disk_usage", lambda folder: free._replace(free=estimate - 1))
+    with pytest.raises(InputError, match=r"run\.output_dir: a checkpoint takes about 0\.\d MiB .* has 0\.\d MiB free"):
+        room.check_room(session, tmp_path)
+    progress = Progress()
+    train(session, loader_for(session.resolved, 0), 1, progress, lambda pending: None)
+    saved = checkpoint.save(session, tmp_path, progress)
+    written = sum(file.stat().st_size for file in saved.glob("*.safetensors"))
+    assert estimate <= written < 1.1 * estimate + 10_000, "headers beside it"
 
 
 def test_no_permission(tiny_root: Path, tmp_path: Path) -> None:

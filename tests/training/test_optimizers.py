@@ -18,6 +18,7 @@ from jobs import Run, resolved_from, train_job, worst
 from tiny import LLAMA, recipe_dict
 from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
+from toolkit.launch.identity import check_recipe
 from toolkit.launch.training_args import training_args
 from toolkit.model.adapters import add_adapter
 from toolkit.optim.groups import check_groups, hidden_matrices, make_optimizer, parameter_groups
@@ -31,7 +32,6 @@ from toolkit.reference.optimizers.muon import newton_schulz
 from toolkit.reference.rules import plain_matrices
 from toolkit.strategies import strategies
 from toolkit.training.finding import newest
-from toolkit.training.identity import check_recipe
 from toolkit.verification.run import verify
 
 SECTIONS: list[dict[str, Any]] = [

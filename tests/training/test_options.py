@@ -179,7 +179,7 @@ def test_held_out_losses_are_without_the_terms(tiny_root: Path) -> None:
     losses = []
     for options in ({}, {"label_smoothing": 0.3, "z_loss": 0.1, "model": {"neftune_alpha": 5.0}}):
         session = open_session(resolved_from(single(tiny_root, **options)))
-        losses.append(evaluate(session, [MicroBatch(tensors, [0], 2, 0, 0, 0, 1)])[0])
+        losses.append(evaluate(session, [MicroBatch(tensors, [0], 2, 0, 0, 0, 1)]).loss)
     assert losses[0] == losses[1]
 
 
@@ -192,7 +192,7 @@ def test_held_out_losses_are_without_the_balance_of_experts(tiny_root: Path) -> 
     micro, held_out, trained = MicroBatch(tensors, [0], 2, 0, 0, 0, 1), [], []
     for asked in ({}, {"output_router_logits": True, "router_aux_loss_coef": 0.5}):
         session = open_session(resolved_from(single(tiny_root, model={"config": sizes | asked})))
-        held_out.append(evaluate(session, [micro])[0])
+        held_out.append(evaluate(session, [micro]).loss)
         trained.append(loss_sum(session.engine.model, session.engine.config, tensors, "causal-lm").item())
     assert held_out[0] == held_out[1]
     assert trained[1] > trained[0] + 0.5  # of 4 experts, two chosen: 0.5 times 2 or more, for each of 2 predictions

@@ -91,8 +91,10 @@ def test_it_learns_evaluates_and_exports(tiny_root: Path, tmp_path: Path) -> Non
     assert lines[-1]["loss"] < 0.5 * sum((row["label"] - mean) ** 2 for row in rows) / len(rows), "better than the mean"
     assert "held-out mean squared error" in screen.getvalue()
     assert "over 19 samples" in screen.getvalue()
-    assert re.search(r"done: .* samples · [\d,]+ samples/s", screen.getvalue())
-    assert "tok" not in screen.getvalue().split("done:")[1]
+    assert re.search(r"done: .* samples · [\d,]+ tok/s", screen.getvalue())
+    assert "held-out mean squared error" in screen.getvalue()
+    assert lines[-1]["pearson"] > 0.7
+    assert f"Pearson's r {lines[-1]['pearson']:.4f}" in screen.getvalue()
 
     export(tmp_path / "run", tmp_path / "model")
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "model").eval()

@@ -14,11 +14,11 @@ from jobs import resolved_from
 from tiny import recipe_dict
 from toolkit.data.fingerprint import Fingerprint, change
 from toolkit.errors import InputError
+from toolkit.launch.identity import check_recipe
 from toolkit.recipe.earlier import recipe_version
 from toolkit.recipe.schema import Recipe
 from toolkit.threads import torch_threads
 from toolkit.training import finding
-from toolkit.training.identity import check_recipe
 from toolkit.training.run import run
 
 ROWS = [{"text": f"row {number}", "id": number} for number in range(200)]

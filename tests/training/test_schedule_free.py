@@ -101,7 +101,7 @@ def run_job(
     def after(pending: Any) -> None:
         losses.append(float(pending.loss_sum))
         if evaluates:
-            found.append(evaluate(session, batches(session))[0])
+            found.append(evaluate(session, batches(session)).loss)
 
     progress = Progress()
     windows = list(islice(loader_for(resolved, session.data_rank), STEPS))
@@ -118,7 +118,7 @@ def loss_of_export(resolved: Resolved, folder: Path) -> float:
     values["tokenizer"] = {}
     values |= {"optimizer": {}, "schedule": {}}
     session = open_session(resolved_from(values))
-    return evaluate(session, batches(session))[0]
+    return evaluate(session, batches(session)).loss
 
 
 @pytest.mark.parametrize(

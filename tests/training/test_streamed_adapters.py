@@ -20,12 +20,12 @@ from tiny import LLAMA, recipe_dict
 from toolkit.checkpoint_export.command import export_command
 from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
+from toolkit.launch.identity import saved_recipe
 from toolkit.model.sources import NotByPart
 from toolkit.recipe.adapter_methods import METHODS
 from toolkit.strategies import resolve
 from toolkit.training import export as exporting
 from toolkit.training.finding import newest, whole_manifest
-from toolkit.training.identity import saved_recipe
 from toolkit.training.streamed import Job, write_in_turn
 
 TIED = {"config": LLAMA | {"tie_word_embeddings": True}}

@@ -51,11 +51,19 @@ class Cell:
 
     @property
     def rates(self) -> list[float]:
-        """Supervised tokens per second of each turn; tokens that several ranks share count once."""
+        """Tokens of the rows per second of each turn, without padding; those that several ranks share count once."""
+        return self._per_second(lambda rank: rank.row_tokens)
+
+    @property
+    def supervised_rates(self) -> list[float]:
+        """Supervised tokens per second of each turn."""
+        return self._per_second(lambda rank: rank.supervised)
+
+    def _per_second(self, of: Callable[[Turn], Sequence[int]]) -> list[float]:
         found = []
         for turn, seconds in zip(self.turns, self.seconds_by_turn, strict=True):
             parts = [turn[rank] for rank in self.resolved.part_ranks]
-            found.append(sum(sum(rank.supervised[: len(rank.seconds)]) for rank in parts) / sum(seconds))
+            found.append(sum(sum(of(rank)[: len(rank.seconds)]) for rank in parts) / sum(seconds))
         return found
 
 
@@ -181,8 +189,8 @@ def as_json(cell: Cell, rate: float | None) -> dict[str, Any]:
         "reason": cell.failure or "",
     }
     if not cell.turns:
-        return fields | dict.fromkeys(("tokens_per_second", "peak_allocated_bytes", "peak_reserved_bytes", "mfu",
-                                       "seconds_per_step"))  # fmt: skip
+        missing = ("tokens_per_second", "supervised_tokens_per_second", "peak_allocated_bytes", "peak_reserved_bytes")
+        return fields | dict.fromkeys((*missing, "mfu", "seconds_per_step"))
     seconds, rates = cell.seconds, cell.rates
     ranks = [rank for turn in cell.turns for rank in turn]
     allocated = [rank.peak_allocated for rank in (cell.counted or cell.turns[-1])]
@@ -198,6 +206,7 @@ def as_json(cell: Cell, rate: float | None) -> dict[str, Any]:
         mfu = sum(f for f in flops if f is not None) / (sum(seconds) * resolved.world_size * rate)
     return fields | {
         "tokens_per_second": statistics.median(rates),
+        "supervised_tokens_per_second": statistics.median(cell.supervised_rates),
         "tokens_per_second_by_turn": rates,
         "seconds_per_step": statistics.median(seconds),
         "seconds_spread": [min(seconds), max(seconds)],

@@ -44,8 +44,13 @@ def bench_command(request: Request) -> int:
     _check(request)
     if request.find_batch:
         return _find_batch(request, Result("bench"))
+    from toolkit.recipe.load import load_recipe
     from toolkit.report.bench_page import bench_page
+    from toolkit.strategies import resolve
 
+    resolve(
+        load_recipe(request.recipe, request.overrides), request.recipe
+    )  # a mistake leaves an earlier page as it was
     log = _log(request)
     page = Path(request.page) if request.page else Path(f"{str(log)[: -len('.log')]}.html")
     write_text(page, "")  # what cannot be written is reported before anything is measured

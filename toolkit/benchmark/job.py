@@ -42,6 +42,7 @@ class Turn:
 
     seconds: list[float] = field(default_factory=list)
     supervised: list[int] = field(default_factory=list)
+    row_tokens: list[int] = field(default_factory=list)
     rows: Rows = field(default_factory=Rows)
     flops: list[float | None] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
@@ -158,6 +159,7 @@ class _Run:
                 rows = Rows.of(window)
                 self.found.rows += rows
                 self.found.supervised.append(sum(micro.supervised for micro in window))
+                self.found.row_tokens.append(sum(micro.row_tokens for micro in window))
                 flops = model_flops(session, self.resolved, rows)
                 # Of those that compute the same rows each counts its share.
                 sharing = self.resolved.mesh.context * self.resolved.ranks_per_part

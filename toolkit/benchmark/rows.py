@@ -79,7 +79,7 @@ def full_rows(resolved: Resolved, config: Any, rank: int) -> Iterator[list[Micro
             if recipe.data.packing:
                 tensors, supervised = _packed(ids, takes_one_row(recipe.model.attention))
             whole = MicroBatch(tensors, list(range(shape[0])), supervised, 0, step, micro, resolved.accumulation,
-                               bounds=bounds_of(tensors))  # fmt: skip
+                               bounds=bounds_of(tensors), row_tokens=ids.numel())  # fmt: skip
             window.append(divided(whole, resolved.row_part(rank)))
         yield window
         step += 1
@@ -91,7 +91,9 @@ def _of_media(resolved: Resolved, config: Any, task: Task, rank: int, step: int,
     shape = (rows,) if task.labels is Labels.SAMPLE else (rows, longest_target(config, resolved))
     tensors["labels"] = torch.zeros(shape, dtype=torch.int64)
     supervised = tensors["labels"].numel()
-    return MicroBatch(tensors, list(range(rows)), supervised, 0, step, micro, resolved.accumulation)
+    return MicroBatch(
+        tensors, list(range(rows)), supervised, 0, step, micro, resolved.accumulation, row_tokens=supervised
+    )
 
 
 def longest_target(config: Any, resolved: Resolved) -> int:

@@ -11,11 +11,11 @@ from toolkit.checkpoint_export.contents import Contents, read_contents
 from toolkit.checkpoint_export.dcp import write_dcp
 from toolkit.checkpoint_export.universal import write_universal
 from toolkit.errors import InputError, RunFailed
+from toolkit.launch.identity import saved_recipe
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies import resolve
 from toolkit.training.export import alone, empty_target, with_checkpoint
 from toolkit.training.finding import whole_manifest
-from toolkit.training.identity import saved_recipe
 from toolkit.training.manifest import Damaged
 
 E = TypeVar("E", bound=BaseException)

@@ -11,13 +11,13 @@ from safetensors import SafetensorError
 
 from toolkit.checkpoint_import.match import Matched
 from toolkit.errors import RunFailed
+from toolkit.launch.identity import identity
 from toolkit.recipe.earlier import recipe_version
 from toolkit.recipe.resolve import Resolved
 from toolkit.results import versions
 from toolkit.strategies.engines.pieces import Shape, whole
 from toolkit.strategies.engines.prepared import Prepared
 from toolkit.training.early_stopping import Improvement
-from toolkit.training.identity import identity
 from toolkit.training.sealing import Part, seal
 from toolkit.training.tensor_folder import SCHEMA, TensorWriter
 

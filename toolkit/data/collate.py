@@ -61,6 +61,9 @@ class MicroBatch:
     predictions at these alone. ``tensors`` have the whole rows."""
     bounds: Bounds | None = None
     """Of packed rows."""
+    row_tokens: int = 0
+    """Input tokens of its samples, padding aside; where the model takes no tokens, the labels that have a loss. Where
+    several ranks share the rows, the first of them counts them."""
 
     def to(self, device: torch.device | str) -> MicroBatch:
         """A copy on ``device``; the copy from pinned memory is asynchronous."""
@@ -87,7 +90,7 @@ def divided(micro: MicroBatch, part: RowPart | None) -> MicroBatch:
     own = part.tokens(micro.tensors["labels"].shape[1])
     targets = micro.tensors["labels"][:, own.start + 1 : own.stop + 1]
     supervised = int((targets != IGNORED).sum()) if micro.supervised else 0
-    return replace(micro, part=part, supervised=supervised)
+    return replace(micro, part=part, supervised=supervised, row_tokens=0 if part.index else micro.row_tokens)
 
 
 @dataclass(frozen=True)
@@ -148,17 +151,19 @@ def collate(
         pairs = zip(examples, slot.sample_ids, strict=True)
         examples = [masking.hide(example, slot.epoch, number) for example, number in pairs]
     supervised = sum(supervised_tokens(example, task) for example in examples)
+    media = task_of(task).media
+    takes_tokens = media is None or media.tokens
+    row_tokens = sum(len(example.input_ids) for example in examples) if takes_tokens else supervised
     multiple = pad_to_multiple_of or 1
     _, length = padded_shape([len(example.input_ids) for example in examples], slot.rows, multiple)
     if slot.rows is not None:
         tensors, bounds = _packed(examples, slot.rows, pad_id, length)
-        return replace(_micro_batch(tensors, slot, supervised), bounds=bounds)
+        return replace(_micro_batch(tensors, slot, supervised), bounds=bounds, row_tokens=row_tokens)
     rows = list(examples) or [blank or _dummy(task, pad_id)]
-    media = task_of(task).media
     if examples and blank is not None and needs_blank(examples, task):
         rows.append(blank)
     tensors = {}
-    if media is None or media.tokens:
+    if takes_tokens:
         ids = [row.input_ids or [pad_id] for row in rows]
         length = max(length, *(len(row) for row in ids))
         tensors = {
@@ -177,7 +182,7 @@ def collate(
         labels = [[] if isinstance(row.labels, int) else row.labels for row in rows]
         width = length if layout.under_input else padded_shape([len(row) for row in labels], None, multiple)[1]
         tensors["labels"] = _padded(labels, width, IGNORED)
-    return replace(_micro_batch(tensors, slot, supervised), entries=entries)
+    return replace(_micro_batch(tensors, slot, supervised), entries=entries, row_tokens=row_tokens)
 
 
 def needs_blank(examples: Sequence[Example], task: str) -> bool:

@@ -20,7 +20,7 @@ READ_WHOLE = 64 * 2**20
 _ENCODING = (
     "formats.py", "encode.py", "chat.py", "chat_template.py", "spans.py", "template_dialect.py", "messages.py",
     "text.py", "fields.py", "rows.py", "files.py", "sources.py", "columns.py", "images.py", "media.py",
-    "unread.py", "turn_marks.py", "samples.py", "fingerprint.py",
+    "unread.py", "turn_marks.py", "samples.py", "fingerprint.py", "held_out.py",
 )  # fmt: skip
 _DAY = "strftime_now"
 
@@ -31,6 +31,7 @@ def cache_key(recipe: Recipe, source: Source, tokenizer: Any, label_names: list[
         return None
     parts: dict[str, Any] = {
         "data": [_file(path, source.size <= READ_WHOLE) for path in source.files] or source.fingerprint,
+        "part": source.part,
         "task": recipe.model.task,
         "format": recipe.data.format,
         "fields": dict(sorted(recipe.data.fields.items())),

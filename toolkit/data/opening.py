@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import compress, islice
 from pathlib import Path
 from typing import Any
 
 from toolkit.data.cache import LEAST_BYTES, default_folder
 from toolkit.data.fields import canonical_row, needed_fields
 from toolkit.data.formats import Formatter, label_names
+from toolkit.data.held_out import nothing_held_out, split
 from toolkit.data.key import cache_key
 from toolkit.data.messages import explained, is_pair
 from toolkit.data.mixture import epoch_counts
@@ -29,7 +30,7 @@ def open_data(recipe: Recipe, which: Which, tokenizer: Any) -> Samples:
     without a single supervised token.
     """
     opened = open_parts(recipe, which, tokenizer)
-    if recipe.data.streaming:
+    if recipe.data.streaming and (which == "train" or len(opened.parts) == 1):
         shares = [one.given.proportion or 0.0 for one in opened.named if one.given is not None] or [1.0]
         return StreamSamples(opened.parts, recipe.model.task, shares)
     return opened.tokenised(lambda one, source: _cache(one.recipe, source, tokenizer, opened.label_names))
@@ -40,6 +41,7 @@ class Opened:
     """The sources of a recipe, with the formatter of each; nothing is tokenised yet."""
 
     recipe: Recipe
+    which: Which
     named: list[Named]
     parts: list[tuple[Source, Formatter]]
     label_names: list[str] | None
@@ -54,7 +56,9 @@ class Opened:
             MapSamples(*part, task, names, functools.partial(cache, one, part[0]), trains)
             for part, one in zip(self.parts, self.named, strict=True)
         ]
-        return maps[0] if self.named[0].given is None else _mixed(self.recipe, self.named, maps)
+        if self.which == "eval" and len(maps) > 1:
+            return MixedSamples(maps, [len(one) for one in maps], self.recipe.run.seed)
+        return maps[0] if self.which == "eval" or self.named[0].given is None else _mixed(self.recipe, self.named, maps)
 
 
 def open_parts(
@@ -62,15 +66,27 @@ def open_parts(
 ) -> Opened:
     """Open the sources of ``data.train`` or ``data.eval``; raises InputError like ``open_data``."""
     named = named_sources(recipe, which)
-    opened = [_open(one, which) for one in named]
+    fraction = recipe.data.eval_fraction
+    opened = [_open(one, "train" if fraction is not None else which) for one in named]
     named, sources = [one for one, _ in opened], [source for _, source in opened]
     names = _label_names(recipe, sources, which) if task_of(recipe.model.task).classes else None
     formatters = [make_formatter(one.recipe, tokenizer, names) for one in named]
+    if fraction is not None:
+        sources = [
+            split(source, formatter.unread().read, fraction, which == "eval")
+            for source, formatter in zip(sources, formatters, strict=True)
+        ]
+    if fraction is not None and which == "eval":
+        some = [next(source.rows(), None) is not None for source in sources]
+        if not any(some):
+            raise nothing_held_out(sources, fraction)
+        named, sources = list(compress(named, some)), list(compress(sources, some))
+        formatters = list(compress(formatters, some))
     parts = [
         (replace(source, notes=(*source.notes, *_conversation_notes(source, formatter))), formatter)
         for source, formatter in zip(sources, formatters, strict=True)
     ]
-    return Opened(recipe, named, parts, names)
+    return Opened(recipe, which, named, parts, names)
 
 
 def _mixed(recipe: Recipe, named: Sequence[Named], maps: Sequence[MapSamples]) -> MixedSamples:

@@ -23,7 +23,7 @@ def check_data(recipe: Recipe) -> None:
     hub id is left to the run. At most ``CHECKED_ROWS`` rows of each of train and eval are read.
     """
     needed_fields(recipe)
-    named = [*named_sources(recipe, "train"), *(named_sources(recipe, "eval") if recipe.data.eval else [])]
+    named = [*named_sources(recipe, "train"), *(named_sources(recipe, "eval") if recipe.data.eval is not None else [])]
     problems = _template_problems(recipe)
     for one in named:
         try:

@@ -139,11 +139,14 @@ def _check(columns: Columns, task: str, source: Source, formatter: Formatter, tr
 
 
 class MixedSamples:
-    """Several MapSamples as one: an epoch has ``counts`` samples of each, drawn by the seed and without replacement."""
+    """Several MapSamples as one: an epoch has ``counts`` samples of each, drawn by the seed and without replacement.
+    ``specs``: names of the sources, for notes on their shares."""
 
     streamed = False
 
-    def __init__(self, parts: Sequence[MapSamples], counts: Sequence[int], seed: int, specs: Sequence[str]) -> None:
+    def __init__(
+        self, parts: Sequence[MapSamples], counts: Sequence[int], seed: int, specs: Sequence[str] = ()
+    ) -> None:
         self.parts = list(parts)
         self.task, self.pad_id, self.label_names = parts[0].task, parts[0].pad_id, parts[0].label_names
         self.masking, self.reader = parts[0].masking, parts[0].reader
@@ -156,7 +159,7 @@ class MixedSamples:
         self.prints = [one for part in parts for one in part.prints]
         self.unread = merged((one["name"], one["rows"], one["why"]) for part in parts for one in part.unread)
         self.notes = [note for part in self.parts for note in part.notes]
-        for spec, part, count in zip(specs, parts, counts, strict=True):
+        for spec, part, count in zip(specs, parts, counts, strict=False):
             self.notes.append(
                 f"data.train: {count:,} of {len(part):,} samples of {spec} in an epoch ({count / total:.1%})"
             )

@@ -37,6 +37,8 @@ class Source:
     """Bytes on disk, as far as they are known."""
     left_out: dict[str, int] = field(default_factory=dict)
     """Columns that ``rows`` does not have, and in how many rows."""
+    part: tuple[float, bool] | None = None
+    """``data.eval_fraction``, and whether these are the rows that it holds out; None: all rows."""
 
     def state(self) -> list[tuple[int, int]]:
         """A fingerprint that changes if a file is written while it is read."""
@@ -54,11 +56,18 @@ class Named:
 
 
 def named_sources(recipe: Recipe, which: Which) -> list[Named]:
-    """The sources of ``data.train`` or ``data.eval``, by key; raises InputError where there is none."""
-    key = f"data.{which}"
-    spec = recipe.data.train if which == "train" else recipe.data.eval
-    if spec is None:
-        raise InputError.at(None, key, "is not set")
+    """The sources of ``data.train``, or of all held-out sets, by key; raises InputError where there is none."""
+    data = recipe.data
+    if which == "train" or data.eval_fraction is not None:
+        return _named(recipe, "data.train", data.train)
+    if data.eval is None:
+        raise InputError.at(None, "data.eval", "is not set")
+    sets = data.eval if isinstance(data.eval, dict) else {"": data.eval}
+    keys = {name: f"data.eval.{name}" if name else "data.eval" for name in sets}
+    return [one for name, spec in sets.items() for one in _named(recipe, keys[name], spec)]
+
+
+def _named(recipe: Recipe, key: str, spec: str | list[DataSource]) -> list[Named]:
     if isinstance(spec, str):
         return [Named(key, spec, recipe)]
     found = []
@@ -66,6 +75,17 @@ def named_sources(recipe: Recipe, which: Which) -> list[Named]:
         data = recipe.data.model_copy(update={"train": given.path, "fields": recipe.data.fields | given.fields})
         found.append(Named(f"{key}[{at}]", given.path, recipe.model_copy(update={"data": data}), given))
     return found
+
+
+def held_out_recipes(recipe: Recipe) -> dict[str, Recipe]:
+    """A recipe for each held-out set, by name, with that set alone as ``data.eval``; "" is one without a name."""
+    sets = recipe.data.eval
+    if not isinstance(sets, dict):
+        return dict.fromkeys(recipe.data.held_out, recipe)
+    return {
+        name: recipe.model_copy(update={"data": recipe.data.model_copy(update={"eval": {name: spec}})})
+        for name, spec in sets.items()
+    }
 
 
 def open_source(recipe: Recipe, which: Which) -> Source:

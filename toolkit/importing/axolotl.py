@@ -174,7 +174,7 @@ def evaluation(draft: Draft) -> None:
     """Evaluations every so many steps, which ``eval_steps`` alone turns on (core/builders/base.py), and the callback
     that ends a run by them (core/builders/causal.py)."""
     every = draft.get("eval_steps")
-    if isinstance(every, int) and every >= 1 and ("data.eval" in draft.values or draft.answers.get("data.eval")):
+    if isinstance(every, int) and every >= 1 and trainer.holds_out(draft):
         draft.carry("eval_steps", "run.eval_every", every)
     trainer.evaluation(draft)
     early_stopping(draft, "early_stopping_patience")

@@ -7,6 +7,7 @@ from typing import Any
 from toolkit.importing.data_files import longest_text, source
 from toolkit.importing.draft import Draft
 from toolkit.importing.table import words
+from toolkit.importing.trainer_parts import held_out_share
 
 _NOTHING = words("trust_remote_code ds_type shards_idx preprocess_shards conversation roles")
 _COMPLETION, _CHAT = "completion", "chat_template"
@@ -47,10 +48,8 @@ def data(draft: Draft) -> None:
                           "instruction, input and output through the chat template")  # fmt: skip
     _long_samples(draft, kind)
     _packing(draft)
-    if draft.number("val_set_size", 0):
-        draft.unsupported("val_set_size", "rows split off for evaluation; keep them in a file of their own (data.eval)")
-    for key in ("val_set_size", "test_datasets"):
-        draft.ignore(key, "evaluation does not change training; set data.eval")
+    held_out_share(draft, "val_set_size")
+    draft.ignore("test_datasets", "evaluation does not change training; set data.eval")
 
 
 def _kind(entry: dict[str, Any]) -> str:

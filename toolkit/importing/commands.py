@@ -47,6 +47,7 @@ def import_command(
     ] = None,
 ) -> None:
     """Exit 0: everything that decides about training is carried over. 1: not everything. 2: a file cannot be used."""
+    from toolkit.command_line import name_overrides
     from toolkit.errors import InputError
     from toolkit.importing.run import import_config
 
@@ -64,6 +65,8 @@ def import_command(
             echo(encoded)
         else:
             _show(made, output)
+    except InputError as error:
+        stop(InputError(name_overrides(str(error), files)))
     except ToolkitError as error:
         stop(error)
     raise typer.Exit(made.exit_code)

@@ -138,7 +138,7 @@ LLAMAFACTORY = Table(
                 "lora_target additional_target use_dora dataset eval_dataset dataset_dir template cutoff_len "
                 "train_on_prompt mask_history packing neat_packing streaming mix_strategy interleave_probs "
                 "pure_bf16 disable_gradient_checkpointing enable_thinking use_rslora pissa_init add_tokens "
-                "add_special_tokens loraplus_lr_ratio early_stopping_steps enable_liger_kernel"),
+                "add_special_tokens loraplus_lr_ratio early_stopping_steps enable_liger_kernel val_size"),
         **nothing("how data is prepared or kept", "overwrite_cache preprocessing_batch_size "
                   "preprocessing_num_workers tokenized_path data_shared_file_system buffer_size cache_dir"),
         **nothing("where files are fetched from", "hf_hub_token ms_hub_token om_hub_token media_dir "
@@ -177,7 +177,7 @@ LLAMAFACTORY = Table(
                   "kto_chosen_weight kto_rejected_weight simpo_gamma ppo_buffer_size ppo_epochs ppo_score_norm "
                   "ppo_target ppo_whiten_rewards ref_model ref_model_adapters ref_model_quantization_bit reward_model "
                   "reward_model_adapters reward_model_quantization_bit reward_model_type ld_alpha"),
-        **off("a part of the data", "max_samples val_size"),
+        **off("a part of the data", "max_samples"),
         **off("another optimizer", "use_galore use_apollo use_badam use_adam_mini use_muon"),
         **off("another loss", "use_dft_loss use_asft_loss use_eaft_loss"),
         **off("another model", "use_llama_pro mixture_of_depths shift_attn rope_scaling train_from_scratch "

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.importing.draft import Draft
+from toolkit.importing.trainer_parts import held_out_share
 
 # Templates of data/template.py that leave the tokenizer's end-of-sequence token as it is.
 _PLAIN = (None, "empty", "default", "alpaca", "fewshot", "vanilla")
@@ -29,6 +30,7 @@ def data(draft: Draft) -> None:
     if draft.active("streaming"):
         draft.carry("streaming", "data.streaming", True)
     draft.ignore("streaming", "off, as in the recipe")
+    held_out_share(draft, "val_size")
     strategy = str(draft.get("mix_strategy"))
     if strategy != "concat":
         draft.unsupported("mix_strategy", f"{strategy}: the recipe joins data sets or draws shares of them")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from toolkit.command_line import OVERRIDE
 from toolkit.errors import InputError
 from toolkit.importing.draft import Draft
 from toolkit.importing.kernels import leave_out
@@ -74,9 +75,9 @@ def import_config(paths: Sequence[str], overrides: Sequence[str] = ()) -> Import
     started = time.time()
     if not paths:
         raise InputError(f"no file to import; expected {EXPECTED}")
+    given = _answers(overrides)
     subject = find(list(paths))
     table = table_for(subject.tool, subject.path)
-    given = _answers(overrides)
     draft = table.draft(subject.written)
     draft.answers = given
     draft.command = subject.command
@@ -157,6 +158,14 @@ def _with_a_known_model(recipe: Recipe, draft: Draft) -> Recipe:
 
 
 def _answers(overrides: Sequence[str]) -> dict[str, Any]:
+    """The values of the command line by key; raises InputError for what no recipe can have."""
+    whole = parse('{"model": {"path": "any"}, "data": {"train": "any"}}', "recipe")
+    apply_overrides(whole, overrides)
+    try:
+        validate(whole)
+    except InputError as error:
+        if own := [problem for problem in error.problems if problem.startswith(f"{OVERRIDE} ")]:
+            raise InputError(*own) from None
     document = parse("{}", "overrides")
     apply_overrides(document, overrides)
     found: dict[str, Any] = {}

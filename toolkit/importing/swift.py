@@ -106,11 +106,13 @@ def data(draft: Draft) -> None:
     if draft.active("packing"):
         draft.carry("packing", "data.packing", True)
         draft.differs("packing", "both keep samples apart; rows, and so the samples of a step, are others")
-    if draft.number("split_dataset_ratio", 0):
-        draft.unsupported("split_dataset_ratio", "rows split off for evaluation; keep them in a file of their own")
+    if draft.get("val_dataset"):
+        draft.ignore("split_dataset_ratio", "val_dataset decides")
+    else:
+        trainer.held_out_share(draft, "split_dataset_ratio")
     if draft.active("streaming"):
         draft.carry("streaming", "data.streaming", True)
-    for key in ("packing", "split_dataset_ratio", "streaming", "val_dataset"):
+    for key in ("packing", "streaming", "val_dataset"):
         draft.ignore(key, "off, or evaluation")
 
 

@@ -208,9 +208,33 @@ def _interval(draft: Draft, steps: str, strategy: str, target: str) -> None:
         draft.ignore(strategy, f"the recipe counts steps; set {target}")
 
 
+def held_out_share(draft: Draft, key: str) -> None:
+    """A share of the rows that the tool holds out, or their number."""
+    share = draft.number(key, 0.0)
+    if not share:
+        draft.ignore(key, "none, as in the recipe")
+    elif draft.answers.get("data.eval"):
+        draft.differs(key, "the recipe trains all rows and evaluates data.eval, which the command line sets")
+    elif "data.eval" in draft.values:
+        draft.ignore(key, f"{draft.origins['data.eval']} names the held-out data")
+    elif not 0 < share < 1:
+        draft.unsupported(key, "a number of rows; the recipe holds out a share: set data.eval_fraction, or data.eval")
+    else:
+        draft.carry(key, "data.eval_fraction", share)
+        draft.differs(
+            key, "as many rows are held out, but others: the tool draws them, the recipe goes by their content"
+        )
+
+
+def holds_out(draft: Draft) -> bool:
+    """Whether the recipe has held-out data."""
+    keys = ("data.eval", "data.eval_fraction")
+    return any(key in draft.values or draft.answers.get(key) for key in keys)
+
+
 def evaluation(draft: Draft) -> None:
     """How often the held-out data is evaluated; nothing where the recipe has none."""
-    if "data.eval" not in draft.values and not draft.answers.get("data.eval"):
+    if not holds_out(draft):
         for key in ("eval_strategy", "eval_steps", "do_eval"):
             draft.ignore(key, "evaluation does not change training; set data.eval")
         return

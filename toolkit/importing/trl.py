@@ -113,7 +113,7 @@ def _sources(draft: Draft) -> None:
             if any(isinstance(d, dict) and d.get(extra) is not None for d in listed):
                 draft.differs("datasets", f"{extra}: TRL takes the first rows of each data set; the recipe draws them")
         if draft.get("test_split_size"):
-            draft.unsupported("test_split_size", "rows that are split off for evaluation")
+            trainer.held_out_share(draft, "test_split_size")
         for key in ("dataset_name", "dataset_config", "dataset_train_split", "dataset_streaming"):
             draft.ignore(key, "datasets decides")
         return

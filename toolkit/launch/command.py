@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from toolkit.errors import InputError
-from toolkit.launch.files import launch_files, write_files
+from toolkit.launch.files import SCRIPTS, accelerate_leaves_apart, launch_files, write_files
 from toolkit.recipe.load import recipe_from, recipe_yaml, source_of
 from toolkit.recipe.needs import why_no_tokenizer
 from toolkit.recipe.resolve import Decision, Resolved
@@ -32,6 +32,11 @@ def config_command(
         lines.append(f"wrote {', '.join(map(str, configuration.files))}")
         if (reason := why_no_tokenizer(resolved.recipe)) is not None:
             lines.append(f"before training: tokenizer.path: {reason}")
+        if accelerate_leaves_apart(resolved):
+            lines.append(
+                "note: machine.device: cpu: without a GPU accelerate does not connect the processes of your own "
+                f"scripts; start them with {shlex.quote(f'{output}/{SCRIPTS}')} SCRIPT"
+            )
         lines.append(f"next: {_next(resolved, output, [recipe_file, *overrides])}")
     if json_target != "-":
         print("\n".join(lines))
@@ -66,7 +71,7 @@ def write_config(
     if folder is not None:
         own = isinstance(recipe, Recipe)
         recipe_file = str(Path(folder) / "recipe.yaml") if own else str(recipe)
-        files = launch_files(resolved, folder, recipe_file, overrides)
+        files = launch_files(resolved, folder, recipe_file, overrides, stay=True)
         if isinstance(recipe, Recipe):
             files["recipe.yaml"] = recipe_yaml(recipe)
         try:

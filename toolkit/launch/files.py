@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,28 +21,75 @@ _PORT = 29500
 
 
 def launch_files(
-    resolved: Resolved, folder: str | Path, recipe_file: str, overrides: Sequence[str] = ()
+    resolved: Resolved,
+    folder: str | Path,
+    recipe_file: str,
+    overrides: Sequence[str] = (),
+    *,
+    stay: bool = False,
 ) -> dict[str, str]:
     """File names and contents of the launch files, to be written into ``folder``.
 
     launch.sh trains ``recipe_file`` with ``overrides``. accelerate resolves the path of deepspeed.json relative to the
-    working directory, not to its YAML file, so the path is written as ``folder`` is given.
+    working directory, not to its YAML file. ``stay``: the files are used on this machine, so the path is absolute and
+    any working directory will do; without it the path is written as ``folder`` is given. The scripts find the file
+    beside themselves.
     """
+    home = _home(folder, recipe_file)
     files = {
-        "accelerate.yaml": yaml.safe_dump(accelerate_config(resolved, folder), sort_keys=False),
+        "accelerate.yaml": _accelerate_yaml(resolved, Path(folder).absolute() if stay else folder),
         "training_args.json": _json(training_args(resolved)),
-        "launch.sh": launch_script(resolved, recipe_file, overrides),
+        "launch.sh": launch_script(resolved, recipe_file, overrides, home),
     }
+    if accelerate_leaves_apart(resolved):
+        files[SCRIPTS] = own_script(resolved)
     deepspeed = strategy_of(resolved).deepspeed_config(resolved)
     if deepspeed is not None:
         files["deepspeed.json"] = _json(deepspeed)
     if resolved.recipe.machine.nodes > 1:
         files["slurm.sbatch"] = slurm_script(resolved, folder)
         files["launch-hosts.sh"] = hosts_script(
-            _summary(resolved), resolved.recipe.machine.nodes, resolved.recipe.run.output_dir
+            _summary(resolved), resolved.recipe.machine.nodes, resolved.recipe.run.output_dir, home
         )
-        files["launch-elastic.sh"] = elastic_script(resolved, recipe_file, overrides)
+        files["launch-elastic.sh"] = elastic_script(resolved, recipe_file, overrides, home)
     return files
+
+
+def _accelerate_yaml(resolved: Resolved, folder: str | Path) -> str:
+    config = accelerate_config(resolved, folder)
+    named = config.get("deepspeed_config", {}).get("deepspeed_config_file")
+    about = []
+    if named is not None:
+        where = "relative to the folder in which `accelerate launch` is started."
+        if Path(named).is_absolute():
+            where = "where deepspeed.json is on this machine: correct it if you move these files."
+        about += [f"deepspeed_config_file is {where}", "launch.sh takes the deepspeed.json beside itself."]
+    if accelerate_leaves_apart(resolved):
+        about += [f"Without a GPU start your own scripts with {SCRIPTS}: accelerate does not connect their processes."]
+    return "".join(f"# {line}\n" for line in about) + yaml.safe_dump(config, sort_keys=False)
+
+
+SCRIPTS = "launch-script.sh"
+
+
+def accelerate_leaves_apart(resolved: Resolved) -> bool:
+    """Whether accelerate 1.15.0 lets each process of a script train alone, without a word: where there is no GPU. The
+    toolkit's own runs are connected (toolkit/strategies/engines/connect.py)."""
+    return resolved.device == "cpu" and resolved.world_size > 1
+
+
+def _home(folder: str | Path, recipe_file: str) -> str:
+    """Shell that goes to the folder that the recipe's relative paths refer to."""
+    if Path(recipe_file).is_absolute():
+        return _WORKDIR
+    back = os.path.relpath(Path.cwd(), folder)
+    recipe = shlex.quote(f"/{back}/{recipe_file}")
+    return (
+        "# Paths are relative to WORKDIR; else to the folder that these files were written from, if its recipe is "
+        "there;\n# else to the current folder.\n"
+        'if [ -n "${WORKDIR:-}" ]; then\n  cd "$WORKDIR"\n'
+        f'elif [ -e "$here"{recipe} ]; then\n  cd "$here"{shlex.quote(f"/{back}")}\nfi'
+    )
 
 
 def write_files(files: dict[str, str], folder: str | Path) -> list[Path]:
@@ -99,24 +147,52 @@ def _mixed_precision(resolved: Resolved) -> str:
     return names[resolved.precision.compute] if resolved.precision.mixed else "no"
 
 
-def launch_script(resolved: Resolved, recipe_file: str, overrides: Sequence[str]) -> str:
+def launch_script(resolved: Resolved, recipe_file: str, overrides: Sequence[str], home: str) -> str:
     """launch.sh: with one node, the job itself; with several, start it on each with its rank and the first node's
-    address."""
-    command = 'accelerate launch --config_file "$here/accelerate.yaml"'
+    address. ``home``: see ``_home``."""
+    command = _command(resolved)
     header = ["#!/usr/bin/env bash", f"# {_summary(resolved)}"]
-    body = ["set -euo pipefail", _HERE]
+    body = ["set -euo pipefail", _HERE, home]
     if resolved.recipe.machine.nodes > 1:
         header.append("# On each node: NODE_RANK=<0 to nodes - 1> MAIN_IP=<address of node 0> ./launch.sh [--resume]")
-        body += [': "${NODE_RANK:?this node, from 0}" "${MAIN_IP:?address of node 0}"', _WORKDIR]
+        body.append(': "${NODE_RANK:?this node, from 0}" "${MAIN_IP:?address of node 0}"')
         command += ' --machine_rank "$NODE_RANK" --main_process_ip "$MAIN_IP"'
     return "\n".join([*header, *body, *_SIGNALS, *_threads(resolved), _exec(command, recipe_file, overrides), ""])
 
 
-def elastic_script(resolved: Resolved, recipe_file: str, overrides: Sequence[str]) -> str:
+def _command(resolved: Resolved) -> str:
+    command = 'accelerate launch --config_file "$here/accelerate.yaml"'
+    if strategy_of(resolved).distributed_type == "DEEPSPEED":
+        # Over the path in accelerate.yaml, which the folder may have been moved away from.
+        command += ' \\\n  --deepspeed_config_file "$here/deepspeed.json"'
+    return command
+
+
+def own_script(resolved: Resolved) -> str:
+    """launch-script.sh: a script of the user's own on a CPU, with its processes connected."""
+    several = resolved.recipe.machine.nodes > 1
+    ranks = ' --machine_rank "$NODE_RANK" --main_process_ip "$MAIN_IP"' if several else ""
+    return "\n".join(
+        [
+            "#!/usr/bin/env bash",
+            f"# {_summary(resolved)}",
+            "# Your own script without a GPU: launch-script.sh SCRIPT [ARGUMENTS], or -m MODULE in place of SCRIPT.",
+            "# accelerate alone does not connect its processes, and each would train by itself.",
+            "set -euo pipefail",
+            _HERE,
+            *([': "${NODE_RANK:?this node, from 0}" "${MAIN_IP:?address of node 0}"'] if several else []),
+            *_threads(resolved),
+            f'exec {_command(resolved)}{ranks} \\\n  -m toolkit.connected "$@"',
+            "",
+        ]
+    )
+
+
+def elastic_script(resolved: Resolved, recipe_file: str, overrides: Sequence[str], home: str) -> str:
     """launch-elastic.sh: torchrun's own rendezvous. When a rank or node is lost, all resume from the latest checkpoint
     once it is available again."""
     command = (
-        'accelerate launch --config_file "$here/accelerate.yaml" --machine_rank "$NODE_RANK" \\\n'
+        f'{_command(resolved)} --machine_rank "$NODE_RANK" \\\n'
         '  --main_process_ip "$MAIN_IP" --rdzv_backend c10d --rdzv_conf "is_host=$((NODE_RANK == 0))" \\\n'
         '  --max_restarts "${MAX_RESTARTS:-3}"'
     )
@@ -128,8 +204,8 @@ def elastic_script(resolved: Resolved, recipe_file: str, overrides: Sequence[str
             "# Resumes from the latest checkpoint: when a rank dies, all ranks restart, up to MAX_RESTARTS times.",
             "set -euo pipefail",
             _HERE,
+            home,
             ': "${NODE_RANK:?this node, from 0}" "${MAIN_IP:?address of node 0}"',
-            _WORKDIR,
             *_SIGNALS,
             *_threads(resolved),
             # The agents' restart counts differ between nodes: an agent that lost no rank of its own counts no restart.

@@ -20,7 +20,7 @@ _TEMPLATE = """\
 #!/usr/bin/env bash
 # shellcheck disable=SC2317  # functions that run on the hosts, and in traps
 # @SUMMARY@
-# Run it in the folder that the recipe's relative paths refer to; every host must have it under the same path:
+# Every host must have the folder that the recipe's relative paths refer to under the same path:
 #   MAIN_IP=<address of the first host> launch-hosts.sh HOST ... [-- --resume]
 # These variables are forwarded to the ranks, and those that PASS_ENV names ("MY_TOKEN MY_*"):
 #   @PASSED@
@@ -29,6 +29,7 @@ _TEMPLATE = """\
 # may save for STOP_GRACE seconds (120), then they are killed. REMOTE is what starts a command on a host.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+@HOME@
 hosts=()
 while [ $# -gt 0 ] && [ "$1" != -- ]; do hosts+=("$1"); shift; done
 [ $# -eq 0 ] || shift
@@ -190,9 +191,9 @@ exit "$status"
 """
 
 
-def hosts_script(summary: str, nodes: int, output_dir: str) -> str:
+def hosts_script(summary: str, nodes: int, output_dir: str, home: str) -> str:
     """launch-hosts.sh for ``nodes`` hosts. ``summary``: one line about the recipe; ``output_dir``: its run.output_dir,
-    where a stopped run writes stopped.json."""
+    where a stopped run writes stopped.json; ``home``: shell that goes to the folder that paths are relative to."""
     names, lines = list(PASSED), [""]
     for name in names:
         if len(lines[-1]) + len(name) > 112:
@@ -200,6 +201,7 @@ def hosts_script(summary: str, nodes: int, output_dir: str) -> str:
         lines[-1] += f" {name}" if lines[-1] else name
     values = {
         "SUMMARY": summary,
+        "HOME": home,
         "PASSED": "\n#   ".join(lines),
         "PATTERNS": " ".join(names),
         "NODES": str(nodes),

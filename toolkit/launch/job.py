@@ -21,6 +21,7 @@ from toolkit.launch.crash import CRASHES, last_words
 from toolkit.launch.failure import FOLDER_VARIABLE, SCREEN_VARIABLE, first_failure
 from toolkit.launch.files import launch_files, write_files
 from toolkit.launch.host_memory import HostMemory
+from toolkit.launch.identity import check_newest
 from toolkit.launch.output import claim_folder, release_folder
 from toolkit.launch.relay import screen
 from toolkit.launch.signals import die_with_parent, name_of, noted_stop
@@ -59,13 +60,16 @@ def train(
     check_machine(resolved)
     if (reason := missing_tokenizer(resolved.recipe)) is not None:
         raise InputError(f"{resolved.source}: tokenizer.path: {reason}")
+    if resolved.facts.refused:
+        raise InputError(f"{resolved.source}: model.path: {resolved.facts.why_unknown}")
     check_data(resolved.recipe)
+    if resume:
+        check_newest(Path(resolved.recipe.run.output_dir), resolved.recipe, resolved.source)
     undo = claim_folder(resolved, resume=resume)
     folder = Path(resolved.recipe.run.output_dir)
-    # Absolute paths: the files must work from any folder.
     launch_folder = folder.absolute() / "launch"
     recipe_file = recipe if isinstance(recipe, str) else str(launch_folder / "recipe.yaml")
-    files = launch_files(resolved, launch_folder, recipe_file, overrides)
+    files = launch_files(resolved, launch_folder, recipe_file, overrides, stay=True)
     if isinstance(recipe, Recipe):
         files["recipe.yaml"] = recipe_yaml(recipe)
     write_files(files, launch_folder)
@@ -113,10 +117,16 @@ def check_machine(resolved: Resolved) -> None:
         raise InputError(f"{resolved.source}: model.attention: varlen {reason}")
     if resolved.base_storage is not None and (reason := no_quantiser(resolved.stored)):
         raise InputError(f"{resolved.source}: {reason}")
-    if resolved.device == "cuda" and machine.processes > (count := cuda_device_count()):
+    if resolved.device == "cuda" and not (count := cuda_device_count()):
         raise InputError(
-            f"{resolved.source}: machine.processes: {machine.processes} processes, but this machine has {count} GPUs; "
-            f"set machine.processes={max(1, count)}" + ("" if count else " and machine.device=cpu")
+            f"{resolved.source}: machine.device: cuda, but this machine has no GPU that the NVIDIA driver shows "
+            "(`toolkit doctor` looks for the reason); to train without one, set machine.device: cpu"
+        )
+    if resolved.device == "cuda" and machine.processes > count:
+        gpus = "1 GPU" if count == 1 else f"{count} GPUs"
+        raise InputError(
+            f"{resolved.source}: machine.processes: {machine.processes} processes, but this machine has {gpus}, and "
+            f"each process needs its own; set machine.processes: {count}"
         )
 
 

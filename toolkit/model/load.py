@@ -21,7 +21,7 @@ from toolkit.model.packed_base import leave_heads, pack_drawn, take_packed, with
 from toolkit.model.sources import NotByPart
 from toolkit.model.varlen import register_varlen
 from toolkit.model.varlen_gpu import register_varlen_on_gpu
-from toolkit.recipe.hub import use_cache_if_offline
+from toolkit.recipe.hub import hub_problem, use_cache_if_offline
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.varlenable import VARLEN, VARLEN_ON_GPU
 from toolkit.tasks import task_of
@@ -81,6 +81,8 @@ def load_base(
     except InputError:
         raise
     except (OSError, ValueError, ImportError) as error:
+        if spec.path is not None and (problem := hub_problem(spec.path, error)) is not None:
+            raise InputError(f"{resolved.source}: model.path: {problem}") from None
         if (message := _attention_problem(error, resolved)) is not None:
             raise InputError(message) from None
         raise InputError(f"model: {spec.path or spec.config}: {first_line(error)}") from None
@@ -88,6 +90,8 @@ def load_base(
         raise
     except Exception as error:  # a model's code checks its config in its own way, or not at all
         if spec.path is not None:
+            if (problem := hub_problem(spec.path, error)) is not None:
+                raise InputError(f"{resolved.source}: model.path: {problem}") from None
             raise
         what = f"{type(error).__name__}: {first_line(error)}"
         raise InputError(
@@ -249,6 +253,8 @@ def build_config(resolved: Resolved, pad_token_id: int | None) -> PretrainedConf
             config = AutoConfig.for_model(**spec.config)
     except Exception as error:  # each config class checks what it was given in its own way
         where = "path" if spec.path else "config"
+        if spec.path is not None and (problem := hub_problem(spec.path, error)) is not None:
+            raise InputError(f"{resolved.source}: model.path: {problem}") from None
         # transformers names all of its hundreds of architectures.
         why = first_line(error).partition(" Should contain one of")[0]
         raise InputError(f"{resolved.source}: model.{where}: {why}") from None

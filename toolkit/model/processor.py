@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolkit.data.media import missing_package
 from toolkit.errors import InputError, first_line
-from toolkit.recipe.hub import use_cache_if_offline
+from toolkit.recipe.hub import hub_problem, use_cache_if_offline
 from toolkit.recipe.needs import missing_tokenizer, why_no_tokenizer
 from toolkit.recipe.schema import Recipe
 from toolkit.tasks import task_of
@@ -22,12 +22,13 @@ def load_tokenizer(recipe: Recipe) -> PreTrainedTokenizerBase:
     path = _place(recipe)
     try:
         tokenizer = AutoTokenizer.from_pretrained(
-            path, trust_remote_code=recipe.model.trust_remote_code, **recipe.tokenizer.options
+            path, trust_remote_code=recipe.model.trust_remote_code, **_revision(recipe), **recipe.tokenizer.options
         )
         return _with_added(tokenizer, recipe)
-    except (OSError, ValueError) as error:
-        key = "tokenizer.path" if recipe.tokenizer.path else "model.path"
-        raise InputError(f"{key}: no tokenizer could be loaded from {path}: {first_line(error)}") from None
+    except InputError:
+        raise
+    except Exception as error:  # of transformers and of the network
+        raise _not_loaded("tokenizer", recipe, path, error) from None
 
 
 def load_processor(recipe: Recipe) -> Any:
@@ -42,12 +43,29 @@ def load_processor(recipe: Recipe) -> Any:
     path = _place(recipe)
     try:
         processor = getattr(transformers, media.processor).from_pretrained(
-            path, trust_remote_code=recipe.model.trust_remote_code, **recipe.tokenizer.options
+            path, trust_remote_code=recipe.model.trust_remote_code, **_revision(recipe), **recipe.tokenizer.options
         )
         return _with_added(processor, recipe)
-    except (OSError, ValueError, ImportError) as error:
-        key = "tokenizer.path" if recipe.tokenizer.path else "model.path"
-        raise InputError(f"{key}: no processor could be loaded from {path}: {first_line(error)}") from None
+    except InputError:
+        raise
+    except Exception as error:  # of transformers and of the network
+        raise _not_loaded("processor", recipe, path, error) from None
+
+
+def _revision(recipe: Recipe) -> dict[str, str]:
+    """The model's own tokenizer is of the model's revision."""
+    revision = None if recipe.tokenizer.path else recipe.model.revision
+    return {} if revision is None else {"revision": revision}
+
+
+def _not_loaded(what: str, recipe: Recipe, path: str | None, error: Exception) -> Exception:
+    """The error for a tokenizer or processor that cannot be loaded; an unknown kind of error as it is."""
+    key = "tokenizer.path" if recipe.tokenizer.path else "model.path"
+    if (problem := hub_problem(str(path), error)) is not None:
+        return InputError(f"{key}: {problem}")
+    if not isinstance(error, OSError | ValueError | ImportError):
+        return error
+    return InputError(f"{key}: no {what} could be loaded from {path}: {first_line(error)}")
 
 
 def _place(recipe: Recipe) -> str | None:

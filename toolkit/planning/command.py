@@ -26,7 +26,7 @@ from toolkit.recipe.schema import Recipe
 from toolkit.recipe.varlenable import VARLEN
 from toolkit.recipe.yaml_text import dump
 from toolkit.results import CommandResult, Result, write_json
-from toolkit.strategies import resolve
+from toolkit.strategies import resolve, simplest, strategy_named
 
 if TYPE_CHECKING:
     from toolkit.planning.answers import Answers
@@ -147,7 +147,7 @@ def _nothing_collected() -> Iterator[Callable[[], None]]:
 def _plan(request: Request, kept: Callable[[], None]) -> Planned:
     result = Result("plan")
     _check(request)
-    recipe = read_recipe(request)
+    recipe, spread = _over_devices(read_recipe(request), request)
     device = _device(request, recipe)
     source = source_of(request.recipe)
     asked = resolve(recipe, source, device="cpu" if device.name == "cpu" else "cuda")
@@ -172,7 +172,7 @@ def _plan(request: Request, kept: Callable[[], None]) -> Planned:
         device, rates = calibrated(asked, device, rates, log)
     with without("bitsandbytes"):
         images = Images.of(asked, request.images, _pixels(request.image_size))
-        search = Search(asked, device, request.headroom, rates, request.loop, images)
+        search = Search(asked, device, request.headroom, rates, request.loop, images, spread)
         kept()
         candidates = search.all(request.every)
         chosen = choose(candidates)
@@ -202,7 +202,7 @@ def _plan(request: Request, kept: Callable[[], None]) -> Planned:
         loop=request.loop,
         assumptions=[
             *_assumptions(asked, device, rates),
-            *search.planner.notes(),
+            *search.notes(),
             *_of_loop(LOOPS[request.loop], request.loop),
         ],
         traced_slowly=search.planner.slowly,
@@ -222,6 +222,18 @@ def read_recipe(request: Request) -> Recipe:
             raise InputError("--lora: for a model; with a recipe use adapter.r=16")
         return recipe_from(request.recipe, [*given, *request.overrides])
     return _around_model(request.recipe, request, given)
+
+
+def _over_devices(recipe: Recipe, request: Request) -> tuple[Recipe, str | None]:
+    """The recipe. Where its strategy is for one process and the question is about several devices: with the simplest
+    strategy for several, unless the command line sets one, and a note."""
+    several = (request.gpus or 1) * (request.nodes or 1) > 1
+    set_here = any(one.startswith("strategy") for one in request.overrides)
+    if not several or set_here or strategy_named(recipe.strategy.name).traits.distributed:
+        return recipe, None
+    name = simplest(lambda strategy: strategy.traits.distributed)
+    note = f"{recipe.strategy.name} runs in one process; planned with strategy.name: {name}"
+    return recipe.model_copy(update={"strategy": recipe.strategy.model_copy(update={"name": name})}), note
 
 
 def _around_model(name: str, request: Request, given: list[str]) -> Recipe:

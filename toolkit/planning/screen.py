@@ -70,7 +70,7 @@ def screen(
         f"plan  {name} · {trained_share(holdings.elements(True, whole=True), holdings.elements(whole=True))} · "
         f"{recipe.precision} · {rows} · global batch {asked.global_size}",
         f"      {asked.world_size} × {device.name}, {device.memory:.1f} GiB ({search.usable / GIB:.1f} usable)",
-        *(f"      {line}" for line in search.planner.notes()),
+        *(f"      {line}" for line in search.notes()),
         "",
     ]
     shown = candidates if request.every else best_of_each(candidates, chosen)

@@ -44,7 +44,10 @@ class Search:
         rates: Rates,
         loop: str = "toolkit",
         images: Images | None = None,
+        note: str | None = None,
     ) -> None:
+        """``note``: how ``asked`` differs from the user's recipe, for the screen."""
+        self.note = note
         self.asked = asked
         self.device = device
         self.rates = rates
@@ -52,6 +55,10 @@ class Search:
         self.usable = int(device.bytes * (1 - headroom))
         self.loop = loop
         self.planner = Planner.of(asked, asked.recipe.data.max_length, loop, images)
+
+    def notes(self) -> list[str]:
+        """What the plan is of, in words, where the recipe does not say it."""
+        return [*([] if self.note is None else [self.note]), *self.planner.notes()]
 
     def on(self, device: Device) -> Search:
         """The same search on another device, with the traces of this one."""

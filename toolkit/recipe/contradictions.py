@@ -55,11 +55,7 @@ def contradictions(recipe: Recipe, traits: Traits) -> list[str]:
         found.append(f"data.format: {task.name} requires {formats}{why}; here it is {recipe.data.format}")
     if not task.masks and recipe.data.mask_probability != Data.model_fields["mask_probability"].default:
         found.append(f"data.mask_probability: requires model.task: masked-lm; here it is {task.name}")
-    if recipe.run.eval_every and recipe.data.eval is None:
-        found.append("run.eval_every: data.eval is not set; set it, or set eval_every: 0")
-    if recipe.run.early_stopping is not None and not recipe.eval_interval:
-        why = "data.eval is not set" if recipe.data.eval is None else "run.eval_every is 0"
-        found.append(f"run.early_stopping: needs evaluations, but {why}; set it, or remove run.early_stopping")
+    found += _evaluations(recipe)
     if recipe.run.ema is not None and recipe.precision == "bf16-pure":
         found.append("run.ema: averages float32 weights, and precision: bf16-pure has none; use bf16")
     if recipe.activation_offload and recipe.activation_checkpointing != "full":
@@ -83,6 +79,36 @@ def contradictions(recipe: Recipe, traits: Traits) -> list[str]:
         )
     if (schedule.decay_ratio or 0.0) + (schedule.warmup_ratio or 0.0) > 1:
         found.append("schedule.decay_ratio: with warmup_ratio it is more than the whole run; lower one of them")
+    return found
+
+
+def _evaluations(recipe: Recipe) -> list[str]:
+    """What evaluations need."""
+    data, run, found = recipe.data, recipe.run, []
+    if run.eval_every and not data.held_out:
+        found.append("run.eval_every: no data is held out; set data.eval or data.eval_fraction, or set eval_every: 0")
+    why = "run.eval_every is 0" if data.held_out else "no data is held out"
+    asked = {
+        "early_stopping": run.early_stopping is not None,
+        "eval_at_start": run.eval_at_start,
+        "metric": run.metric != "eval_loss",
+    }
+    for key in asked if not recipe.eval_interval else ():
+        if asked[key]:
+            what = "data.eval or data.eval_fraction" if not data.held_out else "run.eval_every"
+            found.append(f"run.{key}: needs evaluations, but {why}; set {what}, or remove run.{key}")
+    if data.eval_fraction is not None and data.streaming and not isinstance(data.train, str):
+        found.append("data.eval_fraction: several sources are streamed; keep held-out rows in files, and set data.eval")
+    held_out, _, metric = run.metric.rpartition(".")
+    if held_out and (not isinstance(data.eval, dict) or held_out not in data.eval):
+        names = ", ".join(name for name in data.held_out if name)
+        there = f"the held-out sets are {names}" if names else "held-out sets have no names here"
+        found.append(f"run.metric: {run.metric}: there is no held-out set {held_out}; {there}")
+    task = task_of(recipe.model.task)
+    if metric not in task.metrics:
+        *most, last = task.metrics
+        known = f"{', '.join(most)} or {last}" if most else last
+        found.append(f"run.metric: {metric} is not measured for {task.name}; set {known}")
     return found
 
 

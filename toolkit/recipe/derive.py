@@ -97,6 +97,12 @@ def _options(recipe: Recipe, blocks: tuple[str, ...], decide: Decisions) -> None
         decide("fp8", "e4m3, gradients e5m2", "one dynamic scale per tensor; not in training_args.json")
     if (reason := why_no_tokenizer(recipe)) is not None:
         decide("tokenizer.path", None, f"{reason} before training")
+    if (fraction := recipe.data.eval_fraction) is not None:
+        why = "of the rows, by a hash of their content; not in training_args.json: split the data"
+        decide("data.eval_fraction", fraction, why)
+    if recipe.run.metric != "eval_loss":
+        better = "smaller" if recipe.run.metric.endswith("eval_loss") else "larger"
+        decide("run.metric", recipe.run.metric, f"{better} is better; not in training_args.json: use compute_metrics")
     if (early := recipe.run.early_stopping) is not None:
         rule = f"after {early.patience} evaluations without improvement by more than {early.min_delta:g}"
         decide("run.early_stopping", rule, "not in training_args.json: use EarlyStoppingCallback")

@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies
@@ -69,3 +70,60 @@ def _connects(endpoint: str) -> bool:
         except OSError:
             return False
     return False
+
+
+def hub_problem(repo: str, error: BaseException) -> str | None:
+    """What the hub or the way to it did to ``repo``, and what to do, where ``error`` or one of its causes says so; None
+    for errors of another kind."""
+    from huggingface_hub import constants, errors
+
+    causes = list(_causes(error))
+
+    def one_of(*kinds: type[BaseException]) -> BaseException | None:
+        return next((cause for cause in causes if isinstance(cause, kinds)), None)
+
+    where = constants.ENDPOINT
+    if one_of(errors.GatedRepoError):
+        return f"{repo} is gated: accept its conditions at {where}/{repo}, then run `hf auth login`, or set HF_TOKEN"
+    if one_of(errors.RevisionNotFoundError):
+        return f"{repo} has no branch, tag or commit of this name at {where}"
+    if one_of(errors.RepositoryNotFoundError):
+        return (
+            f"no folder {repo} here, and {where} has no such repository, or none that this login may read "
+            "(`hf auth login`, or HF_TOKEN)"
+        )
+    if one_of(errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
+        why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE and not _set_here else f"{where} cannot be reached"
+        return f"no folder {repo} here, its files are not in the hub's cache, and {why}"
+    if (answered := one_of(errors.HfHubHTTPError)) is not None:
+        status = getattr(getattr(answered, "response", None), "status_code", "an error")
+        return (
+            None if isinstance(answered, errors.EntryNotFoundError) else f"{repo}: {where} answered {status}; try again"
+        )
+    if (lost := next((cause for cause in causes if _of_the_network(cause)), None)) is not None:
+        said = str(lost).splitlines()[0] if str(lost) else type(lost).__name__
+        return (
+            f"{repo}: a download from {where} was interrupted ({said}); start again: files that have arrived are kept"
+        )
+    return None
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether waiting does not help: the hub knows no such repository, or does not give it."""
+    from huggingface_hub import errors
+
+    return any(isinstance(cause, errors.RepositoryNotFoundError) for cause in _causes(error))  # gated ones, too
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _of_the_network(error: BaseException) -> bool:
+    """An error of a connection: Python's own, or of the packages that huggingface_hub downloads with."""
+    package = type(error).__module__.partition(".")[0]
+    return isinstance(error, ConnectionError | TimeoutError) or package.startswith(("httpx", "httpcore", "requests"))

@@ -12,6 +12,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from toolkit.command_line import OVERRIDE
 from toolkit.errors import InputError, Place
 from toolkit.recipe.adapter_options import adapter_problems
 from toolkit.recipe.positions import Document, KeyPath, parse, read
@@ -74,19 +75,23 @@ def apply_overrides(document: Document, overrides: Iterable[str]) -> None:
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals or not all(key.split(".")):
-            raise InputError(f"{override}: an override has the form section.key=value, for example strategy.name=zero3")
-        value = parse(text, f"override {key}").value
+            raise InputError(
+                f"{OVERRIDE} {override}: an override has the form section.key=value, for example strategy.name=zero3"
+            )
+        value = parse(text, f"{OVERRIDE} {override}").value
         path = tuple(key.split("."))
+        place = Place(f"{OVERRIDE} {override}")
         target = document.value
-        for part in path[:-1]:
+        for depth, part in enumerate(path[:-1], start=1):
             inner = target.get(part)
             if not isinstance(inner, dict):
                 inner = target[part] = {}
+                document.places[path[:depth]] = place
             target = inner
         target[path[-1]] = value
         # Errors below this key refer to the command line, not to the file.
         document.places = {known: at for known, at in document.places.items() if known[: len(path)] != path}
-        document.places[path] = Place(f"override {override}")
+        document.places[path] = place
 
 
 def _explain(item: ErrorDetails, document: Document) -> str:
@@ -104,10 +109,16 @@ def _explain(item: ErrorDetails, document: Document) -> str:
             )
         case "value_error":
             message = str(item["ctx"]["error"])
+        case "model_type" if not isinstance(item["input"], dict):
+            first = next(iter(_keys_at(path)))
+            message = f"is a section, not a value (given: {_shown(item['input'])}); did you mean {key}.{first}?"
         case _:
-            shown = item["input"] if not isinstance(item["input"], dict | list) else type(item["input"]).__name__
-            message = f"{item['msg'][0].lower()}{item['msg'][1:]} (given: {shown!r})"
+            message = f"{item['msg'][0].lower()}{item['msg'][1:]} (given: {_shown(item['input'])})"
     return f"{place}: {key}: {message}" if key else f"{place}: {message}"
+
+
+def _shown(value: Any) -> str:
+    return type(value).__name__ if isinstance(value, dict | list) else repr(value)
 
 
 def _written_path(location: tuple[int | str, ...], value: Any) -> KeyPath:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.errors import InputError
-from toolkit.recipe.hub import is_reachable
+from toolkit.recipe.hub import hub_problem, is_reachable, is_refusal
 from toolkit.recipe.schema import Model
 
 
@@ -26,6 +26,8 @@ class ModelFacts:
     config: dict[str, Any] | None
     folder: Path | None
     why_unknown: str | None = None
+    refused: bool = False
+    """The hub has no such model, or does not give it to this login: no run can load it."""
 
     @property
     def model_type(self) -> str | None:
@@ -90,9 +92,9 @@ def _from_hub(repo: str, revision: str | None) -> ModelFacts:
     try:
         file = hf_hub_download(repo, "config.json", revision=revision, etag_timeout=3)
     except Exception as error:  # whatever the network does, the reason is kept and reported where it matters
-        return ModelFacts(
-            None, None, f"{repo}: no such folder here, and its config could not be read: {_first_line(error)}"
-        )
+        problem = hub_problem(repo, error)
+        told = problem or f"{repo}: no such folder here, and its config could not be read: {_first_line(error)}"
+        return ModelFacts(None, None, told, is_refusal(error))
     return _from_folder(Path(file).parent)
 
 

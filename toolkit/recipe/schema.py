@@ -200,12 +200,37 @@ def _kind_of_train(value: Any) -> str:
     return "sources" if isinstance(value, list) else "path"
 
 
+Sources = Annotated[
+    Annotated[str, Tag("path")] | Annotated[list[DataSource], Field(min_length=1), Tag("sources")],
+    Discriminator(_kind_of_train),
+]
+
+
+def _kind_of_eval(value: Any) -> str:
+    return "sets" if isinstance(value, dict) else "path"
+
+
+SetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
+"""The name of a held-out set, as it stands in results and before the dot of `run.metric`."""
+
+
 class Data(Section):
-    train: Annotated[
-        Annotated[str, Tag("path")] | Annotated[list[DataSource], Field(min_length=1), Tag("sources")],
-        Discriminator(_kind_of_train),
-    ] = Field(description="file, folder or hub id; or a list of sources, see below")
-    eval: str | None = Field(None, description="file, folder or hub id; null: no evaluation")
+    train: Sources = Field(description="file, folder or hub id; or a list of sources, see below")
+    eval: (
+        Annotated[
+            Annotated[str, Tag("path")] | Annotated[dict[SetName, Sources], Tag("sets")], Discriminator(_kind_of_eval)
+        ]
+        | None
+    ) = Field(
+        None,
+        description="held-out data: file, folder or hub id; or several of them by name, e.g. {news: news.jsonl, code: "
+        "code.jsonl}; null: none, or `eval_fraction`",
+    )
+    eval_fraction: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None,
+        description="hold out about this share of the rows of `train`, in place of `eval`. A hash of a row's content "
+        "decides: the same rows in every run, and equal rows on one side",
+    )
     format: Literal["text", "prompt-completion", "messages", "tokens", "image", "audio"] = Field(
         "text",
         description="format of a sample; tokens: a list of words, for token-classification; image: an image and its "
@@ -244,6 +269,25 @@ class Data(Section):
         description="assistant turns to learn. auto: all, in one sample unless the template rewrites earlier turns; "
         "all: all, in one sample; last: the last; each: all, each in a sample of its own",
     )
+
+    @property
+    def held_out(self) -> tuple[str, ...]:
+        """Names of the held-out sets, in their order; "" is a single one, which has no name."""
+        if isinstance(self.eval, dict):
+            return tuple(self.eval)
+        return () if self.eval is None and self.eval_fraction is None else ("",)
+
+    @model_validator(mode="after")
+    def _one_way_to_hold_out(self) -> Data:
+        if self.eval is not None and self.eval_fraction is not None:
+            raise ValueError("`eval` and `eval_fraction` both say what is held out; set one of them")
+        if self.eval == {}:
+            raise ValueError("`eval` names no held-out set; set null")
+        for name, sources in self.eval.items() if isinstance(self.eval, dict) else ():
+            for at, source in enumerate(sources if isinstance(sources, list) else ()):
+                if source.weight is not None or source.proportion is not None:
+                    raise ValueError(f"`eval.{name}[{at}]`: every held-out sample counts once; remove its share")
+        return self
 
     @model_validator(mode="after")
     def _one_way_to_mix(self) -> Data:
@@ -490,7 +534,7 @@ class EarlyStopping(Section):
 
     patience: Positive = Field(description="evaluations in a row without improvement, after which the run ends")
     min_delta: Annotated[float, Field(ge=0)] = Field(
-        0.0, description="an evaluation improves if its loss is lower than the best so far by more than this"
+        0.0, description="an evaluation improves if `metric` is better than the best so far by more than this"
     )
 
 
@@ -522,10 +566,16 @@ class Run(Section):
     )
     eval_every: Count | None = Field(
         None,
-        description="optimizer steps between evaluations, and one at the end; 0: never; null: 500 if data.eval is set",
+        description="optimizer steps between evaluations, and one at the end; 0: never; null: 500 if data is held out",
+    )
+    eval_at_start: bool = Field(False, description="evaluate before the first step too")
+    metric: Annotated[str, Field(pattern=r"^([A-Za-z0-9_-]+\.)?[a-z0-9_]+$")] = Field(
+        "eval_loss",
+        description="what says which checkpoint is the best, and when early_stopping ends the run: eval_loss; accuracy "
+        "or f1 (classes); pearson (numbers); of one of several held-out sets: NAME.eval_loss",
     )
     early_stopping: EarlyStopping | None = Field(
-        None, description="end the run when the held-out loss no longer improves: {patience, min_delta}"
+        None, description="end the run when `metric` no longer improves: {patience, min_delta}"
     )
     ema: Ema | None = Field(
         None, description="keep a float32 moving average of the trained weights, for toolkit export --ema"
@@ -558,7 +608,7 @@ class Recipe(Section):
     @property
     def eval_interval(self) -> int:
         """Optimizer steps between evaluations; 0 if there are none."""
-        if self.data.eval is None:
+        if not self.data.held_out:
             return 0
         return 500 if self.run.eval_every is None else self.run.eval_every
 

@@ -41,7 +41,7 @@ def bench_page(document: dict[str, Any], title: str) -> str:
 
 def _measured(cells: Sequence[dict[str, Any]], document: dict[str, Any]) -> list[str]:
     lines = [
-        "<h2>Supervised tokens/s</h2>",
+        "<h2>Tokens/s</h2>",
         "<p class='soft'>A bar is the median of all turns; a line is one turn.</p>",
         rates(cells),
         "<h2>Every timed step, by turn</h2>",

@@ -128,3 +128,10 @@ class Task:
     media: Media | None = None
     heads: tuple[str, ...] = ()
     why_format: str = ""
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """What an evaluation measures, and ``run.metric`` can name; of all but the loss, larger is better."""
+        if self.classes:
+            return ("eval_loss", "accuracy", "f1")
+        return ("eval_loss", "pearson") if self.numbers else ("eval_loss",)

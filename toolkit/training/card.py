@@ -65,9 +65,18 @@ def _without_places(recipe: Recipe) -> dict[str, Any]:
     content = recipe.model_dump(mode="json", exclude_defaults=True)
     for key in ("train", "eval"):
         if content["data"].get(key):
-            content["data"][key] = Path(content["data"][key]).name
+            content["data"][key] = _names_alone(content["data"][key])
     content.get("run", {}).pop("output_dir", None)
     return content
+
+
+def _names_alone(sources: Any) -> Any:
+    """File names in place of paths: of one source, of a list of them, or of several by name."""
+    if isinstance(sources, str):
+        return Path(sources).name
+    if isinstance(sources, list):
+        return [one | {"path": Path(one["path"]).name} for one in sources]
+    return {name: _names_alone(one) for name, one in sources.items()}
 
 
 def _data(recipe: Recipe) -> str:
@@ -82,9 +91,13 @@ def _metrics(run: Path, manifest: dict[str, Any], recipe: Recipe) -> dict[str, A
         if line["step"] == manifest["step"]:
             found["loss, last step"] = line["loss"]
     for line in _lines(run / "eval.jsonl"):
-        if line["step"] == manifest["step"]:
+        if line["step"] == manifest["step"] and "eval_set" not in line:
             found[held_out] = line["loss"]
+            found |= {name: line[key] for key, name in _SCORES.items() if line.get(key) is not None}
     return {key: None if value is None else f"{value:.4f}" for key, value in found.items()}
+
+
+_SCORES = {"accuracy": "held-out accuracy", "f1": "held-out F1 (macro)", "pearson": "held-out Pearson's r"}
 
 
 def _lines(file: Path) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from toolkit.errors import InputError
+from toolkit.launch.identity import check_recipe, identity
 from toolkit.model.batch_norm import statistics
 from toolkit.recipe.earlier import recipe_version
 from toolkit.results import versions
@@ -26,7 +27,6 @@ from toolkit.strategies.engines.pieces import Saved, Shape, whole
 from toolkit.training.agreement import all_written, every_rank_sees, first_problem, from_rank, name_of_mark
 from toolkit.training.early_stopping import Improvement
 from toolkit.training.finding import AVERAGE, all_checkpoints, first_valid, keep_some, whole_manifest
-from toolkit.training.identity import check_recipe, identity
 from toolkit.training.loop import Progress
 from toolkit.training.manifest import Damaged
 from toolkit.training.saving import Background
@@ -78,6 +78,7 @@ def begin(
     progress: Progress,
     eval_loss: float | None = None,
     failed: Callable[[], None] | None = None,
+    score: dict[str, Any] | None = None,
 ) -> Saving:
     """Give this rank's pieces of every trained tensor to its disk, as part of ``folder/step-N``; every rank calls it.
 
@@ -86,8 +87,8 @@ def begin(
     written. Nothing is gathered, unless a rank does not see the folder, on a disk of another node: then rank 0 collects
     each tensor whole and writes them all.
 
-    ``eval_loss``: of these weights, where they were evaluated; the best checkpoint is kept. ``failed`` is called, by
-    a thread of a rank that cannot write. Raises RunFailed on every rank where the folder cannot be made.
+    ``eval_loss``, ``score``: of these weights, where they were evaluated; the best checkpoint is kept. ``failed`` is
+    called, by a thread of a rank that cannot write. Raises RunFailed on every rank where the folder cannot be made.
     """
     engine, rank, world = session.engine, session.accelerator.process_index, session.accelerator.num_processes
     target = folder / f"step-{progress.step:08d}"
@@ -143,6 +144,7 @@ def begin(
             "extensions": list(progress.extensions),
             "improvement": progress.improvement.to_json(),
             "eval_loss": eval_loss,
+            **({} if score is None else {"score": score}),
             "recipe_version": recipe_version(),
             "identity": identity(recipe),
             "strategy": session.resolved.recipe.strategy.name,

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from toolkit.errors import InputError, RunFailed
+from toolkit.launch.identity import saved_recipe
 from toolkit.model.batch_norm import batch_norms, statistics
 from toolkit.model.load import build_config
 from toolkit.model.nf4 import nf4_layers
@@ -25,7 +26,6 @@ from toolkit.strategies import resolve, simplest
 from toolkit.training.card import model_card
 from toolkit.training.finding import all_checkpoints, first_valid, tensors_of, whole_manifest
 from toolkit.training.finding import best as best_checkpoint
-from toolkit.training.identity import saved_recipe
 from toolkit.training.merge import merge_and_unload, merge_dequantised, merged_by_peft
 from toolkit.training.session import prepare_model
 from toolkit.training.streamed import Job, name_base, name_classes, one_dtype, write_in_turn

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 import torch
 
 from toolkit.errors import InputError
+from toolkit.launch.identity import saved_recipe
 from toolkit.optim.schedule_free import averaged
 from toolkit.optimizers import optimizer_kind
 from toolkit.strategies.engines.pieces import Piece
-from toolkit.training.identity import saved_recipe
 from toolkit.training.manifest import Damaged, Share, read_manifest
 from toolkit.training.tensor_folder import Index, TensorReader, read_index
 
@@ -96,16 +96,26 @@ class AverageReader(TensorReader):
 
 
 def best(folder: Path) -> Path | None:
-    """The checkpoint with the lowest held-out loss, of those that were evaluated when saved."""
-    losses: dict[Path, float] = {}
-    for candidate in all_checkpoints(folder):
+    """The checkpoint that is best by ``run.metric``, the lowest held-out loss by default, of those that were evaluated
+    when saved; where the metric has changed, by that of the latest of them."""
+    found: dict[Path, float] = {}
+    metric: str | None = None
+    for candidate in reversed(all_checkpoints(folder)):
         try:
-            loss = read_manifest(candidate, deep=False)["eval_loss"]
+            score = _score(read_manifest(candidate, deep=False))
         except InputError:
             continue
-        if loss is not None:
-            losses[candidate] = loss
-    return min(losses, key=losses.__getitem__, default=None)
+        if score is None or metric not in (None, score["metric"]):
+            continue
+        metric = score["metric"]
+        found[candidate] = -score["value"] if score["larger_is_better"] else score["value"]
+    return min(reversed(found), key=found.__getitem__, default=None)
+
+
+def _score(manifest: dict[str, Any]) -> dict[str, Any] | None:
+    """Metric, value and direction of a checkpoint that was evaluated. Earlier versions wrote the loss alone."""
+    score = manifest.get("score", {"metric": "eval_loss", "value": manifest["eval_loss"], "larger_is_better": False})
+    return None if score is None or score["value"] is None else score
 
 
 def keep_some(folder: Path, newest: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -15,12 +16,14 @@ from toolkit.model.head_loss import multiplied_by
 from toolkit.model.loss_terms import LossTerms
 from toolkit.optim.schedule import learning_rate
 from toolkit.recipe.resolve import Resolved
+from toolkit.tasks import task_of
 from toolkit.training.average import evaluation_weights
 from toolkit.training.early_stopping import Improvement
 from toolkit.training.guard import LossGuard
 from toolkit.training.loss import loss_sum
 from toolkit.training.metrics import Pending
 from toolkit.training.pipeline import run_window
+from toolkit.training.scores import Counting, Evaluated
 from toolkit.training.session import Session, seed_micro_batch
 from toolkit.training.stop import Stop
 from toolkit.training.watch import Marks
@@ -105,7 +108,8 @@ def train(
             session.average.update(progress.updates)
         groups = engine.group_rates() if recipe.optimizer.groups else None
         squares = session.group_norms.after() if session.group_norms is not None else None
-        after_step(Pending(progress.step, loss, tokens, step.grad_norm, lr, step.skipped, groups, squares))
+        rows = torch.full((), float(sum(m.row_tokens for m in window)), device=engine.device)
+        after_step(Pending(progress.step, loss, tokens, step.grad_norm, lr, step.skipped, groups, squares, rows))
         if stop and stop.after():
             return
         first = False
@@ -155,10 +159,11 @@ def _mean(loss: torch.Tensor, tokens: torch.Tensor, resolved: Resolved) -> float
 
 
 @torch.no_grad()
-def evaluate(session: Session, batches: Iterable[MicroBatch]) -> tuple[float, int]:
-    """Mean cross-entropy over the supervised tokens of every sample, and their number; every rank calls it. An
-    optimizer that averages the weights has them evaluated at the average."""
-    engine = session.engine
+def evaluate(session: Session, batches: Iterable[MicroBatch]) -> Evaluated:
+    """Mean cross-entropy over the supervised tokens of every sample, their number, and the task's scores; every rank
+    calls it. An optimizer that averages the weights has them evaluated at the average."""
+    engine, task = session.engine, task_of(session.resolved.recipe.model.task)
+    counting = Counting(task) if task.classes or task.numbers else None
     total = torch.zeros(2, dtype=torch.float64, device=engine.device)
     from_first_rank(engine.batch_norms)
     engine.model.eval()
@@ -166,15 +171,17 @@ def evaluate(session: Session, batches: Iterable[MicroBatch]) -> tuple[float, in
         with evaluation_weights(engine):
             for micro in batches:
                 with engine.autocast():
-                    there, task = micro.to(engine.device), session.resolved.recipe.model.task
+                    there = micro.to(engine.device)
+                    observe = None if counting is None else partial(counting.add, sample_ids=micro.sample_ids)
                     loss = loss_sum(
                         engine.model,
                         engine.config,
                         there.tensors,
-                        task,
+                        task.name,
                         part=micro.part,
                         balance=False,
                         bounds=there.bounds,
+                        observe=observe,
                     )
                 total[0] += loss
                 total[1] += micro.supervised
@@ -182,8 +189,10 @@ def evaluate(session: Session, batches: Iterable[MicroBatch]) -> tuple[float, in
         engine.model.train()
     if engine.pipeline is not None:
         total = engine.pipeline.of_last_stage(total)
-    loss_total, count = counted_once(sum_over_ranks(total), session.resolved).tolist()
-    return loss_total / max(1.0, count), int(count)
+    combine = lambda tensor: counted_once(sum_over_ranks(tensor), session.resolved)  # noqa: E731
+    loss_total, count = combine(total).tolist()
+    scores = None if counting is None else counting.total(combine, engine.device)
+    return Evaluated(loss_total / max(1.0, count), int(count), scores)
 
 
 def counted_once(summed: torch.Tensor, resolved: Resolved) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -29,11 +29,13 @@ def loss_sum(
     bounds: Bounds | None = None,
     *,
     balance: bool = True,
+    observe: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
 ) -> torch.Tensor:
     """Cross-entropy, with ``terms``, summed over the supervised tokens of one micro-batch: a float32 scalar; of a task
     whose labels are numbers, the squared errors, summed over its samples. ``part``: of the rows that this rank
     computes, its predictions alone. ``balance``: with the balance loss of experts, if the model's config has one.
-    ``bounds``: of packed samples, for an attention that takes them.
+    ``bounds``: of packed samples, for an attention that takes them. ``observe``: called with the logits, float32
+    (predictions, classes), and the labels (predictions,) that they are of.
 
     ``tensors``: ``input_ids`` and ``attention_mask`` (batch, length) int64, ``labels`` (batch, length) int64
     with -100 where not supervised, (batch,) for classification and regression. Logits are taken to float32 first, as
@@ -50,6 +52,8 @@ def loss_sum(
     logits = output.logits
     routed = getattr(output, "aux_loss", None) if balance else None
     if task_of(task).numbers:
+        if observe is not None:
+            observe(logits, labels)
         return squared_errors(logits, labels) + _router_loss(config, routed, labels)
     if wanted.answered:  # the head has given the loss itself
         return logits + _router_loss(config, routed, labels[:, 1:])
@@ -61,6 +65,8 @@ def loss_sum(
         # Labels move, logits stay: to leave out their last position would copy them, and once more in the backward.
         labels = next_labels(labels, logits.shape[1])
     flat, targets = logits.reshape(-1, logits.shape[-1]).float(), labels.reshape(-1)
+    if observe is not None:
+        observe(flat, targets)
     loss = functional.cross_entropy(
         flat, targets, ignore_index=IGNORED, reduction="sum", label_smoothing=terms.smoothing
     )

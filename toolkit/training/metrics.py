@@ -17,7 +17,8 @@ import torch
 @dataclass(frozen=True)
 class StepRecord:
     """One line of metrics.jsonl. ``loss``: mean over the window's supervised tokens, all ranks; ``tokens``: how
-    many those were; ``grad_norm``: before clipping, null where it was not finite."""
+    many those were; ``grad_norm``: before clipping, null where it was not finite. ``tokens_per_second`` counts the
+    tokens of the rows, supervised or not, without padding (``MicroBatch.row_tokens``)."""
 
     step: int
     loss: float | None
@@ -25,6 +26,7 @@ class StepRecord:
     lr: float
     tokens: int
     tokens_per_second: float
+    supervised_tokens_per_second: float
     skipped: bool
     group_lrs: list[float] | None = None
     """Of ``optimizer.groups``, in their order; None if the recipe has none. ``lr`` is that of all other parameters."""
@@ -62,6 +64,8 @@ class Pending:
     group_lrs: list[float] | None = None
     group_squares: torch.Tensor | None = None
     """``run.group_norms``: what ``GroupNorms.after`` returns, of this rank."""
+    row_tokens: torch.Tensor | None = None
+    """Of this rank (``MicroBatch.row_tokens``); None: as many as are supervised on all ranks."""
 
 
 class MetricsLog:
@@ -75,7 +79,7 @@ class MetricsLog:
         self._pending: list[Pending] = []
         self._file = path.open("a", encoding="utf-8") if path else None
         self._since = time.perf_counter()
-        self.tokens = 0
+        self.tokens = self.row_tokens = 0
         self.seconds = 0.0
         self.last: StepRecord | None = None
 
@@ -86,14 +90,18 @@ class MetricsLog:
         """Copy the pending steps to the host: the only device synchronisation of logging."""
         if not self._pending:
             return []
-        sums = self._sum(torch.stack([p.loss_sum.double() for p in self._pending]))
+        known = [p.row_tokens for p in self._pending if p.row_tokens is not None]
+        sums = self._sum(torch.stack([each.double() for each in (*(p.loss_sum for p in self._pending), *known)]))
         counts = torch.stack([p.tokens.double() for p in self._pending])
-        losses, tokens = torch.stack([sums, counts]).tolist()
+        found = torch.cat([sums, counts]).tolist()
+        losses, rows, tokens = (found[: len(counts)], found[len(counts) : -len(counts)], found[-len(counts) :])
+        rows = rows or tokens
         norms = [float(p.grad_norm) for p in self._pending]  # nothing is left to wait for
         now = time.perf_counter()
         elapsed, self._since = now - self._since, now
-        rate = sum(tokens) / elapsed if elapsed else 0.0
+        row_rate, rate = (sum(each) / elapsed if elapsed else 0.0 for each in (rows, tokens))
         self.tokens += int(sum(tokens))
+        self.row_tokens += int(sum(rows))
         self.seconds += elapsed
         records = [
             StepRecord(
@@ -102,6 +110,7 @@ class MetricsLog:
                 _finite(norm),
                 p.lr,
                 int(count),
+                round(row_rate, 1),
                 round(rate, 1),
                 p.skipped,
                 p.group_lrs,

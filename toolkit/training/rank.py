@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from toolkit.command_line import name_overrides
 from toolkit.errors import OutOfMemory, Stopped, ToolkitError
 from toolkit.launch.failure import nonretryable_exit_code, note_failure
 from toolkit.launch.signals import attempt, die_with_parent, note_rank, note_stop
@@ -99,7 +100,7 @@ def main(arguments: Sequence[str]) -> int:
         _report(terminal, rank, str(error), 1, retryable=False, memory={"device_gib": error.device_gib})
         return _leave(1)
     except ToolkitError as error:
-        _report(terminal, rank, str(error), error.exit_code, retryable=False)
+        _report(terminal, rank, name_overrides(str(error), positional), error.exit_code, retryable=False)
         return _leave(error.exit_code)
     except BaseException as error:  # any error: the other ranks must not wait for this one
         traceback.print_exc()

@@ -16,20 +16,23 @@ from toolkit.counts import count
 from toolkit.data.loader import TrainLoader, open_data
 from toolkit.errors import Stopped
 from toolkit.half_precision import cpu_emulates
+from toolkit.launch.identity import saved_recipe
 from toolkit.launch.signals import attempt, handled, name_of
+from toolkit.machine import cpu_count
 from toolkit.model.adapters import ignored_values
 from toolkit.model.compiling import compilation
 from toolkit.recipe.resolve import Resolved
 from toolkit.results import Result
 from toolkit.tasks import task_of
+from toolkit.tasks.base import Task
 from toolkit.training import checkpoint, finding
 from toolkit.training.early_stopping import Improvement
 from toolkit.training.extension import check_length, total_steps
-from toolkit.training.identity import saved_recipe
 from toolkit.training.loop import Progress, counted_once, sum_over_ranks, train
 from toolkit.training.manifest import read_manifest
 from toolkit.training.metrics import MetricsLog, peak_memory_bytes, set_aside, truncate_metrics
 from toolkit.training.out_of_memory import is_out_of_memory, told
+from toolkit.training.room import check_room
 from toolkit.training.same_data import check_rows
 from toolkit.training.screen import Screen, engaged_line, headline, rate_of
 from toolkit.training.session import Session, open_session
@@ -69,6 +72,7 @@ def run(
     session = _opened(resolved, folder)
     if connected is not None:
         connected()
+    check_room(session, folder)
     passed_over: list[str] = []
     start, progress = None, Progress()
     if resume:
@@ -93,8 +97,7 @@ def run(
             set_aside(folder / "eval.jsonl")
         truncate_metrics(folder / "metrics.jsonl", progress.step)
         truncate_metrics(folder / "eval.jsonl", progress.step)
-    counted = task_of(resolved.recipe.model.task).labels.counted
-    view = Screen(screen if main else None, total, progress.step, counted)
+    view = Screen(screen if main else None, total, progress.step, rate_of(task_of(recipe.model.task)))
     for damage in passed_over:
         view.say(damage)
     _introduce(view, session, samples, start, resume, progress.improvement, kept)
@@ -120,6 +123,7 @@ def run(
             watch.start()
         try:
             try:
+                steps.begin()
                 train(session, loader, total, progress, steps, stop=stop, guard=steps.guard, marks=marks)
             except Exception as error:
                 if not is_out_of_memory(error):
@@ -144,7 +148,9 @@ def run(
         steps=progress.step,
         skipped_steps=progress.step - progress.updates,
         tokens=recorder.tokens,
-        tokens_per_second=round(recorder.tokens / recorder.seconds, 1) if recorder.seconds else None,
+        row_tokens=recorder.row_tokens,
+        tokens_per_second=round(recorder.row_tokens / recorder.seconds, 1) if recorder.seconds else None,
+        supervised_tokens_per_second=round(recorder.tokens / recorder.seconds, 1) if recorder.seconds else None,
         peak_memory_bytes=[int(peak) for peak in peaks],
         tokenised=_came(samples),
         unread_columns=samples.unread,
@@ -154,6 +160,7 @@ def run(
         compile=compilation().to_json() if recipe.compile else None,
         checkpoint=str(steps.saved or start) if steps.saved or start else None,
         eval_loss=steps.eval_loss,
+        evaluation=steps.evaluation,
         best_checkpoint=_named(finding.best(folder / "checkpoints")),
     )
     if main:
@@ -162,7 +169,7 @@ def run(
             note = {"signal": stop.agreed, "step": progress.step, "checkpoint": answer["checkpoint"]}
             (folder / STOPPED).write_text(json.dumps(note) + "\n", encoding="utf-8")
         else:
-            view.say(_farewell(answer, folder, counted))
+            view.say(_farewell(answer, folder, task_of(recipe.model.task)))
     if dist.is_initialized():
         dist.barrier()  # no rank takes the group away while another still uses it
         session.accelerator.state.destroy_process_group()
@@ -223,6 +230,12 @@ def _introduce(
         view.say(
             f"note: precision: this CPU has no instructions for products of {dtype}, which take many times as "
             "long as float32's; precision: fp32 is faster here"
+        )
+    processes, cores = session.resolved.recipe.machine.processes, cpu_count()
+    if session.engine.device.type == "cpu" and processes > cores:
+        few = "1 core" if cores == 1 else f"{cores} cores"
+        view.say(
+            f"note: machine.processes: {processes} processes share {few} and wait for each other; fewer are faster"
         )
     if session.loaded_whole is not None:
         view.say(f"note: every process loads the whole model, not its part of it: {session.loaded_whole}")
@@ -287,9 +300,10 @@ def _stopped(number: int, step: int, saved: str | None, again: str) -> str:
     return f"{text}, saved in {saved}\nresume with: {again}"
 
 
-def _farewell(answer: dict[str, Any], folder: Path, counted: str) -> str:
+def _farewell(answer: dict[str, Any], folder: Path, task: Task) -> str:
+    counted = {"tokens": "supervised tokens"}.get(task.labels.counted, task.labels.counted)
     loss = "" if answer["final_loss"] is None else f" · loss {answer['final_loss']:.4f}"
-    rate = "" if answer["tokens_per_second"] is None else f" · {answer['tokens_per_second']:,.0f} {rate_of(counted)}"
+    rate = "" if answer["tokens_per_second"] is None else f" · {answer['tokens_per_second']:,.0f} {rate_of(task)}"
     text = f"done: {answer['steps']} steps{loss} · {answer['tokens']:,} {counted}{rate} · {answer['seconds']:.0f} s"
     if answer["checkpoint"] is None:
         return f"{text}\nnothing was saved (run.save_every: 0) · metrics in {folder}/metrics.jsonl"

@@ -17,6 +17,8 @@ from toolkit.launch.failure import SCREEN_VARIABLE
 from toolkit.launch.files import parts
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies.engines.claims import Claim
+from toolkit.tasks.base import Task
+from toolkit.tasks.labels import Labels
 from toolkit.training.metrics import StepRecord
 
 
@@ -68,17 +70,18 @@ class _Enduring:
         return getattr(self._stream, name)
 
 
-def rate_of(counted: str) -> str:
-    """The unit of speed, in short."""
-    return "tok/s" if counted == "tokens" else f"{counted}/s"
+def rate_of(task: Task) -> str:
+    """The unit of ``tokens_per_second``, in short: of models that take no tokens and have one label per sample,
+    samples."""
+    no_tokens = task.media is not None and not task.media.tokens and task.labels is Labels.SAMPLE
+    return "samples/s" if no_tokens else "tok/s"
 
 
 class Screen:
-    """Rank 0's view of a run; that of the other ranks shows nothing. ``counted``: what has a loss, tokens or
-    samples."""
+    """Rank 0's view of a run; that of the other ranks shows nothing. ``rate``: the unit of speed."""
 
-    def __init__(self, stream: TextIO | None, total_steps: int, done: int = 0, counted: str = "tokens") -> None:
-        self.rate = rate_of(counted)
+    def __init__(self, stream: TextIO | None, total_steps: int, done: int = 0, rate: str = "tok/s") -> None:
+        self.rate = rate
         self.console: Console | None = None
         if stream:
             self.console = Console(file=cast(TextIO, _Enduring(stream)), highlight=False, soft_wrap=True)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
+import operator
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from toolkit.data.loader import eval_batches, open_data
+from toolkit.data.sources import held_out_recipes
 from toolkit.model.compiling import compilation, describe
 from toolkit.tasks import task_of
 from toolkit.training import checkpoint
@@ -15,6 +19,7 @@ from toolkit.training.guard import LossGuard, no_way_back, refusal
 from toolkit.training.loop import Progress, evaluate
 from toolkit.training.manifest import read_manifest
 from toolkit.training.metrics import MetricsLog, Pending, StepRecord, peak_memory_bytes
+from toolkit.training.scores import score_of
 from toolkit.training.screen import Screen
 from toolkit.training.session import Session
 from toolkit.training.watch import Marks
@@ -44,15 +49,25 @@ class Steps:
         self.guard = LossGuard(self.run, progress.recent)
         self.saved: Path | None = None
         # A checkpoint that was evaluated is not evaluated again, nor reported twice.
-        self.eval_loss: float | None = read_manifest(start, deep=False)["eval_loss"] if start else None
-        self._evaluated = 0 if self.eval_loss is None else progress.step
+        manifest = read_manifest(start, deep=False) if start else {"eval_loss": None}
+        self.eval_loss: float | None = manifest["eval_loss"]
+        self.evaluation: dict[str, Any] | None = None
+        """The line of eval.jsonl of the last evaluation of this process."""
+        self._score: dict[str, Any] | None = manifest.get("score")
+        self._evaluated: int | None = None if self.eval_loss is None else progress.step
         self._whole = progress.step if start else 0
         """The last saved step, or the step that the run started with."""
         self._step_reported = False
         self._compiled_reported = self._fell_back_reported = self._disk_reported = False
         self.eval_interval = session.resolved.recipe.eval_interval
-        self._eval_samples = open_data(session.data_recipe, "eval", session.tokenizer) if self.eval_interval else None
-        self.eval_notes: list[str] = [] if self._eval_samples is None else self._eval_samples.notes
+        held_out = held_out_recipes(session.data_recipe) if self.eval_interval else {}
+        self._held_out = {name: open_data(one, "eval", session.tokenizer) for name, one in held_out.items()}
+        self.eval_notes: list[str] = [note for samples in self._held_out.values() for note in samples.notes]
+
+    def begin(self) -> None:
+        """Evaluate before the first step of a run, with ``run.eval_at_start``."""
+        if self.run.eval_at_start and self.progress.step == 0:
+            self._timeless("evaluating", self._evaluate)
 
     def __call__(self, pending: Pending) -> None:
         self.recorder.add(pending)
@@ -61,7 +76,7 @@ class Steps:
         if step % self.run.log_every == 0:
             self._log()
         # Evaluated before it is saved: a checkpoint knows how good it is.
-        if self._eval_samples is not None and (step % self.eval_interval == 0 or last):
+        if self._held_out and (step % self.eval_interval == 0 or last):
             self._timeless("evaluating", self._evaluate)
         if self.run.save_every and (step % self.run.save_every == 0 or last):
             self._timeless("saving", self._save)
@@ -69,7 +84,7 @@ class Steps:
     def finish(self, *, stopped: bool) -> None:
         """End of the run: log, evaluate and save what is pending. A stopped run does not evaluate."""
         self._log()
-        if self._eval_samples is not None and self._evaluated != self.progress.step and not stopped:
+        if self._held_out and self._evaluated != self.progress.step and not stopped:
             self._evaluate()
         self._settle()
         if self.run.save_every and self._whole != self.progress.step:
@@ -114,7 +129,8 @@ class Steps:
         if self.run.trackers:
             for record in records:
                 values = {"loss": record.loss, "grad_norm": record.grad_norm, "lr": record.lr,
-                          "tokens_per_second": record.tokens_per_second}  # fmt: skip
+                          "tokens_per_second": record.tokens_per_second,
+                          "supervised_tokens_per_second": record.supervised_tokens_per_second}  # fmt: skip
                 values |= {f"lr_group_{at}": lr for at, lr in enumerate(record.group_lrs or [])}
                 values |= record.group_values()
                 self.session.accelerator.log({k: v for k, v in values.items() if v is not None}, step=record.step)
@@ -154,47 +170,58 @@ class Steps:
 
     def _evaluate(self) -> None:
         session, resolved = self.session, self.session.resolved
-        assert self._eval_samples is not None
-        batches = eval_batches(
-            self._eval_samples,
-            resolved.recipe,
-            resolved.micro_size,
-            resolved.data_size,
-            session.data_rank,
-            resolved.device,
-            part=resolved.row_part(session.rank),
-        )
-        loss, tokens = evaluate(session, batches)
-        self.eval_loss = loss if math.isfinite(loss) else None  # JSON has no NaN
+        found = {
+            name: evaluate(
+                session,
+                eval_batches(
+                    samples,
+                    resolved.recipe,
+                    resolved.micro_size,
+                    resolved.data_size,
+                    session.data_rank,
+                    resolved.device,
+                    part=resolved.row_part(session.rank),
+                ),
+            )
+            for name, samples in self._held_out.items()
+        }
+        several = "" not in found
+        if several:
+            found[""] = functools.reduce(operator.add, found.values())
         step = self._evaluated = self.progress.step
-        task = task_of(resolved.recipe.model.task)
-        numbers, counted = task.numbers, task.labels.counted
-        root = math.sqrt(loss) if numbers and math.isfinite(loss) else None
-        if numbers:
-            shown = "not finite" if root is None else f"{loss:.4f}, root {root:.4f},"
-            self.view.say(f"  step {step}: held-out mean squared error {shown} over {tokens:,} {counted}")
-        else:
-            self.view.say(f"  step {step}: held-out loss {loss:.4f} over {tokens:,} {counted}")
+        task, names = task_of(resolved.recipe.model.task), session.label_names
+        values = {name: one.values(task, names) for name, one in found.items()}
+        for name, one in found.items():
+            where = f", {name}" if name else ", all" if several else ""
+            self.view.say(f"  step {step}{where}: {one.told(task, names)}")
+        self.eval_loss, self.evaluation = values[""]["loss"], {"step": step} | values[""]
+        score = score_of(self.run.metric, values)
+        self._score = score.to_json()
         if (early := self.run.early_stopping) is not None:
             # The loss was summed over ranks in float64: every rank has the same, and decides the same.
-            self.progress.improvement.judge(self.eval_loss, step, early)
+            self.progress.improvement.judge(score, step, early)
             if self.progress.improvement.ends(early):
                 self.view.say(f"  step {step}: {self.progress.improvement.reason()}: the run ends")
         if self.run.trackers:
-            session.accelerator.log({"eval_loss": loss}, step=step)
+            session.accelerator.log(_tracked(values), step=step)
         if session.accelerator.is_main_process:
             with (self.folder / "eval.jsonl").open("a", encoding="utf-8") as file:
-                line = {"step": step, "loss": self.eval_loss, "tokens": tokens}
-                line |= {"root_mean_squared_error": root} if numbers else {}
-                file.write(json.dumps(line) + "\n")
+                for name, line in values.items():
+                    which = {"eval_set": name} if name else {}
+                    file.write(json.dumps({"step": step} | which | line) + "\n")
 
     def _save(self) -> None:
         self._settle()
         step = self.progress.step
         self.progress.recent = list(self.guard.recent)
-        eval_loss = self.eval_loss if self._evaluated == step else None
+        known = self._evaluated == step
         self._saving = checkpoint.begin(
-            self.session, self.folder / "checkpoints", self.progress, eval_loss, self._give_up
+            self.session,
+            self.folder / "checkpoints",
+            self.progress,
+            self.eval_loss if known else None,
+            self._give_up,
+            self._score if known else None,
         )
         if not self._disk_reported and not self.session.shared_disk:
             self.view.say(
@@ -211,3 +238,13 @@ class Steps:
             saving, self._saving = self._saving, None
             self.saved = saving.settle(self.session)
             self._whole = int(self.saved.name.removeprefix("step-"))
+
+
+def _tracked(values: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """What trackers get of an evaluation: eval_loss, eval_accuracy, and of a set by name eval_NAME_loss."""
+    return {
+        f"eval_{name}_{key}" if name else f"eval_{key}": value
+        for name, line in values.items()
+        for key, value in line.items()
+        if key != "tokens" and isinstance(value, float)
+    }

@@ -28,7 +28,7 @@ MAX_METRICS = 64 << 20
 _LOCKS = (".lock", ".lock-rank0")
 _CHECKPOINT = re.compile(r"step-(\d{1,12})")
 _LOG = re.compile(r"(rank\d{1,5}|launcher)\.log")
-_NUMBERS = ("loss", "lr", "grad_norm", "tokens_per_second", "tokens")
+_NUMBERS = ("loss", "lr", "grad_norm", "tokens_per_second", "supervised_tokens_per_second", "tokens")
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,8 @@ class Step:
     lr: float | None
     grad_norm: float | None
     tokens_per_second: float | None
+    supervised_tokens_per_second: float | None
+    """None in files of earlier versions, whose ``tokens_per_second`` are these."""
     tokens: float | None
     skipped: bool
 
@@ -72,10 +74,11 @@ class Run:
     @property
     def seconds_left(self) -> float | None:
         """Estimated from the tokens per step and per second of the last steps; None if that is not known."""
-        recent = [s for s in self.steps[-20:] if s.tokens and s.tokens_per_second]
+        rates = [(s.tokens, s.supervised_tokens_per_second or s.tokens_per_second) for s in self.steps[-20:]]
+        recent = [tokens / rate for tokens, rate in rates if tokens and rate]
         if self.state != "running" or not recent or self.total is None:
             return None
-        each = sum((s.tokens or 0) / (s.tokens_per_second or 1) for s in recent) / len(recent)
+        each = sum(recent) / len(recent)
         return max(0, self.total - self.steps[-1].step) * each
 
 
@@ -264,7 +267,7 @@ def _evaluations(file: Path) -> list[tuple[int, float]]:
     for entry in _lines(file):
         step = _count(entry.get("step"))
         loss = _number(entry.get("eval_loss", entry.get("loss")))
-        if step is not None and loss is not None:
+        if step is not None and loss is not None and "eval_set" not in entry:
             found.append((step, loss))
     return found
 

@@ -77,9 +77,9 @@ def twin_recipe(resolved: Resolved, *, full_size: bool) -> dict[str, Any]:
     # New tokens follow the twin's own vocabulary.
     added = resolved.recipe.tokenizer.added
     values["tokenizer"]["path"] = (None if added else values["tokenizer"]["path"]) or NO_TOKENIZER
-    values["data"] |= {"train": "built-in", "eval": None, "workers": 0, "streaming": False}
+    values["data"] |= {"train": "built-in", "eval": None, "eval_fraction": None, "workers": 0, "streaming": False}
     values["run"] |= {"max_steps": STEPS, "epochs": None, "save_every": 0, "eval_every": 0, "trackers": []}
-    values["run"]["early_stopping"] = None  # nothing is evaluated
+    values["run"] |= {"early_stopping": None, "eval_at_start": False, "metric": "eval_loss"}  # nothing is evaluated
     if (ema := values["run"]["ema"]) is not None:
         # Within a few steps the average begins, and changes by more than it is rounded.
         ema |= {"decay": min(ema["decay"], 0.9), "every": min(ema["every"], 2), "start": min(ema["start"], 1)}

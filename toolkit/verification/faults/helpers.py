@@ -22,7 +22,14 @@ def whole_model(config: dict[str, Any], task: str, form: str, **keys: Any) -> di
     model = {"config": config, "path": None, "task": task, "attention": None, "batch_norm": None, **keys}
     return {
         "model": model,
-        "data": {"train": "built-in", "eval": None, "format": form, "fields": {}, "packing": False},
+        "data": {
+            "train": "built-in",
+            "eval": None,
+            "eval_fraction": None,
+            "format": form,
+            "fields": {},
+            "packing": False,
+        },
         "strategy": {"wrap": None},
         "adapter": None,
         "loss": "plain",

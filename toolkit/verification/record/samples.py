@@ -53,7 +53,7 @@ def record_data(case: DataCase) -> DataTrace:
 def _conversations(case: DataCase, trace: DataTrace) -> None:
     own = case.recipe["data"]
     # Long enough for every row; the rows' own names.
-    data = own | {"max_length": 10**6, "fields": {}, "train": "built-in", "eval": None}
+    data = own | {"max_length": 10**6, "fields": {}, "train": "built-in", "eval": None, "eval_fraction": None}
     # Text alone goes through the same code for models that see; the built-in conversations have no images.
     model = case.recipe["model"] | {"task": "causal-lm"}
     recipe = Recipe.model_validate(case.recipe | {"data": data, "model": model})

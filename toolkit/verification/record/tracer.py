@@ -160,7 +160,7 @@ class SessionTracer:
     def evaluate(self, batches: Sequence[MicroBatch]) -> None:
         """Have the training loop's own evaluation run, and record what it is at; every rank calls it."""
         self._evaluation = found = Evaluated(self.progress.step, math.nan)
-        found.loss, _ = loop.evaluate(self.session, batches)
+        found.loss = loop.evaluate(self.session, batches).loss
         if not self.main:
             found.weights = {}
         self.trace.evaluated, self._evaluation = found, None

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.errors import InputError
+from toolkit.launch.identity import saved_recipe
 from toolkit.optim.schedule import learning_rate
 from toolkit.recipe.rates import rate_factor
-from toolkit.training.identity import saved_recipe
 from toolkit.training.manifest import MANIFEST, read_manifest
 from toolkit.training.tensor_folder import Index, TensorReader, read_index
 from toolkit.verification.checkpoints.contents import MOMENTS, Checkpoint, StoredTensor, Tensors

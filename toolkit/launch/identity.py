@@ -22,6 +22,8 @@ FREE: dict[str, set[str] | None] = {
         "save_every",
         "keep",
         "eval_every",
+        "eval_at_start",
+        "metric",
         "early_stopping",
         "trackers",
         "on_bad_loss",
@@ -85,6 +87,19 @@ def check_recipe(folder: Path, manifest: dict[str, Any], recipe: Recipe, source:
             f"{folder} was trained with other values. Restore them to resume it, or start a new run in another "
             "run.output_dir. docs/training.md lists what may change on resume",
         )
+
+
+def check_newest(run: Path, recipe: Recipe, source: str) -> None:
+    """Raise InputError, before any process starts, with every key of ``recipe`` that prevents resuming the newest
+    checkpoint of the folder ``run``. What cannot be read is left to the processes, which look for damage."""
+    for folder in sorted((run / "checkpoints").glob("step-*"), reverse=True):
+        try:
+            manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+            saved_recipe(folder, manifest)
+        except (OSError, ValueError, AttributeError, InputError):
+            continue
+        check_recipe(folder, manifest, recipe, source)
+        return
 
 
 _FOLDERS = (("model", "path"), ("tokenizer", "path"), ("adapter", "path"))

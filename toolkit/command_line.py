@@ -1,0 +1,43 @@
+"""Errors of what was written on the command line name the command line, not the recipe's file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+OVERRIDE = "override"
+"""How the recipe's loader begins the place of an override; see ``toolkit/recipe/load.py``."""
+
+_OVERRIDE = re.compile(r"[A-Za-z_]\w*(\.\w+)*=")
+_PROBLEM = re.compile(r"(?P<key>[a-z_]\w*(?:\.\w+|\[\d+\])*)(?P<rest>(?:: | \().*)", re.DOTALL)
+
+
+def name_overrides(message: str, arguments: Sequence[str]) -> str:
+    """The message of an error, a line for each problem, with «command line: KEY=VALUE» in place of the recipe's file
+    where the problem is with a key that ``arguments``, those of the command, set.
+
+    A problem belongs to an override of its key, of a section that contains the key, or of a key within it that its
+    text mentions.
+    """
+    overrides = [one for one in arguments if _OVERRIDE.match(one)]
+    return "\n".join(_named(line, overrides, arguments) for line in message.split("\n"))
+
+
+def _named(line: str, overrides: Sequence[str], arguments: Sequence[str]) -> str:
+    if any(line.startswith(f"{OVERRIDE} {one}:") for one in arguments):
+        return f"command line: {line.removeprefix(f'{OVERRIDE} ')}"
+    source = next((f"{one}: " for one in arguments if line.startswith(f"{one}: ")), "")
+    problem = _PROBLEM.fullmatch(line.removeprefix(source))
+    told = None if problem is None else _responsible(problem["key"], problem["rest"], overrides)
+    return line if told is None else f"command line: {told}: {line.removeprefix(source)}"
+
+
+def _responsible(key: str, text: str, overrides: Iterable[str]) -> str | None:
+    """The last override that a problem with ``key`` is about; None: the file is."""
+    found = None
+    for override in overrides:
+        name = override.partition("=")[0]
+        within = name.startswith(f"{key}.") and re.search(rf"\b{name.rpartition('.')[2]}\b", text)
+        if within or key == name or key.startswith((f"{name}.", f"{name}[")):
+            found = override
+    return found
