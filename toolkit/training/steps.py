@@ -7,7 +7,8 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-from toolkit.data.loader import eval_batches, open_data
+from toolkit.data.loader import eval_batches
+from toolkit.data.samples import Samples
 from toolkit.model.compiling import compilation, describe
 from toolkit.tasks import task_of
 from toolkit.training import checkpoint
@@ -34,6 +35,7 @@ class Steps:
         marks: Marks,
         start: Path | None,
         give_up: Callable[[], None],
+        held_out: Samples | None,
     ) -> None:
         self.session, self.view, self.recorder = session, view, recorder
         self.folder, self.progress, self.total = folder, progress, total
@@ -51,8 +53,8 @@ class Steps:
         self._step_reported = False
         self._compiled_reported = self._fell_back_reported = self._disk_reported = False
         self.eval_interval = session.resolved.recipe.eval_interval
-        self._eval_samples = open_data(session.data_recipe, "eval", session.tokenizer) if self.eval_interval else None
-        self.eval_notes: list[str] = [] if self._eval_samples is None else self._eval_samples.notes
+        self._eval_samples = held_out
+        self.eval_notes: list[str] = [] if held_out is None else held_out.notes
 
     def __call__(self, pending: Pending) -> None:
         self.recorder.add(pending)
