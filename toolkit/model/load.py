@@ -23,6 +23,7 @@ from toolkit.model.sources import NotByPart
 from toolkit.model.varlen import register_varlen
 from toolkit.model.varlen_gpu import register_varlen_on_gpu
 from toolkit.recipe.hub import use_cache_if_offline
+from toolkit.recipe.preflight import embedding_rows
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.varlenable import VARLEN, VARLEN_ON_GPU
 from toolkit.tasks import task_of
@@ -261,7 +262,8 @@ def build_config(resolved: Resolved, pad_token_id: int | None) -> PretrainedConf
         config.num_labels = spec.num_labels
     if task_of(spec.task).numbers:
         config.num_labels, config.problem_type = 1, "regression"
-    if pad_token_id is not None and new_tokens(resolved) is None:
+    rows = embedding_rows(resolved.facts)
+    if pad_token_id is not None and new_tokens(resolved) is None and (rows is None or pad_token_id < rows):
         set_padding(config, pad_token_id, resolved)
     return config
 

@@ -64,7 +64,7 @@ def known_checks(resolved: Resolved) -> list[Check]:
                     f"id of the tokenizer's {role} within the embedding",
                     number,
                     rows - 1,
-                    _tokenizer_key(resolved),
+                    "tokenizer.options" if role in recipe.tokenizer.options else _tokenizer_key(resolved),
                     None if number < rows else beyond_the_embedding(f"{role} {token!r} has the id {number:,}", rows),
                 )
             )

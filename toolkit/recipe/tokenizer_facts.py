@@ -27,6 +27,8 @@ def special_ids(recipe: Recipe) -> dict[str, tuple[str, int]]:
     for role in ROLES:
         token = named.get(role)
         token = token.get("content") if isinstance(token, dict) else token
+        if isinstance(token, str) and token not in ids and role in recipe.tokenizer.options:
+            ids = _vocabulary(place) or {}  # a word of the vocabulary may have the role, too
         if isinstance(token, str) and token in ids:
             found[role] = (token, ids[token])
     return found
@@ -50,17 +52,16 @@ def _texts(value: Any) -> list[str]:
 
 
 @functools.lru_cache(maxsize=8)
-def _vocabulary(place: str | None) -> frozenset[str] | None:
-    """Every token of a tokenizer.json; None where there is none."""
+def _vocabulary(place: str | None) -> dict[str, int] | None:
+    """Every token of a tokenizer.json with its id; None where there is no such file."""
     file = None if place is None else _file(place, "tokenizer.json")
     if file is None:
         return None
     whole = _read(file)
     vocabulary = (whole.get("model") or {}).get("vocab") or {}
-    # A mapping, or pairs of a token and its score.
-    tokens = vocabulary if isinstance(vocabulary, dict) else (pair[0] for pair in vocabulary if pair)
-    added = (one.get("content") for one in whole.get("added_tokens") or [] if isinstance(one, dict))
-    return frozenset(map(str, (*tokens, *added)))
+    if not isinstance(vocabulary, dict):  # pairs of a token and its score, in the order of ids
+        vocabulary = {str(pair[0]): number for number, pair in enumerate(vocabulary) if pair}
+    return vocabulary | dict(_numbered(str(place), {}))
 
 
 def _numbered(place: str, config: dict[str, Any]) -> Iterator[tuple[str, int]]:
