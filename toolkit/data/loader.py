@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -98,7 +99,8 @@ class TrainLoader:
         many as a micro-batch has. Of a stream, the longest of its first window."""
         samples = self._samples
         if self._slots is None or isinstance(samples, StreamSamples):
-            return max(next(iter(self)), key=lambda micro: max(tensor.numel() for tensor in micro.tensors.values()))
+            first = max(next(iter(self)), key=lambda micro: max(one.numel() for one in micro.tensors.values()))
+            return replace(first, micro=0, micro_count=1)  # ranks may choose others: each is alone in its window
         lengths, targets = samples.lengths(), samples.target_lengths()
         slot = self._slots.longest(lengths if targets is None else lengths + targets)
         return divided(self._data.collated(slot), self._part)
