@@ -21,12 +21,14 @@ from toolkit.launch.group import WorkerGroup
 from toolkit.model.load import load_base
 from toolkit.model.padding import padding_note
 from toolkit.model.processor import load_tokenizer
+from toolkit.recipe.earlier import recipe_version
 from toolkit.recipe.limits import limits_of
 from toolkit.recipe.preflight import Check, check_known
 from toolkit.recipe.resolve import Resolved
 from toolkit.tasks import task_of
 from toolkit.tasks.labels import Labels
 from toolkit.training.export import export
+from toolkit.training.identity import check_recipe
 from toolkit.training.preflight import preflight
 from toolkit.training.run import run
 from toolkit.training.session import open_session
@@ -285,6 +287,23 @@ def test_a_classifier_of_an_earlier_version_pools_as_it_was_trained(tiny_root: P
     assert load_tokenizer(resolved.recipe).pad_token == "<s>"
     tokenizer = load_tokenizer(resolved.recipe, own_padding=True)
     assert (tokenizer.pad_token, padding_note(tokenizer)) == ("</s>", None)
+
+
+def test_a_run_with_an_earlier_versions_default_length_resumes(tiny_root: Path, tmp_path: Path) -> None:
+    """It was 1,024 whatever the model's positions, and no row was longer than these."""
+    made = lone(tiny_root, tmp_path, TEXTS, model={"config": GPT2})
+    del made["data"]["max_length"]
+    made["run"] |= {"max_steps": 1, "save_every": 1}
+    resolved = resolved_from(made)
+    run(resolved, resume=False, screen=None)
+    checkpoint = next((tmp_path / "run" / "checkpoints").iterdir())
+    kept = json.loads((checkpoint / "recipe.json").read_text())
+    assert kept["data"]["max_length"] == 64
+    (checkpoint / "recipe.json").write_text(json.dumps(kept | {"data": kept["data"] | {"max_length": 1024}}))
+    check_recipe(checkpoint, {"recipe_version": recipe_version()}, resolved.recipe, "r.yaml")
+    (checkpoint / "recipe.json").write_text(json.dumps(kept | {"data": kept["data"] | {"max_length": 32}}))
+    with pytest.raises(InputError, match="max_length"):
+        check_recipe(checkpoint, {"recipe_version": recipe_version()}, resolved.recipe, "r.yaml")
 
 
 def test_a_new_token_of_an_option_gets_a_row(tiny_root: Path, tmp_path: Path) -> None:
