@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from toolkit.recipe.limits import Limit, limits_of
 from toolkit.recipe.model_facts import ModelFacts
-from toolkit.recipe.preflight import beyond_the_embedding, embedding_rows
+from toolkit.recipe.preflight import embedding_rows, id_problem
 from toolkit.recipe.schema import Recipe
 from toolkit.recipe.tokenizer_facts import added_tokens
 from toolkit.tasks import task_of
@@ -60,5 +60,5 @@ class RowLimits:
                 continue
             outside = next((one for one in ids if one >= rows or (one < 0 and one != IGNORED)), None)
             if outside is not None:
-                return beyond_the_embedding(f"token {name_of(outside)!r} has the id {outside:,}", rows)
+                return id_problem(f"token {name_of(outside)!r} has the id {outside:,}", rows)
         return None

@@ -65,13 +65,13 @@ def known_checks(resolved: Resolved) -> list[Check]:
                     number,
                     rows - 1,
                     "tokenizer.options" if role in recipe.tokenizer.options else _tokenizer_key(resolved),
-                    None if number < rows else beyond_the_embedding(f"{role} {token!r} has the id {number:,}", rows),
+                    None if number < rows else id_problem(f"{role} {token!r} has the id {number:,}", rows),
                 )
             )
     return checks
 
 
-def beyond_the_embedding(what: str, rows: int) -> str:
+def id_problem(what: str, rows: int) -> str:
     """The message for a token id that has no row of the embedding."""
     return (
         f"{what}, and the model's embedding has {rows:,} rows (vocab_size); use the model's own tokenizer, set "

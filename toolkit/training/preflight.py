@@ -19,7 +19,7 @@ from toolkit.model.built import Built
 from toolkit.model.padding import pools_by_padding
 from toolkit.recipe.limits import Limit
 from toolkit.recipe.model_facts import ModelFacts, model_sources
-from toolkit.recipe.preflight import Check, beyond_the_embedding, known_checks, refuse
+from toolkit.recipe.preflight import Check, id_problem, known_checks, refuse
 from toolkit.recipe.resolve import Resolved
 from toolkit.tasks import task_of
 from toolkit.tasks.labels import Labels
@@ -123,7 +123,7 @@ class _Looks:
         pad, rows = self.samples.pad_id, self.built.ids
         if rows is not None:
             what = f"the padding token {self._name_of(pad)!r} has the id {pad:,}"
-            problem = None if 0 <= pad < rows else beyond_the_embedding(what, rows)
+            problem = None if 0 <= pad < rows else id_problem(what, rows)
             yield Check("padding token within the embedding", pad, rows - 1, "tokenizer.options", problem)
         if not pools_by_padding(self.resolved.recipe):
             return
@@ -159,10 +159,10 @@ class _Looks:
         problem = None
         if masking.mask_id >= rows:
             what = f"the mask token {self._name_of(masking.mask_id)!r} has the id {masking.mask_id:,}"
-            problem = beyond_the_embedding(what, rows)
+            problem = id_problem(what, rows)
         elif masking.vocabulary > rows:
             what = f"hidden tokens become random ones of the tokenizer's {masking.vocabulary:,}"
-            problem = beyond_the_embedding(what, rows)
+            problem = id_problem(what, rows)
         claim = "the mask token and random tokens within the embedding"
         yield Check(claim, max(masking.mask_id, masking.vocabulary - 1), rows - 1, self._tokenizer_key(), problem)
 
@@ -203,7 +203,7 @@ class _Looks:
                 "decoder to start from; set decoder_start_token_id there"
             )
         elif self.built.written is not None and not 0 <= start < self.built.written:
-            problem = beyond_the_embedding(f"the decoder's first token has the id {start:,}", self.built.written)
+            problem = id_problem(f"the decoder's first token has the id {start:,}", self.built.written)
         key = "model.config" if self.resolved.recipe.model.config else "model.path"
         yield Check("the decoder has a first token", start, self.built.written, key, problem)
 
