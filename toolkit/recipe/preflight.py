@@ -74,8 +74,8 @@ def known_checks(resolved: Resolved) -> list[Check]:
 def id_problem(what: str, rows: int) -> str:
     """The message for a token id that has no row of the embedding."""
     return (
-        f"{what}, and the model's embedding has {rows:,} rows (vocab_size); use the model's own tokenizer, set "
-        "model.config.vocab_size, or list the tokens that are new to the model in tokenizer.add_tokens, which adds rows"
+        f"{what}, and the model's embedding has {rows:,} rows (vocab_size); set tokenizer.path to the model's own "
+        "tokenizer, or list the tokens that are new to the model in tokenizer.add_tokens, which adds rows"
     )
 
 
