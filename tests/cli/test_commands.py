@@ -364,9 +364,7 @@ def test_a_dry_run_leaves_nothing_and_says_what_it_took(here: Path) -> None:
     assert alone.returncode == 0, alone.stderr
     assert "peak memory (resident, before the optimizer's first update): " in alone.stdout
     assert [path for path in temporary.iterdir() if "toolkit" in path.name] == []
-    broken = call(
-        "train", "r.yaml", "--dry-run", "model.config.rms_norm_eps=.nan", cwd=here, TMPDIR=str(temporary)
-    )
+    broken = call("train", "r.yaml", "--dry-run", "model.config.rms_norm_eps=.nan", cwd=here, TMPDIR=str(temporary))
     assert broken.returncode == 1, broken.stderr
     assert "the loss of the longest micro-batch is nan" in broken.stderr
     assert sorted(here.iterdir()) == before

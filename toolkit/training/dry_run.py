@@ -19,13 +19,24 @@ from toolkit.training.watch import Marks
 
 @dataclass(frozen=True)
 class DryRun:
-    """``loss``: the mean over the supervised tokens of every rank's micro-batch. ``rows`` and ``width``: the shape of
-    the micro-batch's largest input, and ``name`` of it. ``peaks``: bytes by rank, as a run's ``peak_memory_bytes``."""
+    """``loss``: the mean over the supervised tokens of every rank's micro-batch. ``name`` and ``shape``: of this rank's
+    input. ``peaks``: bytes by rank, ``allocated`` on a GPU or resident on a CPU."""
 
     loss: float
     name: str
     shape: tuple[int, ...]
     peaks: list[int]
+    allocated: bool
+
+    def lines(self) -> list[str]:
+        """For the screen."""
+        shape = " x ".join(map(str, self.shape))
+        each = ", ".join(f"{peak / 2**30:.2f} GiB on rank {rank}" for rank, peak in enumerate(self.peaks))
+        kind = "allocated" if self.allocated else "resident"
+        return [
+            f"dry run: forward and backward of the longest micro-batch ({self.name} {shape}) · loss {self.loss:.4f}",
+            f"peak memory ({kind}, before the optimizer's first update): {each}",
+        ]
 
     def to_json(self) -> dict[str, object]:
         """For the command's JSON."""
@@ -52,4 +63,6 @@ def dry_run(session: Session, loader: TrainLoader) -> DryRun:
     peaks[session.rank] = peak_memory_bytes(engine.device)
     name = max(micro.tensors, key=lambda one: (one == "input_ids", micro.tensors[one].numel()))
     shape = tuple(micro.tensors[name].shape)
-    return DryRun(mean, name, shape, [int(peak) for peak in sum_over_ranks(peaks).tolist()])
+    return DryRun(
+        mean, name, shape, [int(peak) for peak in sum_over_ranks(peaks).tolist()], engine.device.type == "cuda"
+    )

@@ -6,13 +6,11 @@ What is known without them is asked of ``toolkit/recipe/preflight.py``, here wit
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from toolkit.data.columns import Columns
+from toolkit.data.extremes import ends_in, extreme, largest_id, largest_label, longest, longest_target
 from toolkit.data.row_limits import RowLimits
 from toolkit.data.samples import MapSamples, MixedSamples, Samples
 from toolkit.model.built import Built
@@ -78,18 +76,18 @@ class _Looks:
         limits = RowLimits.of(recipe, self.resolved.facts, ids=self.built.ids, written=self._written())
         task = task_of(recipe.model.task)
         ways = [
-            ("largest token id within the embedding", _largest_id, None if limits.ids is None else limits.ids - 1),
-            ("longest row within the model's positions", _longest, _tokens(limits.rows)),
+            ("largest token id within the embedding", largest_id, None if limits.ids is None else limits.ids - 1),
+            ("longest row within the model's positions", longest, _tokens(limits.rows)),
         ]
         if task.labels is Labels.TARGET:
             most = None if limits.written is None else limits.written - 1
             ways += [
-                ("longest target within the decoder's positions", _longest_target, _tokens(limits.targets)),
-                ("largest target id within the decoder's head", _largest_label, most),
+                ("longest target within the decoder's positions", longest_target, _tokens(limits.targets)),
+                ("largest target id within the decoder's head", largest_label, most),
             ]
         if isinstance(samples, MapSamples | MixedSamples):
             for claim, find, limit in ways:
-                part, index, value = _extreme(samples, find)
+                part, index, value = extreme(samples, find)
                 problem = place = None
                 if limit is not None and value > limit:
                     problem = limits.problem(part.bare(index), self._name_of)
@@ -103,7 +101,7 @@ class _Looks:
         return self.built.written if task_of(self.resolved.recipe.model.task).labels is Labels.TARGET else None
 
     def _classes(self, samples: MapSamples | MixedSamples) -> Check:
-        part, index, value = _extreme(samples, _largest_label)
+        part, index, value = extreme(samples, largest_label)
         count = int(self.built.config.get("num_labels") or len(self.built.config.get("id2label") or ()) or 2)
         problem = None
         if value >= count:
@@ -136,7 +134,7 @@ class _Looks:
         yield Check("a classifier's rows can be padded", own, None, "tokenizer.options", problem)
         if own is None or not self._pools() or not isinstance(self.samples, MapSamples | MixedSamples):
             return
-        part, index, ends = _extreme(self.samples, _ends_in(own))
+        part, index, ends = extreme(self.samples, ends_in(own))
         problem = place = None
         if ends:
             place = part.place(index)
@@ -286,51 +284,3 @@ def _template_of(recipe: Any, processor: Any) -> str:
         getattr(processor, "tokenizer", None), "chat_template", None
     )
     return own if isinstance(own, str) else " ".join(map(str, own.values())) if isinstance(own, dict) else ""
-
-
-# ---- extremes of all samples: (the source that has it, its number there, the value)
-
-_Place = tuple[MapSamples, int, int]
-
-
-def _extreme(samples: MapSamples | MixedSamples, find: Callable[[Columns], tuple[int, int]]) -> _Place:
-    """The largest that ``find`` gives of a source: the number of a sample, and its value."""
-    parts = [samples] if isinstance(samples, MapSamples) else samples.parts
-    return max(((part, *find(part.columns)) for part in parts), key=lambda one: one[2])
-
-
-def _largest(values: Any, ends: Any) -> tuple[int, int]:
-    values = np.asarray(values)
-    if not values.size:
-        return 0, -1
-    place = int(values.argmax())
-    return int(np.searchsorted(np.asarray(ends), place, side="right")) - 1, int(values[place])
-
-
-def _largest_id(columns: Columns) -> tuple[int, int]:
-    return _largest(columns.ids, columns.id_ends)
-
-
-def _largest_label(columns: Columns) -> tuple[int, int]:
-    return _largest(columns.labels, columns.label_ends)
-
-
-def _longest(columns: Columns) -> tuple[int, int]:
-    lengths = columns.lengths()
-    return int(lengths.argmax()), int(lengths.max())
-
-
-def _longest_target(columns: Columns) -> tuple[int, int]:
-    lengths = np.diff(np.asarray(columns.label_ends))
-    return int(lengths.argmax()), int(lengths.max())
-
-
-def _ends_in(token: int) -> Callable[[Columns], tuple[int, int]]:
-    """The first sample that ends with ``token``, with 1; 0 where none does."""
-
-    def find(columns: Columns) -> tuple[int, int]:
-        ends, ids = np.asarray(columns.id_ends), np.asarray(columns.ids)
-        ending = (ends[1:] > ends[:-1]) & (ids[np.maximum(ends[1:], 1) - 1] == token) if ids.size else ends[1:] < 0
-        return int(ending.argmax()), int(ending.any())
-
-    return find

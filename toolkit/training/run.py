@@ -211,13 +211,8 @@ def _dry(
     try:
         _introduce(view, session, samples, None, False, Improvement(), None)
         ended = dry_run(session, loader)
-        shape = " x ".join(map(str, ended.shape))
-        view.say(
-            f"dry run: forward and backward of the longest micro-batch ({ended.name} {shape}) · loss {ended.loss:.4f}"
-        )
-        kind = "resident" if session.engine.device.type == "cpu" else "allocated"
-        each = ", ".join(f"{peak / 2**30:.2f} GiB on rank {rank}" for rank, peak in enumerate(ended.peaks))
-        view.say(f"peak memory ({kind}, before the optimizer's first update): {each}")
+        for line in ended.lines():
+            view.say(line)
         view.say(f"{len(checks)} checks of the preflight passed; nothing was updated or written")
     finally:
         view.close()
