@@ -39,6 +39,10 @@ def messages() -> tuple[Message, ...]:
     found = set()
     for file, tree in trees.items():
         for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef) and node.name.endswith("problem"):
+                found |= {_refusal(text, one, file) for text, one in _returned(node)}
+            if isinstance(node, ast.Assign) and any(_called(target) == "problem" for target in node.targets):
+                found |= {_refusal(text, node, file) for text in [template(node.value)] if text}
             if not isinstance(node, ast.Call):
                 continue
             name = _called(node.func)
@@ -52,6 +56,17 @@ def messages() -> tuple[Message, ...]:
                 if text is not None and len(text.replace(VALUE, "").strip()) >= _SHORTEST:
                     found.add(Message(" ".join(text.split()), status, str(file.relative_to(ROOT)), node.lineno))
     return tuple(sorted(found, key=lambda message: (message.file, message.line, message.text)))
+
+
+def _returned(function: ast.FunctionDef) -> Iterator[tuple[str, ast.stmt]]:
+    """What a function returns as text: functions that are called problems say why something is refused."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Return) and node.value is not None and (text := template(node.value)):
+            yield text, node
+
+
+def _refusal(text: str, node: ast.stmt, file: Path) -> Message:
+    return Message(" ".join(text.split()), 2, str(file.relative_to(ROOT)), node.lineno)
 
 
 def _error_classes(trees: list[ast.Module]) -> dict[str, set[str]]:

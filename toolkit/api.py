@@ -81,12 +81,14 @@ def train(
     extend: bool = False,
     changed_data: bool = False,
     max_restarts: int = 0,
+    dry_run: bool = False,
 ) -> Trained:
     """Launch through `accelerate launch` on this machine, train, and wait for the end.
 
     ``resume``: resume from the latest valid checkpoint. ``extend``: with ``resume``, allow a run length that changes
     the learning rates. ``changed_data``: with ``resume``, go on although the rows are others than before.
-    ``max_restarts``: maximum number of automatic restarts when a rank dies or hangs.
+    ``max_restarts``: maximum number of automatic restarts when a rank dies or hangs. ``dry_run``: stop after one
+    forward and backward of the longest micro-batch, on every rank; no update is made and no folder is left.
 
     Raises InputError if the recipe cannot run here, RunFailed if training fails, Stopped after a signal.
     """
@@ -94,7 +96,13 @@ def train(
 
     source = recipe if isinstance(recipe, Recipe) else str(recipe)
     document = launch_and_train(
-        source, overrides, resume=resume, extend=extend, changed_data=changed_data, max_restarts=max_restarts
+        source,
+        overrides,
+        resume=resume,
+        extend=extend,
+        changed_data=changed_data,
+        max_restarts=max_restarts,
+        dry_run=dry_run,
     )
     return Trained(document, 0)
 

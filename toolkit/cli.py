@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated
 
 import typer
@@ -85,6 +86,12 @@ def train(
     max_restarts: Annotated[
         int, typer.Option("--max-restarts", metavar="N", min=0, help="restart automatically when a rank dies or hangs")
     ] = 0,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="stop after one forward and backward of the longest micro-batch; nothing is left of it"
+        ),
+    ] = False,
     json_target: JsonTarget = None,
 ) -> None:
     """Train a recipe through `accelerate launch`."""
@@ -92,8 +99,16 @@ def train(
     from toolkit.results import write_json
 
     result = launch_and_train(
-        recipe, overrides or [], resume=resume, extend=extend, changed_data=changed_data, max_restarts=max_restarts
+        recipe,
+        overrides or [],
+        resume=resume,
+        extend=extend,
+        changed_data=changed_data,
+        max_restarts=max_restarts,
+        dry_run=dry_run,
     )
+    if dry_run and json_target != "-":
+        typer.echo(f"next: toolkit train {shlex.join([recipe, *(overrides or [])])}")
     if json_target:
         write_json(result, json_target)
 

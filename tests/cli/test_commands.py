@@ -12,6 +12,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
@@ -20,6 +22,8 @@ from nights import nightly_but
 from signalled import TOOLKIT, metrics, steps, write_recipe
 from tiny import make_text
 from toolkit.__main__ import main
+from toolkit.errors import InputError
+from toolkit.launch.job import train
 
 
 def call(*arguments: str, cwd: Path, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -378,3 +382,45 @@ def test_init_writes_a_recipe_that_is_valid(here: Path) -> None:
     assert call("init", "-o", "new.yaml", cwd=here).returncode == 2
     assert call("init", "-o", "x.yaml", "--precision", "bf15", cwd=here).returncode == 2
     assert not (here / "x.yaml").exists()
+
+
+def test_verify_names_the_dry_run_as_the_next_step() -> None:
+    """It has proven a small model; whether the real one takes the data is not known yet."""
+    from toolkit.verification.screen import ending
+
+    outcome: Any = SimpleNamespace(verdict="equivalent", passes=[], deviations=[], reorderings=[])
+    assert ending(outcome, 1.0, "r.yaml")[-1] == "next: toolkit train r.yaml --dry-run"
+
+
+def test_a_dry_run_does_not_resume(capfd: pytest.CaptureFixture[str]) -> None:
+    from toolkit.training.rank import main as rank_main
+
+    with pytest.raises(InputError, match="--dry-run: starts from the model, not from a checkpoint"):
+        train("r.yaml", [], resume=True, dry_run=True)
+    assert rank_main(["r.yaml", "--dry-run", "--resume"]) == 2
+    assert "--dry-run: starts from the model" in capfd.readouterr().err
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("launches")
+def test_a_dry_run_leaves_nothing_and_says_what_it_took(here: Path) -> None:
+    temporary = here / "temporary"
+    temporary.mkdir()
+    before = sorted(here.iterdir())
+    done = call("train", "r.yaml", "--dry-run", "--json", "-", cwd=here, TMPDIR=str(temporary))
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout[done.stdout.index("{") :])
+    assert result["steps"] == 0
+    assert all(check["ok"] for check in result["preflight"])
+    assert min(result["peak_memory_bytes"]) > 2**20
+    alone = subprocess.run(
+        [sys.executable, "-m", "toolkit.train", "r.yaml", "machine.processes=1", "strategy.name=single", "--dry-run"],
+        cwd=here, env=os.environ | {"TMPDIR": str(temporary)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert alone.returncode == 0, alone.stderr
+    assert "peak memory (resident, before the optimizer's first update): " in alone.stdout
+    assert [path for path in temporary.iterdir() if "toolkit" in path.name] == []
+    broken = call("train", "r.yaml", "--dry-run", "model.config.rms_norm_eps=.nan", cwd=here, TMPDIR=str(temporary))
+    assert broken.returncode == 1, broken.stderr
+    assert "the loss of the longest micro-batch is nan" in broken.stderr
+    assert sorted(here.iterdir()) == before

@@ -49,7 +49,8 @@ def pictures(tmp_path: Path) -> list[str]:
 
 
 def recipe(folder: Path, **data: Any) -> Recipe:
-    values = recipe_dict(folder / "train.jsonl", model={"config": SEEING["gemma3"], "task": "image-text-to-text"})
+    seeing = SEEING["gemma3"] | {"text_config": SEEING["gemma3"]["text_config"] | {"vocab_size": 512}}
+    values = recipe_dict(folder / "train.jsonl", model={"config": seeing, "task": "image-text-to-text"})
     values["data"] = {
         "train": str(folder / "train.jsonl"), "format": "messages", "workers": 0, "max_length": 4096,
     } | data  # fmt: skip

@@ -385,11 +385,6 @@ def test_a_sync_of_the_recipe_is_its_strategys_alone(tmp_path: Path) -> None:
     [
         pytest.param({"hidden_size": None, "intermediate_size": None}, "it has no width (hidden_size)", id="no width"),
         pytest.param({"num_hidden_layers": None}, "it has no number of layers (num_hidden_layers)", id="no layers"),
-        pytest.param(
-            {"max_position_embeddings": 512},
-            "data.max_length: 1,024 tokens are more than the model's 512",
-            id="rows beyond the model's limit",
-        ),
         pytest.param({"model_type": "no_such"}, "Unrecognized model identifier: no_such.", id="no such architecture"),
         pytest.param(
             {"num_attention_heads": 7},

@@ -89,10 +89,13 @@ def measure(request: Request, say: Callable[[str], None], log: Path) -> Measured
     from toolkit.data.preflight import check_data
     from toolkit.launch.group import WorkerGroup
     from toolkit.machine import cpu_count
+    from toolkit.recipe.preflight import check_known
 
     cells, left_out = make_cells(
         request.recipe, request.overrides, _named(request.strategies), request.options, request.against
     )
+    for note in dict.fromkeys(note for cell in cells for note in check_known(cell.resolved)):
+        say(f"note: {note}")
     for cell in () if request.full_rows else cells:
         check_data(cell.resolved.recipe)
     for line in left_out:

@@ -11,6 +11,7 @@ import torch
 from toolkit.data.collate import MicroBatch, bounds_of, divided, drawn_features, sample_spans
 from toolkit.data.media import kinds_of_config
 from toolkit.data.spread import takes_one_row
+from toolkit.recipe.limits import limits_of
 from toolkit.recipe.resolve import Resolved
 from toolkit.tasks import task_of
 from toolkit.tasks.base import Task
@@ -88,7 +89,7 @@ def full_rows(resolved: Resolved, config: Any, rank: int) -> Iterator[list[Micro
 def _of_media(resolved: Resolved, config: Any, task: Task, rank: int, step: int, micro: int) -> MicroBatch:
     rows = resolved.micro_size
     tensors = drawn_features(task, config.to_dict(), rows, rank)
-    shape = (rows,) if task.labels is Labels.SAMPLE else (rows, longest_target(config, resolved))
+    shape = (rows,) if task.labels is Labels.SAMPLE else (rows, longest_target(resolved))
     tensors["labels"] = torch.zeros(shape, dtype=torch.int64)
     supervised = tensors["labels"].numel()
     return MicroBatch(
@@ -96,10 +97,10 @@ def _of_media(resolved: Resolved, config: Any, task: Task, rank: int, step: int,
     )
 
 
-def longest_target(config: Any, resolved: Resolved) -> int:
+def longest_target(resolved: Resolved) -> int:
     """Tokens that a decoder writes at most: as many as it has positions, and ``data.max_length`` allows."""
-    most = resolved.recipe.data.max_length
-    return min(most, getattr(config, "max_target_positions", None) or most)
+    limit, most = limits_of(resolved.recipe, resolved.facts).targets, resolved.recipe.data.max_length
+    return most if limit is None else min(most, limit.tokens)
 
 
 def _packed(ids: torch.Tensor, one_row: bool) -> tuple[dict[str, torch.Tensor], int]:

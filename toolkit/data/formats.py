@@ -16,6 +16,7 @@ from toolkit.data.encode import Encoder, rust_tokenizer
 from toolkit.data.fields import canonical_row, needed_fields, optional_fields
 from toolkit.data.masking import masking_of
 from toolkit.data.media import MediaReader, reader_of
+from toolkit.data.row_limits import RowLimits
 from toolkit.data.rows import Row
 from toolkit.data.unread import Unread
 from toolkit.errors import InputError
@@ -57,7 +58,11 @@ class Formatter:
     the task has no such format, or the tokenizer no chat template that ``messages`` needs.
     """
 
-    def __init__(self, recipe: Recipe, tokenizer: Any, label_names: list[str] | None = None) -> None:
+    def __init__(
+        self, recipe: Recipe, tokenizer: Any, label_names: list[str] | None = None, limits: RowLimits | None = None
+    ) -> None:
+        """``limits``: other than those of the recipe's model."""
+        self._limits = limits or RowLimits.of(recipe, model_facts(recipe.model))
         self.needed, self.optional = needed_fields(recipe), optional_fields(recipe)
         # A processor has a tokenizer inside where its model reads or writes text.
         self.tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
@@ -66,7 +71,7 @@ class Formatter:
         self._special = frozenset(getattr(self.tokenizer, "all_special_ids", ()))
         self.pad_id = padding_id(self.tokenizer)
         self.reader: MediaReader | None = reader_of(recipe, tokenizer)
-        self._model = recipe.model
+        self._recipe = recipe
         self.max_length = recipe.data.max_length
         self._num_labels = recipe.model.num_labels
         self._label_names = label_names
@@ -132,24 +137,21 @@ class Formatter:
         return Unread(self.needed, self.optional, "" if self.chat is None else self.chat.template)
 
     def build(self, row: Row, fields: dict[str, Any]) -> Example:
-        """Tokenise one sample of ``fields``, and cut it at ``max_length``. Raises InputError at the row if its target
-        is longer than the decoder's table of positions."""
+        """Tokenise one sample of ``fields``, and cut it at ``max_length``. Raises InputError at the row if the model's
+        positions or embeddings do not hold it."""
         example = self.cut(self.whole(row, fields))
-        most = self._positions
-        if most is not None and not isinstance(example.labels, int) and len(example.labels) > most:
-            raise row.error(
-                self.needed["text"],
-                f"{len(example.labels)} tokens, but the decoder has {most} positions; remove this sample, or set "
-                f"data.max_length: {most}",
-            )
+        if (problem := self._limits.problem(example, self.name_of)) is not None:
+            raise row.error(self.main_field, problem)
         return example
 
-    @functools.cached_property
-    def _positions(self) -> int | None:
-        """Tokens that a decoder behind recordings can write at most."""
-        if self.reader is None or self.reader.media.kind != "audio":
-            return None
-        return (model_facts(self._model).config or {}).get("max_target_positions")
+    def name_of(self, token: int) -> str:
+        """The token of an id, as the vocabulary has it."""
+        return str(self.tokenizer.convert_ids_to_tokens(token))
+
+    @property
+    def main_field(self) -> str:
+        """The field that messages about a whole sample name: its text, where it has one."""
+        return self.needed.get("text") or next(iter(self.needed.values()))
 
     def whole(self, row: Row, fields: dict[str, Any]) -> Example:
         """Tokenise one sample of ``fields``, of any length."""
@@ -219,7 +221,7 @@ class Formatter:
 
     @functools.cached_property
     def _decoder_start(self) -> int | None:
-        return (model_facts(self._model).config or {}).get("decoder_start_token_id")
+        return (model_facts(self._recipe.model).config or {}).get("decoder_start_token_id")
 
     def target(self, text: str) -> list[int]:
         """Ids that a decoder learns to write for ``text``, without the token that it starts from (Whisper's tokenizer

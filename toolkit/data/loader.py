@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,7 @@ class TrainLoader:
     ) -> None:
         """``part``: which tokens of every row this process computes; rows are padded to a multiple of the parts."""
         pad_to_multiple_of = pad_to_multiple_of if part is None else part.count
-        self._part = part
+        self._part, self._samples = part, samples
         self.start_window = start_window
         self.steps_per_epoch: int | None = None
         self._pin = device_type == "cuda"
@@ -68,7 +69,7 @@ class TrainLoader:
             start_window,
             one_row=takes_one_row(recipe.model.attention),
         )
-        self._slots: Sampler[Slot] | None = None
+        self._slots: MapSlots | None = None
         self._data: Any
         if isinstance(samples, StreamSamples):
             capacity = recipe.data.max_length if recipe.data.packing else None
@@ -92,6 +93,17 @@ class TrainLoader:
             start_window=start_window,
             part=resolved.row_part(rank),
         )
+
+    def longest(self) -> MicroBatch:
+        """The micro-batch that takes most memory, on every rank: the longest samples, or the fullest packed rows, as
+        many as a micro-batch has. Of a stream, the longest of its first window."""
+        samples = self._samples
+        if self._slots is None or isinstance(samples, StreamSamples):
+            first = max(next(iter(self)), key=lambda micro: max(one.numel() for one in micro.tensors.values()))
+            return replace(first, micro=0, micro_count=1)  # ranks may choose others: each is alone in its window
+        lengths, targets = samples.lengths(), samples.target_lengths()
+        slot = self._slots.longest(lengths if targets is None else lengths + targets)
+        return divided(self._data.collated(slot), self._part)
 
     def __iter__(self) -> Iterator[list[MicroBatch]]:
         loader = DataLoader(
@@ -196,6 +208,13 @@ class MapSlots(Sampler[Slot]):
         for ids in windows(order, spread.global_size):
             ids = ids if self._lengths is None else by_length(ids, self._lengths)
             yield deal(ids, spread.micro_size, spread.data_size)
+
+    def longest(self, lengths: NDArray[np.int64]) -> Slot:
+        """What one rank computes at once, of the longest samples or the fullest packed rows. ``lengths``: of samples,
+        with what a decoder writes for them."""
+        sizes = lengths if self.rows is None else [int(lengths[row].sum()) for row in self.rows]
+        order = np.argsort(-np.asarray(sizes), kind="stable")[: self._spread.micro_size]
+        return self.slot(order.tolist(), epoch=0, window=0, micro=0, count=1)
 
     def slot(self, mine: list[int], epoch: int, window: int, micro: int, count: int) -> Slot:
         """What one rank of ``windows`` computes at once."""

@@ -87,30 +87,43 @@ class MapSamples:
         self.unread: list[dict[str, Any]] = self._columns.about["unread"]
         self.prints: list[dict[str, Any]] = [self._columns.about["rows"] | {"source": source.spec}]
         self._orders = functools.partial(_orders, source, formatter)
+        self._place = functools.partial(_place, source, formatter)
         notes += [f"{source.key}: {note}" for note in self._columns.about["notes"]]
         self.notes = [*source.notes, *notes, *notes_of(source.key, self.unread), *self.came.notes]
 
     def __getstate__(self) -> dict[str, Any]:
         """For a loader's processes, which read samples; rows are compared by the one that opened them."""
-        return {name: value for name, value in vars(self).items() if name != "_orders"}
+        return {name: value for name, value in vars(self).items() if name not in ("_orders", "_place")}
 
     def orders(self, number: int, at: set[int]) -> dict[int, str]:
         """The fingerprint of the first so many rows, for each number in ``at``; it reads them again. ``number``: of the
         source, 0 here."""
         return self._orders(at)
 
+    def place(self, index: int) -> str:
+        """Where the row of a sample is, for a message: file, line and field. It reads the rows again."""
+        return self._place(index)
+
     def __len__(self) -> int:
         return len(self._columns)
 
-    def __getitem__(self, index: int) -> Example:
+    @property
+    def columns(self) -> Columns:
+        """All samples as they are kept."""
+        return self._columns
+
+    def bare(self, index: int) -> Example:
+        """A sample without the features of its images or recordings."""
         if not 0 <= index < len(self):
             raise IndexError(index)
         labels = self._columns.labels_of(index)
         answer: list[int] | int = labels[0] if task_of(self.task).labels is Labels.SAMPLE else labels
-        found = Example(
+        return Example(
             self._columns.input_ids(index), answer, bool(self._columns.cut[index]), self._columns.media_of(index)
         )
-        return with_features(found, self.reader)
+
+    def __getitem__(self, index: int) -> Example:
+        return with_features(self.bare(index), self.reader)
 
     @functools.cached_property
     def blank(self) -> Example | None:
@@ -124,6 +137,12 @@ class MapSamples:
     def lengths(self) -> NDArray[np.int64]:
         """Tokens of each sample, shape (samples,)."""
         return self._columns.lengths()
+
+    def target_lengths(self) -> NDArray[np.int64] | None:
+        """Tokens that a decoder behind an encoder writes for each sample, shape (samples,); None without one."""
+        if task_of(self.task).labels is not Labels.TARGET:
+            return None
+        return np.diff(np.asarray(self._columns.label_ends))
 
     def counts(self) -> NDArray[np.int64]:
         """Supervised tokens of each sample, shape (samples,)."""
@@ -168,6 +187,10 @@ class MixedSamples:
         """As ``MapSamples.orders``, of source ``number``."""
         return self.parts[number].orders(0, at)
 
+    def place(self, index: int) -> str:
+        """As ``MapSamples.place``."""
+        return self.parts[self.part[index]].place(int(self.index[index]))
+
     def __len__(self) -> int:
         return len(self.index)
 
@@ -184,10 +207,18 @@ class MixedSamples:
 
     def lengths(self) -> NDArray[np.int64]:
         """Tokens of each sample, shape (samples,)."""
+        return self._of_parts([part.lengths() for part in self.parts])
+
+    def target_lengths(self) -> NDArray[np.int64] | None:
+        """As ``MapSamples.target_lengths``."""
+        found = [part.target_lengths() for part in self.parts]
+        return self._of_parts([one for one in found if one is not None]) if found[0] is not None else None
+
+    def _of_parts(self, values: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
         found = np.empty(len(self), dtype=np.int64)
-        for part, samples in enumerate(self.parts):
+        for part, value in enumerate(values):
             mine = self.part == part
-            found[mine] = samples.lengths()[self.index[mine]]
+            found[mine] = value[self.index[mine]]
         return found
 
 
@@ -272,6 +303,15 @@ def _orders(source: Source, formatter: Formatter, at: set[int]) -> dict[int, str
         if fingerprint.rows in at:
             found[fingerprint.rows] = fingerprint.at()
     return found
+
+
+def _place(source: Source, formatter: Formatter, index: int) -> str:
+    count = 0
+    for row in source.rows():
+        count += len(formatter.fields(row))
+        if count > index:
+            return str(row.error(formatter.main_field, ""))
+    return source.spec
 
 
 Samples = MapSamples | MixedSamples | StreamSamples

@@ -15,6 +15,7 @@ from toolkit.disk import write_text
 from toolkit.errors import InputError
 from toolkit.recipe.load import recipe_from, source_of
 from toolkit.recipe.needs import missing_tokenizer, why_no_tokenizer
+from toolkit.recipe.preflight import check_known
 from toolkit.recipe.schema import Recipe
 from toolkit.results import Result, write_json
 from toolkit.strategies import resolve
@@ -67,6 +68,7 @@ def inspect(request: Request) -> Inspected:
     recipe = recipe_from(request.recipe, request.overrides)
     source = source_of(request.recipe)
     resolved = resolve(recipe, source, device="cpu" if recipe.machine.device == "cpu" else "cuda")
+    notes, recipe = check_known(resolved), resolved.recipe
     if (reason := why_no_tokenizer(recipe) or missing_tokenizer(recipe)) is not None:
         raise InputError(f"{source}: tokenizer.path: {reason}")
     which: Literal["train", "eval"] = "eval" if request.evaluation else "train"
@@ -82,5 +84,6 @@ def inspect(request: Request) -> Inspected:
 
     tokenizer = load_processor(recipe)
     found = measure(resolved, tokenizer, which=which, samples=request.samples, only=only, rows=request.rows)
-    document = result.finish(recipe_sha256=resolved.sha256, device=None, only=only, **found.fields)
+    fields = found.fields | {"notes": [*notes, *found.fields["notes"]]}
+    document = result.finish(recipe_sha256=resolved.sha256, device=None, only=only, **fields)
     return Inspected(document, 2 if document["refused"] else 0, resolved, found.shown, found.arrangements)

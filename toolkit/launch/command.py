@@ -11,6 +11,7 @@ from toolkit.errors import InputError
 from toolkit.launch.files import SCRIPTS, accelerate_leaves_apart, launch_files, write_files
 from toolkit.recipe.load import recipe_from, recipe_yaml, source_of
 from toolkit.recipe.needs import why_no_tokenizer
+from toolkit.recipe.preflight import check_known
 from toolkit.recipe.resolve import Decision, Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.results import CommandResult, Result, write_json
@@ -28,6 +29,7 @@ def config_command(
     lines = []
     if explain:
         lines += explained(resolved)
+    lines += [f"note: {note}" for note in configuration.notes]
     if output is not None:
         lines.append(f"wrote {', '.join(map(str, configuration.files))}")
         if (reason := why_no_tokenizer(resolved.recipe)) is not None:
@@ -51,6 +53,8 @@ class Configuration(CommandResult):
     resolved: Resolved
     files: tuple[Path, ...]
     """Empty if nothing was written."""
+    notes: tuple[str, ...] = ()
+    """What a user should know of values that can train."""
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
@@ -67,6 +71,7 @@ def write_config(
     """
     result = Result("config")
     resolved = resolve(recipe_from(recipe, overrides), source_of(recipe))
+    notes = check_known(resolved)
     paths: list[Path] = []
     if folder is not None:
         own = isinstance(recipe, Recipe)
@@ -83,8 +88,9 @@ def write_config(
         device=resolved.device,
         files=[str(path) for path in paths],
         decisions=[vars(decision) for decision in resolved.decisions],
+        notes=notes,
     )
-    return Configuration(document, 0, resolved, tuple(paths))
+    return Configuration(document, 0, resolved, tuple(paths), tuple(notes))
 
 
 def _next(resolved: Resolved, output: str, arguments: Sequence[str]) -> str:

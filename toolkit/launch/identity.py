@@ -9,6 +9,8 @@ from typing import Any
 
 from toolkit.errors import InputError
 from toolkit.recipe.earlier import read_earlier
+from toolkit.recipe.limits import limits_of
+from toolkit.recipe.model_facts import model_facts
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import strategy_named
 
@@ -80,6 +82,11 @@ def check_recipe(folder: Path, manifest: dict[str, Any], recipe: Recipe, source:
         old, new = ((one.get(section) or {}).get(key) for one in (there, here))
         if old and new and old != new and _same_folder(old, new):
             there[section][key] = new
+    if there["data"]["max_length"] != here["data"]["max_length"] and not recipe.data.packing:
+        limit = limits_of(recipe, model_facts(recipe.model)).rows
+        for one in (there, here):  # earlier versions kept a default beyond the positions; no row was ever longer
+            if limit is not None and limit.ends:
+                one["data"]["max_length"] = min(one["data"]["max_length"], limit.tokens)
     differences = [*_differences(there, here)]
     if differences:
         raise InputError(

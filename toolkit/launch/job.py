@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from toolkit.launch.failure import FOLDER_VARIABLE, SCREEN_VARIABLE, first_failu
 from toolkit.launch.files import launch_files, write_files
 from toolkit.launch.host_memory import HostMemory
 from toolkit.launch.identity import check_newest
-from toolkit.launch.output import claim_folder, release_folder
+from toolkit.launch.output import check_folder, claim_folder, release_folder
 from toolkit.launch.relay import screen
 from toolkit.launch.signals import die_with_parent, name_of, noted_stop
 from toolkit.machine import cpu_count, cuda_device_count
@@ -31,6 +32,7 @@ from toolkit.recipe.fp8able import why_no_fp8_device
 from toolkit.recipe.kernelable import why_no_liger
 from toolkit.recipe.load import recipe_from, recipe_yaml, source_of
 from toolkit.recipe.needs import missing_tokenizer, why_no_tokenizer
+from toolkit.recipe.preflight import check_known
 from toolkit.recipe.quantisable import no_quantiser
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
@@ -46,18 +48,23 @@ def train(
     extend: bool = False,
     changed_data: bool = False,
     max_restarts: int = 0,
+    dry_run: bool = False,
 ) -> dict[str, Any]:
     """Train a recipe, given as a file or an object, on this machine; returns the run's result.
 
     ``extend``: resume with another run length even if that changes the learning rates. ``changed_data``: with other
     rows. ``max_restarts``: how often the job restarts from its latest checkpoint when a rank dies or hangs.
+    ``dry_run``: everything up to one forward and backward of the longest micro-batch on every rank; nothing is left.
 
     Raises InputError if the recipe cannot run here, RunFailed if the run fails, Stopped after a signal.
     """
     if (extend or changed_data) and not resume:
         raise InputError(f"{'--extend' if extend else '--changed-data'}: requires --resume")
+    if dry_run and resume:
+        raise InputError("--dry-run: starts from the model, not from a checkpoint; leave --resume out")
     resolved = resolve(recipe_from(recipe, overrides), source_of(recipe))
     check_machine(resolved)
+    check_known(resolved)
     if (reason := missing_tokenizer(resolved.recipe)) is not None:
         raise InputError(f"{resolved.source}: tokenizer.path: {reason}")
     if resolved.facts.refused:
@@ -65,6 +72,41 @@ def train(
     check_data(resolved.recipe)
     if resume:
         check_newest(Path(resolved.recipe.run.output_dir), resolved.recipe, resolved.source)
+    if dry_run:
+        return _dry_run(recipe, overrides, resolved)
+    return _train(recipe, overrides, resolved, resume=resume, extend=extend, changed_data=changed_data,
+                  max_restarts=max_restarts)  # fmt: skip
+
+
+def _dry_run(recipe: str | Recipe, overrides: Sequence[str], resolved: Resolved) -> dict[str, Any]:
+    """The job in a folder of its own, which stays only where the logs of a failure are in it."""
+    check_folder(resolved, resume=False)
+    folder = Path(tempfile.mkdtemp(prefix="toolkit-dry-run-"))
+    elsewhere = [*overrides, f"run.output_dir={folder}", "run.trackers=[]"]
+    aside = resolve(recipe_from(recipe, elsewhere), source_of(recipe))
+    try:
+        found = _train(recipe, elsewhere, aside, dry_run=True)
+    except RunFailed:
+        raise
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    shutil.rmtree(folder)
+    return found | {"recipe_sha256": resolved.sha256}
+
+
+def _train(
+    recipe: str | Recipe,
+    overrides: Sequence[str],
+    resolved: Resolved,
+    *,
+    resume: bool = False,
+    extend: bool = False,
+    changed_data: bool = False,
+    max_restarts: int = 0,
+    dry_run: bool = False,
+) -> dict[str, Any]:
+    """Claim the folder, write the files, launch, and read the result."""
     undo = claim_folder(resolved, resume=resume)
     folder = Path(resolved.recipe.run.output_dir)
     launch_folder = folder.absolute() / "launch"
@@ -80,6 +122,7 @@ def train(
         *(["--resume"] if resume else []),
         *(["--extend"] if extend else []),
         *(["--changed-data"] if changed_data else []),
+        *(["--dry-run"] if dry_run else []),
     ]
     processes = resolved.recipe.machine.processes
     # accelerate starts a single process itself, without torchrun.

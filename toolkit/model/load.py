@@ -15,13 +15,15 @@ from torch import nn
 from toolkit.errors import InputError, first_line
 from toolkit.model.by_part import recorded
 from toolkit.model.drawing import drawn
-from toolkit.model.new_tokens import add_rows
+from toolkit.model.new_tokens import add_rows, new_tokens
 from toolkit.model.nf4 import nf4_layers
 from toolkit.model.packed_base import leave_heads, pack_drawn, take_packed, without_marks
+from toolkit.model.padding import pools_by_padding
 from toolkit.model.sources import NotByPart
 from toolkit.model.varlen import register_varlen
 from toolkit.model.varlen_gpu import register_varlen_on_gpu
 from toolkit.recipe.hub import hub_problem, use_cache_if_offline
+from toolkit.recipe.preflight import embedding_rows
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.varlenable import VARLEN, VARLEN_ON_GPU
 from toolkit.tasks import task_of
@@ -98,6 +100,8 @@ def load_base(
             f"{resolved.source}: model.config: {config.model_type} cannot be built from it: {what}"
         ) from None
     add_rows(model, resolved)
+    if pad_token_id is not None:
+        set_padding(model.config, pad_token_id, resolved)
     switch_off_cache(model)
     return model
 
@@ -264,9 +268,20 @@ def build_config(resolved: Resolved, pad_token_id: int | None) -> PretrainedConf
         config.num_labels = spec.num_labels
     if task_of(spec.task).numbers:
         config.num_labels, config.problem_type = 1, "regression"
-    if getattr(config, "pad_token_id", None) is None and pad_token_id is not None:
-        config.pad_token_id = pad_token_id  # classification heads look for the last token before the padding
+    rows = embedding_rows(resolved.facts)
+    if pad_token_id is not None and new_tokens(resolved) is None and (rows is None or pad_token_id < rows):
+        set_padding(config, pad_token_id, resolved)
     return config
+
+
+def set_padding(config: PretrainedConfig, pad_token_id: int, resolved: Resolved) -> None:
+    """Give the config the token that rows are padded with: a classifier pools at the last one before it. Another task's
+    keeps its own, which the attention mask makes equal. After the embeddings have a row for it: transformers builds
+    them with a row of zeros there."""
+    whole = pools_by_padding(resolved.recipe)
+    for one in (config, config.get_text_config()):
+        if whole or getattr(one, "pad_token_id", None) is None:
+            one.pad_token_id = pad_token_id
 
 
 def is_local(path: str) -> bool:

@@ -14,8 +14,10 @@ from toolkit.errors import InputError
 from toolkit.model.sources import NotByPart, source_of
 from toolkit.recipe.adapter_options import options_of
 from toolkit.recipe.needs import NO_TOKENIZER
+from toolkit.recipe.preflight import embedding_rows
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Adapter, Recipe
+from toolkit.recipe.tokenizer_facts import added_tokens
 
 ROWS = ("token_indices", "trainable_token_indices")
 """PEFT's fields for the rows of an embedding that train: of the method trainable-tokens, and of LoRA."""
@@ -36,17 +38,16 @@ def new_tokens(resolved: Resolved) -> NewTokens | None:
     vocabulary.
     """
     recipe = resolved.recipe
-    count = len(recipe.tokenizer.added)
-    if not count:
+    added = added_tokens(recipe)
+    if not added:
         return None
     path = recipe.tokenizer.path or recipe.model.path
     if path not in (None, NO_TOKENIZER):
         return _in_tokenizer(recipe.model_dump_json(include={"model", "tokenizer"}))
-    config = resolved.facts.config or {}
-    size = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
-    if not isinstance(size, int):
+    size = embedding_rows(resolved.facts)
+    if size is None:
         raise InputError(f"{resolved.source}: tokenizer.add_tokens: needs a tokenizer; set tokenizer.path")
-    return NewTokens(tuple(range(size, size + count)), size + count)
+    return NewTokens(tuple(range(size, size + len(added))), size + len(added))
 
 
 @lru_cache(maxsize=4)
@@ -56,7 +57,7 @@ def _in_tokenizer(sections: str) -> NewTokens:
     recipe = Recipe.model_validate_json(sections[:-1] + ',"data":{"train":"none"}}')
     processor = load_processor(recipe)
     tokenizer = getattr(processor, "tokenizer", processor)
-    ids = tokenizer.convert_tokens_to_ids(recipe.tokenizer.added)
+    ids = tokenizer.convert_tokens_to_ids(added_tokens(recipe))
     return NewTokens(tuple(ids), len(tokenizer))
 
 
@@ -156,7 +157,7 @@ def _tied_head(model: Any) -> str | None:
 
 def check_trained(model: nn.Module, resolved: Resolved) -> None:
     """Raise InputError if ``model.freeze`` keeps the embeddings of new tokens as they are drawn."""
-    if not resolved.recipe.tokenizer.added:
+    if not added_tokens(resolved.recipe):
         return
     for name in _tables(model):
         module = next(module for full, module in model.named_modules() if full.rsplit(".", 1)[-1] == name)

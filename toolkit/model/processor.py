@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolkit.data.media import missing_package
 from toolkit.errors import InputError, first_line
+from toolkit.model.padding import choose_padding
 from toolkit.recipe.hub import hub_problem, use_cache_if_offline
 from toolkit.recipe.needs import missing_tokenizer, why_no_tokenizer
 from toolkit.recipe.schema import Recipe
@@ -15,8 +16,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def load_tokenizer(recipe: Recipe) -> PreTrainedTokenizerBase:
-    """The recipe's tokenizer; raises InputError if there is none."""
+def load_tokenizer(recipe: Recipe, *, own_padding: bool = False) -> PreTrainedTokenizerBase:
+    """The recipe's tokenizer; raises InputError if there is none. ``own_padding``: with the padding token of its files,
+    also for a classifier."""
     from transformers import AutoTokenizer
 
     path = _place(recipe)
@@ -24,19 +26,22 @@ def load_tokenizer(recipe: Recipe) -> PreTrainedTokenizerBase:
         tokenizer = AutoTokenizer.from_pretrained(
             path, trust_remote_code=recipe.model.trust_remote_code, **_revision(recipe), **recipe.tokenizer.options
         )
-        return _with_added(tokenizer, recipe)
+        tokenizer = _with_added(tokenizer, recipe)
+        if not own_padding:
+            choose_padding(tokenizer, recipe)
+        return tokenizer
     except InputError:
         raise
     except Exception as error:  # of transformers and of the network
         raise _not_loaded("tokenizer", recipe, path, error) from None
 
 
-def load_processor(recipe: Recipe) -> Any:
+def load_processor(recipe: Recipe, *, own_padding: bool = False) -> Any:
     """What the recipe's samples are made with: its tokenizer, or the processor of images or recordings, in which there
-    may be a tokenizer. Raises InputError if there is none."""
+    may be a tokenizer. Raises InputError if there is none. ``own_padding``: as of ``load_tokenizer``."""
     media = task_of(recipe.model.task).media
     if media is None:
-        return load_tokenizer(recipe)
+        return load_tokenizer(recipe, own_padding=own_padding)
     import transformers
 
     missing_package(recipe)
@@ -87,6 +92,11 @@ def _with_added(processor: Any, recipe: Recipe) -> Any:
     tokenizer.add_tokens(asked.add_tokens)
     tokenizer.add_tokens(asked.add_special_tokens, special_tokens=True)
     return processor
+
+
+def pad_token_name(processor: Any) -> str | None:
+    """The padding token of a tokenizer, or of the one in a processor, as text."""
+    return getattr(getattr(processor, "tokenizer", processor), "pad_token", None)
 
 
 def pad_token_of(processor: Any) -> int | None:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from toolkit.planning.loops import LOOPS
 from toolkit.planning.reuse import planner_key
 from toolkit.plugins import GROUP, VARIABLE
+from toolkit.recipe.tokenizer_facts import added_tokens
 
 if TYPE_CHECKING:
     from toolkit.planning.images import Images
@@ -40,7 +41,7 @@ def entry_key(resolved: Resolved, length: int, loop: Loop, images: Images | None
     plugins, a tokenizer with new tokens, a loop that is not the table's."""
     recipe = resolved.recipe
     name = next((name for name, known in LOOPS.items() if known is loop), None)
-    if name is None or recipe.model.trust_remote_code or recipe.tokenizer.added or has_plugins():
+    if name is None or recipe.model.trust_remote_code or added_tokens(recipe) or has_plugins():
         return None
     key = planner_key(resolved, length, name, images)
     if " at 0x" in key:  # an object without a text of its own: another process would not know it again

@@ -20,6 +20,7 @@ from toolkit.planning.sizes import check_sizes
 from toolkit.planning.unneeded import without
 from toolkit.recipe.load import apply_overrides, recipe_from, source_of, validate
 from toolkit.recipe.positions import parse
+from toolkit.recipe.preflight import check_known
 from toolkit.recipe.quantisable import no_quantiser
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
@@ -91,6 +92,8 @@ def plan_command(request: Request) -> int:
     if request.json_target:
         write_json(found.to_json(), request.json_target)
     if request.json_target != "-":
+        for note in found.notes:
+            print(f"note: {note}")
         show(found.search, found.candidates, found.chosen, found.change, request, found.scaled, found.answers)
     return found.exit_code
 
@@ -108,6 +111,8 @@ class Planned(CommandResult):
     """The smallest change that makes the recipe fit; None if it fits, or if no change is sufficient."""
     scaled: list[dict[str, Any]] | None = None
     answers: Answers | None = None
+    notes: tuple[str, ...] = ()
+    """What a user should know of the recipe's own values."""
 
     @property
     def fits(self) -> bool:
@@ -155,6 +160,7 @@ def _plan(request: Request, kept: Callable[[], None]) -> Planned:
 
     check_loop(request.loop, asked)
     check_sizes(asked)
+    notes = check_known(asked)
     from toolkit.planning.choice import choose, other_training, smallest_change, why_chosen
     from toolkit.planning.images import Images
     from toolkit.planning.search import Search
@@ -202,6 +208,7 @@ def _plan(request: Request, kept: Callable[[], None]) -> Planned:
         loop=request.loop,
         assumptions=[
             *_assumptions(asked, device, rates),
+            *notes,
             *search.notes(),
             *_of_loop(LOOPS[request.loop], request.loop),
         ],
@@ -209,7 +216,8 @@ def _plan(request: Request, kept: Callable[[], None]) -> Planned:
         scale=scaled,
         **answered.to_json(),
     )
-    return Planned(document, 0 if candidates[0].fits else 1, search, candidates, chosen, change, scaled, answered)
+    code = 0 if candidates[0].fits else 1
+    return Planned(document, code, search, candidates, chosen, change, scaled, answered, tuple(notes))
 
 
 def read_recipe(request: Request) -> Recipe:

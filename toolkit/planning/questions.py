@@ -16,7 +16,7 @@ from toolkit.planning.layers import with_layers
 from toolkit.planning.loops import check_loop
 from toolkit.planning.predict import Planner
 from toolkit.planning.search import Search
-from toolkit.planning.sizes import positions
+from toolkit.recipe.limits import limits_of
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve, strategies
@@ -96,7 +96,8 @@ def _found(search: Search, highest: int, at: Callable[[int], Candidate]) -> tupl
 
 
 def _length(search: Search) -> Answer:
-    limit = positions(search.asked.facts.config or {}) or 1 << 20
+    made_for = limits_of(search.asked.recipe, search.asked.facts).rows
+    limit = 1 << 20 if made_for is None else made_for.tokens
 
     def at(steps: int) -> Candidate:
         planner = search.planner.of_length(min(steps * _STEP, limit))

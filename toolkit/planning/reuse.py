@@ -7,6 +7,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from toolkit.recipe.resolve import Resolved
+from toolkit.recipe.tokenizer_facts import added_tokens
 
 if TYPE_CHECKING:
     from toolkit.planning.images import Images
@@ -61,7 +62,7 @@ def planner_key(resolved: Resolved, length: int, loop: str, images: Images | Non
         "resolved": [resolved.device, resolved.blocks, vars(resolved.precision), resolved.base_storage,
                      str(resolved.stored), resolved.loss_kernel, resolved.recipe.strategy.wrap, resolved.mesh.tensor,
                      resolved.mesh.expert],
-        "new tokens": resolved.recipe.tokenizer.model_dump(mode="json") if resolved.recipe.tokenizer.added else None,
+        "new tokens": resolved.recipe.tokenizer.model_dump(mode="json") if added_tokens(resolved.recipe) else None,
         "length": length,
         "loop": loop,
         "images": repr(images),

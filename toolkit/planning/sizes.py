@@ -1,8 +1,7 @@
-"""Whether a model's config says what a plan needs: its sizes, and rows that are no longer than it allows.
+"""Whether a model's config says what a plan needs: its sizes.
 
-transformers gives a config without sizes those of its class, so that a plan would be of another model. It runs rows
-beyond a model's limit where positions are rotations, but a plan of such a run promises what the model cannot learn
-from its config. Imports no torch.
+transformers gives a config without sizes those of its class, so that a plan would be of another model. Imports no
+torch.
 """
 
 from __future__ import annotations
@@ -18,11 +17,10 @@ _DEPTH = ("layer", "depth", "block", "stage")
 """Parts of the names that families have for the width of a block and for the number of blocks."""
 _OTHER = ("layer", "head", "inner", "ffn", "act", "drop")
 """... of names that have a part of a width's and are none: ``num_hidden_layers``, ``head_dim``, ``hidden_act``."""
-_POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions")
 
 
 def check_sizes(resolved: Resolved) -> None:
-    """Raise InputError for a config that names no width or no number of layers, and for rows beyond its limit."""
+    """Raise InputError for a config that names no width or no number of layers."""
     config = resolved.facts.config
     if config is None:
         return  # reported when the model is built
@@ -32,22 +30,6 @@ def check_sizes(resolved: Resolved) -> None:
     for found, what in ((widths, "width (hidden_size)"), (depths, "number of layers (num_hidden_layers)")):
         if not found:
             raise InputError(f"{resolved.source}: model.config: it has no {what}; use the model's own config.json")
-    limit, length = positions(config), resolved.recipe.data.max_length
-    if limit is not None and length > limit:
-        raise InputError(
-            f"{resolved.source}: data.max_length: {length:,} tokens are more than the model's {limit:,} "
-            "(max_position_embeddings); lower it, or plan with a config that allows more"
-        )
-
-
-def positions(config: Mapping[str, Any]) -> int | None:
-    """The longest rows that a config names, in tokens; None if it names none. Of a composite model its text part's."""
-    text = config.get("text_config")
-    for part in (text if isinstance(text, Mapping) else {}, config):
-        found = [value for key in _POSITIONS if isinstance(value := part.get(key), int) and value > 0]
-        if found:
-            return found[0]
-    return None
 
 
 def _entries(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

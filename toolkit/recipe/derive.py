@@ -10,6 +10,7 @@ from toolkit.machine import cuda_device_count
 from toolkit.optimizers import optimizer_kind
 from toolkit.recipe.combinable import check_combination
 from toolkit.recipe.contradictions import contradictions
+from toolkit.recipe.limits import with_length
 from toolkit.recipe.load import recipe_sha256
 from toolkit.recipe.mesh import Mesh, reasons
 from toolkit.recipe.model_facts import ModelFacts, block_classes, has_batch_norm, model_facts, supports_sdpa
@@ -18,6 +19,7 @@ from toolkit.recipe.quantisable import StoredBase, stored_base
 from toolkit.recipe.rates import rate_factor, why_no_wsd, why_rate
 from toolkit.recipe.resolve import PRECISIONS, Decisions, Precision, Resolved
 from toolkit.recipe.schema import Batch, Recipe
+from toolkit.recipe.tokenizer_facts import added_tokens
 from toolkit.recipe.traits import Traits
 from toolkit.tasks import task_of
 
@@ -40,7 +42,7 @@ def resolve_values(
     if problems:
         raise InputError(*(f"{source}: {problem}" for problem in problems))
     facts = model_facts(recipe.model)
-    recipe = _with_attention(recipe, facts, decide)
+    recipe = with_length(_with_attention(recipe, facts, decide), facts, decide)
     _data(recipe, decide)
     precision = PRECISIONS[recipe.precision]
     decide("precision.compute", precision.compute, f"precision: {recipe.precision}")
@@ -123,7 +125,7 @@ def _options(recipe: Recipe, blocks: tuple[str, ...], decide: Decisions) -> None
         decide(
             "model.freeze", " | ".join(recipe.model.freeze), "not in training_args.json: the Trainer has no such key"
         )
-    if added := recipe.tokenizer.added:
+    if added := added_tokens(recipe):
         how = "every weight trains" if recipe.adapter is None else "their rows train beside the adapter"
         decide("tokenizer.add_tokens", len(added), f"{how}; not in training_args.json: add them in your script")
     if recipe.strategy.sync is not None:

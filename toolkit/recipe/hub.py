@@ -32,6 +32,18 @@ def use_cache_if_offline(name: str | None) -> None:
     _set_offline(not is_reachable(constants.ENDPOINT))
 
 
+def cached_file(repo: str, name: str) -> Path | None:
+    """A file of a hub repository that is in the cache; None where it is not. Asks no network."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        cached = try_to_load_from_cache(repo, name)
+    except HFValidationError:  # a folder that is not there
+        return None
+    return Path(cached) if isinstance(cached, str) else None
+
+
 def _set_offline(off: bool) -> None:
     from huggingface_hub import constants
 

@@ -61,6 +61,7 @@ def validate(document: Document) -> Recipe:
         raise InputError(*(_explain(item, document) for item in error.errors())) from None
     if recipe.adapter is not None and (found := adapter_problems(recipe.adapter)):
         raise InputError(*(f"{document.place(path)}: {'.'.join(path)}: {why}" for path, why in found))
+    recipe._places.update({path: str(place) for path, place in document.places.items()})
     return recipe
 
 

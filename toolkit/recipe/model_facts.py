@@ -153,6 +153,39 @@ def config_default(facts: ModelFacts, key: str) -> Any:
     return next((value for value in found if value is not None), None)
 
 
+def config_name(facts: ModelFacts, key: str) -> str:
+    """The name that this model type's config files have for ``key``, which its code may read under another one
+    (GPT-2's ``n_positions`` is ``max_position_embeddings`` there)."""
+    package = _transformers_models()
+    if package is None or facts.model_type is None or key in (facts.config or {}):
+        return key
+    module = _special_modules().get(facts.model_type, facts.model_type.replace("-", "_"))
+    sources = (package / module).glob("configuration_*.py")
+    return next((name for source in sources if (name := _names(source).get((facts.model_type, key)))), key)
+
+
+@functools.cache
+def _names(source: Path) -> dict[tuple[str, str], str]:
+    """By model type and key, the names of ``attribute_map`` in the config classes of a file."""
+    names: dict[tuple[str, str], str] = {}
+    for node in ast.parse(source.read_text(encoding="utf-8")).body:
+        if not isinstance(node, ast.ClassDef):
+            continue
+        values: dict[str, Any] = {}
+        for statement in node.body:
+            targets = statement.targets if isinstance(statement, ast.Assign) else []
+            targets = [statement.target] if isinstance(statement, ast.AnnAssign) else targets
+            for target in targets:
+                if isinstance(target, ast.Name) and target.id in ("model_type", "attribute_map"):
+                    try:
+                        values[target.id] = ast.literal_eval(statement.value)  # type: ignore[attr-defined]
+                    except ValueError:
+                        continue  # computed from another class's
+        if "model_type" in values:
+            names |= {(values["model_type"], key): name for key, name in values.get("attribute_map", {}).items()}
+    return names
+
+
 @functools.cache
 def _constants(source: Path) -> dict[tuple[str, str], Any]:
     """By model type and key the constants that the config classes of a file set in their bodies."""
@@ -168,10 +201,25 @@ def _constants(source: Path) -> dict[tuple[str, str], Any]:
                 targets = statement.targets
             else:
                 continue
-            if isinstance(statement.value, ast.Constant):
-                values |= {target.id: statement.value.value for target in targets if isinstance(target, ast.Name)}
+            value = _constant(statement.value)
+            if value is not _NONE:
+                values |= {target.id: value for target in targets if isinstance(target, ast.Name)}
         constants |= {(values["model_type"], key): value for key, value in values.items() if "model_type" in values}
     return constants
+
+
+_NONE = object()
+
+
+def _constant(node: ast.expr | None) -> Any:
+    """The value of a constant, or of a product of two (``4096 * 32``); ``_NONE`` for whatever else."""
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        sides = (node.left, node.right)
+        if all(isinstance(side, ast.Constant) and isinstance(side.value, int) for side in sides):
+            return node.left.value * node.right.value  # type: ignore[attr-defined]
+    return _NONE
 
 
 def has_batch_norm(facts: ModelFacts) -> bool:

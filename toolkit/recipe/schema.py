@@ -12,6 +12,7 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
+    PrivateAttr,
     SerializerFunctionWrapHandler,
     Tag,
     ValidationInfo,
@@ -602,8 +603,28 @@ class Run(Section):
         return self
 
 
+class Places(dict[tuple[str | int, ...], str]):
+    """Where keys are written: file, line and column, or the override. No part of what a recipe says, so that recipes
+    are equal wherever their keys are written."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Places)
+
+    __hash__ = None
+
+
 class Recipe(Section):
     """The whole recipe."""
+
+    _places: Places = PrivateAttr(default_factory=Places)
+
+    def written(self, key: str, source: str) -> str:
+        """Where ``key`` (``data.max_length``) is written, or the nearest section around it; ``source`` where that is
+        not known."""
+        path: tuple[str | int, ...] = tuple(key.split("."))
+        while path and path not in self._places:
+            path = path[:-1]
+        return self._places[path] if path else source
 
     @property
     def eval_interval(self) -> int:

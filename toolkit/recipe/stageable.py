@@ -7,6 +7,7 @@ from toolkit.recipe.expertable import FAMILIES as MIXTURES
 from toolkit.recipe.model_facts import ModelFacts
 from toolkit.recipe.schema import Recipe
 from toolkit.recipe.strategy_names import REGISTERED
+from toolkit.recipe.tokenizer_facts import added_tokens
 from toolkit.recipe.traits import Traits
 
 FAMILIES = (
@@ -64,7 +65,7 @@ def _why_not_option(recipe: Recipe, traits: Traits) -> str | None:
         return f"has been verified with adapter.method: lora alone (it is {adapter.method})"
     if recipe.model.neftune_alpha is not None:
         return "has not been verified with model.neftune_alpha; remove it"
-    if recipe.tokenizer.added:
+    if added_tokens(recipe):
         return "has not been verified with tokenizer.add_tokens; remove it"
     if not optimizer_kind(optimizer.name).elementwise:
         return f"has not been verified with optimizer.name: {optimizer.name}; use adamw, lion or sgd"

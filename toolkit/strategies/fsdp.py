@@ -10,6 +10,7 @@ from toolkit.errors import InputError
 from toolkit.recipe.adapter_methods import METHODS
 from toolkit.recipe.mesh import Mesh
 from toolkit.recipe.resolve import Decisions, Resolved
+from toolkit.recipe.tokenizer_facts import added_tokens
 from toolkit.recipe.traits import Traits
 from toolkit.strategies.base import Strategy
 from toolkit.strategies.memory.base import EMBED, TAIL, Holdings
@@ -253,6 +254,6 @@ def _rows_key(resolved: Resolved) -> str | None:
     if adapter.options.get("trainable_token_indices"):
         return "adapter.options.trainable_token_indices"
     tables = 1 if (resolved.facts.config or {}).get("tie_word_embeddings") else 2
-    if resolved.recipe.tokenizer.added and len(adapter.modules_to_save) < tables:
+    if added_tokens(resolved.recipe) and len(adapter.modules_to_save) < tables:
         return "tokenizer.add_tokens"
     return None

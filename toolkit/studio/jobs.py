@@ -19,6 +19,7 @@ from toolkit.recipe.earlier import read_earlier
 from toolkit.recipe.load import recipe_yaml, validate
 from toolkit.recipe.needs import missing_tokenizer
 from toolkit.recipe.positions import parse
+from toolkit.recipe.preflight import check_known
 from toolkit.strategies import resolve
 from toolkit.studio.edit import FILE, read_mapping
 from toolkit.studio.folders import Folders, read_regular, shown
@@ -48,6 +49,7 @@ def start(folders: Folders, text: str) -> Path:
         raise InputError(f"run.output_dir: {shown(recipe.run.output_dir)}: in use by a running job")
     resolved = resolve(recipe, FILE)
     check_machine(resolved)
+    check_known(resolved)
     if (reason := missing_tokenizer(recipe)) is not None:
         raise InputError(f"tokenizer.path: {reason}")
     check_data(recipe)

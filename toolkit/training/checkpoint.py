@@ -20,6 +20,7 @@ import torch
 from toolkit.errors import InputError
 from toolkit.launch.identity import check_recipe, identity
 from toolkit.model.batch_norm import statistics
+from toolkit.model.processor import pad_token_name
 from toolkit.recipe.earlier import recipe_version
 from toolkit.results import versions
 from toolkit.strategies.engines.base import Engine
@@ -151,6 +152,7 @@ def begin(
             "world_size": session.resolved.world_size,
             "versions": versions(),
             "label_names": session.label_names,
+            "pad_token": pad_token_name(session.tokenizer),
             "rows": session.rows,
             "extra": extra,
         }

@@ -97,10 +97,15 @@ def _export(
         raise InputError("--dequantise: requires --merged and a run on a base in 4 bits (adapter.method: qlora)")
     if merged:
         _check_tied(resolved, read_index(folder, manifest)[0])
-    tokenizer = load_processor(recipe)
+    # Earlier versions padded with the tokenizer's own token, and trained a classifier to pool before it.
+    earlier = "pad_token" not in manifest
+    tokenizer = load_processor(recipe, own_padding=earlier)
+    pad = pad_token_of(tokenizer)
+    if earlier and (resolved.facts.config or {}).get("pad_token_id") is not None:
+        pad = None
     writing = output.with_name(f".{output.name}.writing")
     shutil.rmtree(writing, ignore_errors=True)
-    job = Job(resolved, folder, manifest, pad_token_of(tokenizer), writing, average=ema, merged=merged)
+    job = Job(resolved, folder, manifest, pad, writing, average=ema, merged=merged)
     try:
         kind, reason = _written(job)
         tokenizer.save_pretrained(writing)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -124,3 +125,14 @@ def keep_some(folder: Path, newest: int) -> None:
     for old in all_checkpoints(folder)[:-newest]:
         if old != good:
             shutil.rmtree(old, ignore_errors=True)
+
+
+def padded_by_its_tokenizer(folder: Path) -> bool:
+    """Whether the newest checkpoint of a run is of a version that padded a classifier's rows with whatever token the
+    tokenizer's files name: such a run goes on as it began."""
+    for checkpoint in reversed(all_checkpoints(folder)):
+        try:
+            return "pad_token" not in json.loads((checkpoint / "manifest.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue  # damaged: an earlier one is taken
+    return False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -81,18 +81,7 @@ def train(
         else:
             tokens = sum_over_ranks(tokens)
         tokens = counted_once(tokens, resolved)
-        # Strategies average over data-parallel ranks; a window without a supervised token has gradient zero, not 0/0.
-        weight = engine.gradient_divisor / tokens.clamp(min=1.0)
-        loss = torch.zeros((), device=engine.device)
-        now = _Window(session, terms, marks, progress.step, weight, loss, untimed=first)
-        if engine.pipeline is not None:
-            run_window(engine.pipeline, micros, len(window), now.forward, now.backward)
-            loss = engine.pipeline.of_last_stage(now.loss)
-        else:
-            for micro in micros:
-                with engine.accumulating(_is_last(micro)), counting(bool(micro.sample_ids)):
-                    now.backward(now.forward(micro), micro)
-            loss = now.loss
+        loss = accumulate(session, micros, len(window), tokens, terms, marks, progress.step, untimed=first)
         marks.at(at, "optimizer step", untimed=first)
         engine.unscale()
         if session.group_norms is not None:
@@ -114,6 +103,32 @@ def train(
             return
         first = False
         marks.at(progress.step + 1, "reading data")
+
+
+def accumulate(
+    session: Session,
+    micros: Iterator[MicroBatch],
+    count: int,
+    tokens: torch.Tensor,
+    terms: LossTerms,
+    marks: Marks,
+    step: int,
+    *,
+    untimed: bool,
+) -> torch.Tensor:
+    """Forward and backward of a window's ``count`` micro-batches, which are on the device; returns the sum of this
+    rank's losses. ``tokens``: the supervised ones of all ranks; ``step``: steps taken before. Every rank calls it."""
+    engine = session.engine
+    # Strategies average over data-parallel ranks; a window without a supervised token has gradient zero, not 0/0.
+    weight = engine.gradient_divisor / tokens.clamp(min=1.0)
+    now = _Window(session, terms, marks, step, weight, torch.zeros((), device=engine.device), untimed)
+    if engine.pipeline is not None:
+        run_window(engine.pipeline, micros, count, now.forward, now.backward)
+        return engine.pipeline.of_last_stage(now.loss)
+    for micro in micros:
+        with engine.accumulating(_is_last(micro)), counting(bool(micro.sample_ids)):
+            now.backward(now.forward(micro), micro)
+    return now.loss
 
 
 @dataclass

@@ -9,6 +9,7 @@ import errno
 import faulthandler
 import os
 import shlex
+import shutil
 import signal
 import sys
 import tempfile
@@ -27,6 +28,7 @@ from toolkit.recipe.load import load_recipe
 from toolkit.strategies import resolve
 
 if TYPE_CHECKING:
+    from toolkit.recipe.schema import Recipe
     from toolkit.training.stop import Stop
 
 
@@ -35,22 +37,27 @@ def main(arguments: Sequence[str]) -> int:
     resume = "--resume" in arguments or attempt() > 0
     extend = "--extend" in arguments
     changed_data = "--changed-data" in arguments
-    positional = [one for one in arguments if one not in ("--resume", "--extend", "--changed-data")]
+    dry = "--dry-run" in arguments
+    positional = [one for one in arguments if one not in ("--resume", "--extend", "--changed-data", "--dry-run")]
     rank = int(os.environ.get("RANK", "0"))
     if not positional or positional[0].startswith("-"):
         print(
-            "usage: -m toolkit.train RECIPE [section.key=value ...] [--resume [--extend] [--changed-data]]",
+            "usage: -m toolkit.train RECIPE [section.key=value ...] [--dry-run | --resume [--extend] [--changed-data]]",
             file=sys.stderr,
         )
         return 2
     if (extend or changed_data) and not resume:
         print(f"{'--extend' if extend else '--changed-data'}: requires --resume", file=sys.stderr)
         return 2
+    if dry and "--resume" in arguments:
+        print("--dry-run: starts from the model, not from a checkpoint; leave --resume out", file=sys.stderr)
+        return 2
     if attempt() and (code := nonretryable_exit_code()) is not None:
         return code
     stop = _begin(rank)
     folder: Path | None = None
     log: Path | None = None
+    aside: Path | None = None
     terminal = os.dup(2)  # standard error becomes the log
     try:
         recipe = load_recipe(positional[0], positional[1:])
@@ -61,14 +68,18 @@ def main(arguments: Sequence[str]) -> int:
 
         log = folder / "logs" / f"rank{rank}.log"
         connected: Callable[[], None] | None = None
-        if "TOOLKIT_LAUNCHED" not in os.environ:
+        if dry and "TOOLKIT_LAUNCHED" not in os.environ:
+            folder = aside = Path(tempfile.mkdtemp(prefix="toolkit-dry-run-"))  # each rank's own: nothing is shared
+            resolved = resolve(with_folder(recipe, folder), positional[0])
+            log = folder / "logs" / f"rank{rank}.log"
+        elif "TOOLKIT_LAUNCHED" not in os.environ:
             if rank == 0:
                 claim_folder(resolved, resume=resume)
             else:
                 # Nothing may lie in the folder before rank 0 has claimed it, as it has once ranks are connected.
                 final, log = log, Path(tempfile.mkdtemp(prefix="toolkit-")) / log.name
                 connected = partial(move_log, log, final)
-        if rank == 0:
+        if rank == 0 and aside is None:
             hold_as_rank_0(folder, resolved.source)
         screen = quiet(log)
         fresh_store = os.environ.get("TOOLKIT_RENDEZVOUS") == "c10d"  # by torchrun, at every start
@@ -88,7 +99,10 @@ def main(arguments: Sequence[str]) -> int:
             stop=stop,
             hung=partial(_hung, terminal, rank, folder),
             again=_again(positional, recipe.machine.nodes),
+            dry=dry,
         )
+        if aside is not None:
+            shutil.rmtree(aside, ignore_errors=True)
     except Stopped as error:
         if note_stop(str(error), error.number):
             return _leave(0)  # the launcher reports it; for torchrun's agent a stopped run has not failed
@@ -131,6 +145,12 @@ def _begin(rank: int) -> Stop:
     stop = Stop()
     stop.listen([signal.SIGUSR1])
     return stop
+
+
+def with_folder(recipe: Recipe, folder: Path) -> Recipe:
+    """``recipe``, whose run writes into ``folder`` and reports to no tracker."""
+    run_section = recipe.run.model_copy(update={"output_dir": str(folder), "trackers": []})
+    return recipe.model_copy(update={"run": run_section})
 
 
 def _again(positional: Sequence[str], nodes: int) -> str:

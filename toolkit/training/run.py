@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -14,6 +14,8 @@ import torch.distributed as dist
 
 from toolkit.counts import count
 from toolkit.data.loader import TrainLoader, open_data
+from toolkit.data.samples import Samples
+from toolkit.data.sources import held_out_recipes
 from toolkit.errors import Stopped
 from toolkit.half_precision import cpu_emulates
 from toolkit.launch.identity import saved_recipe
@@ -21,17 +23,21 @@ from toolkit.launch.signals import attempt, handled, name_of
 from toolkit.machine import cpu_count
 from toolkit.model.adapters import ignored_values
 from toolkit.model.compiling import compilation
+from toolkit.model.padding import padding_note
+from toolkit.recipe.preflight import Check, known_notes
 from toolkit.recipe.resolve import Resolved
 from toolkit.results import Result
 from toolkit.tasks import task_of
 from toolkit.tasks.base import Task
 from toolkit.training import checkpoint, finding
+from toolkit.training.dry_run import dry_run
 from toolkit.training.early_stopping import Improvement
 from toolkit.training.extension import check_length, total_steps
 from toolkit.training.loop import Progress, counted_once, sum_over_ranks, train
 from toolkit.training.manifest import read_manifest
 from toolkit.training.metrics import MetricsLog, peak_memory_bytes, set_aside, truncate_metrics
 from toolkit.training.out_of_memory import is_out_of_memory, told
+from toolkit.training.preflight import preflight
 from toolkit.training.room import check_room
 from toolkit.training.same_data import check_rows
 from toolkit.training.screen import Screen, engaged_line, headline, rate_of
@@ -55,13 +61,15 @@ def run(
     stop: Stop | None = None,
     hung: Callable[[str], None] | None = None,
     again: str = "toolkit train RECIPE --resume",
+    dry: bool = False,
 ) -> dict[str, Any]:
     """Train; returns the result (rank 0 also writes it to ``output_dir/result.json``). Every rank calls it.
 
     ``extend``: resume with another length also where that changes the learning rates. ``changed_data``: also with other
     rows.
     ``connected`` is called once the processes are. ``stop`` listens to signals once there is something to save.
-    ``hung`` ends this process when the job hangs. ``again``: the command that resumes this run.
+    ``hung`` ends this process when the job hangs. ``again``: the command that resumes this run. ``dry``: end after one
+    forward and backward of the longest micro-batch.
 
     Raises InputError for what the recipe, the data or a checkpoint gets wrong, RunFailed if training fails, Stopped
     if it was asked to stop and has saved.
@@ -69,22 +77,30 @@ def run(
     result = Result("train")
     recipe = resolved.recipe
     folder = Path(recipe.run.output_dir)
-    session = _opened(resolved, folder)
+    session = _opened(resolved, folder, dry=dry, resume=resume)
     if connected is not None:
         connected()
-    check_room(session, folder)
+    if not dry:
+        check_room(session, folder)
     passed_over: list[str] = []
     start, progress = None, Progress()
     if resume:
         found = checkpoint.load_newest(session, folder / "checkpoints", passed_over.append)
         start, progress = found.path, found.progress
         if start is None and found.touched:  # by a part of a damaged one: begin with the model as it was
-            session = _opened(resolved, folder)
+            session = _opened(resolved, folder, resume=True)
     main = session.accelerator.is_main_process
     samples = open_data(session.data_recipe, "train", session.tokenizer)
     session.label_names, session.rows = samples.label_names, samples.prints
     loader = _loader(session, samples, progress.step)
     total = total_steps(recipe.run, loader.steps_per_epoch, resolved.source)
+    checks = preflight(session, samples, resumed=start is not None)
+    recipes = held_out_recipes(session.data_recipe) if recipe.eval_interval else {}
+    held_out = {name: open_data(one, "eval", session.tokenizer) for name, one in recipes.items()}
+    for one in held_out.values():
+        preflight(session, one, resumed=start is not None)
+    if dry:
+        return _dry(session, samples, loader, total, checks, result, screen, folder)
     length = _check_length(session, start, loader, progress, extend=extend) if start else None
     kept = other_rows = None
     if start:
@@ -114,7 +130,7 @@ def run(
     watch = Watch(marks, recipe.run.hang_after, hung) if hung else None
     stop = stop or Stop()
     try:
-        steps = Steps(session, view, recorder, folder, progress, total, marks, start, stop.give_up)
+        steps = Steps(session, view, recorder, folder, progress, total, marks, start, stop.give_up, held_out)
         for line in steps.eval_notes:
             view.say(f"note: {line}")
         if hung:
@@ -154,7 +170,8 @@ def run(
         peak_memory_bytes=[int(peak) for peak in peaks],
         tokenised=_came(samples),
         unread_columns=samples.unread,
-        notes=[*samples.notes, *steps.eval_notes],
+        notes=[*_notes(session), *samples.notes, *steps.eval_notes],
+        preflight=[check.to_json() for check in checks],
         ended_early=progress.improvement.ends(recipe.run.early_stopping),
         frozen=[frozen.to_json() for frozen in session.frozen],
         compile=compilation().to_json() if recipe.compile else None,
@@ -170,22 +187,76 @@ def run(
             (folder / STOPPED).write_text(json.dumps(note) + "\n", encoding="utf-8")
         else:
             view.say(_farewell(answer, folder, task_of(recipe.model.task)))
-    if dist.is_initialized():
-        dist.barrier()  # no rank takes the group away while another still uses it
-        session.accelerator.state.destroy_process_group()
+    _disconnect(session)
     if stop.agreed and progress.step < total:
         raise Stopped(_stopped(stop.agreed, progress.step, answer["checkpoint"], again), stop.agreed)
     return answer
 
 
-def _opened(resolved: Resolved, folder: Path) -> Session:
+def _opened(resolved: Resolved, folder: Path, *, dry: bool = False, resume: bool = False) -> Session:
+    earlier = resume and finding.padded_by_its_tokenizer(folder / "checkpoints")
     try:
-        return open_session(resolved, **_tracking(resolved, folder))
+        return open_session(resolved, own_padding=earlier, **({} if dry else _tracking(resolved, folder)))
     except Exception as error:
         if not is_out_of_memory(error):
             raise
         beat, rank = Beat(place="loading the model"), int(os.environ.get("RANK", "0"))
         raise told(error, beat, rank, torch.device(resolved.device)) from error
+
+
+def _dry(
+    session: Session,
+    samples: Samples,
+    loader: TrainLoader,
+    total: int,
+    checks: Sequence[Check],
+    result: Result,
+    screen: TextIO | None,
+    folder: Path,
+) -> dict[str, Any]:
+    """The end of a dry run; the result is as a run's, of no step."""
+    main, resolved = session.accelerator.is_main_process, session.resolved
+    view = Screen(screen if main else None, total, 0, rate_of(task_of(resolved.recipe.model.task)))
+    try:
+        _introduce(view, session, samples, None, False, Improvement(), None)
+        ended = dry_run(session, loader)
+        for line in ended.lines():
+            view.say(line)
+        view.say(f"{len(checks)} checks of the preflight passed; nothing was updated or written")
+    finally:
+        view.close()
+    answer = result.finish(
+        recipe_sha256=resolved.sha256,
+        device=_device_name(session),
+        dry_run=ended.to_json(),
+        final_loss=None,
+        steps=0,
+        tokens=0,
+        row_tokens=0,
+        tokens_per_second=None,
+        supervised_tokens_per_second=None,
+        peak_memory_bytes=ended.peaks,
+        unread_columns=samples.unread,
+        notes=[*_notes(session), *samples.notes],
+        preflight=[check.to_json() for check in checks],
+        checkpoint=None,
+    )
+    if main:
+        (folder / "result.json").write_text(json.dumps(answer, indent=2) + "\n", encoding="utf-8")
+    _disconnect(session)
+    return answer
+
+
+def _disconnect(session: Session) -> None:
+    if dist.is_initialized():
+        dist.barrier()  # no rank takes the group away while another still uses it
+        session.accelerator.state.destroy_process_group()
+
+
+def _notes(session: Session) -> list[str]:
+    """What was chosen that a user should know of, whatever the data is."""
+    padding = padding_note(session.tokenizer)
+    return [*known_notes(session.resolved), *([] if padding is None else [padding])]
 
 
 def _loader(session: Session, samples: Any, start: int) -> TrainLoader:
@@ -248,7 +319,7 @@ def _introduce(
     adapter = session.resolved.recipe.adapter
     if adapter is not None and (ignored := ignored_values(adapter)):
         view.say(f"note: {ignored}")
-    for note in samples.notes:
+    for note in (*_notes(session), *samples.notes):
         view.say(f"note: {note}")
     if (came := _came(samples)) is not None and came["from"] != "memory":
         how = "tokens read from the cache" if came["from"] == "cache" else "tokenised and written to the cache"

@@ -16,6 +16,7 @@ from toolkit.model.activation_offload import HostStore
 from toolkit.model.adapters import add_adapter
 from toolkit.model.batch_norm import batch_norms
 from toolkit.model.batch_norm import convert as convert_batch_norm
+from toolkit.model.built import Built
 from toolkit.model.checkpointing import checkpoint_blocks, find_blocks
 from toolkit.model.compiling import compile_blocks
 from toolkit.model.context import divide_rows
@@ -37,6 +38,7 @@ from toolkit.optim.groups import check_groups, decayed_names, hidden_matrices
 from toolkit.optimizers import optimizer_kind
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
+from toolkit.recipe.tokenizer_facts import added_tokens
 from toolkit.strategies import strategy_of
 from toolkit.strategies.engines.base import Engine
 from toolkit.strategies.engines.claims import Claim, NotActive
@@ -67,6 +69,8 @@ class Session:
     claims: list[Claim]
     weights: int
     """Parameters of the whole model, frozen ones included."""
+    built: Built
+    """The whole model's config and embeddings, which samples are checked against before the first step."""
     unreached: list[str] = field(default_factory=list)
     """Weights that no output depends on, and that are not trained for that."""
     average: Average | None = None
@@ -156,11 +160,12 @@ def _prepared(
     """
     if by_part and resolved.base_storage is not None:
         raise NotByPart("its weights are packed in 4 bits at the start")
-    if by_part and resolved.recipe.tokenizer.added:
+    if by_part and added_tokens(resolved.recipe):
         raise NotByPart("its embeddings get rows for new tokens")
     if by_part and is_in_torch_dispatch_mode():
         raise NotByPart("tensors are fake")  # as in the rehearsal
     model: nn.Module = load_base(resolved, pad_token_id, by_part=by_part)
+    built = Built.of(model)
     kernels = use_liger(model, resolved) if resolved.recipe.model.kernels == "liger" else None
     asked = resolved.recipe.model.batch_norm is not None
     convert_batch_norm(model, resolved.batch_norm, asked, resolved.source)
@@ -200,7 +205,7 @@ def _prepared(
     decayed = decayed_names(model, optimizer)
     matrices = hidden_matrices(model, task_of(resolved.recipe.model.task).heads)
     check_groups(optimizer, (name for name, p in model.named_parameters() if p.requires_grad), resolved.source)
-    return Prepared(model, resolved, decayed, blocks, bases, products, matrices, idle, frozen, kernels=kernels)
+    return Prepared(model, resolved, built, decayed, blocks, bases, products, matrices, idle, frozen, kernels=kernels)
 
 
 def _check_statistics(model: nn.Module, resolved: Resolved) -> None:
@@ -214,15 +219,16 @@ def _check_statistics(model: nn.Module, resolved: Resolved) -> None:
         )
 
 
-def open_session(resolved: Resolved, **accelerator_options: Any) -> Session:
-    """Connect, load, build the engine, and check that the strategy is active.
+def open_session(resolved: Resolved, *, own_padding: bool = False, **accelerator_options: Any) -> Session:
+    """Connect, load, build the engine, and check that the strategy is active. ``own_padding``: with the padding token
+    of the tokenizer's files, as earlier versions trained classifiers.
 
     Raises InputError for an invalid recipe or launch, RunFailed if the strategy is not active.
     """
     accelerator = make_accelerator(resolved, **accelerator_options)
     if accelerator_options.get("log_with"):
         accelerator.init_trackers(Path(resolved.recipe.run.output_dir).name)
-    tokenizer = load_processor(resolved.recipe)
+    tokenizer = load_processor(resolved.recipe, own_padding=own_padding)
     return engage(resolved, accelerator, tokenizer, pad_token_of(tokenizer))
 
 
@@ -255,6 +261,7 @@ def engage(
         engine,
         claims,
         weights,
+        prepared.built,
         prepared.unreached,
         average,
         prepared.frozen,

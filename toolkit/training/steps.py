@@ -6,12 +6,12 @@ import functools
 import json
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from toolkit.data.loader import eval_batches, open_data
-from toolkit.data.sources import held_out_recipes
+from toolkit.data.loader import eval_batches
+from toolkit.data.samples import Samples
 from toolkit.model.compiling import compilation, describe
 from toolkit.tasks import task_of
 from toolkit.training import checkpoint
@@ -39,6 +39,7 @@ class Steps:
         marks: Marks,
         start: Path | None,
         give_up: Callable[[], None],
+        held_out: Mapping[str, Samples],
     ) -> None:
         self.session, self.view, self.recorder = session, view, recorder
         self.folder, self.progress, self.total = folder, progress, total
@@ -60,9 +61,8 @@ class Steps:
         self._step_reported = False
         self._compiled_reported = self._fell_back_reported = self._disk_reported = False
         self.eval_interval = session.resolved.recipe.eval_interval
-        held_out = held_out_recipes(session.data_recipe) if self.eval_interval else {}
-        self._held_out = {name: open_data(one, "eval", session.tokenizer) for name, one in held_out.items()}
-        self.eval_notes: list[str] = [note for samples in self._held_out.values() for note in samples.notes]
+        self._held_out = held_out
+        self.eval_notes: list[str] = [note for samples in held_out.values() for note in samples.notes]
 
     def begin(self) -> None:
         """Evaluate before the first step of a run, with ``run.eval_at_start``."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from toolkit.errors import InputError
 from toolkit.model.silence import silence_libraries
+from toolkit.recipe.preflight import known_notes
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.report.names import page_name
@@ -43,6 +44,8 @@ def run_command(
     resolved = resolve_recipe(recipe_file, overrides)
     say = _say if json_target != "-" else _silent
     say(screen.headline(resolved))
+    for note in known_notes(resolved):
+        say(f"note: {note}")
     name = page_name(recipe_file, resolved.recipe.strategy.name, overrides)
     page = writable(output) if output else Path("runs/verify") / f"{name}.html"
     log = page.with_suffix(".log").absolute()

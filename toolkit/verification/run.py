@@ -16,6 +16,7 @@ from toolkit.launch.job import check_machine
 from toolkit.machine import cpu_count
 from toolkit.optimizers import with_optimizer
 from toolkit.recipe.load import recipe_from, source_of
+from toolkit.recipe.preflight import check_known
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve
@@ -47,6 +48,7 @@ def resolve_recipe(recipe: str | Path | Recipe, overrides: Sequence[str]) -> Res
     """The recipe, able to run here; raises InputError."""
     resolved = resolve(recipe_from(recipe, overrides), source_of(recipe))
     check_machine(without_gpu_kernels(resolved)[0])
+    check_known(resolved)
     return resolved
 
 

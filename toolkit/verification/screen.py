@@ -105,7 +105,8 @@ def ending(outcome: Outcome, seconds: float, command: str) -> list[str]:
             if limit:
                 limits.append(f"{limit:.1e} ({one.name})")
         caught = f" · detects gradient errors from {', '.join(limits)}" if limits else ""
-        return ["", f"equivalent{caught} · {seconds:.0f} s", *deviation_line(outcome), f"next: toolkit train {command}"]
+        verdict = f"equivalent{caught} · {seconds:.0f} s"
+        return ["", verdict, *deviation_line(outcome), f"next: toolkit train {command} --dry-run"]
     lines = [""]
     if outcome.failure:
         lines.append(f"different  the run failed: {outcome.failure}")

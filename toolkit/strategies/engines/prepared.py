@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
+from toolkit.model.built import Built
 from toolkit.model.freezing import Frozen
 from toolkit.model.kernels import Replaced
 from toolkit.model.stages import Stage
@@ -19,6 +20,7 @@ class Prepared:
 
     model: nn.Module
     resolved: Resolved
+    built: Built
     decayed: frozenset[str]
     blocks: list[tuple[str, nn.Module]] = field(default_factory=list)
     bases: dict[str, int] = field(default_factory=dict)

@@ -15,6 +15,7 @@ from toolkit.machine import READ_AT_ONCE
 from toolkit.optimizers import optimizer_kind
 from toolkit.recipe.adapter_methods import adapter_reads_base
 from toolkit.recipe.resolve import Resolved
+from toolkit.recipe.tokenizer_facts import added_tokens
 
 EMBED, TAIL = -2, -1
 """Used as block numbers: the weights before the blocks (embeddings), and after (last norm, head, loss)."""
@@ -335,7 +336,7 @@ class MemoryModel:
         from whole ones, some adapters start from values of the base, and so do rows of new tokens."""
         adapter = self.resolved.recipe.adapter
         reads = adapter is not None and adapter_reads_base(adapter)
-        grows = bool(self.resolved.recipe.tokenizer.added)
+        grows = bool(added_tokens(self.resolved.recipe))
         mesh = self.resolved.mesh
         parts = "weights" in self.resolved.traits.shards or mesh.pipeline > 1 or mesh.expert > 1
         return parts and not (reads or grows or self.resolved.base_storage)

@@ -17,6 +17,7 @@ from toolkit.errors import InputError
 from toolkit.recipe.needs import NO_TOKENIZER
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Batch, Recipe
+from toolkit.recipe.tokenizer_facts import added_tokens
 from toolkit.recipe.varlenable import VARLEN
 from toolkit.reference.schedule import plain_learning_rate
 from toolkit.strategies import resolve
@@ -75,7 +76,7 @@ def twin_recipe(resolved: Resolved, *, full_size: bool) -> dict[str, Any]:
         if values["data"]["packing"]:
             values["data"]["max_length"] = min(PACKED_LENGTH, values["data"]["max_length"])
     # New tokens follow the twin's own vocabulary.
-    added = resolved.recipe.tokenizer.added
+    added = added_tokens(resolved.recipe)
     values["tokenizer"]["path"] = (None if added else values["tokenizer"]["path"]) or NO_TOKENIZER
     values["data"] |= {"train": "built-in", "eval": None, "eval_fraction": None, "workers": 0, "streaming": False}
     values["run"] |= {"max_steps": STEPS, "epochs": None, "save_every": 0, "eval_every": 0, "trackers": []}

@@ -18,6 +18,7 @@ from toolkit.data.packing import by_length, packed_rows
 from toolkit.data.samples import unlabelled
 from toolkit.data.spread import takes_one_row
 from toolkit.model.new_tokens import ROWS, new_tokens
+from toolkit.recipe.limits import limits_of
 from toolkit.recipe.mesh import RowPart
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
@@ -89,8 +90,9 @@ def _drawn(resolved: Resolved, config: dict[str, Any], full_windows: int, attemp
     images = SampleImages(task, config) if task.media is not None and task.media.tokens else None
     taken = {pad_id} if images is None else {pad_id, *images.reserved}
     ids = [i for i in range(3, min(config.get("vocab_size", 0), 4096)) if i not in taken]
-    positions = config.get("max_position_embeddings") or config.get("max_target_positions") or _LONGEST
-    longest = max(_SHORTEST, min(_LONGEST, recipe.data.max_length, positions))
+    limits = limits_of(recipe, resolved.facts)
+    positions = [limit.tokens for limit in (limits.rows, limits.targets) if limit is not None]
+    longest = max(_SHORTEST, min(_LONGEST, recipe.data.max_length, *positions))
     row = resolved.micro_size * resolved.data_size
     # All but one of a window's micro-batches, the last of them with a single sample.
     short = min((resolved.accumulation - 2) * row + 1 if resolved.accumulation > 1 else 1, resolved.global_size - 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from toolkit.data.formats import Formatter
+from toolkit.data.row_limits import RowLimits
 from toolkit.data.rows import Row
 from toolkit.errors import InputError
 from toolkit.recipe.schema import Recipe
@@ -57,7 +58,7 @@ def _conversations(case: DataCase, trace: DataTrace) -> None:
     # Text alone goes through the same code for models that see; the built-in conversations have no images.
     model = case.recipe["model"] | {"task": "causal-lm"}
     recipe = Recipe.model_validate(case.recipe | {"data": data, "model": model})
-    formatter = Formatter(recipe, tokenizer_of(case.recipe))
+    formatter = Formatter(recipe, tokenizer_of(case.recipe), limits=RowLimits())  # the twin's tokens are others
     for number, value in enumerate(ROWS):
         row = Row(value, "built-in", number + 1)
         try:

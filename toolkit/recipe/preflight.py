@@ -1,0 +1,119 @@
+"""What cannot train, as far as a recipe, its model's config and its tokenizer's files show: no torch, no data.
+
+Every command asks this one function, so that they refuse the same with the same words. What needs the data and the
+model is checked before the first step (``toolkit/training/preflight.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from toolkit.errors import InputError
+from toolkit.recipe.limits import length_notes, length_problem, limits_of, value_of
+from toolkit.recipe.model_facts import ModelFacts
+from toolkit.recipe.resolve import Resolved
+from toolkit.recipe.tokenizer_facts import added_tokens, special_ids
+from toolkit.tasks import task_of
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was checked. ``value`` is what the recipe or the data has, ``limit`` what the model takes; None:
+    unlimited, or not known. ``problem``: why it cannot train, and what to do; it is about ``key`` of the recipe."""
+
+    claim: str
+    value: Any
+    limit: Any
+    key: str = ""
+    problem: str | None = None
+    place: str | None = None
+    """Of the row that shows it; None: where the recipe has ``key``."""
+
+    @property
+    def ok(self) -> bool:
+        return self.problem is None
+
+    def to_json(self) -> dict[str, Any]:
+        """For the command's JSON."""
+        found = {"claim": self.claim, "value": self.value, "limit": self.limit, "ok": self.ok}
+        return found if self.ok else found | {"key": self.key, "problem": self.problem}
+
+
+def known_checks(resolved: Resolved) -> list[Check]:
+    """What is known without torch and without data."""
+    recipe = resolved.recipe
+    limits = limits_of(recipe, resolved.facts)
+    longest = None if limits.rows is None else limits.rows.tokens
+    checks = [
+        Check(
+            "data.max_length within the model's positions",
+            recipe.data.max_length,
+            longest,
+            "data.max_length",
+            length_problem(recipe, limits),
+        )
+    ]
+    rows = embedding_rows(resolved.facts)
+    media = task_of(recipe.model.task).media
+    if rows is not None and not added_tokens(recipe) and (media is None or media.tokens):
+        for role, (token, number) in special_ids(recipe).items():
+            checks.append(
+                Check(
+                    f"id of the tokenizer's {role} within the embedding",
+                    number,
+                    rows - 1,
+                    "tokenizer.options" if role in recipe.tokenizer.options else _tokenizer_key(resolved),
+                    None if number < rows else id_problem(f"{role} {token!r} has the id {number:,}", rows),
+                )
+            )
+    return checks
+
+
+def id_problem(what: str, rows: int) -> str:
+    """The message for a token id that has no row of the embedding."""
+    return (
+        f"{what}, and the model's embedding has {rows:,} rows (vocab_size); set tokenizer.path to the model's own "
+        "tokenizer, or list the tokens that are new to the model in tokenizer.add_tokens, which adds rows"
+    )
+
+
+def _tokenizer_key(resolved: Resolved) -> str:
+    return "tokenizer.path" if resolved.recipe.tokenizer.path else "model.path"
+
+
+def embedding_rows(facts: ModelFacts) -> int | None:
+    """Rows of the input embedding of text by the config; None where it does not say."""
+    config = facts.config or {}
+    text = config.get("text_config")
+    part = ModelFacts(dict(text), None) if isinstance(text, Mapping) else facts
+    rows = value_of(part, "vocab_size")
+    return rows if isinstance(rows, int) and not isinstance(rows, bool) else None
+
+
+def check_known(resolved: Resolved) -> list[str]:
+    """Notes for the user. Raises InputError with all that cannot train."""
+    refuse(known_checks(resolved), resolved)
+    return known_notes(resolved)
+
+
+def known_notes(resolved: Resolved) -> list[str]:
+    """What a user should know of values that can train."""
+    made = [f"{one.key}: set to {one.value:,}: {one.reason}" for one in resolved.decisions if one.key in _NOTED]
+    return made + length_notes(resolved.recipe, limits_of(resolved.recipe, resolved.facts))
+
+
+_NOTED = ("data.max_length",)
+"""Derived values that change what is trained, so that nobody should have to ask for them."""
+
+
+def refuse(checks: Iterable[Check], resolved: Resolved) -> None:
+    """Raise InputError with every problem, each at the place of its row, or where the recipe has its key."""
+    problems = [
+        f"{check.place or resolved.recipe.written(check.key, resolved.source)}: {check.key}: {check.problem}"
+        for check in checks
+        if not check.ok
+    ]
+    if problems:
+        raise InputError(*dict.fromkeys(problems))
