@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from toolkit.training.identity import check_recipe
 
 import processors
 from cases import every_case
@@ -19,6 +18,7 @@ from tiny import LLAMA, recipe_dict
 from toolkit.data.loader import open_data
 from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
+from toolkit.launch.identity import check_recipe
 from toolkit.model.load import load_base
 from toolkit.model.padding import padding_note
 from toolkit.model.processor import load_tokenizer

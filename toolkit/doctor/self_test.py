@@ -53,7 +53,7 @@ def self_test(shown: Callable[[Condition], None]) -> list[Condition]:
                 try:
                     resolved = resolve(Recipe.model_validate(recipe), "doctor --self-test", device=device)
                     outcome = verify(resolved, group=workers, time_limit=_TIME_LIMIT_S)
-                    verdict = outcome.verdict
+                    verdict: str = outcome.verdict
                     why = outcome.failure or (outcome.difference and outcome.difference[2].sentence) or ""
                 except (InputError, RunFailed) as error:
                     verdict, why = "failed", str(error)
