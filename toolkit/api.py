@@ -43,7 +43,7 @@ class Trained(CommandResult):
 
     @property
     def final_loss(self) -> float | None:
-        """Mean loss per supervised token of the last step; None if no step was taken."""
+        """Mean loss per supervised token of the last step; None if no step was taken, or the last had no such token."""
         return self.document["final_loss"]
 
     @property

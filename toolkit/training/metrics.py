@@ -16,8 +16,9 @@ import torch
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One line of metrics.jsonl. ``loss``: mean over the window's supervised tokens, all ranks; ``tokens``: how
-    many those were; ``grad_norm``: before clipping, null where it was not finite."""
+    """One line of metrics.jsonl. ``loss``: mean over the window's supervised tokens, all ranks, null where it was not
+    finite or there was no such token; ``tokens``: how many those were; ``grad_norm``: before clipping, null where it
+    was not finite."""
 
     step: int
     loss: float | None
@@ -35,6 +36,11 @@ class StepRecord:
     """Of what the step added to the weights."""
     group_weight_norms: list[float | None] | None = None
     """Of the weights before the step."""
+
+    @property
+    def without_loss(self) -> bool:
+        """Whether the window had no supervised token: a mean over nothing, which is no loss of 0."""
+        return self.tokens == 0
 
     def group_values(self) -> dict[str, float | None]:
         """The norms of each group as trackers get them."""
@@ -77,6 +83,8 @@ class MetricsLog:
         self._since = time.perf_counter()
         self.tokens = 0
         self.seconds = 0.0
+        self.without_loss = 0
+        """Steps without a supervised token."""
         self.last: StepRecord | None = None
 
     def add(self, pending: Pending) -> None:
@@ -98,7 +106,7 @@ class MetricsLog:
         records = [
             StepRecord(
                 p.step,
-                _finite(loss / max(1, count)),
+                _finite(loss / count) if count else None,
                 _finite(norm),
                 p.lr,
                 int(count),
@@ -111,6 +119,7 @@ class MetricsLog:
         ]
         self._pending = []
         self.last = records[-1]
+        self.without_loss += sum(record.without_loss for record in records)
         if self._file:
             self._file.writelines(json.dumps(record.line()) + "\n" for record in records)
             self._file.flush()

@@ -148,7 +148,11 @@ def run(
         peak_memory_bytes=[int(peak) for peak in peaks],
         tokenised=_came(samples),
         unread_columns=samples.unread,
-        notes=[*samples.notes, *steps.eval_notes],
+        notes=[
+            *samples.notes,
+            *steps.eval_notes,
+            *_without_loss(recorder.without_loss, progress.step, counted),
+        ],
         ended_early=progress.improvement.ends(recipe.run.early_stopping),
         frozen=[frozen.to_json() for frozen in session.frozen],
         compile=compilation().to_json() if recipe.compile else None,
@@ -162,6 +166,8 @@ def run(
             note = {"signal": stop.agreed, "step": progress.step, "checkpoint": answer["checkpoint"]}
             (folder / STOPPED).write_text(json.dumps(note) + "\n", encoding="utf-8")
         else:
+            for note in _without_loss(recorder.without_loss, progress.step, counted):
+                view.say(f"note: {note}")
             view.say(_farewell(answer, folder, counted))
     if dist.is_initialized():
         dist.barrier()  # no rank takes the group away while another still uses it
@@ -285,6 +291,12 @@ def _stopped(number: int, step: int, saved: str | None, again: str) -> str:
     if saved is None:
         return f"{text}; nothing was saved" + (" (run.save_every: 0)" if step else "")
     return f"{text}, saved in {saved}\nresume with: {again}"
+
+
+def _without_loss(steps: int, taken: int, counted: str) -> list[str]:
+    """``steps``: without a supervised token, since this process began."""
+    text = f"{steps} of {taken} steps had no supervised {counted}: nothing was learned in them"
+    return [text] if steps else []
 
 
 def _farewell(answer: dict[str, Any], folder: Path, counted: str) -> str:

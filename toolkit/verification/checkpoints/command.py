@@ -116,10 +116,10 @@ def _document(
     result: Result, steps: Sequence[Compared], diagnosis: Diagnosis | None, tolerance: float | None
 ) -> dict[str, Any]:
     different = _different(steps)
-    first = None
-    if different is not None:
-        one, stage, measure = different
-        first = {"pass": _name(one), "stage": stage.name} | measure.to_json()
+    found = [
+        {"pass": _name(different[0]), "stage": stage.name} | measure.to_json()
+        for stage, measure in (different[0].differences if different is not None else [])
+    ]
     notes = dict.fromkeys(note for one in steps for note in (*one.a.notes, *one.b.notes, *one.notes))
     return result.finish(
         recipe_sha256=None,
@@ -138,7 +138,8 @@ def _document(
             for one in steps
         ],
         engagement=[],
-        first_difference=first,
+        first_difference=found[0] if found else None,
+        differences=found,
         diagnosis=None if diagnosis is None else diagnosis.to_json(),
         failure=None,
         notes=list(notes),
