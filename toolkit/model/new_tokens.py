@@ -42,8 +42,8 @@ def new_tokens(resolved: Resolved) -> NewTokens | None:
     path = recipe.tokenizer.path or recipe.model.path
     if path not in (None, NO_TOKENIZER):
         return _in_tokenizer(recipe.model_dump_json(include={"model", "tokenizer"}))
-    config = resolved.facts.config or {}
-    size = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
+    facts = resolved.facts
+    size = facts.value("vocab_size") or facts.text.value("vocab_size")
     if not isinstance(size, int):
         raise InputError(f"{resolved.source}: tokenizer.add_tokens: needs a tokenizer; set tokenizer.path")
     return NewTokens(tuple(range(size, size + count)), size + count)

@@ -149,6 +149,7 @@ def run(
         tokenised=_came(samples),
         unread_columns=samples.unread,
         notes=[
+            *session.notes,
             *samples.notes,
             *steps.eval_notes,
             *_without_loss(recorder.without_loss, progress.step, counted),
@@ -166,8 +167,8 @@ def run(
             note = {"signal": stop.agreed, "step": progress.step, "checkpoint": answer["checkpoint"]}
             (folder / STOPPED).write_text(json.dumps(note) + "\n", encoding="utf-8")
         else:
-            for note in _without_loss(recorder.without_loss, progress.step, counted):
-                view.say(f"note: {note}")
+            for line in _without_loss(recorder.without_loss, progress.step, counted):
+                view.say(f"note: {line}")
             view.say(_farewell(answer, folder, counted))
     if dist.is_initialized():
         dist.barrier()  # no rank takes the group away while another still uses it
@@ -241,7 +242,7 @@ def _introduce(
     adapter = session.resolved.recipe.adapter
     if adapter is not None and (ignored := ignored_values(adapter)):
         view.say(f"note: {ignored}")
-    for note in samples.notes:
+    for note in (*session.notes, *samples.notes):
         view.say(f"note: {note}")
     if (came := _came(samples)) is not None and came["from"] != "memory":
         how = "tokens read from the cache" if came["from"] == "cache" else "tokenised and written to the cache"

@@ -116,10 +116,10 @@ def _document(
     result: Result, steps: Sequence[Compared], diagnosis: Diagnosis | None, tolerance: float | None
 ) -> dict[str, Any]:
     different = _different(steps)
-    found = [
-        {"pass": _name(different[0]), "stage": stage.name} | measure.to_json()
-        for stage, measure in (different[0].differences if different is not None else [])
-    ]
+    found: list[dict[str, Any]] = []
+    if different is not None:
+        one = different[0]
+        found = [{"pass": _name(one), "stage": stage.name} | first.to_json() for stage, first in one.differences]
     notes = dict.fromkeys(note for one in steps for note in (*one.a.notes, *one.b.notes, *one.notes))
     return result.finish(
         recipe_sha256=None,
