@@ -109,10 +109,12 @@ def bare_model(resolved: Resolved, pad_token_id: int | None) -> nn.Module | None
     config = build_config(resolved, pad_token_id)
     try:
         with no_init_weights(), torch.device("meta"):
-            model: nn.Module = auto.from_config(config, trust_remote_code=spec.trust_remote_code)
+            model: Any = auto.from_config(config, trust_remote_code=spec.trust_remote_code)
+            model.tie_weights()
     except Exception:  # whatever it is, the model itself is built next
         return None
-    return model
+    made: nn.Module = model
+    return made
 
 
 def _cast(model: nn.Module, dtype: torch.dtype, build: Callable[[], nn.Module]) -> None:
