@@ -43,7 +43,7 @@ class Trained(CommandResult):
 
     @property
     def final_loss(self) -> float | None:
-        """Mean loss per supervised token of the last step; None if no step was taken."""
+        """Mean loss per supervised token of the last step; None if no step was taken, or the last had no such token."""
         return self.document["final_loss"]
 
     @property
@@ -370,6 +370,7 @@ def export(
     dequantise: bool = False,
     ema: bool = False,
     format: str = "transformers",
+    dtype: str | None = None,
 ) -> Exported:
     """Write a folder that from_pretrained (and PEFT) loads, from a checkpoint or a run folder.
 
@@ -377,14 +378,18 @@ def export(
     instead of the latest. ``push``: upload to this hub repository. ``dequantise``: required with ``merged`` for a 4-bit
     base. ``ema``: the averages of ``run.ema`` in place of the weights. ``format``: ``deepspeed-universal`` or ``torch``
     (torch.distributed.checkpoint) writes weights, moments and counts, from which a run of DeepSpeed or FSDP continues.
+    ``dtype``: of a merged or full model (fp32, bf16 or fp16); a merged one has the base's if None.
 
-    Raises InputError if the checkpoint or the folder cannot be used, RunFailed if the upload fails.
+    Logits of a few rows are compared with those of the trained model, one model at a time in memory: ``comparison`` of
+    the result. Raises InputError if the checkpoint or the folder cannot be used, RunFailed if they differ by more than
+    rounding explains (nothing is left), or if the upload fails.
     """
     from toolkit.checkpoint_export.command import export_checkpoint
 
     return export_checkpoint(
-        checkpoint, output, merged=merged, best=best, push=push, dequantise=dequantise, ema=ema, format=format
-    )
+        checkpoint, output, merged=merged, best=best, push=push, dequantise=dequantise, ema=ema, format=format,
+        dtype=dtype,
+    )  # fmt: skip
 
 
 def import_checkpoint(

@@ -126,6 +126,9 @@ def export(
     push: Annotated[
         str | None, typer.Option("--push", metavar="REPO", help="upload to a private hub repository")
     ] = None,
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", metavar="D", help="fp32, bf16 or fp16; a merged model: default the base's")
+    ] = None,
     form: Annotated[
         str,
         typer.Option(
@@ -141,8 +144,9 @@ def export(
     from toolkit.checkpoint_export.command import export_command
 
     export_command(
-        checkpoint, output, merged, json_target, best=best, push=push, dequantise=dequantise, ema=ema, form=form
-    )
+        checkpoint, output, merged, json_target, best=best, push=push, dequantise=dequantise, ema=ema, form=form,
+        dtype=dtype,
+    )  # fmt: skip
 
 
 @app.command("import-checkpoint")

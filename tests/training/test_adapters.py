@@ -218,7 +218,9 @@ def test_an_adapter_of_another_method_is_not_loaded(tiny_root: Path, tmp_path: P
 def test_a_card_names_what_the_method_has(tiny_root: Path) -> None:
     found = resolved(tiny_root, {"method": "prompt-tuning", "options": {"num_virtual_tokens": 3}})
     manifest = {"step": 1, "strategy": "single", "world_size": 1, "versions": {}}
-    assert "| trained | prompt-tuning, num_virtual_tokens 3 |" in model_card("adapter", found, manifest, Path("run"))
+    assert "| trained | prompt-tuning, num_virtual_tokens 3 |" in model_card(
+        "adapter", found.recipe, found, manifest, Path("run")
+    )
 
 
 def test_no_method_draws_a_progress_bar(tiny_root: Path, capfd: pytest.CaptureFixture[str]) -> None:

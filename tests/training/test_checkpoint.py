@@ -20,7 +20,8 @@ from toolkit.disk import file_sha256
 from toolkit.errors import InputError
 from toolkit.launch.group import WorkerGroup
 from toolkit.training import manifest as manifests
-from toolkit.training.export import export, trained_model
+from toolkit.training.export import export
+from toolkit.training.export_check import trained_model
 from toolkit.training.finding import newest
 from toolkit.training.manifest import read_manifest, write_manifest
 from toolkit.training.tensor_folder import read_index

@@ -296,7 +296,7 @@ def test_resumed_equals_uninterrupted(strategy: str, tiny_root: Path, group: Wor
     with pytest.raises(InputError, match=r"fp8 \(checkpoint: True, recipe: False\)"):
         train_job(resolved_from(recipe(tiny_root, adapter=LORA, run={"max_steps": 4}, fp8=False, batch={
             "accumulation": 6})), 1, None, str(saved), 4)  # fmt: skip
-    assert export(tmp_path, tmp_path / "merged", merged=True)[0] == "merged model"
+    assert export(tmp_path, tmp_path / "merged", merged=True).kind == "merged model"
 
 
 # ---------------------------------------------------------------------- plan

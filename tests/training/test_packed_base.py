@@ -21,7 +21,8 @@ from toolkit.recipe.adapter_methods import METHODS
 from toolkit.recipe.schema import Recipe
 from toolkit.reference.model import plain_model
 from toolkit.strategies.engines.quantised import base_claims
-from toolkit.training.export import export, trained_model
+from toolkit.training.export import export
+from toolkit.training.export_check import trained_model
 from toolkit.training.finding import newest
 from toolkit.training.session import prepare_model
 from toolkit.verification.cases.twin import twin_adapter
@@ -251,7 +252,7 @@ def test_export_gives_the_adapter_or_a_merged_plain_model(
         trained = live(input_ids=IDS).logits
     with pytest.raises(InputError, match="add --dequantise"):
         export(tmp_path, tmp_path / "out", merged=True)
-    assert export(tmp_path, tmp_path / "adapter")[0] == "adapter"
+    assert export(tmp_path, tmp_path / "adapter").kind == "adapter"
     assert "as in its files: NF4, double" in (tmp_path / "adapter" / "README.md").read_text(encoding="utf-8")
     base = by_transformers(folders["double"])
     theirs: Any = PeftModel.from_pretrained(base, str(tmp_path / "adapter")).train()
@@ -260,7 +261,10 @@ def test_export_gives_the_adapter_or_a_merged_plain_model(
         assert (base(input_ids=IDS).logits - trained).norm() < 1e-5 * trained.norm()  # the adapter is inside
         with theirs.disable_adapter():
             assert (theirs(input_ids=IDS).logits - trained).norm() > 1e-3 * trained.norm(), "nothing was trained"
-    assert export(tmp_path, tmp_path / "merged", merged=True, dequantise=True)[0] == "merged model"
+    whole = export(tmp_path, tmp_path / "half", merged=True, dequantise=True)
+    assert whole.kind == "merged model"
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "half").dtype == torch.bfloat16, "the base's own"
+    export(tmp_path, tmp_path / "merged", merged=True, dequantise=True, dtype="fp32")
     merged: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     assert "quantization_config" not in json.loads((tmp_path / "merged" / "config.json").read_text(encoding="utf-8"))
     assert merged.dtype == torch.float32

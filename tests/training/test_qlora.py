@@ -25,7 +25,8 @@ from toolkit.recipe.resolve import Resolved
 from toolkit.reference.nf4 import nf4_values
 from toolkit.strategies.engines.quantised import base_claims
 from toolkit.training import merge
-from toolkit.training.export import export, trained_model
+from toolkit.training.export import export
+from toolkit.training.export_check import trained_model
 from toolkit.training.finding import newest
 from toolkit.training.session import open_session, prepare_model
 from toolkit.verification.matrix import what_caught
@@ -282,9 +283,9 @@ def test_export_merges_into_the_dequantised_base(trained: Any, tmp_path: Path) -
         export(folder, tmp_path / "out", merged=True)
     with pytest.raises(InputError, match="requires --merged"):
         export(folder, tmp_path / "out", dequantise=True)
-    assert export(folder, tmp_path / "adapter")[0] == "adapter"
+    assert export(folder, tmp_path / "adapter").kind == "adapter"
     assert "in 4 bits (NF4, double quantisation" in (tmp_path / "adapter" / "README.md").read_text(encoding="utf-8")
-    assert export(folder, tmp_path / "merged", merged=True, dequantise=True)[0] == "merged model"
+    assert export(folder, tmp_path / "merged", merged=True, dequantise=True).kind == "merged model"
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     assert not nf4_layers(merged)
     assert merged.dtype == (torch.float32 if precision == "fp32" else torch.bfloat16)
@@ -315,7 +316,7 @@ def test_a_merge_that_answers_otherwise_is_not_written(
         model.merge_and_unload = other_scaling
 
     monkeypatch.setattr(merge, "dequantise_base", wrong)
-    with pytest.raises(RunFailed, match="off the live adapter's"):
+    with pytest.raises(RunFailed, match="merged model is not what was trained: logits of"):
         export(folder, tmp_path / "out", merged=True, dequantise=True)
     assert not (tmp_path / "out").exists()
 

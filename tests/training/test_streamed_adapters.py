@@ -25,6 +25,7 @@ from toolkit.model.sources import NotByPart
 from toolkit.recipe.adapter_methods import METHODS
 from toolkit.strategies import resolve
 from toolkit.training import export as exporting
+from toolkit.training.export_check import Compared, trained_model
 from toolkit.training.finding import newest, whole_manifest
 from toolkit.training.streamed import Job, write_in_turn
 
@@ -84,10 +85,12 @@ def compare(folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> st
     """Both exports, file by file; returns why the model was built whole."""
     for name in ("turn", "whole"):
         shutil.rmtree(folder / name, ignore_errors=True)
-    kind, _, reason = exporting.export(folder / "run", folder / "turn", **options)
+    turned = exporting.export(folder / "run", folder / "turn", **options)
     with monkeypatch.context() as patch:
         patch.setattr(exporting, "write_in_turn", refuse)
-        assert exporting.export(folder / "run", folder / "whole", **options)[0] == kind
+        built = exporting.export(folder / "run", folder / "whole", **options)
+    assert built.kind == turned.kind
+    assert isinstance(built.compared, Compared)
     (turn, _), (whole, _) = content(folder / "turn"), content(folder / "whole")
     assert turn.keys() == whole.keys()
     for name, tensor in whole.items():
@@ -98,7 +101,7 @@ def compare(folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> st
     for name in files[0]:
         if not name.endswith(".safetensors"):
             assert (folder / "turn" / name).read_bytes() == (folder / "whole" / name).read_bytes(), name
-    return reason
+    return turned.built_whole
 
 
 @pytest.mark.parametrize(
@@ -156,7 +159,7 @@ def test_running_statistics_are_the_checkpoints(tmp_path: Path, group: WorkerGro
     manifest = whole_manifest(folder)
     alone = resolve(exporting.alone(saved_recipe(folder, manifest)), "recipe", device="cpu")
     assert write_in_turn(Job(alone, folder, manifest, None, tmp_path / "turn")) == "full model"
-    exporting._write(exporting.trained_model(alone, folder), alone.recipe, tmp_path / "whole", merged=False)
+    exporting._write(trained_model(alone, folder), alone.recipe, tmp_path / "whole", merged=False)
     (turn, configs), (whole, expected) = content(tmp_path / "turn"), content(tmp_path / "whole")
     assert configs == expected
     assert turn.keys() == whole.keys()

@@ -54,10 +54,10 @@ def test_the_files_are_those_of_save_pretrained(
     written: list[str] = []
     write = streamed.write_model
     monkeypatch.setattr(streamed, "write_model", lambda *args: (written.append("model"), write(*args)))
-    assert exporting.export(tmp_path / "run", tmp_path / "out")[2] is None
+    assert exporting.export(tmp_path / "run", tmp_path / "out").built_whole is None
     assert written == ["model"], "not one tensor after another"
     monkeypatch.setattr(streamed, "sources", lambda model: None)
-    assert exporting.export(tmp_path / "run", tmp_path / "whole")[2] is not None
+    assert exporting.export(tmp_path / "run", tmp_path / "whole").built_whole is not None
     found, expected = content(tmp_path / "out"), content(tmp_path / "whole")
     assert found[1] == expected[1]
     assert found[0].keys() == expected[0].keys()
@@ -88,6 +88,8 @@ merged = sys.argv[4] == "merged"
 import peft, transformers, accelerate  # the empty process
 from transformers import AutoModelForCausalLM, AutoTokenizer
 exporting.export(Path(sys.argv[1]), Path(sys.argv[3]) / "tiny", merged=merged)  # all is imported
+
+exporting.compare_export = lambda *given: "measured"  # what it takes is measured by itself
 
 def whole(job):
     raise NotByPart("measured")

@@ -45,7 +45,7 @@ class Turn:
     row_tokens: list[int] = field(default_factory=list)
     rows: Rows = field(default_factory=Rows)
     flops: list[float | None] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
+    losses: list[float | None] = field(default_factory=list)
     phases: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     peak_allocated: int | None = None
     peak_reserved: int | None = None
@@ -172,7 +172,8 @@ class _Run:
             now = time.perf_counter()
             self.found.seconds.append(now - self.begun)
             self.found.phases["host"] += now - self.begun - self.inside
-            self.found.losses.append((pending.loss_sum / pending.tokens).item())
+            tokens = pending.tokens.item()
+            self.found.losses.append(pending.loss_sum.item() / tokens if tokens else None)
         self.done += 1
         self.timed = self.order.warmup <= self.done < self.order.warmup + self.order.steps
         self.begun, self.inside = time.perf_counter(), 0.0

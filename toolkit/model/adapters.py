@@ -13,6 +13,8 @@ from torch import nn
 
 from toolkit.errors import InputError, first_line
 from toolkit.model.adapter_sources import adding
+from toolkit.model.adapter_targets import check_targets, is_linear, names_something
+from toolkit.model.load import bare_model
 from toolkit.model.new_tokens import trained_rows
 from toolkit.model.sources import NotByPart, has_sources
 from toolkit.recipe.adapter_methods import METHODS, Method
@@ -41,12 +43,16 @@ def add_adapter(model: nn.Module, resolved: Resolved, overwritten: bool = False)
 
     adapter = resolved.recipe.adapter
     assert adapter is not None
-    _check_targets(model, adapter, resolved.source)
+    where = f"{resolved.source}: adapter"
+    try:
+        config = peft_config(adapter, resolved, model) if adapter.path is None else None
+    except _REFUSALS as error:
+        raise _refused(error, adapter, where) from None
+    check_targets(model, adapter, config, resolved.source)
     if adapter.path is not None:
         _check_path(adapter, adapter.path, resolved.source)
     own = {id(buffer) for buffer in model.buffers()}
     torch.manual_seed(resolved.recipe.run.seed)
-    where = f"{resolved.source}: adapter"
     by_part = has_sources(model)
     try:
         made: list[Any] = []
@@ -54,26 +60,44 @@ def add_adapter(model: nn.Module, resolved: Resolved, overwritten: bool = False)
         # ``frod_U`` differed by 0.96 between one thread and two (torch 2.13.0).
         one_thread = torch_threads(1) if METHODS[adapter.method].eigenvectors else contextlib.nullcontext()
         with adding(model, made, overwritten) if by_part else contextlib.nullcontext(), one_thread:
-            if adapter.path is not None:
+            if config is None:
                 made.append(PeftModel.from_pretrained(model, adapter.path, is_trainable=True))
             else:
-                made.append(get_peft_model(model, peft_config(adapter, resolved, model)))
+                made.append(get_peft_model(model, config))
         [adapted] = made
     except _REFUSALS as error:
         if by_part:  # the base has no values: that may be why, or PEFT refuses the whole model, too
             raise NotByPart("PEFT does not add its adapter to a base without values") from None
-        key = ".path" if adapter.path else "" if METHODS[adapter.method].peft_type == "LORA" else f" ({adapter.method})"
-        message = first_line(error)
-        if "ParamWrapper" in message and "dropout" in message:
-            # peft 0.21.2, on experts, where it puts adapters by default
-            message += " It is for experts: set adapter.dropout: 0, or adapter.target_modules to linear layers"
-        raise InputError(f"{where}{key}: {message}") from None
+        raise _refused(error, adapter, where) from None
     if resolved.precision.mixed:
         method = METHODS[adapter.method]
         if method.peft_type == "LORA" or method.layers_called:
             _leave_inputs(adapted)
     _round_projections(adapted, own, getattr(torch, resolved.precision.frozen))
     return adapted
+
+
+def _refused(error: Exception, adapter: Adapter, where: str) -> InputError:
+    """What PEFT says of an adapter that it cannot create, with the key of the recipe."""
+    key = ".path" if adapter.path else "" if METHODS[adapter.method].peft_type == "LORA" else f" ({adapter.method})"
+    message = first_line(error)
+    if "ParamWrapper" in message and "dropout" in message:
+        # peft 0.21.2, on experts, where it puts adapters by default
+        message += " It is for experts: set adapter.dropout: 0, or adapter.target_modules to linear layers"
+    return InputError(f"{where}{key}: {message}")
+
+
+def check_names(resolved: Resolved, pad_token_id: int | None) -> None:
+    """Raise InputError for names in the recipe's ``adapter`` that match nothing, before a weight of the model is read.
+    A model that cannot be built without weights is checked once it is there."""
+    adapter = resolved.recipe.adapter
+    if adapter is None or not names_something(adapter) or (model := bare_model(resolved, pad_token_id)) is None:
+        return
+    try:
+        config = peft_config(adapter, resolved, model) if adapter.path is None else None
+    except _REFUSALS:  # comes again, with the place in the recipe
+        return
+    check_targets(model, adapter, config, resolved.source)
 
 
 def _round_projections(model: nn.Module, own: set[int], dtype: torch.dtype) -> None:
@@ -141,7 +165,7 @@ def _leave_out(values: dict[str, Any], made: Any, task: str, model: nn.Module) -
     is then both wrapped and to be trained whole: TypeError. Nor does it leave out linear layers that return scores and
     choices (Llama 4's and Phi-MoE's routers), as whose output an adapter takes a tensor: AttributeError."""
     heads = [name for name in task_of(task).heads if hasattr(model, name)]
-    routers = [name for name, module in model.named_modules() if _is_linear(module) and _is_router(module)]
+    routers = [name for name, module in model.named_modules() if is_linear(module) and _is_router(module)]
     if not heads and not routers:
         return
     if "exclude_modules" in made.__dataclass_fields__:
@@ -152,7 +176,7 @@ def _leave_out(values: dict[str, Any], made: Any, task: str, model: nn.Module) -
     values["target_modules"] = [
         name
         for name, module in model.named_modules()
-        if _is_linear(module) and module is not output and name.split(".")[0] not in heads and name not in routers
+        if is_linear(module) and module is not output and name.split(".")[0] not in heads and name not in routers
     ]
 
 
@@ -162,42 +186,6 @@ def _is_router(module: nn.Module) -> bool:
 
 def _ties(model: nn.Module) -> bool:
     return bool(getattr(getattr(model, "config", None), "tie_word_embeddings", False))
-
-
-def _check_targets(model: nn.Module, adapter: Adapter, source: str) -> None:
-    names = [name for name, _ in model.named_modules() if name]
-    problems = []
-    for wanted in adapter.modules_to_save:
-        if not any(name == wanted or name.endswith(f".{wanted}") for name in names):
-            problems.append(f"{source}: adapter.modules_to_save: no module is named {wanted!r}" + _candidates(model))
-        elif METHODS[adapter.method].peft_type != "LORA" and _is_tied(model, wanted):
-            problems.append(
-                f"{source}: adapter.modules_to_save: {wanted} shares its weight with another module, and under "
-                f"{adapter.method} PEFT would train a copy of one of them; remove it, or use adapter.method: lora"
-            )
-    if isinstance(adapter.target_modules, list):
-        for wanted in adapter.target_modules:
-            if not any(name == wanted or name.endswith(f".{wanted}") for name in names):
-                problems.append(f"{source}: adapter.target_modules: {wanted!r} matches no module" + _candidates(model))
-    for wanted in adapter.options.get("target_parameters") or []:
-        if not any(name == wanted or name.endswith(f".{wanted}") for name, _ in model.named_parameters()):
-            problems.append(
-                f"{source}: adapter.options.target_parameters: {wanted!r} matches no parameter" + _fused(model)
-            )
-    if problems:
-        raise InputError(*problems)
-
-
-def _is_tied(model: nn.Module, wanted: str) -> bool:
-    owners: dict[int, int] = {}
-    for _, parameter in model.named_parameters(remove_duplicate=False):
-        owners[id(parameter)] = owners.get(id(parameter), 0) + 1
-    return any(
-        owners[id(parameter)] > 1
-        for name, module in model.named_modules()
-        if name == wanted or name.endswith(f".{wanted}")
-        for parameter in module.parameters()
-    )
 
 
 def _check_path(adapter: Adapter, path: str, source: str) -> None:
@@ -238,18 +226,3 @@ def ignored_values(adapter: Adapter) -> str | None:
     if not found:
         return None
     return f"adapter.path: the saved adapter's own values are trained, the recipe's are ignored: {'; '.join(found)}"
-
-
-def _candidates(model: nn.Module) -> str:
-    ends = {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if _is_linear(module)}
-    return f"; linear layers of this model: {', '.join(sorted(ends))}"
-
-
-def _fused(model: nn.Module) -> str:
-    """The weights of experts that are one tensor, by the last parts of their names."""
-    ends = {".".join(name.split(".")[-2:]) for name, parameter in model.named_parameters() if parameter.ndim == 3}
-    return f"; weights of three dimensions in this model: {', '.join(sorted(ends)) or 'none'}"
-
-
-def _is_linear(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"

@@ -18,6 +18,7 @@ from torch import nn
 
 from toolkit.errors import InputError
 from toolkit.recipe.kernelable import KINDS, PACKAGE, liger_arguments, liger_version, other_activation, why_no_liger
+from toolkit.recipe.model_facts import ModelFacts
 from toolkit.recipe.resolve import Resolved
 
 
@@ -44,7 +45,7 @@ def use_liger(model: Any, resolved: Resolved) -> Replaced:
     from liger_kernel.transformers import _apply_liger_kernel_to_instance
 
     arguments = (liger_arguments() or {}).get(model.config.model_type, ())
-    if (other := other_activation(model.config.to_dict(), arguments)) is not None:
+    if (other := other_activation(ModelFacts(model.config.to_dict(), None), arguments)) is not None:
         raise InputError(f"{key}: {other}; set torch")
     # The loss is `loss`'s. What else a function can replace (ReLU squared) it replaces for every model of the process.
     options = {name: name in KINDS for name in arguments if name != "model"}

@@ -106,6 +106,25 @@ def load_base(
     return model
 
 
+def bare_model(resolved: Resolved, pad_token_id: int | None) -> nn.Module | None:
+    """The model's modules, made from its config alone, without memory for their weights; None where code of a model's
+    own does not allow that."""
+    import transformers
+    from transformers.initialization import no_init_weights
+
+    spec = resolved.recipe.model
+    auto = getattr(transformers, task_of(spec.task).auto_class)
+    config = build_config(resolved, pad_token_id)
+    try:
+        with no_init_weights(), torch.device("meta"):
+            model: Any = auto.from_config(config, trust_remote_code=spec.trust_remote_code)
+            model.tie_weights()
+    except Exception:  # whatever it is, the model itself is built next
+        return None
+    made: nn.Module = model
+    return made
+
+
 def _cast(model: nn.Module, dtype: torch.dtype, build: Callable[[], nn.Module]) -> None:
     """Cast floating parameters in place, and each floating buffer to the dtype that it has in the model that ``build``
     makes in ``dtype``: rotary frequencies stay float32, the decays of MiniMax's linear attention do not, as where a

@@ -13,4 +13,5 @@ def silence_libraries() -> None:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     warnings.simplefilter("ignore", FutureWarning)
+    warnings.filterwarnings("ignore", module=r"peft\.")
     python_logging.disable(python_logging.WARNING)  # DeepSpeed warns on standard output when it is imported

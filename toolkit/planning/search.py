@@ -17,7 +17,7 @@ from toolkit.planning.loops import check_loop
 from toolkit.planning.predict import Planner
 from toolkit.planning.storage import Storage
 from toolkit.planning.time import Rates, exchanged, staged_seconds, step_seconds
-from toolkit.recipe.expertable import FAMILIES, NUMBERS
+from toolkit.recipe.expertable import FAMILIES, expert_count
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.recipe.strategy_names import OWN_KEYS
@@ -291,8 +291,7 @@ class Search:
         return max(size for size in (1, 2, 4, 8) if recipe.machine.processes % size == count % size == 0)
 
     def _experts(self) -> int:
-        config = self.asked.facts.config or {}
-        return next((config[key] for key in NUMBERS if isinstance(config.get(key), int)), 1)
+        return expert_count(self.asked.facts) or 1
 
     def _expert_mesh(self, size: int, traits: Traits) -> dict[str, int]:
         """``size`` ranks that divide experts, each rank's sharded over as many as can divide them, and copies."""

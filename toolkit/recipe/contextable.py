@@ -31,15 +31,14 @@ def why_not_divisible(recipe: Recipe, facts: ModelFacts) -> str | None:
         return f"would put the virtual tokens of {recipe.adapter.method} in front of every part of a row; use lora"
     if (reason := why_not_packable(facts, model.attention)) is not None:
         return f"requires a model whose tokens meet in attention alone: {reason}"
-    config = facts.config or {}
-    if (kind := _length_dependent(config)) is not None:
+    if (kind := _length_dependent(facts.text.config or {})) is not None:
         return (
             f"would choose the rotary frequencies of each part by its own last position, not by the row's (rope_type "
             f"{kind}); remove strategy.mesh.context"
         )
-    if config.get("output_router_logits"):
+    if facts.text.value("output_router_logits"):
         return "would balance the experts of each part of a row apart; set output_router_logits: false in model.config"
-    heads = attention_heads(config)
+    heads = attention_heads(facts.text)
     if heads is None:
         return "requires the number of attention heads, which the model's config does not say"
     if heads % (mesh.context * mesh.tensor):
@@ -60,9 +59,9 @@ def _length_dependent(config: dict[str, Any]) -> str | None:
     return None
 
 
-def attention_heads(config: dict[str, Any]) -> int | None:
-    """Attention heads, under any of their config names; None if the config leaves them to its class."""
+def attention_heads(facts: ModelFacts) -> int | None:
+    """Attention heads, under any of their config names; None if neither the config nor its class says them."""
     for key in ("num_attention_heads", "n_head", "n_heads", "num_heads"):
-        if isinstance(found := config.get(key), int):
+        if isinstance(found := facts.value(key), int):
             return found
     return None

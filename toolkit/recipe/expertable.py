@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from toolkit.recipe.in_parts import why_not_in_parts
-from toolkit.recipe.model_facts import ModelFacts, config_default
+from toolkit.recipe.model_facts import ModelFacts
 from toolkit.recipe.schema import Recipe
 from toolkit.recipe.strategy_names import REGISTERED
 from toolkit.recipe.traits import Traits
@@ -13,6 +13,11 @@ FAMILIES = ("deepseek_v3", "gpt_oss", "mixtral", "olmoe", "qwen3_moe")
 
 NUMBERS = ("num_local_experts", "num_experts", "n_routed_experts")
 """What configs call the number of experts."""
+
+
+def expert_count(facts: ModelFacts) -> int | None:
+    """The number of a mixture's experts; None where it is not known."""
+    return next((found for key in NUMBERS if isinstance(found := facts.text.value(key), int)), None)
 
 
 def why_no_experts(recipe: Recipe, facts: ModelFacts, traits: Traits) -> str | None:
@@ -38,8 +43,8 @@ def why_no_experts(recipe: Recipe, facts: ModelFacts, traits: Traits) -> str | N
         return "has not been verified with adapter.modules_to_save; remove it"
     if (reason := why_not_in_parts(recipe, experts=True)) is not None:
         return reason
-    experts = next((found for key in NUMBERS if (found := config.get(key, config_default(facts, key)))), None)
-    if not isinstance(experts, int):
+    experts = expert_count(facts)
+    if experts is None:
         return "requires the number of experts, which the model's config does not say"
     if experts % mesh.expert:
         return f"{mesh.expert} ranks cannot divide {experts} experts; set a divisor of {experts}"

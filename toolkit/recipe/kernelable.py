@@ -8,7 +8,6 @@ import importlib.metadata
 import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from toolkit.recipe.model_facts import ModelFacts
 from toolkit.recipe.schema import Recipe
@@ -46,7 +45,7 @@ def why_not_liger(recipe: Recipe, facts: ModelFacts) -> str | None:
     kind = str(facts.model_type)
     if not set(known.get(kind, ())) & set(KINDS):
         return f"has no kernels for model type {kind} in {PACKAGE} {liger_version()}; set torch, or install a newer one"
-    if (other := other_activation(facts.config, known[kind])) is not None:
+    if (other := other_activation(facts, known[kind])) is not None:
         return f"{other}; set torch"
     return None
 
@@ -60,10 +59,11 @@ def why_no_liger(device: str) -> str | None:
     return None
 
 
-def other_activation(config: Mapping[str, Any], arguments: tuple[str, ...]) -> str | None:
+def other_activation(facts: ModelFacts, arguments: tuple[str, ...]) -> str | None:
     """Where the model's MLP has another activation than the kernel that would replace it; None where it has the same,
     or its config does not say. ``arguments``: of the model type's function, as `liger_arguments` has them."""
-    found = config.get("hidden_activation") or config.get("hidden_act")
+    text = facts.text
+    found = text.value("hidden_activation") or text.value("hidden_act") or None
     for kind, own in _ACTIVATIONS.items():
         if kind in arguments and found is not None and found not in own:
             return f"computes {own[0]} in MLPs, but this model's activation is {found}"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.recipe.adapter_methods import METHODS
-from toolkit.recipe.model_facts import ModelFacts, config_default, config_name, model_sources
+from toolkit.recipe.model_facts import UNKNOWN, ModelFacts, config_name, model_sources
 from toolkit.recipe.position_tables import Table, position_code
 from toolkit.recipe.resolve import Decisions
 from toolkit.recipe.schema import Recipe
@@ -131,12 +131,8 @@ def _is_count(value: Any) -> bool:
 
 def value_of(facts: ModelFacts, key: str) -> Any:
     """A key of the config under any of its names, or its class's default; None where there is neither."""
-    config = facts.config or {}
-    names = (key, config_name(facts, key))
-    stated = next((config[name] for name in names if config.get(name) is not None), None)
-    if stated is not None:
-        return stated
-    return next((value for name in names if (value := config_default(facts, name)) is not None), None)
+    value = facts.value(key)
+    return None if value is UNKNOWN else value
 
 
 def _taken(limit: Limit | None, recipe: Recipe) -> Limit | None:

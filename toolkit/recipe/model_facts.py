@@ -10,13 +10,27 @@ import ast
 import functools
 import importlib.util
 import json
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from toolkit.errors import InputError
 from toolkit.recipe.hub import hub_problem, is_reachable, is_refusal
 from toolkit.recipe.schema import Model
+
+
+class _Unknown:
+    """A value that neither a config nor its class's source says; false."""
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __repr__(self) -> str:
+        return "unknown"
+
+
+UNKNOWN = _Unknown()
 
 
 @dataclass(frozen=True)
@@ -34,14 +48,30 @@ class ModelFacts:
         return None if self.config is None else self.config.get("model_type")
 
     @property
+    def text(self) -> ModelFacts:
+        """The facts of the part that reads text, where the config nests one (``text_config``); else these."""
+        nested = (self.config or {}).get("text_config")
+        kind = _config_class(self).nested.get("text_config")
+        if not isinstance(nested, dict) and kind is None:
+            return self
+        nested = nested if isinstance(nested, dict) else {}
+        return ModelFacts({"model_type": kind} | nested if kind else nested, None, self.why_unknown)
+
+    def value(self, key: str) -> Any:
+        """The value that is in force for ``key``: of the config, under the name that its class gives ``key``, else the
+        class's default. ``UNKNOWN`` where the class's source does not say it as a constant."""
+        about, config = _config_class(self), self.config or {}
+        own = about.renamed.get(key, key)
+        names = (own, key, *(theirs for theirs, ours in about.renamed.items() if ours == own))
+        return next((config[name] for name in names if name in config), about.defaults.get(own, UNKNOWN))
+
+    @property
     def hidden_size(self) -> int | None:
         """Width of the residual stream, under any of its config names."""
-        config = self.config or {}
-        nested = config.get("text_config")
-        for source in (config, nested if isinstance(nested, dict) else {}):
+        for part in (self, self.text):
             for key in ("hidden_size", "d_model", "n_embd", "dim"):
-                if isinstance(source.get(key), int):
-                    return source[key]
+                if isinstance(found := part.value(key), int):
+                    return found
         return None
 
 
@@ -135,91 +165,128 @@ def model_sources(facts: ModelFacts) -> list[Path]:
     return sorted((package / module).glob("modeling_*.py"))
 
 
+def causal_class(facts: ModelFacts) -> str | None:
+    """The class that AutoModelForCausalLM makes of a config: of one with images, the whole model; None where it is not
+    known."""
+    own = (facts.config or {}).get("auto_map")
+    if isinstance(own, dict):
+        named = own.get("AutoModelForCausalLM")
+        return named.rpartition(".")[2] if isinstance(named, str) else None
+    return _causal_classes().get(str(facts.model_type))
+
+
+@functools.cache
+def _causal_classes() -> dict[str, str]:
+    """transformers' own table of causal models by model type."""
+    package = _transformers_models()
+    if package is None:
+        return {}
+    tree = ast.parse((package / "auto" / "modeling_auto.py").read_text(encoding="utf-8"))
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and any(
+            isinstance(target, ast.Name) and target.id == "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES" for target in node.targets
+        ):
+            assert isinstance(node.value, ast.Call)
+            return dict(ast.literal_eval(node.value.args[0]))
+    return {}
+
+
 def supports_sdpa(facts: ModelFacts) -> bool:
     """Whether the model's code supports torch's scaled_dot_product_attention; True where it is not known."""
     sources = model_sources(facts)
     return not sources or any(_marked_sdpa(source) for source in sources)
 
 
-def config_default(facts: ModelFacts, key: str) -> Any:
-    """The value that transformers' config class of this model type has for ``key`` where a config does not say it; None
-    where it has none, or none that is written as a constant."""
-    package = _transformers_models()
-    if package is None or facts.model_type is None:
-        return None
-    module = _special_modules().get(facts.model_type, facts.model_type.replace("-", "_"))
-    sources = (package / module).glob("configuration_*.py")
-    found = [_constants(source).get((facts.model_type, key)) for source in sources]
-    return next((value for value in found if value is not None), None)
+@dataclass(frozen=True)
+class _ConfigClass:
+    """What the source of a config class says: ``defaults`` that are constants, ``renamed`` keys (``attribute_map``),
+    the model types of ``nested`` configs."""
+
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    nested: Mapping[str, str] = field(default_factory=dict)
+
+
+def _config_class(facts: ModelFacts) -> _ConfigClass:
+    """The config class of a model; an empty one where its source is not known."""
+    if facts.model_type is None:
+        return _ConfigClass()
+    if facts.folder is not None and (facts.config or {}).get("auto_map"):
+        sources = sorted(facts.folder.glob("configuration_*.py"))
+    elif (package := _transformers_models()) is not None:
+        module = _special_modules().get(facts.model_type, facts.model_type.replace("-", "_"))
+        sources = sorted((package / module).glob("configuration_*.py"))
+    else:
+        sources = []
+    found = (_config_classes(source).get(facts.model_type) for source in sources)
+    return next((about for about in found if about is not None), _ConfigClass())
 
 
 def config_name(facts: ModelFacts, key: str) -> str:
     """The name that this model type's config files have for ``key``, which its code may read under another one
     (GPT-2's ``n_positions`` is ``max_position_embeddings`` there)."""
-    package = _transformers_models()
-    if package is None or facts.model_type is None or key in (facts.config or {}):
-        return key
-    module = _special_modules().get(facts.model_type, facts.model_type.replace("-", "_"))
-    sources = (package / module).glob("configuration_*.py")
-    return next((name for source in sources if (name := _names(source).get((facts.model_type, key)))), key)
+    return key if key in (facts.config or {}) else _config_class(facts).renamed.get(key, key)
 
 
 @functools.cache
-def _names(source: Path) -> dict[tuple[str, str], str]:
-    """By model type and key, the names of ``attribute_map`` in the config classes of a file."""
-    names: dict[tuple[str, str], str] = {}
+def _config_classes(source: Path) -> dict[str, _ConfigClass]:
+    """The config classes of a file by model type. A class has what its bases in the file have."""
+    bodies: dict[str, dict[str, ast.expr]] = {}
     for node in ast.parse(source.read_text(encoding="utf-8")).body:
-        if not isinstance(node, ast.ClassDef):
+        if isinstance(node, ast.ClassDef):
+            bases = (bodies.get(base.id, {}) for base in node.bases if isinstance(base, ast.Name))
+            bodies[node.name] = {key: value for base in bases for key, value in base.items()} | dict(_assigned(node))
+    kinds = {name: _constant(body.get("model_type")) for name, body in bodies.items()}
+    found = {}
+    for name, body in bodies.items():
+        if not isinstance(kinds[name], str):
             continue
-        values: dict[str, Any] = {}
-        for statement in node.body:
-            targets = statement.targets if isinstance(statement, ast.Assign) else []
-            targets = [statement.target] if isinstance(statement, ast.AnnAssign) else targets
-            for target in targets:
-                if isinstance(target, ast.Name) and target.id in ("model_type", "attribute_map"):
-                    try:
-                        values[target.id] = ast.literal_eval(statement.value)  # type: ignore[attr-defined]
-                    except ValueError:
-                        continue  # computed from another class's
-        if "model_type" in values:
-            names |= {(values["model_type"], key): name for key, name in values.get("attribute_map", {}).items()}
-    return names
+        values = {key: value for key, node in body.items() if (value := _constant(node)) is not UNKNOWN}
+        renamed = {str(key): str(value) for key, value in _literals(body.get("attribute_map")).items()}
+        nested = {str(key): _nested_type(node, kinds) for key, node in _entries(body.get("sub_configs_defaults"))}
+        found[str(kinds[name])] = _ConfigClass(values, renamed, {key: kind for key, kind in nested.items() if kind})
+    return found
 
 
-@functools.cache
-def _constants(source: Path) -> dict[tuple[str, str], Any]:
-    """By model type and key the constants that the config classes of a file set in their bodies."""
-    constants: dict[tuple[str, str], Any] = {}
-    for node in ast.parse(source.read_text(encoding="utf-8")).body:
-        if not isinstance(node, ast.ClassDef):
-            continue
-        values: dict[str, Any] = {}
-        for statement in node.body:
-            if isinstance(statement, ast.AnnAssign):
-                targets: list[ast.expr] = [statement.target]
-            elif isinstance(statement, ast.Assign):
-                targets = statement.targets
-            else:
-                continue
-            value = _constant(statement.value)
-            if value is not _NONE:
-                values |= {target.id: value for target in targets if isinstance(target, ast.Name)}
-        constants |= {(values["model_type"], key): value for key, value in values.items() if "model_type" in values}
-    return constants
-
-
-_NONE = object()
+def _assigned(node: ast.ClassDef) -> Iterator[tuple[str, ast.expr]]:
+    """What a class's body sets."""
+    for statement in node.body:
+        targets = [statement.target] if isinstance(statement, ast.AnnAssign) else getattr(statement, "targets", [])
+        value = getattr(statement, "value", None)
+        if value is not None:
+            yield from ((target.id, value) for target in targets if isinstance(target, ast.Name))
 
 
 def _constant(node: ast.expr | None) -> Any:
-    """The value of a constant, or of a product of two (``4096 * 32``); ``_NONE`` for whatever else."""
-    if isinstance(node, ast.Constant):
-        return node.value
+    """The value of a constant, or of a product of two (``4096 * 32``); UNKNOWN for whatever else."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-        sides = (node.left, node.right)
-        if all(isinstance(side, ast.Constant) and isinstance(side.value, int) for side in sides):
-            return node.left.value * node.right.value  # type: ignore[attr-defined]
-    return _NONE
+        sides = [_constant(node.left), _constant(node.right)]
+        return sides[0] * sides[1] if all(isinstance(side, int) for side in sides) else UNKNOWN
+    try:
+        value = UNKNOWN if node is None else ast.literal_eval(node)
+    except ValueError:
+        return UNKNOWN
+    return value if isinstance(value, str | int | float | bool | None) else UNKNOWN
+
+
+def _entries(node: ast.expr | None) -> list[tuple[Any, ast.expr]]:
+    """Keys and values of a dictionary that is written out."""
+    if not isinstance(node, ast.Dict):
+        return []
+    return [(_constant(key), value) for key, value in zip(node.keys, node.values, strict=True) if key is not None]
+
+
+def _literals(node: ast.expr | None) -> dict[Any, Any]:
+    return {key: _constant(value) for key, value in _entries(node)}
+
+
+def _nested_type(node: ast.expr, kinds: Mapping[str, Any]) -> str | None:
+    """The model type of a nested config: of its class in the same file, or as ``SubConfigSpec(model_type=...)`` has
+    it."""
+    if isinstance(node, ast.Name):
+        return kinds[node.id] if isinstance(kinds.get(node.id), str) else None
+    words = node.keywords if isinstance(node, ast.Call) else []
+    return next((str(_constant(word.value)) for word in words if word.arg == "model_type"), None)
 
 
 def has_batch_norm(facts: ModelFacts) -> bool:

@@ -25,7 +25,7 @@ def why_not_packable(facts: ModelFacts, attention: str) -> str | None:
     if facts.config is None:
         return f"it is not known whether the model separates packed samples: {facts.why_unknown}"
     kind = facts.model_type
-    if facts.config.get("alibi"):
+    if facts.text.value("alibi"):
         return f"{kind}: its attention bias (alibi) uses distances from the start of a row"
     sources = model_sources(facts)
     if not sources:

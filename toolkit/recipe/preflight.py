@@ -6,7 +6,7 @@ model is checked before the first step (``toolkit/training/preflight.py``).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,11 +85,8 @@ def _tokenizer_key(resolved: Resolved) -> str:
 
 def embedding_rows(facts: ModelFacts) -> int | None:
     """Rows of the input embedding of text by the config; None where it does not say."""
-    config = facts.config or {}
-    text = config.get("text_config")
-    part = ModelFacts(dict(text), None) if isinstance(text, Mapping) else facts
-    rows = value_of(part, "vocab_size")
-    return rows if isinstance(rows, int) and not isinstance(rows, bool) else None
+    rows = (value_of(part, "vocab_size") for part in (facts.text, facts))
+    return next((one for one in rows if isinstance(one, int) and not isinstance(one, bool)), None)
 
 
 def check_known(resolved: Resolved) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from toolkit.recipe.contextable import attention_heads
 from toolkit.recipe.in_parts import why_not_in_parts
-from toolkit.recipe.model_facts import ModelFacts, config_default
+from toolkit.recipe.model_facts import ModelFacts
 from toolkit.recipe.schema import Recipe
 from toolkit.recipe.strategy_names import REGISTERED
 from toolkit.recipe.traits import Traits
@@ -46,18 +46,18 @@ def why_not_splittable(recipe: Recipe, facts: ModelFacts, traits: Traits) -> str
     if (reason := why_not_in_parts(recipe)) is not None:
         return reason
     for key in _ATTENTION_DROPOUT:
-        if config.get(key, config_default(facts, key)):
+        if facts.value(key):
             return (
                 f"would draw the same dropout mask for the heads of every rank; set {key}: 0 in "
                 "model.config, or in the model's config.json"
             )
-    heads = attention_heads(config)
+    heads = attention_heads(facts)
     if heads is None:
         return "requires the number of attention heads, which the model's config does not say"
     sizes = {
         "attention heads": heads,
-        "key heads": config.get("num_key_value_heads") or heads,
-        "columns of the feed-forward layers (intermediate_size)": config.get("intermediate_size") or count,
+        "key heads": facts.value("num_key_value_heads") or heads,
+        "columns of the feed-forward layers (intermediate_size)": facts.value("intermediate_size") or count,
     }
     for what, size in sizes.items():
         if size % count:

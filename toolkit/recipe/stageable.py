@@ -36,14 +36,14 @@ def why_not_stageable(recipe: Recipe, facts: ModelFacts, traits: Traits) -> str 
         )
     if config.get("quantization_config"):
         return "has not been verified with a base that is quantised already"
-    if config.get("output_router_logits"):
+    if facts.value("output_router_logits"):
         return "would balance the experts of each stage apart; set output_router_logits: false in model.config"
     named = recipe.adapter is not None and recipe.adapter.options.get("target_parameters")
     if named and facts.model_type not in MIXTURES:
         return "has been verified with adapters on layers and experts alone; remove adapter.options.target_parameters"
     if (reason := _why_not_option(recipe, traits)) is not None:
         return reason
-    blocks = config.get("num_hidden_layers")
+    blocks = facts.value("num_hidden_layers")
     if not isinstance(blocks, int):
         return "requires the number of blocks (num_hidden_layers), which the model's config does not say"
     if blocks < mesh.pipeline:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from toolkit.machine import compute_capabilities
 from toolkit.recipe.model_facts import ModelFacts, model_sources
 from toolkit.recipe.schema import Recipe
@@ -26,7 +23,7 @@ def why_not_varlen(recipe: Recipe, facts: ModelFacts, device: str) -> str | None
     mesh = recipe.strategy.mesh
     if not recipe.data.packing:
         return "is for packed rows; set data.packing: true, or model.attention: sdpa"
-    if device != "cpu" and (reason := _why_not_on_gpu(recipe, facts.config or {})):
+    if device != "cpu" and (reason := _why_not_on_gpu(recipe, facts.text)):
         return f"{reason}; use sdpa"
     if recipe.compile:
         return "depends on where the samples of a row begin, which a compiled block cannot; use sdpa"
@@ -35,7 +32,7 @@ def why_not_varlen(recipe: Recipe, facts: ModelFacts, device: str) -> str | None
     code = "".join(source.read_text(encoding="utf-8") for source in model_sources(facts))
     if _INTERFACE not in code:
         return f"requires transformers' attention interface, which {facts.model_type} does not use; use sdpa"
-    capped = (facts.config or {}).get("attn_logit_softcapping", "by default") is not None
+    capped = facts.text.value("attn_logit_softcapping") is not None
     for argument, what in (("softcap=", "caps its scores"), ("s_aux=", "has sinks")):
         if argument in code and (capped or argument != "softcap="):
             return f"computes what sdpa does, but the attention of {facts.model_type} {what}; use eager"
@@ -53,13 +50,13 @@ def varlen_capability_message(found: tuple[int, int]) -> str:
     return f"needs GPUs of compute capability 8.0 or newer (Ampere), and this one has {found[0]}.{found[1]}; use sdpa"
 
 
-def _why_not_on_gpu(recipe: Recipe, config: Mapping[str, Any]) -> str | None:
+def _why_not_on_gpu(recipe: Recipe, facts: ModelFacts) -> str | None:
     if recipe.precision == "fp32":
         return "requires 16 bits on a GPU, but precision is fp32; use precision: bf16, or fp16"
-    if dropout := next((key for key in _DROPOUTS if config.get(key)), None):
-        return f"has no dropout on a GPU, but this model's {dropout} is {config[dropout]}"
-    heads = config.get("num_attention_heads")
-    size = config.get("head_dim") or (config["hidden_size"] // heads if heads and "hidden_size" in config else None)
+    if dropout := next((key for key in _DROPOUTS if facts.value(key)), None):
+        return f"has no dropout on a GPU, but this model's {dropout} is {facts.value(dropout)}"
+    heads, width = facts.value("num_attention_heads"), facts.hidden_size
+    size = facts.value("head_dim") or (width // heads if heads and width else None)
     if isinstance(size, int) and (size % _HEAD_MULTIPLE or size > _LARGEST_HEAD):
         return (
             f"requires heads of a multiple of {_HEAD_MULTIPLE} on a GPU, of {_LARGEST_HEAD} at most; this model's have "

@@ -59,15 +59,14 @@ def _difference(outcome: Outcome) -> list[str]:
     lines = []
     if outcome.failure:
         lines.append(f"<p class='bad'>The run ended early: {html.escape(outcome.failure)}</p>")
-    if outcome.difference:
-        one, stage, measure = outcome.difference
+    for at, (one, stage, measure) in enumerate(outcome.differences):
         place = f"{stage.name}, {one.name} pass, step {measure.step + 1}"
         lines.append(
-            f"<p class='bad'>First difference at {place}: <code>{html.escape(measure.tensor)}</code>, error "
-            f"{measure.error:.3g}, tolerance {measure.tolerance:.3g}. {html.escape(measure.sentence)}</p>"
+            f"<p class='bad'>{'Also at' if at else 'First difference at'} {place}: "
+            f"<code>{html.escape(measure.tensor)}</code>, error {measure.error:.3g}, "
+            f"tolerance {measure.tolerance:.3g}. {html.escape(measure.sentence)}</p>"
         )
-    if outcome.diagnosis:
-        cause = outcome.diagnosis
+    for cause in outcome.diagnoses:
         lines.append(f"<p>Likely cause: {html.escape(cause.cause)}. {html.escape(cause.evidence)}.</p>")
         if cause.reference:
             lines.append(f"<p class='soft'>Seen in {html.escape(cause.reference)}</p>")

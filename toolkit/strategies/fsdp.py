@@ -253,7 +253,7 @@ def _rows_key(resolved: Resolved) -> str | None:
         return None
     if adapter.options.get("trainable_token_indices"):
         return "adapter.options.trainable_token_indices"
-    tables = 1 if (resolved.facts.config or {}).get("tie_word_embeddings") else 2
+    tables = 1 if resolved.facts.value("tie_word_embeddings") is True else 2
     if added_tokens(resolved.recipe) and len(adapter.modules_to_save) < tables:
         return "tokenizer.add_tokens"
     return None

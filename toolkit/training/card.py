@@ -6,16 +6,19 @@ import json
 from pathlib import Path
 from typing import Any
 
+from toolkit.recipe.model_facts import looks_local
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Adapter, Recipe
 from toolkit.recipe.yaml_text import dump
 from toolkit.tasks import task_of
 
 
-def model_card(kind: str, resolved: Resolved, manifest: dict[str, Any], run: Path) -> str:
-    """README.md in the hub's format. ``run``: the run folder with the metrics and a `toolkit verify` result."""
-    recipe, stored = resolved.recipe, resolved.stored
-    base = recipe.model.path or f"random {(recipe.model.config or {})['model_type']}"
+def model_card(kind: str, recipe: Recipe, resolved: Resolved, manifest: dict[str, Any], run: Path) -> str:
+    """README.md in the hub's format. ``recipe``: as it was trained; ``resolved``: the same for one process. ``run``:
+    the run folder with the metrics and a `toolkit verify` result."""
+    stored = resolved.stored
+    path = recipe.model.path
+    base = _public(path) if path is not None else f"random {(recipe.model.config or {})['model_type']}"
     head: dict[str, Any] = {"library_name": "peft" if kind == "adapter" else "transformers"}
     if recipe.model.path and not Path(recipe.model.path).exists():
         head["base_model"] = recipe.model.path
@@ -63,25 +66,43 @@ def _settings(adapter: Adapter) -> str:
 def _without_places(recipe: Recipe) -> dict[str, Any]:
     """The recipe for publication: file names instead of paths, and no output folder."""
     content = recipe.model_dump(mode="json", exclude_defaults=True)
-    for key in ("train", "eval"):
-        if content["data"].get(key):
-            content["data"][key] = _names_alone(content["data"][key])
+    for section, keys in _PLACES.items():
+        part = content.get(section) or {}
+        for key in keys:
+            if part.get(key):
+                part[key] = _named(part[key])
     content.get("run", {}).pop("output_dir", None)
     return content
 
 
-def _names_alone(sources: Any) -> Any:
-    """File names in place of paths: of one source, of a list of them, or of several by name."""
-    if isinstance(sources, str):
-        return Path(sources).name
-    if isinstance(sources, list):
-        return [one | {"path": Path(one["path"]).name} for one in sources]
-    return {name: _names_alone(one) for name, one in sources.items()}
+_PLACES = {
+    "model": ("path",), "tokenizer": ("path",), "adapter": ("path",),
+    "data": ("train", "eval", "chat_template", "cache"),
+}  # fmt: skip
+"""Keys that name files and folders of the machine that trained."""
+
+
+def _named(value: Any) -> Any:
+    """A file or folder by its name; one or several sources, each by its own; held-out sets by name."""
+    if isinstance(value, str):
+        return _public(value)
+    if isinstance(value, list):
+        return [_named(one) for one in value]
+    if isinstance(value, dict):
+        if "path" in value:
+            return {key: _named(one) if key == "path" else one for key, one in value.items()}
+        return {name: _named(one) for name, one in value.items()}
+    return value
+
+
+def _public(path: str) -> str:
+    """A path that is of this machine by its last part; a hub id as it is."""
+    return Path(path).name if looks_local(path) or Path(path).expanduser().exists() else path
 
 
 def _data(recipe: Recipe) -> str:
     train = recipe.data.train
-    return ", ".join(Path(path).name for path in ([train] if isinstance(train, str) else [one.path for one in train]))
+    return ", ".join(_public(path) for path in ([train] if isinstance(train, str) else [one.path for one in train]))
 
 
 def _metrics(run: Path, manifest: dict[str, Any], recipe: Recipe) -> dict[str, Any]:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable, Iterable
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from safetensors import safe_open
 
 from toolkit.errors import InputError, RunFailed
 from toolkit.launch.identity import saved_recipe
-from toolkit.model.batch_norm import batch_norms, statistics
-from toolkit.model.load import build_config
-from toolkit.model.nf4 import nf4_layers
+from toolkit.model.load import bare_model, build_config
 from toolkit.model.processor import load_processor, pad_token_of
 from toolkit.model.sources import NotByPart
 from toolkit.recipe.adapter_methods import METHODS
@@ -24,12 +22,12 @@ from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve, simplest
 from toolkit.training.card import model_card
-from toolkit.training.finding import all_checkpoints, first_valid, tensors_of, whole_manifest
+from toolkit.training.export_check import Compared, compare_export, trained_model
+from toolkit.training.finding import all_checkpoints, first_valid, whole_manifest
 from toolkit.training.finding import best as best_checkpoint
-from toolkit.training.merge import merge_and_unload, merge_dequantised, merged_by_peft
-from toolkit.training.session import prepare_model
+from toolkit.training.merge import merge_whole
 from toolkit.training.streamed import Job, name_base, name_classes, one_dtype, write_in_turn
-from toolkit.training.tensor_folder import TensorReader, read_index
+from toolkit.training.tensor_folder import read_index
 
 T = TypeVar("T")
 
@@ -50,6 +48,24 @@ def push_folder(folder: str, repository: str) -> None:
         ) from None
 
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""``--dtype``, also by torch's names."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """An export that was written."""
+
+    kind: str
+    """``adapter``, ``merged model`` or ``full model``."""
+    resolved: Resolved
+    """The recipe for one CPU process."""
+    built_whole: str | None
+    """Why the whole model was built in memory; None if it was not."""
+    compared: Compared | str
+    """How its logits compare with those of the trained model; why they were not compared, if they were not."""
+
+
 def export(
     source: Path,
     output: Path,
@@ -58,24 +74,23 @@ def export(
     best: bool = False,
     dequantise: bool = False,
     ema: bool = False,
-) -> tuple[str, Resolved, str | None]:
-    """Write adapter, merged or full model; returns the kind, the recipe it was trained with, and why the whole model
-    was built in memory, None if it was not.
+    dtype: str | None = None,
+) -> Written:
+    """Write adapter, merged or full model, and compare what was written with what was trained.
 
-    Raises InputError if ``source`` is not a valid checkpoint or ``output`` exists, RunFailed if a trained tensor is
-    missing.
+    ``dtype``: of a merged model, the base's if None; of a full one, that in which it trains. Raises InputError if
+    ``source`` is not a valid checkpoint or ``output`` exists, RunFailed if a trained tensor is missing, or if the
+    export answers otherwise than the trained model; then nothing is left.
     """
     empty_target(output)
 
-    def use(folder: Path) -> tuple[str, Resolved, str | None]:
-        return _export(folder, output, merged=merged, dequantise=dequantise, ema=ema)
+    def use(folder: Path) -> Written:
+        return _export(folder, output, merged=merged, dequantise=dequantise, ema=ema, dtype=dtype)
 
     return with_checkpoint(source, use, best=best)
 
 
-def _export(
-    folder: Path, output: Path, *, merged: bool, dequantise: bool, ema: bool
-) -> tuple[str, Resolved, str | None]:
+def _export(folder: Path, output: Path, *, merged: bool, dequantise: bool, ema: bool, dtype: str | None) -> Written:
     """``export`` of one checkpoint, each tensor of which is validated when it is read: raises Damaged, and nothing is
     left."""
     manifest = whole_manifest(folder, when_read=True)
@@ -86,6 +101,9 @@ def _export(
         raise InputError(
             f"--merged: {recipe.adapter.method} cannot be merged into the base weights; export the adapter alone"
         )
+    if dtype is not None and recipe.adapter is not None and not merged:
+        raise InputError("--dtype: an adapter is written as it trains; add --merged, or leave --dtype out")
+    asked = _dtype(dtype)
     resolved = resolve(alone(recipe), str(folder), device="cpu")
     quantised = resolved.base_storage is not None
     if merged and quantised and not dequantise:
@@ -95,52 +113,100 @@ def _export(
         )
     if dequantise and not (merged and quantised):
         raise InputError("--dequantise: requires --merged and a run on a base in 4 bits (adapter.method: qlora)")
-    if merged:
-        _check_tied(resolved, read_index(folder, manifest)[0])
     # Earlier versions padded with the tokenizer's own token, and trained a classifier to pool before it.
     earlier = "pad_token" not in manifest
     tokenizer = load_processor(recipe, own_padding=earlier)
     pad = pad_token_of(tokenizer)
     if earlier and (resolved.facts.config or {}).get("pad_token_id") is not None:
         pad = None
+    if merged:
+        asked = asked or base_dtype(resolved)
+        _check_shared(resolved, read_index(folder, manifest)[0], pad)
     writing = output.with_name(f".{output.name}.writing")
     shutil.rmtree(writing, ignore_errors=True)
-    job = Job(resolved, folder, manifest, pad, writing, average=ema, merged=merged)
+    job = Job(resolved, folder, manifest, pad, writing, average=ema, merged=merged, dtype=asked)
     try:
         kind, reason = _written(job)
         tokenizer.save_pretrained(writing)
         text = kind if not ema else f"{kind}, averaged weights"
-        card = model_card(text, resolved, manifest, folder.absolute().parents[1])
+        card = model_card(text, recipe, resolved, manifest, folder.absolute().parents[1])
         (writing / "README.md").write_text(card, encoding="utf-8")
+        compared = compare_export(job, kind, tokenizer)
         if output.exists():
             output.rmdir()
         writing.rename(output)
     finally:
         shutil.rmtree(writing, ignore_errors=True)
-    return kind, resolved, reason
+    return Written(kind, resolved, reason, compared)
 
 
-_EDGE = re.compile(
-    r"(?:^|\.)(\w*emb\w*|\w*head|wte|shared|output)\.(?!modules_to_save|token_adapter|trainable_tokens)\w"
-)
-"""A trained tensor of an adapter that is on an embedding or a head."""
+def _dtype(name: str | None) -> torch.dtype | None:
+    known = DTYPES | {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()}
+    if name is not None and name not in known:
+        raise InputError(f"--dtype: {name!r} is none of {', '.join(DTYPES)}")
+    return None if name is None else known[name]
 
 
-def _check_tied(resolved: Resolved, trained: Iterable[str]) -> None:
-    """Raise InputError where an adapter is on a weight that two modules share: merged, it would change both."""
+def base_dtype(resolved: Resolved) -> torch.dtype:
+    """The dtype of the base model's files: as its config or its first weight has it. Of a base with random weights, the
+    one in which frozen weights train."""
+    config = build_config(resolved, None)
+    named = getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None)
+    if named is None and resolved.recipe.model.path is not None:
+        files = sorted(Path(resolved.recipe.model.path).expanduser().glob("*.safetensors"))
+        named = next((found for file in files if (found := _first_dtype(file)) is not None), None)
+    if isinstance(named, str):
+        named = getattr(torch, named.removeprefix("torch."), None)
+    return named if named is not None else getattr(torch, resolved.precision.frozen)
+
+
+def _first_dtype(file: Path) -> torch.dtype | None:
+    """Of the first floating tensor of more than 8 bits; None without."""
+    with safe_open(file, framework="pt") as opened:
+        for name in opened.keys():  # noqa: SIM118
+            if (dtype := opened.get_tensor(name).dtype) in DTYPES.values():  # mapped, not read
+                return dtype
+    return None
+
+
+_COPY = re.compile(r"^(modules_to_save|token_adapter|trainable_tokens\w*)\b")
+"""What an adapter trains in a copy, or in rows of one: PEFT unties it when it is merged."""
+
+
+def _check_shared(resolved: Resolved, trained: Iterable[str], pad_token_id: int | None) -> None:
+    """Raise InputError where an adapter is on a weight that several modules share: merged, it would change all of them.
+    Which modules share one is what the model says, built without weights; one that cannot be built so is compared once
+    it is merged."""
     adapter = resolved.recipe.adapter
     if adapter is None or adapter.options.get("ensure_weight_tying"):
         return
-    outside = [name for name in trained if not re.search(r"\.\d+\.", name)]
-    edges = sorted({found.group(1) for name in outside if (found := _EDGE.search(name))})
-    if not edges:
+    model = bare_model(resolved, pad_token_id)
+    if model is None:
         return
-    if getattr(build_config(resolved, None).get_text_config(), "tie_word_embeddings", False):
+    modules = dict(model.named_modules())
+    owners: dict[int, list[str]] = {}
+    for name, module in modules.items():
+        for parameter in module.parameters(recurse=False):
+            owners.setdefault(id(parameter), []).append(name)
+    shared: dict[str, set[str]] = {}
+    for tensor in trained:
+        parts = tensor.removeprefix("base_model.model.").split(".")
+        count = next((count for count in range(len(parts), 0, -1) if ".".join(parts[:count]) in modules), 0)
+        name, rest = ".".join(parts[:count]), ".".join(parts[count:])
+        for parameter in modules[name].parameters(recurse=False) if count and not _COPY.match(rest) else ():
+            if len(owners[id(parameter)]) > 1:
+                shared.setdefault(name, set()).update(owners[id(parameter)])
+    if shared:
+        adapted, sharing = sorted(_last(shared)), sorted(_last(set().union(*shared.values())))
         raise InputError(
-            f"--merged: the model's embedding and head share one weight, and the adapter changes {' and '.join(edges)} "
-            "apart from it: merged, each would change the other. Export the adapter alone, or train with "
-            "adapter.options: {ensure_weight_tying: true}, or with adapter.modules_to_save"
+            f"--merged: {' and '.join(sharing)} share one weight in this model, and the adapter changes "
+            f"{' and '.join(adapted)} apart from it: merged, each would change the other. Export the adapter alone, or "
+            "train with adapter.options: {ensure_weight_tying: true}, or with adapter.modules_to_save"
         )
+
+
+def _last(names: Iterable[str]) -> set[str]:
+    return {name.rpartition(".")[2] for name in names}
 
 
 def _written(job: Job) -> tuple[str, str | None]:
@@ -152,44 +218,20 @@ def _written(job: Job) -> tuple[str, str | None]:
     shutil.rmtree(job.writing, ignore_errors=True)
     model = trained_model(job.resolved, job.folder, job.pad_token_id, average=job.average)
     name_classes(model, job.manifest)
-    return _write(model, job.resolved.recipe, job.writing, merged=job.merged), reason
+    return _write(model, job.resolved.recipe, job.writing, merged=job.merged, dtype=job.dtype), reason
 
 
-def trained_model(
-    resolved: Resolved, folder: Path, pad_token_id: int | None = None, *, average: bool = False
-) -> nn.Module:
-    """The recipe's model with a checkpoint's weights, or their averages, complete, on the CPU."""
-    model = prepare_model(resolved, pad_token_id).model
-    parameters = dict(model.named_parameters())
-    missing = {name for name, parameter in parameters.items() if parameter.requires_grad}
-    with torch.no_grad():
-        for name, tensor in tensors_of(folder, average):
-            if name not in parameters or parameters[name].shape != tensor.shape:
-                raise RunFailed(f"{folder}: {name}: the model has no tensor of this name and shape")
-            parameters[name].copy_(tensor)
-            missing.discard(name)
-    manifest = whole_manifest(folder, when_read=True)
-    running = TensorReader(folder, read_index(folder, manifest)[1], manifest["files"])
-    for name, value in statistics(batch_norms(model)).items():
-        if name not in running:
-            raise RunFailed(f"{folder}: {name}: the checkpoint has no such running statistic")
-        value.copy_(running.get(name))
-    if missing:
-        raise RunFailed(f"{folder}: {len(missing)} trained tensors are missing, for example {sorted(missing)[0]}")
-    return model.eval()
-
-
-def _write(model: Any, recipe: Recipe, folder: Path, *, merged: bool) -> str:
+def _write(model: Any, recipe: Recipe, folder: Path, *, merged: bool, dtype: torch.dtype | None = None) -> str:
     if recipe.adapter is None:
         model.config.use_cache = True
-        one_dtype(model)
+        one_dtype(model, dtype)
         model.save_pretrained(folder)
         return "full model"
     if not merged:
         model.save_pretrained(folder)
         name_base(folder, recipe)
         return "adapter"
-    whole: Any = merge_dequantised(model) if nf4_layers(model) else merged_by_peft(partial(merge_and_unload, model))
+    whole: Any = merge_whole(model, dtype)
     whole.config.use_cache = True
     whole.save_pretrained(folder)
     return "merged model"
@@ -232,4 +274,6 @@ def alone(recipe: Recipe) -> Recipe:
     content["machine"] = {"device": "cpu", "processes": 1, "nodes": 1}
     content["batch"] = {}
     content |= {"activation_checkpointing": "none", "activation_offload": False, "compile": False, "fp8": False}
+    # Kernels and attentions of GPUs compute what the model's own do.
+    content["model"] |= {"kernels": "torch", "attention": "eager"}
     return Recipe.model_validate(content)

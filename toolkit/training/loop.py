@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -87,7 +88,8 @@ def train(
         if session.group_norms is not None:
             session.group_norms.before()
         lr = learning_rate(recipe.schedule, resolved.lr, progress.updates, warmup, total_steps)
-        if guard and guard.before_the_step and guard.judge(_mean(loss, tokens, resolved)):
+        before = _mean(loss, tokens, resolved) if guard and guard.before_the_step else None
+        if guard and before is not None and guard.judge(before):
             step = engine.skip()
         else:
             step = engine.step(lr)
@@ -168,15 +170,17 @@ def _is_last(micro: MicroBatch) -> bool:
     return micro.micro == micro.micro_count - 1
 
 
-def _mean(loss: torch.Tensor, tokens: torch.Tensor, resolved: Resolved) -> float:
-    """The window's loss, read synchronously; equal on every rank."""
-    return (counted_once(sum_over_ranks(loss.double()), resolved) / tokens.clamp(min=1.0)).item()
+def _mean(loss: torch.Tensor, tokens: torch.Tensor, resolved: Resolved) -> float | None:
+    """The window's loss, read synchronously; equal on every rank. None without a supervised token."""
+    total, count = torch.stack([counted_once(sum_over_ranks(loss.double()), resolved), tokens.double()]).tolist()
+    return total / count if count else None
 
 
 @torch.no_grad()
 def evaluate(session: Session, batches: Iterable[MicroBatch]) -> Evaluated:
     """Mean cross-entropy over the supervised tokens of every sample, their number, and the task's scores; every rank
-    calls it. An optimizer that averages the weights has them evaluated at the average."""
+    calls it. NaN where there is no such token. An optimizer that averages the weights has them evaluated at the
+    average."""
     engine, task = session.engine, task_of(session.resolved.recipe.model.task)
     counting = Counting(task) if task.classes or task.numbers else None
     total = torch.zeros(2, dtype=torch.float64, device=engine.device)
@@ -207,7 +211,7 @@ def evaluate(session: Session, batches: Iterable[MicroBatch]) -> Evaluated:
     combine = lambda tensor: counted_once(sum_over_ranks(tensor), session.resolved)  # noqa: E731
     loss_total, count = combine(total).tolist()
     scores = None if counting is None else counting.total(combine, engine.device)
-    return Evaluated(loss_total / max(1.0, count), int(count), scores)
+    return Evaluated(loss_total / count if count else math.nan, int(count), scores)
 
 
 def counted_once(summed: torch.Tensor, resolved: Resolved) -> torch.Tensor:

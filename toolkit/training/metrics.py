@@ -16,9 +16,10 @@ import torch
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One line of metrics.jsonl. ``loss``: mean over the window's supervised tokens, all ranks; ``tokens``: how
-    many those were; ``grad_norm``: before clipping, null where it was not finite. ``tokens_per_second`` counts the
-    tokens of the rows, supervised or not, without padding (``MicroBatch.row_tokens``)."""
+    """One line of metrics.jsonl. ``loss``: mean over the window's supervised tokens, all ranks, null where it was not
+    finite or there was no such token; ``tokens``: how many those were; ``grad_norm``: before clipping, null where it
+    was not finite. ``tokens_per_second`` counts the tokens of the rows, supervised or not, without padding
+    (``MicroBatch.row_tokens``)."""
 
     step: int
     loss: float | None
@@ -37,6 +38,11 @@ class StepRecord:
     """Of what the step added to the weights."""
     group_weight_norms: list[float | None] | None = None
     """Of the weights before the step."""
+
+    @property
+    def without_loss(self) -> bool:
+        """Whether the window had no supervised token: a mean over nothing, which is no loss of 0."""
+        return self.tokens == 0
 
     def group_values(self) -> dict[str, float | None]:
         """The norms of each group as trackers get them."""
@@ -81,6 +87,8 @@ class MetricsLog:
         self._since = time.perf_counter()
         self.tokens = self.row_tokens = 0
         self.seconds = 0.0
+        self.without_loss = 0
+        """Steps without a supervised token."""
         self.last: StepRecord | None = None
 
     def add(self, pending: Pending) -> None:
@@ -106,7 +114,7 @@ class MetricsLog:
         records = [
             StepRecord(
                 p.step,
-                _finite(loss / max(1, count)),
+                _finite(loss / count) if count else None,
                 _finite(norm),
                 p.lr,
                 int(count),
@@ -120,6 +128,7 @@ class MetricsLog:
         ]
         self._pending = []
         self.last = records[-1]
+        self.without_loss += sum(record.without_loss for record in records)
         if self._file:
             self._file.writelines(json.dumps(record.line()) + "\n" for record in records)
             self._file.flush()

@@ -157,6 +157,7 @@ def run(
         recorder.close()
         for tracker in session.accelerator.trackers:
             tracker.finish()
+    counted = task_of(recipe.model.task).labels.counted
     answer = result.finish(
         recipe_sha256=resolved.sha256,
         device=_device_name(session),
@@ -170,7 +171,12 @@ def run(
         peak_memory_bytes=[int(peak) for peak in peaks],
         tokenised=_came(samples),
         unread_columns=samples.unread,
-        notes=[*_notes(session), *samples.notes, *steps.eval_notes],
+        notes=[
+            *_notes(session),
+            *samples.notes,
+            *steps.eval_notes,
+            *_without_loss(recorder.without_loss, progress.step, counted),
+        ],
         preflight=[check.to_json() for check in checks],
         ended_early=progress.improvement.ends(recipe.run.early_stopping),
         frozen=[frozen.to_json() for frozen in session.frozen],
@@ -186,6 +192,8 @@ def run(
             note = {"signal": stop.agreed, "step": progress.step, "checkpoint": answer["checkpoint"]}
             (folder / STOPPED).write_text(json.dumps(note) + "\n", encoding="utf-8")
         else:
+            for line in _without_loss(recorder.without_loss, progress.step, counted):
+                view.say(f"note: {line}")
             view.say(_farewell(answer, folder, task_of(recipe.model.task)))
     _disconnect(session)
     if stop.agreed and progress.step < total:
@@ -256,7 +264,7 @@ def _disconnect(session: Session) -> None:
 def _notes(session: Session) -> list[str]:
     """What was chosen that a user should know of, whatever the data is."""
     padding = padding_note(session.tokenizer)
-    return [*known_notes(session.resolved), *([] if padding is None else [padding])]
+    return [*session.notes, *known_notes(session.resolved), *([] if padding is None else [padding])]
 
 
 def _loader(session: Session, samples: Any, start: int) -> TrainLoader:
@@ -369,6 +377,12 @@ def _stopped(number: int, step: int, saved: str | None, again: str) -> str:
     if saved is None:
         return f"{text}; nothing was saved" + (" (run.save_every: 0)" if step else "")
     return f"{text}, saved in {saved}\nresume with: {again}"
+
+
+def _without_loss(steps: int, taken: int, counted: str) -> list[str]:
+    """``steps``: without a supervised token, since this process began."""
+    text = f"{steps} of {taken} steps had no supervised {counted}: nothing was learned in them"
+    return [text] if steps else []
 
 
 def _farewell(answer: dict[str, Any], folder: Path, task: Task) -> str:

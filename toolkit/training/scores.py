@@ -111,7 +111,7 @@ class Counting:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The held-out ``loss``, a mean over ``tokens`` predictions, and the scores of tasks that have some."""
+    """The held-out ``loss``, a mean over ``tokens`` predictions, NaN of none; the scores of tasks that have some."""
 
     loss: float
     tokens: int
@@ -119,7 +119,8 @@ class Evaluated:
 
     def __add__(self, other: Evaluated) -> Evaluated:
         tokens = self.tokens + other.tokens
-        loss = (self.loss * self.tokens + other.loss * other.tokens) / max(1, tokens)
+        total = sum(one.loss * one.tokens for one in (self, other) if one.tokens)
+        loss = total / tokens if tokens else math.nan
         both = None if self.scores is None or other.scores is None else self.scores + other.scores  # type: ignore[operator]
         return Evaluated(loss, tokens, both)
 
@@ -135,6 +136,8 @@ class Evaluated:
         """For the screen."""
         values = self.values(task, names)
         over = f"over {self.tokens:,} {task.labels.counted}"
+        if not self.tokens:
+            return f"no held-out loss: no supervised {task.labels.counted} in data.eval"
         if task.numbers:
             root = values["root_mean_squared_error"]
             error = "not finite" if root is None else f"{self.loss:.4f}, root {root:.4f},"

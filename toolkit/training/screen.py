@@ -104,7 +104,8 @@ class Screen:
             self.console.print(text, markup=False)
 
     def step(self, record: StepRecord, memory: int) -> None:
-        loss = "not finite" if record.loss is None else f"{record.loss:.4f}"
+        lost = "– (no supervised token)" if record.without_loss else "not finite"
+        loss = lost if record.loss is None else f"{record.loss:.4f}"
         norm = "not finite" if record.grad_norm is None else f"{record.grad_norm:.3g}"
         skipped = "  skipped (overflow)" if record.skipped else ""
         rate = f"{record.tokens_per_second:,.0f} {self.rate}"

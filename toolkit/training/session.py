@@ -13,7 +13,8 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from toolkit.errors import InputError
 from toolkit.model.activation_offload import HostStore
-from toolkit.model.adapters import add_adapter
+from toolkit.model.adapter_targets import experts_notes
+from toolkit.model.adapters import add_adapter, check_names
 from toolkit.model.batch_norm import batch_norms
 from toolkit.model.batch_norm import convert as convert_batch_norm
 from toolkit.model.built import Built
@@ -83,6 +84,9 @@ class Session:
     """Fingerprints of the rows of ``data.train``, by source: see ``data/fingerprint.py``."""
     label_names: list[str] | None = None
     """The classes' names in order, where the data names them: exported with the model."""
+
+    notes: list[str] = field(default_factory=list)
+    """What the recipe's adapter is on, where the recipe does not say it in so many words."""
 
     group_norms: GroupNorms | None = None
     """``run.group_norms``: the norms of each group of parameters."""
@@ -164,6 +168,8 @@ def _prepared(
         raise NotByPart("its embeddings get rows for new tokens")
     if by_part and is_in_torch_dispatch_mode():
         raise NotByPart("tensors are fake")  # as in the rehearsal
+    if not by_part:
+        check_names(resolved, pad_token_id)
     model: nn.Module = load_base(resolved, pad_token_id, by_part=by_part)
     built = Built.of(model)
     kernels = use_liger(model, resolved) if resolved.recipe.model.kernels == "liger" else None
@@ -176,8 +182,10 @@ def _prepared(
     if resolved.recipe.fp8:
         check_device(resolved)
         products = convert(model, find_blocks(model, resolved.blocks, resolved.source), resolved)
+    notes: list[str] = []
     if resolved.recipe.adapter is not None:
         model = add_adapter(model, resolved, overwritten)
+        notes = experts_notes(model, resolved.recipe.adapter)
     frozen = freeze_matching(model, resolved.recipe.model.freeze, resolved.source)
     check_trained(model, resolved)
     idle = unreached(model, resolved)
@@ -205,7 +213,8 @@ def _prepared(
     decayed = decayed_names(model, optimizer)
     matrices = hidden_matrices(model, task_of(resolved.recipe.model.task).heads)
     check_groups(optimizer, (name for name, p in model.named_parameters() if p.requires_grad), resolved.source)
-    return Prepared(model, resolved, built, decayed, blocks, bases, products, matrices, idle, frozen, kernels=kernels)
+    return Prepared(model, resolved, built, decayed, blocks, bases, products, matrices, idle, frozen, kernels=kernels,
+                    notes=notes)  # fmt: skip
 
 
 def _check_statistics(model: nn.Module, resolved: Resolved) -> None:
@@ -266,6 +275,7 @@ def engage(
         average,
         prepared.frozen,
         prepared.loaded_whole,
+        notes=prepared.notes,
         group_norms=GroupNorms(engine) if resolved.recipe.run.group_norms else None,
     )
 

@@ -59,6 +59,7 @@ class Steps:
         self._whole = progress.step if start else 0
         """The last saved step, or the step that the run started with."""
         self._step_reported = False
+        self._without_loss_reported = False
         self._compiled_reported = self._fell_back_reported = self._disk_reported = False
         self.eval_interval = session.resolved.recipe.eval_interval
         self._held_out = held_out
@@ -126,9 +127,11 @@ class Steps:
         records = self.recorder.flush()
         if records:
             self.view.step(records[-1], memory)
+        self._tell_without_loss(records)
         if self.run.trackers:
             for record in records:
                 values = {"loss": record.loss, "grad_norm": record.grad_norm, "lr": record.lr,
+                          "supervised_tokens": record.tokens,
                           "tokens_per_second": record.tokens_per_second,
                           "supervised_tokens_per_second": record.supervised_tokens_per_second}  # fmt: skip
                 values |= {f"lr_group_{at}": lr for at, lr in enumerate(record.group_lrs or [])}
@@ -141,15 +144,30 @@ class Steps:
                 self._roll_back(record.step, reason)
                 break  # the later ones were taken from weights that are gone
 
+    def _tell_without_loss(self, records: list[StepRecord]) -> None:
+        """Report the first step without a supervised token; later ones show no loss, and are counted at the end."""
+        first = next((record.step for record in records if record.without_loss), None)
+        if first is not None and not self._without_loss_reported:
+            self._without_loss_reported = True
+            counted = task_of(self.session.resolved.recipe.model.task).labels.counted
+            self.view.say(
+                f"  step {first}: no supervised {counted}, so no loss and no gradient: momentum and weight decay alone "
+                "move the weights; toolkit data shows which samples have nothing to learn"
+            )
+
     def _wrong(self, record: StepRecord) -> str | None:
-        """What is wrong with a completed step. An overflow under fp16 is normal."""
+        """What is wrong with a completed step. An overflow under fp16 is normal, a step without a supervised token has
+        no loss to judge."""
         scaled = self.session.resolved.precision.loss_scaling
         if self.guard.policy == "skip":
-            self.guard.skipped(record.skipped and (record.loss is None or not scaled), record.step)
+            lost = record.loss is None and not record.without_loss
+            self.guard.skipped(record.skipped and (lost or not scaled), record.step)
             return None
         if record.skipped and scaled:
             return None
-        reason = self.guard.judge(math.nan if record.loss is None else record.loss)
+        reason = None
+        if not record.without_loss:
+            reason = self.guard.judge(math.nan if record.loss is None else record.loss)
         if reason is None and record.grad_norm is None:
             return "the gradient is not finite"
         return reason

@@ -31,7 +31,8 @@ from toolkit.training.values import Values
 
 @dataclass(frozen=True)
 class Job:
-    """What is exported from where. ``average``: the averages of ``run.ema``; ``merged``: the adapter into its base."""
+    """What is exported from where to where. ``average``: the averages of ``run.ema``; ``merged``: the adapter into its
+    base."""
 
     resolved: Resolved
     folder: Path
@@ -40,6 +41,8 @@ class Job:
     writing: Path
     average: bool = False
     merged: bool = False
+    dtype: torch.dtype | None = None
+    """Of a model that is written whole or merged; None: as it is in memory."""
 
 
 def write_in_turn(job: Job) -> str:
@@ -57,7 +60,7 @@ def _trained_whole(job: Job) -> bool:
     frozen weights, those that no output depends on, buffers."""
     trained, reader, suffix = trained_tensors(job.folder, job.manifest, job.average)
     model: Any = load_base(job.resolved, job.pad_token_id, empty=True)
-    dtype = getattr(torch, job.resolved.precision.trainable)
+    dtype = job.dtype or getattr(torch, job.resolved.precision.trainable)
     cast_parameters(model, dtype)
     parts = _sources(model)
     if any(part.name not in trained for part in parts):
@@ -81,7 +84,7 @@ def _with_frozen(job: Job) -> None:
         if name not in running:
             raise RunFailed(f"{job.folder}: {name}: the checkpoint has no such running statistic")
         value.copy_(running.get(name))
-    one_dtype(model)
+    one_dtype(model, job.dtype)
     name_classes(model, job.manifest)
     model.config.use_cache = True
     _write(model, values, job.writing)
@@ -102,6 +105,8 @@ def _merged(job: Job) -> str:
     name_classes(model, job.manifest)
     base: Any = merged_by_peft(partial(values.merge, model))
     del model
+    if job.dtype is not None:
+        cast_parameters(base, job.dtype)
     base.config.use_cache = True
     _write(base, values, job.writing)
     return "merged model"
@@ -161,12 +166,10 @@ def name_classes(model: Any, manifest: dict[str, Any]) -> None:
         model.config.id2label, model.config.label2id = own, {name: at for at, name in own.items()}
 
 
-def one_dtype(model: nn.Module) -> None:
-    """Frozen weights (``model.freeze``) in the dtype of the trained ones, which their values fit into."""
-    dtype = next(p.dtype for p in model.parameters() if p.requires_grad)
-    for parameter in model.parameters():
-        if not parameter.requires_grad and parameter.is_floating_point():
-            parameter.data = parameter.data.to(dtype)
+def one_dtype(model: nn.Module, dtype: torch.dtype | None = None) -> None:
+    """All weights in ``dtype``; without it frozen ones (``model.freeze``) in the dtype of the trained ones, which their
+    values fit into."""
+    cast_parameters(model, dtype or next(p.dtype for p in model.parameters() if p.requires_grad))
 
 
 def name_base(folder: Path, recipe: Recipe) -> None:

@@ -55,7 +55,7 @@ class Values:
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The values of a parameter or buffer of the model, in its dtype. Raises NotByPart if it has none."""
         if id(tensor) in self._merged:
-            return self._merged[id(tensor)].take(tensor, self.alone)
+            return self._merged[id(tensor)].take(tensor, self.alone).to(tensor.dtype)
         return self.alone(tensor).to(tensor.dtype)
 
     def alone(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -110,10 +110,13 @@ class _Layers:
 
     @torch.no_grad()
     def take(self, tensor: torch.Tensor, before: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        """The merged values of one of the weights, each once."""
+        """The merged values of one of the weights, each once. They are merged in the wider of the dtypes that the
+        weight was trained and is written in, so that they are rounded once."""
         if self.merges:
+            dtypes = {key: parameter.dtype for key, (parameter, _, _) in self.places.items()}
             for parameter, _, _ in self.places.values():
-                set_values(parameter, before(parameter))
+                values = before(parameter)
+                set_values(parameter, values.to(torch.promote_types(values.dtype, parameter.dtype)))
             for layer, merge in self.merges:
                 before_it = layer.get_base_layer()
                 merged_by_peft(merge)
@@ -122,7 +125,7 @@ class _Layers:
             self.merges.clear()  # with the layers, which may keep a copy of their weight
             for key, (parameter, module, name) in self.places.items():
                 self.ready[key] = module.get_parameter(name).data
-                set_values(parameter, torch.empty(parameter.shape, dtype=parameter.dtype, device="meta"))
+                set_values(parameter, torch.empty(parameter.shape, dtype=dtypes[key], device="meta"))
         return self.ready.pop(id(tensor))
 
 

@@ -23,6 +23,9 @@ class Outcome:
     twin: Resolved
     passes: list[Pass] = field(default_factory=list)
     diagnosis: Diagnosis | None = None
+    """The likely cause of the first difference, or of what was not seen."""
+    further: list[Diagnosis] = field(default_factory=list)
+    """Likely causes of other stages that fail, which do not follow from the first."""
     notes: list[str] = field(default_factory=list)
     """What limits the comparison, beside the verdict."""
 
@@ -32,10 +35,17 @@ class Outcome:
 
     @property
     def difference(self) -> tuple[Pass, Stage, Measure] | None:
-        for one in self.passes:
-            if one.different:
-                return one, *one.different
-        return None
+        return next(iter(self.differences), None)
+
+    @property
+    def differences(self) -> list[tuple[Pass, Stage, Measure]]:
+        """Every stage that fails, pass by pass; in each pass the first difference first."""
+        return [(one, *found) for one in self.passes for found in one.differences]
+
+    @property
+    def diagnoses(self) -> list[Diagnosis]:
+        """Every likely cause, that of the first difference first."""
+        return [*([self.diagnosis] if self.diagnosis else []), *self.further]
 
     @property
     def unproven(self) -> list[Claim]:
@@ -92,7 +102,9 @@ class Outcome:
                     for c in one.claims
                 ],
                 "first_difference": _difference(*difference) if difference else None,
+                "differences": [_difference(*found) for found in self.differences],
                 "diagnosis": self.diagnosis.to_json() if self.diagnosis else None,
+                "diagnoses": [one.to_json() for one in self.diagnoses],
                 "failure": self.failure,
                 "comparisons": self.comparisons,
                 "false_alarm_bound": self.false_alarm_bound,

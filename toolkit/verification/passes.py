@@ -20,7 +20,7 @@ from toolkit.verification.compare.data import data_stage
 from toolkit.verification.compare.engagement import engagement
 from toolkit.verification.compare.evaluation import evaluation
 from toolkit.verification.compare.ledger import ledger
-from toolkit.verification.compare.measure import Measure, Stage, first_difference
+from toolkit.verification.compare.measure import Measure, Stage, differences
 from toolkit.verification.compare.products import products
 from toolkit.verification.compare.replay import Reference
 from toolkit.verification.compare.step import optimizer_stages
@@ -52,7 +52,12 @@ class Pass:
 
     @property
     def different(self) -> tuple[Stage, Measure] | None:
-        return first_difference(self.stages)
+        return next(iter(self.differences), None)
+
+    @property
+    def differences(self) -> list[tuple[Stage, Measure]]:
+        """Every stage that fails, the first difference first."""
+        return differences(self.stages)
 
     @property
     def unproven(self) -> list[Claim]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Adapter
 from toolkit.verification.cases.case import STEPS
-from toolkit.verification.compare.measure import STAGES, Measure, Stage
+from toolkit.verification.compare.measure import STAGES, Measure, Stage, also, off_by
 from toolkit.verification.outcome import Outcome
 from toolkit.verification.passes import Pass
 
@@ -113,15 +113,13 @@ def ending(outcome: Outcome, seconds: float, command: str) -> list[str]:
     if outcome.verdict == "not-exercised":
         lines.append(f"not-exercised  {len(outcome.unproven)} expected effects were not observed (listed above)")
     elif outcome.difference:
-        one, stage, measure = outcome.difference
-        lines += _describe(one, stage, measure)
-    if outcome.diagnosis:
-        lines.append(f"likely     {outcome.diagnosis.cause}")
-        lines.append(f"           {outcome.diagnosis.evidence}")
-        if outcome.diagnosis.reference:
-            lines.append(f"seen in    {outcome.diagnosis.reference}")
-        if outcome.diagnosis.remedy:
-            lines.append(f"try        {outcome.diagnosis.remedy}")
+        lines += _describe(*outcome.difference)
+        for one, stage, measure in outcome.differences[1:]:
+            lines += also(f", {one.name} pass, step {measure.step + 1}", stage, measure, _short(measure.tensor))
+    for cause in outcome.diagnoses:
+        lines += [f"likely     {cause.cause}", f"           {cause.evidence}"]
+        lines += [f"seen in    {cause.reference}"] if cause.reference else []
+        lines += [f"try        {cause.remedy}"] if cause.remedy else []
     lines += deviation_line(outcome)
     return [*lines, f"next: toolkit verify {command} --json -    every tensor's numbers · {seconds:.0f} s"]
 
@@ -149,11 +147,10 @@ def _describe(one: Pass, stage: Stage, measure: Measure) -> list[str]:
         place += f", micro-batch {measure.micro + 1}"
     if measure.rank is not None:
         place += f", rank {measure.rank}"
-    size = f"{measure.error:.1%} off" if 1e-3 < measure.error < 10 else f"off by {measure.error:.3g}"
     noise = f" (noise {measure.noise:.1e})" if measure.noise else ""
     lines = [
         f"different  at {stage.name}, {one.name} pass, {place}: {_short(measure.tensor)}",
-        f"           {size}{noise}",
+        f"           {off_by(measure)}{noise}",
     ]
     if measure.sentence:
         lines.append(f"           {measure.sentence}")

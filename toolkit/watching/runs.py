@@ -211,9 +211,11 @@ def _notes(run: Run) -> list[str]:
     skipped = sum(step.skipped for step in run.steps)
     if skipped:
         found.append(f"{skipped} steps were skipped (a bad loss, or an overflow)")
-    lost = sum(step.loss is None for step in run.steps)
+    lost = sum(step.loss is None and step.tokens != 0 for step in run.steps)
     if lost:
         found.append(f"the loss was not finite in {lost} steps")
+    if empty := sum(step.tokens == 0 for step in run.steps):
+        found.append(f"{empty} steps had no supervised token: no loss, and nothing was learned in them")
     launcher = run.folder / "logs" / "launcher.log"
     if run.state == "ended early" and launcher.name in run.logs:
         wanted = re.compile(r"^(?!.*Traceback).*(hangs|no heartbeat|rank \d+ failed|Error: |out of memory)", re.I)

@@ -38,6 +38,9 @@ class Prepared:
     """Why every process loaded the whole model although the strategy shards it; None where each reads its part: then
     parameters are on the meta device and have sources (``toolkit/model/sources.py``)."""
 
+    notes: list[str] = field(default_factory=list)
+    """What the recipe's adapter is on, where the recipe does not say it in so many words."""
+
     kernels: Replaced | None = None
     """``model.kernels: liger``: what was replaced."""
 

@@ -116,10 +116,10 @@ def _document(
     result: Result, steps: Sequence[Compared], diagnosis: Diagnosis | None, tolerance: float | None
 ) -> dict[str, Any]:
     different = _different(steps)
-    first = None
+    found: list[dict[str, Any]] = []
     if different is not None:
-        one, stage, measure = different
-        first = {"pass": _name(one), "stage": stage.name} | measure.to_json()
+        one = different[0]
+        found = [{"pass": _name(one), "stage": stage.name} | first.to_json() for stage, first in one.differences]
     notes = dict.fromkeys(note for one in steps for note in (*one.a.notes, *one.b.notes, *one.notes))
     return result.finish(
         recipe_sha256=None,
@@ -138,7 +138,8 @@ def _document(
             for one in steps
         ],
         engagement=[],
-        first_difference=first,
+        first_difference=found[0] if found else None,
+        differences=found,
         diagnosis=None if diagnosis is None else diagnosis.to_json(),
         failure=None,
         notes=list(notes),

@@ -39,10 +39,12 @@ class Compared:
     @property
     def different(self) -> tuple[Stage, Measure] | None:
         """The first stage that fails, and its worst tensor."""
-        for stage in self.stages:
-            if (first := stage.first_wrong) is not None:
-                return stage, first
-        return None
+        return next(iter(self.differences), None)
+
+    @property
+    def differences(self) -> list[tuple[Stage, Measure]]:
+        """Every stage that fails, in the order of ``STAGES``, and its worst tensor."""
+        return [(stage, first) for stage in self.stages if (first := stage.first_wrong) is not None]
 
     def limits(self, stage: Stage) -> dict[str, float]:
         """By tensor, the relative error of its gradient from which on one of its moments is beyond its tolerance."""

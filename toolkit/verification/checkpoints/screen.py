@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolkit.verification.checkpoints.compare import Compared
 from toolkit.verification.checkpoints.contents import Checkpoint
-from toolkit.verification.compare.measure import Measure, Stage
+from toolkit.verification.compare.measure import Stage, also, off_by
 
 if TYPE_CHECKING:
     from toolkit.verification.checkpoints.command import CheckpointComparison
@@ -76,11 +76,13 @@ def _ending(result: CheckpointComparison) -> list[str]:
     one, stage, measure = different
     found = [f"different  at {stage.name}{_place(one)}: {measure.tensor}"]
     if measure.tolerance > 0:
-        found.append(f"           {_size(measure)}, tolerance {measure.tolerance:.1e}")
+        found.append(f"           {off_by(measure)}, tolerance {measure.tolerance:.1e}")
     if measure.sentence:
         found.append(f"           {measure.sentence}")
     if len(stage.measures) > 1:
         found.append(f"           {len(stage.wrong)} of {len(stage.measures)} comparisons fail in {stage.name}")
+    for other, first in one.differences[1:]:
+        found += also(_place(one), other, first, first.tensor)
     if result.diagnosis is not None:
         found += [f"likely     {result.diagnosis.cause}", f"           {result.diagnosis.evidence}"]
         found += [f"try        {result.diagnosis.remedy}"] if result.diagnosis.remedy else []
@@ -95,7 +97,3 @@ def _least_and_most(one: Compared) -> set[float]:
 
 def _place(one: Compared) -> str:
     return f", step {one.step}" if one.step is not None else ""
-
-
-def _size(measure: Measure) -> str:
-    return f"{measure.error:.1%} off" if 1e-3 < measure.error < 10 else f"off by {measure.error:.3g}"

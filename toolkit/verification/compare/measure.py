@@ -126,15 +126,27 @@ class Stage:
         }
 
 
-def first_difference(stages: Sequence[Stage]) -> tuple[Stage, Measure] | None:
-    """Where a run first went wrong: the earliest step, in it the earliest stage. What comes back from a checkpoint
-    is compared after all else, whatever steps it is about."""
+def differences(stages: Sequence[Stage]) -> list[tuple[Stage, Measure]]:
+    """Every stage that fails, with its first wrong comparison. The first of the list is where the run first went wrong:
+    the earliest step, in it the earliest stage. What comes back from a checkpoint is compared after all else, whatever
+    steps it is about."""
     wrong = [(stage, first) for stage in stages if (first := stage.first_wrong) is not None]
-    return min(
-        wrong,
-        key=lambda pair: (pair[0].name == "round-trip", pair[1].step, STAGES.index(pair[0].name)),
-        default=None,
-    )
+    return sorted(wrong, key=lambda pair: (pair[0].name == "round-trip", pair[1].step, STAGES.index(pair[0].name)))
+
+
+def also(place: str, stage: Stage, measure: Measure, tensor: str) -> list[str]:
+    """The lines of a verdict for a stage that fails beside the first. ``place``: pass or step; ``tensor``: what was
+    compared, as the screen names it."""
+    what = "; ".join(filter(None, (off_by(measure), measure.sentence)))
+    return [
+        f"also       at {stage.name}{place}: {tensor}",
+        f"           {what}; {len(stage.wrong)} of {len(stage.measures)} comparisons fail in {stage.name}",
+    ]
+
+
+def off_by(measure: Measure) -> str:
+    """The size of an error, in words."""
+    return f"{measure.error:.1%} off" if 1e-3 < measure.error < 10 else f"off by {measure.error:.3g}"
 
 
 def finite(value: float) -> float | str:

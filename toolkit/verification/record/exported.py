@@ -11,13 +11,14 @@ import torch
 
 from toolkit.errors import InputError
 from toolkit.model.load import input_weight, load_base
-from toolkit.model.nf4 import base_linears, quantise_base
+from toolkit.model.nf4 import base_linears
 from toolkit.optimizers import optimizer_kind
 from toolkit.recipe.adapter_methods import METHODS
 from toolkit.recipe.resolve import Resolved
 from toolkit.tasks import task_of
 from toolkit.tasks.labels import Labels
 from toolkit.training import export
+from toolkit.training.export_check import exported_adapter, trained_model
 from toolkit.verification.cases.samples import RaggedSamples, expected_windows
 
 Answers = dict[str, torch.Tensor]
@@ -31,7 +32,7 @@ def exported_answers(resolved: Resolved, checkpoint: Path, samples: RaggedSample
     epsilon (which tells what rounding does to them), and of each export loaded again."""
     recipe = resolved.recipe
     alone = dataclasses.replace(resolved, device="cpu")
-    trained: Any = export.trained_model(alone, checkpoint, samples.pad_id)
+    trained: Any = trained_model(alone, checkpoint, samples.pad_id)
     inputs = _inputs(samples, resolved, trained)
     answers = {"trained": trained(**inputs).logits}
     if optimizer_kind(recipe.optimizer.name).averages:
@@ -43,14 +44,10 @@ def exported_answers(resolved: Resolved, checkpoint: Path, samples: RaggedSample
         export._write(trained, recipe, folder / "whole", merged=False)
         answers["exported"] = _load(trained, folder / "whole", recipe)(**inputs).logits
         return answers
-    from peft import PeftModel
-
     export._write(trained, recipe, folder / "adapter", merged=False)
     fresh = load_base(alone, samples.pad_id)
     linears = {} if resolved.base_storage is None else base_linears(fresh, resolved)
-    adapted = PeftModel.from_pretrained(fresh, str(folder / "adapter")).eval()
-    if linears:
-        quantise_base(adapted, linears, resolved)
+    adapted = exported_adapter(resolved, folder / "adapter", fresh, linears)
     answers["exported"] = adapted(**inputs).logits
     if not METHODS[recipe.adapter.method].merges:
         return answers

@@ -157,6 +157,9 @@ def _outcome(run: Any, replay: Replay, replayed: Replayed, loss: LossFound, firs
         stage, measure = different
         if measure.kind in ("micro-batch-weight", "loss-weight"):
             outcome.diagnosis = loss.diagnosis
+            # Gradients are compared with those of the losses as they were weighted: theirs is another cause.
+            other = None if stages.ok else gradient_cause(replay, replayed, stages)
+            outcome.further = [other] if other is not None else []
         elif stage.name == "gradient":
             outcome.diagnosis = gradient_cause(replay, replayed, stage)
     return outcome
