@@ -87,6 +87,7 @@ def compare_export(job: Job, kind: str, processor: Any) -> Compared | str:
     tensors, rows = _inputs(job, processor)
     trained: Any = trained_model(job.resolved, job.folder, job.pad_token_id, average=job.average)
     rounded = _adapted(trained) if job.merged else None
+    projections = _projections(trained) if kind == "adapter" else {}
     right = _logits(trained, tensors)
     del trained
     gc.collect()
@@ -96,14 +97,17 @@ def compare_export(job: Job, kind: str, processor: Any) -> Compared | str:
     found = _logits(exported, tensors)
     dtype = torch.float32 if kind == "adapter" or (job.dtype is None and not job.merged) else _written_dtype(job)
     _perturb(exported, rounded, dtype)
+    _perturb_projections(exported, projections)
     noise = _apart(_logits(exported, tensors), found)
     del exported
     gc.collect()
     error = _apart(found, right)
-    half = dtype != torch.float32
+    half = dtype != torch.float32 or bool(projections)
     tolerance = SAFETY * noise if half else max(SAFETY * noise, FLOOR)
     name = str(dtype).removeprefix("torch.")
     why = f"rounding weights to {name}" if half else "another order of float32 sums"
+    if projections:
+        why = "rounding the adapter's frozen projections to 16 bits, in training"
     if not math.isfinite(error) or error > tolerance:
         raise RunFailed(
             f"the exported {kind} is not what was trained: logits of {rows} differ by {error:.2g} from those of the "
@@ -159,14 +163,24 @@ def _exported(job: Job, kind: str, processor: Any) -> Any:
     if spec.path is None or resolved.base_storage is not None:  # nothing to load; packed as in training
         base: Any = load_base(resolved, job.pad_token_id)
         linears = {} if resolved.base_storage is None else base_linears(base, resolved)
-        return exported_adapter(resolved, job.writing, base, linears)
+        return _unrounded(exported_adapter(resolved, job.writing, base, linears), job.writing)
     frozen = getattr(torch, resolved.precision.frozen)
     config = build_config(resolved, job.pad_token_id)
     base = auto.from_pretrained(spec.path, config=config, dtype=frozen, revision=spec.revision, **options)
     tokenizer = getattr(processor, "tokenizer", processor)
     if resolved.recipe.tokenizer.added and len(tokenizer) > base.get_input_embeddings().weight.shape[0]:
         base.resize_token_embeddings(len(tokenizer), mean_resizing=False)
-    return exported_adapter(resolved, job.writing, base)
+    return _unrounded(exported_adapter(resolved, job.writing, base), job.writing)
+
+
+def _unrounded(adapted: Any, folder: Path) -> Any:
+    """``adapted`` in float32, with the values of the adapter in ``folder`` once more: PEFT keeps some adapters in the
+    dtype of their base, which a host chooses, and computes others from the base in it."""
+    from peft import load_peft_weights, set_peft_model_state_dict
+
+    _in_float32(adapted)
+    set_peft_model_state_dict(adapted, load_peft_weights(str(folder), device="cpu"))
+    return adapted
 
 
 def _inputs(job: Job, processor: Any) -> tuple[Tensors, str]:
@@ -291,6 +305,27 @@ def _perturb(model: nn.Module, names: Iterable[str] | None, dtype: torch.dtype) 
         for part in parameter.data.view(-1).split(_AT_ONCE):
             signs = torch.randint(0, 2, part.shape, generator=draw).mul_(2).sub_(1)
             part.mul_(1 + signs * (torch.finfo(dtype).eps / 2))
+
+
+def _projections(adapted: Any) -> dict[str, torch.dtype]:
+    """The tensors of an adapter that do not train and are kept in 16 bits, by name: PEFT computes them anew."""
+    prefix = getattr(adapted.base_model, "prefix", None)
+    tensors = [*adapted.named_parameters(), *adapted.named_buffers()]
+    half = (torch.float16, torch.bfloat16)
+    return {
+        name: tensor.dtype
+        for name, tensor in tensors
+        if prefix and prefix in name and tensor.dtype in half and not tensor.requires_grad
+    }
+
+
+def _perturb_projections(adapted: Any, dtypes: dict[str, torch.dtype]) -> None:
+    """Move those tensors by half an epsilon of their dtype in training, in place."""
+    draw, tensors = torch.Generator().manual_seed(1), dict([*adapted.named_parameters(), *adapted.named_buffers()])
+    for name, dtype in dtypes.items():
+        if (tensor := tensors.get(name)) is not None:
+            signs = torch.randint(0, 2, tensor.shape, generator=draw).mul_(2).sub_(1)
+            tensor.data.mul_(1 + signs * (torch.finfo(dtype).eps / 2))
 
 
 def _written_dtype(job: Job) -> torch.dtype:
