@@ -107,7 +107,7 @@ def test_skipping_a_bad_loss_is_what_costs_a_wait(single: Callable[..., Resolved
     found = reads_of_a_step(resolved, guard=LossGuard(resolved.recipe.run, [])).of("toolkit/")
     assert found == {
         "toolkit/strategies/engines/base.py": ["_local_scalar_dense"],  # is the norm finite
-        "toolkit/training/loop.py": ["_local_scalar_dense"],  # is the loss
+        "toolkit/training/loop.py": ["tolist"],  # is the loss, and of how many tokens
         **dict([STOP]),
     }
 

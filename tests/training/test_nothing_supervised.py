@@ -22,7 +22,7 @@ from toolkit.watching.runs import read_run
 
 
 def record(tokens: int, loss: float | None = None, norm: float | None = 0.0, **more: Any) -> StepRecord:
-    return StepRecord(3, loss, norm, 1e-3, tokens, 10.0, more.pop("skipped", False), **more)
+    return StepRecord(3, loss, norm, 1e-3, tokens, 10.0, 8.0, more.pop("skipped", False), **more)
 
 
 def test_the_log_the_screen_and_watch_have_no_loss(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from toolkit.verification.cases.case import Case
 from toolkit.verification.cases.prepare import clip_between, exercise_clipping, make_case, twin_recipe
 from toolkit.verification.cases.twin import twin_config
 from toolkit.verification.compare.ledger import rows_of, supervised
-from toolkit.verification.compare.measure import Measure, Stage, first_difference
+from toolkit.verification.compare.measure import Measure, Stage, differences
 from toolkit.verification.compare.noise import relative_error
 from toolkit.verification.compare.rearrange import (
     Grouped,
@@ -139,11 +139,10 @@ def test_the_first_difference_is_the_first_in_time() -> None:
     late = Stage("forward", [Measure("loss", 2, 1.0, 0.1)])
     early = Stage("cross-rank", [Measure("rank-weight", 1, 1.0, 0.0, "w"), Measure("rank-weight", 1, 0.0, 0.0, "v")])
     back = Stage("round-trip", [Measure("rank-weight", 0, 1.0, 0.0, "w")])
-    found = first_difference([late, early, back])
-    assert found is not None
+    found = differences([late, early, back])[0]
     assert found[0] is early
-    assert first_difference([back, late]) == (late, late.measures[0])
-    assert first_difference([Stage("clip", [Measure("rank-weight", 0, 0.0, 0.0, "w")])]) is None
+    assert differences([back, late])[0] == (late, late.measures[0])
+    assert differences([Stage("clip", [Measure("rank-weight", 0, 0.0, 0.0, "w")])]) == []
 
 
 # Shapes of published models (their config.json), to be narrowed.

@@ -7,26 +7,13 @@ attribute, a signature, a behaviour tried once, never a version alone. Where it 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from toolkit.upstream.replacement import Replacement
 
 TESTED = {
     "torch": "2.13.0", "deepspeed": "0.19.8", "accelerate": "1.15.0", "transformers": "5.23.0", "peft": "0.21.2",
     "datasets": "5.2.0",
 }  # fmt: skip
 """The newest versions that the tests have passed with."""
-
-
-@dataclass(frozen=True)
-class Replacement:
-    """``what`` is replaced, ``why``, and the versions that it was ``seen`` in. ``absent``: why it is not replaced in
-    what is installed, "" if it is."""
-
-    package: str
-    what: str
-    why: str
-    seen: str
-    absent: Callable[[], str]
 
 
 def replacements() -> list[Replacement]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from toolkit.upstream import Replacement
+from toolkit.upstream.replacement import Replacement
 
 
 def use_one_gloo_thread() -> None:
