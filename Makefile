@@ -31,11 +31,11 @@ demo: $(READY)
 	@$(BIN)/python examples/demo/demo.py
 
 test: $(READY)
-	@echo "what README promises, guarded once: 20 to 30 minutes on two cores"
+	@echo "what README promises, guarded once: 11 to 20 minutes on two cores"
 	@$(BIN)/python tests/sets.py run default
 
 test-quick: $(READY)
-	@echo "the tests that start no process: 4 minutes on two cores"
+	@echo "the tests that start no process: 3 to 5 minutes on two cores"
 	@$(BIN)/python tests/sets.py run unit
 
 # Nights, other people's packages and the week: what has not been seen green on this version, hours on two cores.
