@@ -9,6 +9,7 @@ import pytest
 
 from cases import every_case
 from families import EVERY_FAMILY
+from tiny import recipe_dict
 from toolkit.benchmark.command import Request as BenchRequest
 from toolkit.benchmark.command import measure as bench
 from toolkit.errors import InputError
@@ -21,9 +22,9 @@ from toolkit.planning.command import make_plan
 from toolkit.recipe.limits import limits_of
 from toolkit.recipe.load import load_recipe
 from toolkit.recipe.model_facts import model_facts
-from toolkit.recipe.preflight import check_known
+from toolkit.recipe.preflight import check_known, known_notes
 from toolkit.recipe.schema import Recipe
-from toolkit.strategies import resolve
+from toolkit.strategies import resolve, strategies
 from toolkit.verification.run import resolve_recipe
 
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 300, "n_positions": 64}
@@ -170,3 +171,14 @@ def test_every_family_has_a_limit_or_none_by_its_mechanism(name: str) -> None:
 TABLES = (
     "gpt2", "gpt_neo", "gptj", "codegen", "gpt_bigcode", "opt", "bert", "roberta", "electra", "distilbert",
 )  # fmt: skip
+
+
+def test_what_a_strategy_does_not_read_is_noted() -> None:
+    kept = {}
+    for name in strategies():
+        processes = 1 if name == "single" else 2
+        strategy = {"name": name, "reshard_after_forward": False}
+        values = recipe_dict(Path("nowhere"), strategy=strategy, machine={"processes": processes})
+        notes = known_notes(resolve(Recipe.model_validate(values), device="cpu"))
+        kept[name] = not any("reshard_after_forward: false changes nothing" in note for note in notes)
+    assert {name for name, reads in kept.items() if reads} == {"fsdp1", "fsdp2"}

@@ -98,6 +98,9 @@ def check_known(resolved: Resolved) -> list[str]:
 def known_notes(resolved: Resolved) -> list[str]:
     """What a user should know of values that can train."""
     made = [f"{one.key}: set to {one.value:,}: {one.reason}" for one in resolved.decisions if one.key in _NOTED]
+    strategy = resolved.recipe.strategy
+    if not strategy.reshard_after_forward and not hasattr(resolved.settings, "reshard"):
+        made.append(f"strategy.reshard_after_forward: false changes nothing under {strategy.name}")
     return made + length_notes(resolved.recipe, limits_of(resolved.recipe, resolved.facts))
 
 
