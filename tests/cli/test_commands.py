@@ -310,7 +310,7 @@ def test_a_loss_that_is_not_finite_fails_the_run(here: Path) -> None:
             r" \(out of host memory\? [\d.]+ of [\d.]+ GiB were left .*\); see",
             marks=pytest.mark.nightly,
         ),
-        ("zero3", signal.SIGABRT, r' \(.*in File ".+", line \d+ in \w+\); see'),
+        ("zero3", signal.SIGABRT, r' \(.*in File ".+", line \d+ in .+\); see'),
     ],
 )
 def test_a_killed_rank_ends_the_job_within_seconds(strategy: str, sent: signal.Signals, said: str, here: Path) -> None:

@@ -16,7 +16,9 @@ def last_words(log: Path) -> str:
     before, fatal, after = text.rpartition("Fatal Python error: ")
     if not fatal:
         return ""
-    said = next((line.strip() for line in reversed(before.splitlines()) if line.strip()), "")
+    said = next((line for line in reversed(before.splitlines()) if line.strip()), "")
+    if said[:1].isspace() or "Warning: " in said:  # a warning of Python's, the code that gave it below it
+        said = ""
     stack = after.rpartition("Current thread")[2]  # other threads may come first
     frame = next((line.strip() for line in stack.splitlines() if line.lstrip().startswith("File ")), "no Python code")
     return f" ({said + '; ' if said else ''}in {frame})"
