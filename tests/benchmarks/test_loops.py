@@ -129,7 +129,7 @@ def test_a_loops_own_kernel_is_used_unless_the_recipe_names_one() -> None:
             {"strategy": {"name": "fsdp1", "offload": "all"}, "machine": {"device": "cuda", "processes": 2}},
             "litgpt's scripts offload nothing",
         ),
-        (LITGPT, {"optimizer": {"name": "lion"}}, "litgpt's fine-tuning has no optimizer lion"),
+        (LITGPT, {"optimizer": {"name": "lion"}}, "litgpt's fine-tuning has no optimizer that is the recipe's lion"),
         (LITGPT, {"model": {"config": WIDE, "task": "sequence-classification"}}, "litgpt has no task sequence-clas"),
         (
             TORCHTUNE,

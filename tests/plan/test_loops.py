@@ -111,7 +111,7 @@ def test_a_search_leaves_out_what_a_loop_cannot_train(tmp_path: Path, monkeypatc
         ("trainer", {"label_smoothing": 0.1}, "memory transformers' Trainer takes for label_smoo"),
         ("trl", {"activation_offload": True, "activation_checkpointing": "full"}, "TRL's SFTTrainer takes for act"),
         ("trl", {"model": {"config": WIDE, "task": "sequence-classification"}}, "SFTTrainer has no task sequence-clas"),
-        ("trainer", {"optimizer": {"name": "muon"}}, "--loop trainer: transformers' Trainer has no optimizer muon"),
+        ("trainer", {"optimizer": {"name": "muon"}}, "Trainer has no optimizer that is the recipe's muon"),
     ],
 )
 def test_what_a_loop_cannot_train_is_an_error(loop: str, sections: dict[str, Any], message: str) -> None:

@@ -65,6 +65,15 @@ def test_what_does_not_fit_says_what_is_needed_and_what_is_usable(tight: Planned
     assert any(reason[:30] in line for line in lines_of(tight, 200))
 
 
+def test_what_nvidia_smi_will_show_is_told_of_what_fits(tight: Planned) -> None:
+    """It cannot show more than there is."""
+    assert not any("nvidia-smi" in line for line in lines_of(tight, 100))
+    one = replace(tight.candidates[0], usable=tight.candidates[0].peak * 2, capacity=tight.candidates[0].peak * 3)
+    loose = replace(tight, candidates=[one])
+    assert one.fits
+    assert any("nvidia-smi" in line for line in lines_of(loose, 100))
+
+
 def test_what_is_over_by_less_than_a_tenth_is_shown_with_more_digits(tight: Planned) -> None:
     one = tight.candidates[0]
     close = replace(one, usable=one.peak - 2_000_000, capacity=int(one.peak * 1.05))

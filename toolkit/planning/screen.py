@@ -82,7 +82,7 @@ def screen(
         told.append(f"  … {len(candidates) - len(shown)} more; --all shows every candidate")
     told.append("  █ weights, gradients, optimizer  ▒ activations  ▓ logits and loss  ░ buffers, context")
     told += ["", f"one step of {one.label}", *_time_lines(one, min(72, columns - 4)), _peak_line(one)]
-    if (ends := one.interval) is not None:
+    if one.fits and (ends := one.interval) is not None:
         told.append(
             f"expected in nvidia-smi, with the allocator's cache: {ends[0] / GIB:.1f} to {ends[1] / GIB:.1f} GiB"
         )

@@ -57,7 +57,7 @@ def check(loop: Loop, name: str, resolved: Resolved) -> None:
     kind = optimizer_kind(recipe.optimizer.name)
     has = kind.trainer(recipe.optimizer) is not None if loop.optimizers is None else kind.name in loop.optimizers
     if not has:
-        raise InputError(f"--loop {name}: {loop.title} has no optimizer {kind.name}")
+        raise InputError(f"--loop {name}: {loop.title} has no optimizer that is the recipe's {kind.name}")
     own = recipe.strategy.name
     if loop.strategies and own not in loop.strategies:
         others = " or ".join(loop.strategies)
