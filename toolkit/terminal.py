@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import sys
 import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 _COLOURS = {"bold": "1", "soft": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
@@ -42,3 +47,35 @@ def coloured(out: Any) -> bool:
 def paint(text: str, colour: str, on: bool = True) -> str:
     """The text in a colour of ``_COLOURS``; unchanged where ``on`` is false."""
     return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m" if on and text else text
+
+
+Say = Callable[[str], None]
+
+
+@contextlib.contextmanager
+def working(doing: str, ended: Callable[[], bool] = lambda: False) -> Iterator[Say]:
+    """Inside, the last line of a terminal says what is being done, and for how many seconds; what it gives changes the
+    words. The line goes at the end, or when ``ended``, which is asked ten times a second. Nothing is shown where
+    standard error is no terminal."""
+    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        yield lambda doing: None
+        return
+    words, over, began = [doing], threading.Event(), time.monotonic()
+
+    def show() -> None:
+        shown = ""
+        while not over.is_set() and not ended():
+            line = f"{words[-1]} … {time.monotonic() - began:.0f} s"[: width() - 1]
+            if line != shown:
+                print(f"\r{line}\x1b[K", end="", file=sys.stderr, flush=True)
+            shown = line
+            over.wait(0.1)
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+    thread = threading.Thread(target=show, daemon=True)
+    thread.start()
+    try:
+        yield words.append
+    finally:
+        over.set()
+        thread.join()

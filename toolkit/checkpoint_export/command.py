@@ -9,6 +9,7 @@ from toolkit.checkpoint_export.state import export_state
 from toolkit.errors import InputError
 from toolkit.model.silence import silence_libraries
 from toolkit.results import CommandResult, Result, write_json
+from toolkit.terminal import working
 from toolkit.training.export import export, push_folder
 
 WEIGHTS = "transformers"
@@ -30,17 +31,18 @@ def export_command(
 ) -> None:
     """Write ``output`` from a checkpoint, or from the latest (or best) one of a run, and ``push`` it to the hub. Raises
     InputError, and RunFailed if the export answers otherwise than the trained model or the upload fails."""
-    done = export_checkpoint(
-        checkpoint,
-        output,
-        merged=merged,
-        best=best,
-        push=push,
-        dequantise=dequantise,
-        ema=ema,
-        format=form,
-        dtype=dtype,
-    )
+    with working("writing the model and comparing it with what was trained"):
+        done = export_checkpoint(
+            checkpoint,
+            output,
+            merged=merged,
+            best=best,
+            push=push,
+            dequantise=dequantise,
+            ema=ema,
+            format=form,
+            dtype=dtype,
+        )
     if json_target != "-" and form != WEIGHTS:
         print(f"wrote {output}: {done.kind}, step {done.document['step']}: weights and moments in float32")
         for note in done.document["notes"]:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from toolkit.launch.files import launch_files, write_files
 from toolkit.launch.host_memory import HostMemory
 from toolkit.launch.identity import check_newest
 from toolkit.launch.output import check_folder, claim_folder, release_folder
-from toolkit.launch.relay import screen
+from toolkit.launch.relay import screen, screen_taken
 from toolkit.launch.signals import die_with_parent, name_of, noted_stop
 from toolkit.machine import cpu_count, cuda_device_count
 from toolkit.recipe.compilable import why_no_compiler
@@ -38,6 +39,7 @@ from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.recipe.varlenable import VARLEN, why_no_varlen_device
 from toolkit.strategies import resolve, strategy_of
+from toolkit.terminal import working
 
 
 def train(
@@ -217,7 +219,8 @@ def _once(
                 preexec_fn=die_with_parent(),
             )
             memory = HostMemory()
-            code = wait(job, shared, asked, memory.look)
+            with working("starting the processes, loading the model, reading the data", partial(screen_taken, shared)):
+                code = wait(job, shared, asked, memory.look)
         stopped, failure = noted_stop(shared), first_failure(shared)
     if stopped is not None:
         return Stopped(*stopped), False

@@ -6,9 +6,13 @@ import os
 import select
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
+
+from toolkit.launch.failure import FOLDER_VARIABLE
 
 
 @contextmanager
@@ -45,3 +49,19 @@ def _relay(handle: int, ended: threading.Event) -> None:
             sys.stdout.flush()
         elif last:
             return
+
+
+_TAKEN = "screen-taken"
+
+
+def take_screen(out: TextIO | None) -> None:
+    """Called on rank 0 before it first writes to ``out``, the screen: the line of the command that has launched it ends
+    (`toolkit.terminal.working`), which looks ten times a second."""
+    if out is not None and out.isatty() and FOLDER_VARIABLE in os.environ:
+        (Path(os.environ[FOLDER_VARIABLE]) / _TAKEN).touch()
+        time.sleep(0.25)
+
+
+def screen_taken(folder: Path) -> bool:
+    """Whether rank 0 writes to the screen; also after a failure, whose message it writes itself."""
+    return (folder / _TAKEN).exists()

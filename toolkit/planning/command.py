@@ -28,6 +28,7 @@ from toolkit.recipe.varlenable import VARLEN
 from toolkit.recipe.yaml_text import dump
 from toolkit.results import CommandResult, Result, write_json
 from toolkit.strategies import resolve, simplest, strategy_named
+from toolkit.terminal import working
 
 if TYPE_CHECKING:
     from toolkit.planning.answers import Answers
@@ -81,7 +82,8 @@ def plan_command(request: Request) -> int:
     cannot be used."""
     from toolkit.planning.screen import show
 
-    found = make_plan(request)
+    with working("tracing the model"):
+        found = make_plan(request)
     if request.page:
         from toolkit.report.plan_page import plan_page
 

@@ -19,6 +19,7 @@ from toolkit.data.sources import held_out_recipes
 from toolkit.errors import Stopped
 from toolkit.half_precision import cpu_emulates
 from toolkit.launch.identity import saved_recipe
+from toolkit.launch.relay import take_screen
 from toolkit.launch.signals import attempt, handled, name_of
 from toolkit.machine import cpu_count
 from toolkit.model.adapters import ignored_values
@@ -113,6 +114,7 @@ def run(
             set_aside(folder / "eval.jsonl")
         truncate_metrics(folder / "metrics.jsonl", progress.step)
         truncate_metrics(folder / "eval.jsonl", progress.step)
+    take_screen(screen if main else None)
     view = Screen(screen if main else None, total, progress.step, rate_of(task_of(recipe.model.task)))
     for damage in passed_over:
         view.say(damage)
@@ -224,6 +226,7 @@ def _dry(
 ) -> dict[str, Any]:
     """The end of a dry run; the result is as a run's, of no step."""
     main, resolved = session.accelerator.is_main_process, session.resolved
+    take_screen(screen if main else None)
     view = Screen(screen if main else None, total, 0, rate_of(task_of(resolved.recipe.model.task)))
     try:
         _introduce(view, session, samples, None, False, Improvement(), None)

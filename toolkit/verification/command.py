@@ -18,7 +18,7 @@ from toolkit.recipe.schema import Recipe
 from toolkit.report.names import page_name
 from toolkit.report.verify_page import verify_page
 from toolkit.results import CommandResult, Result, versions, write_json
-from toolkit.terminal import coloured, fitted, paint, width
+from toolkit.terminal import Say, coloured, fitted, paint, width, working
 from toolkit.verification import screen
 from toolkit.verification.baseline import badge, compare, read_baseline
 from toolkit.verification.diagnose.diagnosis import Diagnosis
@@ -49,7 +49,8 @@ def run_command(
     name = page_name(recipe_file, resolved.recipe.strategy.name, overrides)
     page = writable(output) if output else Path("runs/verify") / f"{name}.html"
     log = page.with_suffix(".log").absolute()
-    verdict = verify_recipe(resolved, fault=fault, full_size=full_size, time_limit=time_limit, log=log)
+    with working("starting the processes") as doing:
+        verdict = verify_recipe(resolved, fault=fault, full_size=full_size, time_limit=time_limit, log=log, doing=doing)
     outcome, answer = verdict.outcome, verdict.to_json()
     say("\n".join(_report(outcome, answer["seconds"], " ".join([recipe_file, *overrides]))))
     held = compare(kept, answer, baseline) if kept and baseline else None
@@ -94,17 +95,21 @@ def verify_recipe(
     full_size: bool = False,
     time_limit: float = TIME_LIMIT,
     log: Path | None = None,
+    doing: Say | None = None,
 ) -> Verdict:
     """Prove a recipe equal to the plain PyTorch loop, or find where it first differs.
 
     ``fault``: inject a known fault by its id. ``full_size``: the model itself, not a small twin. ``time_limit``:
-    seconds for one pass. ``log``: file for what the ranks print. Raises InputError where the recipe cannot run here,
-    RunFailed where the model fails by itself, or a fault was never reached.
+    seconds for one pass. ``log``: file for what the ranks print. ``doing`` is told each pass as it begins. Raises
+    InputError where the recipe cannot run here, RunFailed where the model fails by itself, or a fault was never
+    reached.
     """
     result = Result("verify")
     resolved = recipe if isinstance(recipe, Resolved) else resolve_recipe(recipe, overrides)
     silence_libraries()
-    outcome = verify(resolved, fault=fault, full_size=full_size, time_limit=time_limit, stop_early=True, log=log)
+    outcome = verify(
+        resolved, fault=fault, full_size=full_size, time_limit=time_limit, stop_early=True, log=log, doing=doing
+    )
     return Verdict(to_json(result, outcome, fault), outcome.exit_code, outcome)
 
 

@@ -20,6 +20,7 @@ from toolkit.recipe.preflight import check_known
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve
+from toolkit.terminal import Say
 from toolkit.threads import torch_threads
 from toolkit.verification.cases.case import Case, PassName
 from toolkit.verification.cases.conversations import data_case
@@ -88,14 +89,15 @@ def verify(
     stop_early: bool = False,
     folder: Path | None = None,
     log: Path | None = None,
+    doing: Say | None = None,
 ) -> Outcome:
     """Verify a resolved recipe. ``group``: a process group of its size to use again, else one is started, whose
     output goes to ``log``. ``fresh``: another, which loads what was saved; with a group given, that one by default.
 
     ``passes``: which of them to run; a recipe in fp32 has no precision pass, and its logic pass runs. ``round_trip``:
     whether the run is saved, loaded and exported. ``stop_early``: leave out the precision pass where the logic pass has
-    found a difference. Raises InputError for what cannot be used, RunFailed where the model fails by itself or a fault
-    that was to be injected never came to pass.
+    found a difference. ``doing`` is told each pass as it begins. Raises InputError for what cannot be used, RunFailed
+    where the model fails by itself or a fault that was to be injected never came to pass.
     """
     if fault is not None:
         kind = fault_class(fault)
@@ -117,6 +119,8 @@ def verify(
     outcome: Outcome | None = None
     try:
         for name in names:
+            if doing is not None:
+                doing(f"{name} pass: the recipe's loop beside a plain one")
             # A small model gains nothing by more threads; on a busy machine two took 17 s, one 0.8 (gpt_oss).
             as_a_rank = contextlib.nullcontext() if full_size else torch_threads(group.threads)
             with tempfile.TemporaryDirectory(prefix="toolkit-verify-") as temporary, as_a_rank:

@@ -10,6 +10,7 @@ from typing import Any
 
 from toolkit.errors import RunFailed
 from toolkit.results import CommandResult, Result
+from toolkit.terminal import working
 from toolkit.verification.scripts.command import CommandFailed, record
 
 _WORST = ("different", "not-exercised", "equivalent")
@@ -52,7 +53,8 @@ def prove(
                    copies=copies)  # fmt: skip
         except CommandFailed as error:
             raise RunFailed(str(error)) from None
-        return judge(target, result, copies=copies)
+        with working("computing the recorded steps in a plain loop"):
+            return judge(target, result, copies=copies)
 
 
 def judge(folder: Path, result: Result, model: Any = None, copies: Path | None = None) -> Proven:
