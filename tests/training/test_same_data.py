@@ -14,7 +14,7 @@ from jobs import resolved_from
 from tiny import recipe_dict
 from toolkit.data.fingerprint import Fingerprint, change
 from toolkit.errors import InputError
-from toolkit.launch.identity import check_recipe
+from toolkit.launch.identity import check_recipe, folder_prints
 from toolkit.recipe.earlier import recipe_version
 from toolkit.recipe.schema import Recipe
 from toolkit.threads import torch_threads
@@ -150,3 +150,25 @@ def test_one_folder_under_another_path_is_the_same_model(spelling: str, tmp_path
         check_recipe(saved, manifest, recipe(str(other), path), "r.yaml")
     with pytest.raises(InputError, match=r"tokenizer\.path"):
         check_recipe(saved, manifest, recipe(path, str(other)), "r.yaml")
+
+
+def test_a_model_whose_folder_has_moved_is_the_same(tmp_path: Path) -> None:
+    folder, saved = tmp_path / "base", tmp_path / "saved"
+    (folder / "more").mkdir(parents=True)
+    saved.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "more" / "weights").write_bytes(bytes(3 << 20) + b"end")
+
+    def recipe(path: Path) -> Recipe:
+        values = {"model": {"path": str(path)}, "data": {"train": "x"}, "run": {"max_steps": 1}}
+        return Recipe.model_validate(values)
+
+    (saved / "recipe.json").write_text(json.dumps(recipe(folder).model_dump(mode="json")))
+    manifest = {"recipe_version": recipe_version(), "folders": folder_prints(recipe(folder))}
+    moved = folder.rename(tmp_path / "elsewhere")
+    check_recipe(saved, manifest, recipe(moved), "r.yaml")
+    with pytest.raises(InputError, match=r"model\.path"):  # as of an earlier version, which kept no print
+        check_recipe(saved, {"recipe_version": recipe_version()}, recipe(moved), "r.yaml")
+    (moved / "more" / "weights").write_bytes(bytes(3 << 20) + b"END")
+    with pytest.raises(InputError, match=r"model\.path"):
+        check_recipe(saved, manifest, recipe(moved), "r.yaml")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,9 +79,13 @@ def check_recipe(folder: Path, manifest: dict[str, Any], recipe: Recipe, source:
     if manifest.get("rows") is not None and all(isinstance(one["data"]["train"], str) for one in (there, here)):
         for one in (there, here):  # its rows are compared: training/same_data.py
             del one["data"]["train"]
+    prints = manifest.get("folders", {})
     for section, key in _FOLDERS:
         old, new = ((one.get(section) or {}).get(key) for one in (there, here))
-        if old and new and old != new and _same_folder(old, new):
+        if not old or not new or old == new:
+            continue
+        kept = prints.get(f"{section}.{key}")
+        if _same_folder(old, new) or (kept is not None and kept == folder_print(new)):
             there[section][key] = new
     if there["data"]["max_length"] != here["data"]["max_length"] and not recipe.data.packing:
         limit = limits_of(recipe, model_facts(recipe.model)).rows
@@ -110,6 +115,36 @@ def check_newest(run: Path, recipe: Recipe, source: str) -> None:
 
 
 _FOLDERS = (("model", "path"), ("tokenizer", "path"), ("adapter", "path"))
+_EDGE = 1 << 20
+"""Bytes that are read at each end of a file: where a safetensors file has its header and the last of its weights."""
+
+
+def folder_prints(recipe: Recipe) -> dict[str, str]:
+    """What tells the folders that a recipe names from others, by key; without those that are hub ids. A checkpoint
+    keeps them, so that a folder that has moved is known again."""
+    named = {f"{section}.{key}": getattr(getattr(recipe, section), key, None) for section, key in _FOLDERS}
+    found = {name: folder_print(path) for name, path in named.items() if path}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def folder_print(path: str) -> str | None:
+    """A hash of the name, the size and both ends of every file of a folder, hidden ones aside; None where there is no
+    such folder."""
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        return None
+    digest = hashlib.sha256()
+    for file in sorted(one for one in folder.rglob("*") if one.is_file()):
+        name, size = file.relative_to(folder), file.stat().st_size
+        if any(part.startswith(".") for part in name.parts):
+            continue
+        digest.update(f"{name}\0{size}\0".encode())
+        with file.open("rb") as opened:
+            digest.update(opened.read(_EDGE))
+            if size > _EDGE:
+                opened.seek(max(_EDGE, size - _EDGE))
+                digest.update(opened.read())
+    return digest.hexdigest()
 
 
 def _same_folder(one: str, other: str) -> bool:

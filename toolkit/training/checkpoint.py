@@ -154,6 +154,7 @@ def begin(
             "label_names": session.label_names,
             "pad_token": pad_token_name(session.tokenizer),
             "rows": session.rows,
+            "folders": session.folders,
             "extra": extra,
         }
         keys = {name: engine.moment_keys(name) for name in engine.shapes}

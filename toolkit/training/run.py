@@ -18,7 +18,7 @@ from toolkit.data.samples import Samples
 from toolkit.data.sources import held_out_recipes
 from toolkit.errors import Stopped
 from toolkit.half_precision import cpu_emulates
-from toolkit.launch.identity import saved_recipe
+from toolkit.launch.identity import folder_prints, saved_recipe
 from toolkit.launch.relay import take_screen
 from toolkit.launch.signals import attempt, handled, name_of
 from toolkit.machine import cpu_count
@@ -93,6 +93,7 @@ def run(
     main = session.accelerator.is_main_process
     samples = open_data(session.data_recipe, "train", session.tokenizer)
     session.label_names, session.rows = samples.label_names, samples.prints
+    session.folders = folder_prints(recipe) if main else {}
     loader = _loader(session, samples, progress.step)
     total = total_steps(recipe.run, loader.steps_per_epoch, resolved.source)
     checks = preflight(session, samples, resumed=start is not None)

@@ -82,6 +82,8 @@ class Session:
     """Why every process loaded the whole model although it keeps a part; None where each read its part."""
     rows: list[dict[str, Any]] | None = None
     """Fingerprints of the rows of ``data.train``, by source: see ``data/fingerprint.py``."""
+    folders: dict[str, str] = field(default_factory=dict)
+    """And of the folders that the recipe names, by key: ``launch/identity.py``."""
     label_names: list[str] | None = None
     """The classes' names in order, where the data names them: exported with the model."""
 

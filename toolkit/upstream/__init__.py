@@ -2,7 +2,7 @@
 
 Each replacement says what is wrong there and in which versions that was seen, and asks whether its cause is there: an
 attribute, a signature, a behaviour tried once, never a version alone. Where it is not, the replacement steps aside, and
-`toolkit doctor` says so in one line. ``tests/upstream`` says of each when it is no longer needed.
+`toolkit doctor` says so in one line. ``tests/replacements`` says of each when it is no longer needed.
 """
 
 from __future__ import annotations
