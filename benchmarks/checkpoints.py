@@ -45,11 +45,11 @@ def keep(case: Resolved, tiny: Resolved, folder: str) -> Row:
 
 def take(tiny: str, large: str, out: str, in_turn: bool) -> Row:
     """The same while a checkpoint is exported, one tensor after another or from the whole model."""
+    from toolkit.launch.identity import saved_recipe
     from toolkit.model.silence import silence_libraries
     from toolkit.strategies import resolve
     from toolkit.training import export
     from toolkit.training.finding import whole_manifest
-    from toolkit.training.identity import saved_recipe
     from toolkit.training.streamed import Job, write_in_turn
 
     silence_libraries()
