@@ -213,7 +213,8 @@ def test_without_the_data_random_rows_are_compared(tiny_root: Path, tmp_path: Pa
     Path(data).unlink()
     done = exporting.export(tmp_path / "run", tmp_path / "out")
     assert isinstance(done.compared, Compared)
-    assert done.compared.rows == "2 random rows (the data are not here)"
+    assert done.compared.rows.startswith("2 random rows (no data to read: data.train: ")
+    assert "does not exist" in done.compared.rows
 
 
 # ------------------------------------------------------------------- shared weights

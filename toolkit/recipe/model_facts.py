@@ -175,20 +175,9 @@ def causal_class(facts: ModelFacts) -> str | None:
     return _causal_classes().get(str(facts.model_type))
 
 
-@functools.cache
 def _causal_classes() -> dict[str, str]:
     """transformers' own table of causal models by model type."""
-    package = _transformers_models()
-    if package is None:
-        return {}
-    tree = ast.parse((package / "auto" / "modeling_auto.py").read_text(encoding="utf-8"))
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and any(
-            isinstance(target, ast.Name) and target.id == "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES" for target in node.targets
-        ):
-            assert isinstance(node.value, ast.Call)
-            return dict(ast.literal_eval(node.value.args[0]))
-    return {}
+    return _auto_table("modeling_auto.py", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES")
 
 
 def supports_sdpa(facts: ModelFacts) -> bool:
@@ -312,17 +301,19 @@ def _transformers_models() -> Path | None:
     return Path(spec.origin).parent / "models"
 
 
-@functools.cache
 def _special_modules() -> dict[str, str]:
     """transformers' own table of model types whose code lives in another type's module."""
+    return _auto_table("auto_mappings.py", "SPECIAL_MODEL_TYPE_TO_MODULE_NAME")
+
+
+@functools.cache
+def _auto_table(file: str, name: str) -> dict[str, str]:
+    """A table by model type that a file of ``transformers/models/auto`` sets; empty without transformers."""
     package = _transformers_models()
     if package is None:
         return {}
-    tree = ast.parse((package / "auto" / "auto_mappings.py").read_text(encoding="utf-8"))
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and any(
-            isinstance(target, ast.Name) and target.id == "SPECIAL_MODEL_TYPE_TO_MODULE_NAME" for target in node.targets
-        ):
+    for node in ast.parse((package / "auto" / file).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and any(getattr(target, "id", None) == name for target in node.targets):
             assert isinstance(node.value, ast.Call)
             return dict(ast.literal_eval(node.value.args[0]))
     return {}

@@ -21,7 +21,7 @@ from toolkit.data.formats import Example
 from toolkit.data.opening import open_parts
 from toolkit.data.samples import with_features
 from toolkit.data.sources import Which, named_sources
-from toolkit.errors import InputError, RunFailed
+from toolkit.errors import InputError, RunFailed, first_line
 from toolkit.launch.host_memory import available_bytes
 from toolkit.model.batch_norm import batch_norms, statistics
 from toolkit.model.load import bare_model, build_config, load_base, switch_off_cache
@@ -187,14 +187,16 @@ def _inputs(job: Job, processor: Any) -> tuple[Tensors, str]:
     """What the models compute, and what it is: the first rows of the recipe's data, or random ones where the data are
     not on this disk. New tokens are among them."""
     recipe, task = job.resolved.recipe, task_of(job.resolved.recipe.model.task)
-    examples, pad_id, said = _drawn(job), job.pad_token_id or 0, f"{ROWS} random rows (the data are not here)"
+    examples, pad_id, why = _drawn(job), job.pad_token_id or 0, ""
     for which in ("eval", "train"):
         try:
             examples, pad_id = _read(recipe, which, processor)
             said = f"{len(examples)} rows of data.{which}"
             break
-        except Exception:  # whatever has become of the data since
-            continue
+        except Exception as error:  # whatever has become of the data since
+            why = first_line(error)
+    else:
+        said = f"{ROWS} random rows (no data to read: {why})"
     tensors = dict(collate(examples, Slot([*range(len(examples))], 0, 0, 0, 1), task.name, pad_id).tensors)
     labels = tensors.pop("labels")
     if task.labels is Labels.TARGET:
