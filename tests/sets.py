@@ -53,22 +53,27 @@ class TestSet:
     """How pytest-xdist deals its tests out to the cores; "": one after another."""
 
 
-NIGHT = "loadgroup"
-"""Ranks of a training wait for each other much of the time: two pools took 1.8 s a test, one 2.4. Sets whose
-tests measure seconds or bytes of the machine run one after another."""
+GROUPS = "loadgroup"
+"""Ranks of a training wait for each other much of the time: of the set `process` two pools took 1.8 s a test, one 2.4.
+A set whose tests measure seconds or bytes of the machine runs one after another."""
 SETS = {
     one.name: one
     for one in (
         TestSet("unit", "starts no process: formulas, files, messages; `make test-quick`", 5, spread="worksteal"),
-        TestSet("process", "all that README promises, once: verdicts, trainings, launches", 12, spread="loadgroup"),
+        TestSet("process", "all that README promises, once: verdicts, trainings, launches", 12, spread=GROUPS),
         TestSet(
-            "nightly-verify", "every option under every strategy; verdicts of scripts and checkpoints", 60, spread=NIGHT
+            "nightly-verify",
+            "every option under every strategy; verdicts of scripts and checkpoints",
+            60,
+            spread=GROUPS,
         ),
-        TestSet("nightly-train", "trainings, resumptions and launches in all combinations", 60, spread=NIGHT),
+        TestSet("nightly-train", "trainings, resumptions and launches in all combinations", 60, spread=GROUPS),
         TestSet("nightly-plan", "predicted bytes and seconds held to measured ones, cell by cell", 60),
-        TestSet("nightly-mesh", "four ranks and more: every axis of the mesh under every strategy", 60, spread=NIGHT),
-        TestSet("nightly-rehearsal", "CUDA code paths of every strategy and option without a GPU", 60, spread=NIGHT),
-        TestSet("nightly-files", "lint, import, migrate, data, studio and documentation, every case", 60, spread=NIGHT),
+        TestSet("nightly-mesh", "four ranks and more: every axis of the mesh under every strategy", 60, spread=GROUPS),
+        TestSet("nightly-rehearsal", "CUDA code paths of every strategy and option without a GPU", 60, spread=GROUPS),
+        TestSet(
+            "nightly-files", "lint, import, migrate, data, studio and documentation, every case", 60, spread=GROUPS
+        ),
         TestSet("upstream", "what other packages do: changes only with their versions", 30, "packages", True),
         TestSet(
             "weekly", "random recipes, the whole kill matrix, mutations, hundreds of ranks: hours", 600, "code", True
