@@ -1,8 +1,9 @@
 """Every model family under four strategies, fully and with LoRA, verified, as a table of docs/measurements.
 
-``python -m tests.families docs/measurements/families.md`` writes it. Each cell is `toolkit verify` of a tiny model, in
-float32 (``--precision bf16``: in both). A line of JSON for each cell goes to OUT.jsonl; a second run measures only what
-is not in it.
+``python -m tests.families docs/measurements/families.md`` writes it; with ``--types causal-lm`` the same for every
+model type that the installed transformers has for a task, by its own config made small. Each cell is `toolkit verify`
+of a tiny model, in float32 (``--precision bf16``: in both). A line of JSON for each cell goes to OUT.jsonl; a second
+run measures only what is not in it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import model_types
 from families import EVERY_FAMILY, HYBRIDS
 from media import IMAGE_CLASSIFIERS, RESNET, SEEING, WHISPER
 from tiny import recipe_dict
@@ -25,6 +27,7 @@ from toolkit.launch.group import WorkerGroup
 from toolkit.recipe.schema import Recipe
 from toolkit.results import versions
 from toolkit.strategies import resolve
+from toolkit.tasks import task_of
 from toolkit.verification.run import verify
 
 STRATEGIES = ("ddp", "zero2", "zero3", "fsdp2")
@@ -55,6 +58,8 @@ class Row:
     """Keys of the adapter that this row sets."""
     full: bool = True
     """Whether training all weights is in this row."""
+    why_not: str | None = None
+    """Why there is no model to measure."""
 
 
 def rows() -> Iterator[Row]:
@@ -81,10 +86,29 @@ def rows() -> Iterator[Row]:
         yield Row("images", name, model, {"format": "image"})
 
 
+_DATA: dict[str, dict[str, Any]] = {
+    "seq2seq-lm": {"format": "prompt-completion"},
+    "image-text-to-text": {"format": "messages", "max_length": 64},
+    "speech-seq2seq": {"format": "audio"},
+    "image-classification": {"format": "image"},
+}
+
+
+def type_rows(task: str) -> Iterator[Row]:
+    """Every model type that transformers has for a task. One of which no small config can be made is a row without
+    cells."""
+    auto_class = task_of(task).auto_class
+    for kind in model_types.types_of(auto_class):
+        config, why = model_types.small_config(kind, auto_class)
+        model = {"task": task, "config": config} | ({"num_labels": 3} if task_of(task).classes else {})
+        model |= {"attention": "eager"} if why is None and not model_types.has_sdpa(config, auto_class) else {}
+        yield Row(task, kind, model, _DATA.get(task, {}), why_not=why)
+
+
 def cells(row: Row) -> Iterator[tuple[str, str]]:
     """(strategy, what trains)."""
     for trained in ADAPTERS:
-        if not (trained == "full" and not row.full):
+        if row.why_not is None and not (trained == "full" and not row.full):
             yield from ((strategy, trained) for strategy in STRATEGIES)
 
 
@@ -119,30 +143,32 @@ def measure(row: Row, strategy: str, trained: str, precision: str, group: Worker
     return found
 
 
-def page(results: dict[tuple[str, str, str], dict[str, Any]]) -> str:
+def page(every: Sequence[Row], results: dict[tuple[str, str, str], dict[str, Any]], head: str) -> str:
     """The page in Markdown. Cells with the same reason share a note."""
     columns = [(strategy, trained) for trained in ADAPTERS for strategy in STRATEGIES]
     heads = [f"{strategy} {trained}" for strategy, trained in columns]
     notes: dict[str, int] = {}
     lines: list[str] = []
     group = ""
-    missing = [row.name for row in rows() if not any(name == row.name for name, *_ in results)]
-    for row in rows():
-        if row.name in missing:
+    without = [f"{row.name} ({row.why_not})" for row in every if row.why_not is not None]
+    missing = [row.name for row in every if row.why_not is None and not any(n == row.name for n, *_ in results)]
+    for row in every:
+        if row.name in missing or row.why_not is not None:
             continue
         if row.group != group:
             group = row.group
             lines += [f"\n## {group.capitalize()}\n", f"| | {' | '.join(heads)} |", f"| --- |{' --- |' * len(heads)}"]
         texts = [_cell_text(results.get((row.name, *column)), notes) for column in columns]
         lines.append(f"| {row.name} | {' | '.join(texts)} |")
-    cells_in_all = sum(len(list(cells(row))) for row in rows())
+    cells_in_all = sum(len(list(cells(row))) for row in every)
     counts: dict[str, int] = {}
     for one in results.values():
         counts[one["verdict"]] = counts.get(one["verdict"], 0) + 1
     packages = ("torch", "transformers", "peft", "deepspeed", "accelerate")
-    text = _HEAD.format(
+    text = head.format(
         date=datetime.date.today().isoformat(),
         versions=", ".join(f"{name} {versions()[name]}" for name in packages),
+        types=len(every),
         counts=", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items())),
         measured=f"{len(results)} of {cells_in_all} cells are measured"
         + ("" if len(results) == cells_in_all else "; an empty cell is not"),
@@ -150,6 +176,8 @@ def page(results: dict[tuple[str, str, str], dict[str, Any]]) -> str:
     text += "\n".join(lines) + "\n"
     if missing:
         text += f"\n## Not measured yet\n\n{', '.join(missing)}.\n"
+    if without:
+        text += f"\n## No small model\n\n{'; '.join(without)}.\n"
     if notes:
         text += "\n## Reasons\n\n" + "\n".join(f'{at}. <a id="{at}"></a>{why}' for why, at in notes.items()) + "\n"
     return text
@@ -179,6 +207,21 @@ written by `python -m tests.families docs/measurements/families.md`.
 """
 
 
+_TYPES_HEAD = """\
+# Every model type of transformers
+
+{types} model types that the installed transformers has for a task, each by the defaults of its own config class made
+small by what their keys are called: under four strategies, all weights (*full*) and with LoRA, compared with the plain
+loop by [`toolkit verify`](../verify.md), two processes on a CPU over gloo, in float32, without the round trip through a
+checkpoint. *refused*: an error before training, with the reason below.
+
+{measured}: {counts}.
+
+Measured up to {date} with {versions};
+written by `python -m tests.families docs/measurements/model-types.md --types causal-lm`.
+"""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what is not measured yet, and write the page; exit status 1 if a cell is neither equivalent nor
     refused."""
@@ -187,28 +230,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--precision", default="fp32", help="bf16: verify in float32 and in bf16")
     parser.add_argument("--only", nargs="*", default=[], help="names of rows")
     parser.add_argument("--group", nargs="*", default=[], help="headings of the page")
+    parser.add_argument("--types", nargs="*", metavar="TASK", help="every model type that transformers has for these")
+    parser.add_argument("--cells", nargs="*", default=[], metavar="CELL", help="as fsdp2:LoRA; others are not measured")
     parser.add_argument("--again", nargs="*", default=[], metavar="VERDICT", help="measure cells with these once more")
     asked = parser.parse_args(arguments)
+    every = list(rows()) if asked.types is None else [row for task in asked.types for row in type_rows(task)]
     file = asked.output.with_suffix(".jsonl")
     results = {key: one for key, one in _read(file).items() if one["verdict"] not in asked.again}
     _measure_all(
         [
             row
-            for row in rows()
+            for row in every
             if (not asked.only or row.name in asked.only) and (not asked.group or row.group in asked.group)
         ],
         results,
         file,
         asked.precision,
+        asked.cells,
     )
-    known = {(row.name, *cell) for row in rows() for cell in cells(row)}
+    known = {(row.name, *cell) for row in every for cell in cells(row)}
     results = {key: one for key, one in results.items() if key in known}
-    asked.output.write_text(page(results), encoding="utf-8")
+    head = _HEAD if asked.types is None else _TYPES_HEAD
+    asked.output.write_text(page(every, results, head), encoding="utf-8")
     return int(any(one["verdict"] not in ("equivalent", "refused") for one in results.values()))
 
 
 def _measure_all(
-    chosen: Sequence[Row], results: dict[tuple[str, str, str], dict[str, Any]], file: Path, precision: str
+    chosen: Sequence[Row],
+    results: dict[tuple[str, str, str], dict[str, Any]],
+    file: Path,
+    precision: str,
+    only: Sequence[str] = (),
 ) -> None:
     import torch
 
@@ -224,7 +276,7 @@ def _measure_all(
                 group.close()  # started again at the next cell: long-lived processes do not give all memory back
             for strategy, trained in cells(row):
                 key = (row.name, strategy, trained)
-                if key in results:
+                if key in results or (only and f"{strategy}:{trained}" not in only):
                     continue
                 results[key] = measure(row, strategy, trained, precision, group)
                 line = {"family": row.name, "strategy": strategy, "trained": trained, "precision": precision,

@@ -14,10 +14,12 @@ from jobs import resolved_from
 from media import SEEING
 from tiny import recipe_dict
 from toolkit.errors import InputError
-from toolkit.recipe.model_facts import ModelFacts, block_classes
+from toolkit.recipe.model_blocks import block_classes
+from toolkit.recipe.model_facts import ModelFacts
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve, strategies
 from toolkit.strategies.base import Strategy
+from toolkit.tasks import task_of
 
 
 @every_case(
@@ -102,10 +104,11 @@ def test_block_classes_are_the_models_own(family: str) -> None:
     from transformers import AutoConfig
 
     facts = ModelFacts(FAMILIES[family]["config"], None)
-    model = transformers.AutoModel.from_config(AutoConfig.for_model(**facts.config))  # type: ignore[arg-type]
+    auto_class = task_of(FAMILIES[family].get("task", "causal-lm")).auto_class
+    model = getattr(transformers, auto_class).from_config(AutoConfig.for_model(**facts.config))  # type: ignore[arg-type]
     lists = [m for m in model.modules() if isinstance(m, __import__("torch").nn.ModuleList)]
     repeated = {type(block).__name__ for blocks in lists for block in blocks}
-    names = block_classes(facts)
+    names = block_classes(facts, auto_class)
     assert names
     assert set(names) <= repeated
     assert set(names) <= set(model._no_split_modules)
@@ -121,7 +124,7 @@ def test_a_model_that_sees_has_blocks_of_its_eye_and_of_its_text(family: str) ->
     with torch.device("meta"):
         config = transformers.AutoConfig.for_model(**SEEING[family])
         model = transformers.AutoModelForImageTextToText.from_config(config)
-    names = block_classes(ModelFacts(SEEING[family], None))
+    names = block_classes(ModelFacts(SEEING[family], None), "AutoModelForImageTextToText")
     found = {name.rpartition(".")[0] for name, module in model.named_modules() if type(module).__name__ in names}
     lists = [found_in for found_in in found if "language_model" in found_in or "text_model" in found_in]
     assert len(lists) == 1

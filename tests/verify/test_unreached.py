@@ -6,12 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
+import model_types
 from families import EVERY_FAMILY, HYBRIDS
 from nights import nightly_but
 from toolkit.launch.group import WorkerGroup
 from toolkit.model.load import load_base
-from toolkit.model.unreached import unreached
+from toolkit.model.unreached import _without_values, unreached
 from toolkit.recipe.resolve import Resolved
 from toolkit.verification.run import verify
 
@@ -52,3 +55,45 @@ def test_an_adapter_that_the_model_passes_by_is_not_trained(
     resolved = recipe(strategy, model=HYBRIDS["jamba"], adapter={"r": 2, "target_modules": "all-linear"})
     outcome = verify(resolved, group=group, round_trip=False, time_limit=200)
     assert outcome.verdict == "equivalent", (outcome.difference, outcome.failure, outcome.unproven)
+
+
+def _indexed(kind: str) -> dict[str, Any]:
+    """A model whose layers choose what they attend to by an indexer that no gradient reaches."""
+    return {"config": model_types.small_config(kind, "AutoModelForCausalLM")[0]}
+
+
+@pytest.mark.parametrize("strategy", nightly_but(["fsdp2", "ddp", "zero2"], "fsdp2"))
+def test_an_indexer_that_no_gradient_reaches_is_not_trained(
+    strategy: str, recipe: Callable[..., Resolved], group: WorkerGroup
+) -> None:
+    """fsdp2 had no state where the plain loop had one, and ddp ended in «did not receive gradient»."""
+    resolved = recipe(strategy, model=_indexed("glm_moe_dsa"))
+    names = unreached(load_base(resolved), resolved)
+    assert {name.split(".indexer.")[-1] for name in names} >= {"wk.weight", "wq_b.weight"}
+    outcome = verify(resolved, group=group, round_trip=False, time_limit=200)
+    assert outcome.verdict == "equivalent", (outcome.difference, outcome.failure, outcome.unproven)
+
+
+def test_what_a_short_row_does_not_reach_is_trained(recipe: Callable[..., Resolved]) -> None:
+    """DeepSeek V4's compressors read nothing of a row of three tokens."""
+    resolved = recipe("single", model=_indexed("deepseek_v4"))
+    model: Any = load_base(resolved)
+    missed = set(_without_values(model, resolved, 3)) - set(unreached(model, resolved))
+    assert missed
+    ids = torch.randint(5, 90, (1, 512))
+    model(input_ids=ids).logits.pow(2).mean().backward()
+    names = {name for name, parameter in model.named_parameters() if parameter.grad is None}
+    assert names == set(unreached(model, resolved))
+
+
+def test_the_search_leaves_nothing_in_the_model(recipe: Callable[..., Resolved]) -> None:
+    """A forward without values left tensors without values in tables that a model keeps."""
+    resolved = recipe("single", model=_indexed("phi3"))
+    model = load_base(resolved)
+    before = {name: tensor.clone() for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    assert unreached(model, resolved) == []
+    after = dict((*model.named_parameters(), *model.named_buffers()))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+    held = [v for module in model.modules() for v in vars(module).values() if isinstance(v, torch.Tensor)]
+    assert not [tensor for tensor in held if isinstance(tensor, FakeTensor)]

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from toolkit.errors import InputError
@@ -45,6 +46,7 @@ def check_targets(model: nn.Module, adapter: Adapter, config: PeftConfig | None,
                 f"{adapter.method} PEFT would train a copy of one of them; remove it, or use adapter.method: lora"
             )
     problems += _unmatched(model, adapter.target_modules, config, f"{source}: adapter.target_modules")
+    problems += _not_linear(model, adapter.target_modules, f"{source}: adapter.target_modules")
     for wanted in adapter.options.get("target_parameters") or []:
         if not _among(wanted, parameters):
             problems.append(
@@ -82,6 +84,17 @@ def _unmatched(model: nn.Module, targets: Any, config: PeftConfig | None, key: s
         return []
     plain = f"; a list, [{targets}], matches the ends of names" if re.fullmatch(r"[\w.]+", targets) else ""
     return [f"{key}: {targets!r} is a pattern for whole names, and matches no module{plain}" + _candidates(model)]
+
+
+def _not_linear(model: nn.Module, targets: Any, key: str) -> Iterator[str]:
+    """Names of a list that stand for layers which no adapter can stand beside."""
+    others = other_products(model) if isinstance(targets, list) else {}
+    for wanted in targets if others else []:
+        if kinds := sorted({kind for name, kind in others.items() if _among(wanted, [name])}):
+            yield (
+                f"{key}: {wanted!r} names layers of class {', '.join(kinds)}, which multiply otherwise than a linear "
+                "layer, so that no adapter can stand beside them; leave it out, or set all-linear, which does"
+            )
 
 
 _PATTERNS = ("rank_pattern", "alpha_pattern")
@@ -242,3 +255,33 @@ def _fused(model: nn.Module) -> str:
 def is_linear(module: nn.Module) -> bool:
     """Whether PEFT takes a module for a linear layer: torch's, or GPT-2's."""
     return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+
+
+def other_products(model: nn.Module) -> dict[str, str]:
+    """The layers by name, with their class, that PEFT takes for linear ones and that do not make (..., out_features) of
+    (..., in_features): routers that return scores and choices (Llama 4, Phi-MoE), products by groups (DeepSeek V4). An
+    adapter beside one ends its first forward with an error."""
+    found = {}
+    multiplies: dict[type, bool] = {}
+    for name, module in model.named_modules():
+        kind = type(module)
+        if isinstance(module, nn.Linear) and kind.__module__.startswith(_OF_MODELS) and "forward" in vars(kind):
+            if kind not in multiplies:
+                multiplies[kind] = _multiplies(module)
+            if not multiplies[kind]:
+                found[name] = kind.__name__
+    return found
+
+
+_OF_MODELS = ("transformers.models.", "transformers_modules.")
+
+
+def _multiplies(layer: nn.Linear) -> bool:
+    """Whether a layer's own forward is a linear layer's, tried without values."""
+    without = {name: torch.empty_like(p, device="meta") for name, p in layer.named_parameters()}
+    given = torch.empty(1, 2, layer.in_features, dtype=layer.weight.dtype, device="meta")
+    try:
+        made = torch.func.functional_call(layer, without, (given,))
+    except Exception:  # whatever a model's own code raises at such an input
+        return False
+    return isinstance(made, torch.Tensor) and made.shape == (1, 2, layer.out_features)

@@ -13,7 +13,7 @@ from torch import nn
 
 from toolkit.errors import InputError, first_line
 from toolkit.model.adapter_sources import adding
-from toolkit.model.adapter_targets import check_targets, is_linear, names_something
+from toolkit.model.adapter_targets import check_targets, is_linear, names_something, other_products
 from toolkit.model.load import bare_model
 from toolkit.model.new_tokens import trained_rows
 from toolkit.model.sources import NotByPart, has_sources
@@ -162,26 +162,22 @@ def _cache_of_one_head(model: nn.Module) -> dict[str, Any]:
 
 def _leave_out(values: dict[str, Any], made: Any, task: str, model: nn.Module) -> None:
     """peft 0.21.2: all-linear leaves out the head of a sequence classifier, but not that of a token classifier, which
-    is then both wrapped and to be trained whole: TypeError. Nor does it leave out linear layers that return scores and
-    choices (Llama 4's and Phi-MoE's routers), as whose output an adapter takes a tensor: AttributeError."""
+    is then both wrapped and to be trained whole: TypeError. Nor does it leave out layers that multiply otherwise than a
+    linear layer (``other_products``)."""
     heads = [name for name in task_of(task).heads if hasattr(model, name)]
-    routers = [name for name, module in model.named_modules() if is_linear(module) and _is_router(module)]
-    if not heads and not routers:
+    others = other_products(model)
+    if not heads and not others:
         return
     if "exclude_modules" in made.__dataclass_fields__:
-        values.setdefault("exclude_modules", [*heads, *routers])
+        values.setdefault("exclude_modules", [*heads, *others])
         return
     find: Any = getattr(model, "get_output_embeddings", lambda: None)
     output = find()  # left out as PEFT does
     values["target_modules"] = [
         name
         for name, module in model.named_modules()
-        if is_linear(module) and module is not output and name.split(".")[0] not in heads and name not in routers
+        if is_linear(module) and module is not output and name.split(".")[0] not in heads and name not in others
     ]
-
-
-def _is_router(module: nn.Module) -> bool:
-    return type(module).__name__.endswith("Router")
 
 
 def _ties(model: nn.Module) -> bool:

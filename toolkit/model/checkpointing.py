@@ -25,6 +25,7 @@ from torch.utils.checkpoint import (
 from toolkit.errors import InputError
 from toolkit.model.activation_offload import HostStore
 from toolkit.model.batch_norm import recomputing
+from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import CheckpointingName
 
 # Results worth keeping: matrix products and attention cost the most to compute again. By name: what is not there in
@@ -50,13 +51,15 @@ def is_costly(op: Any) -> bool:
     )
 
 
-def find_blocks(model: nn.Module, classes: Sequence[str], source: str) -> list[tuple[str, nn.Module]]:
-    """The model's repeated blocks by class name, in model order. Raises InputError, with the available classes, if none
-    of ``classes`` is in the model."""
+def find_blocks(model: nn.Module, resolved: Resolved) -> list[tuple[str, nn.Module]]:
+    """The model's repeated blocks by class name, in model order: those of the recipe's classes that it has (a Jamba of
+    few layers has one kind of two). Raises InputError, with the available classes, if it has none of them, or not one
+    that ``strategy.wrap`` names."""
+    classes, source = resolved.blocks, resolved.source
     found = [(name, module) for name, module in model.named_modules() if type(module).__name__ in classes]
     seen = {type(module).__name__ for _, module in found}
     absent = [name for name in classes if name not in seen]
-    if not found:
+    if not found or (absent and resolved.recipe.strategy.wrap):
         lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
         inside = sorted({type(child).__name__ for modules in lists for child in modules})
         wanted = ", ".join(absent) or "none known"

@@ -9,41 +9,83 @@ DDP would end the run, ZeRO would let them decay.
 from __future__ import annotations
 
 import contextlib
+import copy
 import random
 from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.autograd.function import BackwardCFunction
 
 from toolkit.errors import InputError, first_line
+from toolkit.model.empty import empty_weights, shapes_alone
+from toolkit.model.known_values import Values
 from toolkit.model.sources import stand_in
-from toolkit.recipe.resolve import Resolved
+from toolkit.recipe.resolve import PRECISIONS, Resolved
 from toolkit.tasks import task_of
 from toolkit.tasks.base import Task
 
+_SHORT, _LONG = 3, 1024
+"""Tokens of a sample."""
 
-def can_have_unreached(model: nn.Module, resolved: Resolved) -> bool:
-    """Whether ``unreached`` runs the model. Every other model of text uses all it has, and a forward takes time."""
-    config: Any = model.config
-    untied = config.is_encoder_decoder and not getattr(config, "tie_word_embeddings", True)
-    # Jamba's scan multiplies by this layer's weight itself (transformers 5.23.0): its adapter is never called.
-    adapted = resolved.recipe.adapter is not None
-    scan = adapted and any(".dt_proj." in name for name, p in model.named_parameters() if p.requires_grad)
-    return untied or scan or task_of(resolved.recipe.model.task).media is not None
+
+class Hidden(Exception):
+    """A graph does not say what it depends on."""
 
 
 def unreached(model: nn.Module, resolved: Resolved) -> list[str]:
     """Names of trainable weights that the output for one random sample does not depend on.
 
-    Only where ``can_have_unreached``. The forward runs on the CPU, and no backward: what the output depends on
-    is read off its graph. Raises InputError if the model's own forward does not accept such a sample.
+    A forward without values, on a copy of the model, and no backward: what the output depends on is read off its graph.
+    Where a model's code asks for values of activations, it runs with the weights on the CPU if ``_often_unreached``;
+    of other models every weight is taken to be reached. Raises InputError if the model's own forward does not accept
+    such a sample.
     """
-    if not can_have_unreached(model, resolved):
-        return []
+    try:
+        names = _without_values(model, resolved, _SHORT)
+        return _by_long_row(model, resolved) if names else []
+    except Exception:  # whatever a model's own code, or an operator without values, raises
+        return _with_values(model, resolved) if _often_unreached(model, resolved) else []
+
+
+def _by_long_row(model: nn.Module, resolved: Resolved) -> list[str]:
+    """Some weights have nothing to do in a short row: DeepSeek V4's compressors. Where a table of positions is shorter,
+    half of it, of which some models set a few aside."""
+    config: Any = model.config
+    try:
+        return _without_values(model, resolved, _LONG)
+    except Exception:  # whatever a model's own code raises at a row that is too long for it
+        return _without_values(model, resolved, config.get_text_config().max_position_embeddings // 2)
+
+
+def _without_values(model: nn.Module, resolved: Resolved, length: int) -> list[str]:
+    task = task_of(resolved.recipe.model.task)
+    # A forward may leave tensors behind, which would have no values: it runs on other modules around the same weights.
+    held = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    twin: Any = copy.deepcopy(model, held).eval()
+    # One dtype, the only one that grouped products without values take: what depends on what is the same in each.
+    with shapes_alone(), empty_weights(twin, PRECISIONS["bf16-pure"], autocast=False):
+        inputs = _sample(model, task, twin.config, length)
+        media = {name: torch.empty_like(t, dtype=torch.bfloat16) for name, t in inputs.items() if t.is_floating_point()}
+        with torch.enable_grad(), Values():
+            output = twin(**inputs | media)
+        asked = {name: p for name, p in twin.named_parameters() if p.requires_grad}
+        reached = _leaves(output.logits, whole=True)
+    return [name for name, p in asked.items() if id(p) not in reached]
+
+
+def _often_unreached(model: nn.Module, resolved: Resolved) -> bool:
+    """Whether a model is of a kind that has such weights: one that sees, an encoder-decoder with untied embeddings."""
+    config: Any = model.config
+    untied = config.is_encoder_decoder and not getattr(config, "tie_word_embeddings", True)
+    return untied or task_of(resolved.recipe.model.task).media is not None
+
+
+def _with_values(model: nn.Module, resolved: Resolved) -> list[str]:
     task, config = task_of(resolved.recipe.model.task), cast(Any, model.config)
     dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
-    inputs = {n: t.to(dtype) if t.is_floating_point() else t for n, t in _sample(model, task, config).items()}
+    inputs = {n: t.to(dtype) if t.is_floating_point() else t for n, t in _sample(model, task, config, _SHORT).items()}
     model.eval()
     # An adapter is float32 over a base in 16 bits, and no strategy has cast either yet.
     asked = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -87,14 +129,12 @@ def freeze(model: nn.Module, names: list[str]) -> None:
         model.get_parameter(name).requires_grad_(False)
 
 
-def _sample(model: nn.Module, task: Task, config: Any) -> dict[str, torch.Tensor]:
+def _sample(model: nn.Module, task: Task, config: Any, length: int) -> dict[str, torch.Tensor]:
     if task.media is None:
-        end = config.eos_token_id  # classifiers of encoder-decoders read the state at the last one
-        sample = torch.tensor([[5, 6, 7 if end is None else end]])
-        found = {"input_ids": sample, "attention_mask": torch.ones_like(sample)}
-        if config.is_encoder_decoder:
-            found["decoder_input_ids"] = torch.tensor([[config.decoder_start_token_id, 5, 6]])
-        return found
+        end = getattr(config, "eos_token_id", None)  # classifiers of encoder-decoders read the state at the last one
+        end = end[0] if isinstance(end, list) else end
+        sample = torch.tensor([[5, *[6] * (length - 2), 7 if end is None else end]])
+        return {"input_ids": sample, "attention_mask": torch.ones_like(sample)} | _decoder(config)
     values = config.to_dict()
     found = {name: torch.from_numpy(one) for name, one in task.media.draw(values, random.Random(0)).items()}
     if task.media.in_text is not None:
@@ -107,13 +147,22 @@ def _sample(model: nn.Module, task: Task, config: Any) -> dict[str, torch.Tensor
             for name, one in token_kinds(kinds_of_config(task, config), [image], ids).items()
         }
         found |= {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.int64)}
-    elif config.is_encoder_decoder:
-        found["decoder_input_ids"] = torch.tensor([[config.decoder_start_token_id, 5, 6]])
+    else:
+        found |= _decoder(config)
     return found
 
 
-def _leaves(output: torch.Tensor) -> set[int]:
-    """Ids of the tensors that gradients of ``output`` would be accumulated in."""
+def _decoder(config: Any) -> dict[str, torch.Tensor]:
+    """What the decoder reads, where there is one beside an encoder."""
+    start = getattr(config, "decoder_start_token_id", None)
+    ids = [[4 if start is None else start, 5, 6]]
+    return {"decoder_input_ids": torch.tensor(ids)} if config.is_encoder_decoder else {}
+
+
+def _leaves(output: torch.Tensor, whole: bool = False) -> set[int]:
+    """Ids of the tensors that gradients of ``output`` would be accumulated in. ``whole``: raise Hidden at a function in
+    Python of somebody else's, whose backward may reach weights that are no input of it (Reformer's reversible
+    layers)."""
     seen: set[Any] = set()
     found: set[int] = set()
     left = [output.grad_fn]
@@ -122,6 +171,8 @@ def _leaves(output: torch.Tensor) -> set[int]:
         if node is None or node in seen:
             continue
         seen.add(node)
+        if whole and isinstance(node, BackwardCFunction) and not type(node).__module__.startswith(("torch", "toolkit")):
+            raise Hidden(type(node).__name__)
         if hasattr(node, "variable"):
             found.add(id(node.variable))
         left += [following for following, _ in node.next_functions]

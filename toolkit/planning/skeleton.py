@@ -22,11 +22,9 @@ from toolkit.model.freezing import freeze_matching
 from toolkit.model.load import switch_off_cache
 from toolkit.model.nf4 import base_linears, nf4_layers, quantise_base
 from toolkit.model.tensor import Division, split_layers
-from toolkit.model.unreached import can_have_unreached, freeze, unreached
+from toolkit.model.unreached import freeze, unreached
 from toolkit.optim.groups import decayed_names, group_of, hidden_matrices
 from toolkit.planning.contents import Contents
-from toolkit.planning.empty import empty_weights, shapes_alone
-from toolkit.planning.image_values import Values
 from toolkit.planning.kinds import choose_blocks, cut_blocks
 from toolkit.planning.parts import acted_experts, acted_ranks
 from toolkit.recipe.adapter_methods import METHODS
@@ -91,13 +89,13 @@ def build(resolved: Resolved) -> Skeleton:
     if whole:
         model = _adapted(model, resolved)  # before blocks are removed: what a block gets depends on its number
     freeze_matching(model, frozen, resolved.source)  # before blocks are removed: patterns may name layers
-    blocks = find_blocks(model, resolved.blocks, resolved.source) if resolved.blocks else []
+    blocks = find_blocks(model, resolved) if resolved.blocks else []
     kept, order = choose_blocks(model, blocks)
     cut_blocks(model, blocks, kept)
     left = set(model.modules())
     linears = {name: linear for name, linear in linears.items() if linear in left}
     if resolved.recipe.fp8:
-        convert(model, find_blocks(model, resolved.blocks, resolved.source), resolved)
+        convert(model, find_blocks(model, resolved), resolved)
     if adapter is not None and not whole:
         model = _adapted(model, resolved)
     if linears:
@@ -109,7 +107,7 @@ def build(resolved: Resolved) -> Skeleton:
         divided = divide_experts(model, acted_experts(resolved.mesh.expert), resolved.source)
     _freeze_unreached(model, resolved)
     model.train()
-    short = find_blocks(model, resolved.blocks, resolved.source) if resolved.blocks else []
+    short = find_blocks(model, resolved) if resolved.blocks else []
     buffers += _projections(model, short, order, own)
     holdings = _count(model, short, order, buffers, resolved, divided)
     return Skeleton(model.config, holdings, model, short, resolved)
@@ -117,11 +115,7 @@ def build(resolved: Resolved) -> Skeleton:
 
 def _freeze_unreached(model: nn.Module, resolved: Resolved) -> None:
     """Freeze what no output depends on, as a session does."""
-    if not can_have_unreached(model, resolved):
-        return
-    with shapes_alone(), empty_weights(model, resolved.precision, False), Values():
-        names = unreached(model, resolved)
-    freeze(model, names)
+    freeze(model, unreached(model, resolved))
 
 
 def _adapted(model: nn.Module, resolved: Resolved) -> nn.Module:

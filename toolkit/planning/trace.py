@@ -17,12 +17,12 @@ import torch
 from torch import nn
 
 from toolkit.errors import InputError, first_line
+from toolkit.model.empty import empty_weights, shapes_alone
 from toolkit.model.head_loss import multiplied_by
+from toolkit.model.known_values import Values
 from toolkit.model.loss_terms import CROSS_ENTROPY, LossTerms
 from toolkit.planning.autocast import ActedAutocast, NotActedOut, autocast_of_any_device
-from toolkit.planning.empty import empty_weights, shapes_alone
 from toolkit.planning.head import acted_head
-from toolkit.planning.image_values import Values
 from toolkit.planning.meter import counted_unpacking
 from toolkit.planning.parts import acted_parts, counting_sums
 from toolkit.planning.segment_tracer import Counter, SegmentTracer

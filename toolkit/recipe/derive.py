@@ -13,7 +13,8 @@ from toolkit.recipe.contradictions import contradictions
 from toolkit.recipe.limits import with_length
 from toolkit.recipe.load import recipe_sha256
 from toolkit.recipe.mesh import Mesh, reasons
-from toolkit.recipe.model_facts import ModelFacts, block_classes, has_batch_norm, model_facts, supports_sdpa
+from toolkit.recipe.model_blocks import block_classes
+from toolkit.recipe.model_facts import ModelFacts, has_batch_norm, model_facts, supports_sdpa
 from toolkit.recipe.needs import cpus_per_node, why_no_tokenizer
 from toolkit.recipe.quantisable import StoredBase, stored_base
 from toolkit.recipe.rates import rate_factor, why_no_wsd, why_rate
@@ -265,7 +266,7 @@ def _base_storage(
 def _blocks(recipe: Recipe, facts: ModelFacts, decide: Decisions) -> tuple[str, ...]:
     if recipe.strategy.wrap:
         return decide("strategy.wrap", tuple(recipe.strategy.wrap), "from the recipe")
-    names = block_classes(facts)
+    names = block_classes(facts, task_of(recipe.model.task).auto_class)
     return decide("strategy.wrap", names, facts.why_unknown or f"the blocks of model type {facts.model_type}")
 
 

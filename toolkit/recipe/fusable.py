@@ -6,9 +6,10 @@ import ast
 from functools import cache
 from pathlib import Path
 
-from toolkit.recipe.model_facts import ModelFacts, causal_class, model_sources
+from toolkit.recipe.model_facts import ModelFacts, auto_class_of, model_sources
 from toolkit.recipe.schema import Recipe
 
+_AUTO_CLASS = "AutoModelForCausalLM"
 _LOGITS = ("logits", "lm_logits")
 _HEADS = ("lm_head", "embed_out", "output_projection", "lm_head.default")
 _HARMLESS = ("float", "to", "contiguous")
@@ -25,7 +26,8 @@ def why_not_fusable(recipe: Recipe, facts: ModelFacts) -> str | None:
         return f"requires a head without an adapter, but adapter.target_modules contains {named[0]}"
     if facts.config is None:
         return f"needs to read the model's code, but {facts.why_unknown}"
-    changes = [change for source in model_sources(facts) for change in _changes(source, causal_class(facts))]
+    name = auto_class_of(facts, _AUTO_CLASS)
+    changes = [change for source in model_sources(facts) for change in _changes(source, name)]
     if None not in (how for how, *_ in changes):
         return f"requires a plain call of the head; the code of {facts.model_type} has none"
     for how, keys, switch in changes:

@@ -1,8 +1,5 @@
-"""What is known of a model without importing torch: its config file and its block classes.
-
-Block classes (what FSDP wraps and checkpointing recomputes) are found in the syntax tree of the installed transformers,
-or of the model's own code; nothing is executed.
-"""
+"""What is known of a model without importing torch: its config file, and what the source of the installed transformers,
+or the model's own code, says of it; nothing is executed."""
 
 from __future__ import annotations
 
@@ -50,10 +47,14 @@ class ModelFacts:
     @property
     def text(self) -> ModelFacts:
         """The facts of the part that reads text, where the config nests one (``text_config``); else these."""
-        nested = (self.config or {}).get("text_config")
-        kind = _config_class(self).nested.get("text_config")
+        return self.part("text_config") or self
+
+    def part(self, key: str) -> ModelFacts | None:
+        """The facts of the config that this one nests as ``key``; None where it nests none."""
+        nested = (self.config or {}).get(key)
+        kind = _config_class(self).nested.get(key)
         if not isinstance(nested, dict) and kind is None:
-            return self
+            return None
         nested = nested if isinstance(nested, dict) else {}
         return ModelFacts({"model_type": kind} | nested if kind else nested, None, self.why_unknown)
 
@@ -132,29 +133,9 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
-def block_classes(facts: ModelFacts) -> tuple[str, ...]:
-    """Names of the model's repeated block classes, or () if they are not known.
-
-    transformers marks blocks twice: ``_no_split_modules`` (which also names embeddings) and the base class
-    ``GradientCheckpointingLayer``. Blocks are the classes in both, else those of the second, else those of the first.
-    A model may be made of others, wholly (LLaVA of CLIP and Llama) or in part (SmolVLM sees by itself and writes by
-    Llama): the blocks of its parts are among its own.
-    """
-    found: list[str] = []
-    for source in model_sources(facts):
-        marked, checkpointed = _marks(source)
-        both = tuple(name for name in marked if name in checkpointed)
-        if both or checkpointed or marked:
-            found += both or tuple(sorted(checkpointed)) or marked
-            break
-    for part in (facts.config or {}).values():
-        if isinstance(part, dict) and "model_type" in part:
-            found += block_classes(ModelFacts(part, None))
-    return tuple(dict.fromkeys(found))
-
-
-def model_sources(facts: ModelFacts) -> list[Path]:
-    """The files of the model's code: transformers', or those that come with the model; none where unknown."""
+def model_sources(facts: ModelFacts, name: str | None = None) -> list[Path]:
+    """The files of the model's code: transformers', or those that come with the model; none where unknown. A type
+    without code of its own (InternLM3 is a Llama) has that of its class ``name``."""
     if facts.folder is not None and (facts.config or {}).get("auto_map"):
         return sorted(facts.folder.glob("modeling_*.py"))
     package = _transformers_models()
@@ -162,22 +143,41 @@ def model_sources(facts: ModelFacts) -> list[Path]:
         return []
     special = _special_modules()
     module = special.get(facts.model_type, facts.model_type.replace("-", "_"))
-    return sorted((package / module).glob("modeling_*.py"))
+    return sorted((package / module).glob("modeling_*.py")) or ([] if name is None else _files_of(name))
 
 
-def causal_class(facts: ModelFacts) -> str | None:
-    """The class that AutoModelForCausalLM makes of a config: of one with images, the whole model; None where it is not
-    known."""
+@functools.cache
+def _files_of(name: str) -> list[Path]:
+    """The file of transformers that defines the model class ``name``."""
+    package, line = _transformers_models(), f"\nclass {name}("
+    files = [] if package is None else sorted(package.glob("*/modeling_*.py"))
+    return [file for file in files if line in file.read_text(encoding="utf-8")]
+
+
+def auto_class_of(facts: ModelFacts, auto_class: str) -> str | None:
+    """The class that ``auto_class`` of transformers makes of a config: of one with images, AutoModelForCausalLM's may
+    be the whole model or its text alone; None where it is not known."""
     own = (facts.config or {}).get("auto_map")
     if isinstance(own, dict):
-        named = own.get("AutoModelForCausalLM")
+        named = own.get(auto_class)
         return named.rpartition(".")[2] if isinstance(named, str) else None
-    return _causal_classes().get(str(facts.model_type))
+    named = _auto_table("modeling_auto.py", _table_name(auto_class)).get(str(facts.model_type))
+    return named[0] if isinstance(named, tuple | list) else named
 
 
-def _causal_classes() -> dict[str, str]:
-    """transformers' own table of causal models by model type."""
-    return _auto_table("modeling_auto.py", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES")
+@functools.cache
+def _table_name(auto_class: str) -> str:
+    """The table by model type that an auto class reads, as modeling_auto.py says it."""
+    body = _auto_body("modeling_auto.py")
+    mapping = next(
+        (value.id for node in body if isinstance(node, ast.ClassDef) and node.name == auto_class
+         for key, value in _assigned(node) if key == "_model_mapping" and isinstance(value, ast.Name)), None,
+    )  # fmt: skip
+    for node in body:
+        if isinstance(node, ast.Assign) and any(getattr(target, "id", None) == mapping for target in node.targets):
+            named = [argument.id for argument in getattr(node.value, "args", []) if isinstance(argument, ast.Name)]
+            return named[-1]
+    return ""
 
 
 def supports_sdpa(facts: ModelFacts) -> bool:
@@ -307,12 +307,9 @@ def _special_modules() -> dict[str, str]:
 
 
 @functools.cache
-def _auto_table(file: str, name: str) -> dict[str, str]:
+def _auto_table(file: str, name: str) -> dict[str, Any]:
     """A table by model type that a file of ``transformers/models/auto`` sets; empty without transformers."""
-    package = _transformers_models()
-    if package is None:
-        return {}
-    for node in ast.parse((package / "auto" / file).read_text(encoding="utf-8")).body:
+    for node in _auto_body(file):
         if isinstance(node, ast.Assign) and any(getattr(target, "id", None) == name for target in node.targets):
             assert isinstance(node.value, ast.Call)
             return dict(ast.literal_eval(node.value.args[0]))
@@ -320,20 +317,6 @@ def _auto_table(file: str, name: str) -> dict[str, str]:
 
 
 @functools.cache
-def _marks(source: Path) -> tuple[tuple[str, ...], frozenset[str]]:
-    marked: list[str] = []
-    checkpointed = set()
-    for node in ast.parse(source.read_text(encoding="utf-8")).body:
-        if not isinstance(node, ast.ClassDef):
-            continue
-        if any(isinstance(base, ast.Name) and base.id == "GradientCheckpointingLayer" for base in node.bases):
-            checkpointed.add(node.name)
-        for statement in node.body:
-            if isinstance(statement, ast.Assign) and any(
-                isinstance(target, ast.Name) and target.id == "_no_split_modules" for target in statement.targets
-            ):
-                try:
-                    marked += ast.literal_eval(statement.value) or []
-                except ValueError:
-                    continue  # computed at run time: the other mark decides
-    return tuple(dict.fromkeys(marked)), frozenset(checkpointed)
+def _auto_body(file: str) -> list[ast.stmt]:
+    package = _transformers_models()
+    return [] if package is None else ast.parse((package / "auto" / file).read_text(encoding="utf-8")).body

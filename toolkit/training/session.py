@@ -183,7 +183,7 @@ def _prepared(
     bases = {name: linear.weight.numel() for name, linear in linears.items()}
     if resolved.recipe.fp8:
         check_device(resolved)
-        products = convert(model, find_blocks(model, resolved.blocks, resolved.source), resolved)
+        products = convert(model, find_blocks(model, resolved), resolved)
     notes: list[str] = []
     if resolved.recipe.adapter is not None:
         model = add_adapter(model, resolved, overwritten)
@@ -205,7 +205,7 @@ def _prepared(
         fuse_head(model, resolved)
     blocks = []
     if resolved.recipe.activation_checkpointing != "none" or resolved.blocks:
-        blocks = find_blocks(model, resolved.blocks, resolved.source)
+        blocks = find_blocks(model, resolved)
     if resolved.recipe.compile:
         compile_blocks(blocks)
     store = HostStore() if resolved.recipe.activation_offload else None
@@ -293,7 +293,7 @@ def divide(prepared: Prepared) -> None:
         prepared.divisions = divide_experts(prepared.model, own_expert_ranks(resolved), resolved.source)
     if resolved.mesh.pipeline > 1:
         index = resolved.mesh.stage(dist.get_rank())
-        blocks = find_blocks(prepared.model, resolved.blocks, resolved.source)
+        blocks = find_blocks(prepared.model, resolved)
         dtype = None if resolved.traits.autocast else getattr(torch, resolved.precision.compute)
         prepared.stage = cut(prepared.model, blocks, index, resolved.mesh.pipeline, resolved.source, dtype)
         prepared.blocks = [blocks[at] for at in prepared.stage.blocks]

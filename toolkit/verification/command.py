@@ -78,7 +78,7 @@ class Verdict(CommandResult):
 
     @property
     def verdict(self) -> str:
-        """``equivalent``, ``different`` or ``not-exercised``."""
+        """``equivalent``, ``different``, ``not-exercised`` or ``failed-to-start``."""
         return self.outcome.verdict
 
     @property
@@ -216,7 +216,13 @@ def _report(outcome: Outcome, seconds: float, command: str) -> list[str]:
     ]
 
 
-_TONES = {"equivalent": "green", "different": "red", "not-exercised": "red", "NOT SEEN": "red"}
+_TONES = {
+    "equivalent": "green",
+    "different": "red",
+    "not-exercised": "red",
+    "failed-to-start": "red",
+    "NOT SEEN": "red",
+}
 
 
 def _say(text: str) -> None:

@@ -12,7 +12,7 @@ from toolkit.verification.compare.measure import Measure, Stage, finite
 from toolkit.verification.diagnose.diagnosis import Diagnosis
 from toolkit.verification.passes import Pass
 
-Verdict = Literal["equivalent", "different", "not-exercised"]
+Verdict = Literal["equivalent", "different", "not-exercised", "failed-to-start"]
 
 
 @dataclass
@@ -53,7 +53,10 @@ class Outcome:
 
     @property
     def verdict(self) -> Verdict:
-        """A strategy that never engaged makes all numbers void; a number that is wrong is wrong all the same."""
+        """A strategy that never engaged makes all numbers void; a number that is wrong is wrong all the same. A run
+        that ended before it had a first loss has no number."""
+        if any(one.failure and not one.started for one in self.passes):
+            return "failed-to-start"
         if self.failure or (self.difference and not any(one.not_engaged for one in self.passes)):
             return "different"
         return "not-exercised" if self.unproven or not self.passes else "equivalent"

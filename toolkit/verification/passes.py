@@ -26,17 +26,20 @@ from toolkit.verification.compare.replay import Reference
 from toolkit.verification.compare.step import optimizer_stages
 from toolkit.verification.record.samples import record_data
 from toolkit.verification.record.trace import RankTrace, load_traces, share_rates
+from toolkit.verification.record.tracer import FIRST
 from toolkit.verification.record.worker import resume_case, run_case
 
 
 @dataclass
 class Pass:
-    """What one pass found. ``failure``: why the run did not get to its end, where it did not."""
+    """What one pass found. ``failure``: why the run did not get to its end, where it did not. ``started``: a failed
+    run had a first loss."""
 
     name: str
     stages: list[Stage] = field(default_factory=list)
     claims: list[Claim] = field(default_factory=list)
     failure: str | None = None
+    started: bool = True
     not_engaged: bool = False
     seconds: float = 0.0
     ranks: list[RankTrace] = field(default_factory=list)
@@ -116,7 +119,7 @@ def run_pass(case: Case, group: WorkerGroup, fresh: WorkerGroup, timeout: float,
     except JobFailed as error:
         if error.refused is not None:
             raise error.refused from None
-        found.failure = _why_failed(case, error)
+        found.failure, found.started = _why_failed(case, error)
         with (case.folder / f"rank{error.rank}.log").open("a", encoding="utf-8") as log:
             log.write(f"{error}\n")
         found.fault_reached = True
@@ -179,14 +182,16 @@ def _compare_round_trip(case: Case, found: Pass) -> None:
     found.stages.append(stage)
 
 
-def _why_failed(case: Case, error: JobFailed) -> str:
-    """Rank, step and the last stage that it reached, then the reason."""
+def _why_failed(case: Case, error: JobFailed) -> tuple[str, bool]:
+    """Rank, step and the last stage that it reached, then the reason; and whether that is behind a first loss."""
     at = case.folder / f"rank{error.rank}.at"
-    place = f"rank {error.rank}"
+    place, started = f"rank {error.rank}", False
     if at.exists():
         step, _, stage = at.read_text(encoding="utf-8").partition(" ")
         place += f", step {int(step) + 1}, {stage}"
+        started = (int(step), stage) != (0, FIRST)
     else:
         place += ", before the first step"
     lines = [line for line in str(error).strip().splitlines() if line.strip()]
-    return f"{place}: {lines[-1].strip() if lines else error}{last_words(case.folder / f'rank{error.rank}.log')}"
+    why = f"{lines[-1].strip() if lines else error}{last_words(case.folder / f'rank{error.rank}.log')}"
+    return f"{place}: {why}", started

@@ -109,7 +109,8 @@ def ending(outcome: Outcome, seconds: float, command: str) -> list[str]:
         return ["", verdict, *deviation_line(outcome), f"next: toolkit train {command} --dry-run"]
     lines = [""]
     if outcome.failure:
-        lines.append(f"different  the run failed: {outcome.failure}")
+        words = "the run failed" if outcome.verdict == "different" else "nothing to compare"
+        lines.append(f"{outcome.verdict}  {words}: {outcome.failure}")
     if outcome.verdict == "not-exercised":
         lines.append(f"not-exercised  {len(outcome.unproven)} expected effects were not observed (listed above)")
     elif outcome.difference:

@@ -77,6 +77,8 @@ class Fsdp2Engine(Engine):
         load_whole(whole, prepared, self.device)
         self.unsharded = {name: p.numel() for name, p in whole.items()}
         plugin = self.accelerator.state.fsdp_plugin
+        # accelerate ends at a class that is not there, and a model may have one kind of its blocks alone.
+        plugin.transformer_cls_names_to_wrap = sorted({type(block).__name__ for _, block in prepared.blocks})
         plugin.ignored_modules = [nn.ParameterList(whole.values())] if whole else None
         waiting = sources(prepared.model)
         with _embeddings_in_the_root(prepared.model, always=media is not None):

@@ -52,7 +52,7 @@ class Reference:
         # Before any 16-bit copy is made: what the weights are at the start.
         self.first = {n: p.detach().cpu().clone() for n, p in model.named_parameters() if p.requires_grad}
         self.tied = _tied(model)
-        self.blocks = find_blocks(model, self.resolved.blocks, self.resolved.source) if self.resolved.blocks else []
+        self.blocks = find_blocks(model, self.resolved) if self.resolved.blocks else []
         seed = self.resolved.recipe.run.seed
         self.loop = PlainLoop(
             model,

@@ -33,6 +33,11 @@ OVERFLOWING_SCALE = 2.0**60
 """No 16-bit gradient survives it: float16 ends at 65504."""
 
 
+_FORWARD = "forward of micro-batch {}"
+FIRST = _FORWARD.format(0)
+"""The stage of a run that has no loss yet."""
+
+
 class SessionTracer:
     """Attached to one session for one call of the training loop; fills ``trace``."""
 
@@ -136,7 +141,7 @@ class SessionTracer:
             if self._step is None:
                 self._begin()
             assert self._step is not None
-            self._mark(f"forward of micro-batch {len(self._step.micros)}")
+            self._mark(_FORWARD.format(len(self._step.micros)))
             with self._counting(), self._watching_inputs():
                 loss = loss_sum(model, config, tensors, task, *more)
             kept = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}

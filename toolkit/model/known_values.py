@@ -1,8 +1,8 @@
-"""Tracing models that compute the places of images.
+"""A forward without the values of weights, in which what depends on no weight is computed all the same.
 
-How many patches a model makes, and where their features go among the tokens, depends on values: of grids, ids and
-masks. So a trace of such a model computes whatever no weight, activation or pixel went into, and has shapes alone for
-the rest.
+How many patches a model makes, where their features go among the tokens, and how a mask is shaped depend on values: of
+grids, ids and masks. So such a forward computes whatever no weight, activation or pixel went into, and has shapes alone
+for the rest.
 """
 
 from __future__ import annotations

@@ -1,0 +1,76 @@
+"""Block classes are those of the model that a task's auto class makes of a config: no list of models says which."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+import model_types
+from toolkit.recipe.model_blocks import block_classes
+from toolkit.recipe.model_facts import ModelFacts
+from toolkit.tasks import task_of
+
+KINDS = {
+    # A text model of a composite: `_no_split_modules` names its vision tower's block, which is not there.
+    "causal-lm": ["qwen3_5_text", "qwen3_5_moe", "qwen3_5", "gemma4_text", "mistral", "data2vec-text", "internlm3",
+                  "xlm", "xlstm", "ctrl", "mllama", "jamba"],
+    "sequence-classification": ["llama", "qwen3_5", "gpt2", "bert"],
+    "image-text-to-text": ["blip-2", "paddleocr_vl", "shieldgemma2", "llava", "idefics"],
+    "seq2seq-lm": ["t5", "bart", "t5gemma2"],
+    "speech-seq2seq": ["whisper", "speech_to_text"],
+    "image-classification": ["vit", "resnet", "swin"],
+}  # fmt: skip
+ONE_KIND = {"jamba": "JambaAttentionDecoderLayer", "mllama": "MllamaCrossAttentionDecoderLayer"}
+"""Two layers are of one kind in these."""
+NOT_FOLLOWED = {"idefics": {"IdeficsVisionEncoderLayer"}, "t5gemma2": {"SiglipEncoderLayer"}, "swin": {"SwinLayer"},
+                "shieldgemma2": {"SiglipEncoderLayer", "Gemma3DecoderLayer"}}  # fmt: skip
+"""Made by a class of another file, or inside of a block (Swin's stages)."""
+
+
+def problems(kind: str, auto_class: str) -> list[str]:
+    """What is wrong with the block classes of a model type; none where no small model can be made."""
+    config, why = model_types.small_config(kind, auto_class)
+    if why is not None:
+        return []
+    with torch.device("meta"):
+        made = transformers.CONFIG_MAPPING[kind](**{k: v for k, v in config.items() if k != "model_type"})
+        model = getattr(transformers, auto_class).from_config(made)
+    names = set(block_classes(ModelFacts(config, None), auto_class))
+    there = {type(module).__name__ for module in model.modules()}
+    recomputed = {
+        type(m).__name__ for m in model.modules() if type(m).__base__.__name__ == "GradientCheckpointingLayer"
+    }
+    lost = recomputed - names - NOT_FOLLOWED.get(kind, set())
+    absent = names - there - {ONE_KIND.get(kind, "")}
+    found = [f"{kind}: {', '.join(absent)} not in the model"] * bool(absent)
+    found += [f"{kind}: {', '.join(lost)} not among {', '.join(names)}"] * bool(lost)
+    repeated = any(isinstance(m, torch.nn.ModuleList) and len(m) > 1 for m in model.modules())
+    return found + [f"{kind}: no blocks"] * (repeated and not names and kind not in NOT_FOLLOWED)
+
+
+def test_blocks_are_classes_of_the_model_that_the_task_makes() -> None:
+    found = [
+        line for task, kinds in KINDS.items() for kind in kinds for line in problems(kind, task_of(task).auto_class)
+    ]
+    assert not found
+
+
+def test_of_a_composite_the_task_decides_which_parts_there_are() -> None:
+    config, _ = model_types.small_config("qwen3_5", "AutoModelForImageTextToText")
+    facts = ModelFacts(config, None)
+    assert block_classes(facts, "AutoModelForCausalLM") == ("Qwen3_5DecoderLayer",)
+    assert set(block_classes(facts, "AutoModelForImageTextToText")) == {"Qwen3_5DecoderLayer", "Qwen3_5VisionBlock"}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("task", [*sorted(KINDS), "masked-lm", "token-classification"])
+def test_blocks_of_every_model_type_of_transformers(task: str) -> None:
+    auto_class = task_of(task).auto_class
+    kinds = model_types.types_of(auto_class)
+    assert len(kinds) > 10
+    known: Any = re.compile("perceiver|blip: BlipTextLayer")  # a list filled first, and a class of another file
+    assert not [line for kind in kinds for line in problems(kind, auto_class) if not known.match(line)]
