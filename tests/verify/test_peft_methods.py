@@ -72,9 +72,9 @@ def test_every_method_is_equal_to_the_plain_loop(name: str, strategy: str, group
     ("fault", "strategy", "stage", "diagnosis"),
     [
         ("prompt-dropped", "ddp", "forward", "prompt-missing"),
-        ("experts-skipped", "single", "gradient", "no-gradient"),
+        ("experts-skipped", "single", "gradient", "tensors-do-not-train"),
         pytest.param("prompt-dropped", "zero3", "forward", "prompt-missing", marks=pytest.mark.nightly),
-        pytest.param("experts-skipped", "fsdp2", "gradient", "no-gradient", marks=pytest.mark.nightly),
+        pytest.param("experts-skipped", "fsdp2", "gradient", "tensors-do-not-train", marks=pytest.mark.nightly),
     ],
 )
 def test_an_adapter_that_does_not_act_is_found(

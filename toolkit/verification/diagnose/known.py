@@ -232,7 +232,7 @@ _GRADIENT = {
         "accelerate 1.15.0 with FSDP2 (preserve_rng_state=False), OLMo-core#828",
         "activation_checkpointing: none, or adapter.dropout: 0",
     ),
-    "tensors-do-not-train": Known("{count} tensors do not train", "{first} is not trainable"),
+    "tensors-do-not-train": Known("{count} tensors do not train", "{first} is frozen, or no output depends on it"),
     "reentrant-checkpointing": Known(
         "reentrant checkpointing of blocks whose input needs no gradient",
         "{count} of {all} tensors have no gradient, first {first}", "transformers#26221, trl#3089",
