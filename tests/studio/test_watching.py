@@ -63,10 +63,11 @@ def test_a_line_that_is_being_written_and_a_repeated_step(run: Path) -> None:
 @every_case(
     "text",
     ["", "null", "[]", "{", "\0" * 50, '{"step": true}', '{"step": -1}', '{"step": 1e400, "loss": 1e400}', "[" * 50_000,
-     '{"step": 1, "loss": "<b>", "lr": [], "skipped": "yes"}', '{"step": ' + "9" * 5000 + "}", "\xff\xfe"],
+     '{"step": 1, "loss": "<b>", "lr": [], "skipped": "yes"}', '{"step": ' + "9" * 5000 + "}",
+     '{"step": 1, "prompt": [3], "answer": "a"}', '{"step": 1, "prompt": "a", "answer": {}}', "\xff\xfe"],
 )  # fmt: skip
 def test_hostile_files_are_left_out(run: Path, text: str) -> None:
-    for name in ("metrics.jsonl", "eval.jsonl", "recipe.json", "result.json", "stopped.json"):
+    for name in ("metrics.jsonl", "eval.jsonl", "samples.jsonl", "recipe.json", "result.json", "stopped.json"):
         (run / name).write_text(text)
     found = read_run(run)
     assert len(found.steps) <= 1

@@ -31,6 +31,7 @@ from toolkit.results import Result
 from toolkit.tasks import task_of
 from toolkit.tasks.base import Task
 from toolkit.training import checkpoint, finding
+from toolkit.training.answers import Answers
 from toolkit.training.dry_run import dry_run
 from toolkit.training.early_stopping import Improvement
 from toolkit.training.extension import check_length, total_steps
@@ -101,6 +102,7 @@ def run(
     held_out = {name: open_data(one, "eval", session.tokenizer) for name, one in recipes.items()}
     for one in held_out.values():
         preflight(session, one, resumed=start is not None)
+    answers = Answers(session)
     if dry:
         return _dry(session, samples, loader, total, checks, result, screen, folder)
     length = _check_length(session, start, loader, progress, extend=extend) if start else None
@@ -113,8 +115,9 @@ def run(
         if resume and start is None:
             kept = set_aside(folder / "metrics.jsonl")
             set_aside(folder / "eval.jsonl")
-        truncate_metrics(folder / "metrics.jsonl", progress.step)
-        truncate_metrics(folder / "eval.jsonl", progress.step)
+            set_aside(folder / "samples.jsonl")
+        for name in ("metrics.jsonl", "eval.jsonl", "samples.jsonl"):
+            truncate_metrics(folder / name, progress.step)
     take_screen(screen if main else None)
     view = Screen(screen if main else None, total, progress.step, rate_of(task_of(recipe.model.task)))
     for damage in passed_over:
@@ -133,7 +136,7 @@ def run(
     watch = Watch(marks, recipe.run.hang_after, hung) if hung else None
     stop = stop or Stop()
     try:
-        steps = Steps(session, view, recorder, folder, progress, total, marks, start, stop.give_up, held_out)
+        steps = Steps(session, view, recorder, folder, progress, total, marks, start, stop.give_up, held_out, answers)
         for line in steps.eval_notes:
             view.say(f"note: {line}")
         if hung:
