@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -44,16 +44,17 @@ class Answers:
         self._ends = formatter.ends | {*([] if own is None else [own] if isinstance(own, int) else own)}
 
     @torch.no_grad()
-    def now(self) -> list[dict[str, Any]]:
+    def now(self, moving: Callable[[str, range, int], Iterable[int]]) -> list[dict[str, Any]]:
         """Each prompt with the answer of the weights as they are: ``prompt`` and ``answer``. Every rank calls it,
-        between steps. An optimizer that averages the weights answers with the average."""
+        between steps. An optimizer that averages the weights answers with the average. ``moving``: shows how many of
+        the numbers, as ``Screen.moving``."""
         engine, recipe = self.session.engine, self.session.resolved.recipe
         prompts, many = self._prompts, self.session.resolved.micro_size
         found: list[list[int]] = []
         engine.model.eval()
         try:
             with evaluation_weights(engine), _uncompiled(recipe.compile):
-                for start in range(0, len(prompts), many):
+                for start in moving("answering", range(0, len(prompts), many), -(-len(prompts) // many)):
                     found += self._answers(prompts[start : start + many])
         finally:
             engine.model.train()
@@ -134,4 +135,5 @@ def shown(prompt: str | list[dict[str, Any]], answer: str, longest: int = 60) ->
     """Prompt and answer in one line, control characters escaped; of a conversation what was said last."""
     said = prompt if isinstance(prompt, str) else str(prompt[-1].get("content") or "")
     said = said if len(said) <= longest else f"{said[: longest - 1]}…"
-    return " → ".join(json.dumps(text, ensure_ascii=False) for text in (said, answer))
+    line = " → ".join(json.dumps(text, ensure_ascii=False) for text in (said, answer))
+    return "".join(one if one.isprintable() else f"\\u{ord(one):04x}" for one in line)  # json escapes those below 32

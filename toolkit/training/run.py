@@ -42,7 +42,7 @@ from toolkit.training.out_of_memory import is_out_of_memory, told
 from toolkit.training.preflight import preflight
 from toolkit.training.room import check_room
 from toolkit.training.same_data import check_rows
-from toolkit.training.screen import Screen, engaged_line, headline, rate_of
+from toolkit.training.screen import Screen, engaged_line, headline, rate_of, reading
 from toolkit.training.session import Session, open_session
 from toolkit.training.steps import Steps
 from toolkit.training.stop import Stop
@@ -92,14 +92,15 @@ def run(
         if start is None and found.touched:  # by a part of a damaged one: begin with the model as it was
             session = _opened(resolved, folder, resume=True)
     main = session.accelerator.is_main_process
-    samples = open_data(session.data_recipe, "train", session.tokenizer)
+    with reading(screen if main else None):
+        samples = open_data(session.data_recipe, "train", session.tokenizer)
+        recipes = held_out_recipes(session.data_recipe) if recipe.eval_interval else {}
+        held_out = {name: open_data(one, "eval", session.tokenizer) for name, one in recipes.items()}
     session.label_names, session.rows = samples.label_names, samples.prints
     session.folders = folder_prints(recipe) if main else {}
     loader = _loader(session, samples, progress.step)
     total = total_steps(recipe.run, loader.steps_per_epoch, resolved.source)
     checks = preflight(session, samples, resumed=start is not None)
-    recipes = held_out_recipes(session.data_recipe) if recipe.eval_interval else {}
-    held_out = {name: open_data(one, "eval", session.tokenizer) for name, one in recipes.items()}
     for one in held_out.values():
         preflight(session, one, resumed=start is not None)
     answers = Answers(session)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.data.loader import eval_batches
-from toolkit.data.samples import Samples
+from toolkit.data.samples import Samples, StreamSamples
 from toolkit.model.compiling import compilation, describe
 from toolkit.tasks import task_of
 from toolkit.training import checkpoint
@@ -203,14 +203,20 @@ class Steps:
         found = {
             name: evaluate(
                 session,
-                eval_batches(
-                    samples,
-                    resolved.recipe,
-                    resolved.micro_size,
-                    resolved.data_size,
-                    session.data_rank,
-                    resolved.device,
-                    part=resolved.row_part(session.rank),
+                self.view.moving(
+                    f"evaluating {name}".rstrip(),
+                    eval_batches(
+                        samples,
+                        resolved.recipe,
+                        resolved.micro_size,
+                        resolved.data_size,
+                        session.data_rank,
+                        resolved.device,
+                        part=resolved.row_part(session.rank),
+                    ),
+                    None
+                    if isinstance(samples, StreamSamples)
+                    else -(-len(samples) // (resolved.micro_size * resolved.data_size)),
                 ),
             )
             for name, samples in self._held_out.items()
@@ -243,7 +249,7 @@ class Steps:
     def _answer(self) -> None:
         """Answers to ``run.sample_prompts``: on the screen, in samples.jsonl and in the trackers."""
         step = self._answered = self.progress.step
-        found = [{"step": step} | one for one in self._answers.now()]
+        found = [{"step": step} | one for one in self._answers.now(self.view.moving)]
         for one in found:
             self.view.say(f"  step {step}: {shown(one['prompt'], one['answer'])}")
         if self.run.trackers:
