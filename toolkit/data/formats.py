@@ -7,6 +7,7 @@ ended with it, the whole cut at ``max_length``. So a cut sample does not end in 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -120,7 +121,10 @@ class Formatter:
         """How the chat template treats these conversations, in a line; nothing for other formats."""
         if self.chat is None:
             return []
-        counts = [(len(self.fields(row)), _assistant_turns(row, self.needed, self.optional)) for row in rows]
+        counts = []
+        for row in rows:
+            with contextlib.suppress(InputError):  # refused where it is read, with all others
+                counts.append((len(self.fields(row)), _assistant_turns(row, self.needed, self.optional)))
         return self.chat.about(counts)
 
     def notes(self) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -311,7 +312,8 @@ def _orders(source: Source, formatter: Formatter, at: set[int]) -> dict[int, str
 def _place(source: Source, formatter: Formatter, index: int) -> str:
     count = 0
     for row in source.rows():
-        count += len(formatter.fields(row))
+        with contextlib.suppress(InputError):  # refused where it is read, it makes no sample
+            count += len(formatter.fields(row))
         if count > index:
             return str(row.error(formatter.main_field, ""))
     return source.spec
