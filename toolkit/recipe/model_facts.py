@@ -168,16 +168,43 @@ def model_sources(facts: ModelFacts) -> list[Path]:
 def causal_class(facts: ModelFacts) -> str | None:
     """The class that AutoModelForCausalLM makes of a config: of one with images, the whole model; None where it is not
     known."""
+    return model_class(facts, "AutoModelForCausalLM")
+
+
+def model_class(facts: ModelFacts, auto_class: str) -> str | None:
+    """The class that ``auto_class`` of transformers makes of a config; None where it is not known."""
     own = (facts.config or {}).get("auto_map")
     if isinstance(own, dict):
-        named = own.get("AutoModelForCausalLM")
+        named = own.get(auto_class)
         return named.rpartition(".")[2] if isinstance(named, str) else None
-    return _causal_classes().get(str(facts.model_type))
+    table = _TABLES.get(auto_class)
+    return None if table is None else _auto_table("modeling_auto.py", table).get(str(facts.model_type))
 
 
-def _causal_classes() -> dict[str, str]:
-    """transformers' own table of causal models by model type."""
-    return _auto_table("modeling_auto.py", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES")
+_TABLES = {
+    "AutoModelForCausalLM": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    "AutoModelForSeq2SeqLM": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+    "AutoModelForSpeechSeq2Seq": "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
+}
+
+
+def value_in_class(source: Path, name: str | None, attribute: str) -> Any:
+    """What the body of class ``name`` in a file sets as ``attribute``, where it is a literal; else None."""
+    return _class_values(source).get((name, attribute))
+
+
+@functools.cache
+def _class_values(source: Path) -> dict[tuple[str | None, str], Any]:
+    found: dict[tuple[str | None, str], Any] = {}
+    for node in ast.parse(source.read_text(encoding="utf-8")).body:
+        if not isinstance(node, ast.ClassDef):
+            continue
+        for attribute, value in _assigned(node):
+            try:
+                found[node.name, attribute] = ast.literal_eval(value)
+            except ValueError:
+                continue
+    return found
 
 
 def supports_sdpa(facts: ModelFacts) -> bool:
