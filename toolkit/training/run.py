@@ -106,12 +106,13 @@ def run(
     answers = Answers(session)
     if dry:
         return _dry(session, samples, loader, total, checks, result, screen, folder)
-    length = _check_length(session, start, loader, progress, extend=extend) if start else None
     kept = other_rows = None
     if start:
         manifest = read_manifest(start, deep=False)
         go_on = changed_data or extend
         other_rows = check_rows(manifest, samples, go_on=go_on, source=resolved.source, folder=start)
+    # Behind the rows, whose number says how long an epoch was.
+    length = _check_length(session, start, loader, progress, extend=extend) if start else None
     if main:
         if resume and start is None:
             kept = set_aside(folder / "metrics.jsonl")
