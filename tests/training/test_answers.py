@@ -127,6 +127,26 @@ def test_an_encoder_and_its_decoder_answer_without_held_out_data(tiny_root: Path
     check(recipe, tmp_path / "out", job)
 
 
+@every_case(
+    "sections",
+    [
+        pytest.param({"adapter": {"method": "prompt-tuning", "options": {"num_virtual_tokens": 3}}}, id="virtual tokens"),
+        pytest.param({"optimizer": {"name": "schedule-free", "lr": 0.3}, "precision": "fp32",
+                      "schedule": {"name": "constant", "warmup_steps": 0}}, id="averaged weights"),
+        pytest.param({"data": {"packing": True, "max_length": 64}, "loss": "fused"}, id="packed rows, a fused loss"),
+        pytest.param({"run": {"max_steps": 4, "seed": 3, "sample_prompts": []}, "batch": {"micro_size": 1}},
+                     id="a prompt at a time"),
+    ],
+)  # fmt: skip
+def test_answers_are_of_the_weights_that_are_evaluated(
+    sections: dict[str, Any], tiny_root: Path, tmp_path: Path
+) -> None:
+    single: dict[str, Any] = {"strategy": {"name": "single"}, "machine": {"processes": 1}}
+    recipe = recipe_dict(tiny_root, **single | {"optimizer": {"lr": 0.03}} | sections)
+    recipe["data"] |= {"eval": str(tiny_root / "eval.jsonl")}
+    check(recipe, tmp_path / "out", job)
+
+
 def test_answers_are_on_the_screen_in_trackers_and_end_with_a_resumed_run(
     tiny_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
