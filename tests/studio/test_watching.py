@@ -15,6 +15,8 @@ from rich.console import Console
 
 from cases import every_case
 from toolkit.errors import InputError
+from toolkit.studio.folders import Folders
+from toolkit.studio.run_routes import page_fields
 from toolkit.watching.runs import find_runs, holder, read_run, read_steps
 from toolkit.watching.screen import lasting, picture, spark, watch
 
@@ -58,6 +60,23 @@ def test_what_a_folder_shows(run: Path) -> None:
 def test_a_line_that_is_being_written_and_a_repeated_step(run: Path) -> None:
     (run / "metrics.jsonl").write_text(step(1) + step(2) + step(2, 7.0) + '{"step": 3, "lo')
     assert [(one.step, one.loss) for one in read_steps(run / "metrics.jsonl")] == [(1, 1.0), (2, 7.0)]
+
+
+def test_the_latest_answers_are_shown_in_both_screens(run: Path) -> None:
+    talk = [{"role": "system", "content": "be short"}, {"role": "user", "content": "a shard?"}]
+    lines = [{"step": at, "prompt": prompt, "answer": f"\x1b[2J answer {at}"} for at in (2, 4) for prompt in ("hi", talk)]
+    (run / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = read_run(run)
+    told = [("hi", "\x1b[2J answer 4"), ("a shard?", "\x1b[2J answer 4")]
+    assert (found.sampled, found.samples) == (4, told)
+    page = page_fields(found, Folders((run.parent,)))
+    assert (page["sampled"], page["samples"]) == (4, told)
+    console = Console(width=120, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(picture([found], 120))
+    shown = console.export_text()
+    assert "first: step 4: hi → �[2J answer 4" in shown
+    assert "first: step 4: a shard? → �[2J answer 4" in shown
+    assert "answer 2" not in shown
 
 
 @every_case(

@@ -130,7 +130,8 @@ def test_an_encoder_and_its_decoder_answer_without_held_out_data(tiny_root: Path
 @every_case(
     "sections",
     [
-        pytest.param({"adapter": {"method": "prompt-tuning", "options": {"num_virtual_tokens": 3}}}, id="virtual tokens"),
+        pytest.param({"adapter": {"method": "prompt-tuning", "options": {"num_virtual_tokens": 3}}},
+                     id="virtual tokens"),
         pytest.param({"optimizer": {"name": "schedule-free", "lr": 0.3}, "precision": "fp32",
                       "schedule": {"name": "constant", "warmup_steps": 0}}, id="averaged weights"),
         pytest.param({"data": {"packing": True, "max_length": 64}, "loss": "fused"}, id="packed rows, a fused loss"),
