@@ -64,7 +64,8 @@ def test_a_line_that_is_being_written_and_a_repeated_step(run: Path) -> None:
 
 def test_the_latest_answers_are_shown_in_both_screens(run: Path) -> None:
     talk = [{"role": "system", "content": "be short"}, {"role": "user", "content": "a shard?"}]
-    lines = [{"step": at, "prompt": prompt, "answer": f"\x1b[2J answer {at}"} for at in (2, 4) for prompt in ("hi", talk)]
+    asked = [(at, prompt) for at in (2, 4) for prompt in ("hi", talk)]
+    lines = [{"step": at, "prompt": prompt, "answer": f"\x1b[2J answer {at}"} for at, prompt in asked]
     (run / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = read_run(run)
     told = [("hi", "\x1b[2J answer 4"), ("a shard?", "\x1b[2J answer 4")]
