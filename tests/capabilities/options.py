@@ -47,16 +47,14 @@ def measured(kind: str) -> Callable[[Outcome], bool]:
 @dataclass(frozen=True)
 class Option:
     """``seen``: what its verdict has to show, so that it cannot pass with the option off. ``refused``: strategies that
-    cannot have it, with a part of the message. ``refused_by_engine``: those that only see it in the model itself.
-    ``concerns``: strategies for which it changes anything. ``long``: no default row, since a verdict takes longer than
-    a default test may."""
+    cannot have it, with a part of the message. ``concerns``: strategies for which it changes anything. ``long``: no
+    default row, since a verdict takes longer than a default test may."""
 
     sections: Sections
     seen: Callable[[Outcome], bool]
     refused: dict[str, str] = field(default_factory=dict)
     concerns: tuple[str, ...] = STRATEGIES
     long: bool = False
-    refused_by_engine: dict[str, str] = field(default_factory=dict)
 
 
 def _adapter(method: str = "lora", **keys: Any) -> Sections:
@@ -195,7 +193,7 @@ OPTIONS: dict[str, Option] = {
     # Whisper's positions are frozen by transformers, and its head and embeddings are one weight.
     "speech-seq2seq": replace(
         _task("speech-seq2seq", {"config": WHISPER}, format="audio"),
-        refused_by_engine={"fsdp1": "embed_tokens.weight and proj_out.weight share one weight; use fsdp2"},
+        refused={"fsdp1": "embed_tokens.weight and proj_out.weight share one weight; use fsdp2"},
     ),
     "experts": Option(
         {"model": FAMILIES["mixtral"]}, lambda outcome: "num_local_experts" in (outcome.twin.recipe.model.config or {})

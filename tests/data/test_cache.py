@@ -170,6 +170,26 @@ def test_one_makes_and_the_others_wait(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("launches")
+def test_who_waits_is_told_the_rows_of_the_maker(tmp_path: Path) -> None:
+    maker = multiprocessing.get_context("fork").Process(target=_slowly, args=((tmp_path, 60.0),))
+    maker.start()
+    seen: list[int] = []
+
+    def waiting(rows: int) -> None:
+        seen.append(rows)
+        if rows:
+            maker.kill()
+
+    try:
+        _until(lambda: (tmp_path / "k.lock").exists())
+        assert cache.cached(tmp_path, "k", _five, waiting).came == "made"
+    finally:
+        maker.kill()
+        maker.join()
+    assert seen[-1] == 3
+
+
+@pytest.mark.usefixtures("launches")
 def test_a_killed_maker_leaves_nothing_to_wait_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     maker = multiprocessing.get_context("fork").Process(target=_slowly, args=((tmp_path, 60.0),))
     maker.start()
@@ -227,22 +247,22 @@ def test_a_stream_is_not_kept(make_recipe: Make) -> None:
         resolve(recipe, "r.yaml", device="cpu")
 
 
-def _five(alive: Callable[[], None]) -> Columns:
+def _five(alive: Callable[[int], None]) -> Columns:
     columns = Columns.empty()
     for number in range(5):
         columns.append(Example([number, number], [-100, number]))
-        alive()
+        alive(number + 1)
     return columns
 
 
 def _slowly(asked: tuple[Path, float]) -> str:
     folder, seconds = asked
 
-    def make(alive: Callable[[], None]) -> Columns:
+    def make(alive: Callable[[int], None]) -> Columns:
         ends = time.monotonic() + seconds
         while time.monotonic() < ends:
             time.sleep(0.02)
-            alive()
+            alive(3)
         return _five(alive)
 
     return cache.cached(folder, "k", make).came

@@ -38,4 +38,5 @@ learning_rate: 0.0002
     file.write_text(text + (f"eot_tokens: {eot}\n" if eot else ""))
     document = import_config([str(file)]).to_json()
     found = [one for one in document["keys"] if one["key"] == "eot_tokens"]
-    assert [one["outcome"] for one in found] == (["unsupported"] if eot else ["differs"])
+    assert [(one["outcome"], one["line"]) for one in found] == [("differs", 8 if eot else None)]
+    assert ("learns the token that ends a turn only where" in found[0]["reason"]) == (eot is None)

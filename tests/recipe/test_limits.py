@@ -19,7 +19,7 @@ from toolkit.launch.command import write_config
 from toolkit.launch.job import train
 from toolkit.planning.command import Request as PlanRequest
 from toolkit.planning.command import make_plan
-from toolkit.recipe.limits import limits_of
+from toolkit.recipe.limits import length_notes, limits_of
 from toolkit.recipe.load import load_recipe
 from toolkit.recipe.model_facts import model_facts
 from toolkit.recipe.preflight import check_known, known_notes
@@ -148,6 +148,76 @@ def test_rotations_get_a_note_and_packed_rows_none() -> None:
     # Each packed sample has positions of its own.
     resolved = resolve(packed.model_copy(update={"model": recipe({"config": GPT2}).model}))
     assert check_known(resolved) == []
+
+
+SLIDE = ["sliding_attention"] * 2
+
+
+@every_case(
+    ("kind", "keys", "window"),
+    [
+        ("mistral", {"sliding_window": 64}, 64),
+        ("mistral", {}, 4096),
+        ("mistral", {"sliding_window": None}, None),
+        ("mixtral", {"sliding_window": 64}, 64),
+        ("phi3", {"sliding_window": 64}, 64),
+        ("starcoder2", {"sliding_window": 64}, 64),
+        ("qwen3_moe", {"sliding_window": 64, "use_sliding_window": True}, 64),
+        ("qwen3_moe", {"sliding_window": 64}, None),
+        ("qwen2", {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 0}, 64),
+        ("qwen2", {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 1}, None),
+        ("qwen2", {"sliding_window": 64, "use_sliding_window": True, "layer_types": SLIDE}, 64),
+        ("qwen2", {"sliding_window": 64, "layer_types": SLIDE}, None),
+        ("gemma2", {"sliding_window": 64}, None),
+        ("gemma3_text", {"sliding_window": 64, "layer_types": SLIDE}, 64),
+        ("gpt_oss", {"sliding_window": 64}, None),
+        ("minimax", {"sliding_window": 64}, None),
+        ("llava", {"text_config": {"model_type": "mistral", "sliding_window": 64}}, 64),
+        ("llama", {}, None),
+    ],
+)  # fmt: skip
+def test_a_window_of_every_layer_is_noted_and_silent_where_one_attends_to_all(
+    kind: str, keys: dict[str, Any], window: int | None
+) -> None:
+    long = (window or 64) + 1
+    model = config(kind, num_hidden_layers=2, **keys) | ({"task": "image-text-to-text"} if kind == "llava" else {})
+    asked = recipe(model, data={"max_length": long})
+    facts = model_facts(asked.model)
+    noted = [note for note in length_notes(asked, limits_of(asked, facts)) if "sliding window" in note]
+    if window is None:
+        assert noted == []
+        return
+    assert noted == [
+        f"data.max_length: {long:,} tokens are more than the sliding window of {window:,} that every layer attends in "
+        "(sliding_window): no token attends to one further back"
+    ]
+    fits = asked.model_copy(update={"data": asked.data.model_copy(update={"max_length": window})})
+    assert not any("sliding window" in note for note in length_notes(fits, limits_of(fits, facts)))
+
+
+def test_what_slides_is_what_the_model_computes() -> None:
+    """A token one further back than the window changes nothing, the last one within it does."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1,
+             "vocab_size": 30, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
+    for kind, more in (
+        ("mistral", {}), ("phi3", {}), ("starcoder2", {}), ("mixtral", {"num_local_experts": 2}),
+        ("qwen2", {"use_sliding_window": True, "max_window_layers": 0}), ("gemma2", {"head_dim": 8}),
+    ):  # fmt: skip
+        keys = small | {"sliding_window": 4, "num_hidden_layers": 2} | more
+        asked = recipe(config(kind, **keys), data={"max_length": 16})
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **keys), attn_implementation="eager").eval()
+        ids = torch.arange(3, 19)[None]
+        changed = ids.clone()
+        changed[0, 0] = 2
+        with torch.no_grad():
+            apart = (model(ids).logits - model(changed).logits).abs().amax(-1)[0]
+        # Through two layers a token is seen at most twice the window further on.
+        reaches = bool((apart[2 * 4 - 1 :] > 0).any())
+        assert reaches == (limits_of(asked, model_facts(asked.model)).window is None), kind
 
 
 def test_a_place_is_no_part_of_a_recipe(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from cases import every_case
 from toolkit.errors import InputError
 from toolkit.recipe.load import validate
 from toolkit.recipe.positions import parse
+from toolkit.studio.edit import read_mapping
 from toolkit.studio.form import Field, empty_options, form, text_keys
 from toolkit.studio.recipe_task import recipe
 from toolkit.studio.worker import Settings
@@ -77,3 +78,43 @@ def test_none_removes_the_adapter_whole(settings: Settings) -> None:
 def test_a_rank_without_a_method_is_shown_as_lora(settings: Settings) -> None:
     answer = chosen(settings, PLAIN, "adapter.r", "8")
     assert answer["empty"] == {"adapter.method": "lora (default)"} == empty_options({"adapter": {"r": 8}})
+
+
+EVALUATED = "model: {path: a/b}\ndata: {train: a.jsonl, eval: e.jsonl}\nrun: {max_steps: 1}\n"
+SAY = [{"role": "user", "content": "What: now?"}]
+
+
+@every_case(
+    ("key", "typed", "value", "again"),
+    [
+        ("data.eval", "org/name:validation", "org/name:validation", None),
+        ("data.eval", "news: n.jsonl\n\ncode: org/name:c:test", {"news": "n.jsonl", "code": "org/name:c:test"},
+         "news: n.jsonl\ncode: org/name:c:test"),
+        ("data.eval", "{news: [{path: n.jsonl}]}", {"news": [{"path": "n.jsonl"}]}, '{"news": [{"path": "n.jsonl"}]}'),
+        ("data.eval", "", None, ""),
+        ("data.eval_fraction", "0.1", 0.1, None),
+        ("run.eval_at_start", "true", True, None),
+        ("run.metric", "news.eval_loss", "news.eval_loss", None),
+        ("run.sample_prompts", "What is 2: a number?\n# true", ["What is 2: a number?", "# true"], None),
+        ("run.sample_prompts", 'true\n"two\\nlines"\n"[x]"', ["true", "two\nlines", "[x]"], None),
+        ("run.sample_prompts", '[{role: user, content: "What: now?"}]', [SAY],
+         '[{"role": "user", "content": "What: now?"}]'),
+        ("run.sample_prompts", '["a", "b"]', ["a", "b"], "a\nb"),
+        ("run.sample_max_new_tokens", "8", 8, None),
+        ("run.trackers", "[tensorboard, wandb]", ["tensorboard", "wandb"], "tensorboard\nwandb"),
+        ("model.freeze", "embed\nlayers\\.0\\.", ["embed", "layers\\.0\\."], None),
+    ],
+)  # fmt: skip
+def test_fields_of_several_lines_show_what_was_typed(
+    key: str, typed: str, value: Any, again: str | None, settings: Settings
+) -> None:
+    """And what is shown, typed once more, changes nothing."""
+    for start in (PLAIN, EVALUATED):
+        answer = chosen(settings, start, key, typed)
+        section, _, name = key.partition(".")
+        assert read_mapping(answer["text"])[section].get(name) == value
+        shown_text = answer["set"].get(key, "")
+        assert shown_text == (typed if again is None else again)
+        assert chosen(settings, answer["text"], key, shown_text)["text"] == answer["text"]
+        checked = [one["message"] for one in answer["problems"]]
+        assert not any("should be" in one or "a prompt is" in one for one in checked), checked

@@ -15,6 +15,8 @@ from rich.console import Console
 
 from cases import every_case
 from toolkit.errors import InputError
+from toolkit.studio.folders import Folders
+from toolkit.studio.run_routes import page_fields
 from toolkit.watching.runs import find_runs, holder, read_run, read_steps
 from toolkit.watching.screen import lasting, picture, spark, watch
 
@@ -60,13 +62,32 @@ def test_a_line_that_is_being_written_and_a_repeated_step(run: Path) -> None:
     assert [(one.step, one.loss) for one in read_steps(run / "metrics.jsonl")] == [(1, 1.0), (2, 7.0)]
 
 
+def test_the_latest_answers_are_shown_in_both_screens(run: Path) -> None:
+    talk = [{"role": "system", "content": "be short"}, {"role": "user", "content": "a shard?"}]
+    asked = [(at, prompt) for at in (2, 4) for prompt in ("hi", talk)]
+    lines = [{"step": at, "prompt": prompt, "answer": f"\x1b[2J answer {at}"} for at, prompt in asked]
+    (run / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = read_run(run)
+    told = [("hi", "\x1b[2J answer 4"), ("a shard?", "\x1b[2J answer 4")]
+    assert (found.sampled, found.samples) == (4, told)
+    page = page_fields(found, Folders((run.parent,)))
+    assert (page["sampled"], page["samples"]) == (4, told)
+    console = Console(width=120, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(picture([found], 120))
+    shown = console.export_text()
+    assert "first: step 4: hi → �[2J answer 4" in shown
+    assert "first: step 4: a shard? → �[2J answer 4" in shown
+    assert "answer 2" not in shown
+
+
 @every_case(
     "text",
     ["", "null", "[]", "{", "\0" * 50, '{"step": true}', '{"step": -1}', '{"step": 1e400, "loss": 1e400}', "[" * 50_000,
-     '{"step": 1, "loss": "<b>", "lr": [], "skipped": "yes"}', '{"step": ' + "9" * 5000 + "}", "\xff\xfe"],
+     '{"step": 1, "loss": "<b>", "lr": [], "skipped": "yes"}', '{"step": ' + "9" * 5000 + "}",
+     '{"step": 1, "prompt": [3], "answer": "a"}', '{"step": 1, "prompt": "a", "answer": {}}', "\xff\xfe"],
 )  # fmt: skip
 def test_hostile_files_are_left_out(run: Path, text: str) -> None:
-    for name in ("metrics.jsonl", "eval.jsonl", "recipe.json", "result.json", "stopped.json"):
+    for name in ("metrics.jsonl", "eval.jsonl", "samples.jsonl", "recipe.json", "result.json", "stopped.json"):
         (run / name).write_text(text)
     found = read_run(run)
     assert len(found.steps) <= 1

@@ -223,7 +223,11 @@ def test_without_the_data_random_rows_are_compared(tiny_root: Path, tmp_path: Pa
 @every_case(
     ("model", "targets", "named"),
     [
-        ({"config": T5 | {"tie_word_embeddings": True}, "task": "seq2seq-lm"}, ["q", "encoder.embed_tokens"], "embed_tokens"),
+        (
+            {"config": T5 | {"tie_word_embeddings": True}, "task": "seq2seq-lm"},
+            ["q", "encoder.embed_tokens"],
+            "embed_tokens",
+        ),
         ({"config": EVERY_FAMILY["gpt2"]["config"] | {"vocab_size": 300}}, ["c_attn", "wte"], "wte"),
         (TIED, ["model.embed_tokens"], "embed_tokens"),
     ],

@@ -202,6 +202,7 @@ FIRST: dict[str, list[Any]] = {
     "run.loss_spike": [None, 3.0], "run.hang_after": [40, 0], "run.async_save": [True, False],
     "run.early_stopping": [None, {"patience": 2}], "run.eval_at_start": [False, True],
     "run.metric": ["eval_loss", "news.eval_loss"], "run.group_norms": [False, True],
+    "run.sample_prompts": [[], ["a"]], "run.sample_max_new_tokens": [64, 8],
     "data.workers": [0, 2], "data.eval": [None, "eval.jsonl"], "data.cache": [None, False],
     "batch.micro_size": [2, 4], "batch.accumulation": [2, 1], "batch.global_size": [None, 4],
 }  # fmt: skip

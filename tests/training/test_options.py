@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from cases import every_case
+from families import FAMILIES
 from jobs import resolved_from
+from media import WHISPER
 from tiny import LLAMA, make_llama, recipe_dict
 from toolkit.data.collate import MicroBatch
 from toolkit.errors import InputError
@@ -21,9 +23,11 @@ from toolkit.model.freezing import Frozen, freeze_matching
 from toolkit.model.head_loss import linear_cross_entropy, multiplied_by
 from toolkit.model.loss_terms import LossTerms
 from toolkit.planning.skeleton import build
+from toolkit.recipe.shared_weights import why_not_in_units
 from toolkit.reference.extras import Extras
 from toolkit.reference.loop import PlainLoop
 from toolkit.reference.model import plain_decayed, plain_model
+from toolkit.strategies.engines.fsdp1 import _trained_twice
 from toolkit.training import checkpoint, session
 from toolkit.training.export import export
 from toolkit.training.loop import Progress, evaluate
@@ -283,3 +287,41 @@ def test_noise_needs_one_sequence_of_tokens(tiny_root: Path) -> None:
     model = {"config": {"model_type": "t5"}, "task": "seq2seq-lm", "neftune_alpha": 5.0}
     with pytest.raises(InputError, match=r"model\.neftune_alpha: .* seq2seq-lm has other inputs; remove it"):
         resolved_from(single(tiny_root, model=model, data={"format": "prompt-completion"}))
+
+
+# -------------------------------------------------- a weight that two layers share, beside frozen ones
+
+TIED = LLAMA | {"tie_word_embeddings": True}
+AUDIO = {"task": "speech-seq2seq"}
+
+
+@every_case(
+    ("model", "sections", "refused"),
+    [
+        pytest.param({"config": WHISPER} | AUDIO, {"data": {"format": "audio"}}, True, id="frozen by its own code"),
+        pytest.param({"config": WHISPER | {"tie_word_embeddings": False}} | AUDIO, {"data": {"format": "audio"}}, False,
+                     id="... and not shared"),
+        pytest.param({"config": TIED, "freeze": [r"layers\.0\."]}, {}, True, id="frozen by the recipe"),
+        pytest.param(FAMILIES["gpt2"] | {"freeze": [r"h\.0\."]}, {}, True, id="... in another family"),
+        pytest.param({"config": TIED, "freeze": ["embed_tokens"]}, {}, False, id="frozen itself"),
+        pytest.param({"config": LLAMA, "freeze": [r"layers\.0\."]}, {}, False, id="two weights"),
+        pytest.param({"config": TIED}, {}, False, id="all trained"),
+        pytest.param({"config": TIED}, {"adapter": {"method": "lora"}}, False, id="an adapter's base"),
+    ],
+)  # fmt: skip
+def test_a_shared_weight_beside_frozen_ones_is_refused_before_it_is_loaded(
+    model: dict[str, Any], sections: dict[str, Any], refused: bool, tiny_root: Path
+) -> None:
+    """fsdp1's engine says the same of the model, for whatever the files do not show."""
+    recipe = recipe_dict(tiny_root, model=model, tokenizer={"path": str(tiny_root / "tokenizer")}, **sections)
+    prepared = prepare_model(resolved_from(recipe | {"strategy": {"name": "ddp"}}))
+    apart = any(not parameter.requires_grad for parameter in prepared.model.parameters())
+    shared = _trained_twice(prepared.model) if apart else []
+    assert bool(shared) == refused
+    try:
+        resolved_from(recipe | {"strategy": {"name": "fsdp1"}})
+        told = None
+    except InputError as error:
+        told = str(error)
+    assert told == (f"recipe.yaml: strategy.name: {why_not_in_units(shared)}" if refused else None)
+    resolved_from(recipe | {"strategy": {"name": "fsdp2"}})

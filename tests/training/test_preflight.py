@@ -17,6 +17,7 @@ from media import IMAGE_CLASSIFIERS, SEEING
 from tiny import LLAMA, recipe_dict
 from toolkit.data.loader import open_data
 from toolkit.errors import InputError
+from toolkit.inspection.command import Request, inspect
 from toolkit.launch.group import WorkerGroup
 from toolkit.launch.identity import check_recipe
 from toolkit.model.load import load_base
@@ -26,6 +27,7 @@ from toolkit.recipe.earlier import recipe_version
 from toolkit.recipe.limits import limits_of
 from toolkit.recipe.preflight import Check, check_known
 from toolkit.recipe.resolve import Resolved
+from toolkit.recipe.schema import Recipe
 from toolkit.tasks import task_of
 from toolkit.tasks.labels import Labels
 from toolkit.training.export import export
@@ -196,10 +198,38 @@ def test_a_mismatch_is_refused_before_the_first_step(
     if (template := made["data"].get("chat_template")) is not None:
         (tmp_path / "chat.jinja").write_text(template)
         made["data"]["chat_template"] = str(tmp_path / "chat.jinja")
+    resolved = resolved_from(made)
     with pytest.raises(InputError) as refused:
-        before_the_first_step(resolved_from(made))
+        before_the_first_step(resolved)
     assert expected in str(refused.value)
     assert refused.value.exit_code == 2
+    try:  # toolkit data says it as well, with the same words
+        told = inspect(Request(resolved.recipe)).refused
+    except InputError as error:
+        told = [*error.problems]
+    said = [problem.removeprefix("recipe.yaml: ") for problem in refused.value.problems]
+    assert any(one.endswith(problem) for one in told for problem in said), (told, said)
+
+
+def test_data_looks_at_the_model_that_labels_and_templates_are_for(tiny_root: Path, tmp_path: Path) -> None:
+    """Where the recipe does not say how many classes there are, the model's config does; the fault of a row hides none
+    of a template."""
+    made = lone(tiny_root, tmp_path, [*LABELLED, {"text": "a", "label": 2}], model={
+        "config": LLAMA | {"id2label": {"0": "no", "1": "yes"}}, "task": "sequence-classification"})  # fmt: skip
+    found = inspect(Request(Recipe.model_validate(made)))
+    assert found.exit_code == 2
+    [told] = found.refused
+    assert told.endswith(
+        "train.jsonl:5: label: 2 is not a class; classes are the integers from 0 to 1 (model.num_labels)"
+    )
+    (tmp_path / "chat.jinja").write_text(CHATML)
+    data = {"format": "messages", "chat_template": str(tmp_path / "chat.jinja")}
+    made = lone(tiny_root, tmp_path, [*CHAT, {"messages": 3}], model={"config": LLAMA}, data=data)
+    row, template = inspect(Request(Recipe.model_validate(made))).refused
+    assert "train.jsonl:5: messages: must be a list" in row
+    assert (
+        'data.chat_template: the template writes "<|im_start|>", "<|im_end|>", which the tokenizer has not' in template
+    )
 
 
 def test_held_out_rows_are_checked_as_well(tiny_root: Path, tmp_path: Path) -> None:

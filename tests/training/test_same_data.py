@@ -93,6 +93,20 @@ def train(recipe: dict[str, Any], tmp_path: Path, **options: Any) -> str:
         return screen.read()
 
 
+def test_other_rows_are_named_before_a_length_that_is_counted_with_them(tiny_root: Path, tmp_path: Path) -> None:
+    rows = (tiny_root / "train.jsonl").read_text().splitlines(keepends=True)
+    file = tmp_path / "own.jsonl"
+    file.write_text("".join(rows[:4]))
+    recipe = values(tiny_root, tmp_path, 1, train=str(file))
+    recipe["schedule"] = {"name": "cosine", "warmup_steps": 0}
+    recipe["run"] |= {"max_steps": None, "epochs": 1}
+    train(recipe, tmp_path, resume=False)
+    file.write_text("".join(rows[:8]))
+    recipe["run"]["epochs"] = 2
+    with pytest.raises(InputError, match="4 rows were added behind the 4 rows of before"):
+        train(recipe, tmp_path, resume=True)
+
+
 def test_other_rows_stop_a_resume_until_they_are_asked_for(tiny_root: Path, tmp_path: Path) -> None:
     recipe = values(tiny_root, tmp_path, 1)
     original = Path(recipe["data"]["train"])

@@ -65,12 +65,19 @@ class Outcome:
     notes: list[str] = field(default_factory=list)
 
 
-Make = Callable[[Callable[[], None]], Columns]
+Counted = Callable[[int], None]
+"""Takes how many rows are tokenised."""
+Make = Callable[[Counted], Columns]
 """Tokenises everything; calls its argument after every row, as a heartbeat."""
 
 
-def cached(folder: Path, key: str, make: Make, patience: float = PATIENCE) -> Outcome:
+def _unseen(rows: int) -> None:
+    """A ``Counted`` that nobody looks at."""
+
+
+def cached(folder: Path, key: str, make: Make, waiting: Counted = _unseen, patience: float = PATIENCE) -> Outcome:
     """The samples of ``key``, from ``folder`` or from ``make``; every process calls it, one of them tokenises.
+    ``waiting``: told the rows of the one that this process waits for.
 
     Raises what ``make`` raises; problems with the cache do not raise.
     """
@@ -80,32 +87,32 @@ def cached(folder: Path, key: str, make: Make, patience: float = PATIENCE) -> Ou
     found = _open(target, notes)
     came = "cache"
     if found is None:
-        found, came = _made(target, make, patience, notes)
+        found, came = _made(target, make, waiting, patience, notes)
     kept = target if came != "memory" else None
     return Outcome(found, came, time.perf_counter() - started, kept, notes)
 
 
-def _made(target: Path, make: Make, patience: float, notes: list[str]) -> tuple[Columns, str]:
+def _made(target: Path, make: Make, waiting: Counted, patience: float, notes: list[str]) -> tuple[Columns, str]:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _lock(target.with_suffix(".lock"), patience) as beat:
+        with _lock(target.with_suffix(".lock"), waiting, patience) as beat:
             if beat is None:
                 notes.append(f"{target}: no heartbeat from the tokenising process for {patience:.0f} s")
-                return make(lambda: None), "memory"
+                return make(_unseen), "memory"
             found = _open(target, [])  # made meanwhile
             if found is not None:
                 return found, "cache"
             return _make_and_keep(target, make, beat, notes)
     except _NoCache as error:
         notes.append(f"{error}: samples are not cached; set data.cache to another folder, or to false")
-        return error.columns or make(lambda: None), "memory"
+        return error.columns or make(_unseen), "memory"
     except OSError as error:
         if error.filename is None or not str(error.filename).startswith(str(target.parent)):
             raise  # of the data, not of the cache
         notes.append(
             f"{error.filename}: {error.strerror}: samples are not cached; set data.cache to another folder, or to false"
         )
-        return make(lambda: None), "memory"
+        return make(_unseen), "memory"
 
 
 class _NoCache(Exception):
@@ -116,7 +123,7 @@ class _NoCache(Exception):
         self.columns = columns
 
 
-def _make_and_keep(target: Path, make: Make, beat: Callable[[], None], notes: list[str]) -> tuple[Columns, str]:
+def _make_and_keep(target: Path, make: Make, beat: Counted, notes: list[str]) -> tuple[Columns, str]:
     for left in target.parent.glob(f"{target.stem}.*.partial"):
         left.unlink(missing_ok=True)  # of a maker that was killed: this process has its lock
     columns = make(beat)
@@ -226,7 +233,7 @@ def _trim(newest: Path) -> None:
 
 
 @contextlib.contextmanager
-def _lock(path: Path, patience: float) -> Iterator[Callable[[], None] | None]:
+def _lock(path: Path, waiting: Counted, patience: float) -> Iterator[Counted | None]:
     """Holds the lock and yields a heartbeat function; yields None if the holder's heartbeat stopped.
 
     The kernel frees the lock when its holder ends, so nothing can be left behind. A holder that hangs (a stopped
@@ -234,7 +241,7 @@ def _lock(path: Path, patience: float) -> Iterator[Callable[[], None] | None]:
     """
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        held = _wait_for(handle, patience)
+        held = _wait_for(handle, waiting, patience)
         try:
             yield _Beat(handle) if held else None
         finally:
@@ -244,7 +251,7 @@ def _lock(path: Path, patience: float) -> Iterator[Callable[[], None] | None]:
         os.close(handle)
 
 
-def _wait_for(handle: int, patience: float) -> bool:
+def _wait_for(handle: int, waiting: Counted, patience: float) -> bool:
     seen, since = None, time.monotonic()
     while True:
         try:
@@ -257,18 +264,28 @@ def _wait_for(handle: int, patience: float) -> bool:
         now = os.fstat(handle).st_mtime_ns
         if now != seen:
             seen, since = now, time.monotonic()
+            waiting(_rows_of(handle))
         if time.monotonic() - since > patience:
             return False
         time.sleep(_POLL)
 
 
+def _rows_of(handle: int) -> int:
+    with contextlib.suppress(OSError, ValueError):
+        return int(os.pread(handle, 20, 0))
+    return 0  # of an earlier version, or not written yet
+
+
 class _Beat:
+    """The lock file's time, and in it how many rows are tokenised."""
+
     def __init__(self, handle: int) -> None:
         self._handle = handle
         self._next = 0.0
 
-    def __call__(self) -> None:
+    def __call__(self, rows: int) -> None:
         now = time.monotonic()
         if now >= self._next:
             self._next = now + _BEAT
+            os.pwrite(self._handle, f"{rows:<20}".encode(), 0)
             os.utime(self._handle)

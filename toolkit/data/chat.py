@@ -94,6 +94,17 @@ class Chat:
         """The template's text."""
         return self._template.text
 
+    @property
+    def closing_id(self) -> int | None:
+        """The id of the token that ends a turn; None where the template writes none."""
+        return None if self._closing is None else int(self._tokenizer.convert_tokens_to_ids(self._closing))
+
+    def prompt(self, row: Row, fields: dict[str, Any]) -> list[int]:
+        """Ids of a conversation that the assistant is to go on with; ``fields`` as in ``pieces``. Raises InputError at
+        the row where the template refuses it."""
+        text = self._template.render(row, fields, len(fields["messages"]), add_generation_prompt=True)
+        return self._tokenise(text, ())[0]
+
     # ---- samples of a conversation
 
     def pieces(self, row: Row, fields: dict[str, Any]) -> list[Piece]:

@@ -33,6 +33,10 @@ class Encoder:
         """``ids`` of a text as the tokenizer encodes it, without special tokens that are there twice."""
         return self._once.of(ids)[0]
 
+    def open(self, text: str) -> list[int]:
+        """The ids of a text that goes on: without the special tokens that the tokenizer adds behind it."""
+        return self._once.open(self(text))
+
     def pair(self, prompt: str, completion: str) -> tuple[list[int], int]:
         """``encode_pair``."""
         ids, start = encode_pair(self._tokenizer, prompt, completion)
@@ -67,6 +71,11 @@ class _Once:
         whole = list(tokenizer(text, verbose=False)["input_ids"])
         at = next((at for at in range(len(whole)) if bare and whole[at : at + len(bare)] == bare), None)
         self._before, self._behind = ([], []) if at is None or not added else (whole[:at], whole[at + len(bare) :])
+
+    def open(self, ids: list[int]) -> list[int]:
+        """``ids`` without what the tokenizer adds behind a text."""
+        back = len(self._behind)
+        return ids[:-back] if back and ids[-back:] == self._behind else ids
 
     def of(self, ids: list[int]) -> tuple[list[int], int]:
         """``ids`` without repetitions of what the tokenizer adds, and how many were taken out at the front."""

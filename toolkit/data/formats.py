@@ -7,6 +7,7 @@ ended with it, the whole cut at ``max_length``. So a cut sample does not end in 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -120,7 +121,10 @@ class Formatter:
         """How the chat template treats these conversations, in a line; nothing for other formats."""
         if self.chat is None:
             return []
-        counts = [(len(self.fields(row)), _assistant_turns(row, self.needed, self.optional)) for row in rows]
+        counts = []
+        for row in rows:
+            with contextlib.suppress(InputError):  # refused where it is read, with all others
+                counts.append((len(self.fields(row)), _assistant_turns(row, self.needed, self.optional)))
         return self.chat.about(counts)
 
     def notes(self) -> list[str]:
@@ -140,9 +144,18 @@ class Formatter:
         """Tokenise one sample of ``fields``, and cut it at ``max_length``. Raises InputError at the row if the model's
         positions or embeddings do not hold it."""
         example = self.cut(self.whole(row, fields))
-        if (problem := self._limits.problem(example, self.name_of)) is not None:
-            raise row.error(self.main_field, problem)
+        self.check(row, example, self.main_field)
         return example
+
+    def check(self, row: Row, example: Example, field: str | None) -> None:
+        """Raise InputError at the row if the model's positions or embeddings do not hold the sample."""
+        if (problem := self._limits.problem(example, self.name_of)) is not None:
+            raise row.error(field, problem)
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """Ids that end an answer: end-of-sequence, and what the chat template writes behind a turn."""
+        return frozenset(token for token in (self._eos, self.chat and self.chat.closing_id) if token is not None)
 
     def name_of(self, token: int) -> str:
         """The token of an id, as the vocabulary has it."""

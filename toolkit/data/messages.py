@@ -103,6 +103,15 @@ def pair(
     return _checked(row, completion, _with_system(row, names, [*asked, *answered]))
 
 
+def unanswered(row: Row, own: str) -> list[dict[str, Any]]:
+    """The messages of ``row`` as a prompt: the last is not the assistant's. Raises InputError at the row."""
+    messages = _messages(row, own, images=False)
+    if messages[-1]["role"] == "assistant":
+        raise row.error(f"{own}[{len(messages) - 1}]", "is the assistant's, which the model is to write; remove it")
+    _check_results(row, own, messages)
+    return messages
+
+
 def _messages(row: Row, own: str, images: bool) -> list[dict[str, Any]]:
     value = row.value[own]
     if not isinstance(value, list):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from toolkit.data.fields import canonical_row, needed_fields, optional_fields, read_fields
 from toolkit.data.files import local_files, suffix
+from toolkit.data.prompts import prompt_problems
 from toolkit.data.rows import read_rows
 from toolkit.data.sources import Named, check_local, named_sources
 from toolkit.errors import InputError, Place
@@ -24,7 +25,7 @@ def check_data(recipe: Recipe) -> None:
     """
     needed_fields(recipe)
     named = [*named_sources(recipe, "train"), *(named_sources(recipe, "eval") if recipe.data.eval is not None else [])]
-    problems = _template_problems(recipe)
+    problems = [*_template_problems(recipe), *prompt_problems(recipe)]
     for one in named:
         try:
             _check_source(one)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,7 @@ from toolkit.data.formats import Example, Formatter, supervised_tokens
 from toolkit.data.media import MediaReader
 from toolkit.data.mixture import chosen, interleaved
 from toolkit.data.preflight import no_samples
+from toolkit.data.reading import counter
 from toolkit.data.rows import Row
 from toolkit.data.sources import Source
 from toolkit.data.threads import ordered_map, thread_count
@@ -58,13 +60,15 @@ class MapSamples:
 
         state = source.state()
 
-        def make(alive: Callable[[], None]) -> Columns:
+        def make(alive: Callable[[int], None]) -> Columns:
             columns, threads = Columns.empty(), thread_count(alone=kept is not None) if formatter.threaded else 1
             unread, print_ = formatter.unread(), Fingerprint()
-            for examples in ordered_map(formatter.examples, _seen(source.rows(), unread, print_), threads):
+            rows = ordered_map(formatter.examples, _seen(source.rows(), unread, print_), threads)
+            for number, examples in enumerate(rows, start=1):
                 for example in examples:
                     columns.append(example)
-                alive()
+                alive(number)
+                counted(number)
             if source.state() != state:
                 raise InputError.at(None, source.key, f"{source.spec}: changed while it was being read; start again")
             _check(columns, task, source, formatter, trains)
@@ -72,13 +76,13 @@ class MapSamples:
             columns.about = {"unread": unread.to_json(), "notes": formatter.notes(), "rows": print_.to_json()}
             return columns
 
-        kept = cache()
+        kept, counted = cache(), counter(source)
         if kept is None:
             started = time.perf_counter()
-            columns = make(lambda: None)
+            columns = make(lambda rows: None)
             self.came = Outcome(columns, "memory", time.perf_counter() - started)
         else:
-            self.came = cached(*kept, make)
+            self.came = cached(*kept, make, counted)
         self._columns = self.came.columns
         counts = self._columns.supervised(task)
         self.supervised = int(counts.sum())
@@ -308,7 +312,8 @@ def _orders(source: Source, formatter: Formatter, at: set[int]) -> dict[int, str
 def _place(source: Source, formatter: Formatter, index: int) -> str:
     count = 0
     for row in source.rows():
-        count += len(formatter.fields(row))
+        with contextlib.suppress(InputError):  # refused where it is read, it makes no sample
+            count += len(formatter.fields(row))
         if count > index:
             return str(row.error(formatter.main_field, ""))
     return source.spec

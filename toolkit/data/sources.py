@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from toolkit.data.fields import needed_fields, optional_fields, read_fields
 from toolkit.data.files import local_files
-from toolkit.data.rows import Fields, Row, left_out, read_rows
+from toolkit.data.rows import Fields, Row, left_out, read_rows, row_count
 from toolkit.errors import InputError
 from toolkit.recipe.hub import use_cache_if_offline
 from toolkit.recipe.load import did_you_mean
@@ -37,6 +38,8 @@ class Source:
     """Bytes on disk, as far as they are known."""
     left_out: dict[str, int] = field(default_factory=dict)
     """Columns that ``rows`` does not have, and in how many rows."""
+    count: Callable[[], int | None] = lambda: None
+    """Of all rows, also those that ``part`` leaves out; None where it takes as long as reading them."""
     part: tuple[float, bool] | None = None
     """``data.eval_fraction``, and whether these are the rows that it holds out; None: all rows."""
 
@@ -110,9 +113,8 @@ def open_named(named: Named, which: Which) -> Source:
     if len(files) > 1:
         notes = (f"{key}: {len(files)} files, {files[0].name} to {files[-1].name}",)
     size = sum(file.stat().st_size for file in files)
-    return Source(
-        key, spec, lambda: read_rows(files, columns), notes, tuple(files), size=size, left_out=left_out(files, columns)
-    )
+    rows, count = partial(read_rows, files, columns), partial(row_count, files)
+    return Source(key, spec, rows, notes, tuple(files), size=size, left_out=left_out(files, columns), count=count)
 
 
 def check_local(named: Named) -> None:
@@ -167,7 +169,8 @@ def _hub(
     notes = (f"{key}: {name}, split {split}, from the hub",)
     size = getattr(data, "size_in_bytes", None) or 0
     fingerprint = getattr(data, "_fingerprint", None)
-    return Source(key, spec, rows, notes, fingerprint=fingerprint, size=size, left_out=not_read)
+    count = partial(getattr, data, "num_rows", None)
+    return Source(key, spec, rows, notes, fingerprint=fingerprint, size=size, left_out=not_read, count=count)
 
 
 def _split(which: Which, names: Sequence[Any], spec: str, key: str) -> str:

@@ -108,10 +108,12 @@ def _conversations(draft: Draft) -> None:
                           "and set data.chat_template=FILE")  # fmt: skip
     else:
         draft.differs("datasets", "equal if the chat template ends a conversation with the end-of-sequence token")
-    for key in ("default_system_message", "chat_template_jinja", "eot_tokens"):
+    for key in ("default_system_message", "chat_template_jinja"):
         if draft.get(key):
-            draft.unsupported(key, "another text or end of the turns")
-    if not draft.get("eot_tokens"):
+            draft.unsupported(key, "another text of the turns")
+    if (ends := draft.get("eot_tokens")) is not None and ends != []:
+        draft.differs("eot_tokens", "equal if the chat template ends a turn with one of these, which the recipe learns")
+    else:
         draft.differs(
             "eot_tokens",
             "not set: Axolotl learns the token that ends a turn only where it is the tokenizer's end-of-sequence "

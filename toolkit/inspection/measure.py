@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from toolkit.data.sources import Which
@@ -11,8 +11,11 @@ from toolkit.inspection.counts import by_source, histogram, lengths_of, places_o
 from toolkit.inspection.padding import Arrangement, arrangements
 from toolkit.inspection.reading import read_data
 from toolkit.inspection.shown import ONLY, Only, Shown, shown_samples
+from toolkit.model.built import Built
+from toolkit.recipe.preflight import problems_of, with_classes
 from toolkit.recipe.resolve import Resolved
 from toolkit.results import CommandResult
+from toolkit.training.preflight import sample_checks, without_model
 
 STREAMED_ROWS = 10_000
 """Rows of each source that are read of a stream, unless --rows is given."""
@@ -77,7 +80,12 @@ def measure(
     """
     recipe = resolved.recipe
     limit = rows if rows is not None else STREAMED_ROWS if recipe.data.streaming else None
-    read = read_data(recipe, which, tokenizer, limit)
+    built = without_model(resolved, tokenizer)
+    known = recipe if built is None else with_classes(recipe, _classes(built))
+    read = read_data(known, which, tokenizer, limit)
+    checks = [] if built is None else sample_checks(resolved, built, tokenizer, read.samples)
+    if read.refused:
+        checks = [replace(check, place=None) for check in checks]  # rows that are refused make no samples
     names = ("inputs", "targets", "whole", "lost", "supervised")
     inputs, targets, whole, lost, supervised = (read.noted(name) for name in names)
     seen = inputs + targets
@@ -110,12 +118,22 @@ def measure(
         "sources": by_source(read, supervised),
         "turns": recipe.data.turns if recipe.data.format == "messages" else None,
         "arrangements": [vars(way) | {"padding_share": way.padding_share} for way in ways],
-        "refused": read.refused,
+        "refused": [*read.refused, *problems_of(checks, resolved)],
         "unread_columns": read.samples.unread,
-        "notes": read.notes,
+        "notes": [*read.notes, *_uncompared(resolved)],
     }
     shown = shown_samples(resolved, read, tokenizer, which, samples, only)
     return Measured(fields | {"shown": [one.as_json() for one in shown]}, shown, ways)
+
+
+def _classes(built: Built) -> int:
+    return int(built.config.get("num_labels") or len(built.config.get("id2label") or ()) or 2)
+
+
+def _uncompared(resolved: Resolved) -> list[str]:
+    if resolved.facts.config is not None:
+        return []
+    return [f"rows are not compared with the model, whose config is not known: {resolved.facts.why_unknown}"]
 
 
 def check_asked(samples: int, only: str | None, rows: int | None) -> Only | None:

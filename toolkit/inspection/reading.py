@@ -77,6 +77,8 @@ class _Noting(Formatter):
         try:
             fields = self.fields(row)
             wholes = [self.whole(row, one) for one in fields]
+            for one in wholes:
+                self.check(row, self.cut(one), self.main_field)
         except InputError as error:
             noted.refused += error.problems
             return []

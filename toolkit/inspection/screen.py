@@ -61,7 +61,11 @@ def screen(found: Inspected, source: str, *, colour: bool, full: bool = False, t
     for note in fields["notes"]:
         yield from _wrapped("note: ", visible(note))
     if fields["refused"]:
-        yield f"{len(fields['refused'])} problems that a run would refuse are listed on standard error"
+        number = len(fields["refused"])
+        what = (
+            "1 problem that a run would refuse is" if number == 1 else f"{number} problems that a run would refuse are"
+        )
+        yield f"{what} listed on standard error"
     else:
         yield f"next: toolkit train {source}" if source.endswith((".yaml", ".yml")) else "next: train"
 

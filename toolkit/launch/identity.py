@@ -27,6 +27,8 @@ FREE: dict[str, set[str] | None] = {
         "eval_every",
         "eval_at_start",
         "metric",
+        "sample_prompts",
+        "sample_max_new_tokens",
         "early_stopping",
         "trackers",
         "on_bad_loss",

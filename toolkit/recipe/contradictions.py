@@ -6,7 +6,7 @@ from toolkit.optimizers import optimizer_kind
 from toolkit.recipe.adapter_methods import METHODS
 from toolkit.recipe.adapter_options import adapter_problems
 from toolkit.recipe.mesh import mesh_problems
-from toolkit.recipe.schema import Data, Recipe
+from toolkit.recipe.schema import Data, Recipe, Run
 from toolkit.recipe.traits import Traits
 from toolkit.tasks import task_of
 from toolkit.tasks.labels import Labels
@@ -55,7 +55,7 @@ def contradictions(recipe: Recipe, traits: Traits) -> list[str]:
         found.append(f"data.format: {task.name} requires {formats}{why}; here it is {recipe.data.format}")
     if not task.masks and recipe.data.mask_probability != Data.model_fields["mask_probability"].default:
         found.append(f"data.mask_probability: requires model.task: masked-lm; here it is {task.name}")
-    found += _evaluations(recipe)
+    found += _evaluations(recipe) + _samples(recipe)
     if recipe.run.ema is not None and recipe.precision == "bf16-pure":
         found.append("run.ema: averages float32 weights, and precision: bf16-pure has none; use bf16")
     if recipe.activation_offload and recipe.activation_checkpointing != "full":
@@ -85,7 +85,7 @@ def contradictions(recipe: Recipe, traits: Traits) -> list[str]:
 def _evaluations(recipe: Recipe) -> list[str]:
     """What evaluations need."""
     data, run, found = recipe.data, recipe.run, []
-    if run.eval_every and not data.held_out:
+    if run.eval_every and not data.held_out and not run.sample_prompts:
         found.append("run.eval_every: no data is held out; set data.eval or data.eval_fraction, or set eval_every: 0")
     why = "run.eval_every is 0" if data.held_out else "no data is held out"
     asked = {
@@ -94,7 +94,7 @@ def _evaluations(recipe: Recipe) -> list[str]:
         "metric": run.metric != "eval_loss",
     }
     for key in asked if not recipe.eval_interval else ():
-        if asked[key]:
+        if asked[key] and not (key == "eval_at_start" and recipe.sample_interval):
             what = "data.eval or data.eval_fraction" if not data.held_out else "run.eval_every"
             found.append(f"run.{key}: needs evaluations, but {why}; set {what}, or remove run.{key}")
     if data.eval_fraction is not None and data.streaming and not isinstance(data.train, str):
@@ -110,6 +110,37 @@ def _evaluations(recipe: Recipe) -> list[str]:
         known = f"{', '.join(most)} or {last}" if most else last
         found.append(f"run.metric: {metric} is not measured for {task.name}; set {known}")
     return found
+
+
+def _samples(recipe: Recipe) -> list[str]:
+    """What answers to ``run.sample_prompts`` need."""
+    data, run, found = recipe.data, recipe.run, []
+    if not run.sample_prompts:
+        default = Run.model_fields["sample_max_new_tokens"].default
+        unread = run.sample_max_new_tokens != default
+        return ["run.sample_max_new_tokens: there are no run.sample_prompts; remove it"] if unread else []
+    if recipe.model.task not in _WRITERS:
+        found.append(f"run.sample_prompts: requires model.task: {' or '.join(_WRITERS)} (it is {recipe.model.task})")
+    if run.eval_every == 0:
+        found.append("run.sample_prompts: are answered at evaluations, and run.eval_every is 0; remove one of them")
+    for at, prompt in enumerate(run.sample_prompts):
+        if not isinstance(prompt, str) and data.format != "messages":
+            found.append(
+                f"run.sample_prompts[{at}]: is a list of messages, and data.format: {data.format} has no chat "
+                "template; write it as a text"
+            )
+    mesh = recipe.strategy.mesh
+    for axis, why in _WITHOUT_ANSWERS.items() if mesh is not None else ():
+        if getattr(mesh, axis) > 1:
+            found.append(f"run.sample_prompts: not with strategy.mesh.{axis}: {why}; remove one of them")
+    return found
+
+
+_WRITERS = ("causal-lm", "seq2seq-lm")
+_WITHOUT_ANSWERS = {
+    "context": "a process has the logits of a part of each row only",
+    "pipeline": "the logits are on the last stage only",
+}
 
 
 def _prompts(recipe: Recipe) -> list[str]:

@@ -7,6 +7,7 @@ an index out of range. Rotations do not end, but a model has learned no distance
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,8 @@ class Limits:
 
     rows: Limit | None = None
     targets: Limit | None = None
+    window: tuple[int, str] | None = None
+    """Tokens of the window that every layer attends in, and the config's key; None where some layer attends to all."""
 
 
 def limits_of(recipe: Recipe, facts: ModelFacts) -> Limits:
@@ -55,7 +58,9 @@ def limits_of(recipe: Recipe, facts: ModelFacts) -> Limits:
     decodes = task.labels is Labels.TARGET
     rows: list[Limit] = []
     targets: list[Limit] = []
+    windows = []
     for part in _text_parts(facts):
+        windows.append(_window(part))
         for table, limit in _tables(part):
             side = part.side or next((name for name in ("decoder", "encoder") if name in table.owner.lower()), None)
             rows += [limit] if side != "decoder" or not decodes else []
@@ -64,7 +69,7 @@ def limits_of(recipe: Recipe, facts: ModelFacts) -> Limits:
             rows.append(rotated)
     if task.media is not None and not task.media.tokens:
         rows = []  # a recording's positions are not tokens
-    return Limits(_taken(_least(rows), recipe), _least(targets))
+    return Limits(_taken(_least(rows), recipe), _least(targets), windows[0] if len(windows) == 1 else None)
 
 
 def _least(limits: list[Limit]) -> Limit | None:
@@ -123,6 +128,28 @@ def _rotated(part: _Part) -> Limit | None:
         if _is_count(size := part.value(key)):
             return Limit(size, config_name(part.facts, key), size, ends=False)
     return None
+
+
+def _window(part: _Part) -> tuple[int, str] | None:
+    size, types = part.value("sliding_window"), part.value("layer_types")
+    if not _is_count(size) or part.value("use_sliding_window") is False:
+        return None
+    texts = [source.read_text(encoding="utf-8") for source in part.sources]
+    if any("layer_types" in text for text in texts):
+        if not isinstance(types, list):
+            # Qwen's classes make the list of the two; those of other families alternate.
+            slides = part.value("use_sliding_window") is True and part.value("max_window_layers") == 0
+        else:
+            slides = bool(types) and set(types) == {"sliding_attention"}
+    else:
+        slides = any(_ALL_SLIDE.search(text) for text in texts)
+    return (size, config_name(part.facts, "sliding_window")) if slides else None
+
+
+_ALL_SLIDE = re.compile(
+    r"create_causal_mask\s+if\s+(?:self\.)?config\.sliding_window\s+is\s+None\s+else\s+create_sliding_window_causal_mask"
+)
+"""One mask for all layers, in transformers' code."""
 
 
 def _is_count(value: Any) -> bool:
@@ -186,9 +213,17 @@ def length_problem(recipe: Recipe, limits: Limits) -> str | None:
 def length_notes(recipe: Recipe, limits: Limits) -> list[str]:
     """What a user should know of a length that can be."""
     limit, length = limits.rows, recipe.data.max_length
+    notes = []
+    if limits.window is not None and length > limits.window[0]:
+        size, key = limits.window
+        notes.append(
+            f"data.max_length: {length:,} tokens are more than the sliding window of {size:,} that every layer attends "
+            f"in ({key}): no token attends to one further back"
+        )
     if limit is None or limit.ends or length <= limit.tokens:
-        return []
+        return notes
     return [
+        *notes,
         f"data.max_length: {length:,} tokens are more than the {limit.tokens:,} that the model was made for "
-        f"({limit.key}); its positions are rotations, so longer rows compute, at distances that it has not learned"
+        f"({limit.key}); its positions are rotations, so longer rows compute, at distances that it has not learned",
     ]

@@ -180,6 +180,25 @@ def _table_name(auto_class: str) -> str:
     return ""
 
 
+def value_in_class(source: Path, name: str | None, attribute: str) -> Any:
+    """What the body of class ``name`` in a file sets as ``attribute``, where it is a literal; else None."""
+    return _class_values(source).get((name, attribute))
+
+
+@functools.cache
+def _class_values(source: Path) -> dict[tuple[str | None, str], Any]:
+    found: dict[tuple[str | None, str], Any] = {}
+    for node in ast.parse(source.read_text(encoding="utf-8")).body:
+        if not isinstance(node, ast.ClassDef):
+            continue
+        for attribute, value in _assigned(node):
+            try:
+                found[node.name, attribute] = ast.literal_eval(value)
+            except ValueError:
+                continue
+    return found
+
+
 def supports_sdpa(facts: ModelFacts) -> bool:
     """Whether the model's code supports torch's scaled_dot_product_attention; True where it is not known."""
     sources = model_sources(facts)

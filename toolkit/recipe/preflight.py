@@ -14,6 +14,7 @@ from toolkit.errors import InputError
 from toolkit.recipe.limits import length_notes, length_problem, limits_of, value_of
 from toolkit.recipe.model_facts import ModelFacts
 from toolkit.recipe.resolve import Resolved
+from toolkit.recipe.schema import Recipe
 from toolkit.recipe.tokenizer_facts import added_tokens, special_ids
 from toolkit.tasks import task_of
 
@@ -71,6 +72,13 @@ def known_checks(resolved: Resolved) -> list[Check]:
     return checks
 
 
+def with_classes(recipe: Recipe, count: int | None) -> Recipe:
+    """``recipe`` with the model's number of classes, which labels are checked against, where it does not say it."""
+    if count is None or not task_of(recipe.model.task).classes or recipe.model.num_labels is not None:
+        return recipe
+    return recipe.model_copy(update={"model": recipe.model.model_copy(update={"num_labels": int(count)})})
+
+
 def id_problem(what: str, rows: int) -> str:
     """The message for a token id that has no row of the embedding."""
     return (
@@ -109,11 +117,16 @@ _NOTED = ("data.max_length",)
 
 
 def refuse(checks: Iterable[Check], resolved: Resolved) -> None:
-    """Raise InputError with every problem, each at the place of its row, or where the recipe has its key."""
+    """Raise InputError with every problem."""
+    if problems := problems_of(checks, resolved):
+        raise InputError(*problems)
+
+
+def problems_of(checks: Iterable[Check], resolved: Resolved) -> list[str]:
+    """Every problem once, each at the place of its row, or where the recipe has its key."""
     problems = [
         f"{check.place or resolved.recipe.written(check.key, resolved.source)}: {check.key}: {check.problem}"
         for check in checks
         if not check.ok
     ]
-    if problems:
-        raise InputError(*dict.fromkeys(problems))
+    return [*dict.fromkeys(problems)]

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -211,6 +212,16 @@ def _kind_of_eval(value: Any) -> str:
     return "sets" if isinstance(value, dict) else "path"
 
 
+def _prompt(value: Any) -> Any:
+    """Pydantic's own errors for a union name types of Python."""
+    texts = isinstance(value, str) and bool(value.strip())
+    if texts or (isinstance(value, list) and value and all(isinstance(one, dict) for one in value)):
+        return value
+    raise ValueError("a prompt is a text, or a list of messages {role, content}")
+
+
+Prompt = Annotated[str | list[dict[str, Any]], BeforeValidator(_prompt)]
+"""A text, or a conversation for the model to go on with."""
 SetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
 """The name of a held-out set, as it stands in results and before the dot of `run.metric`."""
 
@@ -575,6 +586,12 @@ class Run(Section):
         description="what says which checkpoint is the best, and when early_stopping ends the run: eval_loss; accuracy "
         "or f1 (classes); pearson (numbers); of one of several held-out sets: NAME.eval_loss",
     )
+    sample_prompts: list[Prompt] = Field(
+        [],
+        description="prompts that the model answers at each evaluation and at the end: texts, or lists of messages "
+        "{role, content}; without held-out data every `eval_every` steps, or 500",
+    )
+    sample_max_new_tokens: Positive = Field(64, description="longest answer to one of `sample_prompts`, in tokens")
     early_stopping: EarlyStopping | None = Field(
         None, description="end the run when `metric` no longer improves: {patience, min_delta}"
     )
@@ -630,6 +647,13 @@ class Recipe(Section):
     def eval_interval(self) -> int:
         """Optimizer steps between evaluations; 0 if there are none."""
         if not self.data.held_out:
+            return 0
+        return 500 if self.run.eval_every is None else self.run.eval_every
+
+    @property
+    def sample_interval(self) -> int:
+        """Optimizer steps between answers to ``run.sample_prompts``; 0 if there are none."""
+        if not self.run.sample_prompts:
             return 0
         return 500 if self.run.eval_every is None else self.run.eval_every
 

@@ -40,6 +40,7 @@ def dump(values: Any) -> str:
 
 
 def scalar(value: Any) -> str:
-    """A value in flow style, in one line; inside of a flow collection too, where ``a, b`` would be two values."""
-    text = yaml.dump([value], Dumper=_Dumper, default_flow_style=True, width=10**9, allow_unicode=True)
+    """A value in flow style, in one line, keys in their order; inside of a flow collection too, where ``a, b`` would be
+    two values."""
+    text = yaml.dump([value], Dumper=_Dumper, default_flow_style=True, sort_keys=False, width=10**9, allow_unicode=True)
     return text.strip()[1:-1]

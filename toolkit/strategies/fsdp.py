@@ -10,6 +10,7 @@ from toolkit.errors import InputError
 from toolkit.recipe.adapter_methods import METHODS
 from toolkit.recipe.mesh import Mesh
 from toolkit.recipe.resolve import Decisions, Resolved
+from toolkit.recipe.shared_weights import shared_beside_frozen, why_not_in_units
 from toolkit.recipe.tokenizer_facts import added_tokens
 from toolkit.recipe.traits import Traits
 from toolkit.strategies.base import Strategy
@@ -52,6 +53,8 @@ class _Fsdp(Strategy):
                 "set it, for example strategy: {wrap: [LlamaDecoderLayer]}, or use zero3, which does not need it"
             )
         self._check_adapter(resolved)
+        if self.version == 1 and (names := shared_beside_frozen(resolved.recipe, resolved.facts)) is not None:
+            raise InputError(f"{resolved.source}: strategy.name: {why_not_in_units(names)}")
         rounds = resolved.precision.compute != resolved.precision.trainable
         if self.version == 1 and rounds and not resolved.reduces_each_micro_batch:
             raise InputError(

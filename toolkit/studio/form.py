@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import functools
 import json
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from toolkit.recipe.json_schema import recipe_schema
 from toolkit.recipe.schema import Recipe
 
-Kind = Literal["choice", "number", "text", "long"]
+Kind = Literal["choice", "number", "text", "long", "list", "sets"]
+"""Of a field. ``list``: one entry a line. ``sets``: one text, or a line ``name: text`` for each of several."""
 
 # What decides about memory and speed, and what a newcomer sets; the rest is below, by section.
 BASICS = (
@@ -79,6 +82,44 @@ def empty_options(values: dict[str, Any]) -> dict[str, str]:
     }  # fmt: skip
 
 
+def written(values: dict[str, Any]) -> dict[str, str]:
+    """What fields of several lines show of a recipe with these values, by key."""
+    found = {}
+    for field in _fields():
+        value: Any = values
+        for part in field.key.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        if field.kind == "list" and isinstance(value, list):
+            found[field.key] = "\n".join(map(_line, value))
+        if field.kind == "sets" and isinstance(value, dict) and all(isinstance(one, str) for one in value.values()):
+            found[field.key] = "\n".join(f"{name}: {one}" for name, one in value.items())
+    return found
+
+
+def read(key: str, text: str, as_yaml: Callable[[str], Any]) -> Any:
+    """The value of a field of several lines; ``NotImplemented`` for every other key. ``as_yaml``: reads a list or a
+    mapping."""
+    kind = next((field.kind for field in _fields() if field.key == key), None)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if kind == "sets" and not lines[0].startswith(("[", "{")):
+        named = [_NAMED.fullmatch(line) for line in lines]
+        return {one[1]: one[2] for one in named if one} if all(named) else "\n".join(lines)
+    if kind != "list":
+        return NotImplemented
+    found = [as_yaml(line) if line.startswith(("[", "{", '"')) else line for line in lines]
+    whole = found[0] if len(found) == 1 else None  # YAML of all entries
+    return whole if isinstance(whole, list) and not any(isinstance(one, dict) for one in whole) else found
+
+
+_NAMED = re.compile(r"([A-Za-z0-9_-]+):\s+(\S.*)")
+
+
+def _line(value: Any) -> str:
+    """An entry in one line: as it is, or as JSON where that is not the same text again."""
+    plain = isinstance(value, str) and value == value.strip() and value.isprintable()
+    return value if plain and value and not value.startswith(("[", "{", '"')) else json.dumps(value, default=str)
+
+
 def text_keys() -> list[str]:
     """Keys whose values are text, not YAML."""
     return [field.key for field in _fields() if field.as_text]
@@ -111,10 +152,11 @@ def _section(part: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any
 
 def _kinds(part: dict[str, Any], definitions: dict[str, Any]) -> list[dict[str, Any]]:
     """The types that a value may have, references replaced."""
-    found = []
+    found: list[dict[str, Any]] = []
     for kind in part.get("anyOf") or part.get("oneOf") or [part]:
         name = kind.get("$ref", "").rpartition("/")[2]
-        found.append(definitions[name] | {k: v for k, v in kind.items() if k != "$ref"} if name else kind)
+        whole = definitions[name] | {k: v for k, v in kind.items() if k != "$ref"} if name else kind
+        found += _kinds(whole, definitions) if "oneOf" in whole and "properties" not in whole else [whole]
     return found
 
 
@@ -131,6 +173,10 @@ def _field(key: str, part: dict[str, Any], definitions: dict[str, Any], unset: b
         return Field(key, "choice", default, description, tuple(choices), as_text=True, leads=leads)
     if types <= {"integer", "number"}:
         return Field(key, "number", default, description, whole=types == {"integer"})
+    if types == {"array"} and "string" in {kind.get("type") for kind in _kinds(kinds[0].get("items", {}), definitions)}:
+        return Field(key, "list", default, description)
+    if any("patternProperties" in kind for kind in kinds) and "string" in types:
+        return Field(key, "sets", default, description)
     as_text = types <= {"string", "array", "object"} and "string" in types
     return Field(key, "text" if "string" in types else "long", default, description, as_text=as_text)
 

@@ -14,7 +14,7 @@ from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.strategies import resolve
 from toolkit.studio.edit import FILE, REMOVED, Change, edited, read_mapping
-from toolkit.studio.form import NONE, empty_options, leaders
+from toolkit.studio.form import NONE, empty_options, leaders, read, written
 from toolkit.studio.worker import Settings
 
 FOR_A_PLAN = "fine for a plan, not for fine-tuning. Set a model: a hub id or a folder."
@@ -32,7 +32,7 @@ def recipe(settings: Settings, arguments: dict[str, Any]) -> dict[str, Any]:
     answer["total"] = ""
     try:
         values = read_mapping(text)
-        answer["set"], answer["empty"] = _flat(values), empty_options(values)
+        answer["set"], answer["empty"] = _flat(values) | written(values), empty_options(values)
         checked = checked_recipe(text, settings)
         answer["model"] = [checked.model.path, checked.model.revision]
         resolved = resolve(checked, FILE, device=_device(checked))
@@ -90,6 +90,8 @@ def _change(key: str, value: str | None, as_text: list[str]) -> Change:
         return section, REMOVED
     if value is None or not value.strip():
         return key, REMOVED
+    if (several := read(key, value, read_value)) is not NotImplemented:
+        return key, several
     # A field of text may also take a list, as data.train does; nothing else begins like one.
     if key in as_text and not value.lstrip().startswith(("[", "{")):
         return key, value

@@ -93,6 +93,8 @@ def page_fields(run: Run, folders: Folders) -> dict[str, Any]:
             for key in ("step", "loss", "lr", "grad_norm", "tokens_per_second")
         },
         "evaluations": run.evaluations[-_POINTS:],
+        "sampled": run.sampled,
+        "samples": run.samples,
         "checkpoints": run.checkpoints[-100:],
         "memory": [int(m) for m in memory[:1024] if isinstance(m, int)] if isinstance(memory, list) else [],
         "logs": run.logs[:1024],

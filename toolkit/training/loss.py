@@ -88,13 +88,17 @@ def squared_errors(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return differences.masked_fill(labels == IGNORED, 0.0).square().sum()
 
 
+def first_token(config: Any) -> int:
+    """The id that a decoder starts from."""
+    start = config.decoder_start_token_id
+    return int(config.pad_token_id if start is None else start)
+
+
 def _decoder_inputs(config: Any, labels: torch.Tensor) -> torch.Tensor:
     """Labels shifted right behind the decoder's start token, -100 replaced by padding."""
-    start = config.decoder_start_token_id
-    start = config.pad_token_id if start is None else start
     shifted = labels.new_empty(labels.shape)
     shifted[:, 1:] = labels[:, :-1]
-    shifted[:, 0] = start
+    shifted[:, 0] = first_token(config)
     return shifted.masked_fill(shifted == -100, config.pad_token_id or 0)
 
 

@@ -14,11 +14,14 @@ from toolkit.data.extremes import ends_in, extreme, largest_id, largest_label, l
 from toolkit.data.row_limits import RowLimits
 from toolkit.data.samples import MapSamples, MixedSamples, Samples
 from toolkit.model.built import Built
+from toolkit.model.load import build_config
 from toolkit.model.padding import pools_by_padding
+from toolkit.model.processor import pad_token_of
 from toolkit.recipe.limits import Limit
 from toolkit.recipe.model_facts import ModelFacts, model_sources
-from toolkit.recipe.preflight import Check, id_problem, known_checks, refuse
+from toolkit.recipe.preflight import Check, embedding_rows, id_problem, known_checks, refuse
 from toolkit.recipe.resolve import Resolved
+from toolkit.recipe.tokenizer_facts import added_tokens
 from toolkit.tasks import task_of
 from toolkit.tasks.labels import Labels
 
@@ -35,12 +38,25 @@ def preflight(session: Session, samples: Samples, *, resumed: bool = False) -> l
     resolved, built = session.resolved, session.built
     facts = ModelFacts(built.config, resolved.facts.folder)
     whole = replace(resolved, facts=facts)
-    looks = _Looks(whole, built, session.tokenizer, samples)
-    checks = [*known_checks(whole), *looks.checks()]
+    checks = [*known_checks(whole), *sample_checks(resolved, built, session.tokenizer, samples)]
     if resumed:
         checks = [check for check in checks if check.claim != _WHOLE_TOKENS or check.ok]
     refuse(checks, resolved)
     return checks
+
+
+def without_model(resolved: Resolved, processor: Any) -> Built | None:
+    """What samples are checked against where no model is built: by its config alone; None where that is not known."""
+    if resolved.facts.config is None:
+        return None
+    config = build_config(resolved, pad_token_of(processor)).to_dict()
+    return Built(config, None if added_tokens(resolved.recipe) else embedding_rows(resolved.facts), None)
+
+
+def sample_checks(resolved: Resolved, built: Built, processor: Any, samples: Samples) -> list[Check]:
+    """Those of ``preflight`` that the samples decide."""
+    whole = replace(resolved, facts=ModelFacts(built.config, resolved.facts.folder))
+    return [*_Looks(whole, built, processor, samples).checks()]
 
 
 _WHOLE_TOKENS = "tokens that the chat template writes are whole"

@@ -31,6 +31,7 @@ from toolkit.results import Result
 from toolkit.tasks import task_of
 from toolkit.tasks.base import Task
 from toolkit.training import checkpoint, finding
+from toolkit.training.answers import Answers
 from toolkit.training.dry_run import dry_run
 from toolkit.training.early_stopping import Improvement
 from toolkit.training.extension import check_length, total_steps
@@ -41,7 +42,7 @@ from toolkit.training.out_of_memory import is_out_of_memory, told
 from toolkit.training.preflight import preflight
 from toolkit.training.room import check_room
 from toolkit.training.same_data import check_rows
-from toolkit.training.screen import Screen, engaged_line, headline, rate_of
+from toolkit.training.screen import Screen, engaged_line, headline, rate_of, reading
 from toolkit.training.session import Session, open_session
 from toolkit.training.steps import Steps
 from toolkit.training.stop import Stop
@@ -91,30 +92,34 @@ def run(
         if start is None and found.touched:  # by a part of a damaged one: begin with the model as it was
             session = _opened(resolved, folder, resume=True)
     main = session.accelerator.is_main_process
-    samples = open_data(session.data_recipe, "train", session.tokenizer)
+    with reading(screen if main else None):
+        samples = open_data(session.data_recipe, "train", session.tokenizer)
+        recipes = held_out_recipes(session.data_recipe) if recipe.eval_interval else {}
+        held_out = {name: open_data(one, "eval", session.tokenizer) for name, one in recipes.items()}
     session.label_names, session.rows = samples.label_names, samples.prints
     session.folders = folder_prints(recipe) if main else {}
     loader = _loader(session, samples, progress.step)
     total = total_steps(recipe.run, loader.steps_per_epoch, resolved.source)
     checks = preflight(session, samples, resumed=start is not None)
-    recipes = held_out_recipes(session.data_recipe) if recipe.eval_interval else {}
-    held_out = {name: open_data(one, "eval", session.tokenizer) for name, one in recipes.items()}
     for one in held_out.values():
         preflight(session, one, resumed=start is not None)
+    answers = Answers(session)
     if dry:
         return _dry(session, samples, loader, total, checks, result, screen, folder)
-    length = _check_length(session, start, loader, progress, extend=extend) if start else None
     kept = other_rows = None
     if start:
         manifest = read_manifest(start, deep=False)
         go_on = changed_data or extend
         other_rows = check_rows(manifest, samples, go_on=go_on, source=resolved.source, folder=start)
+    # Behind the rows, whose number says how long an epoch was.
+    length = _check_length(session, start, loader, progress, extend=extend) if start else None
     if main:
         if resume and start is None:
             kept = set_aside(folder / "metrics.jsonl")
             set_aside(folder / "eval.jsonl")
-        truncate_metrics(folder / "metrics.jsonl", progress.step)
-        truncate_metrics(folder / "eval.jsonl", progress.step)
+            set_aside(folder / "samples.jsonl")
+        for name in ("metrics.jsonl", "eval.jsonl", "samples.jsonl"):
+            truncate_metrics(folder / name, progress.step)
     take_screen(screen if main else None)
     view = Screen(screen if main else None, total, progress.step, rate_of(task_of(recipe.model.task)))
     for damage in passed_over:
@@ -133,7 +138,7 @@ def run(
     watch = Watch(marks, recipe.run.hang_after, hung) if hung else None
     stop = stop or Stop()
     try:
-        steps = Steps(session, view, recorder, folder, progress, total, marks, start, stop.give_up, held_out)
+        steps = Steps(session, view, recorder, folder, progress, total, marks, start, stop.give_up, held_out, answers)
         for line in steps.eval_notes:
             view.say(f"note: {line}")
         if hung:

@@ -6,15 +6,19 @@ import contextlib
 import os
 import shutil
 import sys
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any, TextIO, TypeVar, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from toolkit.counts import trained_share
+from toolkit.data.reading import telling
 from toolkit.launch.failure import SCREEN_VARIABLE
 from toolkit.launch.files import parts
+from toolkit.launch.relay import take_screen
 from toolkit.recipe.resolve import Resolved
 from toolkit.strategies.engines.claims import Claim
 from toolkit.tasks.base import Task
@@ -77,6 +81,43 @@ def rate_of(task: Task) -> str:
     return "samples/s" if no_tokens else "tok/s"
 
 
+_WIDTH = 28
+"""Of a bar."""
+_PATIENCE = 0.5
+"""Seconds that tokenising takes before its bar is shown."""
+
+
+@contextlib.contextmanager
+def reading(stream: TextIO | None) -> Iterator[None]:
+    """Inside, a line of a terminal says how many rows are tokenised; it goes at the end. ``stream``: of rank 0."""
+    console = Console(file=cast(TextIO, _Enduring(stream)), highlight=False) if stream else None
+    if console is None or not console.is_terminal:
+        yield
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=_WIDTH), MofNCompleteColumn(), TextColumn("rows"))
+    bar, began, shown = Progress(*columns, console=console, transient=True), time.monotonic(), False
+
+    def told(key: str, rows: int, total: int | None) -> None:
+        nonlocal shown
+        if not shown and time.monotonic() - began < _PATIENCE:
+            return
+        if not shown:
+            take_screen(stream)
+            bar.add_task(f"tokenising {key}", total=total)
+            bar.start()
+            shown = True
+        bar.update(bar.task_ids[0], description=f"tokenising {key}", completed=rows, total=total)
+
+    try:
+        with telling(told):
+            yield
+    finally:
+        bar.stop()
+
+
+T = TypeVar("T")
+
+
 class Screen:
     """Rank 0's view of a run; that of the other ranks shows nothing. ``rate``: the unit of speed."""
 
@@ -91,7 +132,7 @@ class Screen:
             self._bar = Progress(
                 TextColumn("  step"),
                 MofNCompleteColumn(),
-                BarColumn(bar_width=28),
+                BarColumn(bar_width=_WIDTH),
                 TextColumn("{task.description}"),
                 TimeRemainingColumn(),
                 console=self.console,
@@ -114,6 +155,20 @@ class Screen:
             self._bar.update(self._task, completed=record.step, description=figures)
         else:
             self.say(f"  step {record.step}/{self.total_steps}  {figures}")
+
+    def moving(self, doing: str, items: Iterable[T], total: int | None = None) -> Iterator[T]:
+        """``items``; meanwhile the last line of a terminal says how many of ``total`` there have been, behind the loss
+        of the last step."""
+        if not self._bar:
+            yield from items
+            return
+        figures = self._bar.tasks[0].description
+        loss = figures.partition("  norm")[0]
+        for number, item in enumerate(items):
+            of_all = f"{number}/{total}" if total else f"{number}"
+            self._bar.update(self._task, description=f"{loss}  {doing} {of_all}".lstrip())
+            yield item
+        self._bar.update(self._task, description=figures)
 
     def close(self) -> None:
         if self._bar:

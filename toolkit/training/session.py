@@ -37,6 +37,7 @@ from toolkit.model.tensor import own_ranks, split_layers
 from toolkit.model.unreached import freeze, unreached
 from toolkit.optim.groups import check_groups, decayed_names, hidden_matrices
 from toolkit.optimizers import optimizer_kind
+from toolkit.recipe.preflight import with_classes
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.recipe.tokenizer_facts import added_tokens
@@ -98,12 +99,8 @@ class Session:
     @property
     def data_recipe(self) -> Recipe:
         """The recipe with the model's number of classes, which labels are checked against."""
-        recipe = self.resolved.recipe
-        if not task_of(recipe.model.task).classes or recipe.model.num_labels is not None:
-            return recipe
         config: Any = self.engine.config
-        model = recipe.model.model_copy(update={"num_labels": int(config.num_labels)})
-        return recipe.model_copy(update={"model": model})
+        return with_classes(self.resolved.recipe, getattr(config, "num_labels", None))
 
     @property
     def data_rank(self) -> int:

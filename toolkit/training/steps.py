@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.data.loader import eval_batches
-from toolkit.data.samples import Samples
+from toolkit.data.samples import Samples, StreamSamples
 from toolkit.model.compiling import compilation, describe
 from toolkit.tasks import task_of
 from toolkit.training import checkpoint
+from toolkit.training.answers import Answers, shown
 from toolkit.training.guard import LossGuard, no_way_back, refusal
 from toolkit.training.loop import Progress, evaluate
 from toolkit.training.manifest import read_manifest
@@ -40,6 +41,7 @@ class Steps:
         start: Path | None,
         give_up: Callable[[], None],
         held_out: Mapping[str, Samples],
+        answers: Answers,
     ) -> None:
         self.session, self.view, self.recorder = session, view, recorder
         self.folder, self.progress, self.total = folder, progress, total
@@ -61,14 +63,20 @@ class Steps:
         self._step_reported = False
         self._without_loss_reported = False
         self._compiled_reported = self._fell_back_reported = self._disk_reported = False
-        self.eval_interval = session.resolved.recipe.eval_interval
+        recipe = session.resolved.recipe
+        self.eval_interval, self.sample_interval = recipe.eval_interval, recipe.sample_interval
         self._held_out = held_out
+        self._answers = answers
+        self._answered: int | None = None
         self.eval_notes: list[str] = [note for samples in held_out.values() for note in samples.notes]
 
     def begin(self) -> None:
         """Evaluate before the first step of a run, with ``run.eval_at_start``."""
         if self.run.eval_at_start and self.progress.step == 0:
-            self._timeless("evaluating", self._evaluate)
+            if self._held_out:
+                self._timeless("evaluating", self._evaluate)
+            if self.sample_interval:
+                self._timeless("answering", self._answer)
 
     def __call__(self, pending: Pending) -> None:
         self.recorder.add(pending)
@@ -79,6 +87,8 @@ class Steps:
         # Evaluated before it is saved: a checkpoint knows how good it is.
         if self._held_out and (step % self.eval_interval == 0 or last):
             self._timeless("evaluating", self._evaluate)
+        if self.sample_interval and (step % self.sample_interval == 0 or last):
+            self._timeless("answering", self._answer)
         if self.run.save_every and (step % self.run.save_every == 0 or last):
             self._timeless("saving", self._save)
 
@@ -87,6 +97,8 @@ class Steps:
         self._log()
         if self._held_out and self._evaluated != self.progress.step and not stopped:
             self._evaluate()
+        if self.sample_interval and self._answered != self.progress.step and not stopped:
+            self._answer()
         self._settle()
         if self.run.save_every and self._whole != self.progress.step:
             self._save()
@@ -191,14 +203,20 @@ class Steps:
         found = {
             name: evaluate(
                 session,
-                eval_batches(
-                    samples,
-                    resolved.recipe,
-                    resolved.micro_size,
-                    resolved.data_size,
-                    session.data_rank,
-                    resolved.device,
-                    part=resolved.row_part(session.rank),
+                self.view.moving(
+                    f"evaluating {name}".rstrip(),
+                    eval_batches(
+                        samples,
+                        resolved.recipe,
+                        resolved.micro_size,
+                        resolved.data_size,
+                        session.data_rank,
+                        resolved.device,
+                        part=resolved.row_part(session.rank),
+                    ),
+                    None
+                    if isinstance(samples, StreamSamples)
+                    else -(-len(samples) // (resolved.micro_size * resolved.data_size)),
                 ),
             )
             for name, samples in self._held_out.items()
@@ -227,6 +245,19 @@ class Steps:
                 for name, line in values.items():
                     which = {"eval_set": name} if name else {}
                     file.write(json.dumps({"step": step} | which | line) + "\n")
+
+    def _answer(self) -> None:
+        """Answers to ``run.sample_prompts``: on the screen, in samples.jsonl and in the trackers."""
+        step = self._answered = self.progress.step
+        found = [{"step": step} | one for one in self._answers.now(self.view.moving)]
+        for one in found:
+            self.view.say(f"  step {step}: {shown(one['prompt'], one['answer'])}")
+        if self.run.trackers:
+            texts = {f"sample_{at}": shown(one["prompt"], one["answer"]) for at, one in enumerate(found)}
+            self.session.accelerator.log(texts, step=step)
+        if self.session.accelerator.is_main_process:
+            with (self.folder / "samples.jsonl").open("a", encoding="utf-8") as file:
+                file.writelines(json.dumps(one, ensure_ascii=False) + "\n" for one in found)
 
     def _save(self) -> None:
         self._settle()

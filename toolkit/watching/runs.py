@@ -1,4 +1,5 @@
-"""A run as its folder shows it: recipe.json, metrics.jsonl, eval.jsonl, result.json, checkpoints and logs.
+"""A run as its folder shows it: recipe.json, metrics.jsonl, eval.jsonl, samples.jsonl, result.json,
+checkpoints and logs.
 
 Nothing is written or locked, and no process of the run is asked: a run does not notice that it is read. Any file may be
 missing, cut off or hostile; what cannot be read is left out.
@@ -25,6 +26,8 @@ State = Literal["starting", "running", "finished", "stopped", "ended early", "em
 ACTIVE: tuple[State, ...] = ("starting", "running")
 MARK = "recipe.json"
 MAX_METRICS = 64 << 20
+_TEXT, _SAMPLES = 2000, 50
+"""Characters of a prompt and of its answer, and answers, that are shown."""
 _LOCKS = (".lock", ".lock-rank0")
 _CHECKPOINT = re.compile(r"step-(\d{1,12})")
 _LOG = re.compile(r"(rank\d{1,5}|launcher)\.log")
@@ -57,6 +60,10 @@ class Run:
     total: int | None = None
     steps: list[Step] = field(default_factory=list)
     evaluations: list[tuple[int, float]] = field(default_factory=list)
+    samples: list[tuple[str, str]] = field(default_factory=list)
+    """The latest answers to ``run.sample_prompts``: prompt (of a conversation what was said last) and answer."""
+    sampled: int = 0
+    """The step that they are of."""
     checkpoints: list[int] = field(default_factory=list)
     logs: list[str] = field(default_factory=list)
     strategy: str | None = None
@@ -91,6 +98,7 @@ def read_run(folder: Path) -> Run:
     run.result, run.stopped = _object(folder / "result.json"), _object(folder / "stopped.json")
     run.steps = read_steps(folder / "metrics.jsonl")
     run.evaluations = _evaluations(folder / "eval.jsonl")
+    run.sampled, run.samples = _samples(folder / "samples.jsonl")
     run.checkpoints = sorted(
         int(match.group(1)) for name in _names(folder / "checkpoints") if (match := _CHECKPOINT.fullmatch(name))
     )
@@ -272,6 +280,20 @@ def _evaluations(file: Path) -> list[tuple[int, float]]:
         if step is not None and loss is not None and "eval_set" not in entry:
             found.append((step, loss))
     return found
+
+
+def _samples(file: Path) -> tuple[int, list[tuple[str, str]]]:
+    latest, found = 0, list[tuple[str, str]]()
+    for entry in _lines(file):
+        step, prompt, answer = _count(entry.get("step")), entry.get("prompt"), entry.get("answer")
+        if isinstance(prompt, list) and prompt and isinstance(prompt[-1], dict):
+            prompt = prompt[-1].get("content")
+        if step is None or not isinstance(prompt, str) or not isinstance(answer, str):
+            continue
+        if step != latest:
+            latest, found = step, []
+        found.append((prompt[:_TEXT], answer[:_TEXT]))
+    return latest, found[-_SAMPLES:]
 
 
 def _names(folder: Path) -> Sequence[str]:

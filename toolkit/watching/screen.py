@@ -77,7 +77,12 @@ def picture(runs: Sequence[Run], width: int) -> Group:
         for run in runs
         if run.checkpoints
     ]
-    return Group(table, *notes, *saved)
+    answers = [
+        Text(f"{run.folder.name}: step {run.sampled}: {_plain(prompt)[:60]} → {_plain(answer)}")
+        for run in runs
+        for prompt, answer in run.samples
+    ]
+    return Group(table, *notes, *answers, *saved)
 
 
 def _steps(run: Run) -> str:

@@ -20,6 +20,7 @@ from toolkit.machine import give_back_memory
 from toolkit.model.sources import fill, set_values, sources
 from toolkit.optim.adamw8bit import dense_moment, moment_dtype
 from toolkit.optim.stochastic import Place
+from toolkit.recipe.shared_weights import why_not_in_units
 from toolkit.strategies.engines.base import Engine, OptimizerState, counted_steps, owned
 from toolkit.strategies.engines.claims import Claim, connected_claim
 from toolkit.strategies.engines.fsdp1_units import OwnUnits
@@ -75,10 +76,7 @@ class Fsdp1Engine(Engine):
         plugin = self.accelerator.state.fsdp_plugin
         apart = any(not p.requires_grad for p in prepared.model.parameters())
         if apart and (shared := _trained_twice(prepared.model)):
-            raise InputError(
-                f"{self.resolved.source}: strategy.name: fsdp1 has what trains of a frozen model in units of "
-                f"its own, but {' and '.join(shared)} share one weight; use fsdp2"
-            )
+            raise InputError(f"{self.resolved.source}: strategy.name: {why_not_in_units(shared)}")
         if apart and (name := _exchanges_weights(prepared.model)):
             reason = self.resolved.traits.why_no_expert_adapters
             raise InputError(f"{self.resolved.source}: strategy.name: {reason} ({name})")

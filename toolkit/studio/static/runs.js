@@ -39,7 +39,14 @@ async function refresh() {
       x: run.steps.step, y: run.steps[key], marks: key === "loss" ? run.evaluations : [],
     })), key);
   }
+  answers(runs.filter((run) => run.samples.length));
   await logs(runs);
+}
+
+function answers(runs) {
+  $("answers").hidden = !runs.length;
+  $("samples").replaceChildren(el("tr", {}, ...["run", "step", "prompt", "answer"].map((text) => el("th", {}, text))),
+    ...runs.flatMap((run) => run.samples.map(([prompt, answer]) => el("tr", {}, ...[run.shown, `${run.sampled}`, prompt, answer].map((text) => el("td", { class: "text" }, text))))));
 }
 
 const number = (value, digits) => (value === null || value === undefined ? "–" : value.toLocaleString("en-GB", { maximumFractionDigits: digits, minimumFractionDigits: digits }));

@@ -80,7 +80,8 @@ def twin_recipe(resolved: Resolved, *, full_size: bool) -> dict[str, Any]:
     values["tokenizer"]["path"] = (None if added else values["tokenizer"]["path"]) or NO_TOKENIZER
     values["data"] |= {"train": "built-in", "eval": None, "eval_fraction": None, "workers": 0, "streaming": False}
     values["run"] |= {"max_steps": STEPS, "epochs": None, "save_every": 0, "eval_every": 0, "trackers": []}
-    values["run"] |= {"early_stopping": None, "eval_at_start": False, "metric": "eval_loss"}  # nothing is evaluated
+    values["run"] |= {"early_stopping": None, "eval_at_start": False, "metric": "eval_loss",
+                      "sample_prompts": []}  # nothing is evaluated  # fmt: skip
     if (ema := values["run"]["ema"]) is not None:
         # Within a few steps the average begins, and changes by more than it is rounded.
         ema |= {"decay": min(ema["decay"], 0.9), "every": min(ema["every"], 2), "start": min(ema["start"], 1)}
