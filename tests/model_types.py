@@ -12,6 +12,7 @@ from typing import Any
 from toolkit.errors import first_line
 
 _CAPS: tuple[tuple[str, int], ...] = (
+    (r".*(max_position|max_seq|max_source|max_target|n_positions|n_ctx|max_len|seq_length).*", 128),
     (r".*vocab_size.*|.*num_embeddings", 128),
     (r".*(num|n)_.*(layers?|blocks)|n_layers?|depth|layers|.*_layers", 2),
     (r".*(kv|key_value|key|value|n_kv|n_head_kv|global_key_value|groups?)_heads?|.*n_head_kv|multi_query_group_num", 2),
@@ -24,7 +25,6 @@ _CAPS: tuple[tuple[str, int], ...] = (
     (r".*(experts|expert_num).*", 4),
     (r"n_group|topk_group|.*n_groups?|.*group_num", 1),
     (r".*(hidden|embed|d_model|n_embd|model|embedding|embd|width|projection).*(size|dim)?|dim|width|d_model", 32),
-    (r".*(max_position|max_seq|max_source|max_target|n_positions|n_ctx|max_len|seq_length).*", 128),
     (r".*(window|chunk|block|local).*(size|length)?", 8),
     (r".*state_size|d_state|.*_d_state|.*time_step_rank", 8),
 )  # fmt: skip

@@ -225,7 +225,7 @@ def test_without_the_data_random_rows_are_compared(tiny_root: Path, tmp_path: Pa
     [
         (
             {"config": T5 | {"tie_word_embeddings": True}, "task": "seq2seq-lm"},
-            ["q", "encoder.embed_tokens"],
+            ["encoder.embed_tokens"],
             "embed_tokens",
         ),
         ({"config": EVERY_FAMILY["gpt2"]["config"] | {"vocab_size": 300}}, ["c_attn", "wte"], "wte"),

@@ -26,9 +26,9 @@ def block_classes(facts: ModelFacts, auto_class: str, whole: bool = True) -> tup
 
     transformers marks blocks twice: ``_no_split_modules`` (which also names embeddings) and the base class
     ``GradientCheckpointingLayer``. Blocks are the classes in both and those of the second beside them (SpeechToText
-    names the blocks of its encoder alone), else those of the second, else those of the first, else what lists of
-    modules are filled with. A part that an auto class makes (``AutoModel.from_config``) has blocks of its own, by its
-    config.
+    names the blocks of its encoder alone), else those of the second, else those of the first, else the one that lists
+    of modules are filled with (XLM keeps attentions, norms and products in a list each: no blocks). A part that an auto
+    class makes (``AutoModel.from_config``) has blocks of its own, by its config.
     """
     name = auto_class_of(facts, auto_class)
     sources = [_code(source) for source in model_sources(facts, name)]
@@ -99,16 +99,17 @@ class _Code:
         both = [name for name in marked if name in recomputed]
         inside = {name: set(self.built(name)) for name in recomputed}
         beside = [r for r in recomputed if not any(r in inside[one] or one in inside[r] for one in both)]
-        return [*both, *beside] or marked or list(self.listed(built))
+        return [*both, *beside] or marked or [one for name in built for one in self.listed(name)]
 
-    def listed(self, built: tuple[str, ...]) -> Iterator[str]:
-        """The classes whose instances fill a list of modules."""
-        for name in built:
-            for statement in self.constructor(name):
-                for node in ast.walk(statement):
-                    if isinstance(node, ast.Call) and getattr(node.func, "attr", None) in ("ModuleList", "append"):
-                        made = (inner.func for inner in ast.walk(node) if isinstance(inner, ast.Call))
-                        yield from (one.id for one in made if isinstance(one, ast.Name) and one.id in self.classes)
+    def listed(self, name: str) -> set[str]:
+        """The class whose instances fill the lists of modules that a class makes; of several, none."""
+        fills: set[str] = set()
+        for statement in self.constructor(name):
+            for node in ast.walk(statement):
+                if isinstance(node, ast.Call) and getattr(node.func, "attr", None) in ("ModuleList", "append"):
+                    made = (inner.func for inner in ast.walk(node) if isinstance(inner, ast.Call))
+                    fills |= {one.id for one in made if isinstance(one, ast.Name) and one.id in self.classes}
+        return fills if len(fills) == 1 else set()
 
     def parts(self, built: tuple[str, ...]) -> Iterator[tuple[str, str]]:
         """The keys of nested configs that an auto class makes a model of, each with that auto class. A class that makes
