@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
+import resource
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,18 @@ from typing import Any
 import pytest
 import torch
 
+from jobs import resolved_from
+from nights import nightly_but
 from signalled import TOOLKIT, write_recipe
+from tiny import LLAMA, recipe_dict
+from toolkit.errors import OutOfMemory
 from toolkit.launch import advice, host_memory
-from toolkit.training.out_of_memory import is_out_of_memory, told
+from toolkit.launch.group import WorkerGroup
+from toolkit.no_memory import is_out_of_memory
+from toolkit.recipe.resolve import Resolved
+from toolkit.training import loop
+from toolkit.training.out_of_memory import told
+from toolkit.training.run import run
 from toolkit.training.watch import Beat
 
 CUDA = (
@@ -36,7 +47,17 @@ class Finder(importlib.abc.MetaPathFinder):
         return spec
 
 def plant(loop):
-    import torch
+    import resource, torch
+    if os.environ["PHASE"] == "limit":
+        right, calls = loop.learning_rate, []
+        def limited(*given):
+            calls.append(1)
+            if len(calls) == 2:
+                mapped = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+                resource.setrlimit(resource.RLIMIT_AS, (mapped + 2**24, resource.RLIM_INFINITY))
+            return right(*given)
+        loop.learning_rate = limited
+        return
     owner, name = {"forward": (loop._Window, "forward"), "backward": (loop._Window, "backward"),
                    "optimizer step": (loop, "learning_rate")}[os.environ["PHASE"]]
     right, calls = getattr(owner, name), []
@@ -66,9 +87,13 @@ def chained(cause: BaseException) -> BaseException:
 def test_every_kind_of_having_no_memory_is_known() -> None:
     with pytest.raises(RuntimeError) as real:
         torch.empty(2**55)
-    for error in (real.value, torch.OutOfMemoryError(CUDA), MemoryError(), chained(torch.OutOfMemoryError(CUDA))):
+    ours = OSError(errno.ENOMEM, "Cannot allocate memory")
+    words = [RuntimeError(one) for one in ("CUDA error: out of memory", "Cuda failure 2 'out of memory'",
+             "unable to mmap 4096 bytes from file <m>: Cannot allocate memory (12)")]  # fmt: skip
+    known = [real.value, torch.OutOfMemoryError(CUDA), MemoryError(), chained(torch.OutOfMemoryError(CUDA)), ours]
+    for error in (*known, *words):
         assert is_out_of_memory(error), repr(error)
-    for other in (RuntimeError("shape"), ValueError(), chained(ValueError())):
+    for other in (RuntimeError("shape"), ValueError("out of memory"), chained(ValueError()), OSError(2, "no file")):
         assert not is_out_of_memory(other)
 
 
@@ -78,6 +103,65 @@ def test_the_message_has_step_phase_micro_batch_and_bytes() -> None:
     assert re.match(message + r"[\d.]+ GiB at the peak before, [\d.]+ GiB for the process$", str(error)), str(error)
     early = told(MemoryError(), Beat(place="loading the model"), 0, torch.device("cpu"))
     assert str(early).startswith("rank 0 is out of memory loading the model: ")
+    assert (error.device_gib, error.address_gib) == (None, None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(resource, "getrlimit", lambda which: (3 << 30, -1))
+        limited = told(MemoryError(), Beat(), 0, torch.device("cpu"))
+    assert re.search(r"; [\d.]+ of 3.00 GiB of address space are taken \(ulimit -v\)$", str(limited))
+    assert limited.address_gib == 3.0
+
+
+PHASES = ("forward", "backward", "optimizer step")
+PLACES = [(strategy, phase) for strategy in ("single", "ddp", "zero2", "fsdp2") for phase in PHASES]
+
+
+def starved(resolved: Resolved, phase: str) -> str:
+    """The message of a rank to which torch refuses memory in a phase of its second step, second micro-batch."""
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    right, calls = loop.loss_sum, []
+
+    def refuse(*_: Any) -> None:
+        raise torch.OutOfMemoryError(CUDA)
+
+    def refuse_step(*_: Any) -> None:
+        if len(calls) == 4:
+            refuse()
+
+    def loss_sum(*given: Any) -> torch.Tensor:
+        calls.append(1)
+        if len(calls) == 4 and phase == "forward":
+            refuse()
+        loss = right(*given)
+        if len(calls) == 4 and phase == "backward":
+            loss.register_hook(refuse)
+        return loss
+
+    loop.loss_sum = loss_sum
+    hook = register_optimizer_step_pre_hook(refuse_step) if phase == "optimizer step" else None
+    try:
+        run(resolved, resume=False, screen=None)
+    except OutOfMemory as error:
+        return str(error)
+    finally:
+        loop.loss_sum = right
+        if hook is not None:
+            hook.remove()
+    return "it ran to its end"
+
+
+@pytest.mark.parametrize(("strategy", "phase"), nightly_but(PLACES, *(PLACES[at] for at in (0, 4, 8, 10))))
+def test_every_phase_under_every_strategy_is_named(
+    strategy: str, phase: str, tiny_root: Path, tmp_path: Path, lone_group: WorkerGroup, group: WorkerGroup
+) -> None:
+    alone = strategy == "single"
+    sections = {"machine": {"device": "cpu", "processes": 1}} if alone else {}
+    steps = {"output_dir": str(tmp_path), "max_steps": 3}
+    resolved = resolved_from(recipe_dict(tiny_root, strategy={"name": strategy}, run=steps, **sections))
+    place = phase if phase == "optimizer step" else f"micro-batch 2, {phase}"
+    for rank, message in enumerate((lone_group if alone else group).run(starved, resolved, phase)):
+        assert message.startswith(f"rank {rank} is out of memory at step 2, {place}: 2.50 GiB asked for, "), message
+        assert "GiB at the peak before" in message
 
 
 def plan_of(fits: bool, change: str | None) -> str:
@@ -103,7 +187,7 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> tuple[list[list[str]], list[Any]]:
 def test_the_smallest_change_of_the_plan_is_told(plans: tuple[list[list[str]], list[Any]]) -> None:
     asked, answers = plans
     answers.append((1, plan_of(False, "loss=fused (-5.0 GiB: 18.0)"), ""))
-    said = advice.memory_advice("r.yaml", ["a.b=c"], 23.5)
+    said = advice.memory_advice("r.yaml", ["a.b=c"], OutOfMemory("", 23.5))
     assert said == "the plan: needs 23.0 GiB, 22.3 usable\nto make it fit: loss=fused (-5.0 GiB: 18.0)"
     assert asked == [["plan", "r.yaml", "a.b=c", "--memory", "23.500", "--json", "-"]]
 
@@ -111,7 +195,7 @@ def test_the_smallest_change_of_the_plan_is_told(plans: tuple[list[list[str]], l
 def test_where_the_plan_fits_less_is_asked_for(plans: tuple[list[list[str]], list[Any]]) -> None:
     asked, answers = plans
     answers += [(0, plan_of(True, None), ""), (1, plan_of(False, "batch.micro_size=1"), "")]
-    said = advice.memory_advice("r.yaml", [], 23.2)
+    said = advice.memory_advice("r.yaml", [], OutOfMemory("", 23.2))
     assert said.splitlines() == [
         "the plan expects 18.0 GiB, 22.0 usable: does another process use the GPU (nvidia-smi)?",
         "to make it fit: batch.micro_size=1",
@@ -122,7 +206,24 @@ def test_where_the_plan_fits_less_is_asked_for(plans: tuple[list[list[str]], lis
 
 def test_a_plan_that_cannot_be_made_says_why(plans: tuple[list[list[str]], list[Any]]) -> None:
     plans[1].append((2, "", "r.yaml: model.path: no config\n"))
-    assert advice.memory_advice("r.yaml", [], None) == "no plan: r.yaml: model.path: no config"
+    assert advice.memory_advice("r.yaml", [], OutOfMemory("", None)) == "no plan: r.yaml: model.path: no config"
+
+
+@pytest.mark.nightly
+def test_a_run_that_follows_the_advice_fits_by_the_plan(tmp_path: Path, tiny_root: Path, launches: None) -> None:
+    """A vocabulary whose logits are most of the memory, on a device that is too small for them."""
+    write_recipe(tmp_path, tiny_root, model={"config": LLAMA | {"vocab_size": 32768}}, data={"max_length": 512},
+                 batch={"micro_size": 8}, machine={"device": "cuda", "processes": 2})  # fmt: skip
+    file, gib = str(tmp_path / "r.yaml"), 2.0
+    said = advice.memory_advice(file, [], OutOfMemory("", gib))
+    change = re.search(r"to make it fit: (.*) \(-", said)
+    assert change is not None, said
+    follow = change[1].replace(",", " ").split()
+    command = [*TOOLKIT, "plan", file, "--memory", str(gib), "--json", "-"]
+    for overrides, fits in (([], False), (follow, True)):
+        done = subprocess.run([*command, *overrides], capture_output=True, text=True, timeout=300, check=False)
+        assert json.loads(done.stdout)["candidates"][0]["fits"] is fits, (overrides, done.stdout, done.stderr)
+    assert advice.memory_advice(file, follow, OutOfMemory("", gib)).startswith("the plan expects")
 
 
 def test_what_the_host_had_left_is_the_least_of_the_last_seconds(
@@ -142,6 +243,22 @@ def test_what_the_host_had_left_is_the_least_of_the_last_seconds(
     assert watched.told().startswith(" 1.0 of 4.0 GiB")
 
 
+def trained(folder: Path, phase: str) -> str:
+    """What `toolkit train` says of a run that finds no memory in a phase."""
+    (folder / "planted").mkdir()
+    (folder / "planted" / "sitecustomize.py").write_text(PLANT.replace("MESSAGE", repr(CUDA)))
+    environment = {"PYTHONPATH": f"{folder / 'planted'}:{Path(__file__).parents[2]}", "PHASE": phase}
+    done = subprocess.run(
+        ["env", *(f"{name}={value}" for name, value in environment.items()), *TOOLKIT, "train", "r.yaml"],
+        cwd=folder, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "GiB at the peak before" in done.stderr
+    assert "the plan expects" in done.stderr
+    return done.stderr
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("strategy", "phase"),
@@ -154,19 +271,20 @@ def test_a_run_without_memory_ends_with_advice_that_fits(
     write_recipe(
         tmp_path, tiny_root, strategy={"name": strategy}, run={"output_dir": "run", "max_steps": 8}, **processes
     )
-    (tmp_path / "planted").mkdir()
-    (tmp_path / "planted" / "sitecustomize.py").write_text(PLANT.replace("MESSAGE", repr(CUDA)))
-    root = Path(__file__).parents[2]
-    environment = {"PYTHONPATH": f"{tmp_path / 'planted'}:{root}", "PHASE": phase}
-    done = subprocess.run(
-        ["env", *(f"{name}={value}" for name, value in environment.items()), *TOOLKIT, "train", "r.yaml"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
-    assert done.returncode == 1, done.stderr
-    assert re.search(rf"rank \d is out of memory at step \d, .*{phase}: 2.50 GiB asked for", done.stderr), done.stderr
-    assert "Traceback" not in done.stderr
-    assert "GiB at the peak before" in done.stderr
-    assert "the plan expects" in done.stderr
+    said = trained(tmp_path, phase)
+    assert re.search(rf"rank \d is out of memory at step \d, .*{phase}: 2.50 GiB asked for", said), said
+
+
+@pytest.mark.nightly
+def test_a_limit_on_the_process_is_named(tmp_path: Path, tiny_root: Path, launches: None) -> None:
+    """RLIMIT_AS, which `ulimit -v` sets, after the second step: the logits of the third find no room."""
+    write_recipe(tmp_path, tiny_root, strategy={"name": "single"}, machine={"device": "cpu", "processes": 1},
+                 model={"config": LLAMA | {"vocab_size": 1 << 17}}, data={"packing": True},
+                 run={"output_dir": "run", "max_steps": 8})  # fmt: skip
+    said = trained(tmp_path, "limit")
+    place = r"rank 0 is out of memory at step 3, micro-batch 1, forward: 0.\d\d GiB asked for, "
+    assert re.search(place + r".*; [\d.]+ of [\d.]+ GiB of address space are taken \(ulimit -v\)", said), said
+    assert "GiB of address space (ulimit -v) is too low; raise it" in said
 
 
 def test_a_machine_that_does_not_say_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,7 +111,8 @@ def main(arguments: Sequence[str]) -> int:
         return _leave(error.exit_code)
     except OutOfMemory as error:
         traceback.print_exc()
-        _report(terminal, rank, str(error), 1, retryable=False, memory={"device_gib": error.device_gib})
+        memory = {"device_gib": error.device_gib, "address_gib": error.address_gib}
+        _report(terminal, rank, str(error), 1, retryable=False, memory=memory)
         return _leave(1)
     except ToolkitError as error:
         _report(terminal, rank, name_overrides(str(error), positional), error.exit_code, retryable=False)
