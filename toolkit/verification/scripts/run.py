@@ -37,6 +37,8 @@ class Ended:
     stopped: bool = False
     processes: list[dict[str, Any]] = field(default_factory=list)
     refused: str = ""
+    memory: dict[str, Any] | None = None
+    """Of a process that ended by memory: ``memory.whereabouts``."""
 
 
 def prepare(session: Path, steps: int, after: int, on_cpu: bool, copies: bool = False) -> dict[str, str]:
@@ -94,7 +96,7 @@ def run(
             _end_others(session)
     failure = session / "failure"
     reason = failure.read_text(encoding="utf-8") if failure.exists() else (lines[0] if lines else "")
-    refused = session / "refused"
+    refused, memory = session / "refused", session / "memory.json"
     return Ended(
         job.returncode,
         reason,
@@ -102,6 +104,7 @@ def run(
         stopped,
         [json.loads(file.read_text(encoding="utf-8")) for file in sorted(session.glob("process-*.json"))],
         refused.read_text(encoding="utf-8").splitlines()[0] if refused.exists() else "",
+        json.loads(memory.read_text(encoding="utf-8")) if memory.exists() else None,
     )
 
 
