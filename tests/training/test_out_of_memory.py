@@ -226,21 +226,56 @@ def test_a_run_that_follows_the_advice_fits_by_the_plan(tmp_path: Path, tiny_roo
     assert advice.memory_advice(file, follow, OutOfMemory("", gib)).startswith("the plan expects")
 
 
-def test_what_the_host_had_left_is_the_least_of_the_last_seconds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    meminfo = tmp_path / "meminfo"
-    monkeypatch.setattr(host_memory, "_MEMINFO", meminfo)
-    monkeypatch.setattr(host_memory, "_CGROUP", tmp_path)
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine of 16 GiB of which 8 are available, with the cgroups of neither version."""
+    monkeypatch.setattr(host_memory, "_PROC", tmp_path / "proc")
+    monkeypatch.setattr(host_memory, "_CGROUPS", tmp_path / "cgroup")
+    write(tmp_path, "proc/meminfo", f"MemTotal: {16 << 20} kB\nMemFree: 1 kB\nMemAvailable: {8 << 20} kB\n")
+    return tmp_path
+
+
+def write(root: Path, file: str, text: str) -> None:
+    (root / file).parent.mkdir(parents=True, exist_ok=True)
+    (root / file).write_text(text)
+
+
+def test_what_the_host_had_left_is_the_least_of_the_last_seconds(host: Path) -> None:
     watched = host_memory.HostMemory()
     for left in (9, 2, 7):
-        meminfo.write_text(f"MemTotal: {16 << 20} kB\nMemFree: 1 kB\nMemAvailable: {left << 20} kB\n")
+        write(host, "proc/meminfo", f"MemTotal: {16 << 20} kB\nMemAvailable: {left << 20} kB\n")
         watched.look()
-    assert watched.told() == " 2.0 of 16.0 GiB were left at the least in its last 10 s"
-    (tmp_path / "memory.max").write_text(f"{4 << 30}\n")
-    (tmp_path / "memory.current").write_text(f"{3 << 30}\n")
+    assert watched.told() == " (out of host memory? 2.0 of 16.0 GiB were left at the least in its last 10 s)"
+
+
+JOB = "jobs/of a user/17"
+CGROUPS = {
+    "v2": (f"0::/{JOB}", {"memory.max": f"{4 << 30}", "memory.current": f"{3 << 30}"}, "cgroup", "memory.events"),
+    "v1": (f"9:name=systemd:/\n4:cpu,memory:/{JOB}\n0::/",
+           {"memory.limit_in_bytes": f"{4 << 30}", "memory.usage_in_bytes": f"{3 << 30}"}, "cgroup/memory",
+           "memory.oom_control"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("folder", [JOB, "jobs", ""])
+@pytest.mark.parametrize("version", CGROUPS)
+def test_a_cgroup_around_the_run_counts_and_so_do_the_kernels_kills(version: str, folder: str, host: Path) -> None:
+    """Its own folder, one above it, or the outermost of a container, in which its path is not there."""
+    path, files, top, kills = CGROUPS[version]
+    write(host, "proc/self/cgroup", f"{path}\n")
+    inside = f"{top}/{folder}".rstrip("/")
+    for name, text in files.items():
+        write(host, f"{inside}/{name}", f"{text}\n")
+    write(host, f"{inside}/memory.stat", f"file 9\ninactive_file {1 << 29}\n")
+    write(host, f"{inside}/{kills}", "under_oom 0\noom_kill 3\n")
+    watched = host_memory.HostMemory()
     watched.look()
-    assert watched.told().startswith(" 1.0 of 4.0 GiB")
+    left = "1.5 of 4.0 GiB were left at the least in its last 10 s"
+    none = "the kernel has ended no process for lack of it since the start"
+    assert watched.told() == f" (out of host memory? {left}; {none})"
+    write(host, f"{inside}/{kills}", "under_oom 0\noom_kill 4\n")
+    some = "the kernel has ended a process for lack of it since the start"
+    assert watched.told() == f" (out of host memory: {some}; {left})"
 
 
 def trained(folder: Path, phase: str) -> str:
@@ -287,10 +322,11 @@ def test_a_limit_on_the_process_is_named(tmp_path: Path, tiny_root: Path, launch
     assert "GiB of address space (ulimit -v) is too low; raise it" in said
 
 
-def test_a_machine_that_does_not_say_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "meminfo").write_text("MemTotal: 1024 kB\n")
-    for there in ("meminfo", "absent"):
-        monkeypatch.setattr(host_memory, "_MEMINFO", tmp_path / there)
-        watched = host_memory.HostMemory()
-        watched.look()
-        assert watched.told() == ""
+def test_a_machine_that_does_not_say_ends_no_run(host: Path) -> None:
+    write(host, "proc/meminfo", "MemTotal: 1024 kB\n")
+    watched = host_memory.HostMemory()
+    watched.look()
+    assert watched.told() == " (out of host memory?)"
+    (host / "proc/meminfo").unlink()
+    watched.look()
+    assert watched.told() == " (out of host memory?)"

@@ -250,7 +250,7 @@ def _killed(logs: Path, begin: int, memory: HostMemory) -> str | None:
     for rank, status in re.findall(r"^ +rank +: (\d+).*\n +exitcode +: (-?\d+)", summary, re.MULTILINE):
         if int(status) < 0 and -int(status) != signal.SIGTERM:
             ended = signal.Signals(-int(status))
-            hint = f" (out of host memory?{memory.told()})" if ended == signal.SIGKILL else ""
+            hint = memory.told() if ended == signal.SIGKILL else ""
             crash = last_words(logs / f"rank{rank}.log") if ended in CRASHES else ""
             return f"rank {rank} was ended by {ended.name}{hint}{crash}"
     return None

@@ -118,6 +118,7 @@ def _raise_failure(command: Sequence[str], ended: Ended, numbers: list[int], tim
     if ended.code and not ended.stopped:
         how = f"exit status {ended.code}" if ended.code > 0 else f"ended by signal {-ended.code}"
         said = [f"{name}: {how}: {ended.last or 'it wrote nothing'}", *(told(ended.memory) if ended.memory else [])]
+        said += [ended.killed] if ended.killed else []
         raise CommandFailed("\n".join(said), ended.code)
     if numbers:
         return
