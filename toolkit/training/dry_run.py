@@ -49,7 +49,7 @@ def dry_run(session: Session, loader: TrainLoader, marks: Marks) -> DryRun:
     tokens = torch.full((), float(micro.supervised), device=engine.device)
     tokens = counted_once(sum_over_ranks(tokens), resolved)
     terms, there = LossTerms.of(resolved.recipe), micro.to(engine.device)
-    loss = accumulate(session, iter([there]), 1, tokens, terms, marks, step=0, untimed=True)
+    loss, _ = accumulate(session, iter([there]), 1, tokens, terms, marks, step=0, untimed=True)
     mean = (counted_once(sum_over_ranks(loss.double()), resolved) / tokens.clamp(min=1.0)).item()
     if not math.isfinite(mean):
         raise RunFailed(f"the loss of the longest micro-batch is {mean}: the run would stop at a step that has it")

@@ -159,7 +159,8 @@ def _run(
     watch = Watch(marks, recipe.run.hang_after, hung) if hung else None
     stop = stop or Stop()
     try:
-        steps = Steps(session, view, recorder, folder, progress, total, marks, start, stop.give_up, held_out)
+        place = getattr(samples, "place", None)  # a stream's rows are gone
+        steps = Steps(session, view, recorder, folder, progress, total, marks, start, stop.give_up, held_out, place)
         for line in steps.eval_notes:
             view.say(f"note: {line}")
         if hung:
