@@ -150,7 +150,9 @@ def test_it_stops_and_says_so(strategy: str, tiny_root: Path, tmp_path: Path, gr
     assert re.fullmatch(
         rf"not finite: rank 1, micro-batch 1 \({row}; {row}\), and none of the other 3 micro-batches", which
     )
-    assert re.fullmatch(r"step 2 before it: loss \d\.\d+, gradient norm \d\.\d+; weights: were finite: other .*", state)
+    assert re.fullmatch(
+        r"step 2 before it: loss \d\.\d+, gradient norm \d\.\d+; weights before this step: finite.*", state
+    )
     assert causes[:2] == ["likely causes, in this order:",
                           "  1. what these rows contain: --resume run.on_bad_loss=skip leaves them out"]  # fmt: skip
     assert lines[-1]["step"] == BAD_STEP
@@ -188,18 +190,18 @@ CAUSES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "fp16": ({"precision": "fp16"}, [
         f"step {IN_A_ROW + 1}: the loss is not finite, {IN_A_ROW} steps in a row",
         "not finite: 2 of 2 micro-batches, first rank 0, micro-batch 1",
-        "weights: were finite",
+        "weights before this step: finite",
         "1. fp16 holds no number above 65504: precision=bf16 where the GPU has it, else fp32",
         "2. the learning rate, "]),
     "no clipping": ({"optimizer": {"max_grad_norm": None}}, [
-        "step 2: the loss is not finite", "the step has changed them since (", "1. the learning rate, ",
+        "step 2: the loss is not finite", "not known, the step has changed them (", "1. the learning rate, ",
         "2. nothing clips the gradient: optimizer.max_grad_norm=1.0"]),
     "frozen": ({"adapter": {"r": 4}}, [
         "step 1: the loss is not finite", "it is the first step of this process",
         "1. 7 elements of frozen weights or buffers are not finite: load the model again"]),
     "skip": ({"run": {"on_bad_loss": "skip"}}, [
         f"step {IN_A_ROW + 1}: {IN_A_ROW} steps in a row were skipped", "not finite: 2 of 2 micro-batches",
-        "weights: were finite", "1. the learning rate, "]),
+        "weights before this step: finite", "1. the learning rate, "]),
 }  # fmt: skip
 
 

@@ -112,12 +112,12 @@ def _state(record: StepRecord, before: Sequence[StepRecord], table: Sequence[Seq
         gradients = "it is the first step of this process"
     bad, every = counted.trained
     if record.skipped:
-        weights = f"{bad} of {every} elements were not finite" if bad else "were finite"
+        weights = f"{bad} of {every} elements not finite" if bad else "finite"
     elif any(row[1] < row[0] for row in table):
-        weights = "were finite: other micro-batches of the step have a finite loss"
+        weights = "finite, since other micro-batches of the step have a finite loss"
     else:
-        weights = f"the step has changed them since ({bad} of {every} elements are not finite now)"
-    return f"{gradients}; weights: {weights}"
+        weights = f"not known, the step has changed them ({bad} of {every} elements are not finite now)"
+    return f"{gradients}; weights before this step: {weights}"
 
 
 def _causes(
