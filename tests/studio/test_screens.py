@@ -52,6 +52,23 @@ def test_what_the_form_shows_is_what_is_trained(opened: tuple[Any, str, Any]) ->
 
 
 @pytest.mark.nightly
+def test_a_page_without_the_token_says_what_to_do_and_takes_it(opened: tuple[Any, str, Any]) -> None:
+    page, address, _ = opened
+    page.goto(address.partition("?")[0])
+    expect(page.get_by_role("heading", level=1)).to_have_text(re.compile("it has the token"))
+    assert page.locator("main").evaluate("one => getComputedStyle(one).maxWidth") == "704px", "the product's style"
+    page.set_viewport_size({"width": 390, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.get_by_label("Token").fill("wrong")
+    page.get_by_role("button", name="Open").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(re.compile("not this server's"))
+    page.get_by_label("Token").fill(address.partition("token=")[2])
+    page.get_by_role("button", name="Open").click()
+    page.locator("#text").wait_for()
+    assert "token" not in page.url
+
+
+@pytest.mark.nightly
 def test_pasted_json_is_json(opened: tuple[Any, str, Any]) -> None:
     page, address, _ = opened
     page.goto(address)
