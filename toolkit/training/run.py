@@ -18,7 +18,7 @@ from toolkit.data.samples import Samples
 from toolkit.data.sources import held_out_recipes
 from toolkit.errors import Stopped, ToolkitError
 from toolkit.half_precision import cpu_emulates
-from toolkit.launch.identity import folder_prints, saved_recipe
+from toolkit.launch.identity import folder_prints, other_loss, saved_recipe
 from toolkit.launch.relay import take_screen
 from toolkit.launch.signals import attempt, handled, name_of
 from toolkit.machine import cpu_count
@@ -131,9 +131,10 @@ def _run(
     if dry:
         return _dry(session, marks, samples, loader, total, checks, result, screen, folder)
     length = _check_length(session, start, loader, progress, extend=extend) if start else None
-    kept = other_rows = None
+    kept = other_rows = loss_note = None
     if start:
         manifest = read_manifest(start, deep=False)
+        loss_note = other_loss(saved_recipe(start, manifest), recipe)
         go_on = changed_data or extend
         other_rows = check_rows(manifest, samples, go_on=go_on, source=resolved.source, folder=start)
     if main:
@@ -151,6 +152,8 @@ def _run(
         view.say(length)
     if other_rows:
         view.say(f"note: {other_rows}")
+    if loss_note:
+        view.say(f"note: {loss_note}")
     if main:
         (folder / STOPPED).unlink(missing_ok=True)
     recorder = MetricsLog(
@@ -198,6 +201,7 @@ def _run(
         unread_columns=samples.unread,
         notes=[
             *_notes(session),
+            *([loss_note] if loss_note else []),
             *samples.notes,
             *steps.eval_notes,
             *_without_loss(recorder.without_loss, progress.step, counted),
