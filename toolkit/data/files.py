@@ -12,6 +12,10 @@ SUFFIXES = (*ROW_SUFFIXES, ".txt")
 _READABLE = "supported: " + ", ".join(SUFFIXES)
 
 
+class NoSuchData(InputError):
+    """There is neither a file nor a folder of that name, and none that is called almost so."""
+
+
 def local_files(spec: str, key: str) -> list[Path] | None:
     """The data files of ``spec``, sorted by name; None if it may be a hub data set.
 
@@ -30,7 +34,8 @@ def local_files(spec: str, key: str) -> list[Path] | None:
         raise _problem(key, f"{spec} cannot be read: {error.strerror or error}") from None
     if not is_local(spec):
         return None
-    raise _problem(key, f"{spec} does not exist" + _nearby(path))
+    nearby, message = _nearby(path), f"{key}: {spec} does not exist"
+    raise InputError(message + nearby) if "did you mean" in nearby else NoSuchData(message + nearby)
 
 
 def is_local(spec: str) -> bool:
