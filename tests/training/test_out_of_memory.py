@@ -7,6 +7,7 @@ import json
 import re
 import resource
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -278,19 +279,18 @@ def test_a_cgroup_around_the_run_counts_and_so_do_the_kernels_kills(version: str
     assert watched.told() == f" (out of host memory: {some}; {left})"
 
 
-def trained(folder: Path, phase: str) -> str:
-    """What `toolkit train` says of a run that finds no memory in a phase."""
+def trained(folder: Path, phase: str, command: tuple[str, ...] = (*TOOLKIT, "train")) -> str:
+    """What a run says that finds no memory in a phase."""
     (folder / "planted").mkdir()
     (folder / "planted" / "sitecustomize.py").write_text(PLANT.replace("MESSAGE", repr(CUDA)))
     environment = {"PYTHONPATH": f"{folder / 'planted'}:{Path(__file__).parents[2]}", "PHASE": phase}
     done = subprocess.run(
-        ["env", *(f"{name}={value}" for name, value in environment.items()), *TOOLKIT, "train", "r.yaml"],
+        ["env", *(f"{name}={value}" for name, value in environment.items()), *command, "r.yaml"],
         cwd=folder, capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr
     assert "GiB at the peak before" in done.stderr
-    assert "the plan expects" in done.stderr
     return done.stderr
 
 
@@ -307,7 +307,18 @@ def test_a_run_without_memory_ends_with_advice_that_fits(
         tmp_path, tiny_root, strategy={"name": strategy}, run={"output_dir": "run", "max_steps": 8}, **processes
     )
     said = trained(tmp_path, phase)
+    assert "the plan expects" in said
     assert re.search(rf"rank \d is out of memory at step \d, .*{phase}: 2.50 GiB asked for", said), said
+
+
+@pytest.mark.nightly
+def test_without_the_launcher_the_command_of_the_plan_is_told(tmp_path: Path, tiny_root: Path, launches: None) -> None:
+    """As under Slurm, ssh or another tool's launcher."""
+    write_recipe(tmp_path, tiny_root, strategy={"name": "single"}, machine={"device": "cpu", "processes": 1},
+                 run={"output_dir": "run", "max_steps": 8})  # fmt: skip
+    said = trained(tmp_path, "backward", (sys.executable, "-m", "toolkit.train"))
+    assert re.search(r"^rank 0 is out of memory at step \d, .*backward: ", said, re.MULTILINE), said
+    assert said.rstrip().endswith("what would fit: toolkit plan r.yaml")
 
 
 @pytest.mark.nightly

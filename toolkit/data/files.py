@@ -34,8 +34,9 @@ def local_files(spec: str, key: str) -> list[Path] | None:
         raise _problem(key, f"{spec} cannot be read: {error.strerror or error}") from None
     if not is_local(spec):
         return None
-    nearby, message = _nearby(path), f"{key}: {spec} does not exist"
-    raise InputError(message + nearby) if "did you mean" in nearby else NoSuchData(message + nearby)
+    nearby = _nearby(path)
+    kind = InputError if "did you mean" in nearby else NoSuchData
+    raise kind.at(None, key, f"{spec} does not exist{nearby}")
 
 
 def is_local(spec: str) -> bool:
