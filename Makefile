@@ -47,6 +47,7 @@ docs: $(READY)
 	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[docs]'
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict --clean
 	@$(BIN)/python -m docsite.check_links build/site
+	@$(BIN)/python -m docsite.check_search build/site
 
 presets: $(READY)
 	@$(BIN)/python ds_configs/write.py

@@ -10,7 +10,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 
-LISTS = ("reference/rules/", "reference/faults", "reference/messages", "measurements/")
+LISTS = (
+    *("reference/rules/", "reference/faults", "reference/messages", "measurements/"),
+    *("changelog.md", "source/", "kill-matrix.md", "findings.md", "rehearsal.md"),
+)
 """Pages of many entries: in the search they come after pages that say what to do."""
 
 

@@ -5,11 +5,27 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from toolkit.errors import InputError
+
 OVERRIDE = "override"
 """How the recipe's loader begins the place of an override; see ``toolkit/recipe/load.py``."""
 
 _OVERRIDE = re.compile(r"[A-Za-z_]\w*(\.\w+)*=")
 _PROBLEM = re.compile(r"(?P<key>[a-z_]\w*(?:\.\w+|\[\d+\])*)(?P<rest>(?:: | \().*)", re.DOTALL)
+
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) *(gib|gb|g|mib|mb|m|tib|tb|t)?", re.IGNORECASE)
+_GIB = {"m": 2**-10, "mib": 2**-10, "mb": 1e6 / 2**30, "g": 1.0, "gib": 1.0, "gb": 1e9 / 2**30, "t": 2.0**10,
+        "tib": 2.0**10, "tb": 1e12 / 2**30}  # fmt: skip
+
+
+def memory_option(text: str) -> float:
+    """GiB of what ``--memory`` says: a number, or one with a unit. Raises InputError for anything else, 0 included."""
+    match = _SIZE.fullmatch(text.strip())
+    value = float(match[1]) * _GIB[(match[2] or "g").lower()] if match else 0.0
+    if value <= 0:
+        raise InputError(f"--memory {text}: expected GiB, for example 8 or 8GiB")
+    return value
 
 
 def name_overrides(message: str, arguments: Sequence[str]) -> str:

@@ -48,11 +48,12 @@ class RunFailed(ToolkitError):
 
 
 class OutOfMemory(RunFailed):
-    """A rank found no memory. ``device_gib``: the GPU's; None without one."""
+    """A rank found no memory. ``device_gib``: the GPU's; None without one. ``address_gib``: what the process may map
+    (``ulimit -v``); None without a limit."""
 
-    def __init__(self, message: str, device_gib: float | None) -> None:
+    def __init__(self, message: str, device_gib: float | None, address_gib: float | None = None) -> None:
         super().__init__(message)
-        self.device_gib = device_gib
+        self.device_gib, self.address_gib = device_gib, address_gib
 
 
 class Stopped(ToolkitError):

@@ -32,6 +32,11 @@ def fitted(line: str, columns: int) -> list[str]:
     )
 
 
+def cut(line: str, columns: int) -> str:
+    """The line, or as much of it as fits, with «…» at the end."""
+    return line if len(line) <= columns else f"{line[: columns - 1]}…"
+
+
 def timed(seconds: float) -> str:
     """A step's time, with three digits of it: «12.3 s», «45.6 ms»."""
     if seconds >= 0.9995:

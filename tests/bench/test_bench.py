@@ -114,8 +114,36 @@ def test_the_slowest_rank_is_the_time_of_a_step_and_medians_are_reported(recipe_
     assert document["seconds_spread"] == [1.0, 9.0]
     assert document["mfu"] == pytest.approx(6e6 / (2 * 12 * 1e6))
     failed = Cell("other", cell.resolved, failure="out of memory")
-    lines = table({"cells": [document, as_json(failed, None)]})
+    lines = table({"cells": [document, as_json(failed, None)]}, 80)
     assert any(line.startswith("other") and "out of memory" in line for line in lines)
+
+
+def measured(label: str, rate: float | None, **more: Any) -> dict[str, Any]:
+    numbers = {"tokens_per_second": rate, "seconds_per_step": 1234.5, "seconds_spread": [1.0, 12345.678],
+               "peak_allocated_bytes": 139 << 30, "padding": 1.0, "mfu": 0.512}  # fmt: skip
+    return {"label": label, **numbers, "phases": {f"phase number {n}": 0.1 for n in range(9)}, **more}
+
+
+@pytest.mark.parametrize("columns", [80, 100, 200])
+def test_the_table_fits_the_terminal_and_cuts_no_number(columns: int) -> None:
+    long = "strategy.name=fsdp2,activation_checkpointing=full,batch.micro_size=1,batch.accumulation=8,loss=fused"
+    operations = [{"share": 0.5, "calls": 123456, "name": "void at::native::" + "vectorized_elementwise" * 9}]
+    profile = {"trace": "t.json", "device": {f"on the device {n}": 1.0 for n in range(9)}, "operations": operations}
+    cells = [measured("zero3", 1234567.0, profile=profile), measured(long, 123.0),
+             measured("ddp", None, reason="out of memory: " + "many words " * 30)]  # fmt: skip
+    lines = table({"cells": cells}, columns)
+    assert max(map(len, lines)) <= columns
+    head = next(line for line in lines if "tokens/s" in line)
+    assert head.split() == ["tokens/s", "vs", "first", "step", "s", "slowest", "peak", "GiB", "padding", "MFU"]
+    rows = [line for line in lines if "139.000" in line]
+    assert [line.split()[-7:] for line in rows] == [
+        [rate, factor, "1234.500", "12345.678", "139.000", "100.0%", "51.2%"]
+        for rate, factor in (("1,234,567", "1.00"), ("123", "0.00"))
+    ]
+    assert {line.rindex("%") for line in rows} == {len(head) - 1}
+    assert long in rows[1] or long.replace(",", ", ") in " ".join(" ".join(lines).split())
+    assert (long in rows[1]) == (columns == 200)
+    assert [line for line in lines if line.endswith("…")] == [line for line in lines if "vectorized" in line]
 
 
 @pytest.mark.usefixtures("launches")

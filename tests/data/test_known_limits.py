@@ -110,7 +110,8 @@ def test_paths_that_are_not_there(make_recipe: Make, write_jsonl: Write, tmp_pat
     message = refusal(make_recipe(train=tmp_path / "trian.jsonl"))
     assert message == f"data.train: {tmp_path}/trian.jsonl does not exist; did you mean train.jsonl?"
     message = refusal(make_recipe(train=tmp_path / "no" / "such" / "a.jsonl"))
-    assert message == f"data.train: {tmp_path}/no/such/a.jsonl does not exist (there is no folder {tmp_path}/no)"
+    gone = f"data.train: {tmp_path}/no/such/a.jsonl does not exist (there is no folder {tmp_path}/no)"
+    assert message == f'{gone}; expected a row a line, for example {{"text": "What is 1 plus 1? 2"}}'
     for spec in ("missing.txt", "./missing", "a/b/c", "~/no-such-folder-here"):
         assert "does not exist" in refusal(make_recipe(train=spec))
     check_data(make_recipe(train="org/name", eval="squad"))  # may be on the hub: left to the run

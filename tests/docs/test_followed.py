@@ -98,7 +98,7 @@ PAGES = ("README.md", "docs/quickstart.md", "docs/tutorials/lora-one-gpu.md", "d
 """What a newcomer follows; the third tutorial has a test of its own, above."""
 
 IN_PLACE = {
-    r"HuggingFaceTB/SmolLM2-135M-Instruct|HuggingFaceTB/SmolLM2-135M": "small",
+    r"HuggingFaceTB/SmolLM2-135M-Instruct|HuggingFaceTB/SmolLM2-135M|HuggingFaceTB/SmolLM2-1\.7B-Instruct": "small",
     r"meta-llama/Llama-3\.2-1B-Instruct|meta-llama/Llama-3\.1-8B": "small",
     r"max_steps: 500": "max_steps: 2",
     r"^(DS_BUILD_OPS=0 )?pip install .*|^python3 -m venv .*|^make (demo|test) .*": None,  # tests/install; themselves
@@ -211,10 +211,33 @@ def test_what_is_run_in_place_of_a_page_is_still_on_one(tmp_path: Path) -> None:
     assert used == set(IN_PLACE)
 
 
+@pytest.mark.nightly
+@pytest.mark.usefixtures("launches")
+@pytest.mark.timeout(900)
+def test_a_newcomer_with_readme_and_an_empty_folder_gets_to_a_trained_adapter(tmp_path: Path) -> None:
+    """Without data: what `toolkit train` says of it has a row to copy. The model is the small one, for the hub's."""
+    small_model(tmp_path / "small")
+    used: set[str] = set()
+    commands = [words for words in lines_of("README.md", tmp_path, used) if "recipe.yaml" in words or "export" in words]
+    stopped = run(["toolkit", "train", "recipe.yaml"], tmp_path)
+    assert stopped.returncode == 2, stopped.stderr
+    (row,) = re.findall(
+        r"data/train\.jsonl does not exist .*; expected a row a line, for example (\{.*\})$", stopped.stderr
+    )
+    (tmp_path / "data").mkdir()
+    rows = [row.replace("1 plus 1", f"{number} plus 1") for number in range(60)]
+    (tmp_path / "data/train.jsonl").write_text("\n".join(rows))
+    assert [words[1] for words in commands] == ["plan", "train", "verify", "export"]
+    for words in commands:
+        done = run(words, tmp_path)
+        assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    assert (tmp_path / "my-adapter/adapter_config.json").exists()
+
+
 def test_readme_shows_what_init_writes() -> None:
     text = (ROOT / "README.md").read_text()
     shown = next(body for language, _, body in BLOCK.findall(text) if language == "yaml")
-    answers = {"model": "meta-llama/Llama-3.2-1B-Instruct", "data": "data/train.jsonl", "format": "messages",
+    answers = {"model": "HuggingFaceTB/SmolLM2-1.7B-Instruct", "data": "data/train.jsonl", "format": "messages",
                "eval": "0.05", "lora": 16, "processes": 2, "strategy": "zero2", "precision": "bf16",
                "steps": 500}  # fmt: skip
     assert shown == starter(answers)

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import re
 import signal
 import time
 
@@ -100,8 +101,11 @@ def test_group_is_new_after_a_defect() -> None:
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        (signal.SIGABRT, "rank 1 died (exit code -6): SIGABRT"),
-        (signal.SIGKILL, "rank 1 died (exit code -9): SIGKILL, which the system sends where memory runs out"),
+        (signal.SIGABRT, r"rank 1 died \(exit code -6\): SIGABRT"),
+        (
+            signal.SIGKILL,
+            r"rank 1 died \(exit code -9\): SIGKILL \(out of host memory\? [\d.]+ of [\d.]+ GiB were left .*\)",
+        ),
     ],
 )
 def test_the_rank_that_died_is_reported_not_the_one_that_lost_it(how: int, message: str) -> None:
@@ -109,7 +113,8 @@ def test_the_rank_that_died_is_reported_not_the_one_that_lost_it(how: int, messa
         group.run(process)  # both are there
         with pytest.raises(JobFailed) as failed:
             group.run(lose_a_rank, how, 0.5)
-        assert (failed.value.rank, str(failed.value)) == (1, message)
+        assert failed.value.rank == 1
+        assert re.fullmatch(message, str(failed.value)), str(failed.value)
         group.run(process)
 
 

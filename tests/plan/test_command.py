@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from cases import every_case
 from nights import nightly_but
 from plan.cells import LLAMA
 from plan.test_speed import LLAMA_8B
+from toolkit.__main__ import main
 from toolkit.errors import InputError
 from toolkit.planning.command import Request, plan_command
 
@@ -401,3 +404,41 @@ def test_a_config_that_no_plan_can_be_made_of_is_refused(tmp_path: Path, change:
     assert said in str(refused.value)
     assert len(str(refused.value)) - len(str(file)) < 200
     assert refused.value.exit_code == 2
+
+
+def test_host_memory_is_planned_for_and_a_size_may_have_a_unit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is not a size, or no device, says what to type."""
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(LLAMA))
+
+    def said(*arguments: str) -> tuple[Any, str, str]:
+        monkeypatch.setattr(sys, "argv", ["toolkit", "plan", str(file), *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return ended.value.code or 0, *capsys.readouterr()
+
+    for words, usable, strategies in (
+        (["--gpu", "cpu", "--memory", "8GiB"], 8 * 2**30, {"single"}),
+        (["--gpu", "CPU", "--memory", "8 g", "--gpus", "2"], 4 * 2**30, {"ddp", "zero1", "zero2", "zero3", "fsdp2"}),
+        (["--gpu", "cpu"], os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), {"single"}),
+        (["--memory", "8GB"], 8e9, {"single"}),
+    ):
+        code, out, err = said(*words, "--json", "-")
+        assert code == 0, err
+        document = json.loads(out)
+        assert document["usable_bytes"] == pytest.approx(usable * 0.95, rel=1e-6), words
+        assert (document["device"] == "cpu") == ("--gpu" in words)
+        assert {one["strategy"] for one in document["candidates"]} >= strategies
+    for words, message in (
+        (["--memory", "8 apples"], "--memory 8 apples: expected GiB, for example 8 or 8GiB"),
+        (["--memory", "-1GiB"], "--memory -1GiB: expected GiB, for example 8 or 8GiB"),
+        (["--gpu", "laptop"], "For another device: --memory GIB, or --gpu-table FILE; for host memory: --gpu cpu"),
+        ([], "--gpu cpu for host memory"),
+    ):
+        code, out, err = said(*words)
+        assert (code, out) == (2, ""), words
+        assert message in err
+    for line in said("--gpu", "cpu", "--memory", "8")[1].splitlines():
+        assert "GPU" not in line

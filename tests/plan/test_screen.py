@@ -11,7 +11,7 @@ import pytest
 
 from toolkit.planning.command import Planned, Request, make_plan
 from toolkit.planning.screen import best_of_each, screen
-from toolkit.report.plan_page import plan_page
+from toolkit.report.plan_page import plan_page, plan_parts
 from toolkit.terminal import timed
 
 LLAMA = {
@@ -86,6 +86,19 @@ def test_the_page_marks_what_is_over_the_usable_memory(tight: Planned) -> None:
     text = plan_page(tight.search, tight.candidates, tight.chosen, tight.change, None, [])
     too_large = sum(not one.fits for one in best_of_each(tight.candidates, tight.chosen))
     assert text.count("<span class='over'") == too_large > 0
+
+
+def test_the_step_that_is_drawn_is_the_recipes_everywhere(tight: Planned) -> None:
+    """On a terminal, on the page of `--html`, and first in Studio, which has the recommended one folded below it."""
+    asked, chosen = tight.candidates[0], tight.chosen
+    assert chosen is not None
+    assert asked.label != chosen.label
+    assert f"one step of {asked.label}" in lines_of(tight, 100)
+    text = plan_page(tight.search, tight.candidates, chosen, tight.change, None, [])
+    step = plan_parts(tight.search, tight.candidates, chosen, tight.change, [])["step"]
+    for drawn in (text[text.index("<h2>One step") :], step):
+        assert 0 <= drawn.index(asked.label) < drawn.index(chosen.label)
+    assert step.index("</h2>") < step.index("<details>")
 
 
 def test_colour_is_only_where_it_is_asked_for(tight: Planned) -> None:

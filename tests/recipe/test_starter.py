@@ -62,7 +62,8 @@ def test_a_terminal_is_asked_everything_and_defaults_follow_the_answers(
     assert recipe.data.eval_fraction == 0.05
     said = capsys.readouterr().out
     assert "note: model.path: no folder /nowhere/model" in said
-    assert "note: data.train: gone.jsonl: no such file yet" in said
+    assert 'note: data.train: gone.jsonl: no such file yet; a row a line, for example {"text": "What' in said
+    assert "next: toolkit data recipe.yaml, then toolkit plan recipe.yaml --gpu NAME" in said
 
 
 def test_what_is_there_is_not_noted(

@@ -270,6 +270,16 @@ def test_what_one_can_start_from_is_a_recipe(title: str) -> None:
     assert recipe(STARTS[title][1]).data.max_length
 
 
+@pytest.mark.nightly
+def test_what_one_can_start_from_fits_its_gpu_but_the_last(tmp_path: Path) -> None:
+    fits = []
+    for gpu, text in STARTS.values():
+        (tmp_path / "r.yaml").write_text(text)
+        fits.append(make_plan(Request(str(tmp_path / "r.yaml"), gpu=gpu)).fits)
+    assert fits == [True, True, True, False]
+    assert "tie_word_embeddings: true" in STARTS["1B, LoRA, 1 GPU"][1], "as Llama 3.2 1B has them"
+
+
 def test_no_mapping_is_an_error() -> None:
     with pytest.raises(InputError):
         read_mapping("- a\n")

@@ -67,6 +67,37 @@ def test_nothing_without_the_token(local: Server, headers: list[tuple[str, str]]
         assert b"token" in answer.body
 
 
+PAGE = ("accept", "text/html,application/xhtml+xml,*/*;q=0.8")
+CLOSED = {
+    "no token": (403, [("host", HOST)], b"", "Open the address that toolkit studio printed: it has the token."),
+    "wrong token": (403, [("host", HOST)], b"token=x", "The token in this address is not this server&#39;s."),
+    "other host": (421, [("host", "<b>evil.example"), COOKIE], b"", "This server does not answer to that host name."),
+}
+
+
+@pytest.mark.parametrize("kind", CLOSED)
+def test_a_browser_that_is_refused_gets_a_page_that_says_what_to_do(kind: str, local: Server) -> None:
+    status, headers, query, why = CLOSED[kind]
+    answer = local.ask("/build", query=query, headers=[*headers, PAGE])
+    text = answer.body.decode()
+    assert (answer.status, answer.headers["content-type"]) == (status, "text/html; charset=utf-8")
+    assert f"<h1>{why}</h1>" in text
+    assert text.count("<li>") == 3
+    assert ('name="token"' in text) == (kind != "other host")
+    assert ("http://127.0.0.1:8717/" in text) == (kind == "other host")
+    assert TOKEN not in text
+    assert "evil" not in text
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'" in policy
+    assert "script" not in policy + text, "it needs nothing else of a server that does not answer"
+    assert "<link" not in text
+    assert (
+        local.ask("/api/runs", headers=[("host", HOST), ("accept", "*/*")])
+        .headers["content-type"]
+        .startswith("text/plain")
+    )
+
+
 @every_case("host", ["evil.example", "evil.example:8717", "127.0.0.1:9999", "127.0.0.1", "", "localhost:1"])
 def test_other_hosts_are_refused(local: Server, host: str) -> None:
     """DNS rebinding: the browser sends the attacker's name, with the cookie of that name."""

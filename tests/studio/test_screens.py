@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 
 from studio.test_browser import browser as browser
 from studio.test_browser import serving, sync_api
+from tiny import LLAMA
+from toolkit.planning.command import Request, plan_command
 
 expect = sync_api.expect
 
@@ -52,6 +55,23 @@ def test_what_the_form_shows_is_what_is_trained(opened: tuple[Any, str, Any]) ->
 
 
 @pytest.mark.nightly
+def test_a_page_without_the_token_says_what_to_do_and_takes_it(opened: tuple[Any, str, Any]) -> None:
+    page, address, _ = opened
+    page.goto(address.partition("?")[0])
+    expect(page.get_by_role("heading", level=1)).to_have_text(re.compile("it has the token"))
+    assert page.locator("main").evaluate("one => getComputedStyle(one).maxWidth") == "704px", "the product's style"
+    page.set_viewport_size({"width": 390, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.get_by_label("Token").fill("wrong")
+    page.get_by_role("button", name="Open").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(re.compile("not this server's"))
+    page.get_by_label("Token").fill(address.partition("token=")[2])
+    page.get_by_role("button", name="Open").click()
+    expect(page.locator("#note")).to_be_visible(timeout=WAIT)
+    assert "token" not in page.url
+
+
+@pytest.mark.nightly
 def test_pasted_json_is_json(opened: tuple[Any, str, Any]) -> None:
     page, address, _ = opened
     page.goto(address)
@@ -65,6 +85,36 @@ def test_pasted_json_is_json(opened: tuple[Any, str, Any]) -> None:
     page.locator(".finding .where", has_text="zero3.json").first.wait_for()
     found = page.locator("#findings").inner_text()
     assert not {"KY103", "KY104"} & set(found.split())
+
+
+@pytest.mark.nightly
+def test_messages_say_what_is_so(opened: tuple[Any, str, Any]) -> None:
+    """After a mistake the data page reads no longer; a config that is not JSON is told as that."""
+    page, address, _ = opened
+    page.goto(address)
+    page.locator("#model").fill('{"model_type": "llama",, }')
+    page.locator("#model").blur()
+    expect(page.locator("#problems")).to_contain_text("not valid JSON")
+    assert "valid dictionary" not in page.locator("#problems").inner_text()
+    page.goto(address.partition("?")[0] + "data")
+    recipe = "model: {path: nowhere}\ndata: {train: gone.jsonl}\n"
+    write = "(box, text) => { box.value = text; box.dispatchEvent(new Event('input')); }"
+    page.locator("#text").evaluate(write, recipe)
+    page.get_by_role("button", name="Read the data").click()
+    page.locator("#problems p").first.wait_for()
+    assert "Reading" not in page.locator("main").inner_text()
+
+
+@pytest.mark.nightly
+def test_the_page_of_a_plan_fits_a_phone(browser: Any, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    file = tmp_path / "plan.html"
+    plan_command(Request(str(tmp_path / "config.json"), gpu="rtx4090", gpus=2, length=512, page=str(file)))
+    page = browser.new_page(viewport={"width": 390, "height": 800})
+    page.goto(file.as_uri())
+    assert page.locator("h1").count() == 1
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.close()
 
 
 @pytest.mark.nightly

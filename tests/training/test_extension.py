@@ -170,6 +170,21 @@ def test_extend_goes_with_resume(capsys: pytest.CaptureFixture[str]) -> None:
 # ---------------------------------------------------------------------- what else may change
 
 
+def test_another_loss_of_the_same_mathematics_goes_on_with_a_note(tiny_root: Path, tmp_path: Path) -> None:
+    """As after a run that had no memory for its logits. It equals the run that never changed, within rounding."""
+    one, whole = tmp_path / "one", tmp_path / "whole"
+    train(recipe(tiny_root, one, schedule="constant"), tmp_path, resume=False)
+    longer = {"schedule": "constant", "run": LONGER}
+    shown = train(recipe(tiny_root, one, loss="fused", **longer), tmp_path)
+    note = "loss: fused in place of plain: the same mathematics in another order"
+    assert f"note: {note}" in shown
+    assert any(line.startswith(note) for line in json.loads((one / "result.json").read_text())["notes"])
+    train(recipe(tiny_root, whole, **longer), tmp_path, resume=False)
+    a, b = weights(one), weights(whole)
+    assert all(torch.allclose(a[name], b[name], rtol=1e-4, atol=1e-6) for name in b)
+    assert "in place of" not in train(recipe(tiny_root, one, loss="fused", **longer), tmp_path)
+
+
 def in_the_docs() -> set[str]:
     section = PAGE.read_text(encoding="utf-8").split("## What may change on resume")[1].split("\n## ")[0]
     table = "\n".join(line.split("|")[1] for line in section.splitlines() if line.startswith("| `"))
@@ -197,6 +212,7 @@ FIRST: dict[str, list[Any]] = {
     "strategy": [{"name": "single"}, {"name": "fsdp2", "reshard_after_forward": False}],
     "machine": [{"device": "cpu"}, {"device": "cpu", "processes": 2}],
     "activation_checkpointing": ["none", "full"], "activation_offload": [False, True], "compile": [False, True],
+    "loss": ["plain", "fused"],
     "run.output_dir": ["a", "b"], "run.log_every": [1, 5], "run.save_every": [0, 2], "run.keep": [2, 3],
     "run.eval_every": [0, 2], "run.trackers": [[], ["tensorboard"]], "run.on_bad_loss": ["stop", "skip"],
     "run.loss_spike": [None, 3.0], "run.hang_after": [40, 0], "run.async_save": [True, False],

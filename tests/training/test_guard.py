@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from toolkit.launch.group import WorkerGroup
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Run
 from toolkit.training import finding, loop
+from toolkit.training import run as running
 from toolkit.training.guard import IN_A_ROW, SPAN, LossGuard
 from toolkit.training.run import run
 from toolkit.training.session import open_session
@@ -143,8 +145,80 @@ def test_it_stops_and_says_so(strategy: str, tiny_root: Path, tmp_path: Path, gr
     (tmp_path / "run").mkdir()
     lines, _, message = group.run(bad_run, resolved, strategy)[0]
     assert message.startswith(f"step {BAD_STEP}: the loss is not finite")
+    _, which, state, *causes = message.splitlines()
+    row = rf"{re.escape(str(tiny_root))}/train.jsonl:\d+: text"
+    assert re.fullmatch(
+        rf"not finite: rank 1, micro-batch 1 \({row}; {row}\), and none of the other 3 micro-batches", which
+    )
+    assert re.fullmatch(
+        r"step 2 before it: loss \d\.\d+, gradient norm \d\.\d+; weights before this step: finite.*", state
+    )
+    assert causes[:2] == ["likely causes, in this order:",
+                          "  1. what these rows contain: --resume run.on_bad_loss=skip leaves them out"]  # fmt: skip
     assert lines[-1]["step"] == BAD_STEP
     assert finding.newest(tmp_path / "run/checkpoints") == tmp_path / f"run/checkpoints/step-{BAD_STEP - 1:08d}"
+
+
+def always_bad(resolved: Resolved, frozen: bool) -> str:
+    """The message of a run whose every loss is infinite, from its second step on; ``frozen``: for a frozen weight."""
+    right, begun = loop.loss_sum, running.open_session
+    calls = 0
+
+    def loss_sum(*arguments: Any) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        return right(*arguments) * (math.inf if calls > resolved.accumulation and not frozen else 1.0)
+
+    def open_bad(*given: Any, **options: Any) -> Any:
+        session = begun(*given, **options)
+        if frozen:
+            weight = next(p for p in session.engine.model.parameters() if not p.requires_grad)
+            weight.data.view(-1)[:7] = math.nan
+        return session
+
+    loop.loss_sum, running.open_session = loss_sum, open_bad
+    try:
+        run(resolved, resume=False, screen=None)
+    except RunFailed as error:
+        return str(error)
+    finally:
+        loop.loss_sum, running.open_session = right, begun
+    return ""
+
+
+CAUSES: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "fp16": ({"precision": "fp16"}, [
+        f"step {IN_A_ROW + 1}: the loss is not finite, {IN_A_ROW} steps in a row",
+        "not finite: 2 of 2 micro-batches, first rank 0, micro-batch 1",
+        "weights before this step: finite",
+        "1. fp16 holds no number above 65504: precision=bf16 where the GPU has it, else fp32",
+        "2. the learning rate, "]),
+    "no clipping": ({"optimizer": {"max_grad_norm": None}}, [
+        "step 2: the loss is not finite", "not known, the step has changed them (", "1. the learning rate, ",
+        "2. nothing clips the gradient: optimizer.max_grad_norm=1.0"]),
+    "frozen": ({"adapter": {"r": 4}}, [
+        "step 1: the loss is not finite", "it is the first step of this process",
+        "1. 7 elements of frozen weights or buffers are not finite: load the model again"]),
+    "skip": ({"run": {"on_bad_loss": "skip"}}, [
+        f"step {IN_A_ROW + 1}: {IN_A_ROW} steps in a row were skipped", "not finite: 2 of 2 micro-batches",
+        "weights before this step: finite", "1. the learning rate, "]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", nightly_but(CAUSES, "fp16", "frozen"))
+def test_the_likely_causes_are_told_in_order(
+    kind: str, tiny_root: Path, tmp_path: Path, lone_group: WorkerGroup
+) -> None:
+    sections, expected = CAUSES[kind]
+    steps = {"max_steps": 9, "output_dir": str(tmp_path), "save_every": 100} | sections.pop("run", {})
+    machine = {"device": "cpu", "processes": 1}
+    resolved = resolved_from(
+        recipe_dict(tiny_root, strategy={"name": "single"}, machine=machine, run=steps, **sections)
+    )
+    message = lone_group.run(always_bad, resolved, kind == "frozen")[0]
+    places = [message.find(part) for part in expected]
+    assert -1 not in places, (message, expected)
+    assert places == sorted(places), message
 
 
 def test_there_may_be_nothing_to_go_back_to(tiny_root: Path, tmp_path: Path, group: WorkerGroup) -> None:

@@ -242,12 +242,33 @@ def test_16_bit_weights_are_compared_at_that_precision(plain: Callable[..., Path
     assert compare_two(plain(), tmp_path / "model.safetensors").verdict == "different"
 
 
+@pytest.mark.parametrize("columns", [80, 100, 200])
+def test_the_tables_fit_the_terminal(
+    columns: int, plain: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By relative names, so that no line's length depends on where the tests run."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(plain(), "a.pt")
+    edited(plain(), Path("b.pt"), lambda document: document["model"][QUERY].mul_(1.01))
+    torch.save(torch.load("a.pt", weights_only=True)["model"], "weights.bin")
+    for other, verdict in (("b.pt", "different  at "), ("weights.bin", "equivalent · ")):
+        found = compare_two("a.pt", other)
+        lines = screen.lines(found, columns)
+        assert max(map(len, lines)) <= columns
+        head = lines.index("stage             verdict: error of its tolerance")
+        table = lines[head + 1 : lines.index("", head)]
+        assert [line[:18].strip() for line in table if line[0] != " "] == [one.name for one in found.steps[-1].stages]
+        assert all(line[18:22] in ("ok  ", "-   ", "FAIL") or line.startswith(" " * 21) for line in table), table
+        assert any(line.startswith(verdict) for line in lines)
+        assert not any("…" in line for line in lines)
+
+
 def test_weights_alone_say_what_they_do_not_prove(plain: Callable[..., Path], tmp_path: Path) -> None:
     torch.save(torch.load(plain(), weights_only=True)["model"], tmp_path / "weights.bin")
     found = compare_two(plain(), tmp_path / "weights.bin")
     assert found.verdict == "equivalent"
     assert found.steps[0].stage("optimizer-state").measures == []
-    assert "AdamW hides a wrong scale" in "\n".join(screen.lines(found)).replace("\n      ", " ")
+    assert "AdamW hides a wrong scale" in " ".join(" ".join(screen.lines(found)).split())
 
 
 def test_the_trainer_and_its_steps(tmp_path: Path) -> None:

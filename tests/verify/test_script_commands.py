@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -102,6 +103,72 @@ def test_a_bad_command_gets_one_line(kind: str, tmp_path: Path) -> None:
     assert line in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
     assert sorted(one.name for one in tmp_path.iterdir()) == ["train.py"]
+
+
+STARVED = """
+import resource, torch
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 2048))
+EARLY
+optimizer = torch.optim.AdamW(model.parameters())
+
+def refuse(*_):
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB.")
+
+def limit():
+    mapped = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + 2**24, resource.RLIM_INFINITY))
+
+for at in range(6):
+    rows = 4
+    if at == STEP:
+        BEFORE
+    loss = model(torch.ones(rows, 64)).sum()
+    if at == STEP:
+        BETWEEN
+    loss.backward()
+    if at == STEP:
+        AFTER
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+REFUSED = {
+    "limit": ({"BEFORE": "limit(); rows = 2**13", "STEP": "1"}, "can't allocate memory: you tried to allocate",
+              r"in optimizer step 2 of Sequential \(recorded: steps 1 to 3\), in the forward"),
+    "forward": ({"BEFORE": "model[1].forward = refuse", "STEP": "2"}, "OutOfMemoryError: CUDA out of memory",
+                r"in optimizer step 3 of Sequential \(recorded: steps 1 to 3\), in the forward"),
+    "backward": ({"BETWEEN": "loss.register_hook(refuse)", "STEP": "0"}, "OutOfMemoryError: CUDA out of memory",
+                 r"in optimizer step 1 of Sequential \(recorded: steps 1 to 3\), in the backward"),
+    "optimizer step": ({"AFTER": "optimizer.register_step_pre_hook(refuse)", "STEP": "1"}, "OutOfMemoryError",
+                       r"in optimizer step 2 of Sequential \(recorded: steps 1 to 3\), in the optimizer step"),
+    "afterwards": ({"BEFORE": "raise RuntimeError('CUDA error: out of memory')", "STEP": "4"},
+                   "RuntimeError: CUDA error", r"after the recorded steps 1 to 3"),
+    "early": ({"EARLY": "raise MemoryError", "STEP": "0"}, "exit status 1: MemoryError",
+              "before an optimizer was made"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", nightly_but(REFUSED, "limit", "backward"))
+def test_a_command_that_ends_by_memory_says_where_and_what_recording_took(kind: str, tmp_path: Path) -> None:
+    words, error, place = REFUSED[kind]
+    text = STARVED
+    for name in ("EARLY", "BEFORE", "BETWEEN", "AFTER", "STEP"):
+        text = text.replace(name, words.get(name, "pass"))
+    with pytest.raises(RunFailed) as caught:
+        prove([sys.executable, script(tmp_path, text)], tmp_path / "recording", timeout=120)
+    first, where, part, helps = str(caught.value).splitlines()
+    assert error in first
+    assert re.search(rf"^the script ended by memory {place}.*: at most \d+\.\d\d GiB resident$", where), where
+    assert re.match(r"recording had taken \d\.\d\d GiB for its copies by then, and may have a part", part)
+    assert helps.startswith("what helps: ")
+
+
+@pytest.mark.nightly
+def test_a_recorder_that_finds_no_memory_gives_its_own_back(tmp_path: Path) -> None:
+    """The command goes on to its end; the message says that the copies were too many."""
+    limited = STARVED.replace("STEP", "1").replace("EARLY", "pass").replace("BEFORE", "pass").replace("BETWEEN", "pass")
+    text = limited.replace("AFTER", "limit()").replace("64", "1500").replace("rows = 4", "rows = 1")
+    with pytest.raises(InputError, match=r"no memory was left for more copies of what is recorded than 0\.1\d GiB"):
+        prove([sys.executable, script(tmp_path, text)], tmp_path / "recording", timeout=120)
 
 
 @pytest.mark.nightly
@@ -275,7 +342,10 @@ def test_a_rank_that_is_killed(tmp_path: Path) -> None:
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", script(tmp_path, text)]
     with pytest.raises(RunFailed, match=r"exit status 1: ") as caught:
         prove(launch, tmp_path / "recording", timeout=120)
-    assert len(str(caught.value).splitlines()) == 1
+    assert re.search(
+        r"\nrank 1 was ended by SIGKILL \(out of host memory\? [\d.]+ of [\d.]+ GiB were left", str(caught.value)
+    )
+    assert len(str(caught.value).splitlines()) == 2
     assert "still running" not in str(caught.value)
     assert not (tmp_path / "recording").exists()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from toolkit.errors import InputError
 from toolkit.report.names import page_name
 from toolkit.results import CommandResult, Result, write_json
 from toolkit.strategies import strategies
+from toolkit.terminal import cut, fitted, width
 
 if TYPE_CHECKING:
     from toolkit.benchmark.cells import Cell
@@ -57,7 +58,7 @@ def bench_command(request: Request) -> int:
     say = (lambda line: None) if request.json_target == "-" else _say
     measured = measure(request, say, log)
     document = measured.to_json()
-    for line in table(document):
+    for line in table(document, width()):
         say(line)
     write_text(page, bench_page(document, log.stem))
     say(f"report: {page}")
@@ -149,37 +150,61 @@ def _find_batch(request: Request, result: Result) -> int:
     return 0
 
 
-def table(document: dict[str, Any]) -> list[str]:
-    """The result for the screen: a line per cell, the phases of the recipe's step, and its profile."""
+_HEADS = ("tokens/s", "vs first", "step s", "slowest", "peak GiB", "padding", "MFU")
+
+
+def table(document: dict[str, Any], columns: int) -> list[str]:
+    """The result for the screen, in so many columns: a line per cell, the phases of the recipe's step, and its
+    profile."""
     cells = document["cells"]
-    width = max(12, *(len(cell["label"]) for cell in cells))
-    lines = ["", f"{'':{width}}  tokens/s  vs first   step s  slowest   peak GiB  padding    MFU"]
     first = cells[0]["tokens_per_second"]
-    for cell in cells:
-        if cell["tokens_per_second"] is None:
-            lines.append(f"{cell['label']:{width}}  {cell['reason']}")
+    rows = [_numbers(cell, first) for cell in cells]
+    sizes = [max(map(len, column)) for column in zip(_HEADS, *(row for row in rows if row), strict=True)]
+    room = columns - sum(size + 2 for size in sizes)
+    label = max(0, min(room, max(12, *(len(cell["label"]) for cell in cells))))
+    lines = ["", f"{'':{label}}{_right(_HEADS, sizes)}"]
+    for cell, row in zip(cells, rows, strict=True):
+        name = cell["label"]
+        if not row:
+            lines += fitted(f"{name:{label}}  {cell['reason']}", columns)
             continue
-        peak = cell["peak_allocated_bytes"]
-        lines.append(
-            f"{cell['label']:{width}}  {cell['tokens_per_second']:8,.0f}  "
-            + (f"{cell['tokens_per_second'] / first:8.2f}" if first else " " * 8)
-            + f"  {cell['seconds_per_step']:7.3f}  {cell['seconds_spread'][1]:7.3f}   "
-            + (f"{peak / 2**30:8.3f}" if peak is not None else "       -")
-            + f"  {cell['padding']:7.1%}  "
-            + (f"{cell['mfu']:5.1%}" if cell["mfu"] is not None else "    -")
-        )
+        if len(name) > label:  # above its numbers
+            lines += fitted(name.replace(",", ", "), columns)
+            name = ""
+        lines.append(f"{name:{label}}{_right(row, sizes)}")
     if first:
         shares = cells[0]["phases"].items()
-        lines += ["", "phases of the first cell: " + " · ".join(f"{name} {share:.1%}" for name, share in shares)]
+        phases = "phases of the first cell: " + " · ".join(f"{name} {share:.1%}" for name, share in shares)
+        lines += ["", *fitted(phases, columns)]
     profile = cells[0].get("profile")
     if profile:
         lines += ["", f"trace: {profile['trace']}  (ui.perfetto.dev)"]
         if profile["device"]:
-            lines.append(
-                "device: " + " · ".join(f"{k.replace('_', ' ')} {v:.3f} s" for k, v in profile["device"].items())
-            )
-        lines += [f"  {op['share']:6.1%}  {op['calls']:6d} calls  {op['name'][:70]}" for op in profile["operations"]]
+            parts = " · ".join(f"{k.replace('_', ' ')} {v:.3f} s" for k, v in profile["device"].items())
+            lines += fitted(f"device: {parts}", columns)
+        lines += ["", f"  {'time':>6}  {'calls':>6}  operation"]
+        lines += [cut(f"  {op['share']:6.1%}  {op['calls']:6d}  {op['name']}", columns) for op in profile["operations"]]
     return lines
+
+
+def _numbers(cell: dict[str, Any], first: float | None) -> list[str]:
+    """Of one cell, by ``_HEADS``; empty for one that failed."""
+    if cell["tokens_per_second"] is None:
+        return []
+    peak, mfu = cell["peak_allocated_bytes"], cell["mfu"]
+    return [
+        f"{cell['tokens_per_second']:,.0f}",
+        f"{cell['tokens_per_second'] / first:.2f}" if first else "",
+        f"{cell['seconds_per_step']:.3f}",
+        f"{cell['seconds_spread'][1]:.3f}",
+        f"{peak / 2**30:.3f}" if peak is not None else "-",
+        f"{cell['padding']:.1%}",
+        f"{mfu:.1%}" if mfu is not None else "-",
+    ]
+
+
+def _right(values: Sequence[str], sizes: Sequence[int]) -> str:
+    return "".join(f"  {value:>{size}}" for value, size in zip(values, sizes, strict=True))
 
 
 def _check(request: Request) -> None:
@@ -214,5 +239,5 @@ def _device(kind: str) -> str:
 
 
 def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
+    sys.stdout.write("\n".join(fitted(line, width())) + "\n")
     sys.stdout.flush()

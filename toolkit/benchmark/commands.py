@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from toolkit.command_line import memory_option
+
 
 def register(app: typer.Typer) -> None:
     """Add the command to the toolkit's."""
@@ -35,7 +37,12 @@ def bench(
         bool, typer.Option("--find-batch", help="find the largest micro-batch that fits; no timings")
     ] = False,
     memory: Annotated[
-        float | None, typer.Option(help="GiB per process, for --find-batch; default: all of this machine's")
+        float | None,
+        typer.Option(
+            metavar="GIB",
+            parser=memory_option,
+            help="GiB per process, for --find-batch; default: all of this machine's",
+        ),
     ] = None,
     page: Annotated[
         str | None,

@@ -12,6 +12,10 @@ SUFFIXES = (*ROW_SUFFIXES, ".txt")
 _READABLE = "supported: " + ", ".join(SUFFIXES)
 
 
+class NoSuchData(InputError):
+    """There is neither a file nor a folder of that name, and none that is called almost so."""
+
+
 def local_files(spec: str, key: str) -> list[Path] | None:
     """The data files of ``spec``, sorted by name; None if it may be a hub data set.
 
@@ -30,7 +34,9 @@ def local_files(spec: str, key: str) -> list[Path] | None:
         raise _problem(key, f"{spec} cannot be read: {error.strerror or error}") from None
     if not is_local(spec):
         return None
-    raise _problem(key, f"{spec} does not exist" + _nearby(path))
+    nearby = _nearby(path)
+    kind = InputError if "did you mean" in nearby else NoSuchData
+    raise kind.at(None, key, f"{spec} does not exist{nearby}")
 
 
 def is_local(spec: str) -> bool:

@@ -6,11 +6,12 @@ from itertools import islice
 from pathlib import Path
 
 from toolkit.data.fields import canonical_row, needed_fields, optional_fields, read_fields
-from toolkit.data.files import local_files, suffix
+from toolkit.data.files import NoSuchData, local_files, suffix
 from toolkit.data.prompts import prompt_problems
 from toolkit.data.rows import read_rows
 from toolkit.data.sources import Named, check_local, named_sources
 from toolkit.errors import InputError, Place
+from toolkit.recipe.example_row import example_row
 from toolkit.recipe.schema import Recipe
 
 CHECKED_ROWS = 10_000
@@ -29,6 +30,8 @@ def check_data(recipe: Recipe) -> None:
     for one in named:
         try:
             _check_source(one)
+        except NoSuchData as error:
+            problems.append(f"{error}; expected a row a line, for example {example_row(needed_fields(one.recipe))}")
         except InputError as error:
             problems += error.problems
     if problems:

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from toolkit.errors import OutOfMemory
+
 _SECONDS = 300.0
 _HEADROOM = 0.05
 """`toolkit plan --headroom` where nothing is given."""
@@ -16,8 +18,9 @@ _LESS = 0.97
 """A plan that fits where the run did not is asked for a change that takes at least so much less."""
 
 
-def memory_advice(recipe_file: str, overrides: Sequence[str], device_gib: float | None) -> str:
-    """Lines to print after the failure. ``device_gib``: the GPU's memory; None: on this machine's CPU."""
+def memory_advice(recipe_file: str, overrides: Sequence[str], error: OutOfMemory) -> str:
+    """Lines to print after the failure."""
+    device_gib = error.device_gib
     command = ["plan", recipe_file, *overrides, *([] if device_gib is None else ["--memory", f"{device_gib:.3f}"])]
     first = _planned(command)
     if isinstance(first, str):
@@ -26,14 +29,17 @@ def memory_advice(recipe_file: str, overrides: Sequence[str], device_gib: float 
     needs, usable = one["peak_bytes"] / 2**30, first["usable_bytes"] / 2**30
     if not one["fits"]:
         return f"the plan: {one['reason']}\n{_change(change)}"
-    said = f"the plan expects {needs:.1f} GiB, {usable:.1f} usable: does another process use the {_where(device_gib)}?"
+    said = f"the plan expects {needs:.1f} GiB, {usable:.1f} usable: {_then(error)}"
     capacity = usable / (1 - _HEADROOM)
     tighter = _planned([*command, "--headroom", f"{max(0.0, 1 - _LESS * needs / capacity):.4f}"])
     return said if isinstance(tighter, str) else f"{said}\n{_change(tighter['smallest_change'])}"
 
 
-def _where(device_gib: float | None) -> str:
-    return "machine" if device_gib is None else "GPU (nvidia-smi)"
+def _then(error: OutOfMemory) -> str:
+    """What to look at where the plan fits and the run did not."""
+    if error.address_gib is not None:
+        return f"the limit of {error.address_gib:.2f} GiB of address space (ulimit -v) is too low; raise it"
+    return f"does another process use the {'machine' if error.device_gib is None else 'GPU (nvidia-smi)'}?"
 
 
 def _change(change: str | None) -> str:

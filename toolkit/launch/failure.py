@@ -29,7 +29,7 @@ class Failure:
     attempt: int = 0
     """The attempt that failed, counted by torchrun's restarts."""
     memory: dict[str, float | None] | None = None
-    """Of a rank that found no memory: ``device_gib``, the GPU's memory, or None without one."""
+    """Of a rank that found no memory: ``device_gib`` and ``address_gib`` of ``OutOfMemory``."""
 
 
 def note_failure(

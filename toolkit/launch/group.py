@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.errors import InputError, RunFailed
+from toolkit.launch.host_memory import HostMemory
 
 
 class JobFailed(RunFailed):
@@ -42,6 +43,8 @@ _OTHERS_REFUSE = 3.0
 
 _LOST_CONNECTION = ("Connection closed by peer", "Connection reset by peer", "remote process exited")
 """Parts of gloo's and NCCL's messages about a rank that has exited."""
+_LOOK_S = 1.0
+"""Seconds between two looks at the host's memory."""
 _EXIT_TIMEOUT = 2.0
 """Seconds to wait for the exit of a process that has closed its connections."""
 
@@ -92,11 +95,15 @@ class WorkerGroup:
         """
         results: dict[int, Any] = {}
         refusal: JobFailed | None = None
-        deadline = time.monotonic() + timeout
+        deadline, memory = time.monotonic() + timeout, HostMemory()
         while len(results) < self.size:
+            memory.look()
             waited = {id(pipe): rank for rank, pipe in enumerate(self._pipes) if rank not in results}
             open_pipes = [self._pipes[rank] for rank in waited.values()]
-            ready = [waited[id(pipe)] for pipe in wait(open_pipes, timeout=max(0.0, deadline - time.monotonic()))]
+            left = max(0.0, deadline - time.monotonic())
+            ready = [waited[id(pipe)] for pipe in wait(open_pipes, timeout=min(left, _LOOK_S))]
+            if not ready and time.monotonic() < deadline:
+                continue
             if not ready:
                 missing = [rank for rank in range(self.size) if rank not in results]
                 self.close(patience=0.0)
@@ -105,14 +112,14 @@ class WorkerGroup:
                 try:
                     ok, value = self._pipes[rank].recv()
                 except (EOFError, ConnectionError):
-                    died = self._died(rank)
+                    died = self._died(rank, memory)
                     self.close(patience=0.0)
                     raise refusal or died from None
                 if not ok:
                     report, refused = value
                     failed = JobFailed(rank, f"rank {rank}:\n{report}", refused)
                     if refused is None:
-                        death = None if refusal else self._other_death(rank, report)
+                        death = None if refusal else self._other_death(rank, report, memory)
                         self.close(patience=0.0)
                         raise refusal or death or failed
                     deadline = min(deadline, time.monotonic() + _OTHERS_REFUSE)
@@ -123,19 +130,19 @@ class WorkerGroup:
             raise refusal
         return [results[rank] for rank in range(self.size)]
 
-    def _died(self, rank: int) -> JobFailed:
+    def _died(self, rank: int, memory: HostMemory) -> JobFailed:
         process = self._processes[rank]
         process.join(5)  # its pipe closes before its exit code is known
-        return JobFailed(rank, f"rank {rank} died (exit code {process.exitcode}){_signal(process.exitcode)}")
+        return JobFailed(rank, f"rank {rank} died (exit code {process.exitcode}){_signal(process.exitcode, memory)}")
 
-    def _other_death(self, rank: int, report: str) -> JobFailed | None:
+    def _other_death(self, rank: int, report: str, memory: HostMemory) -> JobFailed | None:
         """The death of another rank, if ``rank`` reports a lost connection: the death is the cause, but may be
         noticed later."""
         if not any(mark in report for mark in _LOST_CONNECTION):
             return None
         others = {process.sentinel: other for other, process in enumerate(self._processes) if other != rank}
         ended = [others[one] for one in wait(list(others), timeout=_EXIT_TIMEOUT) if isinstance(one, int)]
-        return self._died(ended[0]) if ended else None
+        return self._died(ended[0], memory) if ended else None
 
     def _start(self) -> None:
         with socket.socket() as probe:
@@ -181,12 +188,12 @@ class WorkerGroup:
         self.close()
 
 
-def _signal(code: int | None) -> str:
+def _signal(code: int | None, memory: HostMemory) -> str:
     """The signal that ended a process, as the end of a message."""
     if code is None or code >= 0 or -code not in set(signal.Signals):
         return ""
     name = signal.Signals(-code).name
-    return f": {name}, which the system sends where memory runs out" if name == "SIGKILL" else f": {name}"
+    return f": {name}{memory.told() if name == 'SIGKILL' else ''}"
 
 
 def _serve(pipe: Connection, environment: dict[str, str], log: Path | None) -> None:

@@ -41,6 +41,7 @@ FREE: dict[str, set[str] | None] = {
     "activation_checkpointing": None,
     "activation_offload": None,
     "compile": None,
+    "loss": None,
 }
 """What may change on resume, by section (None: all of it): how work is distributed, checked and reported, but not what
 is trained. docs/training.md lists it. The global batch, the product of the keys under ``batch``, must not change."""
@@ -101,6 +102,14 @@ def check_recipe(folder: Path, manifest: dict[str, Any], recipe: Recipe, source:
             f"{folder} was trained with other values. Restore them to resume it, or start a new run in another "
             "run.output_dir. docs/training.md lists what may change on resume",
         )
+
+
+def other_loss(saved: Recipe, recipe: Recipe) -> str | None:
+    """A note where the loss is computed otherwise than when the checkpoint was written; None if it is not."""
+    if saved.loss == recipe.loss:
+        return None
+    how = "the same mathematics in another order, so the run goes on within rounding, not bit for bit"
+    return f"loss: {recipe.loss} in place of {saved.loss}: {how}"
 
 
 def check_newest(run: Path, recipe: Recipe, source: str) -> None:

@@ -132,7 +132,7 @@ def _train(
     try:
         _launch(launch_folder / "accelerate.yaml", arguments, folder, processes, max_restarts, elastic)
     except OutOfMemory as error:
-        raise RunFailed(f"{error}\n{memory_advice(recipe_file, overrides, error.device_gib)}") from None
+        raise RunFailed(f"{error}\n{memory_advice(recipe_file, overrides, error)}") from None
     except InputError:
         undo()
         raise
@@ -239,7 +239,7 @@ def _once(
         return InputError(failure.message), False
     if failure.memory is not None:
         message = f"{failure.message}\nthe traceback is in {logs / f'rank{failure.rank}.log'}"
-        return OutOfMemory(message, failure.memory["device_gib"]), False
+        return OutOfMemory(message, **failure.memory), False
     return RunFailed(failure.message), failure.retryable
 
 
@@ -250,7 +250,7 @@ def _killed(logs: Path, begin: int, memory: HostMemory) -> str | None:
     for rank, status in re.findall(r"^ +rank +: (\d+).*\n +exitcode +: (-?\d+)", summary, re.MULTILINE):
         if int(status) < 0 and -int(status) != signal.SIGTERM:
             ended = signal.Signals(-int(status))
-            hint = f" (out of host memory?{memory.told()})" if ended == signal.SIGKILL else ""
+            hint = memory.told() if ended == signal.SIGKILL else ""
             crash = last_words(logs / f"rank{rank}.log") if ended in CRASHES else ""
             return f"rank {rank} was ended by {ended.name}{hint}{crash}"
     return None

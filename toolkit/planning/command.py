@@ -268,7 +268,11 @@ def _around_model(name: str, request: Request, given: list[str]) -> Recipe:
         "precision": "bf16",
         "activation_checkpointing": "full",
         "strategy": {"name": "single" if processes * (request.nodes or 1) == 1 else "zero2"},
-        "machine": {"device": "cuda", "processes": processes, "nodes": request.nodes or 1},
+        "machine": {
+            "device": "cpu" if _on_cpu(request) else "cuda",
+            "processes": processes,
+            "nodes": request.nodes or 1,
+        },
         "run": {"max_steps": 500},
     }
     document = parse(json.dumps(values), name)
@@ -310,21 +314,29 @@ def _check(request: Request) -> None:
 
 
 def _device(request: Request, recipe: Recipe) -> Device:
+    if _on_cpu(request):
+        return _host(recipe.machine.processes, request.memory)
     if request.gpu is not None or request.memory is not None:
         return device_named(request.gpu, request.memory, request.gpu_table)
     if recipe.machine.device == "cpu":
-        return _this_machine(recipe.machine.processes)
+        return _host(recipe.machine.processes, None)
     if "gpu" in request.fit:
         return max(devices(request.gpu_table).values(), key=lambda device: device.memory)
     raise InputError(
-        "--gpu: the device is not set; use --gpu NAME (for example h100) or --memory GIB; "
-        "a recipe with machine.device: cpu uses this machine"
+        "--gpu: the device is not set; use --gpu NAME (for example h100) or --memory GIB, or --gpu cpu for host "
+        "memory; a recipe with machine.device: cpu uses this machine"
     )
 
 
-def _this_machine(processes: int) -> Device:
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Device("cpu", total / processes / 2**30, 0, 0, 0, 0, "this machine's memory divided by its processes")
+def _on_cpu(request: Request) -> bool:
+    return request.gpu is not None and request.gpu.lower() == "cpu"
+
+
+def _host(processes: int, memory: float | None) -> Device:
+    """A process's share of host memory: of so many GiB, or of this machine's."""
+    gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30 if memory is None else memory
+    whose = "this machine's memory" if memory is None else "the given memory"
+    return Device("cpu", gib / processes, 0, 0, 0, 0, f"{whose} divided by its processes")
 
 
 def _write_recipe(resolved: Resolved, target: str) -> None:

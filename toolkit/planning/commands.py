@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from toolkit.command_line import memory_option
+
 
 def register(app: typer.Typer) -> None:
     """Add the command to the toolkit's."""
@@ -19,8 +21,15 @@ def plan(
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[section.key=value]...", help="override recipe values")
     ] = None,
-    gpu: Annotated[str | None, typer.Option(help="device name, for example h100")] = None,
-    memory: Annotated[float | None, typer.Option(help="GiB per device, overrides the table")] = None,
+    gpu: Annotated[str | None, typer.Option(help="device name, for example h100; cpu: host memory")] = None,
+    memory: Annotated[
+        float | None,
+        typer.Option(
+            metavar="GIB",
+            parser=memory_option,
+            help="GiB per device, overrides the table; with --gpu cpu of the host",
+        ),
+    ] = None,
     gpus: Annotated[int | None, typer.Option(help="devices per node; default: machine.processes")] = None,
     nodes: Annotated[int | None, typer.Option(help="number of nodes; default: machine.nodes")] = None,
     gpu_table: Annotated[str | None, typer.Option(help="YAML file with more devices")] = None,

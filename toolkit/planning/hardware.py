@@ -123,6 +123,6 @@ def device_named(name: str | None, memory: float | None, extra: str | None = Non
         hint = f"; did you mean {near[0]}?" if near else "."
         raise InputError(
             f"--gpu {name}: not in the table{hint} Known: {', '.join(table)}. "
-            "For another device: --memory GIB, or --gpu-table FILE"
+            "For another device: --memory GIB, or --gpu-table FILE; for host memory: --gpu cpu"
         )
     return replace(found, memory=memory) if memory else found

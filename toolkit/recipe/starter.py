@@ -10,11 +10,13 @@ from typing import Any, get_args
 from toolkit.errors import InputError
 from toolkit.machine import cuda_device_count
 from toolkit.recipe import json_schema
+from toolkit.recipe.example_row import example_row
 from toolkit.recipe.load import load_recipe, validate
 from toolkit.recipe.model_facts import looks_local, model_facts
 from toolkit.recipe.positions import parse
 from toolkit.recipe.schema import PrecisionName, Recipe
 from toolkit.recipe.strategy_names import strategy_names
+from toolkit.tasks import task_of
 
 
 def init_command(output: str, answers: dict[str, Any], force: bool) -> None:
@@ -39,7 +41,7 @@ def init_command(output: str, answers: dict[str, Any], force: bool) -> None:
     print(f"wrote {output} and {schema}")
     for note in _missing(recipe):
         print(f"note: {note}")
-    print(f"next: toolkit train {output}")
+    print(f"next: toolkit data {output}, then toolkit plan {output} --gpu NAME (cpu: this machine's memory)")
 
 
 def _missing(recipe: Recipe) -> Iterator[str]:
@@ -54,7 +56,9 @@ def _missing(recipe: Recipe) -> Iterator[str]:
         if path is None or Path(path).expanduser().exists():
             continue
         local = looks_local(path) or Path(path).suffix in _FILES
-        yield f"data.{key}: {path}: no such file yet" if local else f"data.{key}: {path}: not here; a hub data set?"
+        row = example_row({name: name for name in task_of(recipe.model.task).formats[recipe.data.format].fields})
+        missing = f"no such file yet; a row a line, for example {row}"
+        yield f"data.{key}: {path}: {missing if local else 'not here; a hub data set?'}"
 
 
 _FILES = (".jsonl", ".json", ".parquet", ".txt", ".csv")
@@ -62,7 +66,7 @@ _FILES = (".jsonl", ".json", ".parquet", ".txt", ".csv")
 
 def _questions(answers: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:
     """Key, question and default of each, made as they are asked: a default follows from the answers before it."""
-    yield "model", "model (hub id or folder)", "meta-llama/Llama-3.2-1B"
+    yield "model", "model (hub id or folder)", "HuggingFaceTB/SmolLM2-135M"
     yield "data", "training data (JSONL, Parquet, folder or hub id)", "data/train.jsonl"
     yield "format", "format of a sample: text, prompt-completion, messages", "text"
     yield "eval", "evaluation: a held-out file, a share of the training data, or none", "0.05"
@@ -117,7 +121,7 @@ def starter(answers: dict[str, Any]) -> str:
     lr = "2.0e-4" if lora else "2.0e-5"
     every = ", eval_every: 100" if evaluation != "eval: null" else ""
     lines = [
-        (f"model: {{path: {_text(answers['model'] or 'meta-llama/Llama-3.2-1B')}}}", "a hub id or a folder"),
+        (f"model: {{path: {_text(answers['model'] or 'HuggingFaceTB/SmolLM2-135M')}}}", "a hub id or a folder"),
         (f"adapter: {adapter}", "" if lora else "null: every weight trains"),
         (f"data: {{train: {_text(answers['data'] or 'data/train.jsonl')}, {evaluation}, "
          f"format: {answers['format'] or 'text'}, max_length: 1024}}",

@@ -86,7 +86,11 @@ def make_app(studio: Studio, rules: Rules) -> Gate:
         await studio.light.stop()
         await studio.heavy.stop()
 
-    return Gate(Starlette(routes=routes, lifespan=alive, exception_handlers={404: _missing, Refused: _refused}), rules)
+    return Gate(
+        Starlette(routes=routes, lifespan=alive, exception_handlers={404: _missing, Refused: _refused}),
+        rules,
+        pages.refusal,
+    )
 
 
 async def _warm(studio: Studio) -> None:

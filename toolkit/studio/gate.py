@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
@@ -36,14 +36,17 @@ REPORT_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'self'; sandbox"
 )
+# A refusal's style is inside it: whoever has no token gets no file.
+_ALONE = "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 
 
 class Refused(Exception):
-    """A request that is not answered; ``status`` and a sentence for the page."""
+    """A request that is not answered; ``status`` and a sentence for the page. ``steps``: what a person at a browser can
+    do; ``asks``: whether the token can be typed there."""
 
-    def __init__(self, status: int, why: str) -> None:
+    def __init__(self, status: int, why: str, steps: Sequence[str] = (), asks: bool = False) -> None:
         super().__init__(why)
-        self.status, self.why = status, why
+        self.status, self.why, self.steps, self.asks = status, why, tuple(steps), asks
 
 
 @dataclass(frozen=True)
@@ -60,8 +63,9 @@ class Rules:
 class Gate:
     """ASGI middleware that applies ``Rules``."""
 
-    def __init__(self, app: App, rules: Rules) -> None:
-        self.app, self.rules = app, rules
+    def __init__(self, app: App, rules: Rules, page: Callable[[Refused], str]) -> None:
+        """``page``: the HTML of a refusal, for a browser that opens a page."""
+        self.app, self.rules, self.page = app, rules, page
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -70,9 +74,8 @@ class Gate:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
             return
-        answer = _Answer(send, self.rules)
+        answer, headers = _Answer(send, self.rules), _headers(scope)
         try:
-            headers = _headers(scope)
             self._check(scope, headers)
             if (place := self._arriving(scope)) is not None:
                 await answer.redirect(place, f"{self.rules.cookie}={self.rules.token}")
@@ -81,7 +84,10 @@ class Gate:
             body = await _body(receive, headers)
             await self.app(scope, _replayed(body, receive), answer)
         except Refused as refused:
-            await answer.plain(refused.status, refused.why)
+            if scope["method"] == "GET" and "text/html" in ",".join(headers.get("accept", [])):
+                await answer.html(refused.status, self.page(refused))
+            else:
+                await answer.plain(refused.status, refused.why)
         except Exception:
             log.exception("%s %s", scope.get("method"), scope.get("path"))
             await answer.plain(500, "An internal error. The server's terminal shows it.")
@@ -95,7 +101,13 @@ class Gate:
         if len(host) != 1:
             raise Refused(400, "Exactly one Host header is expected.")
         if self.rules.hosts and host[0].lower() not in self.rules.hosts:
-            raise Refused(421, "This server does not answer to that host name.")
+            known = " or ".join(f"http://{name}/" for name in sorted(self.rules.hosts))
+            raise Refused(421, "This server does not answer to that host name.", [
+                f"Open it as {known}.",
+                "If it runs on another machine, forward its port from yours (ssh -L PORT:127.0.0.1:PORT MACHINE) "
+                "and open the address that toolkit studio printed.",
+                "Or start it with the name or address that you type here: toolkit studio --host NAME.",
+            ])  # fmt: skip
         for origin in headers.get("origin", []):
             if origin.lower() not in (f"http://{host[0].lower()}", f"https://{host[0].lower()}"):
                 raise Refused(403, "Requests of other origins are refused.")
@@ -116,7 +128,7 @@ class Gate:
         pairs = parse_qsl(scope["query_string"].decode("latin-1"))
         given = dict(pairs).get("token", "")
         if not _same(given, self.rules.token):
-            raise Refused(403, _CLOSED)
+            raise Refused(403, "The token in this address is not this server's.", _CLOSED_STEPS, asks=True)
         rest = urlencode([(key, value) for key, value in pairs if key != "token"])
         path = "/" + scope["path"].lstrip("/\\")  # never another host's address
         return _as_header(path) + (f"?{rest}" if rest else "")
@@ -132,10 +144,17 @@ class Gate:
                 continue
             found += [cookie.value] if cookie is not None else []
         if not any(_same(value, self.rules.token) for value in found):
-            raise Refused(403, _CLOSED)
+            raise Refused(
+                403, "Open the address that toolkit studio printed: it has the token.", _CLOSED_STEPS, asks=True
+            )
 
 
-_CLOSED = "Open the address that toolkit studio printed: it has the token."
+_CLOSED_STEPS = (
+    "In the terminal where toolkit studio runs, look for the line that begins with toolkit studio http://, and open "
+    "that address. This browser then remembers the token.",
+    "Is the terminal gone? Start toolkit studio again with the same folders: the token stays the same.",
+    "Another server may have taken the port: each one has a token of its own.",
+)
 
 
 def _same(a: str, b: str) -> bool:
@@ -220,13 +239,25 @@ class _Answer:
             rows["x-frame-options"] = "DENY"
         return [(name.encode(), value.encode()) for name, value in rows.items()]
 
-    async def plain(self, status: int, text: str, headers: tuple[tuple[bytes, bytes], ...] = ()) -> None:
+    async def html(self, status: int, text: str) -> None:
+        """A page that needs nothing else of the server."""
+        policy = (b"content-security-policy", _ALONE.encode())
+        await self.plain(status, text, (policy,), kind=b"text/html; charset=utf-8")
+
+    async def plain(
+        self,
+        status: int,
+        text: str,
+        headers: tuple[tuple[bytes, bytes], ...] = (),
+        kind: bytes = b"text/plain; charset=utf-8",
+    ) -> None:
         if self._started:
             return
         body = text.encode()
-        kind = (b"content-type", b"text/plain; charset=utf-8")
         size = (b"content-length", str(len(body)).encode())
-        await self({"type": "http.response.start", "status": status, "headers": [kind, size, *headers]})
+        await self(
+            {"type": "http.response.start", "status": status, "headers": [(b"content-type", kind), size, *headers]}
+        )
         await self._send({"type": "http.response.body", "body": body})
 
     async def redirect(self, place: str, cookie: str) -> None:

@@ -44,16 +44,26 @@ def look() -> str:
 
 
 @functools.cache
-def page(name: str, public: bool) -> str:
-    """One page."""
-    environment = Environment(
+def _templates() -> Environment:
+    return Environment(
         loader=FileSystemLoader(_HERE / "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
+
+
+def refusal(refused: Refused) -> str:
+    """The page for a browser that is not answered: what to do, in the style of the others."""
+    style = look() + (_HERE / "static" / "studio.css").read_text(encoding="utf-8")
+    return _templates().get_template("refused.html").render(refused=refused, style=style)
+
+
+@functools.cache
+def page(name: str, public: bool) -> str:
+    """One page."""
     shown: dict[str, Any] = {"pages": {key: PAGES[key] for key in names(public)}, "name": name, "public": public}
     if name == "build":
         table = [(device.name, f"{device.name.upper()} · {device.memory:.0f} GiB") for device in devices().values()]
         shown |= {"groups": form(), "devices": table, "starts": STARTS}
-    return environment.get_template(f"{name}.html").render(shown)
+    return _templates().get_template(f"{name}.html").render(shown)
 
 
 def report_of(studio: Studio) -> Callable[[Request], Awaitable[Response]]:

@@ -12,7 +12,6 @@ from toolkit.errors import RunFailed
 from toolkit.model.loss_terms import LossTerms
 from toolkit.training.loop import accumulate, counted_once, sum_over_ranks
 from toolkit.training.metrics import peak_memory_bytes
-from toolkit.training.out_of_memory import is_out_of_memory, told
 from toolkit.training.session import Session
 from toolkit.training.watch import Marks
 
@@ -43,20 +42,15 @@ class DryRun:
         return {"loss": self.loss, "input": self.name, "shape": list(self.shape)}
 
 
-def dry_run(session: Session, loader: TrainLoader) -> DryRun:
-    """Every rank calls it. Raises RunFailed if the loss is not finite, OutOfMemory if there is no memory."""
+def dry_run(session: Session, loader: TrainLoader, marks: Marks) -> DryRun:
+    """Every rank calls it. Raises RunFailed if the loss is not finite."""
     engine, resolved = session.engine, session.resolved
-    micro, marks = loader.longest(), Marks()
-    try:
-        tokens = torch.full((), float(micro.supervised), device=engine.device)
-        tokens = counted_once(sum_over_ranks(tokens), resolved)
-        terms, there = LossTerms.of(resolved.recipe), micro.to(engine.device)
-        loss = accumulate(session, iter([there]), 1, tokens, terms, marks, step=0, untimed=True)
-        mean = (counted_once(sum_over_ranks(loss.double()), resolved) / tokens.clamp(min=1.0)).item()
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        raise told(error, marks.beat, session.rank, engine.device) from error
+    micro = loader.longest()
+    tokens = torch.full((), float(micro.supervised), device=engine.device)
+    tokens = counted_once(sum_over_ranks(tokens), resolved)
+    terms, there = LossTerms.of(resolved.recipe), micro.to(engine.device)
+    loss, _ = accumulate(session, iter([there]), 1, tokens, terms, marks, step=0, untimed=True)
+    mean = (counted_once(sum_over_ranks(loss.double()), resolved) / tokens.clamp(min=1.0)).item()
     if not math.isfinite(mean):
         raise RunFailed(f"the loss of the longest micro-batch is {mean}: the run would stop at a step that has it")
     peaks = torch.zeros(resolved.world_size, dtype=torch.float64, device=engine.device)

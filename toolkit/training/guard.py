@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 
 from toolkit.errors import RunFailed
 from toolkit.recipe.schema import Run
@@ -44,38 +45,43 @@ class LossGuard:
             self.recent.append(loss)
         return None
 
-    def skipped(self, bad: bool, step: int) -> None:
-        """Count skipped steps in a row; raises RunFailed after too many."""
+    def skipped(self, bad: bool, step: int, why: Sequence[str] = ()) -> None:
+        """Count skipped steps in a row; raises RunFailed after too many. ``why``: lines for its message."""
         self.in_a_row = self.in_a_row + 1 if bad else 0
         if self.in_a_row >= IN_A_ROW:
             raise RunFailed(
                 f"step {step}: {IN_A_ROW} steps in a row were skipped for a bad loss or gradient: the cause is not one "
                 "bad batch. Start a new run with a lower optimizer.lr, or --resume with run.on_bad_loss=rollback"
+                f"{_below(why)}"
             )
 
-    def returned(self, checkpoint: int, step: int) -> None:
-        """Count the returns to one checkpoint; raises RunFailed after too many."""
+    def returned(self, checkpoint: int, step: int, why: Sequence[str] = ()) -> None:
+        """Count the returns to one checkpoint; raises RunFailed after too many. ``why``: as for ``skipped``."""
         self.returns[checkpoint] = self.returns.get(checkpoint, 0) + 1
         if self.returns[checkpoint] > IN_A_ROW:
             raise RunFailed(
                 f"step {step}: the loss went bad {IN_A_ROW + 1} times after the checkpoint of step {checkpoint}; "
-                "start a new run with a lower optimizer.lr"
+                f"start a new run with a lower optimizer.lr{_below(why)}"
             )
 
 
-def refusal(step: int, reason: str) -> RunFailed:
+def _below(why: Sequence[str]) -> str:
+    return "".join(f"\n{line}" for line in why)
+
+
+def refusal(step: int, reason: str, why: Sequence[str] = ()) -> RunFailed:
     """The error for a bad loss under `run.on_bad_loss: stop`: training does not recover from it."""
     return RunFailed(
         f"step {step}: {reason}. No checkpoint includes this step: --resume with run.on_bad_loss=skip or rollback "
-        f"continues automatically. Or {_NEW_RUN}"
+        f"continues automatically. Or {_NEW_RUN}{_below(why)}"
     )
 
 
-def no_way_back(step: int, reason: str) -> RunFailed:
+def no_way_back(step: int, reason: str, why: Sequence[str] = ()) -> RunFailed:
     """The error for a bad loss under `run.on_bad_loss: rollback` before the first checkpoint."""
     return RunFailed(
         f"step {step}: {reason}. run.on_bad_loss: rollback: no checkpoint was saved before it. Lower run.save_every, "
-        f"or {_NEW_RUN}"
+        f"or {_NEW_RUN}{_below(why)}"
     )
 
 

@@ -22,7 +22,7 @@ from toolkit.training.average import evaluation_weights
 from toolkit.training.early_stopping import Improvement
 from toolkit.training.guard import LossGuard
 from toolkit.training.loss import loss_sum
-from toolkit.training.metrics import Pending
+from toolkit.training.metrics import MicroLoss, Pending
 from toolkit.training.pipeline import run_window
 from toolkit.training.scores import Counting, Evaluated
 from toolkit.training.session import Session, seed_micro_batch
@@ -82,7 +82,7 @@ def train(
         else:
             tokens = sum_over_ranks(tokens)
         tokens = counted_once(tokens, resolved)
-        loss = accumulate(session, micros, len(window), tokens, terms, marks, progress.step, untimed=first)
+        loss, each = accumulate(session, micros, len(window), tokens, terms, marks, progress.step, untimed=first)
         marks.at(at, "optimizer step", untimed=first)
         engine.unscale()
         if session.group_norms is not None:
@@ -100,7 +100,7 @@ def train(
         groups = engine.group_rates() if recipe.optimizer.groups else None
         squares = session.group_norms.after() if session.group_norms is not None else None
         rows = torch.full((), float(sum(m.row_tokens for m in window)), device=engine.device)
-        after_step(Pending(progress.step, loss, tokens, step.grad_norm, lr, step.skipped, groups, squares, rows))
+        after_step(Pending(progress.step, loss, tokens, step.grad_norm, lr, step.skipped, groups, squares, rows, each))
         if stop and stop.after():
             return
         first = False
@@ -117,26 +117,27 @@ def accumulate(
     step: int,
     *,
     untimed: bool,
-) -> torch.Tensor:
+) -> tuple[torch.Tensor, list[MicroLoss]]:
     """Forward and backward of a window's ``count`` micro-batches, which are on the device; returns the sum of this
-    rank's losses. ``tokens``: the supervised ones of all ranks; ``step``: steps taken before. Every rank calls it."""
+    rank's losses, and each of them. ``tokens``: the supervised ones of all ranks; ``step``: steps taken before. Every
+    rank calls it."""
     engine = session.engine
     # Strategies average over data-parallel ranks; a window without a supervised token has gradient zero, not 0/0.
     weight = engine.gradient_divisor / tokens.clamp(min=1.0)
-    now = _Window(session, terms, marks, step, weight, torch.zeros((), device=engine.device), untimed)
+    now = _Window(session, terms, marks, step, weight, torch.zeros((), device=engine.device), untimed, [])
     if engine.pipeline is not None:
         run_window(engine.pipeline, micros, count, now.forward, now.backward)
-        return engine.pipeline.of_last_stage(now.loss)
+        return engine.pipeline.of_last_stage(now.loss), now.each
     for micro in micros:
         with engine.accumulating(_is_last(micro)), counting(bool(micro.sample_ids)):
             now.backward(now.forward(micro), micro)
-    return now.loss
+    return now.loss, now.each
 
 
 @dataclass
 class _Window:
     """The micro-batches of one step. ``step``: steps taken before it; ``weight``: what their losses are multiplied by;
-    ``loss``: what they have added up."""
+    ``loss``: what they have added up; ``each``: their losses."""
 
     session: Session
     terms: LossTerms
@@ -145,6 +146,7 @@ class _Window:
     weight: torch.Tensor
     loss: torch.Tensor
     untimed: bool
+    each: list[MicroLoss]
 
     def forward(self, micro: MicroBatch) -> torch.Tensor:
         """The loss of a micro-batch, summed over its supervised tokens; on another stage than the last one zero."""
@@ -160,6 +162,7 @@ class _Window:
         self._mark(f"micro-batch {micro.micro + 1}, backward")
         self.session.engine.backward(loss * self.weight, _is_last(micro))
         self.loss += loss.detach()
+        self.each.append(MicroLoss(loss.detach(), micro.sample_ids))
         self._mark("reading ahead")
 
     def _mark(self, what: str) -> None:

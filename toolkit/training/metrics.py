@@ -7,7 +7,7 @@ import math
 import resource
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,14 @@ class StepRecord:
 _ALWAYS = ("loss", "grad_norm")
 
 
+@dataclass(frozen=True)
+class MicroLoss:
+    """The loss of one micro-batch, summed over its supervised tokens, still on the device, and its samples."""
+
+    loss: torch.Tensor
+    sample_ids: list[int]
+
+
 @dataclass
 class Pending:
     """A step whose numbers are still on the device."""
@@ -72,6 +80,8 @@ class Pending:
     """``run.group_norms``: what ``GroupNorms.after`` returns, of this rank."""
     row_tokens: torch.Tensor | None = None
     """Of this rank (``MicroBatch.row_tokens``); None: as many as are supervised on all ranks."""
+    micros: list[MicroLoss] = field(default_factory=list)
+    """Of this rank."""
 
 
 class MetricsLog:
@@ -90,6 +100,8 @@ class MetricsLog:
         self.without_loss = 0
         """Steps without a supervised token."""
         self.last: StepRecord | None = None
+        self.micros: dict[int, list[MicroLoss]] = {}
+        """By step, of those that were flushed last."""
 
     def add(self, pending: Pending) -> None:
         self._pending.append(pending)
@@ -126,6 +138,7 @@ class MetricsLog:
             )
             for p, loss, count, norm, groups in zip(self._pending, losses, tokens, norms, self._groups(), strict=True)
         ]
+        self.micros = {p.step: p.micros for p in self._pending}
         self._pending = []
         self.last = records[-1]
         self.without_loss += sum(record.without_loss for record in records)

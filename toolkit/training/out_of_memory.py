@@ -3,57 +3,34 @@
 from __future__ import annotations
 
 import os
-import re
 import resource
 from pathlib import Path
 
 import torch
 
 from toolkit.errors import OutOfMemory
+from toolkit.no_memory import asked_bytes
 from toolkit.training.metrics import peak_memory_bytes
 from toolkit.training.watch import Beat
 
-_ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB|TiB)")
-_UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _GIB = 2**30
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error, or its cause, says that there is no memory: of torch's CUDA allocator, of its CPU allocator
-    (a RuntimeError), or Python's own."""
-    seen: set[int] = set()
-    one: BaseException | None = error
-    while one is not None and id(one) not in seen:
-        seen.add(id(one))
-        if isinstance(one, (torch.OutOfMemoryError, MemoryError)):
-            return True
-        if isinstance(one, RuntimeError) and "DefaultCPUAllocator" in str(one):
-            return True
-        one = one.__cause__ or one.__context__
-    return False
 
 
 def told(error: BaseException, beat: Beat, rank: int, device: torch.device) -> OutOfMemory:
     """The error for the user. ``beat``: where the rank was."""
-    text = str(error)
-    size, unit = match.groups() if (match := _ASKED.search(text)) else (None, None)
-    asked = "" if size is None or unit is None else f"{float(size) * _UNITS[unit] / _GIB:.2f} GiB asked for, "
+    size = asked_bytes(str(error))
+    asked = "" if size is None else f"{size / _GIB:.2f} GiB asked for, "
     place = f"at step {beat.step}, {beat.place}" if beat.step else beat.place
-    now, limit = _taken(device)
-    message = (
-        f"rank {rank} is out of memory {place}: {asked}{now / _GIB:.2f} GiB allocated, "
-        f"{peak_memory_bytes(device) / _GIB:.2f} GiB at the peak before, {limit / _GIB:.1f} GiB "
-        f"{'on the device' if device.type == 'cuda' else 'for the process'}"
-    )
-    return OutOfMemory(message, limit / _GIB if device.type == "cuda" else None)
-
-
-def _taken(device: torch.device) -> tuple[int, int]:
-    """Bytes that this process has allocated, and that it can have at most."""
+    peak = f"{peak_memory_bytes(device) / _GIB:.2f} GiB at the peak before"
     if device.type == "cuda":
-        return torch.cuda.memory_allocated(device), torch.cuda.get_device_properties(device).total_memory
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        now, limit = torch.cuda.memory_allocated(device), torch.cuda.get_device_properties(device).total_memory
+        taken = f"{now / _GIB:.2f} GiB allocated, {peak}, {limit / _GIB:.1f} GiB on the device"
+        return OutOfMemory(f"rank {rank} is out of memory {place}: {asked}{taken}", limit / _GIB)
     page = resource.getpagesize()
+    mapped, resident = (int(one) * page for one in Path("/proc/self/statm").read_text(encoding="ascii").split()[:2])
     total = page * os.sysconf("SC_PHYS_PAGES")
+    taken = f"{resident / _GIB:.2f} GiB allocated, {peak}, {total / _GIB:.1f} GiB for the process"
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    return pages * page, total if limit < 0 else min(total, limit)
+    if limited := limit != resource.RLIM_INFINITY:
+        taken += f"; {mapped / _GIB:.2f} of {limit / _GIB:.2f} GiB of address space are taken (ulimit -v)"
+    return OutOfMemory(f"rank {rank} is out of memory {place}: {asked}{taken}", None, limit / _GIB if limited else None)

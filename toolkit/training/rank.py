@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from toolkit.command_line import name_overrides
 from toolkit.errors import OutOfMemory, Stopped, ToolkitError
-from toolkit.launch.failure import nonretryable_exit_code, note_failure
+from toolkit.launch.failure import FOLDER_VARIABLE, nonretryable_exit_code, note_failure
 from toolkit.launch.signals import attempt, die_with_parent, note_rank, note_stop
 from toolkit.recipe.load import load_recipe
 from toolkit.strategies import resolve
@@ -111,7 +111,12 @@ def main(arguments: Sequence[str]) -> int:
         return _leave(error.exit_code)
     except OutOfMemory as error:
         traceback.print_exc()
-        _report(terminal, rank, str(error), 1, retryable=False, memory={"device_gib": error.device_gib})
+        memory = {"device_gib": error.device_gib, "address_gib": error.address_gib}
+        message = str(error)
+        if FOLDER_VARIABLE not in os.environ:  # no launcher that asks the plan
+            device = "" if error.device_gib is None else f" --memory {error.device_gib:.1f}"
+            message += f"\nwhat would fit: toolkit plan {shlex.join(positional)}{device}"
+        _report(terminal, rank, message, 1, retryable=False, memory=memory)
         return _leave(1)
     except ToolkitError as error:
         _report(terminal, rank, name_overrides(str(error), positional), error.exit_code, retryable=False)

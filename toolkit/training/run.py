@@ -16,15 +16,16 @@ from toolkit.counts import count
 from toolkit.data.loader import TrainLoader, open_data
 from toolkit.data.samples import Samples
 from toolkit.data.sources import held_out_recipes
-from toolkit.errors import Stopped
+from toolkit.errors import Stopped, ToolkitError
 from toolkit.half_precision import cpu_emulates
-from toolkit.launch.identity import folder_prints, saved_recipe
+from toolkit.launch.identity import folder_prints, other_loss, saved_recipe
 from toolkit.launch.relay import take_screen
 from toolkit.launch.signals import attempt, handled, name_of
 from toolkit.machine import cpu_count
 from toolkit.model.adapters import ignored_values
 from toolkit.model.compiling import compilation
 from toolkit.model.padding import padding_note
+from toolkit.no_memory import is_out_of_memory
 from toolkit.recipe.preflight import Check, known_notes
 from toolkit.recipe.resolve import Resolved
 from toolkit.results import Result
@@ -38,7 +39,7 @@ from toolkit.training.extension import check_length, total_steps
 from toolkit.training.loop import Progress, counted_once, sum_over_ranks, train
 from toolkit.training.manifest import read_manifest
 from toolkit.training.metrics import MetricsLog, peak_memory_bytes, set_aside, truncate_metrics
-from toolkit.training.out_of_memory import is_out_of_memory, told
+from toolkit.training.out_of_memory import told
 from toolkit.training.preflight import preflight
 from toolkit.training.room import check_room
 from toolkit.training.same_data import check_rows
@@ -46,7 +47,7 @@ from toolkit.training.screen import Screen, engaged_line, headline, rate_of, rea
 from toolkit.training.session import Session, open_session
 from toolkit.training.steps import Steps
 from toolkit.training.stop import Stop
-from toolkit.training.watch import Beat, Marks, Watch
+from toolkit.training.watch import Marks, Watch
 
 STOPPED = "stopped.json"
 """This file exists in a run folder while a stopped run can be resumed; the script of a batch system checks it."""
@@ -73,12 +74,36 @@ def run(
     ``hung`` ends this process when the job hangs. ``again``: the command that resumes this run. ``dry``: end after one
     forward and backward of the longest micro-batch.
 
-    Raises InputError for what the recipe, the data or a checkpoint gets wrong, RunFailed if training fails, Stopped
-    if it was asked to stop and has saved.
+    Raises InputError for what the recipe, the data or a checkpoint gets wrong, RunFailed if training fails, OutOfMemory
+    where a rank found no memory, Stopped if it was asked to stop and has saved.
     """
+    marks = Marks()
+    try:
+        return _run(resolved, marks, resume, extend, changed_data, screen, connected, stop, hung, again, dry)
+    except Exception as error:
+        if isinstance(error, ToolkitError) or not is_out_of_memory(error):
+            raise
+        rank = int(os.environ.get("RANK", "0"))
+        raise told(error, marks.beat, rank, torch.device(resolved.device)) from error
+
+
+def _run(
+    resolved: Resolved,
+    marks: Marks,
+    resume: bool,
+    extend: bool,
+    changed_data: bool,
+    screen: TextIO | None,
+    connected: Callable[[], None] | None,
+    stop: Stop | None,
+    hung: Callable[[str], None] | None,
+    again: str,
+    dry: bool,
+) -> dict[str, Any]:
     result = Result("train")
     recipe = resolved.recipe
     folder = Path(recipe.run.output_dir)
+    marks.at(0, "loading the model", untimed=True)
     session = _opened(resolved, folder, dry=dry, resume=resume)
     if connected is not None:
         connected()
@@ -87,11 +112,13 @@ def run(
     passed_over: list[str] = []
     start, progress = None, Progress()
     if resume:
+        marks.at(0, "loading the checkpoint", untimed=True)
         found = checkpoint.load_newest(session, folder / "checkpoints", passed_over.append)
         start, progress = found.path, found.progress
         if start is None and found.touched:  # by a part of a damaged one: begin with the model as it was
             session = _opened(resolved, folder, resume=True)
     main = session.accelerator.is_main_process
+    marks.at(0, "reading the data", untimed=True)
     with reading(screen if main else None):
         samples = open_data(session.data_recipe, "train", session.tokenizer)
         recipes = held_out_recipes(session.data_recipe) if recipe.eval_interval else {}
@@ -105,10 +132,11 @@ def run(
         preflight(session, one, resumed=start is not None)
     answers = Answers(session)
     if dry:
-        return _dry(session, samples, loader, total, checks, result, screen, folder)
-    kept = other_rows = None
+        return _dry(session, marks, samples, loader, total, checks, result, screen, folder)
+    kept = other_rows = loss_note = None
     if start:
         manifest = read_manifest(start, deep=False)
+        loss_note = other_loss(saved_recipe(start, manifest), recipe)
         go_on = changed_data or extend
         other_rows = check_rows(manifest, samples, go_on=go_on, source=resolved.source, folder=start)
     # Behind the rows, whose number says how long an epoch was.
@@ -129,16 +157,20 @@ def run(
         view.say(length)
     if other_rows:
         view.say(f"note: {other_rows}")
+    if loss_note:
+        view.say(f"note: {loss_note}")
     if main:
         (folder / STOPPED).unlink(missing_ok=True)
     recorder = MetricsLog(
         folder / "metrics.jsonl" if main else None, lambda tensor: counted_once(sum_over_ranks(tensor), resolved)
     )
-    marks = Marks()
     watch = Watch(marks, recipe.run.hang_after, hung) if hung else None
     stop = stop or Stop()
     try:
-        steps = Steps(session, view, recorder, folder, progress, total, marks, start, stop.give_up, held_out, answers)
+        place = getattr(samples, "place", None)  # a stream's rows are gone
+        steps = Steps(
+            session, view, recorder, folder, progress, total, marks, start, stop.give_up, held_out, answers, place
+        )
         for line in steps.eval_notes:
             view.say(f"note: {line}")
         if hung:
@@ -146,13 +178,8 @@ def run(
         if watch:
             watch.start()
         try:
-            try:
-                steps.begin()
-                train(session, loader, total, progress, steps, stop=stop, guard=steps.guard, marks=marks)
-            except Exception as error:
-                if not is_out_of_memory(error):
-                    raise
-                raise told(error, marks.beat, session.rank, session.engine.device) from error
+            steps.begin()
+            train(session, loader, total, progress, steps, stop=stop, guard=steps.guard, marks=marks)
             marks.at(progress.step, "ending", untimed=True)
             steps.finish(stopped=bool(stop.agreed))
         finally:
@@ -181,6 +208,7 @@ def run(
         unread_columns=samples.unread,
         notes=[
             *_notes(session),
+            *([loss_note] if loss_note else []),
             *samples.notes,
             *steps.eval_notes,
             *_without_loss(recorder.without_loss, progress.step, counted),
@@ -211,17 +239,12 @@ def run(
 
 def _opened(resolved: Resolved, folder: Path, *, dry: bool = False, resume: bool = False) -> Session:
     earlier = resume and finding.padded_by_its_tokenizer(folder / "checkpoints")
-    try:
-        return open_session(resolved, own_padding=earlier, **({} if dry else _tracking(resolved, folder)))
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        beat, rank = Beat(place="loading the model"), int(os.environ.get("RANK", "0"))
-        raise told(error, beat, rank, torch.device(resolved.device)) from error
+    return open_session(resolved, own_padding=earlier, **({} if dry else _tracking(resolved, folder)))
 
 
 def _dry(
     session: Session,
+    marks: Marks,
     samples: Samples,
     loader: TrainLoader,
     total: int,
@@ -236,7 +259,7 @@ def _dry(
     view = Screen(screen if main else None, total, 0, rate_of(task_of(resolved.recipe.model.task)))
     try:
         _introduce(view, session, samples, None, False, Improvement(), None)
-        ended = dry_run(session, loader)
+        ended = dry_run(session, loader, marks)
         for line in ended.lines():
             view.say(line)
         view.say(f"{len(checks)} checks of the preflight passed; nothing was updated or written")

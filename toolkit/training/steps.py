@@ -6,6 +6,7 @@ import functools
 import json
 import math
 import operator
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from toolkit.model.compiling import compilation, describe
 from toolkit.tasks import task_of
 from toolkit.training import checkpoint
 from toolkit.training.answers import Answers, shown
-from toolkit.training.guard import LossGuard, no_way_back, refusal
+from toolkit.training.bad_loss import explain
+from toolkit.training.guard import IN_A_ROW, SPAN, LossGuard, no_way_back, refusal
 from toolkit.training.loop import Progress, evaluate
 from toolkit.training.manifest import read_manifest
 from toolkit.training.metrics import MetricsLog, Pending, StepRecord, peak_memory_bytes
@@ -42,7 +44,9 @@ class Steps:
         give_up: Callable[[], None],
         held_out: Mapping[str, Samples],
         answers: Answers,
+        place: Callable[[int], str] | None = None,
     ) -> None:
+        """``place``: where the row of a training sample is; None where that is not known."""
         self.session, self.view, self.recorder = session, view, recorder
         self.folder, self.progress, self.total = folder, progress, total
         self.marks = marks
@@ -68,6 +72,10 @@ class Steps:
         self._held_out = held_out
         self._answers = answers
         self._answered: int | None = None
+        self._place = place
+        self._before: deque[StepRecord] = deque(maxlen=SPAN)
+        """The last steps that went well."""
+        self._lost_in_a_row = 0
         self.eval_notes: list[str] = [note for samples in held_out.values() for note in samples.notes]
 
     def begin(self) -> None:
@@ -151,10 +159,12 @@ class Steps:
                 self.session.accelerator.log({k: v for k, v in values.items() if v is not None}, step=record.step)
         for record in records:
             if (reason := self._wrong(record)) is not None:
+                why = self._why(record)
                 if self.guard.policy == "stop":
-                    raise refusal(record.step, reason)
-                self._roll_back(record.step, reason)
+                    raise refusal(record.step, reason, why)
+                self._roll_back(record.step, reason, why)
                 break  # the later ones were taken from weights that are gone
+            self._before.append(record)
 
     def _tell_without_loss(self, records: list[StepRecord]) -> None:
         """Report the first step without a supervised token; later ones show no loss, and are counted at the end."""
@@ -173,10 +183,12 @@ class Steps:
         scaled = self.session.resolved.precision.loss_scaling
         if self.guard.policy == "skip":
             lost = record.loss is None and not record.without_loss
-            self.guard.skipped(record.skipped and (lost or not scaled), record.step)
+            bad = record.skipped and (lost or not scaled)
+            last = bad and self.guard.in_a_row + 1 >= IN_A_ROW
+            self.guard.skipped(bad, record.step, self._why(record) if last else ())
             return None
         if record.skipped and scaled:
-            return None
+            return self._overflow(record)
         reason = None
         if not record.without_loss:
             reason = self.guard.judge(math.nan if record.loss is None else record.loss)
@@ -184,19 +196,34 @@ class Steps:
             return "the gradient is not finite"
         return reason
 
-    def _roll_back(self, step: int, reason: str) -> None:
+    def _overflow(self, record: StepRecord) -> str | None:
+        """Of a step that a loss scale skipped. A lower scale helps a gradient, but no loss, which has none in it."""
+        lost = record.loss is None and not record.without_loss
+        self._lost_in_a_row = self._lost_in_a_row + 1 if lost else 0
+        return f"the loss is not finite, {IN_A_ROW} steps in a row" if self._lost_in_a_row >= IN_A_ROW else None
+
+    def _why(self, record: StepRecord) -> list[str]:
+        """Where and why a step went wrong; nothing for a spike, which is a finite loss. Every rank calls it."""
+        if record.loss is not None and record.grad_norm is not None:
+            return []
+        self.marks.at(record.step, "looking for what was not finite", untimed=True)
+        return explain(self.session, record, self.recorder.micros[record.step], self._before, self._place)
+
+    def _roll_back(self, step: int, reason: str, why: list[str]) -> None:
         self.marks.at(step, "rolling back", untimed=True)
         self._settle()
         found = checkpoint.load_newest(self.session, self.folder / "checkpoints", self.view.say)
         start, back = found.path, found.progress
         if start is None:
-            raise no_way_back(step, reason)
-        self.guard.returned(back.step, step)
+            raise no_way_back(step, reason, why)
+        self.guard.returned(back.step, step, why)
         self.guard.recent.clear()
         self.guard.recent.extend(back.recent)
         self.progress.updates = back.updates
         self.recorder.pause()
         self.view.say(f"  step {step}: {reason}; restored {start}, data continues after step {self.progress.step}")
+        for line in why[:1]:
+            self.view.say(f"    {line}")
 
     def _evaluate(self) -> None:
         session, resolved = self.session, self.session.resolved

@@ -9,6 +9,7 @@ from typing import Any
 
 from toolkit.errors import InputError
 from toolkit.results import CommandResult, Result, write_json
+from toolkit.terminal import width
 from toolkit.verification.checkpoints import screen
 from toolkit.verification.checkpoints.compare import Compared, compare
 from toolkit.verification.checkpoints.contents import Checkpoint
@@ -46,7 +47,7 @@ def run_checkpoints(paths: Sequence[str], tolerance: float | None, json_target: 
         raise InputError(f"--checkpoint: given {len(paths)} times; expected twice, once for each checkpoint")
     found = compare_two(paths[0], paths[1], tolerance=tolerance)
     if json_target != "-":
-        print("\n".join(screen.lines(found)))
+        print("\n".join(screen.lines(found, min(100, width()))))
     if json_target:
         write_json(found.to_json(), json_target)
     return found.exit_code

@@ -1,10 +1,10 @@
-"""What `toolkit verify --checkpoint A --checkpoint B` prints: at most 100 columns wide, readable without colour."""
+"""What `toolkit verify --checkpoint A --checkpoint B` prints, readable without colour. Paths stay whole."""
 
 from __future__ import annotations
 
-import textwrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from toolkit.terminal import fitted
 from toolkit.verification.checkpoints.compare import Compared
 from toolkit.verification.checkpoints.contents import Checkpoint
 from toolkit.verification.compare.measure import Stage, also, off_by
@@ -13,26 +13,31 @@ if TYPE_CHECKING:
     from toolkit.verification.checkpoints.command import CheckpointComparison
 
 
-_UNBROKEN: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}  # paths stay whole
+_CELL = 18
+"""Columns before what is said of a stage or a step."""
 
 
-def lines(result: CheckpointComparison) -> list[str]:
-    """What was compared, the stages of the last step, the verdict and its likely cause."""
+def lines(result: CheckpointComparison, columns: int = 100) -> list[str]:
+    """What was compared, the stages of the last step, the verdict and its likely cause, in so many columns."""
     last = result.steps[-1]
     notes = dict.fromkeys(note for one in result.steps for note in (*one.a.notes, *one.b.notes, *one.notes))
+    said = [*_sides(last.a, last.b), *(f"note: {note}" for note in notes)]
+    rows = [(f"step {one.step}", f"ok   {_equal(one)}") for one in result.steps[:-1]]
+    rows += [(stage.name, _cell(stage)) for stage in last.stages]
     return [
-        *_sides(last.a, last.b),
-        *(
-            line
-            for note in notes
-            for line in textwrap.wrap(f"note: {note}", 100, subsequent_indent=" " * 6, **_UNBROKEN)
-        ),
+        *(part for line in said for part in fitted(line, columns)),
         "",
-        *(f"step {one.step:<12} ok   {_equal(one)}" for one in result.steps[:-1]),
-        *(f"{stage.name:<18}{_cell(stage)}" for stage in last.stages),
+        f"{'stage':<{_CELL}}verdict: error of its tolerance",
+        *(part for name, cell in rows for part in _row(name, cell, columns)),
         "",
-        *_ending(result),
+        *(part for line in _ending(result) for part in fitted(line, columns)),
     ]
+
+
+def _row(name: str, cell: str, columns: int) -> list[str]:
+    """A row of the table; what goes on is below the words of its cell."""
+    first, *more = fitted(" " * (_CELL + 3) + cell, columns)
+    return [f"{name:<{_CELL}}{first.lstrip()}", *more]
 
 
 def _sides(a: Checkpoint, b: Checkpoint) -> list[str]:

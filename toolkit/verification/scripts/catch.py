@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from toolkit.verification.scripts import memory
 from toolkit.verification.scripts.session import Session
 
 _session: Session | None = None
@@ -27,6 +28,11 @@ def begin(folder: str) -> None:
     if _session is None:
         _session = Session(Path(folder))
         _session.when_over = _restore
+
+
+def whereabouts(trace: Any) -> dict[str, Any] | None:
+    """Where the script is that found no memory; None if this process is not recorded. ``trace``: the error's."""
+    return None if _session is None else memory.whereabouts(_session, trace)
 
 
 def _current() -> Session:

@@ -13,6 +13,7 @@ from typing import Any
 
 from toolkit.errors import InputError, RunFailed
 from toolkit.results import CommandResult, Result
+from toolkit.verification.scripts.memory import told
 from toolkit.verification.scripts.run import Ended, prepare, run, whole
 
 FILE = "record.json"
@@ -116,7 +117,9 @@ def _raise_failure(command: Sequence[str], ended: Ended, numbers: list[int], tim
         raise RunFailed(f"{name}: still running after {timeout:g} s (--timeout) and was ended; {state}")
     if ended.code and not ended.stopped:
         how = f"exit status {ended.code}" if ended.code > 0 else f"ended by signal {-ended.code}"
-        raise CommandFailed(f"{name}: {how}: {ended.last or 'it wrote nothing'}", ended.code)
+        said = [f"{name}: {how}: {ended.last or 'it wrote nothing'}", *(told(ended.memory) if ended.memory else [])]
+        said += [ended.killed] if ended.killed else []
+        raise CommandFailed("\n".join(said), ended.code)
     if numbers:
         return
     raise InputError(f"{name}: nothing to record: {_why_nothing(ended)}")

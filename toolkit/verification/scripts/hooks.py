@@ -25,25 +25,45 @@ def install(session: str, root: str) -> None:
     hook = sys.excepthook
 
     def report(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-        _report_failure(session, kind, error)
+        _report_failure(session, root, error, trace)
         hook(kind, error, trace)
 
     sys.excepthook = report
     sys.meta_path.insert(0, Finder(session, root))
 
 
-def _report_failure(session: str, kind: type[BaseException], error: BaseException) -> None:
+def _report_failure(session: str, root: str, error: BaseException, trace: Any) -> None:
     """Leave the error for the command that records. The first failure of any rank is the cause."""
-    if issubclass(kind, KeyboardInterrupt):
+    if isinstance(error, KeyboardInterrupt):
         return
-    lines = str(error).strip().splitlines()
-    text = f"{kind.__name__}: {lines[0].strip()}" if lines else kind.__name__
+    lines, kind = str(error).strip().splitlines(), type(error).__name__
+    text = f"{kind}: {lines[0].strip()}" if lines else kind
     rank = os.environ.get("RANK")
     try:
         with open(os.path.join(session, "failure"), "x", encoding="utf-8") as file:
             file.write(f"rank {rank}: {text}" if rank is not None else text)
+        memory = _memory(root, error, trace)
+        if memory is not None:
+            import json
+
+            with open(os.path.join(session, "memory.json"), "x", encoding="utf-8") as file:
+                file.write(json.dumps(memory))
     except OSError:
         return
+
+
+def _memory(root: str, error: BaseException, trace: Any) -> dict[str, Any] | None:
+    """Where the process was, if it had no memory; None for any other error, and where nothing is recorded."""
+    spec = importlib.util.spec_from_file_location("_toolkit_no_memory", os.path.join(root, "toolkit", "no_memory.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    catch = sys.modules.get("toolkit.verification.scripts.catch")
+    if catch is None or not module.is_out_of_memory(error):
+        return None
+    found: dict[str, Any] | None = catch.whereabouts(trace)
+    return found
 
 
 class Finder:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from toolkit.verification.loops.kept_model import KeptModel, keep_model
 from toolkit.verification.loops.watched import whole
 from toolkit.verification.record.plain_form import save_plain
-from toolkit.verification.record.trace import RankTrace, StepTrace
+from toolkit.verification.record.trace import RankTrace, RunTrace, StepTrace
 from toolkit.verification.scripts.calls import Calls, follow
 from toolkit.verification.scripts.facts import CallTrace, UnitTrace
 from toolkit.verification.scripts.recorded_facts import facts_of
@@ -49,7 +49,8 @@ class Recording:
         self.taken: list[list[CallTrace]] = []
         self.outside: set[str] = set()
         self.notes: list[str] = []
-        self._step = StepTrace(0)
+        self.step = StepTrace(0)
+        """What is known so far of the step that is being taken."""
         self.limit = 0.0
         self.whole_clip = True
         self.lrs: list[list[float]] = []
@@ -97,7 +98,7 @@ class Recording:
 
     def clipped(self, norm: Any) -> None:
         if not self.done and self.steps_seen >= self.after:
-            self._step.norm = float(whole(norm).item()) if isinstance(norm, torch.Tensor) else float(norm)
+            self.step.norm = float(whole(norm).item()) if isinstance(norm, torch.Tensor) else float(norm)
 
     def before_step(self, optimizer: Any, scale: float) -> None:
         """``scale``: the loss scale of the backward, 0 without a scaler; the gradients have it no longer."""
@@ -107,11 +108,11 @@ class Recording:
             self._begin(optimizer)
         if not self.trace.run.weights:
             self._note_start()
-        if not self._step.gradient_digests:
+        if not self.step.gradient_digests:
             self._take_gradient(0.0)
-        self._step.loss_scale = self.watched.loss_scale if self.engine is not None else scale or 1.0
+        self.step.loss_scale = self.watched.loss_scale if self.engine is not None else scale or 1.0
         lrs = [float(group["lr"]) for group in self.watched.groups]
-        self._step.lr = sorted(set(lrs))
+        self.step.lr = sorted(set(lrs))
         self.lrs.append(lrs)
 
     def after_step(self, norm: float | None, skipped: bool) -> None:
@@ -121,9 +122,9 @@ class Recording:
         self.steps_seen += 1
         calls = self.calls.take()
         if self.steps_seen <= self.after:
-            self._step = StepTrace(0)
+            self.step = StepTrace(0)
             return
-        step, run = self._step, self.trace.run
+        step, run = self.step, self.trace.run
         if skipped:
             step.gradient, step.gradient_digests = {}, {}
         step.skipped = skipped
@@ -132,7 +133,7 @@ class Recording:
         self._read(step)
         run.steps.append(step)
         self.taken.append(calls)
-        self._step = StepTrace(len(run.steps), updates_before=len(run.steps))
+        self.step = StepTrace(len(run.steps), updates_before=len(run.steps))
         self.done = len(run.steps) == self.steps
 
     def save(self, folder: Path) -> threading.Thread:
@@ -168,6 +169,12 @@ class Recording:
             handle.remove()
         self._handles = []
         self.calls.remove()
+
+    def forget(self) -> None:
+        """Give the memory of what was recorded back to the command."""
+        self.kept, self.taken, self.step = None, [], StepTrace(0)
+        self.calls.finished = []
+        self.trace.run = RunTrace()
 
     # ------------------------------------------------------------------ reading
 
@@ -211,9 +218,9 @@ class Recording:
         found = self.watched.gradients()
         if scale:
             found = {name: None if g is None else g / scale for name, g in found.items()}
-        self._step.gradient = found
+        self.step.gradient = found
         alone = not dist.is_initialized()
-        self._step.gradient_digests = {
+        self.step.gradient_digests = {
             name: "none" if g is None else "" if alone else fingerprint(g) for name, g in found.items()
         }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -12,16 +13,23 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from toolkit.errors import InputError
+from toolkit.launch.host_memory import HostMemory
 from toolkit.launch.signals import die_with_parent
 
 VARIABLE = "TOOLKIT_RECORD"
 """In the environment of every process of a recorded command: the folder of its recording."""
+_TAIL = 60
+"""Lines of standard error that are kept: torchrun's summary has some 20."""
+_RANK_KILLED = re.compile(r"^rank +: (\d+) .*\nexitcode +: -9\b", re.MULTILINE)
+"""In torchrun's summary."""
+_SOME_KILLED = re.compile(r"Signal 9 \(SIGKILL\)|exitcode: -9\b|return code = -9\b")
+"""Of torch's and of DeepSpeed's launcher."""
 _GRACE_S = 10.0
 """Seconds that processes get to end after SIGTERM."""
 
@@ -37,6 +45,10 @@ class Ended:
     stopped: bool = False
     processes: list[dict[str, Any]] = field(default_factory=list)
     refused: str = ""
+    memory: dict[str, Any] | None = None
+    """Of a process that ended by memory: ``memory.whereabouts``."""
+    killed: str = ""
+    """The process that SIGKILL ended, and what memory the host had left; empty if none was."""
 
 
 def prepare(session: Path, steps: int, after: int, on_cpu: bool, copies: bool = False) -> dict[str, str]:
@@ -65,7 +77,8 @@ def run(
     ``timeout``: seconds until it is ended. ``stop``: end it once its recording is complete. Raises InputError where
     the command cannot be started.
     """
-    lines: deque[str] = deque(maxlen=1)
+    lines: deque[str] = deque(maxlen=_TAIL)
+    host = HostMemory()
     with _terminated():
         try:
             job = subprocess.Popen(
@@ -86,15 +99,15 @@ def run(
         reader.start()
         timed_out = stopped = False
         try:
-            timed_out, stopped = _wait(job, session, timeout, stop)
+            timed_out, stopped = _wait(job, session, timeout, stop, host.look)
         finally:
             if job.poll() is None:
                 _end(job, session)
             reader.join(2.0)
             _end_others(session)
     failure = session / "failure"
-    reason = failure.read_text(encoding="utf-8") if failure.exists() else (lines[0] if lines else "")
-    refused = session / "refused"
+    reason = failure.read_text(encoding="utf-8") if failure.exists() else (lines[-1] if lines else "")
+    refused, memory = session / "refused", session / "memory.json"
     return Ended(
         job.returncode,
         reason,
@@ -102,12 +115,26 @@ def run(
         stopped,
         [json.loads(file.read_text(encoding="utf-8")) for file in sorted(session.glob("process-*.json"))],
         refused.read_text(encoding="utf-8").splitlines()[0] if refused.exists() else "",
+        json.loads(memory.read_text(encoding="utf-8")) if memory.exists() else None,
+        _killed(job.returncode, "\n".join(lines), host) if not (timed_out or stopped) else "",
     )
 
 
-def _wait(job: subprocess.Popen[bytes], session: Path, timeout: float | None, stop: bool) -> tuple[bool, bool]:
+def _killed(code: int, text: str, host: HostMemory) -> str:
+    """``text``: the end of standard error, on which launchers say how a rank ended."""
+    rank = _RANK_KILLED.search(text)
+    if rank is None and code not in (-signal.SIGKILL, 128 + signal.SIGKILL) and not _SOME_KILLED.search(text):
+        return ""
+    who = f"rank {rank[1]}" if rank is not None else "the command" if code < 0 else "a process of it"
+    return f"{who} was ended by SIGKILL{host.told()}"
+
+
+def _wait(
+    job: subprocess.Popen[bytes], session: Path, timeout: float | None, stop: bool, look: Callable[[], None]
+) -> tuple[bool, bool]:
     begun = time.monotonic()
     while True:
+        look()
         try:
             job.wait(0.1)
             return False, False

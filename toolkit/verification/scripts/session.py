@@ -15,7 +15,9 @@ from typing import Any
 
 from torch import nn
 
+from toolkit.no_memory import is_out_of_memory
 from toolkit.verification.scripts import copies
+from toolkit.verification.scripts.memory import kept_bytes
 from toolkit.verification.scripts.recording import Recording
 from toolkit.verification.scripts.units import units_holding, units_of
 from toolkit.verification.scripts.watch import NotReadable
@@ -53,6 +55,13 @@ class Session:
             action(*args)
         except Exception as error:
             self.error = f"{type(error).__name__}: {error}"
+            if is_out_of_memory(error):
+                gib = kept_bytes(self.recordings) / 2**30
+                self.error = (
+                    f"no memory was left for more copies of what is recorded than {gib:.2f} GiB; --steps 1 takes less"
+                )
+                for recording in self.recordings:
+                    recording.forget()
             sys.stderr.write(f"toolkit record: recording stopped: {self.error}\n")
             self.end()
 
