@@ -379,3 +379,36 @@ def test_a_recorded_command_that_records_another(tmp_path: Path) -> None:
         kept = json.loads((tmp_path / name / "record.json").read_text(encoding="utf-8"))
         assert kept["recorded"][-1].endswith(file)
         assert len(kept["models"]) == 1
+
+
+OWN_PACKAGE = """
+import sys, torch
+sys.path.insert(0, {here!r})
+import script_loops as loops
+from toolkit.rates import rate
+
+model = loops.llama()
+optimizer = torch.optim.AdamW(model.parameters(), lr=rate())
+for batch in loops.batches(4):
+    model(**batch).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+import toolkit
+assert toolkit.__file__.startswith({folder!r}), toolkit.__file__
+"""
+
+
+def test_a_script_whose_project_has_a_package_called_toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ImportError under `prove`, and not alone: the recorder's own package stood in the place of the script's."""
+    # ``script_loops`` itself needs this package: a copy without that line.
+    (tmp_path / "toolkit").mkdir()
+    (tmp_path / "toolkit" / "__init__.py").write_text("", encoding="utf-8")
+    (tmp_path / "toolkit" / "rates.py").write_text("def rate():\n    return 1e-3\n", encoding="utf-8")
+    loops = (HERE / "script_loops.py").read_text(encoding="utf-8")
+    own = loops.replace("from toolkit.verification.scripts import catch\n", "")
+    assert own != loops
+    (tmp_path / "script_loops.py").write_text(own, encoding="utf-8")
+    monkeypatch.delenv("PYTHONPATH")
+    file = script(tmp_path, OWN_PACKAGE.format(here=str(tmp_path), folder=str(tmp_path)))
+    found = prove([sys.executable, file], tmp_path / "recording", timeout=120)
+    assert found.verdict == "equivalent", found.document["first_difference"]

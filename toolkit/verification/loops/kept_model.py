@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,8 @@ import torch
 from torch import nn
 
 from toolkit.errors import InputError
+from toolkit.verification.loops.watched import whole
+from toolkit.verification.scripts.together import read_each
 
 _ATTENTIONS = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
 """transformers would fetch code from the hub for any other name."""
@@ -40,24 +43,30 @@ class KeptModel:
     structure: dict[str, str]
 
 
-def keep_model(model: Any) -> KeptModel:
-    """A model before anything wraps or splits it."""
+def keep_model(model: Any, meet: Callable[[], None] | None = None) -> KeptModel:
+    """A model before anything wraps it. ``meet``: of one whose parameters are split over ranks, which all of them
+    read together after that call."""
     base, adapter, name = model, None, None
     if hasattr(model, "peft_config"):
         name = str(model.active_adapter)
         base, adapter = model.get_base_model(), json.dumps(_plain_config(model.peft_config[name].to_dict()))
     config: Any = getattr(base, "config", None)
-    return KeptModel(
+    kept = KeptModel(
         kind=_kind_of(base),
         config=json.dumps(config.to_dict() if hasattr(config, "to_dict") else {}, default=str),
         attention=str(getattr(config, "_attn_implementation", None) or "eager"),
         adapter=adapter,
         adapter_name=name,
-        tensors={name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()},
+        tensors={},
         buffers={name: buffer.detach().cpu().clone() for name, buffer in model.named_buffers()},
         trainable=[name for name, parameter in model.named_parameters() if parameter.requires_grad],
         structure=_structure(model),
     )
+    tensors = list(model.state_dict().items())
+    if meet is not None:
+        meet()
+    kept.tensors = read_each(tensors, whole)
+    return kept
 
 
 def rebuild(kept: KeptModel, given: nn.Module | None, source: str) -> Any:
@@ -134,8 +143,14 @@ def _plain_config(values: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
+def _class(module: nn.Module) -> type:
+    """A module's class, before FSDP2 made one of its own of it."""
+    kind = type(module)
+    return next((base for base in kind.__bases__ if kind.__name__ == f"FSDP{base.__name__}"), kind)
+
+
 def _kind_of(base: Any) -> str:
-    kind = type(base)
+    kind = _class(base)
     transformers = sys.modules.get("transformers")  # a class of its own has imported it
     own = transformers is not None and getattr(transformers, kind.__name__, None) is kind
     return kind.__name__ if own else f"{kind.__module__}.{kind.__qualname__}"
@@ -146,7 +161,8 @@ def _structure(model: nn.Module) -> dict[str, str]:
     for name, module in model.named_modules():
         floats = {key: value for key, value in sorted(vars(module).items()) if type(value) is float}
         described = [_whole_shapes(module, module.extra_repr()), *(f"{key}={value!r}" for key, value in floats.items())]
-        found[name] = f"{type(module).__module__}.{type(module).__qualname__}({', '.join(filter(None, described))})"
+        kind = _class(module)
+        found[name] = f"{kind.__module__}.{kind.__qualname__}({', '.join(filter(None, described))})"
     return found
 
 

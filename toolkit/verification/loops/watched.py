@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from toolkit.strategies.engines.base import MOMENTS, OptimizerState
+from toolkit.verification.scripts.together import read_each
 
 Tensors = dict[str, torch.Tensor]
 WRAPPERS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
@@ -35,11 +36,11 @@ class Watched:
         return groups
 
     def weights(self) -> Tensors:
-        return {name: whole(parameter) for name, parameter in self.parameters.items()}
+        return read_each(self.parameters.items(), whole)
 
     def gradients(self) -> dict[str, torch.Tensor | None]:
         """Before clipping, where it is asked for then."""
-        return {name: None if p.grad is None else whole(p.grad) for name, p in self.parameters.items()}
+        return read_each(self.parameters.items(), lambda p: None if p.grad is None else whole(p.grad))
 
     def states(self) -> dict[str, OptimizerState | None]:
         found: dict[str, OptimizerState | None] = {}
@@ -87,11 +88,11 @@ class WatchedZero(Watched):
 
     def weights(self) -> Tensors:
         with self.links.corrected():
-            return {name: self.tensors.weight(p) for name, p in self.parameters.items()}
+            return read_each(self.parameters.items(), self.tensors.weight)
 
     def gradients(self) -> dict[str, torch.Tensor | None]:
         with self.links.corrected():
-            found = {name: self.tensors.gradient(p) for name, p in self.parameters.items()}
+            found = read_each(self.parameters.items(), self.tensors.gradient)
         return {name: None if g is None else g.float() / self.loss_scale for name, g in found.items()}
 
     def states(self) -> dict[str, OptimizerState | None]:

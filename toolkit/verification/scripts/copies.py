@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from toolkit.verification.loops.watched import WRAPPERS
+from toolkit.verification.scripts import renamed
 from toolkit.verification.scripts.definitions import definitions
 
 _HOOKS = "_hooks"
@@ -144,7 +145,8 @@ class _Reader(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if module != "__main__":
-            return super().find_class(module, name)
+            first, *rest = module.split(".")
+            return super().find_class(".".join(["toolkit", *rest]) if first == renamed.NAME else module, name)
         first, *rest = name.split(".")
         if first not in self.main:
             raise AttributeError(f"{first} is not defined at the top of the script")

@@ -54,13 +54,8 @@ def _report_failure(session: str, root: str, error: BaseException, trace: Any) -
 
 def _memory(root: str, error: BaseException, trace: Any) -> dict[str, Any] | None:
     """Where the process was, if it had no memory; None for any other error, and where nothing is recorded."""
-    spec = importlib.util.spec_from_file_location("_toolkit_no_memory", os.path.join(root, "toolkit", "no_memory.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    catch = sys.modules.get("toolkit.verification.scripts.catch")
-    if catch is None or not module.is_out_of_memory(error):
+    catch = sys.modules.get("_toolkit_recorder.verification.scripts.catch")
+    if catch is None or not _by_file("no_memory", root, "no_memory.py").is_out_of_memory(error):
         return None
     found: dict[str, Any] | None = catch.whereabouts(trace)
     return found
@@ -107,21 +102,19 @@ def _followed(loader: Any, action: Callable[[ModuleType], None]) -> None:
 
 
 def _catch(session: str, root: str) -> Any:
-    """``toolkit.verification.scripts.catch``, of the toolkit that records, whatever else is on the path."""
-    package = sys.modules.get("toolkit")
-    home = os.path.join(root, "toolkit")
-    if package is None:
-        spec = importlib.util.spec_from_file_location(
-            "toolkit", os.path.join(home, "__init__.py"), submodule_search_locations=[home]
-        )
-        assert spec is not None
-        assert spec.loader is not None
-        package = importlib.util.module_from_spec(spec)
-        sys.modules["toolkit"] = package
-        spec.loader.exec_module(package)
-    elif os.path.abspath(os.path.dirname(package.__file__ or "")) != os.path.abspath(home):
-        raise ImportError(f"the script has a module named toolkit of its own: {package.__file__}")
-    from toolkit.verification.scripts import catch
-
+    """``catch`` of the toolkit that records, under a name that no package of the script has."""
+    catch = _by_file("renamed", root, "verification", "scripts", "renamed.py").catch(root)
     catch.begin(session)
     return catch
+
+
+def _by_file(name: str, root: str, *place: str) -> Any:
+    """A module of the toolkit that needs no other."""
+    name = f"_toolkit_{name}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, os.path.join(root, "toolkit", *place))
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]

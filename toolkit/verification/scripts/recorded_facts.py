@@ -61,7 +61,7 @@ def facts_of(recording: Recording) -> ScriptFacts:
         steps=recording.taken,
         strategy=watched.strategy,
         world=world,
-        averaged=world if watched.strategy != "single" else 0 if world > 1 else 1,
+        averaged=world if watched.strategy not in ("single", "tensor") else 0 if world > 1 else 1,
         threads=torch.get_num_threads(),
         dtypes=dtypes,
         buffers={clean: whole(value) for clean, value in _clean_buffers(live).items()},

@@ -25,6 +25,7 @@ from toolkit.verification.scripts.watch import (
     WatchedFsdp1,
     WatchedScript,
     WatchedZeroScript,
+    is_split,
     plain_names,
     whole_value,
 )
@@ -33,9 +34,13 @@ from toolkit.verification.scripts.watch import (
 class Recording:
     """Keeps a model as it is now, watches its calls, and then ``steps`` optimizer steps after the first ``after``."""
 
-    def __init__(self, model: Any, steps: int, after: int, main: bool) -> None:
+    def __init__(self, model: Any, steps: int, after: int, main: bool, meet: Callable[[], None]) -> None:
+        """``meet``: wait for the other ranks, before what is split over them is read."""
         self.model, self.steps, self.after, self.main = model, steps, after, main
-        self.kept: KeptModel | None = keep_model(model) if main else None
+        self._meet = meet
+        tensors_split = any(hasattr(p, "full_tensor") for p in model.parameters())
+        kept = keep_model(model, meet if tensors_split else None) if main or tensors_split else None
+        self.kept: KeptModel | None = kept if main else None
         self.shapes = {name: getattr(p, "ds_shape", p.shape) for name, p in model.named_parameters()}
         self.kind = type(model).__name__
         self.calls = Calls(model)
@@ -98,6 +103,8 @@ class Recording:
 
     def clipped(self, norm: Any) -> None:
         if not self.done and self.steps_seen >= self.after:
+            if hasattr(norm, "full_tensor"):
+                self._meet()
             self.step.norm = float(whole(norm).item()) if isinstance(norm, torch.Tensor) else float(norm)
 
     def before_step(self, optimizer: Any, scale: float) -> None:
@@ -208,13 +215,17 @@ class Recording:
         if not watched.parameters:
             raise NotReadable("none of its parameters is in the optimizer")
         self.trace.trainable = list(watched.parameters)
-        run.weights, run.states = watched.weights(), watched.states()
         run.copies = self._copies()
+        self._read_weights(run)
+        if self._split:
+            self._meet()
         self._complete_kept()
 
     def _take_gradient(self, scale: float) -> None:
         if self.watched is None:
             return
+        if self._split:
+            self._meet()
         found = self.watched.gradients()
         if scale:
             found = {name: None if g is None else g / scale for name, g in found.items()}
@@ -225,8 +236,16 @@ class Recording:
         }
 
     def _read(self, step: StepTrace) -> None:
-        step.weights, step.states = self.watched.weights(), self.watched.states()
         step.copies = self._copies()
+        self._read_weights(step)
+
+    def _read_weights(self, into: RunTrace | StepTrace) -> None:
+        if self._split:
+            self._meet()
+        into.weights = self.watched.weights()
+        if self._split:
+            self._meet()
+        into.states = self.watched.states()
 
     def _copies(self) -> dict[str, str]:
         """Where every rank has whole weights: what they are on this one."""
@@ -245,6 +264,11 @@ class Recording:
                 value = weights[name] if name in weights else whole_value(live[name])
                 if self.kept is not None:
                     self.kept.tensors[name] = value
+
+    @property
+    def _split(self) -> bool:
+        """Whether all ranks read together, or none does."""
+        return dist.is_initialized() and (self.engine is not None or is_split(self.model))
 
     @property
     def _was_split(self) -> bool:

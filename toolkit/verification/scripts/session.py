@@ -13,12 +13,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from torch import nn
 
 from toolkit.no_memory import is_out_of_memory
 from toolkit.verification.scripts import copies
 from toolkit.verification.scripts.memory import kept_bytes
 from toolkit.verification.scripts.recording import Recording
+from toolkit.verification.scripts.together import Together
 from toolkit.verification.scripts.units import units_holding, units_of
 from toolkit.verification.scripts.watch import NotReadable
 
@@ -45,6 +47,7 @@ class Session:
         self._scales: dict[int, float] = {}
         self._took: set[int] = set()
         self._threads: list[threading.Thread] = []
+        self._together: Together | None = None
         atexit.register(self.finish)
 
     def guarded(self, action: Callable[..., None], *args: Any) -> None:
@@ -166,6 +169,7 @@ class Session:
 
     def end(self) -> None:
         self.active = False
+        Together.stop(self.folder / "together", int(os.environ.get("RANK", "0")))
         for recording in self.recordings:
             recording.let_go()
         self.when_over()
@@ -201,6 +205,8 @@ class Session:
     # ------------------------------------------------------------------ models
 
     def _recording_of(self, unit: nn.Module) -> Recording | None:
+        if any(p.is_meta for p in unit.parameters()):
+            return None  # transformers splits a model before it loads it: it is seen again with its optimizer
         for recording in self.recordings:
             if recording.model is unit:
                 return recording
@@ -218,7 +224,13 @@ class Session:
         if self.main and self.copies:  # before the recording's own hooks are in it
             copies.write(unit, self.folder / "copies" / str(at))
             self._plain[at] = copies.plain_attributes(unit)
-        return Recording(unit, self.steps, self.after, self.main)
+        return Recording(unit, self.steps, self.after, self.main, self.meet)
+
+    def meet(self) -> None:
+        """Wait for the other ranks of this machine's job, where it is all on this machine."""
+        if self._together is None:
+            self._together = Together(self.folder / "together", dist.get_rank(), dist.get_world_size())
+        self._together.meet()
 
     def _open(self) -> list[Recording]:
         """Those that train and are not complete."""

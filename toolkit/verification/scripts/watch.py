@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 from toolkit.recipe.mesh import Mesh
 from toolkit.strategies.engines.base import MOMENTS, OptimizerState
 from toolkit.verification.loops.watched import Watched, WatchedZero, clean_name, whole
+from toolkit.verification.scripts.together import read_each
 
 Tensors = dict[str, torch.Tensor]
 
@@ -21,7 +23,7 @@ class NotReadable(Exception):
 
 
 class WatchedScript(Watched):
-    """One process, DDP or FSDP2, and any torch optimizer."""
+    """One process, DDP, FSDP2 or layers in parts, and any torch optimizer."""
 
     strategy = "single"
     reduce: str | None = None
@@ -32,18 +34,18 @@ class WatchedScript(Watched):
         if policy is not None:
             self.strategy = "fsdp2"
             self.copy_dtype, self.reduce = _short(policy.param_dtype), _short(policy.reduce_dtype)
+        elif any(hasattr(p, "full_tensor") for p in model.parameters()):
+            self.strategy = "tensor"  # layers in parts; every rank has the same rows
 
     def states(self) -> dict[str, OptimizerState | None]:
-        found: dict[str, OptimizerState | None] = {}
-        for name, parameter in self.parameters.items():
-            state = self.optimizer.state.get(parameter)
-            if not state or any(key not in state for key in ("step", *MOMENTS)):
-                found[name] = None
-                continue
-            step = state["step"]
-            count = whole(step).item() if isinstance(step, torch.Tensor) else step
-            found[name] = OptimizerState(int(count), {key: whole(state[key]) for key in MOMENTS})
-        return found
+        return read_each(self.parameters.items(), self._state)
+
+    def _state(self, parameter: torch.Tensor) -> OptimizerState | None:
+        state = self.optimizer.state.get(parameter)
+        if not state or any(key not in state for key in ("step", *MOMENTS)):
+            return None
+        count = whole(state["step"]).item() if isinstance(state["step"], torch.Tensor) else state["step"]
+        return OptimizerState(int(count), read_each(((key, state[key]) for key in MOMENTS), whole))
 
 
 class WatchedFsdp1(WatchedScript):
@@ -75,13 +77,17 @@ class WatchedFsdp1(WatchedScript):
         self.reader = reader
 
     def weights(self) -> Tensors:
-        return {name: self.reader.full_weight(name) for name in self.parameters}
+        return read_each(_named(self.parameters), self.reader.full_weight)
 
     def gradients(self) -> dict[str, torch.Tensor | None]:
-        return {name: self.reader.full_gradient(name) for name in self.parameters}
+        return read_each(_named(self.parameters), self.reader.full_gradient)
 
     def states(self) -> dict[str, OptimizerState | None]:
-        return {name: self.reader.full_state(name) for name in self.parameters}
+        return read_each(_named(self.parameters), self.reader.full_state)
+
+
+def _named(names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    return ((name, name) for name in names)
 
 
 class WatchedZeroScript(WatchedZero):
@@ -116,6 +122,12 @@ def whole_value(parameter: Any) -> torch.Tensor:
         with deepspeed.zero.GatheredParameters([parameter]):
             return parameter.detach().cpu().clone()
     return whole(parameter)
+
+
+def is_split(model: nn.Module) -> bool:
+    """Whether ranks hold parts of its parameters, so that all of them have to read together."""
+    split = any(hasattr(p, "full_tensor") or hasattr(p, "ds_id") for p in model.parameters())
+    return split or any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules())
 
 
 def plain_names(model: nn.Module) -> dict[str, nn.Parameter]:
