@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: setup test test-quick test-due demo docs lint presets gpu-evidence clean
+.PHONY: setup test test-quick test-due weekly-families demo docs lint presets gpu-evidence clean
 
 setup: $(READY)
 
@@ -41,6 +41,10 @@ test-quick: $(READY)
 # Nights, other people's packages and the week: what has not been seen green on this version, hours on two cores.
 test-due: $(READY)
 	@$(BIN)/python tests/sets.py due --run
+
+# Every model type of the installed transformers; hours on two cores. What is measured is not measured again.
+weekly-families: $(READY)
+	@$(BIN)/python -m tests.families docs/measurements/model-types.md --types causal-lm
 
 docs: $(READY)
 	@echo "the documentation site, strictly, into build/site: about a minute"
