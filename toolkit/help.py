@@ -12,7 +12,7 @@ from toolkit.terminal import coloured, paint
 GROUPS = {
     "Start": ("init", "plan", "data", "studio"),
     "Train": ("train", "watch", "export", "import-checkpoint"),
-    "Prove": ("verify", "prove", "record", "bench"),
+    "Prove": ("verify", "prove", "record", "compare", "bench"),
     "Files": ("config", "lint", "explain", "migrate", "import", "schema"),
     "Machine": ("doctor",),
 }
@@ -36,6 +36,7 @@ EXAMPLES = {
         "toolkit prove --steps 2 -- accelerate launch --config_file accelerate.yaml train.py",
     ),
     "record": ("toolkit record -- python train.py", "toolkit record -o recording --stop -- torchrun train.py"),
+    "compare": ("toolkit compare runs/single runs/zero3", "toolkit compare a.pt b/checkpoint-500 --json result.json"),
     "bench": (
         "toolkit bench recipe.yaml --strategies zero2,fsdp2",
         "toolkit bench recipe.yaml --with loss=fused --turns 5",

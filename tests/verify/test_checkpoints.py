@@ -16,9 +16,11 @@ import pytest
 import torch
 from checkpoint_writers import Plan
 from safetensors.torch import save_file
+from typer.testing import CliRunner
 
 import toolkit
 from cases import every_case
+from toolkit.cli import app
 from toolkit.errors import InputError
 from toolkit.verification.checkpoints import compare as comparing
 from toolkit.verification.checkpoints import screen
@@ -438,6 +440,11 @@ def test_the_command(plain: Callable[..., Path], tmp_path: Path) -> None:
     assert [stage["stage"] for stage in written["passes"][0]["stages"]] == list(comparing.STAGES)
     assert {"id", "cause", "evidence", "facts"} <= written["diagnosis"].keys()
     assert refused(["--checkpoint", a], tmp_path).endswith("given 1 times; expected twice, once for each checkpoint")
+    own = CliRunner().invoke(app, ["compare", a, b, "--json", str(tmp_path / "own.json")])
+    assert (own.exit_code, own.stdout.splitlines()[0]) == (1, f"compare A  {a}")
+    compared = json.loads((tmp_path / "own.json").read_text())
+    assert (compared.pop("command"), compared.pop("schema")) == ("compare", "toolkit.compare/1")
+    assert {k: v for k, v in compared.items() if k not in times} == {k: ours[k] for k in compared if k not in times}
 
 
 def test_what_cannot_be_used(plain: Callable[..., Path], tmp_path: Path) -> None:

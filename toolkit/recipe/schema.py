@@ -527,7 +527,9 @@ class Strategy(Section):
         description="fsdp1, fsdp2, zero3: so many blocks, from the first, have their frozen weights whole on every "
         "process, where they need not be gathered; more is faster and larger. null: none",
     )
-    wrap: list[str] | None = Field(None, description="classes of the model's blocks; default: those that its own code marks")
+    wrap: list[str] | None = Field(
+        None, description="classes of the model's blocks; default: those that its code marks"
+    )
     mesh: MeshAxes | None = Field(
         None,
         description="how the processes are divided between kinds of parallelism, e.g. {replicate: 2, shard: 8}; null: "

@@ -8,8 +8,25 @@ import typer
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to the toolkit's."""
+    """Add the commands to the toolkit's."""
     app.command(name="verify")(verify_command)
+    app.command(name="compare")(compare_command)
+
+
+def compare_command(
+    a: Annotated[str, typer.Argument(metavar="A", help="a checkpoint, adapter, export or run folder")],
+    b: Annotated[str, typer.Argument(metavar="B", help="another one")],
+    tolerance: Annotated[
+        float | None, typer.Option("--tolerance", metavar="X", help="relative, for every tensor; default: measured")
+    ] = None,
+    json_target: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="write the result as JSON; - for standard output")
+    ] = None,
+) -> None:
+    """Compare two checkpoints, adapters or exports. Tensor by tensor; of two run folders, each step that both have."""
+    from toolkit.verification.checkpoints.command import run_checkpoints
+
+    raise typer.Exit(run_checkpoints([a, b], tolerance, json_target, command="compare"))
 
 
 def verify_command(
@@ -43,7 +60,7 @@ def verify_command(
     ] = None,
     checkpoint: Annotated[
         list[str] | None,
-        typer.Option("--checkpoint", metavar="PATH", help="compare two checkpoints or run folders; give it twice"),
+        typer.Option("--checkpoint", metavar="PATH", help="as toolkit compare A B; give it twice"),
     ] = None,
     tolerance: Annotated[
         float | None,

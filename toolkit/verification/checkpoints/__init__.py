@@ -1,1 +1,1 @@
-"""`toolkit verify --checkpoint A --checkpoint B`: two checkpoints compared by name, stage and step."""
+"""`toolkit compare A B`: two checkpoints compared by name, stage and step."""

@@ -1,4 +1,4 @@
-"""`toolkit verify --checkpoint A --checkpoint B`, and `compare_checkpoints` of the Python API."""
+"""`toolkit compare A B`, or `toolkit verify --checkpoint A --checkpoint B`; `compare_checkpoints` of the Python API."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from toolkit.verification.diagnose.diagnosis import Diagnosis
 
 @dataclass(frozen=True)
 class CheckpointComparison(CommandResult):
-    """What `toolkit verify --checkpoint A --checkpoint B` gives."""
+    """What `toolkit compare A B` gives."""
 
     steps: tuple[Compared, ...]
     """Each compared step, with its stages and measures as objects. After the first that differs none is compared."""
@@ -41,11 +41,13 @@ class CheckpointComparison(CommandResult):
         return _different(self.steps)
 
 
-def run_checkpoints(paths: Sequence[str], tolerance: float | None, json_target: str | None) -> int:
+def run_checkpoints(
+    paths: Sequence[str], tolerance: float | None, json_target: str | None, command: str = "verify"
+) -> int:
     """Compare, print and write; returns the exit status. Raises InputError."""
     if len(paths) != 2:
         raise InputError(f"--checkpoint: given {len(paths)} times; expected twice, once for each checkpoint")
-    found = compare_two(paths[0], paths[1], tolerance=tolerance)
+    found = compare_two(paths[0], paths[1], tolerance=tolerance, command=command)
     if json_target != "-":
         print("\n".join(screen.lines(found, min(100, width()))))
     if json_target:
@@ -53,14 +55,16 @@ def run_checkpoints(paths: Sequence[str], tolerance: float | None, json_target: 
     return found.exit_code
 
 
-def compare_two(a: str | Path, b: str | Path, *, tolerance: float | None = None) -> CheckpointComparison:
+def compare_two(
+    a: str | Path, b: str | Path, *, tolerance: float | None = None, command: str = "verify"
+) -> CheckpointComparison:
     """Compare two checkpoints, or each step that two runs both have. ``tolerance``: relative, for every tensor.
 
     Raises InputError if one cannot be read, or if the two have no tensor in common.
     """
     if tolerance is not None and not 0 <= tolerance < float("inf"):
         raise InputError(f"--tolerance: {tolerance:g}: expected a relative error, 0 or larger")
-    result = Result("verify")
+    result = Result(command)
     steps: list[Compared] = []
     for left, right in _pairs(str(a), str(b)):
         steps.append(_compare(left, right, tolerance))
@@ -86,7 +90,7 @@ def _pairs(a: str, b: str) -> list[tuple[Place, Place]]:
         common = [(place, there[place.number]) for place in left if place.number in there]
         if not common:
             known = [", ".join(str(place.number) for place in found) for found in (left, right)]
-            raise InputError(f"--checkpoint: no step in common: {a} has {known[0]}, {b} has {known[1]}")
+            raise InputError(f"no step in common: {a} has {known[0]}, {b} has {known[1]}")
         return common
     single, several = (left[0], right) if len(left) == 1 else (right[0], left)
     step = read(single).step
@@ -103,7 +107,7 @@ def _compare(left: Place, right: Place, tolerance: float | None) -> Compared:
             shapes = f"{first} has shape {list(a.weights[first].shape)} in A and {list(b.weights[first].shape)} in B"
         else:
             shapes = f"A has {len(a.weights)} tensors, first {_first(a)}; B has {len(b.weights)}, first {_first(b)}"
-        raise InputError(f"--checkpoint: {left.path} and {right.path} are of different models: {shapes}")
+        raise InputError(f"{left.path} and {right.path} are of different models: {shapes}")
     name_moments(a, b)
     name_moments(b, a)
     return compare(a, b, tolerance)

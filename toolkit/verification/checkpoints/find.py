@@ -35,12 +35,12 @@ def places(path: str) -> list[Place]:
         if target.is_file():
             return [_file(target)]
         if not target.is_dir():
-            raise InputError(f"--checkpoint: {path}: no such file or folder; expected a checkpoint")
+            raise InputError(f"{path}: no such file or folder; expected a checkpoint")
         found = _in_folder(target)
     except OSError as error:
         raise unreadable(target, error) from None
     if not found:
-        raise InputError(f"--checkpoint: {path}: no checkpoint; looked for {LOOKED_FOR}")
+        raise InputError(f"{path}: no checkpoint; looked for {LOOKED_FOR}")
     return found
 
 
@@ -50,7 +50,7 @@ def _file(file: Path) -> Place:
     if file.name in WEIGHTS and file.parent != Path():
         return Place(file)
     if file.suffix not in SUFFIXES:
-        raise InputError(f"--checkpoint: {file}: not a checkpoint; expected a folder, or a file {', '.join(SUFFIXES)}")
+        raise InputError(f"{file}: not a checkpoint; expected a folder, or a file {', '.join(SUFFIXES)}")
     return Place(file)
 
 

@@ -1,4 +1,4 @@
-"""What `toolkit verify --checkpoint A --checkpoint B` prints, readable without colour. Paths stay whole."""
+"""What `toolkit compare A B` prints, readable without colour. Paths stay whole."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _row(name: str, cell: str, columns: int) -> list[str]:
 
 def _sides(a: Checkpoint, b: Checkpoint) -> list[str]:
     found = []
-    for head, one in (("verify  A", a), ("        B", b)):
+    for head, one in (("compare A", a), ("        B", b)):
         moments = sum(map(len, one.moments.values()))
         step = f"step {one.step}" if one.step is not None else "step not known"
         found.append(f"{head}  {one.path}")
