@@ -14,7 +14,7 @@ from families import EVERY_FAMILY, HYBRIDS
 from nights import nightly_but
 from toolkit.launch.group import WorkerGroup
 from toolkit.model.load import load_base
-from toolkit.model.unreached import _without_values, unreached
+from toolkit.model.unreached import Hidden, _without_values, unreached
 from toolkit.recipe.resolve import Resolved
 from toolkit.verification.run import verify
 
@@ -97,3 +97,12 @@ def test_the_search_leaves_nothing_in_the_model(recipe: Callable[..., Resolved])
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
     held = [v for module in model.modules() for v in vars(module).values() if isinstance(v, torch.Tensor)]
     assert not [tensor for tensor in held if isinstance(tensor, FakeTensor)]
+
+
+def test_a_graph_that_hides_weights_freezes_none(recipe: Callable[..., Resolved]) -> None:
+    """Reformer's reversible layers are one function in Python: their weights are no inputs of it."""
+    resolved = recipe("single", model=_indexed("reformer"))
+    model: Any = load_base(resolved)
+    assert unreached(model, resolved) == []
+    with pytest.raises(Hidden):
+        _without_values(model, resolved, 3)

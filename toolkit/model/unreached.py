@@ -66,9 +66,9 @@ def _without_values(model: nn.Module, resolved: Resolved, length: int) -> list[s
     twin: Any = copy.deepcopy(model, held).eval()
     # One dtype, the only one that grouped products without values take: what depends on what is the same in each.
     with shapes_alone(), empty_weights(twin, PRECISIONS["bf16-pure"], autocast=False):
-        inputs = _sample(model, task, twin.config, length)
-        media = {name: torch.empty_like(t, dtype=torch.bfloat16) for name, t in inputs.items() if t.is_floating_point()}
         with torch.enable_grad(), Values():
+            inputs = _sample(model, task, twin.config, length)
+            media = {name: t.to(torch.bfloat16) for name, t in inputs.items() if t.is_floating_point()}
             output = twin(**inputs | media)
         asked = {name: p for name, p in twin.named_parameters() if p.requires_grad}
         reached = _leaves(output.logits, whole=True)
@@ -171,9 +171,14 @@ def _leaves(output: torch.Tensor, whole: bool = False) -> set[int]:
         if node is None or node in seen:
             continue
         seen.add(node)
-        if whole and isinstance(node, BackwardCFunction) and not type(node).__module__.startswith(("torch", "toolkit")):
+        if whole and isinstance(node, BackwardCFunction) and not _ours(node):
             raise Hidden(type(node).__name__)
         if hasattr(node, "variable"):
             found.add(id(node.variable))
         left += [following for following, _ in node.next_functions]
     return found
+
+
+def _ours(node: Any) -> bool:
+    """Whether a function in Python is torch's or the toolkit's: these take every weight as an input."""
+    return type(node)._forward_cls.__module__.startswith(("torch.", "toolkit."))
