@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+import model_types
 from cases import every_case
 from families import EVERY_FAMILY
 from jobs import resolved_from
@@ -164,6 +165,18 @@ def test_routers_that_return_choices_are_left_alone(config: dict[str, Any], meth
     assert any("q_proj" in name for name in adapted)
     assert not any("router" in name or "lm_head" in name for name in adapted)
     loss_sum(model, model.config, batch(), "causal-lm").backward()
+
+
+def test_layers_that_multiply_otherwise_are_left_alone_and_refused_by_name(tiny_root: Path) -> None:
+    """DeepSeek V4 multiplies by groups in a class made of nn.Linear: an adapter beside it ended the first forward."""
+    model = {"config": model_types.small_config("deepseek_v4", "AutoModelForCausalLM")[0]}
+    recipe = resolved(tiny_root, {"target_modules": "all-linear"}, model=model)
+    adapted = {name for name, p in prepare_model(recipe, 0).model.named_parameters() if p.requires_grad}
+    assert any("o_b_proj" in name for name in adapted)
+    assert not any("o_a_proj" in name for name in adapted)
+    named = resolved(tiny_root, {"target_modules": ["o_a_proj", "o_b_proj"]}, model=model)
+    with pytest.raises(InputError, match=r"adapter\.target_modules: 'o_a_proj' names layers of class \w+GroupedLinear"):
+        prepare_model(named, 0)
 
 
 @every_case(

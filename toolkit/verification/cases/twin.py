@@ -26,7 +26,7 @@ _STAGE = 16
 _SMALL_INPUT = 96
 """Pixels of a side, or positions of a recording, of a model that needs no twin."""
 
-_WIDTH_KEYS = ("hidden_size", "d_model", "n_embd", "dim", "word_embed_proj_dim", "embedding_size")
+_WIDTH_KEYS = ("hidden_size", "d_model", "n_embd", "dim", "emb_dim", "word_embed_proj_dim", "embedding_size")
 _HEAD_KEYS = (
     "num_attention_heads",
     "n_head",
@@ -57,6 +57,10 @@ _FEED_FORWARD_KEYS = (
 _CAPS = {
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 32,
+    "expert_ffn_hidden_size": 32,
+    "zero_expert_num": 2,
+    "hidden_size_per_layer_input": 16,
+    "vocab_size_per_layer_input": _VOCABULARY,
     "num_experts": 4,
     "num_local_experts": 4,
     "n_routed_experts": 4,
@@ -91,7 +95,9 @@ _TOKEN_KEYS = (
 )
 
 
-_NESTED = ("text_config", "vision_config", "decoder", "encoder")
+def _nested(config: dict[str, Any]) -> list[str]:
+    """The keys of the configs that a config nests."""
+    return [key for key, value in config.items() if isinstance(value, dict) and "model_type" in value]
 
 
 def twin_config(config: dict[str, Any], parts_of_a_layer: int = 1, stages: int = 1, experts: int = 1) -> dict[str, Any]:
@@ -101,13 +107,12 @@ def twin_config(config: dict[str, Any], parts_of_a_layer: int = 1, stages: int =
     too. ``stages`` divide its layers: each has one at least. ``experts`` ranks divide its experts: each has as many."""
     if "model_type" not in config:
         raise InputError("model: its config has no model_type")
-    parts = [config[name] for name in _NESTED if isinstance(config.get(name), dict)]
-    if all(map(_is_small, parts or [config])):
+    nested = _nested(config)
+    if all(_is_small(config[name]) for name in nested) if nested else _is_small(config):
         return dict(config)
     twin = dict(config)
-    for name in _NESTED:
-        if isinstance(twin.get(name), dict):
-            twin[name] = _narrowed(twin[name], parts_of_a_layer, stages, experts)
+    for name in nested:
+        twin[name] = _narrowed(twin[name], parts_of_a_layer, stages, experts)
     return _narrowed(twin, parts_of_a_layer, stages, experts)
 
 
@@ -186,13 +191,7 @@ def _narrowed(config: dict[str, Any], parts_of_a_layer: int, stages: int, expert
     groups = math.lcm(2, parts_of_a_layer)
     of_twin = max(_HEADS, 2 * groups) if parts_of_a_layer > 1 else _HEADS
     width = of_twin * _HEAD_DIM
-    kinds = twin.get("layer_types")
-    layers = max(_layers(kinds), stages)
-    for key in _LAYER_KEYS:
-        if isinstance(twin.get(key), int):
-            twin[key] = min(twin[key], layers)
-    if isinstance(kinds, list):
-        twin["layer_types"] = kinds[:layers]
+    _shorten(twin, stages)
     heads = next((twin[key] for key in _HEAD_KEYS if isinstance(twin.get(key), int)), None)
     for key in _HEAD_KEYS:
         if isinstance(twin.get(key), int):
@@ -210,6 +209,7 @@ def _narrowed(config: dict[str, Any], parts_of_a_layer: int, stages: int, expert
     for key, cap in _CAPS.items():
         if isinstance(twin.get(key), int):
             twin[key] = min(twin[key], math.lcm(cap, experts) if key in NUMBERS else cap)
+    _fit_heads(twin, config)
     _shrink_vocabulary(twin)
     _shrink_image(twin)
     for key in ("rope_scaling", "rope_parameters"):
@@ -238,11 +238,57 @@ def _shrink_image(twin: dict[str, Any]) -> None:
         twin["embedding_size"] = min(twin["embedding_size"], _STAGE)
 
 
-def _layers(kinds: Any) -> int:
-    """Enough layers that every kind of them is there."""
-    if not isinstance(kinds, list) or not kinds:
+def _shorten(twin: dict[str, Any], stages: int) -> None:
+    """As few layers, from the first, as have every kind of them; lists by layer are as long."""
+    count = next((twin[key] for key in _LAYER_KEYS if isinstance(twin.get(key), int)), 0)
+    by_layer = [key for key, value in twin.items() if isinstance(value, list) and 2 < len(value) == count]
+    if isinstance(twin.get("layer_types"), list) and "layer_types" not in by_layer:
+        by_layer.append("layer_types")
+    layers = max(_LAYERS, stages, *(_layers(twin[key]) for key in by_layer))
+    if twin.get("num_kv_shared_layers"):  # the last layers attend to keys of earlier ones of their kind
+        layers *= 2
+        twin["num_kv_shared_layers"] = layers // 2
+    for key in _LAYER_KEYS:
+        if isinstance(twin.get(key), int):
+            twin[key] = min(twin[key], layers)
+    for key in by_layer:
+        twin[key] = twin[key][:layers]
+    for key, value in twin.items():  # Gemma 4: what differs in some layers, by their numbers
+        if key.endswith("per_layer_config") and isinstance(value, dict):
+            inside = {str(number) for number in range(layers)}
+            twin[key] = {number: one for number, one in value.items() if str(number) in inside}
+    if isinstance(twin.get("attention_types"), list) and count:  # GPT-Neo: kinds in turn, and how many times
+        turn = twin["attention_types"][0][0]
+        twin["attention_types"] = [[turn, -(-layers // len(turn))]]
+        twin.update({key: len(turn) * -(-layers // len(turn)) for key in _LAYER_KEYS if key in twin})
+
+
+def _layers(kinds: list[Any]) -> int:
+    """Enough layers that every kind of them is there. Sizes are no kinds: all of them shrink alike."""
+    if not kinds or not isinstance(kinds[0], str):
         return _LAYERS
     return max(_LAYERS, *(kinds.index(kind) + 1 for kind in set(kinds)))
+
+
+def _fit_heads(twin: dict[str, Any], config: dict[str, Any]) -> None:
+    """Heads whose number and size make a width together: of a state space, twice the model's (``expand``)."""
+    width = next((twin[key] for key in _WIDTH_KEYS if isinstance(twin.get(key), int)), 0)
+    for expand, number, size in (
+        ("mamba_expand", "mamba_n_heads", "mamba_d_head"), ("expand", "num_heads", "head_dim"),
+        ("expand", "mamba_num_heads", "mamba_head_dim"),
+    ):  # fmt: skip
+        if all(isinstance(twin.get(key), int | float) for key in (expand, number)):
+            inner = int(twin[expand] * width)
+            twin[size], twin[number] = _HEAD_DIM, inner // _HEAD_DIM
+            if isinstance(twin.get("mamba_d_ssm"), int):
+                twin["mamba_d_ssm"] = inner
+    if isinstance(twin.get("d_head"), int):
+        twin["d_head"] = _HEAD_DIM
+    for key, value in twin.items():
+        if key.endswith("_per_layer") and isinstance(value, list) and "heads" in key:
+            twin[key] = [_HEADS] * len(value)
+        elif key in _FEED_FORWARD_KEYS and isinstance(value, list):
+            twin[key] = [2 * width] * len(value)
 
 
 def _shrink_vocabulary(twin: dict[str, Any]) -> None:
