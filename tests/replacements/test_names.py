@@ -20,7 +20,7 @@ ALSO_OURS = {"_handle", "_scale", "_apply"}
 """Private names of other packages' objects that the toolkit gives to something of its own, too."""
 
 
-LEFT = 202
+LEFT = 101
 """Uses that have no module there yet."""
 
 

@@ -106,7 +106,7 @@ def _round_projections(model: nn.Module, own: set[int], dtype: torch.dtype) -> N
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             if id(buffer) not in own and buffer.is_floating_point():
-                module._buffers[name] = buffer.to(dtype)
+                setattr(module, name, buffer.to(dtype))
 
 
 def _leave_inputs(model: nn.Module) -> None:

@@ -39,8 +39,8 @@ class Found:
             tensor = getattr(module, attribute)
             if not tensor.is_meta:
                 continue  # of another shape than the model's: drawn
-            if attribute in module._buffers:
-                module._buffers[attribute] = source.whole()
+            if not isinstance(tensor, nn.Parameter):
+                setattr(module, attribute, source.whole())
                 continue
             if not tensor.is_contiguous():  # what a conversion has cut out
                 tensor.data = torch.empty_like(tensor, memory_format=torch.contiguous_format)

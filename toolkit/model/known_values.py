@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_iter
+
+from toolkit.trees import leaves
 
 
 class Values(TorchDispatchMode):
@@ -21,7 +22,7 @@ class Values(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if any(isinstance(item, FakeTensor) for item in tree_iter((args, kwargs))):
+        if any(isinstance(item, FakeTensor) for item in leaves((args, kwargs))):
             if func in _INDEXED:
                 args = (args[0], _numbers(args[1]), *args[2:])
             return func(*args, **kwargs)

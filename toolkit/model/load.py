@@ -145,7 +145,7 @@ def cast_buffers(model: nn.Module, dtypes: Mapping[str, torch.dtype]) -> None:
     """Cast buffers to dtypes by name, in place."""
     for key, dtype in dtypes.items():
         name, _, attribute = key.rpartition(".")
-        model.get_submodule(name)._buffers[attribute] = model.get_buffer(key).to(dtype)
+        setattr(model.get_submodule(name), attribute, model.get_buffer(key).to(dtype))
 
 
 def _buffer_dtypes(build: Callable[[], nn.Module], dtype: torch.dtype) -> dict[str, torch.dtype]:

@@ -112,10 +112,10 @@ def _with_values(model: nn.Module, resolved: Resolved) -> list[str]:
 def _experts_one_by_one(model: Any) -> Iterator[None]:
     """The grouped product of transformers' experts refuses weights whose elements share memory (torch 2.13.0:
     «Invalid strides/sizes»), as stand-ins' do."""
-    if not isinstance(getattr(model.config, "_experts_implementation", None), str):
+    before = model.get_experts_implementation()
+    if not isinstance(before.get(""), str):
         yield
         return
-    before = model.get_experts_implementation()
     model.set_experts_implementation("eager")
     try:
         yield

@@ -51,7 +51,7 @@ class ActedAutocast:
 
     def check(self, func: Any, args: Any) -> None:
         """An operation that was dispatched; raises NotActedOut where autocast would have cast its arguments."""
-        if func._overloadpacket in _MUST_BE_HALF and torch.is_autocast_enabled("cpu"):
+        if func.overloadpacket in _MUST_BE_HALF and torch.is_autocast_enabled("cpu"):
             for arg in args:
                 if isinstance(arg, torch.Tensor) and arg.dtype == torch.float32:
                     raise NotActedOut(str(func))

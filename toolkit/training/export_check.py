@@ -282,7 +282,7 @@ def _in_float32(model: nn.Module) -> None:
                 parameter.data = parameter.data.float()
         for name, buffer in module.named_buffers(recurse=False):
             if buffer.dtype in half:
-                module._buffers[name] = buffer.float()
+                setattr(module, name, buffer.float())
 
 
 def _adapted(model: Any) -> list[str]:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from toolkit.errors import InputError
 from toolkit.model.activation_offload import HostStore
@@ -165,7 +164,7 @@ def _prepared(
         raise NotByPart("its weights are packed in 4 bits at the start")
     if by_part and added_tokens(resolved.recipe):
         raise NotByPart("its embeddings get rows for new tokens")
-    if by_part and is_in_torch_dispatch_mode():
+    if by_part and type(torch.empty(0)) is not torch.Tensor:
         raise NotByPart("tensors are fake")  # as in the rehearsal
     if not by_part:
         check_names(resolved, pad_token_id)

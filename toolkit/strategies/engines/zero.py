@@ -280,9 +280,9 @@ def _as_buffers(model: nn.Module, whole: Mapping[str, nn.Parameter]) -> None:
     runtime/zero/parameter_offload.py, ``partition_all_parameters``)."""
     mine = {id(parameter) for parameter in whole.values()}
     for module in model.modules():
-        for key, parameter in list(module._parameters.items()):
-            if parameter is not None and id(parameter) in mine:
-                del module._parameters[key]
+        for key, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            if id(parameter) in mine:
+                delattr(module, key)
                 module.register_buffer(key, parameter.detach())
 
 
@@ -309,7 +309,7 @@ def _round_once() -> None:
     from deepspeed.runtime.zero.linear import LinearFunctionForZeroStage3
 
     def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        return torch._C._nn.linear(x, weight, bias)  # what nn.functional.linear is while nobody replaces it
+        return torch.ops.aten.linear(x, weight, bias)  # what nn.functional.linear is while nobody replaces it
 
     LinearFunctionForZeroStage3.forward = staticmethod(linear)
 

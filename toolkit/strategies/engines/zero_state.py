@@ -198,8 +198,7 @@ class ZeroTensors:
             inside = [
                 at
                 for at, flat in enumerate(flats)
-                if part.untyped_storage()._cdata == flat.untyped_storage()._cdata
-                and 0 <= offsets[at] <= flat.numel() - piece.numel
+                if part.untyped_storage() is flat.untyped_storage() and 0 <= offsets[at] <= flat.numel() - piece.numel
             ]
             if len(inside) != 1:
                 raise AssertionError(f"{name}: its part is in {len(inside)} of {len(flats)} partitions")

@@ -109,8 +109,8 @@ def _built(kept: KeptModel, source: str) -> Any:
     kind: Any = found
     try:
         values = {key: value for key, value in json.loads(kept.config).items() if key not in ("auto_map", "dtype")}
-        config = kind.config_class.from_dict(values)
-        model = kind._from_config(config, dtype=torch.float32, attn_implementation=kept.attention)
+        config = kind.config_class.from_dict(values | {"attn_implementation": kept.attention})
+        model = kind(config)
         model.config.use_cache = False
         return _with_adapter(model, kept) if kept.adapter is not None else model
     except (TypeError, ValueError, KeyError, AttributeError, ImportError, RuntimeError) as error:

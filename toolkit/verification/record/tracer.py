@@ -355,10 +355,8 @@ def _gradient_dtype(engine: Any, name: str, gradient: torch.Tensor) -> torch.dty
 def _set_scale(engine: Any, scale: float) -> float:
     """Set the loss scale; returns the one before."""
     before = engine.loss_scale
-    if engine.scaler is not None and engine.scaler._scale is None:
-        engine.scaler._init_scale = scale  # it makes its tensor at the first loss
-    elif engine.scaler is not None:
-        engine.scaler._scale.fill_(scale)
+    if engine.scaler is not None:
+        engine.scaler.load_state_dict(engine.scaler.state_dict() | {"scale": scale})
     else:
         engine.optimizer.loss_scaler.cur_scale = scale
     return before

@@ -5,10 +5,11 @@ Hooks only read. They draw no random numbers and change no tensor, so the run is
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -132,8 +133,22 @@ class Calls:
 
 
 def in_backward() -> bool:
-    """Whether autograd is computing gradients in this thread: what is called then recomputes activations."""
-    return torch._C._current_graph_task_id() != -1
+    """Whether autograd is computing gradients, in whatever thread: what is called then recomputes activations."""
+    return _backwards > 0
+
+
+@contextlib.contextmanager
+def computing_gradients() -> Iterator[None]:
+    """Context of a call of autograd; one may be inside of another's recomputation."""
+    global _backwards
+    _backwards += 1
+    try:
+        yield
+    finally:
+        _backwards -= 1
+
+
+_backwards = 0
 
 
 def _redirected(module: nn.Module) -> bool:

@@ -52,13 +52,13 @@ class WatchedFsdp1(WatchedScript):
     strategy = "fsdp1"
 
     def __init__(self, model: nn.Module, optimizer: Any, names: set[str], shapes: dict[str, torch.Size]) -> None:
-        from torch.distributed.fsdp import FullyShardedDataParallel
+        from torch.distributed.fsdp import FlatParameter, FullyShardedDataParallel
 
         from toolkit.strategies.engines.fsdp1 import Fsdp1Engine
 
         super().__init__(model, optimizer, names)
         units = [one for one in model.modules() if isinstance(one, FullyShardedDataParallel)]
-        if any(not unit._use_orig_params for unit in units):
+        if any(isinstance(parameter, FlatParameter) for parameter in model.parameters()):
             raise NotReadable("FSDP1 is recorded with use_orig_params=True only")
         mixed = next((unit.mixed_precision for unit in units), None)
         if mixed is not None:
