@@ -8,17 +8,17 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from toolkit.model.sources import NotByPart, Source, give, set_values, source_of, sources, stand_in
 from toolkit.trees import leaves
+from toolkit.upstream.torch import DispatchMode, sees_operators
 
 _VIEWS = {"aten::detach", "aten::alias"}
 _COPIES = {"aten::clone", "aten::_to_copy"}
 """Operators by name: one that is not there in a version of torch needs no case of its own."""
 
 
-class _Watch(TorchDispatchMode):
+class _Watch(DispatchMode):
     """Knows stand-ins and their copies by the storage they are in, and the first operation that uses values of one."""
 
     def __init__(self) -> None:
@@ -59,6 +59,8 @@ def adding(model: nn.Module, adapted: list[Any], overwritten: bool = False) -> I
     NotByPart if PEFT used their values. ``overwritten``: what trains gets other values afterwards, so that PEFT may use
     them for that alone (DoRA's magnitudes).
     """
+    if not sees_operators():
+        raise NotByPart("this torch does not show what an adapter reads")
     watch = _Watch()
     base, buffers = [], {id(buffer) for buffer in model.buffers()}
     for parameter in model.parameters():

@@ -19,12 +19,12 @@ from unittest import mock
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from toolkit.machine import give_back_memory
 from toolkit.model.operators import schema_of
 from toolkit.model.sources import TRIMMED, Made, NotByPart, give, sources
 from toolkit.trees import leaves, mapped
+from toolkit.upstream.torch import DispatchMode, drawing_truncated, sees_operators
 
 _OVERWRITES = {torch.ops.aten.normal_.default, torch.ops.aten.uniform_.default, torch.ops.aten.zero_.default,
                torch.ops.aten.fill_.Scalar}  # fmt: skip
@@ -65,7 +65,7 @@ class _Noted:
         return self.func in _OVERWRITES and math.prod(first.size) * first.dtype.itemsize == first.bytes
 
 
-class Log(TorchDispatchMode):
+class Log(DispatchMode):
     """The operations on tensors without memory, by the storages that they set."""
 
     def __init__(self) -> None:
@@ -245,20 +245,20 @@ class _AsOnHost(TorchFunctionMode):
 def _truncated(log: Log) -> Any:
     """torch's ``trunc_normal_`` does nothing without memory (2.13.0), and it draws until all values are within its
     bounds: noted as one operation."""
-    draw = torch.nn.init._no_grad_trunc_normal_
+    name = drawing_truncated()
+    draw = getattr(torch.nn.init, name)
 
     def on_host(*args: Any, **kwargs: Any) -> torch.Tensor:
         with torch.device("cpu"):
             return draw(*args, **kwargs)
 
     def wrapped(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        with torch._C.DisableTorchFunction():
-            if tensor.is_meta:
-                log.note(on_host, (tensor, *args), kwargs, tensor, [tensor], random=True)
-                return tensor
+        if tensor.untyped_storage().device.type == "meta":  # the tensor itself says that it is on the CPU
+            log.note(on_host, (tensor, *args), kwargs, tensor, [tensor], random=True)
+            return tensor
         return draw(tensor, *args, **kwargs)
 
-    return mock.patch.object(torch.nn.init, draw.__name__, wrapped)
+    return mock.patch.object(torch.nn.init, name, wrapped)
 
 
 @contextlib.contextmanager
@@ -271,6 +271,8 @@ def drawn(dtype: torch.dtype) -> Iterator[list[Any]]:
     from transformers import modeling_utils
     from transformers.initialization import meta_device_safe_creation_ops
 
+    if not (sees_operators() and drawing_truncated()):
+        raise NotByPart("this torch does not show what is drawn")
     log, made = Log(), list[Any]()
     # transformers 5.23.0 draws nothing if its answer is the meta device (``init_weights``).
     drawing = mock.patch.object(modeling_utils, "get_torch_context_manager_or_global_device", return_value=None)

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from toolkit.model.nf4 import Nf4Linear
 from toolkit.recipe.resolve import Precision
+from toolkit.upstream.torch import fake_mode
 
 
 @contextlib.contextmanager
@@ -21,7 +21,7 @@ def shapes_alone(meta: bool = False) -> Iterator[None]:
     """Tensors made here have no values: torch's fake ones, or ``meta`` ones. Of an operation that fails torch logs the
     whole stack, whose end is in the error."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
-    before, world = log.level, torch.device("meta") if meta else FakeTensorMode(allow_non_fake_inputs=True)
+    before, world = log.level, torch.device("meta") if meta else fake_mode()
     log.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings(), world:

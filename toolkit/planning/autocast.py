@@ -75,8 +75,8 @@ class ActedAutocast:
             return value
         if value.dtype in (dtype, torch.float64):
             return value
-        # cached_cast: leaves that train are cast once.
-        if not (value.dtype == torch.float32 and value.requires_grad and value.is_leaf and not value._is_view()):
+        # cached_cast: leaves that train and are no views are cast once. Of activations checkpoints make views.
+        if not (value.dtype == torch.float32 and value.requires_grad and isinstance(value, torch.nn.Parameter)):
             return value.to(dtype)
         known = self._cast_weights.get(id(value))
         if known is None:

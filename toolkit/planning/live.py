@@ -12,13 +12,13 @@ from typing import Any, Self
 
 import torch
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from toolkit.optim.adamw8bit import local
 from toolkit.trees import leaves
+from toolkit.upstream.torch import UncompiledMode
 
 
-class LiveBytes(TorchDispatchMode):
+class LiveBytes(UncompiledMode):
     """While entered, ``live`` is the bytes alive of all storages born since, and ``peak`` its highest so far.
 
     ``owner`` is asked at every birth; ``by_owner`` splits ``live`` by its answers.
@@ -36,11 +36,6 @@ class LiveBytes(TorchDispatchMode):
         self._owner = owner or (lambda: None)
         self._known: dict[int, _Storage] = {}
         self._resize = torch.UntypedStorage.resize_
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # torch (2.13.0) would put torch.compile's off switch around every operation seen here; nothing is compiled.
-        return False
 
     def __enter__(self) -> Self:
         # FSDP frees gathered weights by setting their storage's size to 0, which no dispatcher sees.

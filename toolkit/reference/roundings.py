@@ -14,10 +14,10 @@ from unittest import mock
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from toolkit.model.operators import operator_name, schema_of
 from toolkit.trees import leaves, mapped
+from toolkit.upstream.torch import DispatchMode, sees_operators
 
 OTHER = 1 / 6
 """Share of float32 results that are moved to a neighbouring number. A rounding errs by at most half of the spacing
@@ -35,7 +35,7 @@ _EXACT = frozenset(
 _PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "convolution", "convolution_backward"})
 
 
-class _Moving(TorchDispatchMode):
+class _Moving(DispatchMode):
     """``inside``: blocks whose forward is running. Only what is computed from hidden states is moved, not places or
     counts, which are floats on their way: a table of relative positions, the number of rows that an expert takes."""
 
@@ -92,6 +92,9 @@ def _is_short(values: torch.Tensor) -> bool:
 @contextlib.contextmanager
 def other_roundings(blocks: Sequence[nn.Module], seed: int) -> Iterator[None]:
     """Inside, what these blocks compute, and what every backward does, has other roundings, at random."""
+    if not sees_operators():
+        yield
+        return
     moving = _Moving(seed)
 
     def enter(_: nn.Module, args: Any, kwargs: Any) -> None:

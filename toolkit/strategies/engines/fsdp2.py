@@ -24,6 +24,7 @@ from toolkit.strategies.engines.unsharded import load_whole, unsharded, unsharde
 from toolkit.strategies.fsdp import FsdpSettings
 from toolkit.tasks import task_of
 from toolkit.trees import leaves, mapped
+from toolkit.upstream.torch_fsdp import record_only
 
 
 class Fsdp2Engine(Engine):
@@ -285,21 +286,12 @@ def _prefetch_what_has_a_backward(model: nn.Module) -> None:
     forward, although nothing trains there (embeddings below adapters), or although it was an evaluation's last unit, of
     which it keeps the order too; it frees those weights, unused, when the backward has ended."""
 
-    def guard(group: Any) -> None:
-        forward, record = group.post_forward, group._record_post_forward
-
-        def post_forward(module: Any, inputs: Any, output: Any) -> Any:
-            tensors = (item for item in leaves(output) if isinstance(item, torch.Tensor))
-            reached = any(tensor.requires_grad for tensor in tensors)
-            group._record_post_forward = record if reached else lambda: None
-            return forward(module, inputs, output)
-
-        group.post_forward = post_forward
+    def reached(output: Any) -> bool:
+        return any(isinstance(item, torch.Tensor) and item.requires_grad for item in leaves(output))
 
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            for group in module._get_fsdp_state()._fsdp_param_groups:
-                guard(group)
+            record_only(module, reached)
 
 
 def _cast_root_inputs(model: nn.Module, dtype: torch.dtype) -> None:

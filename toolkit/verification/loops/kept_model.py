@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from toolkit.errors import InputError
+from toolkit.upstream.transformers import attention_of
 
 _ATTENTIONS = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
 """transformers would fetch code from the hub for any other name."""
@@ -50,7 +51,7 @@ def keep_model(model: Any) -> KeptModel:
     return KeptModel(
         kind=_kind_of(base),
         config=json.dumps(config.to_dict() if hasattr(config, "to_dict") else {}, default=str),
-        attention=str(getattr(config, "_attn_implementation", None) or "eager"),
+        attention=attention_of(config) or "eager",
         adapter=adapter,
         adapter_name=name,
         tensors={name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()},

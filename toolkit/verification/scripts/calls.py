@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from toolkit.upstream.torch import changes_of, notices_changes
 from toolkit.verification.loops.replay_device import drawn_since, generator_states
 from toolkit.verification.scripts.facts import SAMPLE, CallTrace, OutputTrace
 from toolkit.verification.scripts.tree import Unrecordable, flatten, named_tensors
@@ -48,7 +49,7 @@ class Calls:
     def take(self) -> list[CallTrace]:
         """The calls since the last ``take`` whose answers a gradient reached."""
         for one, gradient, version in self._shared:
-            if gradient._version != version:
+            if changes_of(gradient) != version:
                 one.gradient = None
                 self._not_seen(f"the gradient of an output ({one.name}) was changed in place after it arrived")
         done = [call for call in self.finished if any(one.gradient is not None for one in call.outputs)]
@@ -194,10 +195,10 @@ def _arrived(
 ) -> None:
     if gradient is None:  # autograd calls hooks of one output for another's gradient too
         return
-    if one.gradient is None and _owns_storage(gradient):
+    if one.gradient is None and notices_changes() and _owns_storage(gradient):
         # The gradient of the logits is as large as many weights, and writing to new memory takes five times a copy.
         one.gradient = gradient.detach()
-        shared.append((one, one.gradient, gradient._version))
+        shared.append((one, one.gradient, changes_of(gradient)))
         return
     found = gradient.detach().to("cpu", copy=True)
     one.gradient = found if one.gradient is None else one.gradient + found

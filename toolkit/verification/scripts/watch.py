@@ -11,6 +11,7 @@ from torch import nn
 
 from toolkit.recipe.mesh import Mesh
 from toolkit.strategies.engines.base import MOMENTS, OptimizerState
+from toolkit.upstream.torch_fsdp import precision_of
 from toolkit.verification.loops.watched import Watched, WatchedZero, clean_name, whole
 
 Tensors = dict[str, torch.Tensor]
@@ -28,7 +29,7 @@ class WatchedScript(Watched):
 
     def __init__(self, model: nn.Module, optimizer: Any, names: set[str]) -> None:
         super().__init__(model, optimizer, names)
-        policy = _fsdp2_policy(model)
+        policy = precision_of(model)
         if policy is not None:
             self.strategy = "fsdp2"
             self.copy_dtype, self.reduce = _short(policy.param_dtype), _short(policy.reduce_dtype)
@@ -121,13 +122,6 @@ def whole_value(parameter: Any) -> torch.Tensor:
 def plain_names(model: nn.Module) -> dict[str, nn.Parameter]:
     """Parameters by the names that they had before anything was wrapped."""
     return {clean_name(name, set()): parameter for name, parameter in model.named_parameters()}
-
-
-def _fsdp2_policy(model: nn.Module) -> Any:
-    state = getattr(model, "_get_fsdp_state", None)
-    if state is None:
-        return None
-    return getattr(state(), "_mp_policy", None)
 
 
 def _short(dtype: Any) -> str | None:
