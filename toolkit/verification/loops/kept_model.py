@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from toolkit.errors import InputError
+from toolkit.model.silence import peft_asks
 from toolkit.upstream.transformers import attention_of
 
 _ATTENTIONS = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
@@ -122,7 +123,8 @@ def _with_adapter(model: Any, kept: KeptModel) -> Any:
     from peft import PeftConfig, get_peft_model
 
     config = PeftConfig.from_peft_type(**_plain_config(json.loads(kept.adapter or "{}")))
-    return get_peft_model(model, config, adapter_name=kept.adapter_name or "default")
+    with peft_asks():
+        return get_peft_model(model, config, adapter_name=kept.adapter_name or "default")
 
 
 def _plain_config(values: dict[str, Any]) -> dict[str, Any]:
