@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,13 @@ def batch() -> dict[str, torch.Tensor]:
     mask = torch.ones_like(ids)
     mask[1, 6:] = 0
     return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+
+
+def test_an_adapter_is_added_without_a_warning_that_is_not_the_users(tiny_root: Path, tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)
+        prepare_model(resolved(tiny_root, {"r": 2}), 0).model.save_pretrained(tmp_path / "adapter")
+        prepare_model(resolved(tiny_root, {"path": str(tmp_path / "adapter")}), 0)
 
 
 @pytest.mark.parametrize("method", ["prompt-tuning", "p-tuning"])

@@ -82,9 +82,6 @@ MODEL_TYPE_TO_APPLY_LIGER_FN = {
     "mistral": apply_liger_kernel_to_mistral,
     "nemotron": apply_liger_kernel_to_nemotron,
 }
-
-def _apply_liger_kernel_to_instance(model, **options):
-    MODEL_TYPE_TO_APPLY_LIGER_FN[model.config.model_type](model=model, **options)
 """
 EVERYTHING = Replaced(norms=5, mlps=2, rotations=2)
 
@@ -95,7 +92,7 @@ def liger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     files = {
         "liger_kernel/__init__.py": "",
         "liger_kernel/operators.py": OPERATORS,
-        "liger_kernel/transformers/__init__.py": "from .monkey_patch import _apply_liger_kernel_to_instance\n",
+        "liger_kernel/transformers/__init__.py": "",
         "liger_kernel/transformers/monkey_patch.py": MONKEY_PATCH,
         "liger_kernel-0.0.1.dist-info/METADATA": "Metadata-Version: 2.1\nName: liger-kernel\nVersion: 0.0.1\n",
     }

@@ -122,7 +122,7 @@ def test_a_new_group_does_not_wait_as_long_as_the_first(group: WorkerGroup) -> N
 
 
 def test_marks_for_the_profiler_count_as_recomputed() -> None:
-    """Worked around in toolkit/model/checkpointing.py: _ignore_marks, for good, hence a process of its own here."""
+    """Worked around in toolkit/model/checkpointing.py: keep_products."""
     code = "import upstream; print(upstream.marks_count_as_recomputed())"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=120, check=True

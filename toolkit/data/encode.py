@@ -119,4 +119,6 @@ def rust_tokenizer(tokenizer: Any) -> Any:
     kind = type(tokenizer)
     if not isinstance(tokenizer, Fast) or kind.__call__ is not Fast.__call__:
         return None
-    return tokenizer.backend_tokenizer if kind._encode_plus is Fast._encode_plus else None
+    # Fast's own method of that name is private in transformers 5; subclasses override it under whatever name it has.
+    overridden = (name for one in kind.__mro__[: kind.__mro__.index(Fast)] for name in vars(one))
+    return None if any(name.endswith("encode_plus") for name in overridden) else tokenizer.backend_tokenizer

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import io
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -125,7 +126,9 @@ def kinds_of_config(task: Task, config: Any) -> list[str]:
 
     import transformers
 
-    kind = getattr(transformers, task.auto_class)._model_mapping[type(config)]
+    # AutoModelForSpeechSeq2Seq: MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING
+    words = re.sub(r"(?<=[a-z])(?=[A-Z0-9])|(?<=[0-9])(?=[A-Z])", "_", task.auto_class.removeprefix("Auto"))
+    kind = getattr(transformers, f"{words.upper()}_MAPPING")[type(config)]
     return [name for name in TOKEN_KINDS if name in inspect.signature(kind.forward).parameters]
 
 

@@ -131,6 +131,7 @@ def _hub(
 ) -> Source:
     # Two seconds to import, and only a hub id needs it.
     import datasets
+    from datasets.fingerprint import generate_fingerprint
 
     name, _, rest = spec.partition(":")
     use_cache_if_offline(name)
@@ -168,7 +169,7 @@ def _hub(
 
     notes = (f"{key}: {name}, split {split}, from the hub",)
     size = getattr(data, "size_in_bytes", None) or 0
-    fingerprint = getattr(data, "_fingerprint", None)
+    fingerprint = generate_fingerprint(data) if isinstance(data, datasets.Dataset) else None
     count = partial(getattr, data, "num_rows", None)
     return Source(key, spec, rows, notes, fingerprint=fingerprint, size=size, left_out=not_read, count=count)
 

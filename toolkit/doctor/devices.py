@@ -102,14 +102,14 @@ def collectives() -> Iterator[Condition]:
 
 @check
 def replacements() -> Iterator[Condition]:
-    """Workarounds of defects of other packages: those that the installed versions no longer need."""
+    """Workarounds of defects of other packages, and private names: those that the installed versions do not have."""
     if _torch() is None:
         return
     from toolkit.upstream import replacements
 
     for one in replacements():
         if why := one.absent():
-            yield Condition(one.package, "note", f"{one.what} is left as it is: {why}")
+            yield Condition(one.package, "note", f"{one.what}: {why}; {one.without}")
 
 
 @check

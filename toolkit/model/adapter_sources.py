@@ -8,16 +8,17 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from toolkit.model.sources import NotByPart, Source, give, set_values, source_of, sources, stand_in
+from toolkit.trees import leaves
+from toolkit.upstream.torch import DispatchMode, sees_operators
 
-_VIEWS = {torch.ops.aten.detach.default, torch.ops.aten.alias.default}
-_COPIES = {torch.ops.aten.clone.default, torch.ops.aten._to_copy.default}
+_VIEWS = {"aten::detach", "aten::alias"}
+_COPIES = {"aten::clone", "aten::_to_copy"}
+"""Operators by name: one that is not there in a version of torch needs no case of its own."""
 
 
-class _Watch(TorchDispatchMode):
+class _Watch(DispatchMode):
     """Knows stand-ins and their copies by the storage they are in, and the first operation that uses values of one."""
 
     def __init__(self) -> None:
@@ -26,11 +27,11 @@ class _Watch(TorchDispatchMode):
         self._known: dict[int, tuple[Source, torch.Tensor]] = {}
 
     def know(self, tensor: torch.Tensor, source: Source) -> None:
-        # Holding the tensor, so that no other storage gets the same number.
-        self._known[tensor.untyped_storage()._cdata] = source, tensor
+        # Holding the tensor: for as long its storage has one Python object (torch since 2.1), and no other its number.
+        self._known[id(tensor.untyped_storage())] = source, tensor
 
     def source_of(self, tensor: torch.Tensor) -> Source | None:
-        known = None if tensor.is_meta else self._known.get(tensor.untyped_storage()._cdata)
+        known = None if tensor.is_meta else self._known.get(id(tensor.untyped_storage()))
         if known is None:
             return None
         if known[1].shape != tensor.shape:
@@ -39,10 +40,10 @@ class _Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        used = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        if func in _VIEWS or not any(self.source_of(tensor) for tensor in used):
+        used = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        if func.name() in _VIEWS or not any(self.source_of(tensor) for tensor in used):
             return func(*args, **kwargs)
-        if func in _COPIES:
+        if func.name() in _COPIES:
             copy = stand_in(torch.empty_like(used[0], dtype=kwargs.get("dtype"), device="meta"))
             self.know(copy, self.source_of(used[0]))  # type: ignore[arg-type]
             return copy
@@ -58,6 +59,8 @@ def adding(model: nn.Module, adapted: list[Any], overwritten: bool = False) -> I
     NotByPart if PEFT used their values. ``overwritten``: what trains gets other values afterwards, so that PEFT may use
     them for that alone (DoRA's magnitudes).
     """
+    if not sees_operators():
+        raise NotByPart("this torch does not show what an adapter reads")
     watch = _Watch()
     base, buffers = [], {id(buffer) for buffer in model.buffers()}
     for parameter in model.parameters():

@@ -16,6 +16,7 @@ from toolkit.model.adapter_sources import adding
 from toolkit.model.adapter_targets import check_targets, is_linear, names_something, other_products
 from toolkit.model.load import bare_model
 from toolkit.model.new_tokens import trained_rows
+from toolkit.model.silence import peft_asks
 from toolkit.model.sources import NotByPart, has_sources
 from toolkit.recipe.adapter_methods import METHODS, Method
 from toolkit.recipe.resolve import Resolved
@@ -59,7 +60,7 @@ def add_adapter(model: nn.Module, resolved: Resolved, overwritten: bool = False)
         # Eigenvectors of almost equal eigenvalues turn with the last bit of a sum; one thread adds in one order. FRoD's
         # ``frod_U`` differed by 0.96 between one thread and two (torch 2.13.0).
         one_thread = torch_threads(1) if METHODS[adapter.method].eigenvectors else contextlib.nullcontext()
-        with adding(model, made, overwritten) if by_part else contextlib.nullcontext(), one_thread:
+        with adding(model, made, overwritten) if by_part else contextlib.nullcontext(), one_thread, peft_asks():
             if config is None:
                 made.append(PeftModel.from_pretrained(model, adapter.path, is_trainable=True))
             else:
@@ -106,7 +107,7 @@ def _round_projections(model: nn.Module, own: set[int], dtype: torch.dtype) -> N
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             if id(buffer) not in own and buffer.is_floating_point():
-                module._buffers[name] = buffer.to(dtype)
+                setattr(module, name, buffer.to(dtype))
 
 
 def _leave_inputs(model: nn.Module) -> None:

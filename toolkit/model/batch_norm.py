@@ -9,6 +9,7 @@ Statistics are float32 under every strategy, whatever the weights are cast to, a
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -77,9 +78,7 @@ class BatchNorm(nn.Module):
         weight, bias = _wide(self.weight), _wide(self.bias)
         with self._updated() as (mean, var, momentum):
             if x.is_cuda:
-                world = dist.group.WORLD
-                arguments = (mean, var, self.eps, momentum, world, dist.get_world_size())
-                y = nn.modules._functions.SyncBatchNorm.apply(counted, weight, bias, *arguments)
+                y = self._of_torch(counted, weight, bias, mean, var, momentum)
             else:
                 y = _OverRanks.apply(counted, weight, bias, mean, var, momentum, self.eps)
         if _Now.counts:
@@ -87,6 +86,16 @@ class BatchNorm(nn.Module):
         # No loss comes of these rows. They pass the layer as they would in evaluation, so that all is finite.
         fixed = [None if p is None else p.detach() for p in (self.weight, self.bias)]
         return self._with_running(x, *fixed) + y.sum().to(x.dtype)
+
+    def _of_torch(self, x: torch.Tensor, weight: Any, bias: Any, mean: Any, var: Any, momentum: float) -> torch.Tensor:
+        """torch's ``SyncBatchNorm`` with these tensors, of which it updates ``mean`` and ``var``."""
+        tracks = mean is not None
+        layer = nn.SyncBatchNorm(x.shape[1], self.eps, momentum, weight is not None, tracks, device="meta")
+        tensors = {"weight": weight, "bias": bias, "running_mean": mean, "running_var": var}
+        if tracks:  # its own count of batches; ``momentum`` is given
+            tensors["num_batches_tracked"] = torch.zeros((), dtype=torch.int64, device=x.device)
+        given = {name: value for name, value in tensors.items() if value is not None}
+        return torch.func.functional_call(layer, given, (x,), strict=False)
 
     @contextlib.contextmanager
     def _updated(self) -> Iterator[tuple[torch.Tensor | None, torch.Tensor | None, float]]:
@@ -104,16 +113,6 @@ class BatchNorm(nn.Module):
         if not _Now.recomputing:
             self.running_mean.copy_(mean)
             self.running_var.copy_(var)
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Statistics go where the weights go, and stay float32: DeepSpeed casts a model's buffers too."""
-        before = {name: getattr(self, name) for name in STATISTICS}
-        super()._apply(fn, recurse)
-        for name, value in before.items():
-            if value is not None:
-                after = getattr(self, name)
-                setattr(self, name, after if after.dtype == value.dtype else value.to(after.device))
-        return self
 
 
 class _OverRanks(torch.autograd.Function):
@@ -186,7 +185,7 @@ def convert(model: nn.Module, mode: str, asked: bool, source: str) -> list[str]:
     """
     found: list[str] = []
     for name, module in list(model.named_modules()):
-        if not isinstance(module, nn.modules.batchnorm._BatchNorm):
+        if not is_batch_norm(module):
             continue
         if type(module) not in _KINDS:
             raise InputError(
@@ -196,12 +195,24 @@ def convert(model: nn.Module, mode: str, asked: bool, source: str) -> list[str]:
         parent, _, own = name.rpartition(".")
         setattr(model.get_submodule(parent), own, BatchNorm(module, mode))
         found.append(name)
-    if found and not hasattr(BatchNorm._synchronised, "_torchdynamo_disable"):
-        # Not where the class is defined: the decorator imports torch's compiler, a second for every other model too.
-        BatchNorm._synchronised = torch.compiler.disable(BatchNorm._synchronised)  # type: ignore[method-assign]
+    if found:
+        _leave_uncompiled()
     if asked and not found:
         raise InputError(f"{source}: model.batch_norm: the model has no batch normalisation; remove the key")
     return found
+
+
+def is_batch_norm(module: nn.Module) -> bool:
+    """Whether it is one of torch's layers of batch normalisation, or has the statistics of one."""
+    if isinstance(module, nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d | BatchNorm):
+        return False
+    return isinstance(module, _KINDS) or all(hasattr(module, name) for name in STATISTICS)
+
+
+@functools.cache
+def _leave_uncompiled() -> None:
+    """Not where the class is defined: the decorator imports torch's compiler, a second for every other model too."""
+    BatchNorm._synchronised = torch.compiler.disable(BatchNorm._synchronised)  # type: ignore[method-assign]
 
 
 def batch_norms(model: nn.Module) -> dict[str, BatchNorm]:

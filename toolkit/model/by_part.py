@@ -20,6 +20,7 @@ from torch import nn
 from toolkit.machine import READ_AT_ONCE
 from toolkit.model.sources import Cast, Made, NotByPart, Source, give, set_values, sources
 from toolkit.model.stored import Stored, stored_in
+from toolkit.upstream.transformers import loading_by
 
 _log = logging.getLogger(__name__)
 
@@ -39,8 +40,8 @@ class Found:
             tensor = getattr(module, attribute)
             if not tensor.is_meta:
                 continue  # of another shape than the model's: drawn
-            if attribute in module._buffers:
-                module._buffers[attribute] = source.whole()
+            if not isinstance(tensor, nn.Parameter):
+                setattr(module, attribute, source.whole())
                 continue
             if not tensor.is_contiguous():  # what a conversion has cut out
                 tensor.data = torch.empty_like(tensor, memory_format=torch.contiguous_format)
@@ -84,13 +85,13 @@ def recorded() -> Iterator[Found]:
     It raises NotByPart for quantised weights, for files other than safetensors, for a model's code from the hub, and
     for weights that do not fit the model.
     """
-    from transformers import PreTrainedModel, core_model_loading
+    from transformers import core_model_loading
 
     found = Found()
-    load = PreTrainedModel._load_pretrained_model
     with contextlib.ExitStack() as stack:
+        if not stack.enter_context(loading_by(_without_values)):
+            raise NotByPart("this transformers loads by another function")
         for owner, name, new in (
-            (PreTrainedModel, "_load_pretrained_model", staticmethod(_without_values(load))),
             (core_model_loading, "spawn_materialize", _Leaf),
             *(
                 (kind, "convert", _recording(kind.convert, found))
@@ -101,26 +102,24 @@ def recorded() -> Iterator[Found]:
         yield found
 
 
-def _without_values(load: Callable[..., Any]) -> Callable[..., Any]:
+def _without_values(
+    load: Callable[..., Any], model: Any, state_dict: Any, files: Any, config: Any, *args: Any, **kwargs: Any
+) -> Any:
     """transformers' loading of files into a model, given what is in them instead of their values."""
-
-    def wrapped(model: Any, state_dict: Any, files: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
-        if config.hf_quantizer is not None:
-            raise NotByPart("its weights are quantised")
-        if model.is_custom_code():
-            raise NotByPart("its code is not transformers' own")
-        if not files or not all(str(file).endswith(".safetensors") for file in files):
-            raise NotByPart("its weights are not in safetensors files")
-        try:
-            stored = stored_in(files)
-        except KeyError as error:
-            raise NotByPart(f"its files have values of type {error.args[0]}") from None
-        info, index = load(model, stored, files, config, *args, **kwargs)
-        if info.conversion_errors or info.mismatched_keys or info.error_msgs:
-            raise NotByPart("its files do not fit the model")
-        return info, index
-
-    return wrapped
+    if config.hf_quantizer is not None:
+        raise NotByPart("its weights are quantised")
+    if model.is_custom_code():
+        raise NotByPart("its code is not transformers' own")
+    if not files or not all(str(file).endswith(".safetensors") for file in files):
+        raise NotByPart("its weights are not in safetensors files")
+    try:
+        stored = stored_in(files)
+    except KeyError as error:
+        raise NotByPart(f"its files have values of type {error.args[0]}") from None
+    info, index = load(model, stored, files, config, *args, **kwargs)
+    if info.conversion_errors or info.mismatched_keys or info.error_msgs:
+        raise NotByPart("its files do not fit the model")
+    return info, index
 
 
 class _Leaf:

@@ -8,25 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    _CachedTorchDispatchMode,
-    _CachingTorchDispatchMode,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-)
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint
 
 from toolkit.errors import InputError
 from toolkit.model.activation_offload import HostStore
 from toolkit.model.batch_norm import recomputing
+from toolkit.model.operators import operator_name, schema_of
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import CheckpointingName
+from toolkit.trees import leaves, mapped
+from toolkit.upstream.torch import DispatchMode, changes_of, sees_operators
 
 # Results worth keeping: matrix products and attention cost the most to compute again. By name: what is not there in
 # one version of torch, or comes with a package, needs no case of its own.
@@ -42,8 +39,7 @@ _ATTENTION = frozenset(
 @functools.cache
 def is_costly(op: Any) -> bool:
     """Whether an operator is a matrix product or an attention, torch's own or flash-attn's."""
-    namespace, _, name = op.name().partition("::")
-    name = name.partition(".")[0]
+    namespace, name = op.name().partition("::")[0], operator_name(op)
     if "flash_attn" in namespace:  # flash_attn, flash_attn_3, and kernels of the hub named after them
         return "fwd" in name or "forward" in name
     return name in _PRODUCTS | _ATTENTION or (
@@ -81,29 +77,42 @@ def checkpoint_blocks(
         return
     for _, block in blocks:
         options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": True}
-        if kind == "selective":
-            _ignore_marks()
+        if kind == "selective" and sees_operators():
             options["context_fn"] = keep_products
         block.forward = _Recomputed(block.forward, block, options, store)
 
 
-def _ignore_marks() -> None:
-    """torch 2.13.0 holds every operator of a recomputed block against those of its forward, marks for the profiler
-    among them; FSDP1 makes others while T5's blocks are computed again («not found in storage»)."""
-    from torch.utils.checkpoint import SAC_IGNORED_OPS
-
-    marks = torch.ops.profiler
-    SAC_IGNORED_OPS.update({marks._record_function_enter_new.default, marks._record_function_exit._RecordFunction})
-
-
 def keep_products() -> tuple[contextlib.AbstractContextManager[Any], contextlib.AbstractContextManager[Any]]:
-    """Contexts of a block's forward and of its recomputation, for ``torch.utils.checkpoint``."""
-    caching, _ = create_selective_checkpoint_contexts(keep_costly)
-    return _KeptApart(keep_costly, caching.storage), _ComputedAgain(keep_costly, caching.storage)
+    """Contexts of a block's forward and of its recomputation, for ``torch.utils.checkpoint``.
+
+    torch has them too (``create_selective_checkpoint_contexts``). Its own count every operator, marks for the profiler
+    among them, and refuse a recomputation that runs one more often than the forward did («not found in storage», torch
+    2.13.0). ZeRO-3 does, since what a block gathers depends on what was gathered ahead of it; so does FSDP1, whose
+    marks are others while T5's blocks are computed again. These two look at kept products alone.
+    """
+    kept: _Kept = defaultdict(deque)
+    return _KeptApart(kept), _ComputedAgain(kept)
 
 
-class _KeptApart(_CachingTorchDispatchMode):
-    """Gives a kept product memory of its own before an operation changes it in place.
+_Kept = dict[Any, deque[Any]]
+"""By operator, in the order of its calls, what it gave: the values, each tensor as ``_Tensor``."""
+
+
+class _Tensor:
+    """A kept tensor, without its place in the graph, and how often it had been changed in place by then."""
+
+    def __init__(self, value: torch.Tensor) -> None:
+        self.value = value.detach()
+        self.changes = changes_of(value)
+
+    def given_back(self) -> torch.Tensor:
+        if changes_of(self.value) != self.changes:
+            raise RuntimeError("a product that selective checkpointing kept was changed in place")
+        return self.value
+
+
+class _KeptApart(DispatchMode):
+    """Keeps products, and gives one memory of its own before an operation changes it in place.
 
     torch 2.13.0 notices such a change by a version counter that ``_unsafe_view`` does not share, and ``matmul`` ends in
     one: after ``y = x @ w; y += b`` the sum is kept instead of the product, recomputation adds ``b`` again, and
@@ -111,41 +120,55 @@ class _KeptApart(_CachingTorchDispatchMode):
     (runtime/zero/linear.py).
     """
 
+    def __init__(self, kept: _Kept) -> None:
+        super().__init__()
+        self.kept = kept
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        schema = getattr(func, "_schema", None)
+        schema = schema_of(func)
         if schema is not None and schema.is_mutable:
-            for kept in tree_leaves(self.storage):
-                value = getattr(kept, "val", None)
-                if isinstance(value, torch.Tensor) and any(_shares(value, x) for x in _changed(schema, args, kwargs)):
-                    kept.val = value.clone()
-                    kept.version = kept.val._version
-        if not is_costly(func):  # nothing of it is kept; see _ComputedAgain
-            return func(*args, **(kwargs or {}))
-        return super().__torch_dispatch__(func, types, args, kwargs)
+            changed = _changed(schema, args, kwargs)
+            for one in leaves([list(calls) for calls in self.kept.values()]):
+                if isinstance(one, _Tensor) and any(_shares(one.value, tensor) for tensor in changed):
+                    one.__init__(one.value.clone())  # type: ignore[misc]
+        result = func(*args, **(kwargs or {}))
+        if is_costly(func):
+            self.kept[func].append(mapped(lambda x: _Tensor(x) if isinstance(x, torch.Tensor) else x, result))
+        return result
 
 
-class _ComputedAgain(_CachedTorchDispatchMode):
-    """Gives kept products back, and runs every other operation.
+class _ComputedAgain(DispatchMode):
+    """Gives kept products back, each once, and runs every other operation."""
 
-    torch 2.13.0 counts those as well, and refuses a recomputation that runs one more often than the forward did. ZeRO-3
-    does: what a block gathers depends on what was gathered ahead of it, and the copies run inside of the block.
-    """
+    def __init__(self, kept: _Kept) -> None:
+        super().__init__()
+        self.kept = kept
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not is_costly(func):
             return func(*args, **(kwargs or {}))
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        if not self.kept[func]:
+            raise RuntimeError(f"{func} is computed again more often than the forward computed it")
+        return mapped(lambda x: x.given_back() if isinstance(x, _Tensor) else x, self.kept[func].popleft())
 
 
 def _changed(schema: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
     """The tensors that an operator of this schema changes."""
     given = dict(zip([a.name for a in schema.arguments], args, strict=False)) | (kwargs or {})
     written = [given.get(a.name) for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-    return [x for x in tree_leaves(written) if isinstance(x, torch.Tensor)]
+    return [x for x in leaves(written) if isinstance(x, torch.Tensor)]
 
 
 def _shares(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.untyped_storage()._cdata == other.untyped_storage()._cdata
+    return one.untyped_storage() is other.untyped_storage()
 
 
 class _Recomputed:

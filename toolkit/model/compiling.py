@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from toolkit.upstream.torch import compiler
+
 BACKEND = "inductor"
 GRAPHS = 64
 """Maximum number of graphs per code object before torch falls back to eager (its default is 8): kinds of blocks,
@@ -41,6 +43,13 @@ class Compilation:
         return asdict(self) | {"seconds": round(self.seconds, 2)}
 
 
+_NO_COMPILER = "this torch sets and counts its compiler by other names (toolkit doctor)"
+
+
+class _NoCompiler(Exception):
+    """Of a function that is not compiled, since it cannot be counted."""
+
+
 _NOW = Compilation()
 _BUSY = 0
 
@@ -53,20 +62,21 @@ def compiling() -> bool:
 def compile_blocks(blocks: Sequence[tuple[str, nn.Module]]) -> None:
     """Compile each block's forward at its first call. Call it before ``checkpoint_blocks``."""
     global _NOW
-    _configure()
     _NOW = Compilation(blocks=len(blocks))
+    if compiler() is None:
+        _NOW.fell_back = _NO_COMPILER
+        return
+    _configure()
     for _, block in blocks:
         block.forward = _Compiled(block.forward)
 
 
 def compilation() -> Compilation:
     """The current state of the last ``compile_blocks``."""
-    from torch._dynamo.utils import counters
-
-    if _NOW.blocks:
-        _NOW.breaks = sum(counters["graph_break"].values())
-        _NOW.seconds = _seconds()
-        if not _NOW.fell_back and (gave_up := _gave_up(counters)):
+    if _NOW.blocks and (parts := compiler()) is not None:
+        _NOW.breaks = sum(parts.counters["graph_break"].values())
+        _NOW.seconds = _seconds(parts)
+        if not _NOW.fell_back and (gave_up := _gave_up(parts.counters)):
             _NOW.fell_back = gave_up
     return _NOW
 
@@ -80,22 +90,18 @@ def describe(now: Compilation) -> str:
 
 
 def _configure() -> None:
-    import torch._dynamo
-    import torch._inductor.config
-
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    torch._dynamo.utils.compilation_time_metrics.clear()
-    dynamo: Any = torch._dynamo.config
-    inductor: Any = torch._inductor.config
+    torch.compiler.reset()
+    parts = compiler()
+    parts.counters.clear()
+    parts.times.clear()
     # DDP's buckets need no cut in a graph that is one block.
-    dynamo.optimize_ddp = False
+    parts.tracing.optimize_ddp = False
     for name in ("recompile_limit", "accumulated_recompile_limit"):
-        setattr(dynamo, name, max(GRAPHS, getattr(dynamo, name)))
+        setattr(parts.tracing, name, max(GRAPHS, getattr(parts.tracing, name)))
     # The masks of dropout are those that torch draws without the compiler.
-    inductor.fallback_random = True
+    parts.kernels.fallback_random = True
     # 16-bit results are rounded where they are without the compiler, also between operations that it fuses.
-    inductor.emulate_precision_casts = True
+    parts.kernels.emulate_precision_casts = True
     _same_dropout_both_ways()
 
 
@@ -104,8 +110,7 @@ def _same_dropout_both_ways() -> None:
     rounded to their dtype, the compiled backward by the exact number: gradients are off by 0.16 % for each dropout of
     0.1 in bf16. And before another decomposition (of GELU's or softmax's backward) its result is not rounded, whatever
     ``emulate_precision_casts`` says."""
-    from torch._inductor.decomposition import decompositions
-
+    decompositions = compiler().decompositions
     backward = torch.ops.aten.native_dropout_backward.default
     if decompositions[backward] is _dropout_backward:
         return
@@ -144,9 +149,14 @@ class _Compiled:
 
 def compiler_errors() -> tuple[type[BaseException], ...]:
     """What a compiled function raises if it cannot be compiled."""
-    from torch._dynamo import exc
+    parts = compiler()
+    return (_NoCompiler,) if parts is None else (parts.error, _NoCompiler)
 
-    return (exc.TorchDynamoException,)
+
+def need_compiler() -> None:
+    """Raise one of ``compiler_errors`` where torch's compiler cannot be set."""
+    if compiler() is None:
+        raise _NoCompiler(_NO_COMPILER)
 
 
 def why_failed(error: BaseException) -> str:
@@ -157,12 +167,10 @@ def why_failed(error: BaseException) -> str:
 
 def compile_graph(graph: Any, example_inputs: Any) -> Callable[..., Any]:
     """A backend for torch.compile, during which `compiling` is true."""
-    from torch._dynamo import lookup_backend
-
     global _BUSY
     _BUSY += 1
     try:
-        inner: Callable[..., Any] = lookup_backend(BACKEND)(graph, example_inputs)
+        inner: Callable[..., Any] = compiler().backend(BACKEND)(graph, example_inputs)
     finally:
         _BUSY -= 1
     return inner
@@ -179,12 +187,10 @@ def _counted(graph: Any, example_inputs: Any) -> Callable[..., Any]:
     return run
 
 
-def _seconds() -> float:
+def _seconds(parts: Any) -> float:
     """Seconds spent in compiling: a block's code with its backward, and backwards that were left for later."""
-    from torch._dynamo.utils import compilation_time_metrics
-
     names = ("_compile.compile_inner", "backward._backward_impl")
-    return float(sum(sum(compilation_time_metrics.get(name, ())) for name in names))
+    return float(sum(sum(parts.times.get(name, ())) for name in names))
 
 
 def _gave_up(counters: Any) -> str | None:

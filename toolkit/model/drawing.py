@@ -19,11 +19,12 @@ from unittest import mock
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 from toolkit.machine import give_back_memory
+from toolkit.model.operators import schema_of
 from toolkit.model.sources import TRIMMED, Made, NotByPart, give, sources
+from toolkit.trees import leaves, mapped
+from toolkit.upstream.torch import DispatchMode, drawing_truncated, sees_operators
 
 _OVERWRITES = {torch.ops.aten.normal_.default, torch.ops.aten.uniform_.default, torch.ops.aten.zero_.default,
                torch.ops.aten.fill_.Scalar}  # fmt: skip
@@ -56,7 +57,7 @@ class _Noted:
     state: torch.Tensor | None
 
     def reads(self) -> list[_Place]:
-        return [leaf for leaf in _leaves((self.args, self.kwargs)) if isinstance(leaf, _Place)]
+        return [leaf for leaf in leaves((self.args, self.kwargs)) if isinstance(leaf, _Place)]
 
     def overwrites(self) -> bool:
         """Whether it sets all of its first argument's storage."""
@@ -64,7 +65,7 @@ class _Noted:
         return self.func in _OVERWRITES and math.prod(first.size) * first.dtype.itemsize == first.bytes
 
 
-class Log(TorchDispatchMode):
+class Log(DispatchMode):
     """The operations on tensors without memory, by the storages that they set."""
 
     def __init__(self) -> None:
@@ -101,7 +102,7 @@ class Log(TorchDispatchMode):
             self._storages.append(tensor.untyped_storage())
             if self._setting[storage][-1:] != [len(self._noted)]:
                 self._setting[storage].append(len(self._noted))
-        places = (tree_map(_place, values) for values in (args, kwargs, result))
+        places = (mapped(_place, values) for values in (args, kwargs, result))
         self._noted.append(_Noted(func, *places, state))  # type: ignore[call-arg]
 
     def make(self, place: _Place) -> torch.Tensor:
@@ -111,11 +112,11 @@ class Log(TorchDispatchMode):
             for number in sorted(self._needed(place.storage, len(self._noted), set())):
                 noted = self._noted[number]
                 real = partial(_real, memory)
-                args, kwargs = tree_map(real, noted.args), tree_map(real, noted.kwargs)
+                args, kwargs = mapped(real, noted.args), mapped(real, noted.kwargs)
                 if noted.state is not None:
                     torch.set_rng_state(noted.state)
                 result = noted.func(*args, **kwargs)
-                for empty, values in zip(_leaves(noted.result), tree_leaves(result), strict=True):
+                for empty, values in zip(leaves(noted.result), leaves(result), strict=True):
                     if isinstance(empty, _Place) and empty.storage not in memory:
                         if empty.stride != values.stride() or values.storage_offset():
                             values = torch.empty_strided(empty.size, empty.stride, dtype=empty.dtype).copy_(values)
@@ -139,17 +140,17 @@ class Log(TorchDispatchMode):
 
 
 def _empty(values: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor) and leaf.is_meta]
+    return [leaf for leaf in leaves(values) if isinstance(leaf, torch.Tensor) and leaf.is_meta]
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return id(tensor.untyped_storage())  # one Python object for as long as it lives (torch since 2.1)
 
 
 def _mutated(func: Any, args: Any, kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """Arguments that an operation writes to."""
     found = []
-    for at, argument in enumerate(func._schema.arguments):
+    for at, argument in enumerate(schema_of(func).arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             found.append(args[at] if at < len(args) else kwargs.get(argument.name))
     return _empty(found)
@@ -184,8 +185,8 @@ class _Scratch:
             start = starts[id(value)] // value.dtype.itemsize
             return made.set_(self._held, start, value.size(), value.stride()).zero_()
 
-        result = func(*tree_map(zeros, args), **tree_map(zeros, kwargs))
-        made = sum(leaf.nbytes for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
+        result = func(*mapped(zeros, args), **mapped(zeros, kwargs))
+        made = sum(leaf.nbytes for leaf in leaves(result) if isinstance(leaf, torch.Tensor))
         del result
         if max(needed, made) >= TRIMMED:
             give_back_memory()  # of what it returned or needed itself
@@ -212,11 +213,7 @@ def _place(value: Any) -> Any:
         return value
     storage = value.untyped_storage()
     size, stride = tuple(value.size()), value.stride()
-    return _Place(storage._cdata, storage.nbytes(), int(value.storage_offset()), size, stride, value.dtype)
-
-
-def _leaves(values: Any) -> list[Any]:
-    return tree_leaves(values, is_leaf=lambda value: isinstance(value, _Place))
+    return _Place(id(storage), storage.nbytes(), int(value.storage_offset()), size, stride, value.dtype)
 
 
 def _real(memory: dict[int, torch.UntypedStorage], value: Any) -> Any:
@@ -248,20 +245,20 @@ class _AsOnHost(TorchFunctionMode):
 def _truncated(log: Log) -> Any:
     """torch's ``trunc_normal_`` does nothing without memory (2.13.0), and it draws until all values are within its
     bounds: noted as one operation."""
-    draw = torch.nn.init._no_grad_trunc_normal_
+    name = drawing_truncated()
+    draw = getattr(torch.nn.init, name)
 
     def on_host(*args: Any, **kwargs: Any) -> torch.Tensor:
         with torch.device("cpu"):
             return draw(*args, **kwargs)
 
     def wrapped(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        with torch._C.DisableTorchFunction():
-            if tensor.is_meta:
-                log.note(on_host, (tensor, *args), kwargs, tensor, [tensor], random=True)
-                return tensor
+        if tensor.untyped_storage().device.type == "meta":  # the tensor itself says that it is on the CPU
+            log.note(on_host, (tensor, *args), kwargs, tensor, [tensor], random=True)
+            return tensor
         return draw(tensor, *args, **kwargs)
 
-    return mock.patch.object(torch.nn.init, draw.__name__, wrapped)
+    return mock.patch.object(torch.nn.init, name, wrapped)
 
 
 @contextlib.contextmanager
@@ -274,6 +271,8 @@ def drawn(dtype: torch.dtype) -> Iterator[list[Any]]:
     from transformers import modeling_utils
     from transformers.initialization import meta_device_safe_creation_ops
 
+    if not (sees_operators() and drawing_truncated()):
+        raise NotByPart("this torch does not show what is drawn")
     log, made = Log(), list[Any]()
     # transformers 5.23.0 draws nothing if its answer is the meta device (``init_weights``).
     drawing = mock.patch.object(modeling_utils, "get_torch_context_manager_or_global_device", return_value=None)
@@ -284,9 +283,9 @@ def drawn(dtype: torch.dtype) -> Iterator[list[Any]]:
         raise NotByPart(f"its code computes with weights while they are made ({type(error).__name__})") from None
     log.scratch.release()
     for module in made[0].modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None and buffer.is_meta:
-                module._buffers[name] = log.make(_place(buffer))
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            if buffer.is_meta:
+                setattr(module, name, log.make(_place(buffer)))
     for parameter in made[0].parameters():
         if parameter.is_meta:
             give(parameter, Made(partial(log.make, _place(parameter)), dtype))

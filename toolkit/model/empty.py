@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from toolkit.model.nf4 import Nf4Linear
 from toolkit.recipe.resolve import Precision
+from toolkit.upstream.torch import fake_mode
 
 
 @contextlib.contextmanager
@@ -21,7 +21,7 @@ def shapes_alone(meta: bool = False) -> Iterator[None]:
     """Tensors made here have no values: torch's fake ones, or ``meta`` ones. Of an operation that fails torch logs the
     whole stack, whose end is in the error."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
-    before, world = log.level, torch.device("meta") if meta else FakeTensorMode(allow_non_fake_inputs=True)
+    before, world = log.level, torch.device("meta") if meta else fake_mode()
     log.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings(), world:
@@ -34,7 +34,7 @@ def shapes_alone(meta: bool = False) -> Iterator[None]:
 @contextlib.contextmanager
 def empty_weights(model: nn.Module, precision: Precision, autocast: bool) -> Iterator[nn.Module]:
     """The model with weights of the dtypes that a strategy computes with, made where tensors are made now."""
-    kept: list[tuple[nn.Module, str, Any, bool]] = []
+    kept: list[tuple[nn.Module, str, Any]] = []
     made: dict[int, nn.Parameter] = {}
     unpacking: list[tuple[Nf4Linear, Any]] = []
     compute, trained, frozen, vectors = (
@@ -42,10 +42,8 @@ def empty_weights(model: nn.Module, precision: Precision, autocast: bool) -> Ite
     )
     try:
         for module in model.modules():
-            for name, parameter in list(module._parameters.items()):
-                if parameter is None:
-                    continue
-                kept.append((module, name, parameter, True))
+            for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+                kept.append((module, name, parameter))
                 if id(parameter) not in made:
                     dtype = parameter.dtype
                     if dtype.is_floating_point:
@@ -53,17 +51,16 @@ def empty_weights(model: nn.Module, precision: Precision, autocast: bool) -> Ite
                         dtype = own if not parameter.requires_grad else trained if autocast else compute
                     data = torch.empty(parameter.shape, dtype=dtype)
                     made[id(parameter)] = nn.Parameter(data, requires_grad=parameter.requires_grad)
-                module._parameters[name] = made[id(parameter)]
+                setattr(module, name, made[id(parameter)])
             if isinstance(module, Nf4Linear):
                 unpacking.append((module, module.statistics))
                 module.statistics = module.empty_statistics(getattr(torch, precision.unpacked))
-            for name, buffer in list(module._buffers.items()):
-                if buffer is not None:
-                    kept.append((module, name, buffer, False))
-                    module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
+            for name, buffer in list(module.named_buffers(recurse=False, remove_duplicate=False)):
+                kept.append((module, name, buffer))
+                setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype))
         yield model
     finally:
-        for module, name, tensor, is_parameter in kept:
-            (module._parameters if is_parameter else module._buffers)[name] = tensor
+        for module, name, tensor in kept:
+            setattr(module, name, tensor)
         for layer, statistics in unpacking:
             layer.statistics = statistics

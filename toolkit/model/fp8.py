@@ -23,6 +23,7 @@ from torch.nn import functional
 from toolkit.errors import InputError
 from toolkit.recipe.fp8able import MULTIPLE, NEEDS, capability_message
 from toolkit.recipe.resolve import Resolved
+from toolkit.upstream.torch import float8_product
 
 FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
 """Formats of inputs and weights, and of gradients of outputs (arXiv:2209.05433, section 3)."""
@@ -106,7 +107,7 @@ def _multiplied(
     fast: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     """``left`` by rows, ``right`` by columns, as the tensor cores of compute capability 8.9 and 9.0 want them."""
-    return torch._scaled_mm(left, right, scale_a=of_left, scale_b=of_right, out_dtype=dtype, use_fast_accum=fast)
+    return float8_product(left, right, of_left, of_right, dtype, fast)
 
 
 def _by_columns(matrix: torch.Tensor) -> torch.Tensor:

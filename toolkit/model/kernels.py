@@ -42,7 +42,7 @@ def use_liger(model: Any, resolved: Resolved) -> Replaced:
     key = f"{resolved.source}: model.kernels: liger"
     if (reason := why_no_liger(resolved.device)) is not None:
         raise InputError(f"{key}: {reason}, or set torch")
-    from liger_kernel.transformers import _apply_liger_kernel_to_instance
+    from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
 
     arguments = (liger_arguments() or {}).get(model.config.model_type, ())
     if (other := other_activation(ModelFacts(model.config.to_dict(), None), arguments)) is not None:
@@ -50,7 +50,8 @@ def use_liger(model: Any, resolved: Resolved) -> Replaced:
     # The loss is `loss`'s. What else a function can replace (ReLU squared) it replaces for every model of the process.
     options = {name: name in KINDS for name in arguments if name != "model"}
     with _own_code(model) as changed:
-        _apply_liger_kernel_to_instance(model=model, **options)
+        if arguments:
+            MODEL_TYPE_TO_APPLY_LIGER_FN[model.config.model_type](model=model, **options)
     for module in model.modules():
         _keep_experts(module)
         _rotate(module, changed)
@@ -114,7 +115,8 @@ def _own_code(model: nn.Module) -> Iterator[_Changed]:
 def _keep_experts(module: nn.Module) -> None:
     """Experts keep transformers' own products: Liger's kernel of them has run nowhere here, not even interpreted."""
     if getattr(vars(module).get("forward"), "__qualname__", "").startswith("LigerExperts."):
-        del module.forward, module._get_name
+        for name in [name for name, value in vars(module).items() if inspect.ismethod(value)]:
+            delattr(module, name)  # its name in a printed model too
 
 
 def _rotate(module: nn.Module, changed: _Changed) -> None:

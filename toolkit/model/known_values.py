@@ -11,21 +11,21 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_iter
+
+from toolkit.trees import leaves
+from toolkit.upstream.torch import DispatchMode, is_fake, modes_off
 
 
-class Values(TorchDispatchMode):
+class Values(DispatchMode):
     """Inside torch's fake mode: operations on tensors with values are computed, those that meet one without are not."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if any(isinstance(item, FakeTensor) for item in tree_iter((args, kwargs))):
+        if any(is_fake(item) for item in leaves((args, kwargs))):
             if func in _INDEXED:
                 args = (args[0], _numbers(args[1]), *args[2:])
             return func(*args, **kwargs)
-        with _disable_current_modes():
+        with modes_off():
             return func(*args, **kwargs)
 
 
@@ -36,7 +36,7 @@ def _numbers(indices: Sequence[Any]) -> list[Any]:
     """Masks that have values as the numbers of their places: how many these are is a shape, which a mask hides."""
     found: list[Any] = []
     for index in indices:
-        mask = isinstance(index, torch.Tensor) and index.dtype == torch.bool and not isinstance(index, FakeTensor)
-        with _disable_current_modes():
+        mask = isinstance(index, torch.Tensor) and index.dtype == torch.bool and not is_fake(index)
+        with modes_off():
             found += index.nonzero().unbind(1) if mask else [index]
     return found

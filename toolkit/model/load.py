@@ -27,6 +27,7 @@ from toolkit.recipe.preflight import embedding_rows
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.varlenable import VARLEN, VARLEN_ON_GPU
 from toolkit.tasks import task_of
+from toolkit.upstream.transformers import loaded_in_float32
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -145,7 +146,7 @@ def cast_buffers(model: nn.Module, dtypes: Mapping[str, torch.dtype]) -> None:
     """Cast buffers to dtypes by name, in place."""
     for key, dtype in dtypes.items():
         name, _, attribute = key.rpartition(".")
-        model.get_submodule(name)._buffers[attribute] = model.get_buffer(key).to(dtype)
+        setattr(model.get_submodule(name), attribute, model.get_buffer(key).to(dtype))
 
 
 def _buffer_dtypes(build: Callable[[], nn.Module], dtype: torch.dtype) -> dict[str, torch.dtype]:
@@ -163,12 +164,11 @@ def _buffer_dtypes(build: Callable[[], nn.Module], dtype: torch.dtype) -> dict[s
 
 def loaded_buffers(model: Any, dtype: torch.dtype) -> dict[str, torch.dtype]:
     """Dtypes by name that floating buffers of a transformers ``model``, which was built in ``dtype``, have where it is
-    loaded in it: those that files have and the model's class lists stay float32 (transformers 5.23.0,
-    ``_keep_in_fp32_modules_strict``: the routers' corrections of DeepSeek-V3)."""
+    loaded in it: those that files have and the model's class lists stay float32."""
     from transformers.core_model_loading import build_glob_alternation
 
     buffers = {name: b.dtype for name, b in model.named_buffers(remove_duplicate=False) if b.is_floating_point()}
-    if listed := list(model._get_dtype_plan(dtype)):
+    if listed := loaded_in_float32(model, dtype):
         matches = build_glob_alternation(listed)[0].search
         buffers |= {name: torch.float32 for name in model.state_dict() if name in buffers and matches(name)}
     return buffers

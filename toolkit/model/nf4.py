@@ -23,6 +23,7 @@ from toolkit.model.nf4_shared import can_share, packed_by_all
 from toolkit.model.packed_base import packed_linears, packed_weight, stored_weight
 from toolkit.recipe.quantisable import no_quantiser
 from toolkit.recipe.resolve import Resolved
+from toolkit.upstream.transformers import not_quantised
 
 # On a CPU 0.50.2 says, whenever it is imported (PEFT does, for every adapter), that an optional kernel is not there.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
@@ -240,7 +241,7 @@ def base_linears(model: nn.Module, resolved: Resolved) -> dict[str, nn.Linear]:
 
 def _base_linears(model: nn.Module, saved: Sequence[str]) -> Iterator[tuple[str, nn.Linear]]:
     base: Any = getattr(model, "base_model", model)
-    saved = [*saved, *(getattr(base, "_keep_in_fp32_modules", None) or ())]
+    saved = [*saved, *(not_quantised(base) or ())]
     inside = {id(module) for module in base.modules()}
     get_head = getattr(model, "get_output_embeddings", lambda: None)
     tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}

@@ -17,7 +17,7 @@ from toolkit.model.nf4_pack import BLOCK, packed_nf4
 
 def can_share() -> bool:
     """Whether there are other ranks, connected for tensors of the host."""
-    return dist.is_initialized() and dist.get_world_size() > 1 and torch.device("cpu") in _world()._device_types
+    return dist.is_initialized() and dist.get_world_size() > 1 and "cpu:" in dist.get_backend_config()
 
 
 def packed_by_all(
@@ -55,7 +55,3 @@ def _contents(packed: tuple[torch.Tensor, Any]) -> list[torch.Tensor]:
     """All that the weight's values decide."""
     weight, statistics = packed
     return [weight, statistics.absmax, statistics.state2.absmax, statistics.offset]
-
-
-def _world() -> Any:
-    return dist.distributed_c10d._get_default_group()

@@ -18,6 +18,7 @@ from toolkit.errors import InputError
 from toolkit.model.nf4_pack import BLOCK, NESTED, packed_nf4
 from toolkit.recipe.resolve import Resolved
 from toolkit.tasks import task_of
+from toolkit.upstream.transformers import drop_conversions, not_quantised
 
 Packed = tuple[torch.Tensor, Any]
 """Two weights per byte, flat, and bitsandbytes' QuantState of as many weights in one row."""
@@ -76,9 +77,8 @@ def take_packed(model: Any, resolved: Resolved, dtype: torch.dtype) -> None:
             vars(module).pop(mark, None)
         if getattr(module, "config", None) is not None:
             without_marks(module.config)
-    if (conversions := getattr(model, "_weight_conversions", None)) is not None:
-        # A merged model is saved by reversing these; that which reads packed weights has no reverse.
-        model._weight_conversions = [one for one in conversions if not _unpacks(one)]
+    # A merged model is saved by reversing these; that which reads packed weights has no reverse.
+    drop_conversions(model, _unpacks)
 
 
 def _unpacks(conversion: Any) -> bool:
@@ -122,7 +122,7 @@ def packed_linears(model: Any, resolved: Resolved) -> dict[str, nn.Linear]:
     named = resolved.stored.left_out
     heads = task_of(resolved.recipe.model.task).heads
     left_out = HfQuantizer.get_modules_to_not_convert(
-        model, None if named is None else [*named, *heads], getattr(model, "_keep_in_fp32_modules", None)
+        model, None if named is None else [*named, *heads], not_quantised(model)
     )
     return {
         name: module

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging as python_logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 def silence_libraries() -> None:
@@ -15,3 +17,12 @@ def silence_libraries() -> None:
     warnings.simplefilter("ignore", FutureWarning)
     warnings.filterwarnings("ignore", module=r"peft\.")
     python_logging.disable(python_logging.WARNING)  # DeepSpeed warns on standard output when it is imported
+
+
+@contextmanager
+def peft_asks() -> Iterator[None]:
+    """Context of a call of PEFT, which (0.21.2) asks a model for ``is_gradient_checkpointing``: transformers 5.23.0
+    warns whoever calls that it has another name."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+        yield

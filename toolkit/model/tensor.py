@@ -366,13 +366,13 @@ def _sum_gradients(module: nn.Module, ranks: Ranks) -> None:
     own = module.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        kept = dict(module._parameters)
+        own_weights = dict(module.named_parameters(recurse=False))
         try:
-            for key, parameter in kept.items():
-                if parameter is not None:
-                    module._parameters[key] = entering(parameter, ranks)  # type: ignore[assignment]
+            for key, parameter in own_weights.items():
+                object.__setattr__(module, key, entering(parameter, ranks))  # found before the parameter of that name
             return own(*args, **kwargs)
         finally:
-            module._parameters.update(kept)
+            for key in own_weights:
+                object.__delattr__(module, key)
 
     module.forward = forward

@@ -30,6 +30,10 @@ _SHORT, _LONG = 3, 1024
 """Tokens of a sample."""
 
 
+_OWN = ("Fp8Product", "_OverRanks", "_Exchange", "_Moved", "_OfNothing", "_Entering", "_Leaving", "_Product")
+"""The toolkit's own functions in Python, which take every weight that they use as an input."""
+
+
 class Hidden(Exception):
     """A graph does not say what it depends on."""
 
@@ -112,10 +116,10 @@ def _with_values(model: nn.Module, resolved: Resolved) -> list[str]:
 def _experts_one_by_one(model: Any) -> Iterator[None]:
     """The grouped product of transformers' experts refuses weights whose elements share memory (torch 2.13.0:
     «Invalid strides/sizes»), as stand-ins' do."""
-    if not isinstance(getattr(model.config, "_experts_implementation", None), str):
+    before = model.get_experts_implementation()
+    if not isinstance(before.get(""), str):
         yield
         return
-    before = model.get_experts_implementation()
     model.set_experts_implementation("eager")
     try:
         yield
@@ -171,14 +175,9 @@ def _leaves(output: torch.Tensor, whole: bool = False) -> set[int]:
         if node is None or node in seen:
             continue
         seen.add(node)
-        if whole and isinstance(node, BackwardCFunction) and not _ours(node):
+        if whole and isinstance(node, BackwardCFunction) and type(node).__name__.removesuffix("Backward") not in _OWN:
             raise Hidden(type(node).__name__)
         if hasattr(node, "variable"):
             found.add(id(node.variable))
         left += [following for following, _ in node.next_functions]
     return found
-
-
-def _ours(node: Any) -> bool:
-    """Whether a function in Python is torch's or the toolkit's: these take every weight as an input."""
-    return type(node)._forward_cls.__module__.startswith(("torch.", "toolkit."))

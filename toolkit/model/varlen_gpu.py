@@ -16,6 +16,7 @@ from toolkit.data.collate import Bounds
 from toolkit.errors import InputError, RunFailed
 from toolkit.model.varlen import attention_of_whole_rows, check_causal
 from toolkit.recipe.varlenable import NEEDS, VARLEN_ON_GPU, varlen_capability_message
+from toolkit.upstream.transformers import attention_of
 
 _DTYPES = (torch.bfloat16, torch.float16)
 
@@ -36,7 +37,7 @@ def bounds_arguments(config: Any, inputs: Mapping[str, torch.Tensor], bounds: Bo
     ``inputs``: of the model, (batch, length). ``bounds``: of packed samples; rows that are not packed are one sample
     each, since padding is to their right. Raises RunFailed for packed rows without ``bounds``.
     """
-    if getattr(config, "_attn_implementation", None) != VARLEN_ON_GPU:
+    if attention_of(config) != VARLEN_ON_GPU:
         return {}
     if bounds is None and "position_ids" in inputs:
         raise RunFailed("model.attention: varlen: it is not known where the samples of packed rows begin")

@@ -139,8 +139,9 @@ class AdamW8bit(EachParameter, torch.optim.Optimizer):  # type: ignore[misc]
 
 
 def local(tensor: Any) -> torch.Tensor:
-    """This rank's part."""
-    part: torch.Tensor = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    """This rank's part, in the memory that it is in."""
+    with torch.no_grad():
+        part: torch.Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return part
 
 

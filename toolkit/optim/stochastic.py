@@ -199,8 +199,9 @@ def _kernel() -> Callable[..., None]:
     """``_adamw`` compiled for tensors of any length."""
     global _COMPILED
     if _COMPILED is None:
-        from toolkit.model.compiling import compile_graph
+        from toolkit.model.compiling import compile_graph, need_compiler
 
+        need_compiler()
         _COMPILED = torch.compile(_adamw, backend=compile_graph, dynamic=True, fullgraph=True)
     return _COMPILED
 

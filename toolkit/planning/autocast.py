@@ -51,7 +51,7 @@ class ActedAutocast:
 
     def check(self, func: Any, args: Any) -> None:
         """An operation that was dispatched; raises NotActedOut where autocast would have cast its arguments."""
-        if func._overloadpacket in _MUST_BE_HALF and torch.is_autocast_enabled("cpu"):
+        if func.overloadpacket in _MUST_BE_HALF and torch.is_autocast_enabled("cpu"):
             for arg in args:
                 if isinstance(arg, torch.Tensor) and arg.dtype == torch.float32:
                     raise NotActedOut(str(func))
@@ -75,8 +75,8 @@ class ActedAutocast:
             return value
         if value.dtype in (dtype, torch.float64):
             return value
-        # cached_cast: leaves that train are cast once.
-        if not (value.dtype == torch.float32 and value.requires_grad and value.is_leaf and not value._is_view()):
+        # cached_cast: leaves that train and are no views are cast once. Of activations checkpoints make views.
+        if not (value.dtype == torch.float32 and value.requires_grad and isinstance(value, torch.nn.Parameter)):
             return value.to(dtype)
         known = self._cast_weights.get(id(value))
         if known is None:

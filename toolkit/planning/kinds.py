@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -63,7 +64,7 @@ def _named_by_number(model: nn.Module, name: str, taken: _Taken | None) -> tuple
     found: list[Any] = [index in getattr(owner, "fullatt_block_indexes", ())]
     if index in getattr(owner, "deepstack_visual_indexes", ()):
         found.append(index)  # each has a merger of its own
-    if hasattr(owner, "_deepstack_process"):
+    if "deepstack_visual_embeds" in inspect.signature(owner.forward).parameters:
         kept = max(len(getattr(module, "deepstack_visual_indexes", ())) for module in model.modules())
         found.append(min(index, kept))
     if taken is not None and name.startswith(f"{taken.tower}."):

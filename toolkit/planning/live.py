@@ -11,11 +11,14 @@ from collections.abc import Callable, Iterable
 from typing import Any, Self
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
+from torch.distributed.tensor import DTensor
+
+from toolkit.optim.adamw8bit import local
+from toolkit.trees import leaves
+from toolkit.upstream.torch import UncompiledMode
 
 
-class LiveBytes(TorchDispatchMode):
+class LiveBytes(UncompiledMode):
     """While entered, ``live`` is the bytes alive of all storages born since, and ``peak`` its highest so far.
 
     ``owner`` is asked at every birth; ``by_owner`` splits ``live`` by its answers.
@@ -33,11 +36,6 @@ class LiveBytes(TorchDispatchMode):
         self._owner = owner or (lambda: None)
         self._known: dict[int, _Storage] = {}
         self._resize = torch.UntypedStorage.resize_
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # torch (2.13.0) would put torch.compile's off switch around every operation seen here; nothing is compiled.
-        return False
 
     def __enter__(self) -> Self:
         # FSDP frees gathered weights by setting their storage's size to 0, which no dispatcher sees.
@@ -63,22 +61,22 @@ class LiveBytes(TorchDispatchMode):
         """Note storages that are counted elsewhere: views of them are no births."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
-            self._known[storage._cdata] = _Storage(storage, None, lambda: None, counted=False)
+            self._known[id(storage)] = _Storage(storage, None, lambda: None, counted=False)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if types and any(issubclass(kind, _dtensor()) for kind in types):
+        if types and any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # DTensor first turns its operation into those on local tensors
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         self.dispatched(func, args, kwargs, result)
-        for item in (result,) if isinstance(result, torch.Tensor) else tree_iter(result):
+        for item in (result,) if isinstance(result, torch.Tensor) else leaves(result):
             if isinstance(item, torch.Tensor) and (self.meta or item.device.type != "meta"):
                 self._seen(item)
         return result
 
     def give(self, tensor: torch.Tensor, owner: Any) -> None:
         """Make ``owner`` the one whose bytes a tensor's storage is."""
-        entry = self._known.get(tensor.untyped_storage()._cdata)
+        entry = self._known.get(id(tensor.untyped_storage()))
         if entry is not None and entry.counted:
             self._count(entry.owner, -entry.size)
             entry.owner = owner
@@ -88,10 +86,8 @@ class LiveBytes(TorchDispatchMode):
         """One operation, for subclasses that count something else too."""
 
     def _seen(self, tensor: torch.Tensor) -> None:
-        if isinstance(tensor, _dtensor()):
-            tensor = tensor._local_tensor  # type: ignore[attr-defined]
-        storage = tensor.untyped_storage()
-        key = storage._cdata
+        storage = local(tensor).untyped_storage()
+        key = id(storage)
         entry = self._known.get(key)
         if entry is not None and entry.reference() is storage:
             self._resized(storage)
@@ -102,7 +98,7 @@ class LiveBytes(TorchDispatchMode):
             raise torch.OutOfMemoryError(f"{self.live} bytes, {entry.size} of them just now, of {self.limit}")
 
     def _resized(self, storage: torch.UntypedStorage) -> None:
-        entry = self._known.get(storage._cdata)
+        entry = self._known.get(id(storage))
         if entry is not None and entry.counted and (size := storage.nbytes()) != entry.size:
             self._count(entry.owner, size - entry.size)
             entry.size = size
@@ -129,15 +125,3 @@ class _Storage:
         self.owner = owner
         self.counted = counted
         self.reference = weakref.ref(storage, lambda _: died())
-
-
-def _dtensor() -> type:
-    global _DTENSOR
-    if _DTENSOR is None:
-        from torch.distributed.tensor import DTensor
-
-        _DTENSOR = DTensor
-    return _DTENSOR
-
-
-_DTENSOR: type | None = None

@@ -16,23 +16,24 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from toolkit.model import nf4
+from toolkit.model.operators import operator_name
 from toolkit.planning.work import Work
 
-_aten = torch.ops.aten
 _ATTENTION = {
-    _aten._scaled_dot_product_flash_attention: 4,
-    _aten._scaled_dot_product_flash_attention_backward: 11,
-    _aten._scaled_dot_product_efficient_attention: 6,
-    _aten._scaled_dot_product_efficient_attention_backward: 11,
+    "_scaled_dot_product_flash_attention": 4,
+    "_scaled_dot_product_flash_attention_backward": 11,
+    "_scaled_dot_product_efficient_attention": 6,
+    "_scaled_dot_product_efficient_attention_backward": 11,
 }
-"""Where ``is_causal`` is among an operation's arguments (torch 2.13.0, native_functions.yaml)."""
+"""By an operator's name, which a version of torch need not have: where ``is_causal`` is among its arguments (torch
+2.13.0, native_functions.yaml)."""
 THIN = 128
 """Floating-point operations a byte below which a product is as slow as reading its operands: an adapter's, whose rank
 is small. Rates by bandwidths of the devices' data sheets are 76 to 420."""
-_NOTHING = {_aten._unsafe_view, _aten._reshape_alias, _aten.empty, _aten.empty_like, _aten.empty_strided,
-            _aten.new_empty, _aten.new_empty_strided, _aten.set_, _aten.resize_}  # fmt: skip
-_LOOKS_UP = {_aten.embedding, _aten.index_select, _aten.gather, _aten.index, _aten.nll_loss_forward}
-_WRITES = {_aten.fill_, _aten.zero_, _aten.copy_, _aten.bernoulli_, _aten.normal_, _aten.uniform_}
+_NOTHING = {"_unsafe_view", "_reshape_alias", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided",
+            "set_", "resize_"}  # fmt: skip
+_LOOKS_UP = {"embedding", "index_select", "gather", "index", "nll_loss_forward"}
+_WRITES = {"fill_", "zero_", "copy_", "bernoulli_", "normal_", "uniform_"}
 """In place, without reading what was there."""
 
 
@@ -96,13 +97,13 @@ class Meter:
         sums = self._sums
         sums[5] += 1
         if kind == "attention":
-            place = _ATTENTION[func._overloadpacket]
+            place = _ATTENTION[operator_name(func)]
             causal = args[place] if len(args) > place else kwargs.get("is_causal", False)
-            count = flop_registry[func._overloadpacket](*args, **kwargs, out_val=result)
+            count = flop_registry[func.overloadpacket](*args, **kwargs, out_val=result)
             sums[2] += count / 2 if causal else count
             sums[3] += _sizes(args) + _sizes(_results(result))
         elif kind == "product":
-            count = flop_registry[func._overloadpacket](*args, **kwargs, out_val=result)
+            count = flop_registry[func.overloadpacket](*args, **kwargs, out_val=result)
             size = _sizes(args) + _sizes(_results(result))
             if count < THIN * size:
                 sums[4] += size
@@ -116,14 +117,14 @@ class Meter:
 
 
 def _kind(func: Any) -> str:
-    packet = func._overloadpacket
-    if packet in _ATTENTION:
+    name = operator_name(func)
+    if name in _ATTENTION:
         return "attention"
-    if packet in flop_registry:
+    if func.overloadpacket in flop_registry:
         return "product"
-    if func.is_view or func.namespace == "prim" or packet in _NOTHING:
+    if func.is_view or func.namespace == "prim" or name in _NOTHING:
         return "nothing"
-    return "lookup" if packet in _LOOKS_UP else "write" if packet in _WRITES else "kernel"
+    return "lookup" if name in _LOOKS_UP else "write" if name in _WRITES else "kernel"
 
 
 def _results(result: Any) -> list[torch.Tensor]:

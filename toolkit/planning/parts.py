@@ -14,6 +14,7 @@ import torch
 from toolkit.model import context
 from toolkit.model.experts import ExpertRanks
 from toolkit.model.tensor import Ranks
+from toolkit.upstream.transformers import attention_of
 
 _ON_BYTES: ContextVar[Callable[[int], None] | None] = ContextVar("on_bytes", default=None)
 
@@ -73,7 +74,7 @@ def acted_parts(model: Any, count: int, masked: bool, on_bytes: Callable[[int], 
         yield
         return
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    own = base.config._attn_implementation
+    own = attention_of(base.config) or "sdpa"
     right = context.all_to_all, context.several_samples, dict(context._GROUPS)
     group: Any = _Group(count)
     context._GROUPS[count] = group

@@ -33,7 +33,7 @@ class Counter(LiveBytes):
     def dispatched(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         if self._acted is not None:
             self._acted.check(func, args)
-        formula = flop_registry.get(func._overloadpacket)
+        formula = flop_registry.get(func.overloadpacket)
         if formula is not None:
             self.flops += formula(*args, **kwargs, out_val=result)
         self.meter.see(func, args, kwargs, result)

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from toolkit.upstream.torch import gpu_attention
+
 # Functions that torch.autocast("cuda") runs in float32 and torch.autocast("cpu") does not, of those that
 # transformer models call (PyTorch docs, «Autocast Op Reference», CUDA ops that can autocast to float32).
 _FLOAT32 = ("layer_norm", "group_norm", "softmax", "log_softmax", "softplus")
@@ -86,23 +88,19 @@ class TargetKernels:
         same_heads = query.shape[-3] == key.shape[-3]
         if attn_mask is None and query.dtype in _HALF and query.shape[-1] <= 256:
             self.attention.add("flash")
-            return torch.ops.aten._scaled_dot_product_flash_attention(
-                query, key, value, dropout_p, is_causal, False, scale=scale
-            )[0]
+            return gpu_attention("flash_attention")(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
         if same_heads and query.shape[-1] % (8 if query.dtype in _HALF else 4) == 0:
             self.attention.add("efficient")
             bias = None if attn_mask is None else _bias(attn_mask, query, key)
             trains = query.requires_grad or key.requires_grad or value.requires_grad
-            return torch.ops.aten._scaled_dot_product_efficient_attention(
+            return gpu_attention("efficient_attention")(
                 query, key, value, bias, trains, dropout_p, is_causal, scale=scale
             )[0]
         self.attention.add("math")
         if not same_heads:
             repeats = query.shape[-3] // key.shape[-3]
             key, value = key.repeat_interleave(repeats, -3), value.repeat_interleave(repeats, -3)
-        return torch.ops.aten._scaled_dot_product_attention_math(
-            query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale
-        )[0]
+        return gpu_attention("attention_math")(query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale)[0]
 
 
 class _KeepsInput(torch.autograd.Function):

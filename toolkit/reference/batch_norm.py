@@ -132,7 +132,7 @@ def normalised(meeting: Meeting, layer: PlainBatchNorm, x: torch.Tensor, weight:
 def plain_batch_norm(model: nn.Module, mode: str) -> None:
     """Replace the model's layers of batch normalisation in place."""
     for name, module in list(model.named_modules()):
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm):
             parent, _, own = name.rpartition(".")
             setattr(model.get_submodule(parent), own, PlainBatchNorm(module, mode))
 

@@ -16,6 +16,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from toolkit.upstream.transformers import attention_of
+
 FIRST = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "fc1", "c_fc")
 """The matrices that make heads and inner units of hidden states, by their names in transformers' models."""
 SECOND = ("o_proj", "down_proj", "dense", "fc2", "c_proj")
@@ -71,7 +73,7 @@ def _attending(model: Any, count: int) -> Iterator[None]:
         return torch.cat(found, dim=2), None
 
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    own = base.config._attn_implementation
+    own = attention_of(base.config) or "sdpa"
     if own != "sdpa":
         yield
         return

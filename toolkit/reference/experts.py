@@ -103,6 +103,6 @@ def _some_experts(layer: Any, part: int, count: int) -> Any:
     some = kind.__new__(kind)
     some.__dict__ = layer.__dict__ | {"_parameters": {}}
     some.num_experts = layer.num_experts // count
-    for name in (*layer._parameters, *adapted):
+    for name in (*dict(layer.named_parameters(recurse=False)), *adapted):
         object.__setattr__(some, name, getattr(layer, name).chunk(count)[part])
     return some

@@ -14,6 +14,7 @@ import contextlib
 from collections.abc import Iterator
 
 import torch
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from toolkit.optim.schedule_free import averaged
 from toolkit.optimizers import optimizer_kind
@@ -39,7 +40,7 @@ class Average:
             for average, weight in zip(self.tensors, self.engine.masters(), strict=True):
                 average.copy_(weight)
         elif behind % self.settings.every == 0:
-            torch._foreach_lerp_(self.tensors, self.engine.masters(), 1 - self.settings.decay)
+            get_ema_multi_avg_fn(self.settings.decay)(self.tensors, self.engine.masters(), None)
 
     @contextlib.contextmanager
     def swapped(self) -> Iterator[None]:

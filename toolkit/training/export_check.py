@@ -27,6 +27,7 @@ from toolkit.model.batch_norm import batch_norms, statistics
 from toolkit.model.load import bare_model, build_config, load_base, switch_off_cache
 from toolkit.model.new_tokens import new_tokens
 from toolkit.model.nf4 import base_linears, nf4_layers, quantise_base
+from toolkit.model.silence import peft_asks
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
 from toolkit.tasks import task_of
@@ -145,7 +146,8 @@ def exported_adapter(resolved: Resolved, folder: Path, base: Any, linears: dict[
     bits once the adapter wraps them, as in training."""
     from peft import PeftModel
 
-    adapted = PeftModel.from_pretrained(base, str(folder)).eval()
+    with peft_asks():
+        adapted = PeftModel.from_pretrained(base, str(folder)).eval()
     if linears:
         quantise_base(adapted, linears, resolved)
     return adapted
@@ -282,7 +284,7 @@ def _in_float32(model: nn.Module) -> None:
                 parameter.data = parameter.data.float()
         for name, buffer in module.named_buffers(recurse=False):
             if buffer.dtype in half:
-                module._buffers[name] = buffer.float()
+                setattr(module, name, buffer.float())
 
 
 def _adapted(model: Any) -> list[str]:

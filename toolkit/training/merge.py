@@ -38,20 +38,12 @@ def merge_and_unload(adapted: Any) -> Any:
     """
     from peft.utils.other import AuxiliaryTrainingWrapper
 
-    tuner = adapted.base_model
-    replace = tuner._replace_module
-
-    def put_back(parent: nn.Module, name: str, module: nn.Module, wrapper: nn.Module) -> None:
+    model = adapted.get_base_model()
+    for name, wrapper in list(model.named_modules()):
         if isinstance(wrapper, AuxiliaryTrainingWrapper) and not hasattr(wrapper, "weight"):
-            setattr(parent, name, module)
-        else:
-            replace(parent, name, module, wrapper)
-
-    tuner._replace_module = put_back
-    try:
-        return adapted.merge_and_unload()
-    finally:
-        del tuner._replace_module
+            module = wrapper.unload_and_optionally_merge_module(merge=True, safe_merge=False, adapter_names=None)
+            model.set_submodule(name, module)
+    return adapted.merge_and_unload()
 
 
 def merged_by_peft(merge: Callable[[], Any]) -> Any:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from toolkit.errors import InputError
 from toolkit.model.activation_offload import HostStore
@@ -53,6 +52,7 @@ from toolkit.strategies.engines.quantised import base_claims
 from toolkit.tasks import task_of
 from toolkit.training.average import Average
 from toolkit.training.group_norms import GroupNorms
+from toolkit.upstream.torch import inside_a_mode
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -165,7 +165,7 @@ def _prepared(
         raise NotByPart("its weights are packed in 4 bits at the start")
     if by_part and added_tokens(resolved.recipe):
         raise NotByPart("its embeddings get rows for new tokens")
-    if by_part and is_in_torch_dispatch_mode():
+    if by_part and inside_a_mode():
         raise NotByPart("tensors are fake")  # as in the rehearsal
     if not by_part:
         check_names(resolved, pad_token_id)

@@ -14,6 +14,7 @@ import torch
 from toolkit.disk import flush_to_disk
 from toolkit.model.sources import NotByPart
 from toolkit.training.safetensors_file import bytes_of, content_of, header
+from toolkit.upstream.transformers import not_saved
 
 FILE_BYTES = 5 * 10**9
 """Of one file, unless a tensor is larger."""
@@ -38,7 +39,7 @@ def sources(model: Any) -> list[Source] | None:
     from transformers.core_model_loading import revert_weight_conversion
     from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
-    ignored = model._keys_to_ignore_on_save or ()
+    ignored = not_saved(model)
     state = {name: tensor for name, tensor in model.state_dict().items() if name not in ignored}
     state = remove_tied_weights_from_state_dict(state, model)
     found = [Source(name, revert_weight_conversion(model, {name: tensor})) for name, tensor in state.items()]

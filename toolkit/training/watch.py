@@ -15,6 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 from toolkit.model.compiling import compiling
+from toolkit.upstream.torch import shared_store
 
 _EVERY_S = 1.0
 _ALL_ALIKE = 10
@@ -81,7 +82,9 @@ class Watch:
         if self._limit <= 0 or not dist.is_initialized() or dist.get_world_size() == 1:
             return
         # A connection of its own: the main thread's may be held by a wait. Every start of a job has a new store.
-        store: Any = dist.distributed_c10d._get_default_store()
+        store = shared_store()
+        if store is None:
+            return
         store = store.clone()
         names = [f"toolkit/watch/{rank}" for rank in range(dist.get_world_size())]
         self._report(store, names[dist.get_rank()], 0)  # from here on silence means something

@@ -1,8 +1,9 @@
-"""What the toolkit replaces inside other packages, a module for each package.
+"""What the toolkit replaces inside other packages, and their private names that it uses: a module for each package.
 
-Each replacement says what is wrong there and in which versions that was seen, and asks whether its cause is there: an
-attribute, a signature, a behaviour tried once, never a version alone. Where it is not, the replacement steps aside, and
-`toolkit doctor` says so in one line. ``tests/replacements`` says of each when it is no longer needed.
+Each entry says what is wrong or missing there, in which versions that was seen, and which public way was tried. It asks
+whether its cause or name is there: an attribute, a signature, a behaviour tried once, never a version alone. Where it
+is not, the toolkit steps aside, and `toolkit doctor` says so in one line. ``tests/replacements`` says of each
+replacement when it is no longer needed, and finds private names that are used anywhere else.
 """
 
 from __future__ import annotations
@@ -18,6 +19,6 @@ TESTED = {
 
 def replacements() -> list[Replacement]:
     """All of them. Imports torch."""
-    from toolkit.upstream import torch
+    from toolkit.upstream import deepspeed, torch, torch_fsdp, transformers
 
-    return [*torch.REPLACEMENTS]
+    return [*torch.REPLACEMENTS, *torch_fsdp.REPLACEMENTS, *deepspeed.REPLACEMENTS, *transformers.REPLACEMENTS]

@@ -53,11 +53,11 @@ def with_loss(function: Callable[..., torch.Tensor]) -> Loss:
         if task_of(task).labels is not Labels.NEXT:
             return trainer_loss(model, config, tensors, task, terms)
         base: Any = getattr(model, "get_base_model", lambda: model)()
-        base.loss_function = function
+        own, base.loss_function = base.loss_function, function
         try:
             return trainer_loss(model, config, tensors, task, terms)
         finally:
-            del base._loss_function
+            base.loss_function = own
 
     return computed
 

@@ -150,10 +150,13 @@ def _forget_zero_init() -> None:
 def _forget_state() -> None:
     """Reset accelerate's process-wide state; a process group may run several jobs in sequence. Otherwise it rejects
     another strategy or precision, or silently trains with the previous one (1.15.0)."""
-    from accelerate.state import AcceleratorState
+    from accelerate.state import AcceleratorState, PartialState, is_initialized
 
     _drop_environment("ACCELERATE_USE_CPU")
-    AcceleratorState._reset_state(reset_partial_state=True)
+    # Every object of a class has one dict for its attributes; one that is made where it is empty connects processes.
+    for kind, begun in ((AcceleratorState, is_initialized()), (PartialState, object.__new__(PartialState).initialized)):
+        if begun:
+            vars(kind()).clear()
 
 
 def _check_launch(resolved: Resolved) -> None:

@@ -10,16 +10,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import fsdp
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo, ShardPlacementResult
 from torch.distributed.tensor import DTensor
 
 from toolkit.errors import InputError
@@ -33,6 +32,8 @@ from toolkit.strategies.engines.layers import DividedDdpEngine, DividedLayers
 from toolkit.strategies.engines.pieces import Piece, Values, span
 from toolkit.strategies.engines.prepared import Prepared
 from toolkit.strategies.engines.replicated import DdpEngine
+from toolkit.upstream.torch import left_out_of_ddp
+from toolkit.upstream.torch_fsdp import placed_on
 
 
 class ReplicatedExperts(DividedLayers):
@@ -107,7 +108,7 @@ class ExpertsDdpEngine(ReplicatedExperts, DividedDdpEngine):
                 f"{self.resolved.source}: strategy.mesh.expert: nothing but experts trains, and DDP needs a weight "
                 "that all ranks have; train a norm or the routers, too"
             )
-        model._ddp_params_and_buffers_to_ignore = self._unshared(model)
+        left_out_of_ddp(model, self._unshared(model))
         return DdpEngine.wrap(self, model)
 
     def _unshared(self, model: Any) -> list[str]:
@@ -137,22 +138,20 @@ class ExpertsFsdp2Engine(DividedLayers, Fsdp2Engine):
     def engage(self, prepared: Prepared) -> None:
         named = dict(prepared.model.named_parameters())
         experts = [named[name] for name in self.divisions if name in named]  # of this stage
-        with _sharded_apart(experts, self._expert_mesh()):
+        with _sharded_apart(experts, placed_on(self._expert_mesh())):
             super().engage(prepared)
         for module in self.model.modules():
             if isinstance(module, FSDPModule):
                 # A rank whose experts no token has chosen takes part in the sum of their gradients.
                 module.set_reduce_scatter_unused_params(True, recurse=False)
 
-    def _expert_mesh(self) -> FSDPMeshInfo:
+    def _expert_mesh(self) -> DeviceMesh:
         """The ranks that shard the same experts as this one, and copies of them. Every process calls it."""
         mesh = self.resolved.mesh
         sizes = (mesh.pipeline, mesh.replicate, mesh.expert_shards, mesh.expert)
         names = ("stages", "copies", "shards", "experts")
         whole = init_device_mesh(self.device.type, sizes, mesh_dim_names=names)
-        if mesh.replicate > 1:
-            return HSDPMeshInfo(whole["copies", "shards"], shard_mesh_dim=1, replicate_mesh_dim=0)
-        return FSDPMeshInfo(whole["shards"], shard_mesh_dim=0)
+        return whole["copies", "shards"] if mesh.replicate > 1 else whole["shards"]
 
     def _make_optimizer(self, parameters: Mapping[str, nn.Parameter], decayed: frozenset[str]) -> torch.optim.Optimizer:
         """torch 2.13.0 updates the tensors of a group at once, for which they have to be of one device mesh."""
@@ -198,13 +197,13 @@ class ExpertsFsdp2Engine(DividedLayers, Fsdp2Engine):
 
 
 @contextlib.contextmanager
-def _sharded_apart(experts: list[nn.Parameter], mesh: FSDPMeshInfo) -> Iterator[None]:
-    """Inside, ``fully_shard`` shards ``experts`` over a mesh of their own. accelerate 1.15.0 calls it, and passes no
-    ``shard_placement_fn``."""
+def _sharded_apart(experts: list[nn.Parameter], place: Callable[[], Any]) -> Iterator[None]:
+    """Inside, ``fully_shard`` shards ``experts`` where ``place`` says, over a mesh of their own. accelerate 1.15.0
+    calls it, and passes no ``shard_placement_fn``."""
     own = {id(parameter) for parameter in experts}
 
-    def placement(parameter: nn.Parameter) -> ShardPlacementResult | None:
-        return ShardPlacementResult(None, mesh) if id(parameter) in own else None
+    def placement(parameter: nn.Parameter) -> Any:
+        return place() if id(parameter) in own else None
 
     right = fsdp.fully_shard
     fsdp.fully_shard = functools.partial(right, shard_placement_fn=placement)  # type: ignore[assignment]

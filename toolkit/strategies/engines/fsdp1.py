@@ -6,14 +6,11 @@ import contextlib
 import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
-from torch.distributed.fsdp._flat_param import FlatParamHandle
-from torch.distributed.fsdp._runtime_utils import _reshard
 
 from toolkit.errors import InputError
 from toolkit.machine import give_back_memory
@@ -28,6 +25,7 @@ from toolkit.strategies.engines.pieces import Owned, Piece, Saved, Values, span
 from toolkit.strategies.engines.prepared import Prepared
 from toolkit.strategies.engines.unsharded import load_whole, unsharded, unsharded_claim
 from toolkit.strategies.fsdp import FsdpSettings
+from toolkit.upstream import torch_fsdp as upstream
 
 
 class Fsdp1Engine(Engine):
@@ -73,6 +71,9 @@ class Fsdp1Engine(Engine):
         return {}
 
     def engage(self, prepared: Prepared) -> None:
+        if why := upstream.no_flat_parameters():
+            name = f"{self.resolved.source}: strategy.name: fsdp1"
+            raise InputError(f"{name} is not possible with this torch ({why}); use fsdp2")
         plugin = self.accelerator.state.fsdp_plugin
         apart = any(not p.requires_grad for p in prepared.model.parameters())
         if apart and (shared := _trained_twice(prepared.model)):
@@ -132,36 +133,30 @@ class Fsdp1Engine(Engine):
 
     def clear_gradients(self) -> None:
         super().clear_gradients()
-        # The flat gradients stay in memory until the next forward (torch 2.13.0), through an evaluation and a save.
-        for unit in FullyShardedDataParallel.fsdp_modules(self.model):
-            if unit._handle is not None:
-                unit._handle._reset_flat_param_grad_info_if_needed()
+        for handle in _handles(self.model):
+            upstream.drop_flat_gradient(handle)
 
     def clip(self, max_norm: float) -> torch.Tensor:
         assert isinstance(self.model, FullyShardedDataParallel)
         return self.model.clip_grad_norm_(max_norm if max_norm > 0 else float("inf"))
 
     def release(self) -> None:
-        # A forward without a backward leaves the root's unit gathered (torch 2.13.0, _post_forward_reshard).
         for unit in FullyShardedDataParallel.fsdp_modules(self.model):
-            handle = unit._handle
-            begun = handle is not None and hasattr(handle.flat_param, "_full_param_padded")  # by the first forward
-            if handle is not None and begun and handle.uses_sharded_strategy and not handle.needs_unshard():
-                _reshard(unit, handle, True)
+            upstream.shard_again(unit)
 
     def evidence(self) -> list[Claim]:
         units = FullyShardedDataParallel.fsdp_modules(self.model)
-        handles = [unit._handle for unit in units if unit._handle is not None]
+        handles = _handles(self.model)
         local = sum(handle.flat_param.numel() for handle in handles)
-        whole = sum(handle.flat_param._unpadded_unsharded_size.numel() for handle in handles)
+        whole = sum(map(upstream.whole_size, handles))
         plain = {name: p.numel() for name, p in ((_clean(name), p) for name, p in self.model.named_parameters())
                  if id(p) not in self._places}  # fmt: skip
         ranks = self.resolved.mesh.shard
         share = local / max(1, whole)
         # Each flat parameter is padded to a multiple of the ranks.
         ok = bool(handles) and local * ranks <= whole + len(handles) * ranks
-        parts = [((_copies(unit), unit.world_size), unit._handle.flat_param.detach())
-                 for unit in units if unit._handle is not None]  # fmt: skip
+        parts = [((upstream.copies_of(unit), unit.world_size), handle.flat_param.detach())
+                 for unit in units if (handle := upstream.handle_of(unit)) is not None]  # fmt: skip
         return [
             connected_claim(self.resolved.world_size, self.device),
             *self._mesh_claims(parts),
@@ -313,26 +308,22 @@ def _units_without_values(lent: set[int]) -> Iterator[None]:
     kept nearly the whole model, where a shard got the beginning of that memory and the next unit did not fit there.
     The shard is zero until each parameter is read, and its padding stays so.
     """
-    flatten, shard = FlatParamHandle.flatten_tensors, FlatParamHandle.shard
     unwritten: set[int] = set()
 
-    def flattened(self: FlatParamHandle, tensors: list[torch.Tensor], aligned_numel: int) -> torch.Tensor:
+    def flattened(flatten: Any, handle: Any, tensors: list[torch.Tensor], aligned_numel: int) -> Any:
         if any(tensor.data_ptr() not in lent for tensor in tensors):
-            return flatten(self, tensors, aligned_numel)
-        size = flatten(self, [tensor.to("meta") for tensor in tensors], aligned_numel)
-        unwritten.add(id(self))
+            return flatten(handle, tensors, aligned_numel)
+        size = flatten(handle, [tensor.to("meta") for tensor in tensors], aligned_numel)
+        unwritten.add(id(handle))
         return torch.empty(size.shape, dtype=size.dtype, device=tensors[0].device)
 
-    def sharded(self: FlatParamHandle) -> None:
-        shard(self)
-        if id(self) in unwritten:
-            self.flat_param.detach().zero_()
+    def sharded(shard: Any, handle: Any) -> None:
+        shard(handle)
+        if id(handle) in unwritten:
+            handle.flat_param.detach().zero_()
         give_back_memory()
 
-    with (
-        mock.patch.object(FlatParamHandle, "flatten_tensors", flattened),
-        mock.patch.object(FlatParamHandle, "shard", sharded),
-    ):
+    with upstream.flattened_by(flattened, sharded):
         yield
 
 
@@ -356,10 +347,10 @@ def _on_mesh(mesh: Any) -> Iterator[None]:
         FullyShardedDataParallel.__init__ = right  # type: ignore[method-assign]
 
 
-def _copies(unit: Any) -> int:
-    """Ranks that hold the same part of a unit."""
-    others = getattr(unit, "_inter_node_pg", None)
-    return 1 if others is None else others.size()
+def _handles(model: nn.Module) -> list[Any]:
+    """What shards the flat parameter of each unit that has one."""
+    found = map(upstream.handle_of, FullyShardedDataParallel.fsdp_modules(model))
+    return [handle for handle in found if handle is not None]
 
 
 def _lend_memory(model: nn.Module, device: torch.device) -> set[int]:
@@ -378,15 +369,8 @@ def _lend_memory(model: nn.Module, device: torch.device) -> set[int]:
 
 def _places(model: nn.Module) -> dict[int, Piece]:
     """By a parameter's id, which elements of the flattened weight this rank holds, by FSDP's layout (torch 2.13.0)."""
-    found = {}
-    for unit in FullyShardedDataParallel.fsdp_modules(model):
-        if unit._handle is None:
-            continue
-        flat: Any = unit._handle.flat_param
-        for parameter, info in zip(flat._params, flat._shard_param_infos, strict=True):
-            ends = (info.intra_param_start_idx, info.intra_param_end_idx + 1) if info.in_shard else (0, 0)
-            found[id(parameter)] = span(*ends)
-    return found
+    slices = (one for handle in _handles(model) for one in upstream.slices_of(handle))
+    return {id(parameter): span(start, stop) for parameter, start, stop in slices}
 
 
 def _trained_twice(model: nn.Module) -> list[str]:

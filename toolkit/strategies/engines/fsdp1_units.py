@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
 from torch import nn
-from torch.distributed.fsdp import wrap
-from torch.distributed.fsdp._common_utils import _is_fsdp_flattened
+
+from toolkit.upstream.torch_fsdp import ignore_no_more, is_flattened, units_by
 
 
 class OwnUnits:
@@ -45,20 +44,19 @@ class OwnUnits:
         computes (torch 2.13.0, ``get_handle_to_backward_prefetch``): the frozen unit around the other is the one that
         the next block has before it.
         """
-        right = wrap._wrap
 
-        def divided(module: nn.Module, wrapper_cls: Any, **given: Any) -> nn.Module:
+        def divided(right: Any, module: nn.Module, wrapper_cls: Any, **given: Any) -> nn.Module:
             ignored = set(given.pop("ignored_states", ()))
-            own = [p for p in module.parameters() if p not in ignored and not _is_fsdp_flattened(p)]
+            own = [p for p in module.parameters() if p not in ignored and not is_flattened(p)]
             frozen = {parameter for parameter in own if not parameter.requires_grad}
             if self._is_block(module) and 0 < len(frozen) < len(own):
                 inner: Any = right(module, wrapper_cls, ignored_states=ignored | frozen, **given)
-                # Else every unit around this one would leave them out too (_init_utils.py, ``_get_ignored_params``).
-                inner._ignored_params -= frozen
+                ignore_no_more(inner, frozen)
                 module = inner
-            return right(module, wrapper_cls, ignored_states=ignored, **given)
+            made: nn.Module = right(module, wrapper_cls, ignored_states=ignored, **given)
+            return made
 
-        with mock.patch.object(wrap, "_wrap", divided):
+        with units_by(divided):
             yield
 
     def frozen_in_part(self) -> tuple[str, str] | None:

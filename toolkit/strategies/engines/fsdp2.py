@@ -10,9 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from torch.utils._pytree import tree_iter, tree_map_only
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from toolkit.model.sources import Source, fill, sources
 from toolkit.optim.adamw8bit import dense_moment, local, moment_dtype
@@ -25,6 +23,8 @@ from toolkit.strategies.engines.prepared import Prepared
 from toolkit.strategies.engines.unsharded import load_whole, unsharded, unsharded_claim
 from toolkit.strategies.fsdp import FsdpSettings
 from toolkit.tasks import task_of
+from toolkit.trees import leaves, mapped
+from toolkit.upstream.torch_fsdp import record_only
 
 
 class Fsdp2Engine(Engine):
@@ -241,7 +241,14 @@ def _fill(model: nn.Module, waiting: Mapping[str, Source], device: torch.device)
     host's memory: they need not pass through the device's."""
     if not waiting:
         return
-    model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)
+    made: dict[nn.Parameter, nn.Parameter] = {}
+    for module in model.modules():
+        for key, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            if parameter.is_meta:  # FSDP2 takes what its modules have at the first forward
+                if parameter not in made:
+                    memory = torch.empty_like(parameter, device=device)
+                    made[parameter] = nn.Parameter(memory, requires_grad=parameter.requires_grad)
+                setattr(module, key, made[parameter])
     parameters = dict(model.named_parameters())
     for name, source in waiting.items():
         shard = parameters[name]
@@ -254,7 +261,14 @@ def _fill(model: nn.Module, waiting: Mapping[str, Source], device: torch.device)
 
 def _piece(tensor: DTensor) -> Piece:
     """Which part of the whole this rank holds."""
-    size, start = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    size, start = list(tensor.shape), [0] * tensor.ndim
+    for axis, placement in enumerate(tensor.placements):
+        if isinstance(placement, Shard):  # in the order of the axes, each as torch.chunk divides
+            whole, rank = size[placement.dim], tensor.device_mesh.get_local_rank(axis)
+            chunk = -(-whole // tensor.device_mesh.size(axis))
+            first = min(chunk * rank, whole)
+            size[placement.dim] = min(chunk, whole - first)
+            start[placement.dim] += first
     return box(tuple(start), tuple(size), tuple(tensor.shape))
 
 
@@ -272,28 +286,22 @@ def _prefetch_what_has_a_backward(model: nn.Module) -> None:
     forward, although nothing trains there (embeddings below adapters), or although it was an evaluation's last unit, of
     which it keeps the order too; it frees those weights, unused, when the backward has ended."""
 
-    def guard(group: Any) -> None:
-        forward, record = group.post_forward, group._record_post_forward
-
-        def post_forward(module: Any, inputs: Any, output: Any) -> Any:
-            tensors = (item for item in tree_iter(output) if isinstance(item, torch.Tensor))
-            reached = any(tensor.requires_grad for tensor in tensors)
-            group._record_post_forward = record if reached else lambda: None
-            return forward(module, inputs, output)
-
-        group.post_forward = post_forward
+    def reached(output: Any) -> bool:
+        return any(isinstance(item, torch.Tensor) and item.requires_grad for item in leaves(output))
 
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            for group in module._get_fsdp_state()._fsdp_param_groups:
-                guard(group)
+            record_only(module, reached)
 
 
 def _cast_root_inputs(model: nn.Module, dtype: torch.dtype) -> None:
     """Have the model take floating inputs (pixels, audio features) in the dtype that its weights are gathered in."""
 
     def cast(module: nn.Module, args: Any, kwargs: Any) -> Any:
-        return tree_map_only(torch.Tensor, lambda x: x.to(dtype) if x.is_floating_point() else x, (args, kwargs))
+        def to_dtype(value: Any) -> Any:
+            return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+        return mapped(to_dtype, (args, kwargs))
 
     model.register_forward_pre_hook(cast, with_kwargs=True)
 

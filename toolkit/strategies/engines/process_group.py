@@ -9,7 +9,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from toolkit.upstream.torch import use_one_gloo_thread
+from toolkit.upstream.torch import allow, use_one_gloo_thread
 
 _BACKENDS = {"cuda": "cuda:nccl,cpu:gloo", "cpu": "gloo"}
 """On GPUs gloo is there too: what is offloaded, gradients for example, is reduced on the host. A group serves many jobs
@@ -45,9 +45,5 @@ def allow_hours() -> None:
     """Let ranks wait for one another for hours, in every group there is. DeepSpeed and device meshes make groups of
     their own, which torch 2.13.0 gives its default limit whatever the first group's is; so call it once they are made.
     """
-    if not dist.is_initialized():
-        return
-    for group in list(dist.distributed_c10d._world.pg_map):
-        dist.distributed_c10d._set_pg_timeout(_TRAINING, group)
-    # NCCL connects at a group's first collective, through the store.
-    dist.distributed_c10d._get_default_store().set_timeout(_TRAINING)
+    if dist.is_initialized():
+        allow(_TRAINING)

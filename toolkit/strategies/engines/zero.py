@@ -12,6 +12,7 @@ from unittest import mock
 import torch
 from torch import nn
 
+from toolkit.errors import InputError
 from toolkit.model.nf4 import nf4_layers
 from toolkit.model.sources import Cast, Source, fill, set_values, source_of, sources
 from toolkit.optim.stochastic import Place
@@ -24,13 +25,17 @@ from toolkit.strategies.engines.prepared import Prepared
 from toolkit.strategies.engines.unsharded import load_whole, unsharded, unsharded_claim
 from toolkit.strategies.engines.zero_state import ZeroTensors, fill_partition, partition
 from toolkit.strategies.zero_settings import ZeroSettings
+from toolkit.upstream import deepspeed as upstream
 
 
 class ZeroEngine(Engine):
     """DeepSpeed scales, clips and steps; the loop signals the end of a window."""
 
     def engage(self, prepared: Prepared) -> None:
-        model = prepared.model
+        model, stage = prepared.model, self.resolved.settings.stage
+        if stage < 3 and (why := upstream.no_fragments()):
+            name = f"{self.resolved.source}: strategy.name: zero{stage}"
+            raise InputError(f"{name} is not possible with this DeepSpeed ({why}); use zero3 or fsdp2")
         self.parameters = prepared.trainable()
         waiting = sources(model)
         whole = unsharded(prepared)
@@ -39,8 +44,8 @@ class ZeroEngine(Engine):
         _as_buffers(model, whole)
         originals = _lossy_copies(self.parameters, self.resolved.precision.compute)
         _forget_groups()
-        if self.resolved.settings.stage == 3:
-            _forget_second_copies()
+        if stage == 3:
+            upstream.forget_second_copies()
             _round_once()
             _split(model, self.resolved, self.device)
         optimizer = self._make_optimizer(self.parameters, prepared.decayed)
@@ -280,9 +285,9 @@ def _as_buffers(model: nn.Module, whole: Mapping[str, nn.Parameter]) -> None:
     runtime/zero/parameter_offload.py, ``partition_all_parameters``)."""
     mine = {id(parameter) for parameter in whole.values()}
     for module in model.modules():
-        for key, parameter in list(module._parameters.items()):
-            if parameter is not None and id(parameter) in mine:
-                del module._parameters[key]
+        for key, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            if id(parameter) in mine:
+                delattr(module, key)
                 module.register_buffer(key, parameter.detach())
 
 
@@ -294,14 +299,6 @@ def _forget_groups() -> None:
     groups.mpu = None
 
 
-def _forget_second_copies() -> None:
-    """hpZ's groups are a global of DeepSpeed 0.19.8 (utils/groups.py), which refuses to make them twice in a process
-    and uses those of an earlier engine, whatever their size and the next engine's configuration."""
-    from deepspeed.utils import groups
-
-    groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None
-
-
 def _round_once() -> None:
     """ZeRO-3's own linear (DeepSpeed 0.19.8, runtime/zero/linear.py) rounds a product to 16 bits and then adds the bias
     to it in place; torch's adds first and rounds once. Where products are kept by selective checkpointing the change in
@@ -309,7 +306,7 @@ def _round_once() -> None:
     from deepspeed.runtime.zero.linear import LinearFunctionForZeroStage3
 
     def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        return torch._C._nn.linear(x, weight, bias)  # what nn.functional.linear is while nobody replaces it
+        return torch.ops.aten.linear(x, weight, bias)  # what nn.functional.linear is while nobody replaces it
 
     LinearFunctionForZeroStage3.forward = staticmethod(linear)
 
@@ -322,9 +319,7 @@ def _read(source: Source, dtype: torch.dtype, piece: Piece) -> torch.Tensor:
 
 @contextlib.contextmanager
 def _overflowing(zero: Any) -> Iterator[None]:
-    """Have DeepSpeed's optimizer find an overflow, whatever the gradients are. In 0.19.8 stages 1 and 2 ask
-    ``check_overflow`` where ``check_grad_overflow`` says so, stage 3 a method of its own, and BF16_Optimizer (stage 1
-    under bf16) the norm alone."""
+    """Have DeepSpeed's optimizer find an overflow, whatever the gradients are."""
 
     def found(*args: Any, **kwargs: Any) -> bool:
         zero.overflow = True
@@ -332,16 +327,11 @@ def _overflowing(zero: Any) -> Iterator[None]:
 
     def dropped(*args: Any, **kwargs: Any) -> None:
         found()
-        zero._global_grad_norm = float("inf")
+        upstream.set_norm(zero, float("inf"))
         zero.clear_hp_grads()
         zero.clear_lp_grads()
 
-    if hasattr(zero, "_overflow_check_and_loss_scale_update"):
-        changed: dict[str, Any] = {"_overflow_check_and_loss_scale_update": found}
-    elif hasattr(zero, "check_grad_overflow"):
-        changed = {"check_grad_overflow": True, "check_overflow": found}
-    else:
-        changed = {"step": dropped}
+    changed = upstream.overflowing(zero, found, dropped)
     before = {key: zero.__dict__[key] for key in changed if key in zero.__dict__}
     vars(zero).update(changed)
     try:

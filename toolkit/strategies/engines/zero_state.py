@@ -17,6 +17,7 @@ from toolkit.optim.adamw import step_count
 from toolkit.optim.stochastic import Place
 from toolkit.strategies.engines.base import on_host, owned
 from toolkit.strategies.engines.pieces import Piece, Values, span
+from toolkit.upstream import deepspeed as upstream
 
 
 class ZeroTensors:
@@ -101,7 +102,7 @@ class ZeroTensors:
 
             found = safe_get_local_grad(parameter)
         else:
-            found = parameter._hp_mapping.get_lp_grad_fragment(parameter._index_in_param_group)
+            found = upstream.gradient_of(parameter)
         if found is None:
             return []
         flat = found.detach().reshape(-1)
@@ -146,9 +147,10 @@ class ZeroTensors:
         """Which elements of the flattened weight this rank updates."""
         if self.stage == 3:
             return partition(parameter)
-        if parameter._hp_mapping is None:
+        fragment = upstream.fragment_of(parameter)
+        if fragment is None:
             return span(0, 0)
-        address = parameter._hp_mapping.lp_fragment_address
+        address = fragment.lp_fragment_address
         return span(address.start, address.start + address.numel)
 
     def _partition(self, parameter: Any, key: str | None) -> torch.Tensor:
@@ -156,7 +158,7 @@ class ZeroTensors:
         from deepspeed import utils
 
         if self.stage < 3:
-            found: torch.Tensor = parameter._hp_mapping.get_hp_fragment(key)
+            found: torch.Tensor = upstream.fragment_of(parameter).get_hp_fragment(key)
         elif key is None:
             found = utils.safe_get_local_fp32_param(parameter)
         else:
@@ -198,8 +200,7 @@ class ZeroTensors:
             inside = [
                 at
                 for at, flat in enumerate(flats)
-                if part.untyped_storage()._cdata == flat.untyped_storage()._cdata
-                and 0 <= offsets[at] <= flat.numel() - piece.numel
+                if part.untyped_storage() is flat.untyped_storage() and 0 <= offsets[at] <= flat.numel() - piece.numel
             ]
             if len(inside) != 1:
                 raise AssertionError(f"{name}: its part is in {len(inside)} of {len(flats)} partitions")
@@ -231,12 +232,8 @@ class ZeroTensors:
         self._link_state()
 
     def _link_state(self) -> None:
-        """DeepSpeed 0.19.8, stages 1 and 2, links parameters to their moments after the first group's first step
-        and never again, so that parameters of every other group have none («exp_avg not found in optimizer state
-        fragment»): link all groups."""
         if self.stage < 3:
-            self.zero._hp_optimizer_states_linked = False
-            self.zero._lazy_init_hp_params_optimizer_state()
+            upstream.link_moments(self.zero)
 
     def step_count(self) -> int:
         return max((int(state["step"]) for state in self.inner.state.values() if "step" in state), default=0)

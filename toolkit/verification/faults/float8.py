@@ -40,16 +40,15 @@ class Float8OtherScale(Fault):
     needs: ClassVar = {"precision": "bf16", "fp8": True}
 
     def inject(self, patch: Patch, case: Any) -> None:
-        from torch._subclasses.fake_tensor import FakeTensor
-
         from toolkit.model import fp8
+        from toolkit.upstream.torch import is_fake
 
         last: list[Any] = []
 
         def rounded(right: Any) -> Any:
             def wrong(tensor: Any, dtype: Any) -> Any:
                 values, scale = right(tensor, dtype)
-                if isinstance(scale, FakeTensor):  # of a forward without values, before training
+                if is_fake(scale):  # of a forward without values, before training
                     return values, scale
                 used = last.pop() if last else scale
                 last.append(scale)

@@ -105,15 +105,14 @@ class GradBucketSkipped(Fault):
     strategies = ALL_REDUCED
 
     def inject(self, patch: Patch, case: Any) -> None:
-        from torch.nn.parallel import DistributedDataParallel
-
         from toolkit.strategies.engines.replicated import DdpEngine
         from toolkit.strategies.engines.zero import ZeroEngine
+        from toolkit.upstream.torch import left_out_of_ddp
 
         def wrap(right: Any) -> Any:
             def wrong(engine: Any, model: Any) -> Any:
                 left_out = next(name for name, p in model.named_parameters() if p.requires_grad)
-                DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, [left_out])
+                left_out_of_ddp(model, [left_out])
                 self.reached()
                 return right(engine, model)
 

@@ -13,6 +13,8 @@ import torch
 from torch import nn
 
 from toolkit.errors import InputError
+from toolkit.model.silence import peft_asks
+from toolkit.upstream.transformers import attention_of
 from toolkit.verification.loops.watched import whole
 from toolkit.verification.scripts.together import read_each
 
@@ -54,7 +56,7 @@ def keep_model(model: Any, meet: Callable[[], None] | None = None) -> KeptModel:
     kept = KeptModel(
         kind=_kind_of(base),
         config=json.dumps(config.to_dict() if hasattr(config, "to_dict") else {}, default=str),
-        attention=str(getattr(config, "_attn_implementation", None) or "eager"),
+        attention=attention_of(config) or "eager",
         adapter=adapter,
         adapter_name=name,
         tensors={},
@@ -118,8 +120,8 @@ def _built(kept: KeptModel, source: str) -> Any:
     kind: Any = found
     try:
         values = {key: value for key, value in json.loads(kept.config).items() if key not in ("auto_map", "dtype")}
-        config = kind.config_class.from_dict(values)
-        model = kind._from_config(config, dtype=torch.float32, attn_implementation=kept.attention)
+        config = kind.config_class.from_dict(values | {"attn_implementation": kept.attention})
+        model = kind(config)
         model.config.use_cache = False
         return _with_adapter(model, kept) if kept.adapter is not None else model
     except (TypeError, ValueError, KeyError, AttributeError, ImportError, RuntimeError) as error:
@@ -130,7 +132,8 @@ def _with_adapter(model: Any, kept: KeptModel) -> Any:
     from peft import PeftConfig, get_peft_model
 
     config = PeftConfig.from_peft_type(**_plain_config(json.loads(kept.adapter or "{}")))
-    return get_peft_model(model, config, adapter_name=kept.adapter_name or "default")
+    with peft_asks():
+        return get_peft_model(model, config, adapter_name=kept.adapter_name or "default")
 
 
 def _plain_config(values: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -41,6 +42,7 @@ def axis_of(kind: str, arguments: Iterable[Any], mesh: Mesh) -> str:
 
 def _ranks(arguments: Iterable[Any]) -> list[int]:
     for argument in arguments:
-        if isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type()):
-            return sorted(dist.get_process_group_ranks(dist.ProcessGroup.unbox(argument)))
+        if isinstance(argument, torch.ScriptObject):
+            with contextlib.suppress(RuntimeError):  # another one: a reduction's kind
+                return sorted(dist.get_process_group_ranks(dist.ProcessGroup.unbox(argument)))
     return []

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
+
+from toolkit.trees import leaves
 
 BlockInputs = dict[str, tuple[str, ...]]
 """By the block's name: dtypes in the order of its arguments, keywords after them in the order of their names."""
@@ -25,7 +26,7 @@ def watched_inputs(blocks: Sequence[tuple[str, nn.Module]]) -> Iterator[BlockInp
 
     def note(name: str) -> Any:
         def hook(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-            given = tree_leaves((args, [kwargs[key] for key in sorted(kwargs)]))
+            given = leaves((args, [kwargs[key] for key in sorted(kwargs)]))
             tensors = [x for x in given if isinstance(x, torch.Tensor) and x.is_floating_point()]
             seen.setdefault(name, tuple(str(x.dtype).removeprefix("torch.") for x in tensors))
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import _disable_current_modes
 
 from toolkit.model import fp8
 from toolkit.reference.fp8 import E4M3, E5M2, rounded
+from toolkit.upstream.torch import modes_off
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def distance(seen: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> flo
 def _unseen() -> Iterator[None]:
     """What is computed here is no part of the run: selective checkpointing would keep its products and give them back
     in place of the block's own."""
-    with torch.no_grad(), _disable_current_modes():
+    with torch.no_grad(), modes_off():
         yield
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from toolkit.data.collate import MicroBatch
 from toolkit.optim.adamw8bit import stored_dtype
@@ -23,6 +22,7 @@ from toolkit.strategies.engines.base import Engine, Step
 from toolkit.training import loop
 from toolkit.training.loop import Progress
 from toolkit.training.session import Session
+from toolkit.upstream.torch import DispatchMode, sees_operators
 from toolkit.verification.cases.case import CALM_SCALE, products_step
 from toolkit.verification.record.axes import axis_of
 from toolkit.verification.record.block_inputs import BlockInputs, watched_inputs
@@ -277,7 +277,7 @@ class SessionTracer:
         counted = {0, products_step(self.engine.resolved)} if self.engine.resolved.recipe.fp8 else {0}
         if self._step is None or self._step.step not in counted:
             return contextlib.nullcontext()
-        if self.engine.resolved.recipe.compile:
+        if self.engine.resolved.recipe.compile or not sees_operators():
             return _profiled(self._count)
         return _Dispatched(self._count)
 
@@ -302,7 +302,7 @@ class SessionTracer:
             self.marker.write_text(f"{self.progress.step} {stage}", encoding="utf-8")
 
 
-class _Dispatched(TorchDispatchMode):
+class _Dispatched(DispatchMode):
     """Passes on the name of every operator that is called, and its arguments."""
 
     def __init__(self, called: Callable[[str, Sequence[Any]], None]) -> None:
@@ -355,10 +355,8 @@ def _gradient_dtype(engine: Any, name: str, gradient: torch.Tensor) -> torch.dty
 def _set_scale(engine: Any, scale: float) -> float:
     """Set the loss scale; returns the one before."""
     before = engine.loss_scale
-    if engine.scaler is not None and engine.scaler._scale is None:
-        engine.scaler._init_scale = scale  # it makes its tensor at the first loss
-    elif engine.scaler is not None:
-        engine.scaler._scale.fill_(scale)
+    if engine.scaler is not None:
+        engine.scaler.load_state_dict(engine.scaler.state_dict() | {"scale": scale})
     else:
         engine.optimizer.loss_scaler.cur_scale = scale
     return before

@@ -5,15 +5,17 @@ Hooks only read. They draw no random numbers and change no tensor, so the run is
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
+from toolkit.upstream.torch import changes_of, notices_changes
 from toolkit.verification.loops.replay_device import drawn_since, generator_states
 from toolkit.verification.scripts.facts import SAMPLE, CallTrace, OutputTrace
 from toolkit.verification.scripts.tree import Unrecordable, flatten, named_tensors
@@ -47,7 +49,7 @@ class Calls:
     def take(self) -> list[CallTrace]:
         """The calls since the last ``take`` whose answers a gradient reached."""
         for one, gradient, version in self._shared:
-            if gradient._version != version:
+            if changes_of(gradient) != version:
                 one.gradient = None
                 self._not_seen(f"the gradient of an output ({one.name}) was changed in place after it arrived")
         done = [call for call in self.finished if any(one.gradient is not None for one in call.outputs)]
@@ -132,8 +134,22 @@ class Calls:
 
 
 def in_backward() -> bool:
-    """Whether autograd is computing gradients in this thread: what is called then recomputes activations."""
-    return torch._C._current_graph_task_id() != -1
+    """Whether autograd is computing gradients, in whatever thread: what is called then recomputes activations."""
+    return _backwards > 0
+
+
+@contextlib.contextmanager
+def computing_gradients() -> Iterator[None]:
+    """Context of a call of autograd; one may be inside of another's recomputation."""
+    global _backwards
+    _backwards += 1
+    try:
+        yield
+    finally:
+        _backwards -= 1
+
+
+_backwards = 0
 
 
 def _redirected(module: nn.Module) -> bool:
@@ -179,10 +195,10 @@ def _arrived(
 ) -> None:
     if gradient is None:  # autograd calls hooks of one output for another's gradient too
         return
-    if one.gradient is None and _owns_storage(gradient):
+    if one.gradient is None and notices_changes() and _owns_storage(gradient):
         # The gradient of the logits is as large as many weights, and writing to new memory takes five times a copy.
         one.gradient = gradient.detach()
-        shared.append((one, one.gradient, gradient._version))
+        shared.append((one, one.gradient, changes_of(gradient)))
         return
     found = gradient.detach().to("cpu", copy=True)
     one.gradient = found if one.gradient is None else one.gradient + found

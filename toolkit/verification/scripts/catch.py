@@ -83,16 +83,30 @@ def after_torch(torch: ModuleType) -> None:
     from torch.nn.parallel import DistributedDataParallel
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+    from toolkit.verification.scripts.calls import computing_gradients, in_backward
+
     session = _current()
 
     def backward(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         roots = _argument(args, kwargs, 0, "tensors")
-        if torch._C._current_graph_task_id() == -1:
+        if not in_backward():
             session.backward(list(roots) if isinstance(roots, list | tuple) else [roots])
+
+    def computing(name: str) -> None:
+        original = getattr(torch.autograd, name)
+
+        @functools.wraps(original)
+        def replaced(*args: Any, **kwargs: Any) -> Any:
+            with computing_gradients():
+                return original(*args, **kwargs)
+
+        _replace(torch.autograd, name, replaced)
 
     def wrapping(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         session.saw_model(_argument(args, kwargs, 1, "module"), "ddp")
 
+    computing("backward")
+    computing("grad")
     _around(torch.autograd, "backward", backward)
     _around(torch.optim.Optimizer, "__init__", after=lambda _, args, __: session.saw_optimizer(args[0]))
     _around(DistributedDataParallel, "__init__", wrapping)

@@ -24,7 +24,7 @@ def connect_first(state: ModuleType) -> None:
 
     @functools.wraps(create)
     def created(self: Any, cpu: bool = False, **kwargs: Any) -> None:
-        if kind._shared_state:
+        if self.initialized:
             create(self, cpu, **kwargs)
             return
         if not torch.distributed.is_initialized():

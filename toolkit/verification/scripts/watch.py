@@ -12,6 +12,7 @@ from torch import nn
 
 from toolkit.recipe.mesh import Mesh
 from toolkit.strategies.engines.base import MOMENTS, OptimizerState
+from toolkit.upstream.torch_fsdp import precision_of
 from toolkit.verification.loops.watched import Watched, WatchedZero, clean_name, whole
 from toolkit.verification.scripts.together import read_each
 
@@ -30,7 +31,7 @@ class WatchedScript(Watched):
 
     def __init__(self, model: nn.Module, optimizer: Any, names: set[str]) -> None:
         super().__init__(model, optimizer, names)
-        policy = _fsdp2_policy(model)
+        policy = precision_of(model)
         if policy is not None:
             self.strategy = "fsdp2"
             self.copy_dtype, self.reduce = _short(policy.param_dtype), _short(policy.reduce_dtype)
@@ -54,13 +55,13 @@ class WatchedFsdp1(WatchedScript):
     strategy = "fsdp1"
 
     def __init__(self, model: nn.Module, optimizer: Any, names: set[str], shapes: dict[str, torch.Size]) -> None:
-        from torch.distributed.fsdp import FullyShardedDataParallel
+        from torch.distributed.fsdp import FlatParameter, FullyShardedDataParallel
 
         from toolkit.strategies.engines.fsdp1 import Fsdp1Engine
 
         super().__init__(model, optimizer, names)
         units = [one for one in model.modules() if isinstance(one, FullyShardedDataParallel)]
-        if any(not unit._use_orig_params for unit in units):
+        if any(isinstance(parameter, FlatParameter) for parameter in model.parameters()):
             raise NotReadable("FSDP1 is recorded with use_orig_params=True only")
         mixed = next((unit.mixed_precision for unit in units), None)
         if mixed is not None:
@@ -133,13 +134,6 @@ def is_split(model: nn.Module) -> bool:
 def plain_names(model: nn.Module) -> dict[str, nn.Parameter]:
     """Parameters by the names that they had before anything was wrapped."""
     return {clean_name(name, set()): parameter for name, parameter in model.named_parameters()}
-
-
-def _fsdp2_policy(model: nn.Module) -> Any:
-    state = getattr(model, "_get_fsdp_state", None)
-    if state is None:
-        return None
-    return getattr(state(), "_mp_policy", None)
 
 
 def _short(dtype: Any) -> str | None:
