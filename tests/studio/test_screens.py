@@ -55,6 +55,29 @@ def test_what_the_form_shows_is_what_is_trained(opened: tuple[Any, str, Any]) ->
 
 
 @pytest.mark.nightly
+def test_what_is_typed_stays_when_an_earlier_change_is_answered(opened: tuple[Any, str, Any]) -> None:
+    """The answer to one change emptied the field that was being filled: its value was lost without a word."""
+    page, address, _ = opened
+    page.goto(address)
+    expect(page.locator("#note")).to_be_visible(timeout=WAIT)
+    held: list[Any] = []
+    page.route("**/api/recipe", lambda route: route.continue_() if held else held.append(route))
+    page.locator("[data-key='data.max_length']").fill("512")
+    page.locator("[data-key='data.max_length']").blur()
+    seed = page.locator("[data-key='run.seed']")
+    seed.evaluate("box => { for (let one = box; one; one = one.parentElement) if ('open' in one) one.open = true; }")
+    assert seed.input_value() == "", "a key that the recipe does not have"
+    seed.fill("7")
+    while not held:
+        page.wait_for_timeout(50)
+    held[0].continue_()
+    expect(page.locator("#text")).to_have_value(re.compile("max_length: 512"), timeout=WAIT)
+    assert seed.input_value() == "7"
+    seed.blur()
+    expect(page.locator("#text")).to_have_value(re.compile("seed: 7"), timeout=WAIT)
+
+
+@pytest.mark.nightly
 def test_a_page_without_the_token_says_what_to_do_and_takes_it(opened: tuple[Any, str, Any]) -> None:
     page, address, _ = opened
     page.goto(address.partition("?")[0])

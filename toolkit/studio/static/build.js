@@ -43,11 +43,15 @@ function fill(set, empty) {
   }
   for (const field of fields) {
     const value = set[field.dataset.key];
-    if (document.activeElement !== field || value === undefined || field.tagName === "SELECT") {
+    const shown = value ?? "";
+    // What is being typed is no answer's: it is sent when the field is left.
+    const typing = document.activeElement === field && field.tagName !== "SELECT" && field.value !== (field.dataset.filled ?? "");
+    if (!typing || field.value === shown) {
       if (field.tagName === "SELECT" && value !== undefined && ![...field.options].some((o) => o.value === value)) {
         field.append(el("option", {}, value)); // what the schema does not know stays visible
       }
-      field.value = value ?? "";
+      field.value = shown;
+      field.dataset.filled = field.value;
     }
     field.classList.toggle("set", value !== undefined);
   }
