@@ -204,16 +204,22 @@ def plan(
     images: int | None = None,
     image_size: str | None = None,
     disk: float | None = None,
+    lora: int | None = None,
+    qlora: int | None = None,
+    tokens: int | None = None,
+    epochs: int | None = None,
 ) -> Planned:
     """Predict peak memory and time of every strategy, and choose the fastest that fits.
 
-    ``recipe`` may also be a model's config.json or folder. ``gpu``: a name of the device table, for example h100, or
-    ``memory``: GiB per device. ``gpus``, ``nodes``: override the recipe's. ``headroom``: fraction of the memory to keep
-    free. ``every``: keep candidates that cannot win. ``scale``: predict 1 to 1,024 devices. ``calibrate``: measure the
-    rates of this machine. ``loop``: whose training loop, of those of ``--loop``. ``fit``: inverse questions, of length,
-    micro, model, gpus and gpu. ``explain``: where the bytes are. ``price``: of an hour of a device, «2.5» or
-    «h100=2.5». ``images``, ``image_size``: images per row, and their width and height in pixels, «1024x768», for models
-    that see. ``disk``: GB/s of a node's disk, for the seconds of loading, saving and resuming.
+    ``recipe`` may also be a model's config.json, folder or hub id. ``gpu``: a name of the device table, for example
+    h100, or ``memory``: GiB per device. ``gpus``, ``nodes``: override the recipe's. ``headroom``: fraction of the
+    memory to keep free. ``every``: keep candidates that cannot win. ``scale``: predict 1 to 1,024 devices.
+    ``calibrate``: measure the rates of this machine. ``loop``: whose training loop, of those of ``--loop``.
+    ``fit``: inverse questions, of length, micro, model, gpus and gpu. ``explain``: where the bytes are. ``price``:
+    of an hour of a device, «2.5», «h100=2.5» or a YAML file of them. ``images``, ``image_size``: images per row,
+    and their width and height in pixels, «1024x768», for models that see. ``disk``: GB/s of a node's disk, for the
+    seconds of loading, saving and resuming. ``lora``, ``qlora``: the rank of an adapter, for a model without a
+    recipe. ``tokens``: of the training data, which the run reads ``epochs`` times.
 
     Raises InputError if the input cannot be used, RunFailed if calibration fails.
     """
@@ -239,6 +245,10 @@ def plan(
             images=images,
             image_size=image_size,
             disk=disk,
+            lora=lora,
+            qlora=qlora,
+            tokens=tokens,
+            epochs=epochs,
         )
     )
 

@@ -60,8 +60,13 @@ class Candidate:
         return self.resolved.global_size * self.resolved.recipe.data.max_length / self.seconds.total
 
     @property
+    def needed(self) -> int:
+        """Bytes that decide whether it fits."""
+        return self.peak
+
+    @property
     def fits(self) -> bool:
-        return self.peak <= self.usable
+        return self.needed <= self.usable
 
     @property
     def breakdown(self) -> dict[str, int]:

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from toolkit.errors import InputError
@@ -15,8 +16,10 @@ from toolkit.planning.hardware import Device
 from toolkit.planning.images import Images
 from toolkit.planning.loops import check_loop
 from toolkit.planning.predict import Planner
+from toolkit.planning.stages import Stage
+from toolkit.planning.starting import Start
 from toolkit.planning.storage import Storage
-from toolkit.planning.time import Rates, exchanged, staged_seconds, step_seconds
+from toolkit.planning.time import Rates, Seconds, exchanged, staged_seconds, step_seconds
 from toolkit.recipe.expertable import FAMILIES, expert_count
 from toolkit.recipe.resolve import Resolved
 from toolkit.recipe.schema import Recipe
@@ -44,10 +47,10 @@ class Search:
         rates: Rates,
         loop: str = "toolkit",
         images: Images | None = None,
-        note: str | None = None,
+        start: Start | None = None,
     ) -> None:
-        """``note``: how ``asked`` differs from the user's recipe, for the screen."""
-        self.note = note
+        """``start``: where ``asked`` is from, which of its values nobody asked for, and notes for the screen."""
+        self.start = start
         self.asked = asked
         self.device = device
         self.rates = rates
@@ -58,7 +61,7 @@ class Search:
 
     def notes(self) -> list[str]:
         """What the plan is of, in words, where the recipe does not say it."""
-        return [*([] if self.note is None else [self.note]), *self.planner.notes()]
+        return [*(() if self.start is None else self.start.notes), *self.planner.notes()]
 
     def on(self, device: Device) -> Search:
         """The same search on another device, with the traces of this one."""
@@ -82,10 +85,9 @@ class Search:
         if stages:
             largest, memory = max(stages, key=lambda stage: stage[1].peak)
             holdings = largest.holdings
-            seconds = staged_seconds(resolved, [stage for stage, _ in stages], segments, self.device, self.rates)
         else:
             memory = planner.memory(resolved)
-            seconds = step_seconds(resolved, holdings, segments, self.device, self.rates, away)
+        seconds = self._seconds(resolved, planner, [stage for stage, _ in stages])
         held = strategy_of(resolved).memory_model()(holdings, resolved)
         reserve = _reserve(resolved)
         storage = Storage.of(held)
@@ -108,6 +110,23 @@ class Search:
             storage,
             sent, interval, self.loop, [(stage.blocks, memory.peak + reserve) for stage, memory in stages],
         )  # fmt: skip
+
+    def _seconds(self, resolved: Resolved, planner: Planner, stages: list[Stage]) -> Seconds | None:
+        segments = planner.segments_of(resolved)
+        if stages:
+            return staged_seconds(resolved, stages, segments, self.device, self.rates)
+        away = planner.away(resolved)
+        return step_seconds(resolved, planner.holdings, segments, self.device, self.rates, away)
+
+    def moved(self, candidate: Candidate) -> Candidate:
+        """``candidate``, of this planner's rows, on this search's device, without a time where it does not fit."""
+        interval = process_interval(Parts.of(candidate.memory), self.device.bytes)
+        there = replace(candidate, capacity=self.device.bytes, usable=self.usable, interval=interval, seconds=None)
+        if not there.fits:
+            return there
+        planner = self.planner.for_layers_of(candidate.resolved)
+        stages = [stage for stage, _ in planner.by_stage(candidate.resolved)]
+        return replace(there, seconds=self._seconds(candidate.resolved, planner, stages))
 
     def all(self, every: bool = False) -> list[Candidate]:
         """The recipe's own candidate, then every other strategy, offload, checkpointing and micro-batch size.
@@ -155,7 +174,7 @@ class Search:
             able = c.fits and c.seconds is not None and recipe.strategy.offload != "all"
             if able and UNSHARDED in (c.resolved.traits.validated or ()) and not c.resolved.unsharded_blocks:
                 name = recipe.strategy.name
-                fastest[name] = min(c, fastest.get(name, c), key=_seconds)
+                fastest[name] = min(c, fastest.get(name, c), key=_total)
         return [more for c in fastest.values() if (more := self._most_unsharded(c)) is not None]
 
     def _most_unsharded(self, candidate: Candidate) -> Candidate | None:
@@ -330,7 +349,7 @@ class Search:
             return None
 
 
-def _seconds(candidate: Candidate) -> float:
+def _total(candidate: Candidate) -> float:
     return math.inf if candidate.seconds is None else candidate.seconds.total
 
 
