@@ -332,7 +332,10 @@ def _assumptions(asked: Resolved, device: Device, rates: Rates) -> list[str]:
 
 
 def _of_rates(asked: Resolved, device: Device, rates: Rates) -> str:
-    if not device.bf16:
+    compute = asked.precision.compute
+    if device.lacks(compute):
+        return f"{device.name} computes nothing in {compute}: no times; set precision=fp16 or fp32"
+    if not device.rate(compute):
         return "the device's rates are not known: no times"
     if not rates.by_kernel:
         return "rates measured on this machine"

@@ -251,7 +251,7 @@ def _gpu(search: Search, table: Iterable[Device], prices: dict[str, float]) -> A
     else:
         ways = [search.candidate(search.asked)]
     fitting: list[tuple[Device, Candidate]] = []
-    for device in table:
+    for device in (one for one in table if not one.lacks(search.asked.precision.compute)):
         there = search.on(device)
         moved = [one for way in ways if (one := there.moved(way)).fits]
         for count in sorted({one.resolved.world_size for one in moved}):

@@ -117,7 +117,7 @@ def screen(
 
 def _of_times(search: Search) -> str:
     rates = search.rates
-    if not rates.by_kernel or not search.device.bf16:
+    if not rates.by_kernel or not search.device.rate(search.asked.precision.compute):
         return "not measured on a GPU yet: context is an assumption"
     low, high = rates.spread
     return (

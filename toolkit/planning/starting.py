@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit.errors import InputError
+from toolkit.planning.hardware import devices
 from toolkit.recipe.load import apply_overrides, recipe_from, validate
 from toolkit.recipe.model_facts import looks_local, model_facts
 from toolkit.recipe.positions import parse, read
@@ -142,6 +143,10 @@ def _around_model(name: str, request: Request, overrides: Sequence[str]) -> Star
         },
         "run": steps,
     }
+    device = devices(request.gpu_table).get((request.gpu or "").lower())
+    if device is not None and device.lacks("bfloat16") and not _sets(overrides, "precision"):
+        values["precision"] = "fp16"
+        notes = (*notes, f"{device.name} computes nothing in bfloat16; planned with precision: fp16")
     document = parse(json.dumps(values), name)
     apply_overrides(document, overrides)
     counted = request.gpus or request.nodes or _sets(request.overrides, r"machine(\.processes|\.nodes)?")
