@@ -193,7 +193,7 @@ def plan(
     memory: float | None = None,
     gpus: int | None = None,
     nodes: int | None = None,
-    headroom: float = 0.05,
+    headroom: float | None = None,
     every: bool = False,
     scale: bool = False,
     calibrate: bool = False,

@@ -100,7 +100,7 @@ def test_the_five_questions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 def test_the_longest_rows_are_of_the_strategy_that_takes_them(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(LLAMA | {"hidden_size": 512, "num_hidden_layers": 4, "max_position_embeddings": 10**6}))
-    options: dict[str, Any] = {"memory": 1.0, "gpus": 2, "length": 512, "fit": ("length",)}
+    options: dict[str, Any] = {"memory": 2.5, "gpus": 2, "length": 512, "fit": ("length",)}
     [free] = make_plan(Request(str(file), **options)).to_json()["fit"]
     for name in ("zero2", "fsdp2"):
         [own] = make_plan(Request(str(file), (f"strategy.name={name}",), **options)).to_json()["fit"]

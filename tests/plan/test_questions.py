@@ -58,7 +58,7 @@ def test_the_longest_rows_and_largest_micro_batch_fit_and_the_next_do_not(config
 
 
 def test_the_largest_model_of_a_shape_and_the_fewest_devices(config: str) -> None:
-    found = planned(config, memory=4.0, fit=("model", "gpus"))
+    found = planned(config, memory=5.0, fit=("model", "gpus"))
     model, devices_ = found.to_json()["fit"]
     assert not found.fits
     assert 0 < model["answer"] < SIZES["num_hidden_layers"]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolkit.disk import write_text
 from toolkit.errors import InputError
+from toolkit.planning.allocator import context, nccl, workspaces
 from toolkit.planning.hardware import Device, device_named, devices
 from toolkit.planning.sizes import check_sizes
 from toolkit.planning.starting import starting
@@ -56,7 +57,7 @@ class Request:
     lora: int | None = None
     length: int | None = None
     micro: int | None = None
-    headroom: float = 0.05
+    headroom: float | None = None
     every: bool = False
     scale: bool = False
     calibrate: bool = False
@@ -219,6 +220,7 @@ def _plan(request: Request, kept: Callable[[], None]) -> Planned:
         chosen_because=None if chosen is None else why_chosen(candidates, chosen),
         smallest_change=change,
         usable_bytes=search.usable,
+        headroom=search.headroom,
         disk_seconds=None if request.disk is None else candidates[0].storage.seconds(request.disk),
         loop=request.loop,
         assumptions=[
@@ -256,7 +258,7 @@ def _check(request: Request) -> None:
     for question in request.fit:
         if question not in QUESTIONS:
             raise InputError(f"--fit {question}: not one of {', '.join(QUESTIONS)}")
-    if not 0 <= request.headroom < 1:
+    if request.headroom is not None and not 0 <= request.headroom < 1:
         raise InputError(f"--headroom {request.headroom:g}: a fraction of the memory, from 0 to below 1")
     if (request.gpus or 1) * (request.nodes or 1) > 1024:
         raise InputError(f"--gpus x --nodes: {request.gpus} x {request.nodes}: at most 1024 devices")
@@ -324,8 +326,9 @@ def _assumptions(asked: Resolved, device: Device, rates: Rates) -> list[str]:
     found = [f"{device.name}: {device.source}", rows]
     if asked.device == "cuda":
         found += [
-            "not validated on a GPU yet; assumed: CUDA context 0.5 GiB, cuBLAS workspace 32 MiB, and the "
-            "headroom for fragmentation",
+            f"not validated on a GPU yet; from published figures: CUDA context {context(device.name) / 2**20:.0f} MiB, "
+            f"cuBLAS {workspaces(device.name) / 2**20:.0f} MiB, NCCL {nccl(asked.world_size) / 2**20:.0f} MiB, and "
+            "what the allocator keeps",
             _of_rates(asked, device, rates),
         ]
     return found

@@ -43,7 +43,12 @@ def plan(
     image_size: Annotated[
         str | None, typer.Option(metavar="WIDTHxHEIGHT", help="pixels of an image, where the model takes any size")
     ] = None,
-    headroom: Annotated[float, typer.Option(help="fraction of the memory to keep free")] = 0.05,
+    headroom: Annotated[
+        float | None,
+        typer.Option(
+            help="fraction of the memory to keep free, beyond what nvidia-smi shows; default: 0, of host memory 0.05"
+        ),
+    ] = None,
     every: Annotated[bool, typer.Option("--all", help="show every candidate")] = False,
     scale: Annotated[bool, typer.Option("--scale", help="predict 1 to 1024 devices")] = False,
     calibrate: Annotated[bool, typer.Option("--calibrate", help="measure the rates on this machine")] = False,
