@@ -446,3 +446,12 @@ def test_host_memory_is_planned_for_and_a_size_may_have_a_unit(
         assert message in err
     for line in said("--gpu", "cpu", "--memory", "8")[1].splitlines():
         assert "GPU" not in line
+
+
+def test_flash_attention_has_no_kernels_of_32_bits(tmp_path: Path, config: str) -> None:
+    """It was planned as plain attention, whose scores are the square of a row."""
+    with pytest.raises(InputError, match=r"model\.attention: flash_attention_2 has kernels of 16 bits alone"):
+        planned(tmp_path, config, gpu="h100", overrides=("model.attention=flash_attention_2", "precision=fp32"))
+    _, result = planned(tmp_path, config, gpu="h100", overrides=("model.attention=flash_attention_2",))
+    _, plain = planned(tmp_path, config, gpu="h100")
+    assert result["candidates"][0]["peak_bytes"] == pytest.approx(plain["candidates"][0]["peak_bytes"], rel=0.01)

@@ -112,6 +112,11 @@ def test_a_search_leaves_out_what_a_loop_cannot_train(tmp_path: Path, monkeypatc
         ("trl", {"activation_offload": True, "activation_checkpointing": "full"}, "TRL's SFTTrainer takes for act"),
         ("trl", {"model": {"config": WIDE, "task": "sequence-classification"}}, "SFTTrainer has no task sequence-clas"),
         ("trainer", {"optimizer": {"name": "muon"}}, "Trainer has no optimizer that is the recipe's muon"),
+        (
+            "trainer",
+            {"optimizer": {"name": "adafactor"}},
+            "Trainer's adafactor is another one, whose memory plan does not",
+        ),
     ],
 )
 def test_what_a_loop_cannot_train_is_an_error(loop: str, sections: dict[str, Any], message: str) -> None:

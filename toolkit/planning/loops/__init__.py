@@ -57,6 +57,9 @@ def check(loop: Loop, name: str, resolved: Resolved) -> None:
     kind = optimizer_kind(recipe.optimizer.name)
     has = kind.trainer(recipe.optimizer) is not None if loop.optimizers is None else kind.name in loop.optimizers
     if not has:
+        if kind.name in loop.namesakes:
+            other = f"{loop.title}'s {kind.name} is another one, whose memory plan does not know"
+            raise InputError(f"--loop {name}: {other}; plan it with optimizer.name=adamw")
         raise InputError(f"--loop {name}: {loop.title} has no optimizer that is the recipe's {kind.name}")
     own = recipe.strategy.name
     if loop.strategies and own not in loop.strategies:

@@ -77,7 +77,8 @@ class Loop:
     """``loss``: from the model to the loss, with what is alive meanwhile. ``source``: where its code is. ``precision``:
     the dtypes that it trains a recipe in. ``acting``: entered while its model is traced. ``reentrant``: whether blocks
     are checkpointed with ``use_reentrant=True``. ``strategies``: those that it has, or that plan knows of it; (): all.
-    ``optimizers``: the names of those that it has; None: those of the Trainer. ``kernel``: of its optimizer, where the
+    ``optimizers``: the names of those that it has; None: those of the Trainer. ``namesakes``: those
+    that it has under the same name, with another algorithm. ``kernel``: of its optimizer, where the
     recipe names none; "": the recipe's default. ``unknown``: keys that it has something for whose memory plan does not
     know. ``refuses``: what else it cannot train, "" if nothing. ``model``: makes a model of its own, with adapters and
     what is frozen; None: transformers' is trained. ``sync``: when gradients are summed over ranks (``strategy.sync``),
@@ -94,6 +95,7 @@ class Loop:
     strategies: tuple[str, ...] = ()
     optimizers: tuple[str, ...] | None = None
     kernel: str = ""
+    namesakes: frozenset[str] = frozenset()
     unknown: frozenset[str] = frozenset()
     refuses: Callable[[Resolved], str] = _all
     model: Callable[[Resolved], nn.Module] | None = None

@@ -15,6 +15,7 @@ TRAINER = Loop(
     "the model's own loss; transformers 5.23.0 loss/loss_utils.py",
     rules.adapters_in_float32,
     _LINEAR4BIT,
+    namesakes=frozenset({"adafactor"}),
     unknown=frozenset({"label_smoothing"}),
 )
 TRAINER_4_48 = Loop(
@@ -24,6 +25,7 @@ TRAINER_4_48 = Loop(
     rules.adapters_in_float32,
     _LINEAR4BIT,
     reentrant=True,
+    namesakes=frozenset({"adafactor"}),
     unknown=frozenset({"label_smoothing"}),
 )
 TRL = Loop(
@@ -33,6 +35,7 @@ TRL = Loop(
     "on 4-bit weights in bfloat16",
     rules.trl_precision,
     _LINEAR4BIT,
+    namesakes=frozenset({"adafactor"}),
     unknown=frozenset({"label_smoothing", "activation_offload"}),
     refuses=rules.trl_refused,
 )
