@@ -198,6 +198,7 @@ def plan(
     scale: bool = False,
     calibrate: bool = False,
     loop: str = "toolkit",
+    loop_set: Sequence[str] = (),
     fit: Sequence[str] = (),
     explain: bool = False,
     price: Sequence[str] = (),
@@ -215,11 +216,12 @@ def plan(
     h100, or ``memory``: GiB per device. ``gpus``, ``nodes``: override the recipe's. ``headroom``: fraction of the
     memory to keep free. ``every``: keep candidates that cannot win. ``scale``: predict 1 to 1,024 devices.
     ``calibrate``: measure the rates of this machine. ``loop``: whose training loop, of those of ``--loop``.
-    ``fit``: inverse questions, of length, micro, model, gpus and gpu. ``explain``: where the bytes are. ``price``:
-    of an hour of a device, «2.5», «h100=2.5» or a YAML file of them. ``images``, ``image_size``: images per row,
-    and their width and height in pixels, «1024x768», for models that see. ``disk``: GB/s of a node's disk, for the
-    seconds of loading, saving and resuming. ``lora``, ``qlora``: the rank of an adapter, for a model without a
-    recipe. ``tokens``: of the training data, which the run reads ``epochs`` times.
+    ``loop_set``: its habits, «held_outputs=true». ``fit``: inverse questions, of length, micro, model, gpus and
+    gpu. ``explain``: where the bytes are. ``price``: of an hour of a device, «2.5», «h100=2.5» or a YAML file of
+    them. ``images``, ``image_size``: images per row, and their width and height in pixels, «1024x768», for models
+    that see. ``disk``: GB/s of a node's disk, for the seconds of loading, saving and resuming. ``lora``, ``qlora``:
+    the rank of an adapter, for a model without a recipe. ``tokens``: of the training data, which the run reads
+    ``epochs`` times.
 
     Raises InputError if the input cannot be used, RunFailed if calibration fails.
     """
@@ -239,6 +241,7 @@ def plan(
             scale=scale,
             calibrate=calibrate,
             loop=loop,
+            loop_set=tuple(loop_set),
             fit=tuple(fit),
             explain=explain,
             price=tuple(price),

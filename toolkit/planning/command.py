@@ -82,6 +82,8 @@ class Request:
     tokens: int | None = None
     """Of the training data, in one epoch."""
     epochs: int | None = None
+    loop_set: tuple[str, ...] = ()
+    """Habits of the loop, ``key=value``: toolkit/planning/loops/named.py."""
 
 
 def plan_command(request: Request) -> int:
@@ -166,9 +168,10 @@ def _plan(request: Request, kept: Callable[[], None]) -> Planned:
     device = _device(request, recipe)
     source = source_of(request.recipe)
     asked = resolve(recipe, source, device="cpu" if device.name == "cpu" else "cuda")
-    from toolkit.planning.loops import LOOPS, check_loop
+    from toolkit.planning.loops import check_loop, loop_named
 
-    check_loop(request.loop, asked)
+    loop = " ".join([request.loop, *request.loop_set])
+    check_loop(loop, asked)
     check_sizes(asked)
     notes = check_known(asked)
     if request.tokens is not None and asked.recipe.run.epochs is None:
@@ -192,7 +195,7 @@ def _plan(request: Request, kept: Callable[[], None]) -> Planned:
         device, rates = calibrated(asked, device, rates, log)
     with without("bitsandbytes"):
         images = Images.of(asked, request.images, _pixels(request.image_size))
-        search = Search(asked, device, request.headroom, rates, request.loop, images, start)
+        search = Search(asked, device, request.headroom, rates, loop, images, start)
         kept()
         candidates = search.all(request.every)
         chosen = choose(candidates)
@@ -222,12 +225,12 @@ def _plan(request: Request, kept: Callable[[], None]) -> Planned:
         usable_bytes=search.usable,
         headroom=search.headroom,
         disk_seconds=None if request.disk is None else candidates[0].storage.seconds(request.disk),
-        loop=request.loop,
+        loop=loop,
         assumptions=[
             *_assumptions(asked, device, rates),
             *notes,
             *search.notes(),
-            *_of_loop(LOOPS[request.loop], request.loop),
+            *_of_loop(loop_named(loop), loop),
         ],
         traced_slowly=search.planner.slowly,
         scale=scaled,
@@ -311,7 +314,12 @@ def _pixels(text: str | None) -> tuple[int, int] | None:
 
 
 def _of_loop(loop: Loop, name: str) -> list[str]:
-    return [] if name == "toolkit" else [f"the loop of {loop.title}: {loop.source}"]
+    from toolkit.planning.loops.named import HABITS
+
+    if name == "toolkit":
+        return []
+    habits = [f"--loop-set {habit}: {HABITS[habit.partition('=')[0]]}" for habit in name.split()[1:]]
+    return [f"the loop of {loop.title}: {loop.source}", *habits]
 
 
 def _assumptions(asked: Resolved, device: Device, rates: Rates) -> list[str]:

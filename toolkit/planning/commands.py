@@ -54,8 +54,18 @@ def plan(
     calibrate: Annotated[bool, typer.Option("--calibrate", help="measure the rates on this machine")] = False,
     loop: Annotated[
         str,
-        typer.Option(metavar="NAME", help="the training loop: toolkit, trainer, trainer-4.48, trl"),
+        typer.Option(
+            metavar="NAME[@VERSION]", help="the training loop: toolkit, bare, accelerate, trainer, trainer@4.48, trl"
+        ),
     ] = "toolkit",
+    loop_set: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="a habit of that loop: held_outputs, autocast, prepare_for_kbit, float32_base, double_quant, "
+            "reentrant (true or false), kernel (fused or foreach)",
+        ),
+    ] = None,
     fit: Annotated[
         list[str] | None,
         typer.Option(
@@ -98,6 +108,6 @@ def plan(
         recipe, tuple(overrides or ()), gpu, memory, gpus, nodes, gpu_table, link, lora, length, micro,
         headroom, every, scale, calibrate, output, json_target, page, loop,
         tuple(fit or ()), explain, tuple(price or ()), images, image_size, disk, not no_cache,
-        qlora, full, tokens, epochs,
+        qlora, full, tokens, epochs, tuple(loop_set or ()),
     )  # fmt: skip
     raise typer.Exit(plan_command(request))

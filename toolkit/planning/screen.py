@@ -54,7 +54,7 @@ def screen(
     colour: bool = False,
 ) -> list[str]:
     """The lines of the plan, each at most ``columns`` wide."""
-    from toolkit.planning.loops import LOOPS
+    from toolkit.planning.loops import loop_named
 
     asked, one = search.asked, candidates[0]
     recipe, device = asked.recipe, search.device
@@ -102,8 +102,8 @@ def screen(
         told += ["", *_scale_table(scaled, search.planner.length, request.every, columns)]
     if answers is not None:
         told += answers.lines()
-    if request.loop != "toolkit":
-        told.append(f"planned for the loop of {LOOPS[request.loop].title}")
+    if search.loop != "toolkit":
+        told.append(f"planned for the loop of {loop_named(search.loop).title}")
     if asked.device == "cuda":
         told.append(f"{_of_times(search)}, see docs/planning.md")
     if chosen is not None:

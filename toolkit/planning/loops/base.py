@@ -34,6 +34,19 @@ class Deferred:
 
 
 @dataclass(frozen=True)
+class Together:
+    """Two contexts around a trace, the first one outside."""
+
+    first: Callable[[Any], Any]
+    second: Callable[[Any], Any]
+
+    def __call__(self, model: Any) -> Any:
+        from toolkit.planning.loops.bare import both
+
+        return both(self.first(model), self.second(model))
+
+
+@dataclass(frozen=True)
 class LoopPrecision(Precision):
     """The dtypes of a loop that autocasts, or does not, whatever the trained weights are in. ``packed``: the dtype that
     4-bit weights are unpacked in. ``norms``: that of frozen weights of one dimension, "" if it is ``frozen``."""
@@ -84,7 +97,7 @@ class Loop:
     what is frozen; None: transformers' is trained. ``sync``: when gradients are summed over ranks (``strategy.sync``),
     where the recipe does not say. ``one_group``: its optimizer has one group of all weights, which decays.
     ``wraps_layers``: under fsdp1 each layer that trains beside frozen weights is a unit by itself, as PEFT's policy has
-    it."""
+    it. ``double_quant``: whether the statistics of its 4-bit weights are quantised too."""
 
     loss: Loss
     title: str
@@ -102,6 +115,7 @@ class Loop:
     sync: str = ""
     one_group: bool = False
     wraps_layers: bool = True
+    double_quant: bool = True
 
     def trained(self, resolved: Resolved) -> Resolved:
         """``resolved`` as this loop trains it: its dtypes and its optimizer's kernel."""
